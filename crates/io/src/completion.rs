@@ -1,0 +1,170 @@
+//! Completions: how a device answers an operation without allocating.
+//!
+//! Owns the table of operations in flight on one thread. [`IoFuture`] is the engine's end, a
+//! [`Completer`] the device's; both name a slot of the table. Invariants: a slot is freed exactly
+//! once; a completer that is dropped unanswered answers with an error, so no waiter hangs; a future
+//! that is dropped early leaves an orphan whose buffer is released when the device answers.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use crate::buffer::Buffer;
+use crate::device::IoError;
+
+/// The end of an operation: its outcome, and the buffer that went with it.
+#[derive(Debug)]
+pub struct Completion {
+    /// Whether the whole operation succeeded.
+    pub result: Result<(), IoError>,
+    /// The buffer of the request, if it had one.
+    pub buffer: Option<Buffer>,
+}
+
+enum Slot {
+    Free { next: Option<u32> },
+    Pending(Option<Waker>),
+    Orphan,
+    Done(Completion),
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Slot>,
+    free: Option<u32>,
+}
+
+impl Table {
+    fn insert(&mut self) -> u32 {
+        match self.free {
+            Some(i) => {
+                if let Slot::Free { next } = self.slots[i as usize] {
+                    self.free = next;
+                }
+                self.slots[i as usize] = Slot::Pending(None);
+                i
+            }
+            None => {
+                self.slots.push(Slot::Pending(None));
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    fn release(&mut self, i: u32) -> Slot {
+        let slot = std::mem::replace(&mut self.slots[i as usize], Slot::Free { next: self.free });
+        self.free = Some(i);
+        slot
+    }
+}
+
+/// The table of operations in flight. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Completions {
+    table: Rc<RefCell<Table>>,
+}
+
+impl Completions {
+    /// A new operation: the device's end and the waiter's.
+    pub(crate) fn start(&self) -> (Completer, IoFuture) {
+        let slot = self.table.borrow_mut().insert();
+        (
+            Completer { table: self.clone(), slot: Some(slot) },
+            IoFuture { table: self.clone(), slot: Some(slot) },
+        )
+    }
+
+    fn complete(&self, i: u32, completion: Completion) {
+        // The waker runs and buffers are dropped after the borrow ends: both may come back here.
+        let mut table = self.table.borrow_mut();
+        match &mut table.slots[i as usize] {
+            Slot::Orphan => {
+                table.release(i);
+                drop(table);
+                drop(completion);
+            }
+            slot @ Slot::Pending(_) => {
+                let Slot::Pending(waker) = std::mem::replace(slot, Slot::Done(completion)) else {
+                    unreachable!("matched above")
+                };
+                drop(table);
+                if let Some(w) = waker {
+                    w.wake();
+                }
+            }
+            Slot::Free { .. } | Slot::Done(_) => panic!("operation {i} completed twice"),
+        }
+    }
+}
+
+/// The device's end of an operation. Answer it exactly once with [`Completer::complete`].
+#[must_use]
+pub struct Completer {
+    table: Completions,
+    slot: Option<u32>,
+}
+
+impl Completer {
+    /// Ends the operation and wakes its waiter.
+    pub fn complete(mut self, result: Result<(), IoError>, buffer: Option<Buffer>) {
+        if let Some(i) = self.slot.take() {
+            self.table.complete(i, Completion { result, buffer });
+        }
+    }
+}
+
+impl Drop for Completer {
+    fn drop(&mut self) {
+        if let Some(i) = self.slot.take() {
+            self.table.complete(i, Completion { result: Err(IoError::dropped()), buffer: None });
+        }
+    }
+}
+
+/// Waits for an operation. Dropping it abandons the operation, which still runs to its end.
+#[must_use = "an operation that nobody waits for has no ordering"]
+pub struct IoFuture {
+    table: Completions,
+    slot: Option<u32>,
+}
+
+impl Future for IoFuture {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
+        let i = self.slot.expect("polled after it was ready");
+        let mut table = self.table.table.borrow_mut();
+        match &mut table.slots[i as usize] {
+            Slot::Done(_) => {
+                let Slot::Done(completion) = table.release(i) else { unreachable!("matched above") };
+                drop(table);
+                self.slot = None;
+                Poll::Ready(completion)
+            }
+            Slot::Pending(waker) => {
+                match waker {
+                    Some(w) if w.will_wake(cx.waker()) => {}
+                    w => *w = Some(cx.waker().clone()),
+                }
+                Poll::Pending
+            }
+            Slot::Free { .. } | Slot::Orphan => unreachable!("the future owns its slot"),
+        }
+    }
+}
+
+impl Drop for IoFuture {
+    fn drop(&mut self) {
+        let Some(i) = self.slot.take() else { return };
+        let mut table = self.table.table.borrow_mut();
+        let released = match &mut table.slots[i as usize] {
+            slot @ Slot::Pending(_) => Some(std::mem::replace(slot, Slot::Orphan)),
+            Slot::Done(_) => Some(table.release(i)),
+            _ => None,
+        };
+        drop(table);
+        drop(released);
+    }
+}

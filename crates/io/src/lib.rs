@@ -1,0 +1,30 @@
+//! The engine's environment: devices, time, randomness, buffers and the executor that polls it.
+//!
+//! Owns the traits by which the engine and the exports meet the outside world ([`Device`],
+//! [`Clock`], [`BlockVolume`]), the owned buffers that move through them, and the single-threaded
+//! executor. Production drives it with io_uring or a thread pool (crate `blockio`), tests with
+//! simulated disks and virtual time (crate `sim`).
+//!
+//! Invariants: no system call, no thread, no clock of its own; given the same completions, times and
+//! scheduling choices, everything here behaves identically. Must not know the cache or its format
+//! beyond the units.
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod completion;
+mod device;
+mod executor;
+mod rng;
+mod runtime;
+pub mod sync;
+mod timer;
+mod volume;
+
+pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool};
+pub use completion::{Completer, Completion, IoFuture};
+pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
+pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
+pub use rng::Rng;
+pub use runtime::{Clock, Handle, Runtime};
+pub use timer::{Nanos, Sleep};
+pub use volume::{BlockVolume, RangeStatus, VolumeError, WriteFlags, ZeroFlags};

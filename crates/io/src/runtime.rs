@@ -1,0 +1,172 @@
+//! The runtime of one thread: executor, timers, completions, buffers and a clock, in one place.
+//!
+//! [`Runtime`] is the driver's end (crates `blockio` and `sim`): run what is ready, ask for the next
+//! deadline, wait outside, fire timers. [`Handle`] is what tasks hold.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::buffer::BufferPool;
+use crate::completion::Completions;
+use crate::executor::{Executor, JoinHandle, Schedule, Unpark};
+use crate::rng::Rng;
+use crate::timer::{Nanos, Sleep, Timers};
+
+/// Where time comes from.
+pub trait Clock {
+    /// The monotonic time.
+    fn now(&self) -> Nanos;
+
+    /// Seconds since 1970, for time stamps in superblocks.
+    fn wall_seconds(&self) -> u64;
+}
+
+struct Shared {
+    executor: Executor,
+    timers: Timers,
+    completions: Completions,
+    pool: BufferPool,
+    clock: Rc<dyn Clock>,
+    rng: RefCell<Rng>,
+}
+
+/// The driver's end of a runtime.
+pub struct Runtime {
+    shared: Rc<Shared>,
+}
+
+/// What tasks hold of a runtime. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Rc<Shared>,
+}
+
+impl Runtime {
+    /// A runtime on `clock`, whose random numbers depend on `seed`.
+    pub fn new(clock: Rc<dyn Clock>, seed: u64) -> Runtime {
+        Runtime {
+            shared: Rc::new(Shared {
+                executor: Executor::default(),
+                timers: Timers::default(),
+                completions: Completions::default(),
+                pool: BufferPool::default(),
+                clock,
+                rng: RefCell::new(Rng::new(seed)),
+            }),
+        }
+    }
+
+    /// A handle for tasks.
+    pub fn handle(&self) -> Handle {
+        Handle { shared: self.shared.clone() }
+    }
+
+    /// Who ends the driver's wait when a task is woken from another thread.
+    pub fn set_unpark(&self, unpark: Arc<dyn Unpark>) {
+        self.shared.executor.set_unpark(unpark);
+    }
+
+    /// Polls ready tasks in the order of `schedule`, at most `limit` polls; returns how many were made.
+    pub fn run(&self, schedule: &mut dyn Schedule, limit: usize) -> usize {
+        self.shared.executor.run(schedule, limit)
+    }
+
+    /// Whether a task is ready.
+    pub fn has_ready(&self) -> bool {
+        self.shared.executor.has_ready()
+    }
+
+    /// Announces that the driver will wait outside; false means: do not wait, a task became ready.
+    pub fn park(&self) -> bool {
+        self.shared.executor.park()
+    }
+
+    /// The wait is over.
+    pub fn unparked(&self) {
+        self.shared.executor.unparked();
+    }
+
+    /// When the next timer wants to fire.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.shared.timers.next_deadline()
+    }
+
+    /// Wakes whoever waits for a time up to now.
+    pub fn fire_timers(&self) {
+        self.shared.timers.fire(self.shared.clock.now());
+    }
+
+    /// Tasks that have not ended.
+    pub fn live_tasks(&self) -> usize {
+        self.shared.executor.live_tasks()
+    }
+
+    /// Drops every task where it stands.
+    pub fn drop_tasks(&self) {
+        self.shared.executor.clear();
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        // Tasks hold handles to the runtime: without this the cycle would keep both alive.
+        self.shared.executor.clear();
+    }
+}
+
+impl Handle {
+    /// Starts a task.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        self.shared.executor.spawn(future)
+    }
+
+    /// The monotonic time.
+    pub fn now(&self) -> Nanos {
+        self.shared.clock.now()
+    }
+
+    /// Seconds since 1970.
+    pub fn wall_seconds(&self) -> u64 {
+        self.shared.clock.wall_seconds()
+    }
+
+    /// Waits until `deadline`.
+    pub fn sleep_until(&self, deadline: Nanos) -> Sleep {
+        self.shared.timers.sleep_until(deadline)
+    }
+
+    /// Waits for `span`.
+    pub fn sleep(&self, span: Nanos) -> Sleep {
+        self.sleep_until(self.now().after(span))
+    }
+
+    /// Lets the other ready tasks run first.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(move |cx| {
+            if std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// The buffers of this thread.
+    pub fn pool(&self) -> &BufferPool {
+        &self.shared.pool
+    }
+
+    /// 64 random bits from the runtime's seeded source.
+    pub fn random(&self) -> u64 {
+        self.shared.rng.borrow_mut().next_u64()
+    }
+
+    pub(crate) fn completions(&self) -> &Completions {
+        &self.shared.completions
+    }
+}

@@ -1,0 +1,128 @@
+//! Timers of one thread.
+//!
+//! Owns the sleeping tasks and their deadlines; must not know where time comes from. Equal deadlines
+//! fire in the order in which they were set.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// A point on the monotonic clock, or a span of it, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// `ms` milliseconds.
+    pub const fn from_ms(ms: u64) -> Nanos {
+        Nanos(ms.saturating_mul(1_000_000))
+    }
+
+    /// `s` seconds.
+    pub const fn from_secs(s: u64) -> Nanos {
+        Nanos(s.saturating_mul(1_000_000_000))
+    }
+
+    /// Whole milliseconds.
+    pub const fn as_ms(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// This point `span` later.
+    #[must_use]
+    pub const fn after(self, span: Nanos) -> Nanos {
+        Nanos(self.0.saturating_add(span.0))
+    }
+
+    /// The span since `earlier`; zero if that is in the future.
+    #[must_use]
+    pub const fn since(self, earlier: Nanos) -> Nanos {
+        Nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    heap: BinaryHeap<Reverse<(Nanos, u64)>>,
+    waiting: BTreeMap<u64, Option<Waker>>,
+    next_id: u64,
+}
+
+/// The timers of a runtime. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Timers {
+    inner: Rc<RefCell<Inner>>,
+}
+
+impl Timers {
+    pub(crate) fn sleep_until(&self, deadline: Nanos) -> Sleep {
+        let mut t = self.inner.borrow_mut();
+        let id = t.next_id;
+        t.next_id += 1;
+        t.heap.push(Reverse((deadline, id)));
+        t.waiting.insert(id, None);
+        drop(t);
+        Sleep { timers: self.clone(), id }
+    }
+
+    /// The earliest deadline that somebody still waits for.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        let mut t = self.inner.borrow_mut();
+        while let Some(Reverse((deadline, id))) = t.heap.peek().copied() {
+            if t.waiting.contains_key(&id) {
+                return Some(deadline);
+            }
+            t.heap.pop();
+        }
+        None
+    }
+
+    /// Wakes whoever waits for a deadline up to `now`.
+    pub(crate) fn fire(&self, now: Nanos) {
+        loop {
+            let mut t = self.inner.borrow_mut();
+            match t.heap.peek().copied() {
+                Some(Reverse((deadline, id))) if deadline <= now => {
+                    t.heap.pop();
+                    let waker = t.waiting.remove(&id).flatten();
+                    drop(t);
+                    if let Some(w) = waker {
+                        w.wake();
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Waits for a deadline.
+#[must_use = "a sleep does nothing until awaited"]
+pub struct Sleep {
+    timers: Timers,
+    id: u64,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        match self.timers.inner.borrow_mut().waiting.get_mut(&self.id) {
+            Some(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        let waker = self.timers.inner.borrow_mut().waiting.remove(&self.id);
+        drop(waker);
+    }
+}
