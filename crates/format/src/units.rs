@@ -5,10 +5,7 @@
 //! device's logical block size is. The operators are for numbers already known to be sane: they
 //! overflow like integers do (a panic in debug builds); code that meets untrusted numbers uses the
 //! `checked_` methods.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "the operators are integer arithmetic, by design"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "the operators are integer arithmetic, by design")]
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
@@ -257,7 +254,9 @@ mod tests {
         assert_eq!(uuid.0[15], 0xc5);
         assert_eq!(uuid.to_string(), text);
         assert_eq!("945cfb77beed47ba922ad07f1eb0a9c5".parse(), Ok(uuid));
-        for bad in ["", "945cfb77", "945cfb77-beed-47ba-922a-d07f1eb0a9c5a", "x45cfb77beed47ba922ad07f1eb0a9c5"] {
+        for bad in
+            ["", "945cfb77", "945cfb77-beed-47ba-922a-d07f1eb0a9c5a", "x45cfb77beed47ba922ad07f1eb0a9c5"]
+        {
             assert_eq!(bad.parse::<Uuid>(), Err(ParseUuidError), "{bad}");
         }
         assert!(Uuid::NIL.is_nil() && !uuid.is_nil());

@@ -1,0 +1,449 @@
+//! Journal entries: one entry, and the run of entries inside one journal bucket.
+//!
+//! Owns [`Jset`], its bytes in both directions and the scan of a bucket. Which entries count after a
+//! crash is decided in [`crate::replay`]; the ring of buckets and when they may be reused belong to
+//! whoever writes.
+//!
+//! An entry carries the whole state of the set that is not found otherwise (root, UUID table, prio
+//! chain) and the leaf keys inserted since the entry before it. *Invariant of a scan:* nothing behind
+//! the first position that fails magic, size or checksum counts, because it may be older.
+
+use std::mem::{offset_of, size_of};
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::bytes::{as_u64, floor_to_block, pad_to_block};
+use crate::checksum::crc64;
+use crate::error::{Corrupt, Structure, Value};
+use crate::geometry::Geometry;
+use crate::key::{Bkey, Keys, WORD_BYTES};
+use crate::magic::SetMagic;
+use crate::units::{BucketNr, JournalSeq, Sector, Sectors};
+
+/// Most bytes of an entry, padding included.
+pub const MAX_JSET_BYTES: usize = 32768;
+/// Bytes before the keys.
+pub const JSET_HEADER_BYTES: usize = 240;
+/// Most key words of an entry.
+pub const MAX_JSET_WORDS: usize = (MAX_JSET_BYTES - JSET_HEADER_BYTES) / WORD_BYTES;
+/// Version of the entries written now; 0 differs in what the UUID table looks like.
+pub const JSET_VERSION: u32 = 1;
+
+/// Header of an entry as it lies on the device.
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawJset {
+    csum: U64,
+    magic: U64,
+    seq: U64,
+    version: U32,
+    keys: U32,
+    last_seq: U64,
+    uuid_bucket: [u8; 64],
+    btree_root: [u8; 64],
+    btree_level: U16,
+    pad: [u8; 6],
+    prio_bucket: [U64; 8],
+}
+
+const _: () = {
+    assert!(size_of::<RawJset>() == JSET_HEADER_BYTES);
+    assert!(align_of::<RawJset>() == 1);
+    assert!(offset_of!(RawJset, magic) == 8);
+    assert!(offset_of!(RawJset, seq) == 16);
+    assert!(offset_of!(RawJset, version) == 24);
+    assert!(offset_of!(RawJset, keys) == 28);
+    assert!(offset_of!(RawJset, last_seq) == 32);
+    assert!(offset_of!(RawJset, uuid_bucket) == 40);
+    assert!(offset_of!(RawJset, btree_root) == 104);
+    assert!(offset_of!(RawJset, btree_level) == 168);
+    assert!(offset_of!(RawJset, prio_bucket) == 176);
+};
+
+/// What an entry says about the rest of the set. Only the newest entry's counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct JsetRoots {
+    /// Where the UUID table is.
+    pub uuid_bucket: Bkey,
+    /// Where the root node is.
+    pub btree_root: Bkey,
+    /// Level of the root; 0 is a leaf.
+    pub btree_level: u16,
+    /// Bucket number of the first prio set, per cache device.
+    pub prio_bucket: [u64; 8],
+}
+
+/// A journal entry.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Jset {
+    /// Number of the entry.
+    pub seq: JournalSeq,
+    /// Oldest entry that may hold keys not yet in the btree on disk.
+    pub last_seq: JournalSeq,
+    /// 1; or 0 if the UUID table has the old, shorter slots.
+    pub version: u32,
+    /// Where the UUID table is.
+    pub uuid_bucket: Bkey,
+    /// Where the root node is.
+    pub btree_root: Bkey,
+    /// Level of the root; 0 is a leaf.
+    pub btree_level: u16,
+    /// Bucket number of the first prio set, per cache device.
+    pub prio_bucket: [u64; 8],
+    /// Leaf keys, in insertion order.
+    pub keys: Vec<Bkey>,
+}
+
+impl Jset {
+    /// The entry's roots.
+    pub fn roots(&self) -> JsetRoots {
+        JsetRoots {
+            uuid_bucket: self.uuid_bucket,
+            btree_root: self.btree_root,
+            btree_level: self.btree_level,
+            prio_bucket: self.prio_bucket,
+        }
+    }
+
+    /// Checks that the roots can be followed: pointers at bucket starts among the allocated buckets,
+    /// the root's key at the end of the key space, the prio chain's first bucket in range.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check_roots(&self, geometry: &Geometry, nr_this_dev: u16) -> Result<(), Corrupt> {
+        let uuid_at = offset_of!(RawJset, uuid_bucket);
+        let root_at = offset_of!(RawJset, btree_root);
+        check_root_key("uuid_bucket", uuid_at, &self.uuid_bucket, geometry)?;
+        check_root_key("btree_root", root_at, &self.btree_root, geometry)?;
+        if !self.btree_root.is_max_position() {
+            return Err(bad(
+                "btree_root offset",
+                root_at,
+                Value::Num(Bkey::MAX_OFFSET.0),
+                Value::Num(self.btree_root.offset().0),
+            ));
+        }
+        let prio = self.prio_bucket.get(usize::from(nr_this_dev)).copied().unwrap_or(0);
+        if prio < u64::from(geometry.first_dynamic().0) || prio >= u64::from(geometry.nbuckets) {
+            return Err(bad(
+                "prio_bucket",
+                offset_of!(RawJset, prio_bucket),
+                dynamic_buckets(geometry),
+                Value::Num(prio),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks the keys: each covers something, does not begin before sector 0, and points into one
+    /// bucket behind the superblock area.
+    ///
+    /// # Errors
+    /// The first rule that is broken, with the key's place in the entry.
+    pub fn check_keys(&self, geometry: &Geometry) -> Result<(), Corrupt> {
+        let mut at = JSET_HEADER_BYTES;
+        for key in &self.keys {
+            if key.size() == Sectors::ZERO || key.start().is_none() {
+                let most = key.offset().0;
+                let expected = Value::Range(1, most);
+                return Err(bad("key size", at, expected, Value::Num(key.size().0)));
+            }
+            if let Some(ptr) = key.pointer() {
+                if geometry.ptr_bucket(ptr, key.size()).is_none() {
+                    return Err(bad(
+                        "key pointer",
+                        at,
+                        Value::Text("a range inside one usable bucket"),
+                        Value::Hex(ptr.0),
+                    ));
+                }
+            }
+            at = at.saturating_add(key.len_bytes());
+        }
+        Ok(())
+    }
+}
+
+fn check_root_key(field: &'static str, at: usize, key: &Bkey, geometry: &Geometry) -> Result<(), Corrupt> {
+    let Some(ptr) = key.pointer().filter(|_| key.size() > Sectors::ZERO && !key.dirty()) else {
+        return Err(bad(field, at, Value::Text("a clean key with size and pointer"), Value::Hex(key.high)));
+    };
+    let bucket = geometry.ptr_bucket(ptr, key.size()).filter(|&b| b >= geometry.first_dynamic());
+    if bucket.is_none_or(|b| geometry.bucket_start(b) != ptr.offset()) {
+        return Err(bad(
+            field,
+            at,
+            Value::Text("a pointer to the start of an allocated bucket"),
+            Value::Hex(ptr.0),
+        ));
+    }
+    Ok(())
+}
+
+fn dynamic_buckets(geometry: &Geometry) -> Value {
+    let last = geometry.nbuckets.saturating_sub(1);
+    Value::Range(u64::from(geometry.first_dynamic().0), u64::from(last))
+}
+
+fn bad(field: &'static str, at: usize, expected: Value, found: Value) -> Corrupt {
+    Corrupt::new(Structure::Jset, field, as_u64(at), expected, found)
+}
+
+/// An entry whose magic, size and checksum are right; its keys are not yet looked at.
+struct Frame<'a> {
+    header: &'a RawJset,
+    keys: &'a [u8],
+    padded: usize,
+}
+
+impl<'a> Frame<'a> {
+    fn find(bytes: &'a [u8], set_magic: SetMagic, block_sectors: Sectors) -> Result<Frame<'a>, Corrupt> {
+        let Ok((header, rest)) = RawJset::ref_from_prefix(bytes) else {
+            return Err(bad(
+                "length",
+                0,
+                Value::AtLeast(as_u64(JSET_HEADER_BYTES)),
+                Value::Num(as_u64(bytes.len())),
+            ));
+        };
+        let magic = header.magic.get();
+        if magic != set_magic.jset() {
+            let at = offset_of!(RawJset, magic);
+            return Err(bad("magic", at, Value::Hex(set_magic.jset()), Value::Hex(magic)));
+        }
+        let room = MAX_JSET_BYTES.min(bytes.len());
+        let words = header.keys.get();
+        let size = usize::try_from(words)
+            .ok()
+            .and_then(|words| words.checked_mul(WORD_BYTES)?.checked_add(JSET_HEADER_BYTES))
+            .and_then(|len| Some((len, pad_to_block(len, block_sectors)?)))
+            .filter(|&(len, padded)| len <= MAX_JSET_BYTES && padded <= bytes.len());
+        let Some((len, padded)) = size else {
+            let most = room.saturating_sub(JSET_HEADER_BYTES) / WORD_BYTES;
+            return Err(bad(
+                "keys (words)",
+                offset_of!(RawJset, keys),
+                Value::AtMost(as_u64(most)),
+                Value::Num(u64::from(words)),
+            ));
+        };
+        let csum = crc64(bytes.get(8..len).unwrap_or_default());
+        if csum != header.csum.get() {
+            return Err(bad("checksum", 0, Value::Hex(csum), Value::Hex(header.csum.get())));
+        }
+        let keys = rest.get(..len.saturating_sub(JSET_HEADER_BYTES)).unwrap_or_default();
+        Ok(Frame { header, keys, padded })
+    }
+
+    fn decode(&self) -> Result<Jset, Corrupt> {
+        let h = self.header;
+        let version = h.version.get();
+        if version > JSET_VERSION {
+            return Err(Corrupt::unsupported(
+                Structure::Jset,
+                "version",
+                as_u64(offset_of!(RawJset, version)),
+                Value::AtMost(u64::from(JSET_VERSION)),
+                Value::Num(u64::from(version)),
+            ));
+        }
+        let uuid_at = as_u64(offset_of!(RawJset, uuid_bucket));
+        let root_at = as_u64(offset_of!(RawJset, btree_root));
+        Ok(Jset {
+            seq: JournalSeq(h.seq.get()),
+            last_seq: JournalSeq(h.last_seq.get()),
+            version,
+            uuid_bucket: Bkey::decode(&h.uuid_bucket, Structure::Jset, uuid_at)?,
+            btree_root: Bkey::decode(&h.btree_root, Structure::Jset, root_at)?,
+            btree_level: h.btree_level.get(),
+            prio_bucket: h.prio_bucket.map(U64::get),
+            keys: Keys::inside(self.keys, Structure::Jset, as_u64(JSET_HEADER_BYTES))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Reads the entry at the front of `bytes`, which reach to the end of the journal bucket. Returns it
+/// with its padded length in bytes: the next entry follows there.
+///
+/// # Errors
+/// If magic, size or checksum are wrong: then there is no entry. If they are right and the contents
+/// cannot be understood, the error is of the family `Unsupported`, or says that the key list overruns
+/// its count.
+pub fn parse_entry(
+    bytes: &[u8],
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+) -> Result<(Jset, usize), Corrupt> {
+    let frame = Frame::find(bytes, set_magic, block_sectors)?;
+    Ok((frame.decode()?, frame.padded))
+}
+
+/// Why a scan of a journal bucket ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScanStop {
+    /// The bucket is full of entries.
+    EndOfBucket,
+    /// No entry follows; this is what is wrong with the bytes there. Normal behind the last entry, and
+    /// not to be told from an entry that was torn or has decayed.
+    NoEntry(Corrupt),
+}
+
+/// The entries of one journal bucket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BucketScan {
+    /// Entries with their byte offsets in the bucket, in order of place.
+    pub entries: Vec<(usize, Jset)>,
+    /// Byte offset at which the scan ended.
+    pub stopped_at: usize,
+    /// Why it ended there.
+    pub why: ScanStop,
+}
+
+impl BucketScan {
+    /// The highest sequence number in the bucket; it may be reused once the oldest needed entry is
+    /// newer than this.
+    pub fn max_seq(&self) -> Option<JournalSeq> {
+        self.entries.iter().map(|(_, jset)| jset.seq).max()
+    }
+}
+
+/// Reads the entries of a journal bucket. `bytes` are the whole bucket.
+///
+/// # Errors
+/// If an entry has right magic, size and checksum and still cannot be understood: then it is not a torn
+/// one, and ending the scan there would silently drop writes.
+pub fn parse_bucket(
+    bytes: &[u8],
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+) -> Result<BucketScan, Corrupt> {
+    let mut scan = BucketScan { entries: Vec::new(), stopped_at: 0, why: ScanStop::EndOfBucket };
+    loop {
+        let at = scan.stopped_at;
+        let rest = bytes.get(at..).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok(scan);
+        }
+        match Frame::find(rest, set_magic, block_sectors) {
+            Ok(frame) => {
+                let jset = frame.decode().map_err(|e| e.moved_by(as_u64(at)))?;
+                scan.entries.push((at, jset));
+                scan.stopped_at = at.saturating_add(frame.padded);
+            }
+            Err(e) => {
+                scan.why = ScanStop::NoEntry(e.moved_by(as_u64(at)));
+                return Ok(scan);
+            }
+        }
+    }
+}
+
+/// Builds an entry in a buffer of the caller, key by key, without allocating.
+///
+/// The buffer may be borrowed (`&mut [u8]`) or owned; [`JsetBuilder::into_inner`] gives it back. Its
+/// length bounds the entry, and so does [`MAX_JSET_BYTES`].
+#[derive(Debug)]
+pub struct JsetBuilder<B> {
+    buf: B,
+    block_sectors: Sectors,
+    /// Bytes that the padded entry may have.
+    limit: usize,
+    /// Bytes of header and keys so far.
+    len: usize,
+}
+
+impl<B: AsMut<[u8]>> JsetBuilder<B> {
+    /// An entry without keys in `buf`.
+    ///
+    /// # Panics
+    /// If the buffer cannot hold an entry without keys, padded to whole blocks.
+    pub fn begin(mut buf: B, block_sectors: Sectors) -> JsetBuilder<B> {
+        let room = buf.as_mut().len().min(MAX_JSET_BYTES);
+        let limit = floor_to_block(room, block_sectors).unwrap_or(0);
+        assert!(limit >= JSET_HEADER_BYTES, "buffer of {room} bytes holds no journal entry");
+        JsetBuilder { buf, block_sectors, limit, len: JSET_HEADER_BYTES }
+    }
+
+    /// Forgets the keys.
+    pub fn clear(&mut self) {
+        self.len = JSET_HEADER_BYTES;
+    }
+
+    /// Appends a key. False, and nothing done, if there is no room.
+    #[inline]
+    #[must_use]
+    pub fn push_key(&mut self, key: &Bkey) -> bool {
+        let room = self.buf.as_mut().get_mut(self.len..self.limit).unwrap_or_default();
+        match key.encode_to(room) {
+            Some(bytes) => {
+                self.len = self.len.saturating_add(bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// True if a key with a pointer fits.
+    pub fn has_room(&self) -> bool {
+        self.limit.saturating_sub(self.len) >= Bkey::MAX_BYTES
+    }
+
+    /// Words of keys so far.
+    pub fn words(&self) -> usize {
+        self.len.saturating_sub(JSET_HEADER_BYTES) / WORD_BYTES
+    }
+
+    /// Length in bytes that [`JsetBuilder::finish`] would return now.
+    pub fn padded_bytes(&self) -> usize {
+        pad_to_block(self.len, self.block_sectors).unwrap_or(self.limit).min(self.limit)
+    }
+
+    /// Writes header, padding and checksum. Returns the padded length in bytes: so many bytes of the
+    /// buffer go to the journal. Keys may be appended afterwards, and the entry finished again.
+    pub fn finish(
+        &mut self,
+        set_magic: SetMagic,
+        seq: JournalSeq,
+        last_seq: JournalSeq,
+        roots: &JsetRoots,
+    ) -> usize {
+        let words = self.words();
+        let padded = self.padded_bytes();
+        let mut header = RawJset::new_zeroed();
+        header.magic = set_magic.jset().into();
+        header.seq = seq.0.into();
+        header.version = JSET_VERSION.into();
+        header.keys = u32::try_from(words).unwrap_or(u32::MAX).into();
+        header.last_seq = last_seq.0.into();
+        roots.uuid_bucket.encode_to(&mut header.uuid_bucket);
+        roots.btree_root.encode_to(&mut header.btree_root);
+        header.btree_level = roots.btree_level.into();
+        header.prio_bucket = roots.prio_bucket.map(U64::new);
+        let len = self.len;
+        let buf = self.buf.as_mut();
+        if let Some(front) = buf.get_mut(..JSET_HEADER_BYTES) {
+            front.copy_from_slice(header.as_bytes());
+        }
+        // Zeroed, so that the padding shows nothing of what the buffer held before.
+        buf.get_mut(len..padded).unwrap_or_default().fill(0);
+        let csum = crc64(buf.get(8..len).unwrap_or_default());
+        if let Some(front) = buf.get_mut(..8) {
+            front.copy_from_slice(&csum.to_le_bytes());
+        }
+        padded
+    }
+
+    /// The buffer.
+    pub fn into_inner(self) -> B {
+        self.buf
+    }
+}
+
+/// First sector of each journal bucket of a device, in ring order.
+pub fn ring(geometry: &Geometry) -> impl Iterator<Item = (BucketNr, Sector)> + '_ {
+    (0..geometry.njournal)
+        .filter_map(|i| geometry.journal_bucket(i))
+        .map(|nr| (nr, geometry.bucket_start(nr)))
+}

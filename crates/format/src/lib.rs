@@ -1,0 +1,51 @@
+//! On-disk structures of bcache. Pure: no I/O, no clock, no threads.
+//!
+//! One file per structure. Every parser takes bytes as they came from a device and returns either a
+//! value whose invariants hold or a [`Corrupt`] that names structure, field, what was expected and
+//! what was found; the caller, who knows where the bytes came from, adds device and sector. Every
+//! structure that is parsed here can also be written here.
+//!
+//! *Invariant:* no input makes a parser panic, loop or allocate more than a small multiple of its
+//! input. *Not here:* I/O, recovery policy, anything that lives only in memory.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::arithmetic_side_effects
+    )
+)]
+
+pub mod bset;
+pub mod checksum;
+pub mod error;
+pub mod geometry;
+pub mod journal;
+pub mod key;
+pub mod magic;
+pub mod node;
+pub mod prio;
+pub mod replay;
+pub mod superblock;
+pub mod units;
+pub mod uuid_table;
+
+mod bytes;
+
+pub use bset::{BsetBuilder, SetKind, check_set_order};
+pub use error::{Corrupt, Family, Structure, Value};
+pub use geometry::Geometry;
+pub use journal::{BucketScan, Jset, JsetBuilder, JsetRoots, ScanStop, parse_bucket, parse_entry};
+pub use key::{Bkey, Keys, Ptr};
+pub use magic::SetMagic;
+pub use node::{Bset, DamageKind, Node, NodeDamage, NodeSummary, SetView, for_each_set, parse_node};
+pub use prio::{BucketPrio, PrioHeader, encode_prio_set, parse_prio_set};
+pub use replay::{Replay, select_replay};
+pub use superblock::{
+    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, identify,
+};
+pub use units::{BucketNr, Gen, Inode, JournalSeq, SECTOR_BYTES, Sector, Sectors, Uuid};
+pub use uuid_table::{INVALID_UUID, UuidEntry};

@@ -1,0 +1,329 @@
+//! Btree nodes as they lie on the device: logs of bsets.
+//!
+//! Owns the reading of a node: where sets begin and end, which are valid, and what a failure means.
+//! What the keys mean together (extents overwriting each other, children and freed nodes) belongs to
+//! the btree.
+//!
+//! *Invariant:* a node is accepted only as a whole. A set that carries the node's `seq` where no set
+//! should be proves that one before it was lost. The one case for which there is a way out is damage
+//! to the *last* set: then, and only then, it may be an append that never completed, which nothing
+//! depends on. It is reported apart ([`DamageKind::TornLastSet`]), because it cannot be told from decay
+//! of a complete set: using the sets before it is a decision for an operator, not for a parser.
+
+use std::fmt;
+use std::mem::offset_of;
+
+use zerocopy::FromBytes;
+
+use crate::bset::{BSET_HEADER_BYTES, BSET_VERSION, RawBset, bset_csum};
+use crate::bytes::{as_u64, block_bytes, pad_to_block, u64_at};
+use crate::error::{Corrupt, Structure, Value};
+use crate::key::{Bkey, Keys, Ptr, WORD_BYTES};
+use crate::magic::SetMagic;
+use crate::units::Sectors;
+
+/// A set whose header and checksum are right.
+#[derive(Clone, Debug)]
+pub struct SetView<'a> {
+    /// Number of the set in its node, from 0.
+    pub index: usize,
+    /// Where it begins, in bytes from the start of the node.
+    pub offset_bytes: usize,
+    /// Version of the set.
+    pub version: u32,
+    /// Bytes of its keys.
+    pub key_bytes: &'a [u8],
+}
+
+impl<'a> SetView<'a> {
+    /// The keys of the set.
+    pub fn keys(&self) -> Keys<'a> {
+        let at = self.offset_bytes.saturating_add(BSET_HEADER_BYTES);
+        Keys::inside(self.key_bytes, Structure::Bset, as_u64(at))
+    }
+}
+
+/// A set of a node, with its keys.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bset {
+    /// Where it begins, in bytes from the start of the node.
+    pub offset_bytes: usize,
+    /// Version of the set.
+    pub version: u32,
+    /// The keys in stored order.
+    pub keys: Vec<Bkey>,
+}
+
+/// A node, with all keys.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Node {
+    /// Random number that all sets of the node share.
+    pub seq: u64,
+    /// The sets, oldest first.
+    pub sets: Vec<Bset>,
+    /// Bytes taken by the sets; the next one is appended here.
+    pub written_bytes: usize,
+}
+
+/// What is known of a node whose keys were handed out one by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeSummary {
+    /// Random number that all sets of the node share.
+    pub seq: u64,
+    /// How many sets there are.
+    pub sets: usize,
+    /// Bytes taken by the sets; the next one is appended here.
+    pub written_bytes: usize,
+}
+
+/// What kind of damage a node has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DamageKind {
+    /// The last set is damaged and nothing with the node's `seq` follows it: either an append that did
+    /// not complete, or later decay of one that did. Never said of a node's first set, which is
+    /// complete before anything points to it.
+    TornLastSet,
+    /// Anything else: sets are missing or unreadable that were once complete.
+    Other,
+}
+
+/// A node that cannot be used as a whole.
+///
+/// `T` is [`Node`] or, where keys were handed out one by one, [`NodeSummary`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeDamage<T = Node> {
+    /// What kind of damage.
+    pub kind: DamageKind,
+    /// The first thing that is wrong.
+    pub error: Corrupt,
+    /// The intact sets before it. If the damage is that a set was lost, all that could be read.
+    pub before: T,
+}
+
+impl<T> fmt::Display for NodeDamage<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)?;
+        match self.kind {
+            DamageKind::TornLastSet => f.write_str(" (in the last set of the node)"),
+            DamageKind::Other => Ok(()),
+        }
+    }
+}
+
+impl<T: fmt::Debug> std::error::Error for NodeDamage<T> {}
+
+/// Reads a node. `bytes` begin where `node_key` points and are at least as long as its size; what
+/// is behind that is not looked at.
+///
+/// # Errors
+/// If anything is wrong with any set; the intact sets before it come along.
+pub fn parse_node(
+    bytes: &[u8],
+    node_key: &Bkey,
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+) -> Result<Node, Box<NodeDamage>> {
+    let mut sets = Vec::new();
+    let walked = walk(bytes, node_key, set_magic, block_sectors, &mut |view| {
+        let keys = view.keys().collect::<Result<_, _>>()?;
+        sets.push(Bset { offset_bytes: view.offset_bytes, version: view.version, keys });
+        Ok(())
+    });
+    match walked {
+        Ok(s) => Ok(Node { seq: s.seq, sets, written_bytes: s.written_bytes }),
+        Err(d) => Err(Box::new(NodeDamage {
+            kind: d.kind,
+            error: d.error,
+            before: Node { seq: d.before.seq, sets, written_bytes: d.before.written_bytes },
+        })),
+    }
+}
+
+/// Reads a node and hands every key to `visit` together with the number of its set, without
+/// allocating. The keys of a set are handed out only after the whole set was found valid; those of
+/// later sets may still turn out not to be.
+///
+/// # Errors
+/// As [`parse_node`]. `visit` has then seen the keys of exactly the sets counted in `before.sets`.
+pub fn for_each_set(
+    bytes: &[u8],
+    node_key: &Bkey,
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+    mut visit: impl FnMut(usize, Bkey),
+) -> Result<NodeSummary, Box<NodeDamage<NodeSummary>>> {
+    walk(bytes, node_key, set_magic, block_sectors, &mut |view| {
+        for key in view.keys() {
+            key?;
+        }
+        for key in view.keys().flatten() {
+            visit(view.index, key);
+        }
+        Ok(())
+    })
+    .map_err(Box::new)
+}
+
+type Damaged = NodeDamage<NodeSummary>;
+
+fn walk(
+    bytes: &[u8],
+    node_key: &Bkey,
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+    accept: &mut dyn FnMut(SetView<'_>) -> Result<(), Corrupt>,
+) -> Result<NodeSummary, Damaged> {
+    let mut done = NodeSummary::default();
+    let (node, ptr, block) = match frame(bytes, node_key, block_sectors) {
+        Ok(parts) => parts,
+        Err(error) => return Err(NodeDamage { kind: DamageKind::Other, error, before: done }),
+    };
+    done.seq = seq_at(node, 0).unwrap_or(0);
+    if done.seq == 0 {
+        let at = offset_of!(RawBset, seq);
+        let error = bad(Structure::BtreeNode, "seq", at, Value::AtLeast(1), Value::Num(0));
+        return Err(NodeDamage { kind: DamageKind::Other, error, before: done });
+    }
+    while seq_at(node, done.written_bytes) == Some(done.seq) {
+        let at = done.written_bytes;
+        let read = read_set(node, at, done.sets, ptr, set_magic, block_sectors);
+        let damage = match read {
+            Ok((view, padded)) => match accept(view) {
+                Ok(()) => {
+                    done.sets = done.sets.saturating_add(1);
+                    done.written_bytes = at.saturating_add(padded);
+                    continue;
+                }
+                // The checksum is right: this is how it was written.
+                Err(error) => (DamageKind::Other, error),
+            },
+            Err(BadSet::AsWritten(error)) => (DamageKind::Other, error),
+            Err(BadSet::Damaged(error)) => {
+                let follows = find_seq(node, at.saturating_add(block), block, done.seq);
+                let torn = at > 0 && follows.is_none();
+                (if torn { DamageKind::TornLastSet } else { DamageKind::Other }, error)
+            }
+        };
+        return Err(NodeDamage { kind: damage.0, error: damage.1, before: done });
+    }
+    // A set of this node behind the end of the log: those between were lost.
+    if let Some(at) = find_seq(node, done.written_bytes, block, done.seq) {
+        let error = bad(
+            Structure::BtreeNode,
+            "lost set (seq)",
+            at.saturating_add(offset_of!(RawBset, seq)),
+            Value::Text("no set behind the last one"),
+            Value::Hex(done.seq),
+        );
+        return Err(NodeDamage { kind: DamageKind::Other, error, before: done });
+    }
+    Ok(done)
+}
+
+/// The node's bytes, pointer, and bytes per block.
+fn frame<'a>(
+    bytes: &'a [u8],
+    node_key: &Bkey,
+    block_sectors: Sectors,
+) -> Result<(&'a [u8], Ptr, usize), Corrupt> {
+    let node = Structure::BtreeNode;
+    let Some(ptr) = node_key.pointer() else {
+        let none = Value::Num(0);
+        return Err(bad(node, "pointers of the node's key", 0, Value::Num(1), none));
+    };
+    let size = node_key.size();
+    let Some(bytes) =
+        usize::try_from(size.bytes()).ok().filter(|&len| len > 0).and_then(|len| bytes.get(..len))
+    else {
+        let most = Value::Range(1, as_u64(bytes.len()) / crate::units::SECTOR_BYTES);
+        return Err(bad(node, "size in the node's key", 0, most, Value::Num(size.0)));
+    };
+    match block_bytes(block_sectors) {
+        Some(block) => Ok((bytes, ptr, block)),
+        None => Err(bad(node, "block size", 0, Value::AtLeast(1), Value::Num(0))),
+    }
+}
+
+/// Why a set with the node's seq is not accepted.
+enum BadSet {
+    /// Its bytes are not those that were written.
+    Damaged(Corrupt),
+    /// Its checksum is right, so it was written like this.
+    AsWritten(Corrupt),
+}
+
+/// Reads the set at byte `at`; returns it with its padded length.
+fn read_set<'a>(
+    node: &'a [u8],
+    at: usize,
+    index: usize,
+    node_ptr: Ptr,
+    set_magic: SetMagic,
+    block_sectors: Sectors,
+) -> Result<(SetView<'a>, usize), BadSet> {
+    let rest = node.get(at..).unwrap_or_default();
+    let err = |field, within: usize, expected, found| {
+        bad(Structure::Bset, field, at.saturating_add(within), expected, found)
+    };
+    let Ok((header, keys)) = RawBset::ref_from_prefix(rest) else {
+        let expected = Value::AtLeast(as_u64(BSET_HEADER_BYTES));
+        return Err(BadSet::Damaged(err("length", 0, expected, Value::Num(as_u64(rest.len())))));
+    };
+    let words = header.keys.get();
+    let size = usize::try_from(words)
+        .ok()
+        .and_then(|words| words.checked_mul(WORD_BYTES))
+        .and_then(|len| Some((len, pad_to_block(len.checked_add(BSET_HEADER_BYTES)?, block_sectors)?)))
+        .filter(|&(_, padded)| padded <= rest.len());
+    let Some((len, padded)) = size else {
+        let most = Value::AtMost(as_u64(keys.len() / WORD_BYTES));
+        let found = Value::Num(u64::from(words));
+        return Err(BadSet::Damaged(err("keys (words)", offset_of!(RawBset, keys), most, found)));
+    };
+    let key_bytes = keys.get(..len).unwrap_or_default();
+    let covered = rest.get(8..len.saturating_add(BSET_HEADER_BYTES)).unwrap_or_default();
+    let version = header.version.get();
+    let csum = bset_csum(version, node_ptr, covered);
+    let intact = csum == header.csum.get();
+    if version > BSET_VERSION {
+        let (most, found) = (Value::AtMost(u64::from(BSET_VERSION)), Value::Num(u64::from(version)));
+        let at_version = offset_of!(RawBset, version);
+        let error = err("version", at_version, most, found);
+        return Err(if intact {
+            let error = Corrupt { family: crate::error::Family::Unsupported, ..error };
+            BadSet::AsWritten(error)
+        } else {
+            BadSet::Damaged(error)
+        });
+    }
+    let magic = header.magic.get();
+    if magic != set_magic.bset() {
+        let (expected, found) = (Value::Hex(set_magic.bset()), Value::Hex(magic));
+        let error = err("magic", offset_of!(RawBset, magic), expected, found);
+        return Err(if intact { BadSet::AsWritten(error) } else { BadSet::Damaged(error) });
+    }
+    if !intact {
+        let found = Value::Hex(header.csum.get());
+        return Err(BadSet::Damaged(err("checksum", 0, Value::Hex(csum), found)));
+    }
+    if words == 0 && at != 0 {
+        let keys_at = offset_of!(RawBset, keys);
+        let error = err("keys (words)", keys_at, Value::AtLeast(1), Value::Num(0));
+        return Err(BadSet::AsWritten(error));
+    }
+    Ok((SetView { index, offset_bytes: at, version, key_bytes }, padded))
+}
+
+/// The `seq` field of a set at byte `at`, if the node is long enough to hold one.
+fn seq_at(node: &[u8], at: usize) -> Option<u64> {
+    u64_at(node, at.checked_add(offset_of!(RawBset, seq))?)
+}
+
+/// The first block boundary from `from` on where `seq` stands like in the header of a set.
+fn find_seq(node: &[u8], from: usize, block: usize, seq: u64) -> Option<usize> {
+    (from..node.len()).step_by(block.max(1)).find(|&at| seq_at(node, at) == Some(seq))
+}
+
+fn bad(structure: Structure, field: &'static str, at: usize, expected: Value, found: Value) -> Corrupt {
+    Corrupt::new(structure, field, as_u64(at), expected, found)
+}

@@ -1,0 +1,326 @@
+//! Checked superblock of a backing device.
+
+use std::mem::offset_of;
+
+use super::{
+    DEFAULT_DATA_OFFSET, LABEL_BYTES, RawSuperblock, SUPERBLOCK_BYTES, VERSION_BACKING,
+    VERSION_BACKING_FEATURES, VERSION_BACKING_OFFSET, label_text,
+};
+use crate::bytes::as_u64;
+use crate::error::{Corrupt, Structure, Value};
+use crate::units::{Sector, Sectors, Uuid};
+
+const CACHE_MODE_MASK: u64 = 15;
+const STATE_SHIFT: u32 = 61;
+const STATE_MASK: u64 = 3 << STATE_SHIFT;
+
+/// What happens to writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CacheMode {
+    /// Written to both devices.
+    #[default]
+    Writethrough,
+    /// Written to the cache first, to the backing device later.
+    Writeback,
+    /// Written to the backing device only; the cache forgets the range.
+    Writearound,
+    /// Nothing is cached.
+    None,
+}
+
+impl CacheMode {
+    const fn bits(self) -> u64 {
+        match self {
+            CacheMode::Writethrough => 0,
+            CacheMode::Writeback => 1,
+            CacheMode::Writearound => 2,
+            CacheMode::None => 3,
+        }
+    }
+
+    /// bcache's name of the mode.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheMode::Writethrough => "writethrough",
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writearound => "writearound",
+            CacheMode::None => "none",
+        }
+    }
+}
+
+/// Whether the backing device alone holds all the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BackingState {
+    /// Not attached to a cache set.
+    #[default]
+    None,
+    /// Attached; the backing device has all data.
+    Clean,
+    /// Attached; the cache has data that the backing device lacks.
+    Dirty,
+    /// Ran without its cache while attached: what the cache holds is out of date.
+    Stale,
+}
+
+impl BackingState {
+    const fn bits(self) -> u64 {
+        match self {
+            BackingState::None => 0,
+            BackingState::Clean => 1,
+            BackingState::Dirty => 2,
+            BackingState::Stale => 3,
+        }
+    }
+
+    /// bcache's name of the state.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackingState::None => "no cache",
+            BackingState::Clean => "clean",
+            BackingState::Dirty => "dirty",
+            BackingState::Stale => "inconsistent",
+        }
+    }
+}
+
+/// A backing superblock that keeps every rule of the format.
+///
+/// Setters change the copy in memory only; [`BackingSuper::encode`] gives the bytes to write.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BackingSuper {
+    raw: Box<RawSuperblock>,
+    data_offset: Sector,
+    data_sectors: Sectors,
+}
+
+impl std::fmt::Debug for BackingSuper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BackingSuper")
+            .field("version", &self.version())
+            .field("uuid", &self.uuid())
+            .field("set_uuid", &self.set_uuid())
+            .field("label", &self.label())
+            .field("cache_mode", &self.cache_mode())
+            .field("state", &self.state())
+            .field("data_offset", &self.data_offset)
+            .field("data_sectors", &self.data_sectors)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a new backing device shall look like.
+#[derive(Clone, Debug)]
+pub struct BackingFormat {
+    /// UUID of the device; not zero.
+    pub uuid: Uuid,
+    /// The set to attach to when both are registered, or zero for none.
+    pub set_uuid: Uuid,
+    /// Size of the device.
+    pub device_sectors: Sectors,
+    /// Becomes the logical block size of the cached device; a power of two.
+    pub block_sectors: Sectors,
+    /// Bucket size of the set, as formatters note it; has no effect. Stored only if it fits 16 bits.
+    pub bucket_sectors: Sectors,
+    /// First data sector; at least 16.
+    pub data_offset: Sector,
+    /// Write policy.
+    pub cache_mode: CacheMode,
+    /// Label, NUL padded.
+    pub label: [u8; LABEL_BYTES],
+}
+
+impl RawSuperblock {
+    /// Checks a backing superblock against every rule of the format.
+    ///
+    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
+    /// device's logical block size. Fields that kernels write from memory they never initialised
+    /// (`first_bucket`, the feature words) are ignored.
+    ///
+    /// # Errors
+    /// The first rule that is broken; unknown versions are of the family `Unsupported`.
+    pub fn check_backing(
+        &self,
+        device_sectors: Sectors,
+        logical_block_bytes: u32,
+    ) -> Result<BackingSuper, Corrupt> {
+        let what = Structure::BackingSuperblock;
+        self.check_magic(what)?;
+        let explicit_offset = match self.version.get() {
+            VERSION_BACKING => false,
+            VERSION_BACKING_OFFSET | VERSION_BACKING_FEATURES => true,
+            _ => return Err(self.wrong_version(what, "1, 4 or 6")),
+        };
+        self.check_common(what, logical_block_bytes)?;
+        if !self.block_size.get().is_power_of_two() {
+            return Err(Corrupt::new(
+                what,
+                "block_size",
+                as_u64(offset_of!(RawSuperblock, block_size)),
+                Value::Text("a power of two"),
+                Value::Num(u64::from(self.block_size.get())),
+            ));
+        }
+        let at = as_u64(offset_of!(RawSuperblock, nbuckets));
+        let data_offset = if explicit_offset { Sector(self.nbuckets.get()) } else { DEFAULT_DATA_OFFSET };
+        if data_offset < DEFAULT_DATA_OFFSET {
+            return Err(Corrupt::new(
+                what,
+                "data_offset",
+                at,
+                Value::AtLeast(DEFAULT_DATA_OFFSET.0),
+                Value::Num(data_offset.0),
+            ));
+        }
+        // Not a rule that the kernel checks; but a device without a data area cannot be computed with.
+        let data_sectors = match Sector(device_sectors.0).checked_since(data_offset) {
+            Some(n) if n > Sectors::ZERO => n,
+            _ => {
+                return Err(Corrupt::new(
+                    what,
+                    "data_offset",
+                    at,
+                    Value::AtMost(device_sectors.0.saturating_sub(1)),
+                    Value::Num(data_offset.0),
+                ));
+            }
+        };
+        Ok(BackingSuper { raw: Box::new(self.clone()), data_offset, data_sectors })
+    }
+}
+
+impl BackingSuper {
+    /// The superblock of a new backing device. Sectors 0–7 are customarily zeroed.
+    ///
+    /// # Errors
+    /// If the wanted sizes break a rule of the format; the error names the field.
+    pub fn format(want: &BackingFormat) -> Result<BackingSuper, Corrupt> {
+        let default = want.data_offset == DEFAULT_DATA_OFFSET;
+        let version = if default { VERSION_BACKING } else { VERSION_BACKING_OFFSET };
+        let mut raw = RawSuperblock::blank(version);
+        raw.uuid = want.uuid.0;
+        raw.set_uuid = want.set_uuid.0;
+        raw.label = want.label;
+        raw.flags = want.cache_mode.bits().into();
+        raw.block_size = u16::try_from(want.block_sectors.0).unwrap_or(u16::MAX).into();
+        raw.bucket_size = u16::try_from(want.bucket_sectors.0).unwrap_or(0).into();
+        if !default {
+            raw.nbuckets = want.data_offset.0.into();
+        }
+        raw.csum = raw.computed_csum().unwrap_or(0).into();
+        raw.check_backing(want.device_sectors, 0)
+    }
+
+    /// The 4096 bytes to write, with a fresh checksum; bytes that this code does not know are as they
+    /// were read.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        self.raw.sealed()
+    }
+
+    /// Version: 1, 4 (explicit data offset) or 6.
+    pub fn version(&self) -> u64 {
+        self.raw.version.get()
+    }
+
+    /// UUID of the device; identifies it in the set's UUID table.
+    pub fn uuid(&self) -> Uuid {
+        Uuid(self.raw.uuid)
+    }
+
+    /// UUID of the set it belongs to; in state [`BackingState::None`] the one it should attach to, or
+    /// zero.
+    pub fn set_uuid(&self) -> Uuid {
+        Uuid(self.raw.set_uuid)
+    }
+
+    /// Sets [`BackingSuper::set_uuid`].
+    pub fn set_set_uuid(&mut self, to: Uuid) {
+        self.raw.set_uuid = to.0;
+    }
+
+    /// First data sector. Positions in keys are sectors of the backing device, so they start here.
+    pub fn data_offset(&self) -> Sector {
+        self.data_offset
+    }
+
+    /// Size of the cached device: everything behind the data offset.
+    pub fn data_sectors(&self) -> Sectors {
+        self.data_sectors
+    }
+
+    /// Logical block size of the cached device.
+    pub fn block_sectors(&self) -> Sectors {
+        Sectors(u64::from(self.raw.block_size.get()))
+    }
+
+    /// The label's bytes.
+    pub fn label_bytes(&self) -> &[u8; LABEL_BYTES] {
+        &self.raw.label
+    }
+
+    /// The label as text, up to the first NUL.
+    pub fn label(&self) -> String {
+        label_text(&self.raw.label)
+    }
+
+    /// Sets the label; [`super::label_bytes`] makes one from text.
+    pub fn set_label(&mut self, label: [u8; LABEL_BYTES]) {
+        self.raw.label = label;
+    }
+
+    /// Unix seconds of the last write, low 32 bits.
+    pub fn last_mount(&self) -> u32 {
+        self.raw.last_mount.get()
+    }
+
+    /// Sets [`BackingSuper::last_mount`].
+    pub fn set_last_mount(&mut self, unix_seconds: u32) {
+        self.raw.last_mount = unix_seconds.into();
+    }
+
+    /// Write counter; kernels leave it as formatted.
+    pub fn seq(&self) -> u64 {
+        self.raw.seq.get()
+    }
+
+    /// The checksum as read (or as of the last check).
+    pub fn stored_csum(&self) -> u64 {
+        self.raw.csum.get()
+    }
+
+    /// The raw flag word.
+    pub fn flags(&self) -> u64 {
+        self.raw.flags.get()
+    }
+
+    /// Write policy; `None` for a value that is not defined.
+    pub fn cache_mode(&self) -> Option<CacheMode> {
+        match self.flags() & CACHE_MODE_MASK {
+            0 => Some(CacheMode::Writethrough),
+            1 => Some(CacheMode::Writeback),
+            2 => Some(CacheMode::Writearound),
+            3 => Some(CacheMode::None),
+            _ => None,
+        }
+    }
+
+    /// Sets [`BackingSuper::cache_mode`].
+    pub fn set_cache_mode(&mut self, to: CacheMode) {
+        self.raw.flags = ((self.flags() & !CACHE_MODE_MASK) | to.bits()).into();
+    }
+
+    /// Whether the backing device alone holds all the data.
+    pub fn state(&self) -> BackingState {
+        match (self.flags() & STATE_MASK) >> STATE_SHIFT {
+            0 => BackingState::None,
+            1 => BackingState::Clean,
+            2 => BackingState::Dirty,
+            _ => BackingState::Stale,
+        }
+    }
+
+    /// Sets [`BackingSuper::state`].
+    pub fn set_state(&mut self, to: BackingState) {
+        self.raw.flags = ((self.flags() & !STATE_MASK) | (to.bits() << STATE_SHIFT)).into();
+    }
+}

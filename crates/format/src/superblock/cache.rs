@@ -1,0 +1,437 @@
+//! Checked superblock of a cache device.
+
+use std::mem::offset_of;
+
+use zerocopy::little_endian::U64;
+
+use super::{RawSuperblock, SUPERBLOCK_BYTES, VERSION_CACHE, VERSION_CACHE_FEATURES, VERSION_CACHE_FRESH};
+use crate::bytes::as_u64;
+use crate::error::{Corrupt, Structure, Value};
+use crate::geometry::{Geometry, MAX_BUCKET_SECTORS};
+use crate::magic::SetMagic;
+use crate::units::{BucketNr, Sectors, Uuid};
+
+const SYNC_BIT: u64 = 1 << 0;
+const DISCARD_BIT: u64 = 1 << 1;
+const REPLACEMENT_SHIFT: u32 = 2;
+const REPLACEMENT_MASK: u64 = 7 << REPLACEMENT_SHIFT;
+
+/// Bucket size is `u16@194 + (u16@2256 << 16)`.
+const INCOMPAT_OBSO_LARGE_BUCKET: u64 = 1 << 0;
+/// Bucket size is `1 << u16@194`.
+const INCOMPAT_LARGE_BUCKET: u64 = 1 << 1;
+const INCOMPAT_KNOWN: u64 = INCOMPAT_OBSO_LARGE_BUCKET | INCOMPAT_LARGE_BUCKET;
+
+/// Most cache devices a superblock may claim for its set.
+const MAX_CACHES: u16 = 8;
+
+/// How a victim bucket is chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Replacement {
+    /// Least recently used.
+    #[default]
+    Lru,
+    /// In order of allocation.
+    Fifo,
+    /// Any.
+    Random,
+}
+
+impl Replacement {
+    const fn bits(self) -> u64 {
+        match self {
+            Replacement::Lru => 0,
+            Replacement::Fifo => 1,
+            Replacement::Random => 2,
+        }
+    }
+}
+
+/// A cache superblock that keeps every rule of the format.
+///
+/// Setters change the copy in memory only; [`CacheSuper::encode`] gives the bytes to write. A writer
+/// calls [`CacheSuper::prepare_write`] before each write.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CacheSuper {
+    raw: Box<RawSuperblock>,
+    geometry: Geometry,
+}
+
+impl std::fmt::Debug for CacheSuper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CacheSuper")
+            .field("version", &self.version())
+            .field("uuid", &self.uuid())
+            .field("set_uuid", &self.set_uuid())
+            .field("flags", &self.raw.flags.get())
+            .field("seq", &self.seq())
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a new cache device shall look like.
+#[derive(Clone, Debug)]
+pub struct CacheFormat {
+    /// UUID of the device; not zero.
+    pub uuid: Uuid,
+    /// UUID of the cache set; not zero. A fresh one makes every old structure on the device invalid.
+    pub set_uuid: Uuid,
+    /// Size of the device.
+    pub device_sectors: Sectors,
+    /// Block size: the device's logical block size or a multiple, at most 8 sectors.
+    pub block_sectors: Sectors,
+    /// Bucket size; a power of two.
+    pub bucket_sectors: Sectors,
+    /// Victim selection.
+    pub replacement: Replacement,
+    /// Issue discards for buckets before reuse.
+    pub discard: bool,
+}
+
+impl RawSuperblock {
+    /// Checks a cache superblock against every rule of the format.
+    ///
+    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
+    /// device's logical block size.
+    ///
+    /// # Errors
+    /// The first rule that is broken. Unknown versions, unknown feature bits, and sizes beyond what
+    /// this code can address are of the family `Unsupported`.
+    pub fn check_cache(
+        &self,
+        device_sectors: Sectors,
+        logical_block_bytes: u32,
+    ) -> Result<CacheSuper, Corrupt> {
+        let what = Structure::CacheSuperblock;
+        self.check_magic(what)?;
+        let version = self.version.get();
+        if !matches!(version, VERSION_CACHE_FRESH | VERSION_CACHE | VERSION_CACHE_FEATURES) {
+            return Err(self.wrong_version(what, "0, 3 or 5"));
+        }
+        self.check_common(what, logical_block_bytes)?;
+        self.check_cache_features()?;
+        let geometry = Geometry::new(
+            self.cache_bucket_sectors()?,
+            Sectors(u64::from(self.block_size.get())),
+            self.nbuckets.get(),
+            self.first_bucket.get(),
+            self.keys.get(),
+        )?;
+        if geometry.used_sectors() > device_sectors {
+            return Err(Corrupt::new(
+                what,
+                "nbuckets * bucket_size (sectors)",
+                as_u64(offset_of!(RawSuperblock, nbuckets)),
+                Value::AtMost(device_sectors.0),
+                Value::Num(geometry.used_sectors().0),
+            ));
+        }
+        if Uuid(self.set_uuid).is_nil() {
+            return Err(Corrupt::new(
+                what,
+                "set_uuid",
+                as_u64(offset_of!(RawSuperblock, set_uuid)),
+                Value::Text("a UUID other than zero"),
+                Value::Uuid(Uuid::NIL),
+            ));
+        }
+        let (in_set, this) = (self.nr_in_set.get(), self.nr_this_dev.get());
+        if in_set == 0 || in_set > MAX_CACHES {
+            return Err(Corrupt::new(
+                what,
+                "nr_in_set",
+                as_u64(offset_of!(RawSuperblock, nr_in_set)),
+                Value::Range(1, u64::from(MAX_CACHES)),
+                Value::Num(u64::from(in_set)),
+            ));
+        }
+        if this >= in_set {
+            return Err(Corrupt::new(
+                what,
+                "nr_this_dev",
+                as_u64(offset_of!(RawSuperblock, nr_this_dev)),
+                Value::AtMost(u64::from(in_set.saturating_sub(1))),
+                Value::Num(u64::from(this)),
+            ));
+        }
+        let first = u64::from(self.first_bucket.get());
+        for (i, d) in (0..).zip(self.d.iter().take(usize::from(self.keys.get()))) {
+            let expected = first.saturating_add(i);
+            if d.get() != expected {
+                return Err(Corrupt::new(
+                    what,
+                    "journal bucket",
+                    as_u64(offset_of!(RawSuperblock, d)).saturating_add(i.saturating_mul(8)),
+                    Value::Num(expected),
+                    Value::Num(d.get()),
+                ));
+            }
+        }
+        Ok(CacheSuper { raw: Box::new(self.clone()), geometry })
+    }
+
+    fn check_cache_features(&self) -> Result<(), Corrupt> {
+        if self.version.get() != VERSION_CACHE_FEATURES {
+            return Ok(());
+        }
+        let words = [
+            ("feature_compat", offset_of!(RawSuperblock, feature_compat), self.feature_compat, 0),
+            (
+                "feature_incompat",
+                offset_of!(RawSuperblock, feature_incompat),
+                self.feature_incompat,
+                INCOMPAT_KNOWN,
+            ),
+            ("feature_ro_compat", offset_of!(RawSuperblock, feature_ro_compat), self.feature_ro_compat, 0),
+        ];
+        for (field, at, word, known) in words {
+            if word.get() & !known != 0 {
+                return Err(Corrupt::unsupported(
+                    Structure::CacheSuperblock,
+                    field,
+                    as_u64(at),
+                    Value::Hex(word.get() & known),
+                    Value::Hex(word.get()),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn incompat(&self) -> u64 {
+        // The words mean something in version 5 only.
+        if self.version.get() == VERSION_CACHE_FEATURES { self.feature_incompat.get() } else { 0 }
+    }
+
+    fn cache_bucket_sectors(&self) -> Result<Sectors, Corrupt> {
+        let field = u64::from(self.bucket_size.get());
+        let features = self.incompat();
+        if features & INCOMPAT_LARGE_BUCKET != 0 {
+            let largest = MAX_BUCKET_SECTORS.0.trailing_zeros();
+            return match 1u64.checked_shl(u32::from(self.bucket_size.get())) {
+                Some(size) if size <= MAX_BUCKET_SECTORS.0 => Ok(Sectors(size)),
+                _ => Err(Corrupt::new(
+                    Structure::CacheSuperblock,
+                    "bucket_size (log2)",
+                    as_u64(offset_of!(RawSuperblock, bucket_size)),
+                    Value::AtMost(u64::from(largest)),
+                    Value::Num(field),
+                )),
+            };
+        }
+        if features & INCOMPAT_OBSO_LARGE_BUCKET != 0 {
+            return Ok(Sectors(field | (u64::from(self.obso_bucket_size_hi.get()) << 16)));
+        }
+        Ok(Sectors(field))
+    }
+}
+
+impl CacheSuper {
+    /// The superblock of a new cache device. The rest of the device need not be touched, except that
+    /// sectors 0–7 are customarily zeroed.
+    ///
+    /// # Errors
+    /// If the wanted sizes break a rule of the format; the error names the field.
+    pub fn format(want: &CacheFormat) -> Result<CacheSuper, Corrupt> {
+        let nbuckets = want.device_sectors.0.checked_div(want.bucket_sectors.0).unwrap_or(0);
+        let small = u16::try_from(want.bucket_sectors.0);
+        let version = if small.is_ok() { VERSION_CACHE_FRESH } else { VERSION_CACHE_FEATURES };
+        let mut raw = RawSuperblock::blank(version);
+        raw.uuid = want.uuid.0;
+        raw.set_uuid = want.set_uuid.0;
+        raw.nbuckets = nbuckets.into();
+        raw.block_size = u16::try_from(want.block_sectors.0).unwrap_or(u16::MAX).into();
+        match small {
+            Ok(sectors) => raw.bucket_size = sectors.into(),
+            Err(_) => {
+                if !want.bucket_sectors.0.is_power_of_two() {
+                    return Err(Corrupt::new(
+                        Structure::CacheSuperblock,
+                        "bucket_size",
+                        as_u64(offset_of!(RawSuperblock, bucket_size)),
+                        Value::Text("a power of two"),
+                        Value::Num(want.bucket_sectors.0),
+                    ));
+                }
+                raw.feature_incompat = INCOMPAT_LARGE_BUCKET.into();
+                let log2 = want.bucket_sectors.0.trailing_zeros();
+                raw.bucket_size = u16::try_from(log2).unwrap_or(u16::MAX).into();
+            }
+        }
+        raw.nr_in_set = 1.into();
+        let first = 23u64.checked_div(want.bucket_sectors.0).unwrap_or(0).saturating_add(1);
+        raw.first_bucket = u16::try_from(first).unwrap_or(u16::MAX).into();
+        let mut flags = want.replacement.bits() << REPLACEMENT_SHIFT;
+        if want.discard {
+            flags |= DISCARD_BIT;
+        }
+        raw.flags = flags.into();
+        raw.csum = raw.computed_csum().unwrap_or(0).into();
+        raw.check_cache(want.device_sectors, 0)
+    }
+
+    /// The 4096 bytes to write, with a fresh checksum; bytes that this code does not know are as they
+    /// were read.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        self.raw.sealed()
+    }
+
+    /// Does what belongs to every write by a running set: raises version 0 to 3, counts `seq` up, and
+    /// notes the time.
+    ///
+    /// `now_unix_seconds` goes into `last_mount` (low 32 bits).
+    pub fn prepare_write(&mut self, now_unix_seconds: u64) {
+        if self.raw.version.get() == VERSION_CACHE_FRESH {
+            self.raw.version = VERSION_CACHE.into();
+        }
+        self.raw.seq = self.seq().wrapping_add(1).into();
+        self.raw.last_mount = ((now_unix_seconds & 0xffff_ffff) as u32).into();
+    }
+
+    /// The checked sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Version: 0 (never used), 3, or 5 (with feature words).
+    pub fn version(&self) -> u64 {
+        self.raw.version.get()
+    }
+
+    /// UUID of the device.
+    pub fn uuid(&self) -> Uuid {
+        Uuid(self.raw.uuid)
+    }
+
+    /// UUID of the cache set.
+    pub fn set_uuid(&self) -> Uuid {
+        Uuid(self.raw.set_uuid)
+    }
+
+    /// What goes into the magics of this set's structures.
+    pub fn set_magic(&self) -> SetMagic {
+        SetMagic::of(self.set_uuid())
+    }
+
+    /// Number of writes so far.
+    pub fn seq(&self) -> u64 {
+        self.raw.seq.get()
+    }
+
+    /// Cache devices in the set. Sets of several were never usable; nothing else here supports them.
+    pub fn nr_in_set(&self) -> u16 {
+        self.raw.nr_in_set.get()
+    }
+
+    /// Index of this device in the set, as in pointers and in `prio_bucket` of journal entries.
+    pub fn nr_this_dev(&self) -> u16 {
+        self.raw.nr_this_dev.get()
+    }
+
+    /// Unix seconds of the last write, low 32 bits.
+    pub fn last_mount(&self) -> u32 {
+        self.raw.last_mount.get()
+    }
+
+    /// The checksum as read (or as of the last check).
+    pub fn stored_csum(&self) -> u64 {
+        self.raw.csum.get()
+    }
+
+    /// The raw flag word.
+    pub fn flags(&self) -> u64 {
+        self.raw.flags.get()
+    }
+
+    /// True if journal, prios, UUIDs and btree are valid and must be used; false on a device that was
+    /// never initialised, whose contents mean nothing.
+    pub fn sync(&self) -> bool {
+        self.flags() & SYNC_BIT != 0
+    }
+
+    /// Sets [`CacheSuper::sync`].
+    pub fn set_sync(&mut self, on: bool) {
+        self.set_flag(SYNC_BIT, on);
+    }
+
+    /// True if buckets are discarded before reuse. Then entries may be missing at the start of the
+    /// journal.
+    pub fn discard(&self) -> bool {
+        self.flags() & DISCARD_BIT != 0
+    }
+
+    /// Sets [`CacheSuper::discard`].
+    pub fn set_discard(&mut self, on: bool) {
+        self.set_flag(DISCARD_BIT, on);
+    }
+
+    /// Victim selection; `None` for a value that is not defined.
+    pub fn replacement(&self) -> Option<Replacement> {
+        match (self.flags() & REPLACEMENT_MASK) >> REPLACEMENT_SHIFT {
+            0 => Some(Replacement::Lru),
+            1 => Some(Replacement::Fifo),
+            2 => Some(Replacement::Random),
+            _ => None,
+        }
+    }
+
+    /// Sets [`CacheSuper::replacement`].
+    pub fn set_replacement(&mut self, to: Replacement) {
+        let flags = self.flags() & !REPLACEMENT_MASK;
+        self.raw.flags = (flags | (to.bits() << REPLACEMENT_SHIFT)).into();
+    }
+
+    /// True if the bucket size uses the obsolete encoding, with which the kernel forces every device of
+    /// the set read-only.
+    pub fn has_obsolete_large_bucket(&self) -> bool {
+        self.raw.incompat() & INCOMPAT_OBSO_LARGE_BUCKET != 0
+    }
+
+    /// True if the bucket size is stored as its logarithm.
+    pub fn has_large_bucket(&self) -> bool {
+        self.raw.incompat() & INCOMPAT_LARGE_BUCKET != 0
+    }
+
+    /// Bucket numbers of the journal, in ring order.
+    pub fn journal_buckets(&self) -> impl Iterator<Item = BucketNr> + use<> {
+        let first = self.geometry.first_bucket.0;
+        (0..self.geometry.njournal).map(move |i| BucketNr(first.saturating_add(i)))
+    }
+
+    /// Lays out a journal of `count` buckets from `first_bucket` on, as initialisation does. The usual
+    /// number is [`CacheSuper::default_journal_buckets`].
+    ///
+    /// # Errors
+    /// If there are more than 256, or more than the device has.
+    pub fn set_journal_buckets(&mut self, count: u16) -> Result<(), Corrupt> {
+        let geometry = Geometry::new(
+            self.geometry.bucket_sectors,
+            self.geometry.block_sectors,
+            u64::from(self.geometry.nbuckets),
+            self.raw.first_bucket.get(),
+            count,
+        )?;
+        let first = u64::from(self.raw.first_bucket.get());
+        let used = usize::from(count);
+        for (slot, nr) in self.raw.d.iter_mut().zip(first..) {
+            *slot = nr.into();
+        }
+        for slot in self.raw.d.iter_mut().skip(used) {
+            *slot = U64::ZERO;
+        }
+        self.raw.keys = count.into();
+        self.geometry = geometry;
+        Ok(())
+    }
+
+    /// Number of journal buckets that initialisation gives to this device.
+    pub fn default_journal_buckets(&self) -> u16 {
+        u16::try_from((self.geometry.nbuckets / 128).clamp(2, 256)).unwrap_or(256)
+    }
+
+    fn set_flag(&mut self, bit: u64, on: bool) {
+        let flags = self.flags() & !bit;
+        self.raw.flags = (if on { flags | bit } else { flags }).into();
+    }
+}

@@ -1,0 +1,274 @@
+//! The UUID table: which backing devices and volumes a set knows.
+//!
+//! Owns the slots and their bytes. The index of a slot is the inode of all keys of that device, so a
+//! slot is never given to another device while keys may remain: a detached device's slot gets
+//! [`INVALID_UUID`]. The table has neither magic nor checksum; only the journal entry that points to it
+//! says that it is one.
+
+use std::mem::{offset_of, size_of};
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::bytes::as_u64;
+use crate::error::{Corrupt, Structure, Value};
+use crate::superblock::{LABEL_BYTES, label_text};
+use crate::units::{Inode, Sectors, Uuid};
+
+/// Bytes of a slot.
+pub const UUID_ENTRY_BYTES: usize = 128;
+/// Bytes of a slot in tables of journal version 0.
+pub const UUID_ENTRY_V0_BYTES: usize = 64;
+/// UUID of the slots of devices that were detached and volumes that were deleted.
+pub const INVALID_UUID: Uuid =
+    Uuid([0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99]);
+/// Bit of `flags`: a volume that lives in the cache alone.
+pub const FLAG_FLASH_ONLY: u32 = 1 << 0;
+
+/// A slot as it lies on the device.
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    uuid: [u8; 16],
+    label: [u8; LABEL_BYTES],
+    first_reg: U32,
+    last_reg: U32,
+    invalidated: U32,
+    flags: U32,
+    sectors: U64,
+    reserved: [u8; 56],
+}
+
+/// A slot of a table of journal version 0.
+#[derive(Clone, FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawEntryV0 {
+    uuid: [u8; 16],
+    label: [u8; LABEL_BYTES],
+    first_reg: U32,
+    last_reg: U32,
+    invalidated: U32,
+    pad: U32,
+}
+
+const _: () = {
+    assert!(size_of::<RawEntry>() == UUID_ENTRY_BYTES);
+    assert!(align_of::<RawEntry>() == 1);
+    assert!(size_of::<RawEntryV0>() == UUID_ENTRY_V0_BYTES);
+    assert!(offset_of!(RawEntry, label) == 16);
+    assert!(offset_of!(RawEntry, first_reg) == 48);
+    assert!(offset_of!(RawEntry, last_reg) == 52);
+    assert!(offset_of!(RawEntry, invalidated) == 56);
+    assert!(offset_of!(RawEntry, flags) == 60);
+    assert!(offset_of!(RawEntry, sectors) == 64);
+    assert!(offset_of!(RawEntry, reserved) == 72);
+    assert!(offset_of!(RawEntryV0, invalidated) == 56);
+};
+
+/// A slot of the UUID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UuidEntry {
+    /// UUID of the backing device or volume; zero = free.
+    pub uuid: Uuid,
+    /// Label; text ends at the first NUL, what follows can be garbage.
+    pub label: [u8; LABEL_BYTES],
+    /// First registration, Unix seconds.
+    pub first_reg: u32,
+    /// Last registration, Unix seconds.
+    pub last_reg: u32,
+    /// Invalidation, Unix seconds; 0 if never.
+    pub invalidated: u32,
+    /// Flag bits; see [`FLAG_FLASH_ONLY`].
+    pub flags: u32,
+    /// Size of a volume; zero for backing devices.
+    pub sectors: Sectors,
+    /// Not used so far; preserved.
+    pub reserved: [u8; 56],
+}
+
+impl UuidEntry {
+    /// A free slot.
+    pub const FREE: UuidEntry = UuidEntry {
+        uuid: Uuid::NIL,
+        label: [0; LABEL_BYTES],
+        first_reg: 0,
+        last_reg: 0,
+        invalidated: 0,
+        flags: 0,
+        sectors: Sectors::ZERO,
+        reserved: [0; 56],
+    };
+
+    /// Slot of a backing device that registers for the first time at `now` (Unix seconds).
+    pub fn backing(uuid: Uuid, label: [u8; LABEL_BYTES], now: u32) -> UuidEntry {
+        UuidEntry { uuid, label, first_reg: now, last_reg: now, ..UuidEntry::FREE }
+    }
+
+    /// Slot of a volume that is created at `now` (Unix seconds).
+    pub fn volume(uuid: Uuid, label: [u8; LABEL_BYTES], sectors: Sectors, now: u32) -> UuidEntry {
+        let flags = FLAG_FLASH_ONLY;
+        UuidEntry { flags, sectors, ..UuidEntry::backing(uuid, label, now) }
+    }
+
+    /// True if the slot may be given to a new device. Invalidated slots are not free: keys with their
+    /// inode may still exist.
+    pub fn is_free(&self) -> bool {
+        self.uuid.is_nil()
+    }
+
+    /// True for the slot of a detached device or deleted volume, whose keys are unreachable.
+    pub fn is_invalidated(&self) -> bool {
+        self.uuid == INVALID_UUID
+    }
+
+    /// True for the slot of an existing device or volume.
+    pub fn is_live(&self) -> bool {
+        !self.is_free() && !self.is_invalidated()
+    }
+
+    /// True for a volume that lives in the cache alone.
+    pub fn is_flash_only(&self) -> bool {
+        self.flags & FLAG_FLASH_ONLY != 0
+    }
+
+    /// The label as text, up to the first NUL.
+    pub fn label(&self) -> String {
+        label_text(&self.label)
+    }
+
+    /// Makes the slot that of a detached device or deleted volume, at `now` (Unix seconds).
+    pub fn invalidate(&mut self, now: u32) {
+        self.uuid = INVALID_UUID;
+        self.invalidated = now;
+        self.flags &= !FLAG_FLASH_ONLY;
+    }
+
+    /// Reads a slot.
+    pub fn from_bytes(bytes: &[u8; UUID_ENTRY_BYTES]) -> UuidEntry {
+        let raw: RawEntry = zerocopy::transmute!(*bytes);
+        raw.checked()
+    }
+
+    /// The slot's bytes.
+    pub fn to_bytes(&self) -> [u8; UUID_ENTRY_BYTES] {
+        zerocopy::transmute!(RawEntry {
+            uuid: self.uuid.0,
+            label: self.label,
+            first_reg: self.first_reg.into(),
+            last_reg: self.last_reg.into(),
+            invalidated: self.invalidated.into(),
+            flags: self.flags.into(),
+            sectors: self.sectors.0.into(),
+            reserved: self.reserved,
+        })
+    }
+}
+
+impl RawEntry {
+    fn checked(&self) -> UuidEntry {
+        UuidEntry {
+            uuid: Uuid(self.uuid),
+            label: self.label,
+            first_reg: self.first_reg.get(),
+            last_reg: self.last_reg.get(),
+            invalidated: self.invalidated.get(),
+            flags: self.flags.get(),
+            sectors: Sectors(self.sectors.get()),
+            reserved: self.reserved,
+        }
+    }
+}
+
+impl RawEntryV0 {
+    fn checked(&self) -> UuidEntry {
+        UuidEntry {
+            uuid: Uuid(self.uuid),
+            label: self.label,
+            first_reg: self.first_reg.get(),
+            last_reg: self.last_reg.get(),
+            invalidated: self.invalidated.get(),
+            ..UuidEntry::FREE
+        }
+    }
+}
+
+/// Reads the table. `bytes` are as long as its key says, `jset_version` is the version of the journal
+/// entry that points to it: in version 0 slots are half as long, and as many of them lie in the first
+/// half of `bytes`.
+///
+/// # Errors
+/// If the length is not a whole number of slots.
+pub fn parse_uuid_table(bytes: &[u8], jset_version: u32) -> Result<Vec<UuidEntry>, Corrupt> {
+    let Ok(slots) = <[RawEntry]>::ref_from_bytes(bytes) else {
+        return Err(Corrupt::new(
+            Structure::UuidTable,
+            "length",
+            0,
+            Value::Text("a multiple of 128 bytes"),
+            Value::Num(as_u64(bytes.len())),
+        ));
+    };
+    if jset_version > 0 {
+        return Ok(slots.iter().map(RawEntry::checked).collect());
+    }
+    let old = match <[RawEntryV0]>::ref_from_prefix_with_elems(bytes, slots.len()) {
+        Ok((old, _)) => old,
+        Err(_) => &[],
+    };
+    Ok(old.iter().map(RawEntryV0::checked).collect())
+}
+
+/// Writes the table over all of `bytes`; slots behind the last of `entries` become free.
+///
+/// # Panics
+/// If `entries` do not fit.
+pub fn encode_uuid_table(bytes: &mut [u8], entries: &[UuidEntry]) {
+    assert!(
+        entries.len() <= bytes.len() / UUID_ENTRY_BYTES,
+        "{} slots do not fit into {} bytes",
+        entries.len(),
+        bytes.len()
+    );
+    bytes.fill(0);
+    for (to, from) in bytes.chunks_exact_mut(UUID_ENTRY_BYTES).zip(entries) {
+        to.copy_from_slice(&from.to_bytes());
+    }
+}
+
+/// The slots that are in use, with their inodes. Invalidated slots are among them.
+pub fn used(entries: &[UuidEntry]) -> impl Iterator<Item = (Inode, &UuidEntry)> {
+    (0..).map(Inode).zip(entries).filter(|(_, e)| !e.is_free())
+}
+
+/// Checks the table: no UUID twice (except [`INVALID_UUID`]), volumes have a size.
+///
+/// # Errors
+/// The first slot that breaks a rule.
+pub fn check_uuid_table(entries: &[UuidEntry]) -> Result<(), Corrupt> {
+    let mut seen = std::collections::BTreeSet::new();
+    for (slot, entry) in entries.iter().enumerate() {
+        let at = as_u64(slot.saturating_mul(UUID_ENTRY_BYTES));
+        if !entry.is_live() {
+            continue;
+        }
+        if !seen.insert(entry.uuid) {
+            return Err(Corrupt::new(
+                Structure::UuidTable,
+                "uuid",
+                at,
+                Value::Text("a UUID that no other slot has"),
+                Value::Uuid(entry.uuid),
+            ));
+        }
+        if entry.is_flash_only() && entry.sectors == Sectors::ZERO {
+            return Err(Corrupt::new(
+                Structure::UuidTable,
+                "sectors",
+                at.saturating_add(as_u64(offset_of!(RawEntry, sectors))),
+                Value::AtLeast(1),
+                Value::Num(0),
+            ));
+        }
+    }
+    Ok(())
+}
