@@ -43,6 +43,30 @@ pub struct DeviceInfo {
     pub partial_stripes_expensive: bool,
 }
 
+impl DeviceInfo {
+    /// Checks a request against the contract in the module head, as every device does first. A request
+    /// of no sectors is fine.
+    ///
+    /// # Errors
+    /// `EINVAL` for a range outside of the device or not in whole logical blocks, for a buffer that is
+    /// missing or too small, and for a read into a shared buffer.
+    pub fn check(&self, request: &mut Request) -> Result<(), IoError> {
+        const EINVAL: i32 = 22;
+        let fits = match request.op {
+            Op::Flush => true,
+            op => self.range_fits(request.sector, request.sectors) && (!op.has_buffer() || request.buffer_fits()),
+        };
+        if fits { Ok(()) } else { Err(IoError::of(&self.name, request, EINVAL)) }
+    }
+
+    fn range_fits(&self, sector: Sector, sectors: Sectors) -> bool {
+        let block_sectors = (u64::from(self.logical_block_bytes) / SECTOR_BYTES).max(1);
+        sector.0.is_multiple_of(block_sectors)
+            && sectors.0.is_multiple_of(block_sectors)
+            && sector.checked_add(sectors).is_some_and(|end| end.0 <= self.sectors.0)
+    }
+}
+
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
@@ -59,6 +83,13 @@ pub enum Op {
     Discard,
     /// The contents become zeros.
     WriteZeroes,
+}
+
+impl Op {
+    /// Whether the request carries a buffer.
+    pub const fn has_buffer(self) -> bool {
+        matches!(self, Op::Read | Op::Write { .. })
+    }
 }
 
 impl fmt::Display for Op {
@@ -94,6 +125,15 @@ impl Request {
     pub fn byte_range(&self) -> std::ops::Range<usize> {
         let len = usize::try_from(self.sectors.bytes()).unwrap_or(usize::MAX);
         self.buffer_offset_bytes..self.buffer_offset_bytes.saturating_add(len)
+    }
+
+    fn buffer_fits(&mut self) -> bool {
+        let range = self.byte_range();
+        let reads = self.op == Op::Read;
+        let aligned = (range.start as u64).is_multiple_of(SECTOR_BYTES);
+        self.buffer
+            .as_mut()
+            .is_some_and(|b| aligned && range.end <= b.len() && (!reads || b.get_mut().is_some()))
     }
 }
 

@@ -1,0 +1,273 @@
+//! The bridge between other threads and the tasks of a driver's thread.
+//!
+//! Owns a bounded queue ([`channel`]) by which threads hand requests to a task, and a one-time answer
+//! ([`oneshot`]) that works in both directions: a thread waits for a task's answer by
+//! [`Answer::wait`], a task for a thread's by awaiting it. Requests and answers are `Send`; nothing of
+//! a driver's thread (buffers, devices, volumes) crosses the border. Waking goes through the task's
+//! waker, which ends the driver's sleep.
+//!
+//! Invariants: a sender that is told `Ok` has its request received or, if the receiver goes away,
+//! dropped, which the request's `Reply` reports to whoever waits; nobody waits for a side that is gone.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs under these locks, so a poisoned one is still whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The other side is gone; for a request that could not be sent, the request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the other side is gone")]
+pub struct Gone<T = ()>(pub T);
+
+/// Why [`RemoteSender::try_send`] gave a request back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TrySendError<T> {
+    /// The queue is full.
+    #[error("the queue is full")]
+    Full(T),
+    /// The receiver is gone.
+    #[error("the other side is gone")]
+    Gone(T),
+}
+
+struct Queue<T> {
+    items: VecDeque<T>,
+    capacity: usize,
+    senders: usize,
+    receiver_gone: bool,
+    waker: Option<Waker>,
+}
+
+struct Channel<T> {
+    queue: Mutex<Queue<T>>,
+    room: Condvar,
+}
+
+/// The threads' end of a [`channel`].
+pub struct RemoteSender<T> {
+    channel: Arc<Channel<T>>,
+}
+
+/// The task's end of a [`channel`].
+pub struct RemoteReceiver<T> {
+    channel: Arc<Channel<T>>,
+}
+
+/// A queue of at most `capacity` requests from any threads to one task.
+pub fn channel<T: Send>(capacity: usize) -> (RemoteSender<T>, RemoteReceiver<T>) {
+    let queue = Queue {
+        items: VecDeque::new(),
+        capacity: capacity.max(1),
+        senders: 1,
+        receiver_gone: false,
+        waker: None,
+    };
+    let channel = Arc::new(Channel { queue: Mutex::new(queue), room: Condvar::new() });
+    (RemoteSender { channel: channel.clone() }, RemoteReceiver { channel })
+}
+
+impl<T: Send> RemoteSender<T> {
+    /// Hands over `item`; blocks this thread while the queue is full. Not for the driver's own thread.
+    ///
+    /// # Errors
+    /// Gives the item back if the receiver is gone.
+    pub fn send(&self, item: T) -> Result<(), Gone<T>> {
+        let mut queue = lock(&self.channel.queue);
+        while queue.items.len() >= queue.capacity && !queue.receiver_gone {
+            queue = self.channel.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        if queue.receiver_gone {
+            return Err(Gone(item));
+        }
+        Self::push(queue, item);
+        Ok(())
+    }
+
+    /// Hands over `item` if there is room now.
+    ///
+    /// # Errors
+    /// Gives the item back if there is none, or the receiver is gone.
+    pub fn try_send(&self, item: T) -> Result<(), TrySendError<T>> {
+        let queue = lock(&self.channel.queue);
+        if queue.receiver_gone {
+            return Err(TrySendError::Gone(item));
+        }
+        if queue.items.len() >= queue.capacity {
+            return Err(TrySendError::Full(item));
+        }
+        Self::push(queue, item);
+        Ok(())
+    }
+
+    fn push(mut queue: MutexGuard<'_, Queue<T>>, item: T) {
+        queue.items.push_back(item);
+        let waker = queue.waker.take();
+        drop(queue);
+        if let Some(w) = waker {
+            w.wake();
+        }
+    }
+
+    /// Sends the request that `make` builds around a [`Reply`] and blocks until it is answered.
+    ///
+    /// # Errors
+    /// If the receiver is gone, or dropped the request unanswered.
+    pub fn call<A: Send>(&self, make: impl FnOnce(Reply<A>) -> T) -> Result<A, Gone> {
+        let (reply, answer) = oneshot();
+        self.send(make(reply)).map_err(|Gone(_)| Gone(()))?;
+        answer.wait()
+    }
+}
+
+impl<T> Clone for RemoteSender<T> {
+    fn clone(&self) -> Self {
+        lock(&self.channel.queue).senders += 1;
+        RemoteSender { channel: self.channel.clone() }
+    }
+}
+
+impl<T> Drop for RemoteSender<T> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.channel.queue);
+        queue.senders -= 1;
+        let waker = if queue.senders == 0 { queue.waker.take() } else { None };
+        drop(queue);
+        if let Some(w) = waker {
+            w.wake();
+        }
+    }
+}
+
+impl<T> RemoteReceiver<T> {
+    /// The next request; `None` once every sender is gone and the queue is empty.
+    pub async fn recv(&mut self) -> Option<T> {
+        poll_fn(|cx| {
+            let mut queue = lock(&self.channel.queue);
+            if let Some(item) = queue.items.pop_front() {
+                drop(queue);
+                self.channel.room.notify_one();
+                return Poll::Ready(Some(item));
+            }
+            if queue.senders == 0 {
+                return Poll::Ready(None);
+            }
+            let old = queue.waker.replace(cx.waker().clone());
+            drop(queue);
+            drop(old);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The next request, if there is one now.
+    pub fn try_recv(&mut self) -> Option<T> {
+        let item = lock(&self.channel.queue).items.pop_front()?;
+        self.channel.room.notify_one();
+        Some(item)
+    }
+}
+
+impl<T> Drop for RemoteReceiver<T> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.channel.queue);
+        queue.receiver_gone = true;
+        let items = std::mem::take(&mut queue.items);
+        drop(queue);
+        self.channel.room.notify_all();
+        drop(items);
+    }
+}
+
+struct Once<T> {
+    value: Option<T>,
+    reply_gone: bool,
+    waker: Option<Waker>,
+}
+
+struct OnceCell<T> {
+    state: Mutex<Once<T>>,
+    there: Condvar,
+}
+
+/// The answering end of a [`oneshot`]. Dropping it unanswered tells the waiter so.
+#[must_use = "somebody waits for the answer"]
+pub struct Reply<T> {
+    cell: Arc<OnceCell<T>>,
+}
+
+/// The waiting end of a [`oneshot`]: block on it ([`Answer::wait`]) or await it.
+#[must_use = "an answer that nobody waits for is lost"]
+pub struct Answer<T> {
+    cell: Arc<OnceCell<T>>,
+}
+
+/// A value that goes from one place to another once, between any two threads.
+pub fn oneshot<T: Send>() -> (Reply<T>, Answer<T>) {
+    let state = Once { value: None, reply_gone: false, waker: None };
+    let cell = Arc::new(OnceCell { state: Mutex::new(state), there: Condvar::new() });
+    (Reply { cell: cell.clone() }, Answer { cell })
+}
+
+impl<T> Reply<T> {
+    /// Gives the answer. It is dropped if nobody waits any more.
+    pub fn send(self, value: T) {
+        lock(&self.cell.state).value = Some(value);
+        // Dropping `self` wakes the waiter.
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.cell.state);
+        state.reply_gone = true;
+        let waker = state.waker.take();
+        drop(state);
+        self.cell.there.notify_all();
+        if let Some(w) = waker {
+            w.wake();
+        }
+    }
+}
+
+impl<T> Answer<T> {
+    /// Blocks this thread until the answer is there. Not for the driver's own thread.
+    ///
+    /// # Errors
+    /// If the other side went away without answering.
+    pub fn wait(self) -> Result<T, Gone> {
+        let mut state = lock(&self.cell.state);
+        loop {
+            if let Some(value) = state.value.take() {
+                return Ok(value);
+            }
+            if state.reply_gone {
+                return Err(Gone(()));
+            }
+            state = self.cell.there.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<T> Future for Answer<T> {
+    type Output = Result<T, Gone>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = lock(&self.cell.state);
+        if let Some(value) = state.value.take() {
+            return Poll::Ready(Ok(value));
+        }
+        if state.reply_gone {
+            return Poll::Ready(Err(Gone(())));
+        }
+        let old = state.waker.replace(cx.waker().clone());
+        drop(state);
+        drop(old);
+        Poll::Pending
+    }
+}

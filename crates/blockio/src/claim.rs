@@ -1,0 +1,263 @@
+//! Opening a device and claiming it, so that nobody else writes to it at the same time.
+//!
+//! Owns the rules of exclusion:
+//!
+//! * A block device opened for writing is claimed with `O_EXCL`, which also keeps mounts, md, device
+//!   mapper and the kernel's own bcache off, and is refused while one of them holds it.
+//! * A file opened for writing is locked with flock(2) exclusively, and refused while a loop device
+//!   stands on it.
+//! * A read-only opening takes a shared lock on a file. On a block device it only looks whether somebody
+//!   holds a claim, because `O_EXCL` would keep other readers out; the look holds the claim for a moment.
+//! * [`Claim::None`] skips all of it, for tools that were told to look at a device in use.
+//!
+//! A claim lasts as long as the file is open.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::io::DeviceInfo;
+use rustix::fs::FlockOperation;
+
+use crate::holder;
+use crate::info;
+
+/// Tries of a claim that fails although no lasting holder is known: udev and blkid look at devices for
+/// a few milliseconds after each change, and so do our own read-only openings.
+const TRIES: u32 = 10;
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+
+/// What a device is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Access {
+    /// Reading and writing.
+    #[default]
+    ReadWrite,
+    /// Reading alone.
+    ReadOnly,
+}
+
+/// How a device is kept from others, see the module head.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Claim {
+    /// Exclusive when opened for writing, shared with other readers otherwise.
+    #[default]
+    ByAccess,
+    /// None at all. Only for reading; what is read may change meanwhile.
+    None,
+}
+
+/// How a device is to be opened.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OpenOptions {
+    /// For reading alone, or also for writing.
+    pub access: Access,
+    /// How it is kept from others.
+    pub claim: Claim,
+    /// Goes through the page cache even where direct I/O is possible.
+    pub buffered: bool,
+    /// Makes the device refuse requests that are not in whole blocks of this size (512 or 4096), which
+    /// must not be below what the device has. For regular files in the first place.
+    pub logical_block_bytes: Option<u32>,
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Somebody else uses it.
+    #[error("{}: in use{}", path.display(), by(holder))]
+    InUse {
+        /// The device.
+        path: PathBuf,
+        /// Who uses it, where that could be found.
+        holder: Option<String>,
+    },
+    /// It is neither a block device nor a regular file.
+    #[error("{}: expected a block device or a regular file, found {found}", path.display())]
+    WrongType {
+        /// What was to be opened.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The wanted logical block size cannot be had.
+    #[error("{}: logical blocks of {wanted} bytes are not possible: {why}", path.display())]
+    BlockSize {
+        /// The device.
+        path: PathBuf,
+        /// What was asked for, in bytes.
+        wanted: u32,
+        /// Why not.
+        why: String,
+    },
+    /// The system refused.
+    #[error("{}: {action}: {source}", path.display())]
+    System {
+        /// The device.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn by(holder: &Option<String>) -> String {
+    holder.as_ref().map(|h| format!(" by {h}")).unwrap_or_default()
+}
+
+/// An open and claimed device.
+pub(crate) struct Opened {
+    pub(crate) file: OwnedFd,
+    pub(crate) info: DeviceInfo,
+    pub(crate) is_block: bool,
+    pub(crate) read_only: bool,
+    pub(crate) memory_align_bytes: u32,
+    pub(crate) note: Option<String>,
+}
+
+pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenError> {
+    let system = |action| move |source| OpenError::System { path: path.to_path_buf(), action, source };
+    let meta = std::fs::metadata(path).map_err(system("cannot be looked at"))?;
+    let kind = meta.file_type();
+    let is_block = kind.is_block_device();
+    if !is_block && !kind.is_file() {
+        let found = match kind {
+            k if k.is_dir() => "a directory",
+            k if k.is_char_device() => "a character device",
+            k if k.is_socket() => "a socket",
+            k if k.is_fifo() => "a pipe",
+            _ => "something else",
+        };
+        return Err(OpenError::WrongType { path: path.to_path_buf(), found });
+    }
+    let (file, direct_refused) =
+        if is_block { open_block(path, options, meta.rdev())? } else { open_file(path, options, &meta)? };
+
+    let read_only = options.access == Access::ReadOnly;
+    let name: Arc<str> = path.display().to_string().into();
+    let mut notes = Vec::new();
+    if direct_refused {
+        notes.push("direct I/O is not supported here: goes through the page cache".to_string());
+    }
+    let direct = !options.buffered && !direct_refused;
+    let alignment = if direct { info::direct_alignment(file.as_fd()) } else { None };
+    let memory_align_bytes = alignment.map_or(512, |(memory, _)| memory.max(1));
+    let mut info = if is_block {
+        info::of_block_device(file.as_fd(), meta.rdev(), name)
+            .map_err(|e| system("its size cannot be had")(e.into()))?
+    } else {
+        // The size is taken from the open file: the path may name another one by now.
+        let bytes = file.metadata().map_err(system("its size cannot be had"))?.len();
+        let smallest = alignment.map_or(512, |(_, offset)| offset.max(512));
+        info::of_file(file.as_fd(), bytes, meta.dev(), smallest, !read_only, name)
+    };
+    if let Some(wanted) = options.logical_block_bytes {
+        let refuse = |why: String| OpenError::BlockSize { path: path.to_path_buf(), wanted, why };
+        if wanted != 512 && wanted != 4096 {
+            return Err(refuse("expected 512 or 4096".into()));
+        }
+        if wanted < info.logical_block_bytes {
+            return Err(refuse(format!("the device has blocks of {} bytes", info.logical_block_bytes)));
+        }
+        let block_sectors = u64::from(wanted) / format::SECTOR_BYTES;
+        info.logical_block_bytes = wanted;
+        info.physical_block_bytes = info.physical_block_bytes.max(wanted);
+        info.sectors = format::Sectors(info.sectors.0 / block_sectors * block_sectors);
+    }
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    Ok(Opened { file: file.into(), info, is_block, read_only, memory_align_bytes, note })
+}
+
+fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {
+    let write = options.access == Access::ReadWrite;
+    File::options().read(true).write(write).custom_flags(libc::O_CLOEXEC | flags).open(path)
+}
+
+/// Opens with `O_DIRECT` unless that is refused or not wanted; true beside the file if it was refused.
+fn open_direct(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<(File, bool)> {
+    if !options.buffered {
+        match raw_open(path, options, flags | libc::O_DIRECT) {
+            // What file systems without direct I/O say.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+            result => return result.map(|f| (f, false)),
+        }
+    }
+    raw_open(path, options, flags).map(|f| (f, !options.buffered))
+}
+
+fn open_block(path: &Path, options: &OpenOptions, rdev: u64) -> Result<(File, bool), OpenError> {
+    let system = |source| OpenError::System { path: path.to_path_buf(), action: "cannot be opened", source };
+    let exclusive = |options: &OpenOptions| {
+        retry(
+            path,
+            || open_direct(path, options, libc::O_EXCL),
+            libc::EBUSY,
+            || holder::of_block_device(rdev),
+        )
+    };
+    match (options.claim, options.access) {
+        (Claim::None, _) => open_direct(path, options, 0).map_err(system),
+        (Claim::ByAccess, Access::ReadWrite) => exclusive(options),
+        (Claim::ByAccess, Access::ReadOnly) => {
+            drop(exclusive(options)?);
+            open_direct(path, options, 0).map_err(system)
+        }
+    }
+}
+
+fn open_file(
+    path: &Path,
+    options: &OpenOptions,
+    meta: &std::fs::Metadata,
+) -> Result<(File, bool), OpenError> {
+    let system = |action| move |source| OpenError::System { path: path.to_path_buf(), action, source };
+    let (file, refused) = open_direct(path, options, 0).map_err(system("cannot be opened"))?;
+    let operation = match (options.claim, options.access) {
+        (Claim::None, _) => return Ok((file, refused)),
+        (Claim::ByAccess, Access::ReadWrite) => FlockOperation::NonBlockingLockExclusive,
+        (Claim::ByAccess, Access::ReadOnly) => FlockOperation::NonBlockingLockShared,
+    };
+    if options.access == Access::ReadWrite
+        && let Some(device) = holder::loop_device_on(path, meta)
+    {
+        return Err(OpenError::InUse { path: path.to_path_buf(), holder: Some(device) });
+    }
+    let lock = || Ok(rustix::fs::flock(&file, operation)?);
+    retry(path, lock, libc::EWOULDBLOCK, || holder::of_locked_file(meta))?;
+    Ok((file, refused))
+}
+
+/// Repeats `attempt` while it says `busy` and `holder` knows nobody who would stay.
+fn retry<T>(
+    path: &Path,
+    attempt: impl Fn() -> io::Result<T>,
+    busy: i32,
+    holder: impl Fn() -> Option<String>,
+) -> Result<T, OpenError> {
+    let mut tries = 0;
+    loop {
+        match attempt() {
+            Err(e) if e.raw_os_error() == Some(busy) => {
+                let holder = holder();
+                tries += 1;
+                if holder.is_some() || tries == TRIES {
+                    return Err(OpenError::InUse { path: path.to_path_buf(), holder });
+                }
+                std::thread::sleep(BETWEEN_TRIES);
+            }
+            Err(source) => {
+                return Err(OpenError::System {
+                    path: path.to_path_buf(),
+                    action: "cannot be opened",
+                    source,
+                });
+            }
+            Ok(value) => return Ok(value),
+        }
+    }
+}

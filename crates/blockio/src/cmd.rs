@@ -1,0 +1,162 @@
+//! One command for the kernel, in the words of both backends.
+//!
+//! A [`Cmd`] is plain numbers and addresses: it owns nothing. Invariant, relied upon by every SAFETY
+//! line here and in the backends: the operation in the reactor's slot from which a command was made
+//! owns the memory and the file that the command names, and stays in its slot until the command's
+//! result has been taken in. So an address in a `Cmd` is valid from its making to its result.
+
+use std::os::fd::RawFd;
+
+use io_uring::{opcode, squeue, types};
+
+/// The largest piece that is handed to the kernel at once. Linux stops at 2 GiB less one page.
+pub(crate) const MAX_TRANSFER_BYTES: u64 = 1 << 30;
+
+/// `_IO(0x12, 119)`, `include/uapi/linux/fs.h`.
+const BLKDISCARD: libc::c_ulong = 0x1277;
+
+/// A system call to be made, see the module head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cmd {
+    Read {
+        fd: RawFd,
+        ptr: *mut u8,
+        len: u32,
+        offset: u64,
+    },
+    Write {
+        fd: RawFd,
+        ptr: *const u8,
+        len: u32,
+        offset: u64,
+        durable: bool,
+    },
+    Flush {
+        fd: RawFd,
+    },
+    Fallocate {
+        fd: RawFd,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
+    /// Discard on a block device: an ioctl, so it always runs on a helper thread.
+    Discard {
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+    },
+    Accept {
+        fd: RawFd,
+    },
+    Recv {
+        fd: RawFd,
+        ptr: *mut u8,
+        len: u32,
+        all: bool,
+    },
+    Send {
+        fd: RawFd,
+        msg: *const libc::msghdr,
+    },
+}
+
+// SAFETY: a command is handed to a helper thread while its operation, and with it the memory and the
+// file, waits in a slot of the reactor; the driver's thread does not touch that memory before the
+// result is back (module head).
+unsafe impl Send for Cmd {}
+
+impl Cmd {
+    /// Whether this waits for a peer rather than for a device.
+    pub(crate) fn is_socket(self) -> bool {
+        matches!(self, Cmd::Accept { .. } | Cmd::Recv { .. } | Cmd::Send { .. })
+    }
+
+    /// The file and the readiness to wait for before a socket command can make progress.
+    pub(crate) fn readiness(self) -> (RawFd, libc::c_short) {
+        match self {
+            Cmd::Accept { fd } | Cmd::Recv { fd, .. } => (fd, libc::POLLIN),
+            Cmd::Send { fd, .. } => (fd, libc::POLLOUT),
+            Cmd::Read { fd, .. }
+            | Cmd::Write { fd, .. }
+            | Cmd::Flush { fd }
+            | Cmd::Fallocate { fd, .. }
+            | Cmd::Discard { fd, .. } => (fd, 0),
+        }
+    }
+
+    /// The entry for the submission queue; `None` where io_uring has no such operation.
+    pub(crate) fn entry(self) -> Option<squeue::Entry> {
+        Some(match self {
+            Cmd::Read { fd, ptr, len, offset } => {
+                opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
+            }
+            Cmd::Write { fd, ptr, len, offset, durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).rw_flags(flags).build()
+            }
+            Cmd::Flush { fd } => opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build(),
+            Cmd::Fallocate { fd, mode, offset, len } => {
+                opcode::Fallocate::new(types::Fd(fd), len).offset(offset).mode(mode).build()
+            }
+            Cmd::Discard { .. } => return None,
+            Cmd::Accept { fd } => {
+                opcode::Accept::new(types::Fd(fd), std::ptr::null_mut(), std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            Cmd::Recv { fd, ptr, len, all } => {
+                let flags = if all { libc::MSG_WAITALL } else { 0 };
+                opcode::Recv::new(types::Fd(fd), ptr, len).flags(flags).build()
+            }
+            Cmd::Send { fd, msg } => {
+                let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+                opcode::SendMsg::new(types::Fd(fd), msg).flags(flags).build()
+            }
+        })
+    }
+
+    /// Makes the system call on this thread. Returns what io_uring would: a count or a negated errno.
+    /// A socket command does not wait for its peer but returns `-EAGAIN`.
+    pub(crate) fn call(self) -> i32 {
+        // SAFETY: the operation's slot keeps file and memory alive and untouched until the result is
+        // taken in (module head), so every address below is valid for the length beside it; the
+        // kernel checks descriptors and ranges.
+        let result = unsafe {
+            match self {
+                Cmd::Read { fd, ptr, len, offset } => {
+                    libc::pread64(fd, ptr.cast(), len as usize, offset as i64)
+                }
+                Cmd::Write { fd, ptr, len, offset, durable } => {
+                    let iov = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
+                    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                    libc::pwritev2(fd, &raw const iov, 1, offset as i64, flags)
+                }
+                Cmd::Flush { fd } => libc::fdatasync(fd) as isize,
+                Cmd::Fallocate { fd, mode, offset, len } => {
+                    libc::fallocate64(fd, mode, offset as i64, len as i64) as isize
+                }
+                Cmd::Discard { fd, offset, len } => {
+                    let range = [offset, len];
+                    libc::ioctl(fd, BLKDISCARD, range.as_ptr()) as isize
+                }
+                Cmd::Accept { fd } => libc::accept4(
+                    fd,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                ) as isize,
+                Cmd::Recv { fd, ptr, len, .. } => {
+                    libc::recv(fd, ptr.cast(), len as usize, libc::MSG_DONTWAIT)
+                }
+                Cmd::Send { fd, msg } => libc::sendmsg(fd, msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
+            }
+        };
+        if result < 0 {
+            -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+        } else {
+            // At most MAX_TRANSFER_BYTES, or a descriptor.
+            result as i32
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The driver: runs a runtime on this thread.
+//!
+//! Owns the loop: run ready tasks in a batch, submit everything they asked for with one system call,
+//! take in completions, fire timers; wait only when nothing is ready, and then in the same system call.
+//! No spinning: a thread without work sleeps in the kernel until a completion, a timer or a wake-up.
+//! Also owns the order of the end: tasks are dropped first (their operations become orphans), then the
+//! reactor is closed (module `reactor`), and only then memory and ring go.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use ::io::{Clock, Fifo, Handle, Nanos, Runtime};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::reactor::Reactor;
+use crate::uring::Uring;
+use crate::wake::Wake;
+
+/// Polls between two looks at the kernel: bounds how long a completion waits behind ready tasks.
+const BATCH: usize = 256;
+
+/// Which mechanism does the I/O.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Backend {
+    /// io_uring where it can be had, else the pool.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// Helper threads and poll(2).
+    Pool,
+}
+
+/// How a driver is to be set up.
+#[derive(Clone, Debug)]
+pub struct DriverOptions {
+    /// Which mechanism does the I/O.
+    pub backend: Backend,
+    /// Seed of the runtime's random source.
+    pub seed: u64,
+    /// Entries of the submission queue. More operations than that may be in flight.
+    pub ring_entries: u32,
+    /// Most helper threads: all device I/O of the pool backend, ioctls of the other.
+    pub max_threads: usize,
+}
+
+impl Default for DriverOptions {
+    fn default() -> Self {
+        DriverOptions { backend: Backend::Auto, seed: 0, ring_entries: 256, max_threads: 16 }
+    }
+}
+
+/// The system's clocks.
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Nanos {
+        let t = clock_gettime(ClockId::Monotonic);
+        // Neither is negative: the monotonic clock counts from boot.
+        Nanos((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64))
+    }
+
+    fn wall_seconds(&self) -> u64 {
+        u64::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0)
+    }
+}
+
+/// Runs tasks and their I/O on the thread that made it.
+pub struct Driver {
+    runtime: Runtime,
+    reactor: Reactor,
+    running: Cell<bool>,
+    note: String,
+}
+
+impl Driver {
+    /// A driver for this thread.
+    ///
+    /// # Errors
+    /// If io_uring was demanded and cannot be had (the message says why), or no descriptor is left.
+    pub fn new(options: DriverOptions) -> io::Result<Driver> {
+        let (uring, note) = match options.backend {
+            Backend::Pool => (None, format!("a pool of up to {} threads, as asked", options.max_threads)),
+            wanted => match Uring::new(options.ring_entries.max(8)) {
+                Ok(u) => {
+                    let note = format!("io_uring ({})", u.granted);
+                    (Some(u), note)
+                }
+                Err(refusal) if wanted == Backend::Uring => {
+                    let message = format!("io_uring cannot be used: {}", refusal.reason);
+                    return Err(io::Error::new(refusal.error.kind(), message));
+                }
+                Err(refusal) => {
+                    let note = format!(
+                        "a pool of up to {} threads, which is slower, because io_uring cannot be used: {}",
+                        options.max_threads, refusal.reason
+                    );
+                    (None, note)
+                }
+            },
+        };
+        let wake = Arc::new(Wake::new(uring.is_none())?);
+        let runtime = Runtime::new(Rc::new(SystemClock), options.seed);
+        runtime.set_unpark(wake.clone());
+        let reactor = Reactor::new(uring, wake, options.max_threads, runtime.handle().pool().clone());
+        Ok(Driver { runtime, reactor, running: Cell::new(false), note })
+    }
+
+    /// What tasks hold.
+    pub fn handle(&self) -> Handle {
+        self.runtime.handle()
+    }
+
+    /// Through which devices and sockets do their I/O on this driver.
+    pub fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+
+    /// Which mechanism does the I/O, and if it is not the best one, why; for the log, once.
+    pub fn backend_note(&self) -> &str {
+        &self.note
+    }
+
+    /// Runs tasks until `future` is ready and returns its value. Other tasks stay where they are then
+    /// and go on with the next call.
+    ///
+    /// # Panics
+    /// If a task of this driver calls it.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        assert!(!self.running.replace(true), "a task must not call block_on of its own driver");
+        let _guard = Running(&self.running);
+        let mut future = pin!(future);
+        let root = Arc::new(Root { woken: AtomicBool::new(true), wake: self.reactor.wake().clone() });
+        let waker = Waker::from(root.clone());
+        let mut cx = Context::from_waker(&waker);
+        let wake = self.reactor.wake();
+        loop {
+            if root.woken.swap(false, Ordering::AcqRel)
+                && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
+            {
+                // What was asked for last goes to the kernel although nobody waits here any more.
+                self.reactor.turn();
+                return value;
+            }
+            self.runtime.run(&mut Fifo, BATCH);
+            if self.runtime.has_ready() || root.woken.load(Ordering::Acquire) {
+                self.reactor.turn();
+            } else {
+                // Announced first, looked at second: see module `wake`.
+                wake.announce_sleep();
+                let timeout = self.runtime.next_deadline().map(|d| d.since(self.handle().now()));
+                let due = timeout == Some(Nanos(0));
+                let idle = !due
+                    && self.runtime.park()
+                    && !root.woken.load(Ordering::SeqCst)
+                    && !self.reactor.has_results();
+                if idle {
+                    self.reactor.wait(timeout);
+                } else {
+                    wake.awake();
+                    self.reactor.turn();
+                }
+                self.runtime.unparked();
+            }
+            if self.runtime.next_deadline().is_some() {
+                self.runtime.fire_timers();
+            }
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.runtime.drop_tasks();
+        self.reactor.close();
+    }
+}
+
+/// Notes that no task runs any more, also when one panics.
+struct Running<'a>(&'a Cell<bool>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// The waker of the future that `block_on` waits for.
+struct Root {
+    woken: AtomicBool,
+    wake: Arc<Wake>,
+}
+
+impl std::task::Wake for Root {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.woken.swap(true, Ordering::SeqCst) {
+            self.wake.notify();
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A device on a block device or a regular file.
+//!
+//! Owns the open file with its claim, and turns requests into commands of the reactor. Short transfers,
+//! `EINTR` and `EAGAIN` are continued here. Direct I/O where the file takes it, else buffered with
+//! fdatasync(2) for flushes, which keeps the same promises through the page cache.
+//!
+//! What becomes of a request:
+//!
+//! | request | block device | regular file |
+//! |---|---|---|
+//! | durable write | `RWF_DSYNC` (the kernel uses FUA or a flush) | `RWF_DSYNC` |
+//! | flush | fdatasync(2) | fdatasync(2) |
+//! | discard | `BLKDISCARD` on a helper thread | punches a hole |
+//! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ::io::{Buffer, Completer, Device, DeviceInfo, IoError, Op as What, Request};
+
+use crate::claim::{OpenError, OpenOptions, Opened, open};
+use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
+use crate::reactor::{Op, Reactor, Step};
+
+/// Zeros that are written at once where the kernel has no better way.
+const ZEROS_BYTES: usize = 1 << 20;
+
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// How zeros get to the medium; goes down the list when the kernel refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Zeroing {
+    ZeroRange,
+    PunchHole,
+    Write,
+}
+
+pub(crate) struct FileInner {
+    file: OwnedFd,
+    info: DeviceInfo,
+    is_block: bool,
+    read_only: bool,
+    /// Alignment that direct I/O asks of memory.
+    memory_align_bytes: usize,
+    zeroing: Cell<Zeroing>,
+    zeros: RefCell<Option<Buffer>>,
+}
+
+/// A device on a block device or a regular file. Closing happens when the last handle and the last
+/// operation are gone, and gives up the claim.
+#[derive(Clone)]
+pub struct FileDevice {
+    inner: Rc<FileInner>,
+    reactor: Reactor,
+    note: Option<Arc<str>>,
+}
+
+impl FileDevice {
+    /// Opens and claims `path`. Blocks for as long as open(2) and a few look-ups take.
+    ///
+    /// # Errors
+    /// [`OpenError`]: in use (by whom, where that can be found), not a device or file, or refused.
+    pub fn open(reactor: &Reactor, path: &Path, options: &OpenOptions) -> Result<FileDevice, OpenError> {
+        Ok(Self::from_opened(reactor, open(path, options)?))
+    }
+
+    fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
+        let Opened { file, info, is_block, read_only, memory_align_bytes, note } = opened;
+        let inner = FileInner {
+            file,
+            info,
+            is_block,
+            read_only,
+            memory_align_bytes: memory_align_bytes as usize,
+            zeroing: Cell::new(Zeroing::ZeroRange),
+            zeros: RefCell::new(None),
+        };
+        FileDevice { inner: Rc::new(inner), reactor: reactor.clone(), note: note.map(Arc::from) }
+    }
+
+    /// What is unusual about this device (no direct I/O, for example), for the log.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        self.inner.read_only
+    }
+
+    /// Whether this is a block device, not a file.
+    pub fn is_block_device(&self) -> bool {
+        self.inner.is_block
+    }
+}
+
+impl Device for FileDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.inner.info
+    }
+
+    fn submit(&self, mut request: Request, completer: Completer) {
+        let refused = match self.inner.info.check(&mut request) {
+            Err(e) => Some(e),
+            Ok(()) if self.inner.read_only && !matches!(request.op, What::Read | What::Flush) => {
+                Some(IoError::of(&self.inner.info.name, &request, libc::EROFS))
+            }
+            Ok(()) if request.op == What::Discard && !self.inner.info.discard => {
+                Some(IoError::of(&self.inner.info.name, &request, libc::EOPNOTSUPP))
+            }
+            Ok(()) => None,
+        };
+        if let Some(e) = refused {
+            completer.complete(Err(e), request.buffer);
+            return;
+        }
+        if request.sectors.0 == 0 && request.op != What::Flush {
+            completer.complete(Ok(()), request.buffer);
+            return;
+        }
+        let op = DeviceOp::new(self.inner.clone(), request, completer, self.reactor.pool());
+        let started = self.reactor.start(Op::Device(op), |op| match op {
+            Op::Device(op) => Step::Next(op.command()),
+            Op::Socket(_) => unreachable!("made above"),
+        });
+        if let Err(Op::Device(mut op)) = started {
+            op.errno = Some(libc::ECANCELED);
+            op.finish();
+        }
+    }
+}
+
+/// A request on its way through the kernel.
+pub(crate) struct DeviceOp {
+    file: Rc<FileInner>,
+    request: Request,
+    completer: Completer,
+    /// Bytes that are done.
+    done: u64,
+    /// How zeros are written, for a write-zeroes.
+    zeroing: Zeroing,
+    /// Stands in for the request's buffer where that is not aligned enough, or holds zeros.
+    stand_in: Option<Buffer>,
+    errno: Option<i32>,
+}
+
+impl DeviceOp {
+    fn new(
+        file: Rc<FileInner>,
+        mut request: Request,
+        completer: Completer,
+        pool: &::io::BufferPool,
+    ) -> DeviceOp {
+        let range = request.byte_range();
+        let stand_in = match (request.op, &mut request.buffer) {
+            (What::WriteZeroes, _) => {
+                Some(file.zeros.borrow_mut().get_or_insert_with(|| pool.zeroed(ZEROS_BYTES)).clone())
+            }
+            // Buffers are aligned to a page; what may be wrong is the offset in them.
+            (op @ (What::Read | What::Write { .. }), Some(buffer))
+                if !range.start.is_multiple_of(file.memory_align_bytes) =>
+            {
+                Some(match op {
+                    What::Read => pool.take(range.len()),
+                    _ => pool.copy_of(&buffer.as_slice()[range]),
+                })
+            }
+            _ => None,
+        };
+        let zeroing = file.zeroing.get();
+        DeviceOp { file, request, completer, done: 0, zeroing, stand_in, errno: None }
+    }
+
+    fn left(&self) -> u64 {
+        self.request.sectors.bytes() - self.done
+    }
+
+    /// The command that goes on from `done`.
+    fn command(&mut self) -> Cmd {
+        let fd: RawFd = self.file.file.as_raw_fd();
+        let offset = self.request.sector.bytes() + self.done;
+        let left = self.left();
+        let len = left.min(MAX_TRANSFER_BYTES) as u32;
+        // Checked on submission: offset plus length lie in the buffer, which fits into memory.
+        let at = self.done as usize;
+        match self.request.op {
+            What::Read => {
+                let ptr = match (&mut self.stand_in, &mut self.request.buffer) {
+                    (Some(b), _) => b.as_mut()[at..][..len as usize].as_mut_ptr(),
+                    (None, Some(b)) => {
+                        b.as_mut()[self.request.buffer_offset_bytes + at..][..len as usize].as_mut_ptr()
+                    }
+                    (None, None) => unreachable!("checked on submission"),
+                };
+                Cmd::Read { fd, ptr, len, offset }
+            }
+            What::Write { fua } => {
+                let ptr = match (&self.stand_in, &self.request.buffer) {
+                    (Some(b), _) => b.as_slice()[at..][..len as usize].as_ptr(),
+                    (None, Some(b)) => {
+                        b.as_slice()[self.request.buffer_offset_bytes + at..][..len as usize].as_ptr()
+                    }
+                    (None, None) => unreachable!("checked on submission"),
+                };
+                Cmd::Write { fd, ptr, len, offset, durable: fua }
+            }
+            What::Flush => Cmd::Flush { fd },
+            What::Discard if self.file.is_block => Cmd::Discard { fd, offset, len: left },
+            What::Discard => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
+            What::WriteZeroes => match (self.zeroing, &self.stand_in) {
+                (Zeroing::ZeroRange, _) => Cmd::Fallocate { fd, mode: ZERO_RANGE, offset, len: left },
+                (Zeroing::PunchHole, _) => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
+                (Zeroing::Write, Some(zeros)) => {
+                    let len = left.min(zeros.len() as u64) as u32;
+                    Cmd::Write { fd, ptr: zeros.as_slice().as_ptr(), len, offset, durable: false }
+                }
+                (Zeroing::Write, None) => unreachable!("a write-zeroes carries zeros"),
+            },
+        }
+    }
+
+    /// Takes in a result of the kernel.
+    pub(crate) fn advance(&mut self, result: i32) -> Step {
+        match result {
+            e if e == -libc::EINTR => Step::Next(self.command()),
+            // Short of memory or requests: again, where the kernel may wait for them.
+            e if e == -libc::EAGAIN => Step::NextBlocking(self.command()),
+            e if e < 0 => self.failed(-e),
+            n => self.moved(n as u64),
+        }
+    }
+
+    fn failed(&mut self, errno: i32) -> Step {
+        let refused = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
+        if self.request.op == What::WriteZeroes && self.zeroing != Zeroing::Write && refused {
+            self.zeroing = match self.zeroing {
+                Zeroing::ZeroRange if !self.file.is_block => Zeroing::PunchHole,
+                _ => Zeroing::Write,
+            };
+            self.file.zeroing.set(self.zeroing);
+            return Step::Next(self.command());
+        }
+        self.errno = Some(errno);
+        Step::Done
+    }
+
+    fn moved(&mut self, n: u64) -> Step {
+        let transfers = match self.request.op {
+            What::Read | What::Write { .. } => true,
+            What::WriteZeroes => self.zeroing == Zeroing::Write,
+            What::Flush | What::Discard => false,
+        };
+        if !transfers || n >= self.left() {
+            return Step::Done;
+        }
+        // Direct I/O goes on at whole blocks only. Nothing at all moves behind the end of a file that
+        // somebody truncated, or on a device that broke.
+        let block = u64::from(self.file.info.logical_block_bytes);
+        let whole = n / block * block;
+        if whole == 0 {
+            self.errno = Some(libc::EIO);
+            return Step::Done;
+        }
+        self.done += whole;
+        Step::Next(self.command())
+    }
+
+    /// Tells the waiter.
+    pub(crate) fn finish(self) {
+        let DeviceOp { file, mut request, completer, stand_in, errno, .. } = self;
+        let result = match errno {
+            None => Ok(()),
+            Some(e) => Err(IoError::of(&file.info.name, &request, e)),
+        };
+        if let (What::Read, Ok(()), Some(from)) = (request.op, &result, &stand_in) {
+            let range = request.byte_range();
+            if let Some(to) = &mut request.buffer {
+                to.as_mut()[range].copy_from_slice(from.as_slice());
+            }
+        }
+        completer.complete(result, request.buffer);
+    }
+}

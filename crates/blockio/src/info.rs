@@ -1,0 +1,132 @@
+//! What a device is like: asked of the kernel by ioctls and sysfs.
+//!
+//! Owns the mapping from an open file to [`DeviceInfo`]. sysfs may be missing (containers): the ioctls
+//! give what correctness needs (size and block sizes), sysfs gives advice (rotational, discard, RAID),
+//! and what is unknown is taken as the harmless value.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::io::DeviceInfo;
+use format::Sectors;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+// `include/uapi/linux/fs.h`. BLKGETSIZE64 is `_IOR(0x12, 114, size_t)`, the others `_IO(0x12, n)`.
+const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+const BLKSSZGET: libc::c_ulong = 0x1268;
+const BLKIOOPT: libc::c_ulong = 0x1279;
+const BLKPBSZGET: libc::c_ulong = 0x127b;
+
+/// How deep stacked devices (dm on md on partitions) are followed.
+const MAX_STACK: u32 = 8;
+
+fn ioctl_number<T: Default>(fd: BorrowedFd<'_>, request: libc::c_ulong) -> Result<T, Errno> {
+    let mut value = T::default();
+    // SAFETY: each request above writes one number of the type with which it is called, and only into
+    // `value`, which outlives the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) };
+    if result < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return Err(Errno::from_raw_os_error(errno));
+    }
+    Ok(value)
+}
+
+/// The directory of a block device in sysfs.
+pub(crate) fn sysfs_dir(rdev: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
+}
+
+/// The directory of the whole disk of which `dir` may be a partition.
+fn whole_disk(dir: &Path) -> PathBuf {
+    if dir.join("partition").exists() { dir.join("..") } else { dir.to_path_buf() }
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Whether `dir` is a RAID 4/5/6 array or stands on one.
+fn stands_on_parity_raid(dir: &Path, depth: u32) -> bool {
+    let disk = whole_disk(dir);
+    if let Ok(level) = fs::read_to_string(disk.join("md/level")) {
+        return matches!(level.trim(), "raid4" | "raid5" | "raid6");
+    }
+    let Ok(slaves) = fs::read_dir(disk.join("slaves")) else { return false };
+    depth < MAX_STACK && slaves.flatten().any(|s| stands_on_parity_raid(&s.path(), depth + 1))
+}
+
+/// What is known of the block device `fd`.
+pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> Result<DeviceInfo, Errno> {
+    let bytes: u64 = ioctl_number(fd, BLKGETSIZE64)?;
+    let logical: i32 = ioctl_number(fd, BLKSSZGET)?;
+    let logical_block_bytes = u32::try_from(logical).unwrap_or(512).max(512);
+    let physical = ioctl_number::<u32>(fd, BLKPBSZGET).unwrap_or(logical_block_bytes);
+    let optimal = ioctl_number::<u32>(fd, BLKIOOPT).unwrap_or(0);
+    let dir = sysfs_dir(rdev);
+    let queue = whole_disk(&dir).join("queue");
+    Ok(DeviceInfo {
+        name,
+        sectors: whole_blocks(bytes, logical_block_bytes),
+        logical_block_bytes,
+        physical_block_bytes: physical.max(logical_block_bytes),
+        optimal_io_bytes: optimal,
+        rotational: read_number(&queue.join("rotational")) == Some(1),
+        discard: read_number(&queue.join("discard_max_bytes")).unwrap_or(0) > 0,
+        partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+    })
+}
+
+/// What is known of the regular file `fd` of `bytes` on the file system of device `dev`.
+pub(crate) fn of_file(
+    fd: BorrowedFd<'_>,
+    bytes: u64,
+    dev: u64,
+    logical_block_bytes: u32,
+    writable: bool,
+    name: Arc<str>,
+) -> DeviceInfo {
+    let dir = sysfs_dir(dev);
+    let queue = whole_disk(&dir).join("queue");
+    DeviceInfo {
+        name,
+        sectors: whole_blocks(bytes, logical_block_bytes),
+        logical_block_bytes,
+        physical_block_bytes: logical_block_bytes.max(4096),
+        optimal_io_bytes: 0,
+        rotational: read_number(&queue.join("rotational")) == Some(1),
+        discard: writable && punches_holes(fd, bytes),
+        partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+    }
+}
+
+fn whole_blocks(bytes: u64, logical_block_bytes: u32) -> Sectors {
+    let block = u64::from(logical_block_bytes);
+    Sectors::from_bytes_floor(bytes / block * block)
+}
+
+/// Asks the file system by punching a hole behind the end of the file, where nothing is.
+fn punches_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
+    let behind = bytes.next_multiple_of(1 << 20);
+    rustix::fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, behind, 4096).is_ok()
+}
+
+/// What direct I/O on `fd` asks for: alignment of memory and of offsets, in bytes; `None` if the
+/// kernel does not tell (before Linux 6.1) or direct I/O is not supported.
+pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
+    /// `STATX_DIOALIGN`, `include/uapi/linux/stat.h`.
+    const DIOALIGN: u32 = 0x2000;
+    // SAFETY: all zeros is a value of this plain C struct, which the call fills.
+    let mut buf: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the empty path with AT_EMPTY_PATH names the descriptor itself, and `buf` is a live struct
+    // of the type that the call fills.
+    let result = unsafe {
+        libc::statx(fd.as_fd().as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, DIOALIGN, &raw mut buf)
+    };
+    let told = result == 0 && buf.stx_mask & DIOALIGN != 0 && buf.stx_dio_offset_align != 0;
+    told.then_some((buf.stx_dio_mem_align, buf.stx_dio_offset_align))
+}

@@ -1,0 +1,34 @@
+//! Devices and sockets on the production driver of the executor.
+//!
+//! Owns every system call of the data path: the [`Driver`] that runs an `io::Runtime` on its thread,
+//! with io_uring or, where the kernel does not grant that, with helper threads and poll(2); the device
+//! on block devices and files with its exclusive claim; sockets for exports; the bridge to other
+//! threads; and device wrappers for simulation of slow disks, statistics and tests.
+//!
+//! Invariants: a buffer that the kernel may touch is owned by an operation in a slot of the
+//! [`Reactor`], never borrowed (module `reactor` says what happens on cancel and drop); nothing here
+//! blocks the driver's thread but opening devices and the drop of the driver. Must not know the cache
+//! or its format beyond the units.
+#![deny(clippy::undocumented_unsafe_blocks)]
+
+pub mod bridge;
+mod claim;
+mod cmd;
+pub mod conformance;
+mod driver;
+mod file;
+mod holder;
+mod info;
+mod net;
+mod polled;
+mod reactor;
+mod socket_op;
+mod uring;
+mod wake;
+mod workers;
+
+pub use claim::{Access, Claim, OpenError, OpenOptions};
+pub use driver::{Backend, Driver, DriverOptions, SystemClock};
+pub use file::FileDevice;
+pub use net::{Address, Connection, Listener, Message, Piece};
+pub use reactor::Reactor;

@@ -1,0 +1,446 @@
+//! Stream sockets on the driver's thread: unix paths and TCP.
+//!
+//! Owns listeners and connections for exports and clients. Buffers move into an operation and come
+//! back with it; a future that is dropped gives its operation up, and the kernel's hold on the buffer
+//! ends before the memory is reused (module `reactor`). A received part is lost with a dropped
+//! receive, so a stream goes on only after a receive that was awaited to its end. Must not know what
+//! the bytes mean.
+
+use std::future::Future;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, fs};
+
+use ::io::Buffer;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::reactor::{Op, OpId, Reactor, Step};
+use crate::socket_op::{SocketKind, SocketOp};
+
+/// How long a TCP connection may take to come about.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Where a listener listens, or a client connects to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// A TCP port; port 0 lets the system choose one.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+/// Part of a buffer that is to be sent.
+#[derive(Debug)]
+pub struct Piece {
+    buffer: Buffer,
+    range: Range<usize>,
+}
+
+impl Piece {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.buffer.as_slice()[self.range.clone()]
+    }
+}
+
+/// Bytes to be sent as one, in order; pieces of any number of buffers. Reuse it: it keeps its storage.
+#[derive(Default, Debug)]
+pub struct Message {
+    pieces: Vec<Piece>,
+    len_bytes: usize,
+}
+
+impl Message {
+    /// An empty message.
+    pub fn new() -> Message {
+        Message::default()
+    }
+
+    /// Appends `range` of `buffer`. Several pieces may share one buffer (clones).
+    ///
+    /// # Panics
+    /// If the range does not lie in the buffer.
+    pub fn push(&mut self, buffer: Buffer, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= buffer.len(), "{range:?} of {} bytes", buffer.len());
+        self.len_bytes += range.len();
+        if !range.is_empty() {
+            self.pieces.push(Piece { buffer, range });
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.len_bytes == 0
+    }
+
+    /// Drops the pieces and keeps the storage.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.len_bytes = 0;
+    }
+
+    /// How many pieces there are. Up to 64 go to the kernel at once.
+    pub fn pieces_len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
+
+/// Waits for a socket operation; dropping it gives the operation up.
+struct SocketFuture {
+    reactor: Reactor,
+    state: FutureState,
+}
+
+enum FutureState {
+    Running(OpId),
+    /// Failed before it began.
+    Refused(SocketOp),
+    Taken,
+}
+
+impl SocketFuture {
+    fn start(reactor: &Reactor, socket: &Rc<OwnedFd>, kind: SocketKind) -> SocketFuture {
+        let op = Op::Socket(SocketOp::new(socket.clone(), kind));
+        let started = reactor.start(op, |op| match op {
+            Op::Socket(op) => Step::Next(op.command()),
+            Op::Device(_) => unreachable!("made above"),
+        });
+        let state = match started {
+            Ok(id) => FutureState::Running(id),
+            Err(Op::Socket(mut op)) => {
+                op.fail(libc::ECANCELED);
+                FutureState::Refused(op)
+            }
+            Err(Op::Device(_)) => unreachable!("made above"),
+        };
+        SocketFuture { reactor: reactor.clone(), state }
+    }
+}
+
+impl Future for SocketFuture {
+    type Output = (SocketKind, io::Result<usize>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let op = match std::mem::replace(&mut self.state, FutureState::Taken) {
+            FutureState::Running(id) => {
+                let ended = self.reactor.with_socket(id, |op| {
+                    if !op.has_ended() {
+                        op.set_waker(cx.waker());
+                    }
+                    op.has_ended()
+                });
+                if !ended {
+                    self.state = FutureState::Running(id);
+                    return Poll::Pending;
+                }
+                self.reactor.take_socket(id)
+            }
+            FutureState::Refused(op) => op,
+            FutureState::Taken => panic!("polled after it was ready"),
+        };
+        let outcome = match op.outcome() {
+            Some(Ok(n)) => Ok(n),
+            Some(Err(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            None => unreachable!("it has ended"),
+        };
+        Poll::Ready((op.kind, outcome))
+    }
+}
+
+impl Drop for SocketFuture {
+    fn drop(&mut self) {
+        if let FutureState::Running(id) = self.state {
+            self.reactor.abandon_socket(id);
+        }
+    }
+}
+
+/// Waits for connections. Dropping it closes it and removes the path of a unix socket.
+pub struct Listener {
+    reactor: Reactor,
+    socket: Rc<OwnedFd>,
+    address: Address,
+    /// Device and inode of the path that is ours to remove.
+    owned_path: Option<(PathBuf, u64, u64)>,
+}
+
+impl Listener {
+    /// Listens on `address`. A unix socket is reachable by its owner alone (mode 0600); the path of a
+    /// socket on which nobody listens any more is taken over.
+    ///
+    /// # Errors
+    /// `AddrInUse` if somebody listens there or the path is no socket; what bind(2) says otherwise.
+    pub fn bind(reactor: &Reactor, address: &Address) -> io::Result<Listener> {
+        match address {
+            Address::Unix(path) => Self::bind_unix(reactor, path),
+            Address::Tcp(wanted) => {
+                let listener = TcpListener::bind(wanted)?;
+                let address = Address::Tcp(listener.local_addr()?);
+                Ok(Self::wrap(reactor, listener.into(), address, None)?)
+            }
+        }
+    }
+
+    fn bind_unix(reactor: &Reactor, path: &Path) -> io::Result<Listener> {
+        let name = SocketAddrUnix::new(path)?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        match rustix::net::bind(&socket, &name) {
+            Err(rustix::io::Errno::ADDRINUSE) => {
+                remove_dead_socket(path)?;
+                rustix::net::bind(&socket, &name)?;
+            }
+            result => result?,
+        }
+        // Before listen(2), so that nobody gets in while the mode is still the umask's.
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        let meta = fs::symlink_metadata(path)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        use std::os::unix::fs::MetadataExt;
+        let owned = Some((path.to_path_buf(), meta.dev(), meta.ino()));
+        Self::wrap(reactor, socket, Address::Unix(path.to_path_buf()), owned)
+    }
+
+    /// Takes over a listening stream socket (socket activation).
+    ///
+    /// # Errors
+    /// If its flags cannot be set.
+    pub fn from_fd(reactor: &Reactor, socket: OwnedFd, address: Address) -> io::Result<Listener> {
+        Self::wrap(reactor, socket, address, None)
+    }
+
+    fn wrap(
+        reactor: &Reactor,
+        socket: OwnedFd,
+        address: Address,
+        owned_path: Option<(PathBuf, u64, u64)>,
+    ) -> io::Result<Listener> {
+        set_blocking_for(reactor, &socket)?;
+        Ok(Listener { reactor: reactor.clone(), socket: Rc::new(socket), address, owned_path })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// What accept(2) says; `EMFILE` and the like are temporary.
+    pub async fn accept(&self) -> io::Result<Connection> {
+        loop {
+            let kind = SocketKind::Accept { accepted: None };
+            let (kind, outcome) = SocketFuture::start(&self.reactor, &self.socket, kind).await;
+            match outcome {
+                // The client gave up before we took its connection: not our error.
+                Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
+                Err(e) => return Err(e),
+                Ok(_) => match kind {
+                    SocketKind::Accept { accepted: Some(fd) } => {
+                        if matches!(self.address, Address::Tcp(_)) {
+                            rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
+                        }
+                        return Connection::wrap(&self.reactor, fd);
+                    }
+                    _ => unreachable!("accept yields a descriptor"),
+                },
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, dev, ino)) = &self.owned_path
+            && let Ok(meta) = fs::symlink_metadata(path)
+        {
+            use std::os::unix::fs::MetadataExt;
+            // Somebody may have put another socket there meanwhile.
+            if (meta.dev(), meta.ino()) == (*dev, *ino) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// Removes `path` if it is a socket on which nobody listens.
+fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let in_use = || io::Error::from_raw_os_error(libc::EADDRINUSE);
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(in_use());
+    }
+    match UnixStream::connect(path) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => Err(in_use()),
+    }
+}
+
+/// The ring waits for blocking sockets itself and reports non-blocking ones as not ready; poll(2)
+/// needs them non-blocking.
+fn set_blocking_for(reactor: &Reactor, socket: &OwnedFd) -> io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(socket)?;
+    flags.set(rustix::fs::OFlags::NONBLOCK, !reactor.is_uring());
+    Ok(rustix::fs::fcntl_setfl(socket, flags)?)
+}
+
+/// A stream socket. Cheap to clone: one task may receive while another sends.
+#[derive(Clone)]
+pub struct Connection {
+    reactor: Reactor,
+    socket: Rc<OwnedFd>,
+}
+
+impl Connection {
+    /// Connects to `address`.
+    ///
+    /// # Errors
+    /// What connect(2) says; `TimedOut` after 10 s.
+    pub async fn connect(reactor: &Reactor, address: &Address) -> io::Result<Connection> {
+        let wanted = address.clone();
+        let fd = reactor
+            .blocking(move || match wanted {
+                Address::Unix(path) => UnixStream::connect(path).map(OwnedFd::from),
+                Address::Tcp(address) => {
+                    let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+                    stream.set_nodelay(true)?;
+                    Ok(stream.into())
+                }
+            })
+            .await?;
+        Self::from_fd(reactor, fd)
+    }
+
+    /// Takes over a connected stream socket.
+    ///
+    /// # Errors
+    /// If its flags cannot be set.
+    pub fn from_fd(reactor: &Reactor, socket: OwnedFd) -> io::Result<Connection> {
+        Self::wrap(reactor, socket)
+    }
+
+    fn wrap(reactor: &Reactor, socket: OwnedFd) -> io::Result<Connection> {
+        set_blocking_for(reactor, &socket)?;
+        Ok(Connection { reactor: reactor.clone(), socket: Rc::new(socket) })
+    }
+
+    /// Receives what is there, at least one byte, into `range` of `buffer`. `Ok(0)` is the end of the
+    /// stream, or an empty range. Dropping the future loses what was received.
+    ///
+    /// # Errors
+    /// What recv(2) says.
+    ///
+    /// # Panics
+    /// If the range does not lie in the buffer, or the buffer is shared.
+    pub async fn recv_some(&self, buffer: Buffer, range: Range<usize>) -> (Buffer, io::Result<usize>) {
+        self.recv(buffer, range, false).await
+    }
+
+    /// Receives exactly `range` of `buffer`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the stream ends before; what recv(2) says otherwise.
+    ///
+    /// # Panics
+    /// If the range does not lie in the buffer, or the buffer is shared.
+    pub async fn recv_exact(&self, buffer: Buffer, range: Range<usize>) -> (Buffer, io::Result<()>) {
+        let wanted = range.len();
+        let (buffer, result) = self.recv(buffer, range, true).await;
+        let result = match result {
+            Ok(n) if n == wanted => Ok(()),
+            Ok(n) => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the peer closed the connection after {n} of {wanted} bytes"),
+            )),
+            Err(e) => Err(e),
+        };
+        (buffer, result)
+    }
+
+    async fn recv(&self, mut buffer: Buffer, range: Range<usize>, all: bool) -> (Buffer, io::Result<usize>) {
+        assert!(range.start <= range.end && range.end <= buffer.len(), "{range:?} of {} bytes", buffer.len());
+        assert!(buffer.get_mut().is_some(), "a shared buffer cannot be received into");
+        if range.is_empty() {
+            return (buffer, Ok(0));
+        }
+        let kind = SocketKind::Recv { buffer, range, all };
+        match SocketFuture::start(&self.reactor, &self.socket, kind).await {
+            (SocketKind::Recv { buffer, .. }, outcome) => (buffer, outcome),
+            _ => unreachable!("a receive stays one"),
+        }
+    }
+
+    /// Sends the whole of `message`, which comes back for reuse.
+    ///
+    /// # Errors
+    /// What sendmsg(2) says; part of the message may have gone out.
+    pub async fn send(&self, message: Message) -> (Message, io::Result<()>) {
+        if message.is_empty() {
+            return (message, Ok(()));
+        }
+        let kind = SocketKind::Send { message, block: self.reactor.take_block() };
+        match SocketFuture::start(&self.reactor, &self.socket, kind).await {
+            (SocketKind::Send { message, block }, outcome) => {
+                self.reactor.keep_block(block);
+                (message, outcome.map(drop))
+            }
+            _ => unreachable!("a send stays one"),
+        }
+    }
+
+    /// Sends the whole of `buffer`, which comes back for reuse.
+    ///
+    /// # Errors
+    /// What sendmsg(2) says; part of the buffer may have gone out.
+    pub async fn send_all(&self, buffer: Buffer) -> (Buffer, io::Result<()>) {
+        let mut message = Message::new();
+        let range = 0..buffer.len();
+        let spare = buffer.clone();
+        message.push(buffer, range);
+        let (message, result) = self.send(message).await;
+        drop(message);
+        (spare, result)
+    }
+
+    /// Ends one or both directions; a receive that waits ends with `Ok(0)`.
+    ///
+    /// # Errors
+    /// `NotConnected` if the peer is gone already.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        Ok(rustix::net::shutdown(&*self.socket, how)?)
+    }
+}

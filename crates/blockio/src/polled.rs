@@ -1,0 +1,87 @@
+//! The fallback without io_uring: sockets by poll(2), everything else on helper threads.
+//!
+//! Owns the socket commands that wait for their peer and the driver's sleep in poll(2). A socket
+//! command is tried once when it comes and again whenever its socket is ready. Memory and descriptors
+//! that commands name belong to the reactor's slots (module `cmd`).
+
+use ::io::Nanos;
+
+use crate::cmd::Cmd;
+use crate::wake::Wake;
+
+#[derive(Default)]
+pub(crate) struct Polled {
+    waiting: Vec<(u64, Cmd)>,
+    done: Vec<(u64, i32)>,
+    /// Kept for its storage.
+    fds: Vec<libc::pollfd>,
+}
+
+impl Polled {
+    /// Tries a socket command, or keeps it until its socket is ready.
+    pub(crate) fn push_socket(&mut self, user_data: u64, cmd: Cmd) {
+        match cmd.call() {
+            e if e == -libc::EAGAIN => self.waiting.push((user_data, cmd)),
+            result => self.done.push((user_data, result)),
+        }
+    }
+
+    /// Gives up a socket command that still waits.
+    pub(crate) fn cancel(&mut self, user_data: u64) {
+        if let Some(at) = self.waiting.iter().position(|(u, _)| *u == user_data) {
+            self.waiting.swap_remove(at);
+            self.done.push((user_data, -libc::ECANCELED));
+        }
+    }
+
+    /// Whether results wait to be taken.
+    pub(crate) fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Moves results to `out`.
+    pub(crate) fn take_done(&mut self, out: &mut Vec<(u64, i32)>) {
+        out.append(&mut self.done);
+    }
+
+    /// Waits until a socket is ready, a wake-up comes or `timeout` is over; then tries what is ready.
+    pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
+        self.fds.clear();
+        self.fds.push(libc::pollfd { fd: wake.raw_fd(), events: libc::POLLIN, revents: 0 });
+        for (_, cmd) in &self.waiting {
+            let (fd, events) = cmd.readiness();
+            self.fds.push(libc::pollfd { fd, events, revents: 0 });
+        }
+        let spec = timeout.map(|t| libc::timespec {
+            tv_sec: i64::try_from(t.0 / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: (t.0 % 1_000_000_000) as i64,
+        });
+        let spec_ptr = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: `fds` is a live array of the length given, `spec_ptr` is null or points to `spec`
+        // above, and a null signal mask is allowed.
+        let ready = unsafe {
+            libc::ppoll(self.fds.as_mut_ptr(), self.fds.len() as libc::nfds_t, spec_ptr, std::ptr::null())
+        };
+        if ready <= 0 {
+            // Time is over, or a signal came: the driver looks around and waits again.
+            return;
+        }
+        if self.fds[0].revents != 0 {
+            let mut count = [0u8; 8];
+            // Fails only if somebody else emptied it, which has the same effect.
+            let _ = rustix::io::read(wake.fd(), &mut count);
+        }
+        // From the back, so that removal does not move what is still to be looked at.
+        for at in (0..self.waiting.len()).rev() {
+            if self.fds[at + 1].revents == 0 {
+                continue;
+            }
+            let (user_data, cmd) = self.waiting[at];
+            let result = cmd.call();
+            if result != -libc::EAGAIN {
+                self.waiting.swap_remove(at);
+                self.done.push((user_data, result));
+            }
+        }
+    }
+}

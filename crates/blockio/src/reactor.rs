@@ -1,0 +1,449 @@
+//! The I/O side of a driver: operations in flight, on io_uring or on the fallback.
+//!
+//! Owns the slots of operations and their `user_data`: the low half is the slot, the high half the
+//! slot's generation, so that a late cancellation cannot hit the slot's next operation. The rule that
+//! keeps the kernel's hands off freed memory: **an operation owns its buffers, files and kernel
+//! structures, it sits in a slot from the first command to the last result, and nothing takes it out
+//! before**. Whoever waits for it may go away: the operation is then an orphan, a socket operation is
+//! asked to end, a device operation runs to its end, and the slot is freed by the result either way.
+//! Closing the reactor ([`Reactor::close`], done by the driver's drop) cancels what waits for a peer
+//! and waits for everything else; later operations fail with `ECANCELED`.
+//!
+//! Must not know what operations mean: `file` and `net` do.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use ::io::Nanos;
+
+use crate::cmd::Cmd;
+use crate::file::DeviceOp;
+use crate::polled::Polled;
+use crate::socket_op::{MsgBlock, SocketOp};
+use crate::uring::{PRIVATE, Uring};
+use crate::wake::Wake;
+use crate::workers::Workers;
+
+/// Blocks of 1 KiB that are kept for later sends.
+const SPARE_BLOCKS: usize = 64;
+
+/// An operation in flight.
+pub(crate) enum Op {
+    Device(DeviceOp),
+    Socket(SocketOp),
+}
+
+/// What an operation wants after a result.
+pub(crate) enum Step {
+    /// Another command.
+    Next(Cmd),
+    /// The same again, but where waiting is allowed: the kernel was short of something.
+    NextBlocking(Cmd),
+    /// It has ended.
+    Done,
+}
+
+enum Body {
+    Free { next: Option<u32> },
+    Busy(Op),
+}
+
+struct Slot {
+    generation: u32,
+    body: Body,
+}
+
+enum Backend {
+    Uring(Box<Uring>),
+    Polled(Polled),
+}
+
+struct Inner {
+    slots: Vec<Slot>,
+    free: Option<u32>,
+    backend: Backend,
+    /// Results that were taken from a backend and not yet worked on; kept for its storage.
+    results: Vec<(u64, i32)>,
+    closed: bool,
+}
+
+/// Names an operation in its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OpId(u64);
+
+impl OpId {
+    fn new(slot: u32, generation: u32) -> OpId {
+        OpId(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    fn slot(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Through which devices and sockets do their I/O. Cheap to clone; belongs to one driver's thread.
+#[derive(Clone)]
+pub struct Reactor {
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    inner: RefCell<Inner>,
+    workers: Workers,
+    wake: Arc<Wake>,
+    is_uring: bool,
+    /// Operations started, for tests and metrics.
+    started: Cell<u64>,
+    /// Blocks of ended sends, for the next ones.
+    #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
+    spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
+    pool: ::io::BufferPool,
+}
+
+/// What ended while the slots were borrowed, to be told afterwards.
+enum Ended {
+    Device(DeviceOp),
+    Waker(Waker),
+    Orphan(Op),
+}
+
+impl Reactor {
+    pub(crate) fn new(
+        uring: Option<Uring>,
+        wake: Arc<Wake>,
+        max_threads: usize,
+        pool: ::io::BufferPool,
+    ) -> Reactor {
+        let is_uring = uring.is_some();
+        let backend = match uring {
+            Some(u) => Backend::Uring(Box::new(u)),
+            None => Backend::Polled(Polled::default()),
+        };
+        let inner = Inner { slots: Vec::new(), free: None, backend, results: Vec::new(), closed: false };
+        Reactor {
+            shared: Rc::new(Shared {
+                inner: RefCell::new(inner),
+                workers: Workers::new(max_threads, wake.clone()),
+                wake,
+                is_uring,
+                started: Cell::new(0),
+                spare_blocks: RefCell::default(),
+                pool,
+            }),
+        }
+    }
+
+    /// Whether io_uring is used.
+    pub fn is_uring(&self) -> bool {
+        self.shared.is_uring
+    }
+
+    /// The buffers of the driver's thread.
+    pub(crate) fn pool(&self) -> &::io::BufferPool {
+        &self.shared.pool
+    }
+
+    /// Runs `work` on a helper thread and waits for its value. It may block; it gets no access to this
+    /// thread's data. Dropping the future lets the work run on.
+    ///
+    /// # Panics
+    /// If `work` panics, with its message.
+    pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (reply, answer) = crate::bridge::oneshot();
+        self.shared.workers.run_closure(Box::new(move || {
+            reply.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)));
+        }));
+        match answer.await {
+            Ok(Ok(value)) => value,
+            Ok(Err(payload)) => std::panic::resume_unwind(payload),
+            Err(_) => unreachable!("a helper thread always replies"),
+        }
+    }
+
+    /// Puts `op` into a slot and starts its first command, which `first` makes once the operation has
+    /// its place.
+    ///
+    /// # Errors
+    /// Gives the operation back if the reactor is closed.
+    #[allow(clippy::result_large_err, reason = "the error is the rare case, and boxing would allocate")]
+    pub(crate) fn start(&self, op: Op, first: impl FnOnce(&mut Op) -> Step) -> Result<OpId, Op> {
+        let inner = &mut *self.shared.inner.borrow_mut();
+        if inner.closed {
+            return Err(op);
+        }
+        self.shared.started.set(self.shared.started.get() + 1);
+        let at = match inner.free {
+            Some(at) => {
+                if let Body::Free { next } = inner.slots[at as usize].body {
+                    inner.free = next;
+                }
+                at
+            }
+            None => {
+                let at = u32::try_from(inner.slots.len()).expect("fewer than 2^32 operations");
+                inner.slots.push(Slot { generation: 0, body: Body::Free { next: None } });
+                at
+            }
+        };
+        let slot = &mut inner.slots[at as usize];
+        slot.body = Body::Busy(op);
+        let id = OpId::new(at, slot.generation);
+        let Body::Busy(op) = &mut slot.body else { unreachable!("set above") };
+        match first(op) {
+            Step::Next(cmd) => self.issue(&mut inner.backend, id, cmd, false),
+            Step::NextBlocking(cmd) => self.issue(&mut inner.backend, id, cmd, true),
+            Step::Done => unreachable!("an operation starts with a command"),
+        }
+        Ok(id)
+    }
+
+    fn issue(&self, backend: &mut Backend, id: OpId, cmd: Cmd, blocking: bool) {
+        let taken = match backend {
+            Backend::Uring(u) => !blocking && u.push_cmd(id.0, cmd),
+            Backend::Polled(p) if cmd.is_socket() => {
+                p.push_socket(id.0, cmd);
+                true
+            }
+            Backend::Polled(_) => false,
+        };
+        if !taken {
+            self.shared.workers.run_cmd(id.0, cmd);
+        }
+    }
+
+    /// A block for a send.
+    pub(crate) fn take_block(&self) -> Box<MsgBlock> {
+        self.shared.spare_blocks.borrow_mut().pop().unwrap_or_else(MsgBlock::new)
+    }
+
+    /// Keeps the block of a send that has ended.
+    pub(crate) fn keep_block(&self, block: Box<MsgBlock>) {
+        let mut spare = self.shared.spare_blocks.borrow_mut();
+        if spare.len() < SPARE_BLOCKS {
+            spare.push(block);
+        }
+    }
+
+    /// Looks at or changes the socket operation `id`, whose waiter the caller is.
+    pub(crate) fn with_socket<R>(&self, id: OpId, f: impl FnOnce(&mut SocketOp) -> R) -> R {
+        let inner = &mut *self.shared.inner.borrow_mut();
+        let slot = &mut inner.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "the waiter of a socket operation owns its slot");
+        match &mut slot.body {
+            Body::Busy(Op::Socket(op)) => f(op),
+            _ => unreachable!("the waiter of a socket operation owns its slot"),
+        }
+    }
+
+    /// Takes an ended socket operation out of its slot.
+    pub(crate) fn take_socket(&self, id: OpId) -> SocketOp {
+        match self.shared.inner.borrow_mut().release(id) {
+            Op::Socket(op) => op,
+            Op::Device(_) => unreachable!("named by a waiter of a socket operation"),
+        }
+    }
+
+    /// The waiter of `id` goes away: the operation ends as soon as the kernel lets go of it.
+    pub(crate) fn abandon_socket(&self, id: OpId) {
+        let ended = self.with_socket(id, |op| {
+            op.abandon();
+            op.has_ended()
+        });
+        let mut inner = self.shared.inner.borrow_mut();
+        if ended {
+            let op = inner.release(id);
+            drop(inner);
+            drop(op);
+        } else {
+            inner.backend.cancel(id);
+        }
+    }
+
+    /// Submits what is queued without waiting and takes in what has come.
+    pub(crate) fn turn(&self) -> usize {
+        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend
+            && u.wants_call()
+        {
+            u.submit();
+        }
+        self.take_in()
+    }
+
+    /// Whether results of helper threads or of sockets wait to be taken in.
+    pub(crate) fn has_results(&self) -> bool {
+        let polled = match &self.shared.inner.borrow().backend {
+            Backend::Uring(_) => false,
+            Backend::Polled(p) => p.has_done(),
+        };
+        polled || self.shared.workers.has_done()
+    }
+
+    /// Submits what is queued, waits for something to happen, at most for `timeout`, and takes it in.
+    pub(crate) fn wait(&self, timeout: Option<Nanos>) -> usize {
+        match &mut self.shared.inner.borrow_mut().backend {
+            Backend::Uring(u) => u.wait(&self.shared.wake, timeout),
+            Backend::Polled(p) => p.wait(&self.shared.wake, timeout),
+        }
+        self.shared.wake.awake();
+        self.take_in()
+    }
+
+    fn take_in(&self) -> usize {
+        let mut results = {
+            let inner = &mut *self.shared.inner.borrow_mut();
+            let mut results = std::mem::take(&mut inner.results);
+            match &mut inner.backend {
+                Backend::Uring(u) => u.reap(&mut results),
+                Backend::Polled(p) => p.take_done(&mut results),
+            }
+            results
+        };
+        self.shared.workers.take_done(&mut results);
+        let n = results.len();
+        for (user_data, result) in results.drain(..) {
+            self.one_result(OpId(user_data), result);
+        }
+        self.shared.inner.borrow_mut().results = results;
+        n
+    }
+
+    fn one_result(&self, id: OpId, result: i32) {
+        let mut inner = self.shared.inner.borrow_mut();
+        let ended = inner.advance(self, id, result);
+        drop(inner);
+        // Completers wake tasks and buffers, files and sockets are dropped: all of it may come back here.
+        match ended {
+            Some(Ended::Device(op)) => op.finish(),
+            Some(Ended::Waker(w)) => w.wake(),
+            Some(Ended::Orphan(op)) => drop(op),
+            None => {}
+        }
+    }
+
+    /// Cancels what waits for a peer, waits for everything else, refuses new operations.
+    pub(crate) fn close(&self) {
+        {
+            let inner = &mut *self.shared.inner.borrow_mut();
+            inner.closed = true;
+            for (at, slot) in inner.slots.iter_mut().enumerate() {
+                if let Body::Busy(Op::Socket(op)) = &mut slot.body
+                    && !op.has_ended()
+                {
+                    op.cancel();
+                    inner.backend.cancel(OpId::new(at as u32, slot.generation));
+                }
+            }
+        }
+        loop {
+            let unfinished = self.shared.inner.borrow().busy().any(|(_, op)| match op {
+                Op::Device(_) => true,
+                Op::Socket(s) => !s.has_ended(),
+            });
+            if !unfinished {
+                break;
+            }
+            self.shared.wake.announce_sleep();
+            if self.has_results() {
+                self.shared.wake.awake();
+                self.turn();
+            } else {
+                self.wait(None);
+            }
+        }
+        let inner = &mut *self.shared.inner.borrow_mut();
+        if let Backend::Uring(u) = &mut inner.backend {
+            let mut late = Vec::new();
+            u.quiesce(&mut late);
+            debug_assert!(late.is_empty(), "every operation had ended");
+        }
+    }
+
+    pub(crate) fn wake(&self) -> &Arc<Wake> {
+        &self.shared.wake
+    }
+
+    /// How many operations were started since the beginning.
+    pub fn operations_started(&self) -> u64 {
+        self.shared.started.get()
+    }
+}
+
+impl Backend {
+    fn cancel(&mut self, id: OpId) {
+        match self {
+            Backend::Uring(u) => u.cancel(id.0),
+            Backend::Polled(p) => p.cancel(id.0),
+        }
+    }
+}
+
+impl Inner {
+    fn busy(&self) -> impl Iterator<Item = (OpId, &Op)> {
+        self.slots.iter().enumerate().filter_map(|(at, slot)| match &slot.body {
+            Body::Busy(op) => Some((OpId::new(at as u32, slot.generation), op)),
+            Body::Free { .. } => None,
+        })
+    }
+
+    fn release(&mut self, id: OpId) -> Op {
+        let slot = &mut self.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "a slot is released by its own operation");
+        // Skips the generations whose user_data would be private to the ring.
+        slot.generation = (slot.generation + 1) % (PRIVATE >> 32) as u32;
+        let body = std::mem::replace(&mut slot.body, Body::Free { next: self.free });
+        self.free = Some(id.slot() as u32);
+        match body {
+            Body::Busy(op) => op,
+            Body::Free { .. } => unreachable!("a slot is released once"),
+        }
+    }
+
+    fn advance(&mut self, reactor: &Reactor, id: OpId, result: i32) -> Option<Ended> {
+        let slot = &mut self.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "a result belongs to the operation in its slot");
+        let Body::Busy(op) = &mut slot.body else { unreachable!("a result belongs to a busy slot") };
+        let step = match op {
+            Op::Device(op) => op.advance(result),
+            Op::Socket(op) => op.advance(result),
+        };
+        match step {
+            Step::Next(cmd) => {
+                reactor.issue(&mut self.backend, id, cmd, false);
+                None
+            }
+            Step::NextBlocking(cmd) => {
+                reactor.issue(&mut self.backend, id, cmd, true);
+                None
+            }
+            Step::Done => match op {
+                Op::Device(_) => match self.release(id) {
+                    Op::Device(op) => Some(Ended::Device(op)),
+                    op @ Op::Socket(_) => Some(Ended::Orphan(op)),
+                },
+                Op::Socket(s) if s.is_abandoned() => Some(Ended::Orphan(self.release(id))),
+                Op::Socket(s) => s.take_waker().map(Ended::Waker),
+            },
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The driver closes its reactor before it lets go of it, so nothing can be in flight here; and if
+        // something were, leaking it would be the only safe way out.
+        let inner = self.inner.get_mut();
+        let in_flight = inner.busy().any(|(_, op)| match op {
+            Op::Device(_) => true,
+            Op::Socket(s) => !s.has_ended(),
+        });
+        if in_flight {
+            std::mem::forget(std::mem::take(&mut inner.slots));
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The ring: submission, completion and the driver's sleep on io_uring.
+//!
+//! Owns the ring, entries that did not fit into its submission queue, and the standing read of the
+//! wake-up descriptor. `user_data` belongs to the reactor, which passes it in and gets it back; the
+//! values from [`PRIVATE`] on are this module's own. Every entry yields exactly one completion, and
+//! [`Uring::quiesce`] waits until none is outstanding: only then may the memory go that entries name.
+
+use std::collections::VecDeque;
+use std::io;
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+
+use ::io::Nanos;
+
+use crate::cmd::Cmd;
+use crate::wake::Wake;
+
+/// `user_data` from here on never names an operation of the reactor.
+pub(crate) const PRIVATE: u64 = 0xffff_ffff_0000_0000;
+const WAKE_READ: u64 = PRIVATE;
+const CANCEL: u64 = PRIVATE + 1;
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    /// Entries in order of arrival that wait for room in the submission queue.
+    overflow: VecDeque<squeue::Entry>,
+    /// Entries handed over whose completion has not been reaped.
+    outstanding: usize,
+    wake_armed: bool,
+    /// Destination of the standing read. Boxed: its address must outlive moves of this struct.
+    wake_count: Box<u64>,
+    /// Set-up flags that the kernel granted, for the log.
+    pub(crate) granted: &'static str,
+}
+
+/// Why there is no ring.
+pub(crate) struct Refusal {
+    pub(crate) error: io::Error,
+    pub(crate) reason: String,
+}
+
+impl Uring {
+    pub(crate) fn new(entries: u32) -> Result<Uring, Refusal> {
+        let (ring, granted) = set_up(entries).map_err(|error| Refusal { reason: explain(&error), error })?;
+        let too_old = |what: &str| Refusal {
+            error: io::Error::from_raw_os_error(libc::ENOSYS),
+            reason: format!("this kernel's io_uring has no {what} (Linux 5.11 or later is needed)"),
+        };
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(too_old("timed wait"));
+        }
+        let mut probe = Probe::new();
+        ring.submitter()
+            .register_probe(&mut probe)
+            .map_err(|error| Refusal { reason: explain(&error), error })?;
+        let needed = [
+            (opcode::Read::CODE, "read"),
+            (opcode::Write::CODE, "write"),
+            (opcode::Fsync::CODE, "fsync"),
+            (opcode::Fallocate::CODE, "fallocate"),
+            (opcode::Accept::CODE, "accept"),
+            (opcode::Recv::CODE, "recv"),
+            (opcode::SendMsg::CODE, "sendmsg"),
+            (opcode::AsyncCancel::CODE, "cancel"),
+        ];
+        if let Some((_, name)) = needed.iter().find(|(code, _)| !probe.is_supported(*code)) {
+            return Err(too_old(name));
+        }
+        Ok(Uring {
+            ring,
+            overflow: VecDeque::new(),
+            outstanding: 0,
+            wake_armed: false,
+            wake_count: Box::new(0),
+            granted,
+        })
+    }
+
+    /// Queues a command under `user_data`; false if io_uring has no such operation.
+    pub(crate) fn push_cmd(&mut self, user_data: u64, cmd: Cmd) -> bool {
+        let Some(entry) = cmd.entry() else { return false };
+        self.push(entry.user_data(user_data));
+        true
+    }
+
+    /// Asks the kernel to give up the command of `user_data`, which completes in any case.
+    pub(crate) fn cancel(&mut self, user_data: u64) {
+        self.push(opcode::AsyncCancel::new(user_data).build().user_data(CANCEL));
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        self.outstanding += 1;
+        if !self.overflow.is_empty() {
+            self.overflow.push_back(entry);
+            return;
+        }
+        // SAFETY: what the entry names is owned by its operation in the reactor's slot (module `cmd`)
+        // or, for the standing read, by `wake_count`; both stay until the completion is reaped.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.overflow.push_back(entry);
+        }
+    }
+
+    fn arm_wake(&mut self, wake: &Wake) {
+        if !self.wake_armed {
+            self.wake_armed = true;
+            let ptr: *mut u64 = &raw mut *self.wake_count;
+            let read = opcode::Read::new(types::Fd(wake.raw_fd()), ptr.cast(), 8).build();
+            self.push(read.user_data(WAKE_READ));
+        }
+    }
+
+    /// Whether entries wait to be submitted, or the kernel has completions ready that need a call.
+    pub(crate) fn wants_call(&mut self) -> bool {
+        let sq = self.ring.submission();
+        !sq.is_empty() || sq.taskrun() || sq.cq_overflow() || !self.overflow.is_empty()
+    }
+
+    /// Submits everything that is queued without waiting.
+    pub(crate) fn submit(&mut self) {
+        loop {
+            let before = self.ring.submission().len();
+            let result = self.ring.submit();
+            let stuck = match check(result) {
+                Outcome::Progress => self.ring.submission().len() >= before && before > 0,
+                Outcome::Busy => true,
+            };
+            self.refill();
+            // With room left there is nothing more to do; without progress, completions come first.
+            if stuck || self.overflow.is_empty() && self.ring.submission().is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn refill(&mut self) {
+        let mut sq = self.ring.submission();
+        while let Some(entry) = self.overflow.front() {
+            // SAFETY: as in `push`; the entry waited here while its operation stayed in its slot.
+            if unsafe { sq.push(entry) }.is_err() {
+                return;
+            }
+            self.overflow.pop_front();
+        }
+    }
+
+    /// Submits everything that is queued and waits until there is a completion, a wake-up or `timeout`.
+    pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
+        self.arm_wake(wake);
+        if !self.overflow.is_empty() {
+            self.submit();
+        }
+        let want = usize::from(self.ring.completion().is_empty());
+        let result = match timeout {
+            None => self.ring.submit_and_wait(want),
+            Some(t) => {
+                let spec = Timespec::new().sec(t.0 / 1_000_000_000).nsec((t.0 % 1_000_000_000) as u32);
+                self.ring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&spec))
+            }
+        };
+        check(result);
+    }
+
+    /// Moves completions to `out` as (`user_data`, result).
+    pub(crate) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
+        for cqe in self.ring.completion() {
+            self.outstanding -= 1;
+            match cqe.user_data() {
+                WAKE_READ => self.wake_armed = false,
+                CANCEL => {}
+                user_data => out.push((user_data, cqe.result())),
+            }
+        }
+    }
+
+    /// Waits until the kernel is done with every entry, and gives the reaped completions to `out`.
+    /// The caller has asked for the cancellation of everything that waits for a peer.
+    pub(crate) fn quiesce(&mut self, out: &mut Vec<(u64, i32)>) {
+        if self.wake_armed {
+            self.cancel(WAKE_READ);
+        }
+        while self.outstanding > 0 {
+            self.submit();
+            if self.ring.completion().is_empty() {
+                check(self.ring.submit_and_wait(1));
+            }
+            self.reap(out);
+        }
+    }
+}
+
+enum Outcome {
+    Progress,
+    /// The kernel wants completions to be reaped, or memory, first.
+    Busy,
+}
+
+fn check(result: io::Result<usize>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Progress,
+        Err(e) => match e.raw_os_error() {
+            Some(libc::EINTR | libc::ETIME) => Outcome::Progress,
+            Some(libc::EBUSY | libc::EAGAIN) => Outcome::Busy,
+            // The ring is ours and its arguments are right, so this is a bug and no state to go on from.
+            _ => panic!("io_uring_enter failed: {e}"),
+        },
+    }
+}
+
+/// Tries set-ups from the fastest to the plainest.
+fn set_up(entries: u32) -> io::Result<(IoUring, &'static str)> {
+    let cq = entries.saturating_mul(4);
+    let common = || {
+        let mut b = IoUring::builder();
+        b.dontfork().setup_clamp().setup_cqsize(cq);
+        b
+    };
+    let attempts: [(&'static str, io_uring::Builder); 3] = [
+        ("single issuer, deferred task work", {
+            let mut b = common();
+            b.setup_submit_all().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+            b
+        }),
+        ("cooperative task work", {
+            let mut b = common();
+            b.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
+            b
+        }),
+        ("no flags", common()),
+    ];
+    let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+    for (granted, builder) in attempts {
+        match builder.build(entries) {
+            Ok(ring) => return Ok((ring, granted)),
+            // An older kernel does not know a flag: try without it.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
+            Ok(v) if v.trim() != "0" => {
+                format!("kernel.io_uring_disabled is {} (sysctl): 0 permits it", v.trim())
+            }
+            _ => "the kernel refuses it to this process (seccomp filter of a container?)".into(),
+        },
+        Some(libc::ENOSYS) => "the kernel has none, or a seccomp filter hides it".into(),
+        Some(libc::ENOMEM) => {
+            "not enough locked memory is allowed (ulimit -l, or LimitMEMLOCK= of the service)".into()
+        }
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,57 @@
+//! Ends the wait of a driver's thread from another thread.
+//!
+//! Owns the eventfd on which a parked driver waits. Invariant: whoever makes work for the driver first
+//! publishes the work, then calls [`Wake::notify`]; the driver first announces its sleep, then looks
+//! for work. So either the driver sees the work or the waker sees the announcement.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+pub(crate) struct Wake {
+    fd: OwnedFd,
+    sleeping: AtomicBool,
+}
+
+impl Wake {
+    /// `nonblocking` for a driver that polls the descriptor, blocking for one that reads it by ring.
+    pub(crate) fn new(nonblocking: bool) -> io::Result<Wake> {
+        let mut flags = EventfdFlags::CLOEXEC;
+        flags.set(EventfdFlags::NONBLOCK, nonblocking);
+        Ok(Wake { fd: eventfd(0, flags)?, sleeping: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The driver is about to look for work for the last time before it waits.
+    pub(crate) fn announce_sleep(&self) {
+        self.sleeping.store(true, Ordering::SeqCst);
+    }
+
+    /// The driver looks for work again on its own.
+    pub(crate) fn awake(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// There is work: wakes the driver if it sleeps.
+    pub(crate) fn notify(&self) {
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            // The counter cannot overflow: it is written once for each sleep.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl ::io::Unpark for Wake {
+    fn unpark(&self) {
+        self.notify();
+    }
+}
