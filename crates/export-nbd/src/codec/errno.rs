@@ -1,0 +1,90 @@
+//! Error numbers of replies: the one place where failures of a volume become protocol errors.
+
+use io::VolumeError;
+
+/// The error numbers that the protocol knows and that we use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Errno {
+    /// The export is read-only.
+    Perm = 1,
+    /// A device failed.
+    Io = 5,
+    /// The server is short of memory.
+    NoMem = 12,
+    /// The request makes no sense.
+    Inval = 22,
+    /// No space, or a write beyond the end.
+    NoSpace = 28,
+    /// The server is going away.
+    Shutdown = 108,
+}
+
+impl Errno {
+    /// The number on the wire.
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// What a client is told when `error` ended its request; `writing` if the request stores something.
+    pub fn of_volume_error(error: &VolumeError, writing: bool) -> Errno {
+        match error {
+            // The protocol asks for ENOSPC where a write does not fit.
+            VolumeError::OutOfRange { .. } if writing => Errno::NoSpace,
+            VolumeError::OutOfRange { .. } => Errno::Inval,
+            VolumeError::Stopped(_) => Errno::Shutdown,
+            VolumeError::ReadOnly(_) => Errno::Perm,
+            VolumeError::NoSpace(_) => Errno::NoSpace,
+            VolumeError::Io(io) => match io.errno {
+                12 => Errno::NoMem,
+                // ENOSPC, EFBIG and EDQUOT of the device below.
+                28 | 27 | 122 => Errno::NoSpace,
+                // Any other number of the system could mean something else to the client: a device's EINVAL,
+                // for one, is no fault of the request.
+                _ => Errno::Io,
+            },
+            VolumeError::Failed(_) => Errno::Io,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use format::{Sector, Sectors};
+    use io::{IoError, Op};
+
+    use super::*;
+
+    fn device_error(errno: i32) -> VolumeError {
+        let (sector, sectors) = (Sector(8), Sectors(1));
+        VolumeError::Io(IoError { device: Arc::from("sdb"), op: Op::Read, sector, sectors, errno })
+    }
+
+    #[test]
+    fn every_failure_has_its_number() {
+        let range = VolumeError::OutOfRange { sector: Sector(9), sectors: Sectors(1), capacity: Sectors(8) };
+        let cases = [
+            (range.clone(), true, Errno::NoSpace),
+            (range, false, Errno::Inval),
+            (VolumeError::Stopped("v".into()), true, Errno::Shutdown),
+            (VolumeError::ReadOnly("v".into()), true, Errno::Perm),
+            (VolumeError::NoSpace("full".into()), true, Errno::NoSpace),
+            (VolumeError::Failed("damaged".into()), false, Errno::Io),
+            (device_error(5), false, Errno::Io),
+            (device_error(22), false, Errno::Io),
+            (device_error(12), false, Errno::NoMem),
+            (device_error(28), true, Errno::NoSpace),
+        ];
+        for (error, writing, expected) in cases {
+            assert_eq!(Errno::of_volume_error(&error, writing), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_protocol() {
+        let codes = [Errno::Perm, Errno::Io, Errno::NoMem, Errno::Inval, Errno::NoSpace, Errno::Shutdown];
+        assert_eq!(codes.map(Errno::code), [1, 5, 12, 22, 28, 108]);
+    }
+}

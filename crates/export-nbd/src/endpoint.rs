@@ -1,0 +1,256 @@
+//! Where a server listens: `nbd=SOCKET` and `nbd=HOST:PORT`, and the URIs that clients use.
+//!
+//! Owns the syntax, the rule that only this host may connect unless the operator says otherwise, and the
+//! spelling of URIs. Binding, taking over the socket of a dead server and removing our own at the end are
+//! the listener's business (`blockio::Listener`).
+
+use std::fmt::{self, Write as _};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use blockio::{Address, Listener, Reactor};
+
+/// How an export option for this server begins.
+const PREFIX: &str = "nbd=";
+
+/// Where a server is to listen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A TCP port; 0 lets the system choose.
+    Tcp {
+        /// Name or address of a host, without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// Why an endpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// Nothing comes after `nbd=`.
+    #[error("nbd= needs the path of a socket or HOST:PORT")]
+    Empty,
+    /// What comes after the colon is no port.
+    #[error(
+        "{0:?} is neither HOST:PORT (no port of 0 to 65535 after the colon) nor the path of a socket (no slash; write ./{0} if it is one)"
+    )]
+    BadPort(String),
+    /// Nothing comes before the colon.
+    #[error("{0:?} names no host: write localhost{0} for this host alone")]
+    NoHost(String),
+    /// An address that others can reach.
+    #[error(
+        "{0} can be reached from other hosts, and NBD has no password: use a unix socket or localhost, or allow it explicitly"
+    )]
+    NotLoopback(SocketAddr),
+    /// The host's name means nothing.
+    #[error("no address is known for {host:?}: {source}")]
+    Unresolved {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        source: std::io::Error,
+    },
+    /// Listening failed.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Who may connect to a TCP endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Reach {
+    /// Processes of this host.
+    #[default]
+    Loopback,
+    /// Everybody. There is no authentication: the operator has to say so.
+    Anywhere,
+}
+
+impl Endpoint {
+    /// Parses an export option: `None` if it is not one for this server.
+    pub fn from_export_option(option: &str) -> Option<Result<Endpoint, EndpointError>> {
+        option.strip_prefix(PREFIX).map(str::parse)
+    }
+
+    /// Listens here. Blocks while a host's name is resolved.
+    ///
+    /// # Errors
+    /// If the endpoint is in use, cannot be bound, or reaches further than `reach`.
+    pub fn bind(&self, reactor: &Reactor, reach: Reach) -> Result<Listener, EndpointError> {
+        let mut last = None;
+        for address in self.addresses(reach)? {
+            match Listener::bind(reactor, &address) {
+                Ok(listener) => return Ok(listener),
+                Err(source) => last = Some(EndpointError::Bind { address, source }),
+            }
+        }
+        Err(last.unwrap_or_else(|| self.unresolved(std::io::ErrorKind::NotFound.into())))
+    }
+
+    fn addresses(&self, reach: Reach) -> Result<Vec<Address>, EndpointError> {
+        match self {
+            Endpoint::Unix(path) => {
+                // Clients may run in another directory. Without a current directory the path stays as it is.
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                Ok(vec![Address::Unix(path)])
+            }
+            Endpoint::Tcp { host, port } => {
+                let found: Vec<SocketAddr> =
+                    (host.as_str(), *port).to_socket_addrs().map_err(|e| self.unresolved(e))?.collect();
+                if let Some(open) = found.iter().find(|a| reach == Reach::Loopback && !a.ip().is_loopback()) {
+                    return Err(EndpointError::NotLoopback(*open));
+                }
+                Ok(found.into_iter().map(Address::Tcp).collect())
+            }
+        }
+    }
+
+    fn unresolved(&self, source: std::io::Error) -> EndpointError {
+        EndpointError::Unresolved { host: self.to_string(), source }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Endpoint, EndpointError> {
+        if text.is_empty() {
+            return Err(EndpointError::Empty);
+        }
+        let colon = if text.contains('/') { None } else { text.rsplit_once(':') };
+        let Some((host, port)) = colon else { return Ok(Endpoint::Unix(PathBuf::from(text))) };
+        let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+        let port: u16 = match port.parse() {
+            Ok(port) if digits => port,
+            _ => return Err(EndpointError::BadPort(text.to_string())),
+        };
+        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() {
+            return Err(EndpointError::NoHost(text.to_string()));
+        }
+        Ok(Endpoint::Tcp { host: host.to_string(), port })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Unix(path) => write!(f, "{PREFIX}{}", path.display()),
+            Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "{PREFIX}[{host}]:{port}"),
+            Endpoint::Tcp { host, port } => write!(f, "{PREFIX}{host}:{port}"),
+        }
+    }
+}
+
+/// The URI by which a client reaches the export `name` of a server that listens on `address`.
+pub fn uri(address: &Address, name: &str) -> String {
+    match address {
+        Address::Unix(path) => {
+            format!("nbd+unix:///{}?socket={}", escaped(name.as_bytes()), escaped(path_bytes(path)))
+        }
+        Address::Tcp(address) => format!("nbd://{address}/{}", escaped(name.as_bytes())),
+    }
+}
+
+fn path_bytes(path: &Path) -> &[u8] {
+    std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())
+}
+
+/// Escapes everything that means something in a URI, except slashes.
+fn escaped(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for &b in bytes {
+        if b.is_ascii_alphanumeric() || b"-._~/".contains(&b) {
+            out.push(char::from(b));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "%{b:02X}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unix(path: &str) -> Endpoint {
+        Endpoint::Unix(PathBuf::from(path))
+    }
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.to_string(), port }
+    }
+
+    #[test]
+    fn endpoints_are_told_apart() {
+        let cases = [
+            ("/run/u.sock", unix("/run/u.sock")),
+            ("u.sock", unix("u.sock")),
+            ("./a:1", unix("./a:1")),
+            ("/a:b/c:10809", unix("/a:b/c:10809")),
+            ("localhost:10809", tcp("localhost", 10809)),
+            ("127.0.0.1:0", tcp("127.0.0.1", 0)),
+            ("[::1]:10809", tcp("::1", 10809)),
+            ("::1:10809", tcp("::1", 10809)),
+        ];
+        for (text, expected) in cases {
+            let parsed = Endpoint::from_export_option(&format!("nbd={text}")).expect("an NBD option");
+            assert_eq!(parsed.expect(text), expected, "{text}");
+        }
+        assert!(Endpoint::from_export_option("ublk").is_none());
+    }
+
+    #[test]
+    fn an_endpoint_prints_as_the_option_that_makes_it() {
+        for option in ["nbd=/run/u.sock", "nbd=localhost:10809", "nbd=[::1]:10809"] {
+            let parsed = Endpoint::from_export_option(option).expect("an NBD option").expect(option);
+            assert_eq!(parsed.to_string(), option);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let fails = |text: &str| text.parse::<Endpoint>().expect_err(text);
+        assert!(matches!(fails(""), EndpointError::Empty));
+        for text in ["host:", "host:65536", "host:+1", "host:1x", "sock:et"] {
+            assert!(matches!(fails(text), EndpointError::BadPort(_)), "{text}");
+        }
+        for text in [":10809", "[]:10809"] {
+            assert!(matches!(fails(text), EndpointError::NoHost(_)), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_others_can_reach_need_a_word_of_the_operator() {
+        for open in ["0.0.0.0:10809", "[::]:10809", "192.0.2.1:10809"] {
+            let endpoint: Endpoint = open.parse().expect(open);
+            assert!(matches!(endpoint.addresses(Reach::Loopback), Err(EndpointError::NotLoopback(_))));
+            assert_eq!(endpoint.addresses(Reach::Anywhere).expect("an address needs no resolver").len(), 1);
+        }
+        for own in ["127.0.0.1:10809", "127.3.2.1:10809", "[::1]:10809"] {
+            let endpoint: Endpoint = own.parse().expect(own);
+            assert_eq!(endpoint.addresses(Reach::Loopback).expect("loopback").len(), 1);
+        }
+    }
+
+    #[test]
+    fn uris_are_escaped() {
+        let socket = Address::Unix(PathBuf::from("/tmp/a b&c/ü.sock"));
+        assert_eq!(
+            uri(&socket, "disk #1/x?"),
+            "nbd+unix:///disk%20%231/x%3F?socket=/tmp/a%20b%26c/%C3%BC.sock"
+        );
+        let port = Address::Tcp("[::1]:10809".parse().expect("an address"));
+        assert_eq!(uri(&port, "bcache0"), "nbd://[::1]:10809/bcache0");
+    }
+}

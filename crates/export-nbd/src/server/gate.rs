@@ -1,0 +1,89 @@
+//! A count with a limit, for which one task waits.
+//!
+//! Bounds what a connection may have under way: requests, and bytes. Only the connection's receiver
+//! waits, so there is room for one waker.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// See the module head.
+pub(super) struct Gate {
+    used: Cell<u64>,
+    limit: u64,
+    waiter: RefCell<Option<Waker>>,
+}
+
+impl Gate {
+    pub(super) fn new(limit: u64) -> Gate {
+        Gate { used: Cell::new(0), limit, waiter: RefCell::default() }
+    }
+
+    /// Waits until `n` fits under the limit and takes it. What is larger than the limit gets in when
+    /// nothing else is.
+    pub(super) async fn take(&self, n: u64) {
+        self.wait(|used| used == 0 || used.saturating_add(n) <= self.limit).await;
+        self.used.set(self.used.get() + n);
+    }
+
+    /// Gives back `n` of what was taken.
+    pub(super) fn give(&self, n: u64) {
+        if n == 0 {
+            return;
+        }
+        assert!(n <= self.used.get(), "more is given back than was taken");
+        self.used.set(self.used.get() - n);
+        let waiter = self.waiter.borrow_mut().take();
+        if let Some(w) = waiter {
+            w.wake();
+        }
+    }
+
+    /// What is taken now.
+    pub(super) fn used(&self) -> u64 {
+        self.used.get()
+    }
+
+    /// Waits until everything was given back.
+    pub(super) async fn until_empty(&self) {
+        self.wait(|used| used == 0).await;
+    }
+
+    async fn wait(&self, condition: impl Fn(u64) -> bool) {
+        poll_fn(|cx| {
+            if condition(self.used.get()) {
+                return Poll::Ready(());
+            }
+            *self.waiter.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Context;
+
+    use super::*;
+
+    fn ready(future: impl Future<Output = ()>) -> bool {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn the_limit_holds_except_for_what_never_fits() {
+        let gate = Gate::new(10);
+        assert!(ready(gate.take(25)), "alone, anything gets in");
+        assert!(!ready(gate.take(1)));
+        gate.give(25);
+        assert!(ready(gate.take(6)));
+        assert!(ready(gate.take(4)));
+        assert!(!ready(gate.take(1)));
+        assert!(!ready(gate.until_empty()));
+        gate.give(10);
+        assert!(ready(gate.until_empty()));
+    }
+}

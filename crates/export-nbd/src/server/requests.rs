@@ -1,0 +1,259 @@
+//! The requests of a connection that are not answered yet, and how their parts become replies.
+//!
+//! A request is carried out in pieces of at most [`PIECE_BYTES`], cut at multiples of it, so that memory
+//! and fairness have a grain. Owns what is to be remembered until the last piece is done: how many pieces
+//! are missing, the first failure, and the data of reads that must be answered as a whole. Must not know
+//! sockets or volumes.
+//!
+//! Invariant: every request is answered exactly once, when its last piece is done.
+
+use std::cell::RefCell;
+
+use io::{Buffer, VolumeError};
+
+use crate::codec::{self, Command, Errno, Refusal};
+use crate::server::gate::Gate;
+use crate::server::outbox::{Outbox, Release};
+
+/// Largest piece of a request that goes to a volume.
+pub(super) const PIECE_BYTES: u32 = 1 << 20;
+
+/// The first piece of `bytes` at `offset`: cut at a multiple of [`PIECE_BYTES`].
+pub(super) fn first_piece(offset: u64, bytes: u32) -> u32 {
+    let to_border = PIECE_BYTES - (offset % u64::from(PIECE_BYTES)) as u32;
+    bytes.min(to_border)
+}
+
+/// The pieces of `bytes` at `offset`, in order.
+pub(super) fn pieces(mut offset: u64, mut bytes: u32) -> impl Iterator<Item = (u64, u32)> {
+    std::iter::from_fn(move || {
+        let piece = (offset, first_piece(offset, bytes));
+        offset += u64::from(piece.1);
+        bytes -= piece.1;
+        (piece.1 > 0).then_some(piece)
+    })
+}
+
+/// Number of a request in its connection.
+pub(super) type RequestId = usize;
+
+/// A piece of a read that is done.
+pub(super) struct ReadPiece {
+    /// Which piece of the request.
+    pub(super) index: usize,
+    /// Where it lies in the volume.
+    pub(super) offset: u64,
+    /// Its length.
+    pub(super) bytes: u32,
+}
+
+#[derive(Default)]
+struct Open {
+    cookie: u64,
+    offset: u64,
+    bytes: u32,
+    writing: bool,
+    /// A read that is answered with one chunk, or with a simple reply.
+    whole: bool,
+    pieces_left: usize,
+    failure: Option<(Errno, String)>,
+    /// Data of a read that is answered as a whole, by piece.
+    gathered: Vec<Option<Buffer>>,
+}
+
+/// See the module head.
+pub(super) struct Requests {
+    open: RefCell<Slab>,
+    structured: bool,
+}
+
+#[derive(Default)]
+struct Slab {
+    slots: Vec<Open>,
+    free: Vec<RequestId>,
+}
+
+impl Requests {
+    pub(super) fn new(structured: bool) -> Requests {
+        Requests { open: RefCell::default(), structured }
+    }
+
+    /// Whether reads are answered in chunks.
+    pub(super) fn is_structured(&self) -> bool {
+        self.structured
+    }
+
+    /// Begins a request of `pieces` pieces.
+    pub(super) fn open(&self, command: &Command, writing: bool, whole: bool, pieces: usize) -> RequestId {
+        let slab = &mut *self.open.borrow_mut();
+        let id = slab.free.pop().unwrap_or_else(|| {
+            slab.slots.push(Open::default());
+            slab.slots.len() - 1
+        });
+        // The storage of `gathered` is kept from one request to the next.
+        let slot = &mut slab.slots[id];
+        slot.gathered.clear();
+        if whole {
+            slot.gathered.resize_with(pieces, || None);
+        }
+        (slot.cookie, slot.offset, slot.bytes) = (command.cookie, command.offset, command.bytes);
+        (slot.writing, slot.whole) = (writing, whole);
+        (slot.pieces_left, slot.failure) = (pieces, None);
+        id
+    }
+
+    /// Answers a request that was never opened with success.
+    pub(super) fn ack(&self, cookie: u64, read: bool, outbox: &Outbox) {
+        let release = Release { requests: 1, bytes: 0 };
+        if read && self.structured {
+            outbox.push(&codec::done_chunk(cookie), None, release);
+        } else {
+            outbox.push(&codec::simple_reply(cookie, None), None, release);
+        }
+    }
+
+    /// Answers a request that was never opened with an error.
+    pub(super) fn refuse(&self, refusal: &Refusal, outbox: &Outbox) {
+        self.push_error(refusal.cookie, refusal.errno, refusal.message, outbox);
+    }
+
+    /// A piece of a read is done. Its memory was taken from `memory`.
+    pub(super) fn read_done(
+        &self,
+        id: RequestId,
+        piece: &ReadPiece,
+        buffer: Buffer,
+        result: Result<(), VolumeError>,
+        outbox: &Outbox,
+        memory: &Gate,
+    ) {
+        let slab = &mut *self.open.borrow_mut();
+        let slot = &mut slab.slots[id];
+        slot.pieces_left -= 1;
+        let last = slot.pieces_left == 0;
+        let ok = result.is_ok();
+        if let Err(e) = result {
+            slot.fail(&e);
+        }
+        let bytes = u64::from(piece.bytes);
+        if slot.whole {
+            slot.gathered[piece.index] = Some(buffer);
+            if last {
+                let total = u64::from(slot.bytes);
+                match slot.failure.take() {
+                    None => {
+                        let release = Release { requests: 1, bytes: total };
+                        let data = slot.gathered.drain(..).flatten();
+                        if self.structured {
+                            let head = codec::data_header(slot.cookie, slot.offset, slot.bytes, true);
+                            outbox.push(&head, data, release);
+                        } else {
+                            outbox.push(&codec::simple_reply(slot.cookie, None), data, release);
+                        }
+                    }
+                    Some((errno, message)) => {
+                        slot.gathered.clear();
+                        memory.give(total);
+                        self.push_error(slot.cookie, errno, &message, outbox);
+                    }
+                }
+            }
+        } else {
+            let answered = last && slot.failure.is_none();
+            if ok {
+                let head = codec::data_header(slot.cookie, piece.offset, piece.bytes, answered);
+                outbox.push(&head, Some(buffer), Release { requests: u64::from(answered), bytes });
+            } else {
+                memory.give(bytes);
+            }
+            if let (true, Some((errno, message))) = (last, slot.failure.take()) {
+                self.push_error(slot.cookie, errno, &message, outbox);
+            }
+        }
+        if last {
+            slab.free.push(id);
+        }
+    }
+
+    /// A piece of any other request is done.
+    pub(super) fn piece_done(&self, id: RequestId, result: Result<(), VolumeError>, outbox: &Outbox) {
+        let slab = &mut *self.open.borrow_mut();
+        let slot = &mut slab.slots[id];
+        slot.pieces_left -= 1;
+        if let Err(e) = result {
+            slot.fail(&e);
+        }
+        if slot.pieces_left > 0 {
+            return;
+        }
+        match slot.failure.take() {
+            None => self.ack(slot.cookie, false, outbox),
+            Some((errno, message)) => self.push_error(slot.cookie, errno, &message, outbox),
+        }
+        slab.free.push(id);
+    }
+
+    /// A request of one piece is answered by `reply`, made from its cookie and length.
+    pub(super) fn answered(&self, id: RequestId, outbox: &Outbox, reply: impl FnOnce(u64, u32) -> Vec<u8>) {
+        let slab = &mut *self.open.borrow_mut();
+        let slot = &mut slab.slots[id];
+        slot.pieces_left -= 1;
+        assert_eq!(slot.pieces_left, 0, "a request with an answer of its own has one piece");
+        let head = reply(slot.cookie, slot.bytes);
+        outbox.push(&head, None, Release { requests: 1, bytes: 0 });
+        slab.free.push(id);
+    }
+
+    /// The last `pieces` pieces of a request were not even begun, because the client went away.
+    pub(super) fn give_up(&self, id: RequestId, pieces: usize, outbox: &Outbox) {
+        let slab = &mut *self.open.borrow_mut();
+        let slot = &mut slab.slots[id];
+        slot.pieces_left -= pieces;
+        slot.failure.get_or_insert_with(|| (Errno::Inval, "the stream ended within the request".into()));
+        if slot.pieces_left == 0
+            && let Some((errno, message)) = slot.failure.take()
+        {
+            self.push_error(slot.cookie, errno, &message, outbox);
+            slab.free.push(id);
+        }
+    }
+
+    fn push_error(&self, cookie: u64, errno: Errno, message: &str, outbox: &Outbox) {
+        let release = Release { requests: 1, bytes: 0 };
+        if self.structured {
+            let mut chunk = Vec::with_capacity(codec::MAX_ERROR_CHUNK_BYTES);
+            codec::error_chunk(cookie, errno, message, &mut chunk);
+            outbox.push(&chunk, None, release);
+        } else {
+            outbox.push(&codec::simple_reply(cookie, Some(errno)), None, release);
+        }
+    }
+}
+
+impl Open {
+    fn fail(&mut self, error: &VolumeError) {
+        let errno = Errno::of_volume_error(error, self.writing);
+        self.failure.get_or_insert_with(|| (errno, error.to_string()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_range_once_and_stay_within_their_grain() {
+        const MIB: u64 = 1 << 20;
+        let cases = [(0, 512), (0, 1 << 20), (MIB - 512, 1024), (512, 32 << 20), (3 * MIB, 5 << 20)];
+        for (offset, bytes) in cases {
+            let mut at = offset;
+            for (o, b) in pieces(offset, bytes) {
+                assert_eq!(o, at);
+                assert!(b > 0 && o / MIB == (o + u64::from(b) - 1) / MIB, "{b} bytes at {o}");
+                at += u64::from(b);
+            }
+            assert_eq!(at, offset + u64::from(bytes));
+        }
+        assert_eq!(pieces(0, 0).count(), 0);
+    }
+}
