@@ -4,18 +4,34 @@
 //! Bsets of version 1 start from another value than all ones (see [`crc64_seeded`]); that ties a set to
 //! the pointer which leads to its node.
 
-use crc::{CRC_64_WE, Crc, Table};
-
-static CRC64: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_WE);
-
 /// Checksum of `bytes`, starting from all ones.
 pub fn crc64(bytes: &[u8]) -> u64 {
-    CRC64.checksum(bytes)
+    crc64_seeded(u64::MAX, bytes)
 }
 
 /// Checksum of `bytes`, starting from `seed` in place of all ones. The final inversion applies as
 /// well: `crc64_seeded(u64::MAX, b) == crc64(b)`.
 pub fn crc64_seeded(seed: u64, bytes: &[u8]) -> u64 {
+    #[cfg(feature = "fast-crc")]
+    return fast(seed, bytes);
+    #[cfg(not(feature = "fast-crc"))]
+    return portable(seed, bytes);
+}
+
+/// With the carry-less multiplication of the processor, if it has one.
+#[cfg(feature = "fast-crc")]
+fn fast(seed: u64, bytes: &[u8]) -> u64 {
+    use crc_fast::{CrcAlgorithm, Digest};
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64We, seed);
+    digest.update(bytes);
+    digest.finalize()
+}
+
+/// With a table, on any processor; the other implementation is measured against it.
+#[cfg(any(test, not(feature = "fast-crc")))]
+fn portable(seed: u64, bytes: &[u8]) -> u64 {
+    use crc::{CRC_64_WE, Crc, Table};
+    static CRC64: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_WE);
     let mut digest = CRC64.digest_with_initial(seed);
     digest.update(bytes);
     digest.finalize()
@@ -44,6 +60,7 @@ mod tests {
     #[test]
     fn catalogue_check_value() {
         assert_eq!(crc64(b"123456789"), 0x62ec_59e3_f1a4_f00a);
+        assert_eq!(portable(u64::MAX, b"123456789"), 0x62ec_59e3_f1a4_f00a);
         assert_eq!(reference(u64::MAX, b"123456789"), 0x62ec_59e3_f1a4_f00a);
     }
 
@@ -59,6 +76,18 @@ mod tests {
                 );
             }
             assert_eq!(crc64(&bytes[..len]), reference(u64::MAX, &bytes[..len]), "{len}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn all_implementations_agree(
+            seed: u64,
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..9000),
+        ) {
+            let expected = reference(seed, &bytes);
+            proptest::prop_assert_eq!(portable(seed, &bytes), expected);
+            proptest::prop_assert_eq!(crc64_seeded(seed, &bytes), expected);
         }
     }
 }
