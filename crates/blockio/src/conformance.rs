@@ -44,7 +44,7 @@ fn pattern(disk: &Disk, sector: u64, sectors: u64, tag: u64) -> Buffer {
     let mut b = disk.runtime().pool().take((sectors * SECTOR_BYTES) as usize);
     let first = sector * SECTOR_BYTES / 8;
     for (i, word) in b.as_mut().chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&(first + i as u64 ^ tag.rotate_left(48)).to_le_bytes());
+        word.copy_from_slice(&((first + i as u64) ^ tag.rotate_left(48)).to_le_bytes());
     }
     b
 }

@@ -22,13 +22,18 @@ mod info;
 mod net;
 mod polled;
 mod reactor;
+mod signals;
+mod signature;
 mod socket_op;
 mod uring;
 mod wake;
 mod workers;
+pub mod wrap;
 
 pub use claim::{Access, Claim, OpenError, OpenOptions};
 pub use driver::{Backend, Driver, DriverOptions, SystemClock};
 pub use file::FileDevice;
 pub use net::{Address, Connection, Listener, Message, Piece};
 pub use reactor::Reactor;
+pub use signals::{Signal, Signals, shutdown_signal};
+pub use signature::{Signature, probe_signature};

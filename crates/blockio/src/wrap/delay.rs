@@ -1,0 +1,55 @@
+//! Makes every request take a fixed time at least, any number of them at once.
+//!
+//! The request is started at once and answered when both it and its time are over, so the order of
+//! effects is that of the device inside.
+
+use std::rc::Rc;
+
+use ::io::{Completer, Device, DeviceInfo, Disk, Handle, Nanos, Op, Request};
+
+/// How long requests take.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Delays {
+    /// Reads.
+    pub read: Nanos,
+    /// Writes, discards and write-zeroes.
+    pub write: Nanos,
+    /// Flushes; also what a durable write takes on top of a write.
+    pub flush: Nanos,
+}
+
+/// A device whose requests take their time.
+pub struct DelayDisk {
+    inner: Disk,
+    delays: Delays,
+}
+
+impl DelayDisk {
+    /// Delays the requests of `inner`; `rt` keeps the time.
+    pub fn new(inner: Rc<dyn Device>, rt: Handle, delays: Delays) -> DelayDisk {
+        DelayDisk { inner: Disk::new(inner, rt), delays }
+    }
+}
+
+impl Device for DelayDisk {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn submit(&self, request: Request, completer: Completer) {
+        let delay = match request.op {
+            Op::Read => self.delays.read,
+            Op::Write { fua: true } => self.delays.write.after(self.delays.flush),
+            Op::Write { fua: false } | Op::Discard | Op::WriteZeroes => self.delays.write,
+            Op::Flush => self.delays.flush,
+        };
+        let rt = self.inner.runtime();
+        let over = rt.sleep(delay);
+        let inner = self.inner.start(request);
+        rt.spawn(async move {
+            over.await;
+            let done = inner.await;
+            completer.complete(done.result, done.buffer);
+        });
+    }
+}

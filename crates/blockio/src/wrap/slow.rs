@@ -1,0 +1,296 @@
+//! A disk with a moving head, in front of any device (`--simulate-hdd`).
+//!
+//! Owns the model of time: one request at a time; a request that goes on where the last one ended costs
+//! its transfer alone; a small gap ahead is passed under the head if that is faster than seeking; any
+//! other request costs a seek that grows with the square root of the distance, and a part of a rotation
+//! drawn from a seeded source. Writes pay when they are made (there is no write cache in the model),
+//! and a flush behind writes, like a durable write, waits for a part of a rotation, as a disk does that
+//! has to get its cache to the medium.
+//!
+//! Which of the waiting requests is next: [`Queueing::ShortestSeek`] as disks with command queueing do,
+//! among the oldest 32, and nobody is passed over more than 64 times; or [`Queueing::Fifo`].
+//!
+//! A request is started on the device inside when its turn comes and answered when both it and the
+//! model's time are over. The model's clock goes on from the end of the last request while there is work,
+//! so the cost of simulating does not add up. Time is the runtime's: real, or simulated.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use ::io::{Completer, Device, DeviceInfo, Disk, Handle, Nanos, Op, Request, Rng};
+
+/// Requests among which a disk with command queueing chooses.
+const WINDOW: usize = 32;
+
+/// How often a request may be passed over.
+const MAX_PASSED: u32 = 64;
+
+/// In which order a disk serves what waits.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Queueing {
+    /// The nearest of the oldest 32 is next.
+    #[default]
+    ShortestSeek,
+    /// First come, first served.
+    Fifo,
+}
+
+/// What a disk's moves cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HddModel {
+    /// The shortest seek.
+    pub seek_min: Nanos,
+    /// A seek over the whole disk.
+    pub seek_max: Nanos,
+    /// One rotation; a seek is followed by a part of it.
+    pub rotation: Nanos,
+    /// Bytes transferred in a second.
+    pub bytes_per_second: u64,
+    /// The order of service.
+    pub queueing: Queueing,
+    /// Seed of the rotational part.
+    pub seed: u64,
+}
+
+impl Default for HddModel {
+    /// 4 ms on average for short seeks and 8 ms for long ones, rotation included; 150 MB/s.
+    fn default() -> Self {
+        HddModel {
+            seek_min: Nanos::from_ms(1),
+            seek_max: Nanos::from_ms(5),
+            rotation: Nanos::from_ms(6),
+            bytes_per_second: 150_000_000,
+            queueing: Queueing::ShortestSeek,
+            seed: 0,
+        }
+    }
+}
+
+/// What a request costs that moves nothing.
+const COMMAND: Nanos = Nanos(100_000);
+
+/// Where the head is, and what the next request costs.
+struct Head {
+    model: HddModel,
+    disk_sectors: u64,
+    /// The sector behind the last one transferred.
+    at: u64,
+    /// Written since the last flush.
+    unflushed: bool,
+    rng: Rng,
+}
+
+impl Head {
+    fn transfer(&self, sectors: u64) -> Nanos {
+        let ns = u128::from(sectors) * 512 * 1_000_000_000 / u128::from(self.model.bytes_per_second.max(1));
+        Nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+
+    fn part_of_rotation(&mut self) -> Nanos {
+        Nanos(self.rng.below(self.model.rotation.0.max(1)))
+    }
+
+    fn seek(&self, sector: u64) -> Nanos {
+        let fraction = sector.abs_diff(self.at) as f64 / self.disk_sectors.max(1) as f64;
+        let range = self.model.seek_max.since(self.model.seek_min).0 as f64;
+        self.model.seek_min.after(Nanos((range * fraction.sqrt()) as u64))
+    }
+
+    /// Moves the head through a request and tells how long that takes.
+    fn serve(&mut self, op: Op, sector: u64, sectors: u64) -> Nanos {
+        match op {
+            Op::Flush if self.unflushed => {
+                self.unflushed = false;
+                COMMAND.after(self.part_of_rotation())
+            }
+            Op::Flush | Op::Discard => COMMAND,
+            Op::Read | Op::Write { .. } | Op::WriteZeroes => {
+                let access = if sector == self.at {
+                    Nanos(0)
+                } else {
+                    let seek = self.seek(sector).after(self.part_of_rotation());
+                    match sector.checked_sub(self.at) {
+                        Some(gap) => seek.min(self.transfer(gap)),
+                        None => seek,
+                    }
+                };
+                self.at = sector.saturating_add(sectors);
+                let durable = match op {
+                    Op::Write { fua: true } => self.part_of_rotation(),
+                    Op::Write { .. } | Op::WriteZeroes => {
+                        self.unflushed = true;
+                        Nanos(0)
+                    }
+                    _ => Nanos(0),
+                };
+                access.after(self.transfer(sectors)).after(durable)
+            }
+        }
+    }
+}
+
+struct Waiting {
+    request: Request,
+    completer: Completer,
+    passed: u32,
+}
+
+struct State {
+    head: Head,
+    queue: VecDeque<Waiting>,
+    /// When the model has served everything so far.
+    busy_until: Nanos,
+    serving: bool,
+}
+
+impl State {
+    fn next(&mut self) -> Option<Waiting> {
+        let overtaken = self.queue.front().is_some_and(|w| w.passed >= MAX_PASSED);
+        let at = match self.head.model.queueing {
+            Queueing::ShortestSeek if !overtaken => {
+                let here = self.head.at;
+                let window = self.queue.iter().take(WINDOW);
+                // A flush or discard needs no seek; among equals the oldest.
+                let distance = |w: &Waiting| match w.request.op {
+                    Op::Flush | Op::Discard => 0,
+                    _ => w.request.sector.0.abs_diff(here),
+                };
+                window.enumerate().min_by_key(|(i, w)| (distance(w), *i)).map_or(0, |(i, _)| i)
+            }
+            _ => 0,
+        };
+        for w in self.queue.iter_mut().take(at) {
+            w.passed += 1;
+        }
+        self.queue.remove(at)
+    }
+}
+
+struct Inner {
+    disk: Disk,
+    info: DeviceInfo,
+    state: RefCell<State>,
+}
+
+/// A device that is as slow as a disk with a moving head.
+pub struct SlowDisk {
+    inner: Rc<Inner>,
+}
+
+impl SlowDisk {
+    /// Slows `device` down as `model` says; `rt` keeps the time.
+    pub fn new(device: Rc<dyn Device>, rt: Handle, model: HddModel) -> SlowDisk {
+        let info = DeviceInfo { rotational: true, ..device.info().clone() };
+        let head =
+            Head { model, disk_sectors: info.sectors.0, at: 0, unflushed: false, rng: Rng::new(model.seed) };
+        let state = State { head, queue: VecDeque::new(), busy_until: Nanos(0), serving: false };
+        let disk = Disk::new(device, rt);
+        SlowDisk { inner: Rc::new(Inner { disk, info, state: RefCell::new(state) }) }
+    }
+}
+
+impl Device for SlowDisk {
+    fn info(&self) -> &DeviceInfo {
+        &self.inner.info
+    }
+
+    fn submit(&self, mut request: Request, completer: Completer) {
+        if let Err(e) = self.inner.info.check(&mut request) {
+            completer.complete(Err(e), request.buffer);
+            return;
+        }
+        let mut state = self.inner.state.borrow_mut();
+        state.queue.push_back(Waiting { request, completer, passed: 0 });
+        if std::mem::replace(&mut state.serving, true) {
+            return;
+        }
+        drop(state);
+        let inner = self.inner.clone();
+        self.inner.disk.runtime().spawn(async move { serve(&inner).await });
+    }
+}
+
+/// Serves one request after the other until none waits.
+async fn serve(inner: &Inner) {
+    let rt = inner.disk.runtime();
+    // Time that passed without work is not made up for.
+    let now = rt.now();
+    {
+        let mut state = inner.state.borrow_mut();
+        state.busy_until = state.busy_until.max(now);
+    }
+    loop {
+        let (waiting, until) = {
+            let mut state = inner.state.borrow_mut();
+            let Some(w) = state.next() else {
+                state.serving = false;
+                return;
+            };
+            let cost = state.head.serve(w.request.op, w.request.sector.0, w.request.sectors.0);
+            state.busy_until = state.busy_until.after(cost);
+            (w, state.busy_until)
+        };
+        let Waiting { request, completer, .. } = waiting;
+        let started = inner.disk.start(request);
+        rt.sleep_until(until).await;
+        let done = started.await;
+        completer.complete(done.result, done.buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(model: HddModel) -> Head {
+        Head { model, disk_sectors: 1 << 31, at: 0, unflushed: false, rng: Rng::new(model.seed) }
+    }
+
+    const READ: Op = Op::Read;
+
+    #[test]
+    fn going_on_costs_the_transfer_alone() {
+        let mut h = head(HddModel::default());
+        // 150 MB in the pieces of a second.
+        let total: u64 = (0..1000).map(|i| h.serve(READ, i * 293, 293).0).sum();
+        assert_eq!(total / 1_000_000, 1000 * 293 * 512 / 150_000);
+        let gap = h.serve(READ, h.at + 100, 8);
+        assert_eq!(gap, h.transfer(100).after(h.transfer(8)), "a small gap passes under the head");
+    }
+
+    #[test]
+    fn seeks_cost_what_the_default_promises() {
+        let average = |distance: u64| {
+            let mut h = head(HddModel::default());
+            let mut sum = 0;
+            for i in 0..2000 {
+                h.at = if i % 2 == 0 { distance } else { 0 };
+                sum += h.serve(READ, distance - h.at, 8).0;
+            }
+            sum / 2000 / 1000
+        };
+        let short = average((1 << 31) / 2000);
+        assert!((3800..4500).contains(&short), "short seeks take {short} us on average");
+        let long = average((1 << 31) * 9 / 10);
+        assert!((7500..8300).contains(&long), "long seeks take {long} us on average");
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let run = |seed| {
+            let mut h = head(HddModel { seed, ..HddModel::default() });
+            (1..50).map(|i| h.serve(READ, i * 7_654_321 % (1 << 31), 8)).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn a_flush_behind_writes_waits_for_the_medium_once() {
+        let mut h = head(HddModel { seed: 3, ..HddModel::default() });
+        h.serve(Op::Write { fua: false }, 0, 8);
+        assert!(h.serve(Op::Flush, 0, 0) > COMMAND);
+        assert_eq!(h.serve(Op::Flush, 0, 0), COMMAND);
+    }
+}
