@@ -1,0 +1,42 @@
+//! Decisions of the engine, apart from their execution.
+//!
+//! Owns the rules by which requests are cached or bypassed, dirty data is paced and buckets are
+//! chosen for reuse. Everything here is a plain value or function: the same inputs give the same
+//! answer. Must not know devices, clocks, the index or the journal: time arrives as [`io::Nanos`],
+//! randomness as numbers or an [`io::Rng`] of the caller, and facts about the cache as arguments.
+//! Nothing on the path of a request allocates, except [`stripes`] where a backing device asks for
+//! stripes to be tracked.
+
+pub mod bypass;
+pub mod congestion;
+pub mod replacement;
+pub mod sequential;
+pub mod stripes;
+pub mod writeback_rate;
+
+/// Share of the buckets that hold something that cannot be dropped at once, in percent, rounded down
+/// (runtime semantics 8.5). A cache without buckets counts as full.
+pub fn in_use_percent(nbuckets: u64, available: u64) -> u8 {
+    if nbuckets == 0 {
+        return 100;
+    }
+    let used = u128::from(nbuckets.saturating_sub(available));
+    u8::try_from(used * 100 / u128::from(nbuckets)).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_use_percent;
+
+    #[test]
+    fn in_use_rounds_down_and_stays_in_range() {
+        assert_eq!(in_use_percent(1000, 1000), 0);
+        assert_eq!(in_use_percent(1000, 991), 0, "0.9 % is shown as 0");
+        assert_eq!(in_use_percent(1000, 45), 95);
+        assert_eq!(in_use_percent(3, 1), 66);
+        assert_eq!(in_use_percent(7, 0), 100);
+        assert_eq!(in_use_percent(7, 9), 0, "more available than there are");
+        assert_eq!(in_use_percent(0, 0), 100);
+        assert_eq!(in_use_percent(u64::MAX, 0), 100);
+    }
+}

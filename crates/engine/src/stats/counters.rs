@@ -1,0 +1,106 @@
+//! Counters that only ever grow, until somebody clears them.
+//!
+//! Owns what a volume and a cache set count besides hits and misses. Units: requests, bytes, sectors
+//! as named. They saturate.
+
+use format::Sectors;
+
+/// Requests of one kind and the bytes they were about.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct OpCount {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl OpCount {
+    /// Counts a request for `sectors`.
+    pub fn count(&mut self, sectors: Sectors) {
+        self.requests = self.requests.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(sectors.bytes());
+    }
+}
+
+/// What was asked of a volume, however it was served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RequestCounters {
+    /// Reads.
+    pub reads: OpCount,
+    /// Writes, including writes of zeros.
+    pub writes: OpCount,
+    /// Discards.
+    pub discards: OpCount,
+    /// Flushes, whether on their own or with a write.
+    pub flushes: u64,
+}
+
+impl RequestCounters {
+    /// Counts a flush.
+    pub fn flush(&mut self) {
+        self.flushes = self.flushes.saturating_add(1);
+    }
+
+    /// Sets everything to zero.
+    pub fn clear(&mut self) {
+        *self = RequestCounters::default();
+    }
+}
+
+/// What a cache set does inside; the names are the kernel's (runtime semantics 16.3, 16.4).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SetCounters {
+    /// Data written to the cache device.
+    pub written: Sectors,
+    /// Btree nodes written to the cache device.
+    pub btree_written: Sectors,
+    /// Btree nodes, journal entries, prio sets and the UUID table written to the cache device.
+    pub metadata_written: Sectors,
+    /// Reads that found their bucket reused meanwhile.
+    pub cache_read_races: u64,
+    /// Keys that became clean by writeback.
+    pub writeback_keys_done: u64,
+    /// Keys that were overwritten while they were written back.
+    pub writeback_keys_failed: u64,
+    /// Attempts to make room in the journal.
+    pub reclaim: u64,
+    /// Journal buckets that became free.
+    pub reclaimed_journal_buckets: u64,
+    /// Btree nodes written because they pinned the journal.
+    pub flush_write: u64,
+}
+
+impl SetCounters {
+    /// Counts data written to the cache device.
+    pub fn count_written(&mut self, sectors: Sectors) {
+        add(&mut self.written, sectors);
+    }
+
+    /// Counts a btree node write: it is metadata, too.
+    pub fn count_btree_written(&mut self, sectors: Sectors) {
+        add(&mut self.btree_written, sectors);
+        add(&mut self.metadata_written, sectors);
+    }
+
+    /// Counts metadata written other than btree nodes.
+    pub fn count_metadata_written(&mut self, sectors: Sectors) {
+        add(&mut self.metadata_written, sectors);
+    }
+
+    /// What `clear_stats` of a set clears (runtime semantics 13): the counts of writeback keys.
+    pub fn clear_for_set(&mut self) {
+        self.writeback_keys_done = 0;
+        self.writeback_keys_failed = 0;
+    }
+
+    /// What `clear_stats` of a cache device clears (runtime semantics 13): what was written.
+    pub fn clear_for_cache_device(&mut self) {
+        self.written = Sectors::ZERO;
+        self.btree_written = Sectors::ZERO;
+        self.metadata_written = Sectors::ZERO;
+    }
+}
+
+fn add(counter: &mut Sectors, sectors: Sectors) {
+    counter.0 = counter.0.saturating_add(sectors.0);
+}

@@ -1,0 +1,39 @@
+//! Sizes for people: the kernel's "h" format (runtime semantics 16).
+//!
+//! Owns the one way in which control files show bytes: one decimal, cut off rather than rounded,
+//! powers of 1024, and at most three digits before the point, so that 1000k is shown as `0.9M`. The
+//! smallest unit is k: 512 bytes are `0.5k`.
+
+use std::fmt;
+
+/// Letters for the powers of 1024. 64 bits end in E.
+const UNITS: [char; 6] = ['k', 'M', 'G', 'T', 'P', 'E'];
+
+/// A number of bytes that displays in the "h" format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Human(pub i64);
+
+impl Human {
+    /// `bytes`, saturated.
+    pub fn bytes(bytes: u64) -> Human {
+        Human(i64::try_from(bytes).unwrap_or(i64::MAX))
+    }
+}
+
+impl fmt::Display for Human {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut whole = self.0.unsigned_abs();
+        let mut rest = 0;
+        let mut unit = UNITS[0];
+        for letter in UNITS {
+            unit = letter;
+            rest = whole % 1024;
+            whole /= 1024;
+            if whole < 1000 {
+                break;
+            }
+        }
+        let sign = if self.0 < 0 { "-" } else { "" };
+        write!(f, "{sign}{whole}.{}{unit}", rest * 10 / 1024)
+    }
+}

@@ -1,0 +1,130 @@
+//! How often something happens and how long it takes.
+//!
+//! Owns the averages behind `btree_gc`, `btree_split`, `btree_sort` and `btree_read` (runtime
+//! semantics 13, 16.3): exponentially weighted, the newest event counting 1/8. Must not know what is
+//! timed; the times come from the caller.
+
+use io::Nanos;
+
+/// The newest value counts this part of an average (runtime semantics 13).
+const WEIGHT: u64 = 8;
+/// Averages keep this many more bits than they show.
+const FRACTION_BITS: u32 = 8;
+
+/// In which unit a time is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimeUnit {
+    /// Seconds, `sec`.
+    Seconds,
+    /// Milliseconds, `ms`.
+    Millis,
+    /// Microseconds, `us`.
+    Micros,
+}
+
+impl TimeUnit {
+    /// Name at the end of an attribute's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TimeUnit::Seconds => "sec",
+            TimeUnit::Millis => "ms",
+            TimeUnit::Micros => "us",
+        }
+    }
+
+    /// `span` in this unit, rounded down.
+    pub const fn of(self, span: Nanos) -> u64 {
+        match self {
+            TimeUnit::Seconds => span.0 / 1_000_000_000,
+            TimeUnit::Millis => span.0 / 1_000_000,
+            TimeUnit::Micros => span.0 / 1_000,
+        }
+    }
+}
+
+/// Averages over the events of one kind.
+#[derive(Clone, Debug, Default)]
+pub struct TimeStats {
+    average_duration: u64,
+    average_period: Option<u64>,
+    max_duration: Nanos,
+    last: Option<Nanos>,
+}
+
+impl TimeStats {
+    /// Nothing has happened yet.
+    pub fn new() -> TimeStats {
+        TimeStats::default()
+    }
+
+    /// Takes note of an event that took from `start` to `end`.
+    pub fn record(&mut self, start: Nanos, end: Nanos) {
+        let duration = end.since(start);
+        self.max_duration = self.max_duration.max(duration);
+        match self.last {
+            None => self.average_duration = scaled(duration),
+            Some(last) => {
+                self.average_duration = average(self.average_duration, duration);
+                let period = end.since(last);
+                self.average_period = Some(match self.average_period {
+                    None => scaled(period),
+                    Some(old) => average(old, period),
+                });
+            }
+        }
+        self.last = Some(end);
+    }
+
+    /// Average time that an event took.
+    pub fn average_duration(&self) -> Nanos {
+        Nanos(self.average_duration >> FRACTION_BITS)
+    }
+
+    /// Average time between the ends of two events; zero before the second one. (The kernel calls this
+    /// `average_frequency`.)
+    pub fn average_period(&self) -> Nanos {
+        Nanos(self.average_period.unwrap_or(0) >> FRACTION_BITS)
+    }
+
+    /// Longest time that an event took.
+    pub fn max_duration(&self) -> Nanos {
+        self.max_duration
+    }
+
+    /// Time since the last event; `None` if there was none (shown as -1).
+    pub fn since_last(&self, now: Nanos) -> Option<Nanos> {
+        self.last.map(|last| now.since(last))
+    }
+
+    /// The four attributes that show these figures (runtime semantics 16.3): the end of the name after
+    /// `btree_gc_` and the like, the unit that belongs behind it, and the value. `frequency` is the unit
+    /// of average_frequency and last, `duration` that of the other two.
+    pub fn attributes(
+        &self,
+        frequency: TimeUnit,
+        duration: TimeUnit,
+        now: Nanos,
+    ) -> [(&'static str, TimeUnit, i64); 4] {
+        let shown = |unit: TimeUnit, span: Nanos| i64::try_from(unit.of(span)).unwrap_or(i64::MAX);
+        [
+            ("average_frequency", frequency, shown(frequency, self.average_period())),
+            ("average_duration", duration, shown(duration, self.average_duration())),
+            ("max_duration", duration, shown(duration, self.max_duration())),
+            ("last", frequency, self.since_last(now).map_or(-1, |span| shown(frequency, span))),
+        ]
+    }
+
+    /// Sets everything to the beginning.
+    pub fn clear(&mut self) {
+        *self = TimeStats::default();
+    }
+}
+
+fn scaled(span: Nanos) -> u64 {
+    span.0.saturating_mul(1 << FRACTION_BITS)
+}
+
+fn average(old: u64, new: Nanos) -> u64 {
+    let sum = u128::from(old) * u128::from(WEIGHT - 1) + u128::from(scaled(new));
+    u64::try_from(sum / u128::from(WEIGHT)).unwrap_or(u64::MAX)
+}

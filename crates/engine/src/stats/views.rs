@@ -1,0 +1,250 @@
+//! Hits, misses and bypasses, in total and over the last minutes, hours and days.
+//!
+//! Owns the cache statistics of one cached device or one set (runtime semantics 13); the engine counts
+//! every event in both. The views five_minute, hour and day are moved on by ticks of 300/22 seconds:
+//! what was counted since the last tick is added, and the view is scaled by 31/32, every tick, every
+//! 12th and every 288th. So they show nothing of the last 13.6 seconds, as in the kernel.
+//!
+//! The total differs from the kernel's in being exact and immediate: nothing is ever scaled there.
+//!
+//! *Invariants:* counting never allocates and takes a few additions; ticks are counted by the time that
+//! has passed, not by calls. *Must not know:* how it was decided what is a hit.
+
+use format::Sectors;
+use io::Nanos;
+
+use crate::policy::bypass::BypassReason;
+
+/// 300/22 seconds (runtime semantics 13).
+pub const TICK: Nanos = Nanos(300_000_000_000 / 22);
+/// Views keep this many more bits than they show (runtime semantics 13).
+const FRACTION_BITS: u32 = 16;
+/// A view is scaled by 31/32 (runtime semantics 13).
+const DECAY_SHIFT: u32 = 5;
+/// After as many scalings every 64-bit value is 0, for 2^64 · (31/32)^1400 < 1 and each one rounds down.
+const DECAYS_TO_ZERO: u64 = 1400;
+
+/// A period that statistics are shown for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum View {
+    /// Since the start or the last `clear_stats`.
+    Total,
+    /// The last five minutes or so.
+    FiveMinute,
+    /// The last hour or so.
+    Hour,
+    /// The last day or so.
+    Day,
+}
+
+impl View {
+    /// Every view, in the kernel's order.
+    pub const ALL: [View; 4] = [View::Total, View::FiveMinute, View::Hour, View::Day];
+
+    /// Name of the view's directory.
+    pub const fn name(self) -> &'static str {
+        match self {
+            View::Total => "stats_total",
+            View::FiveMinute => "stats_five_minute",
+            View::Hour => "stats_hour",
+            View::Day => "stats_day",
+        }
+    }
+}
+
+/// What a view shows.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ViewValues {
+    /// Reads, not bypassed, that were completely served from the cache.
+    pub cache_hits: u64,
+    /// Reads, not bypassed, with at least one missing piece.
+    pub cache_misses: u64,
+    /// Bypassed reads that were completely served from the cache.
+    pub cache_bypass_hits: u64,
+    /// Bypassed reads with at least one missing piece.
+    pub cache_bypass_misses: u64,
+    /// Misses that could not be cached, for a write came in between.
+    pub cache_miss_collisions: u64,
+    /// Bytes of bypassed requests.
+    pub bypassed_bytes: u64,
+}
+
+impl ViewValues {
+    /// Hits per reads that were not bypassed, in whole percent; 0 without any.
+    pub fn cache_hit_ratio(&self) -> u64 {
+        let reads = u128::from(self.cache_hits) + u128::from(self.cache_misses);
+        if reads == 0 {
+            return 0;
+        }
+        u64::try_from(u128::from(self.cache_hits) * 100 / reads).unwrap_or(100)
+    }
+}
+
+/// Requests that were not cached for one reason.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ReasonCount {
+    /// Requests, or parts of requests.
+    pub requests: u64,
+    /// Their length in bytes.
+    pub bytes: u64,
+}
+
+const HITS: usize = 0;
+const MISSES: usize = 1;
+const BYPASS_HITS: usize = 2;
+const BYPASS_MISSES: usize = 3;
+const COLLISIONS: usize = 4;
+const BYPASSED: usize = 5;
+const COUNTERS: usize = 6;
+
+/// One number per counter; `BYPASSED` is in sectors.
+type Counts = [u64; COUNTERS];
+
+#[derive(Clone, Debug)]
+struct Decaying {
+    /// In units of 2^-16.
+    scaled: Counts,
+    /// Ticks between two scalings.
+    period: u64,
+}
+
+impl Decaying {
+    fn new(period: u64) -> Decaying {
+        Decaying { scaled: [0; COUNTERS], period }
+    }
+
+    fn add(&mut self, counts: &Counts) {
+        for (value, count) in self.scaled.iter_mut().zip(counts) {
+            *value = value.saturating_add(count.saturating_mul(1 << FRACTION_BITS));
+        }
+    }
+
+    /// Ticks number `from + 1` to `from + ticks` pass.
+    fn pass(&mut self, from: u64, ticks: u64) {
+        let times = from.saturating_add(ticks) / self.period - from / self.period;
+        for _ in 0..times.min(DECAYS_TO_ZERO) {
+            for value in &mut self.scaled {
+                // value * 31/32 rounded down, without overflow.
+                *value -= value.div_ceil(1 << DECAY_SHIFT);
+            }
+        }
+    }
+
+    fn shown(&self) -> Counts {
+        self.scaled.map(|value| value >> FRACTION_BITS)
+    }
+}
+
+/// The cache statistics of a cached device or of a set.
+#[derive(Clone, Debug)]
+pub struct CacheStats {
+    /// Since the last tick.
+    recent: Counts,
+    total: Counts,
+    five_minute: Decaying,
+    hour: Decaying,
+    day: Decaying,
+    reasons: [ReasonCount; BypassReason::COUNT],
+    /// Ticks that have passed.
+    ticks: u64,
+    /// When tick number `ticks` was.
+    last_tick: Nanos,
+}
+
+impl CacheStats {
+    /// Nothing counted yet; the first tick is due a period after `now`.
+    pub fn new(now: Nanos) -> CacheStats {
+        CacheStats {
+            recent: [0; COUNTERS],
+            total: [0; COUNTERS],
+            five_minute: Decaying::new(1),
+            hour: Decaying::new(12),
+            day: Decaying::new(288),
+            reasons: [ReasonCount::default(); BypassReason::COUNT],
+            ticks: 0,
+            last_tick: now,
+        }
+    }
+
+    /// Counts a read. `hit`: it was completely served from the cache; `bypassed`: it was decided to
+    /// bypass. Its bytes are counted by [`CacheStats::bypassed`].
+    pub fn read(&mut self, hit: bool, bypassed: bool) {
+        let counter = match (bypassed, hit) {
+            (false, true) => HITS,
+            (false, false) => MISSES,
+            (true, true) => BYPASS_HITS,
+            (true, false) => BYPASS_MISSES,
+        };
+        self.count(counter, 1);
+    }
+
+    /// Counts a miss that could not be cached because a write came in between.
+    pub fn miss_collision(&mut self) {
+        self.count(COLLISIONS, 1);
+    }
+
+    /// Counts a request (read, write or discard) that was decided to bypass.
+    pub fn bypassed(&mut self, reason: BypassReason, sectors: Sectors) {
+        self.count(BYPASSED, sectors.0);
+        self.not_cached(reason, sectors);
+    }
+
+    /// Counts a part of a request that was to be cached and could not be: no bucket was free, or the
+    /// set is stopping. It is seen in the counters of the reason only.
+    pub fn not_cached(&mut self, reason: BypassReason, sectors: Sectors) {
+        let count = &mut self.reasons[reason.index()];
+        count.requests = count.requests.saturating_add(1);
+        count.bytes = count.bytes.saturating_add(sectors.bytes());
+    }
+
+    /// Lets the ticks pass that are due at `now`; returns when to call again. Calls in between do
+    /// nothing. After a late call it is as if all had been counted before the first of the due ticks.
+    pub fn tick(&mut self, now: Nanos) -> Nanos {
+        let due = now.since(self.last_tick).0 / TICK.0;
+        if due > 0 {
+            let recent = std::mem::take(&mut self.recent);
+            for view in [&mut self.five_minute, &mut self.hour, &mut self.day] {
+                view.add(&recent);
+                view.pass(self.ticks, due);
+            }
+            self.ticks = self.ticks.saturating_add(due);
+            self.last_tick = self.last_tick.after(Nanos(due.saturating_mul(TICK.0)));
+        }
+        self.last_tick.after(TICK)
+    }
+
+    /// What a view shows.
+    pub fn view(&self, view: View) -> ViewValues {
+        let counts = match view {
+            View::Total => self.total,
+            View::FiveMinute => self.five_minute.shown(),
+            View::Hour => self.hour.shown(),
+            View::Day => self.day.shown(),
+        };
+        ViewValues {
+            cache_hits: counts[HITS],
+            cache_misses: counts[MISSES],
+            cache_bypass_hits: counts[BYPASS_HITS],
+            cache_bypass_misses: counts[BYPASS_MISSES],
+            cache_miss_collisions: counts[COLLISIONS],
+            bypassed_bytes: Sectors(counts[BYPASSED]).bytes(),
+        }
+    }
+
+    /// What was not cached for `reason`, since the start or the last `clear_total`.
+    pub fn reason(&self, reason: BypassReason) -> ReasonCount {
+        self.reasons[reason.index()]
+    }
+
+    /// What `clear_stats` does: the total begins anew, the other views go on (runtime semantics 13).
+    pub fn clear_total(&mut self) {
+        self.total = [0; COUNTERS];
+        self.reasons = [ReasonCount::default(); BypassReason::COUNT];
+    }
+
+    fn count(&mut self, counter: usize, n: u64) {
+        for counts in [&mut self.recent, &mut self.total] {
+            counts[counter] = counts[counter].saturating_add(n);
+        }
+    }
+}

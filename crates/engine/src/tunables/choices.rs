@@ -1,0 +1,77 @@
+//! The settings that are one name out of a few.
+//!
+//! Owns the order and the names of the choices, as control files list them (runtime semantics 16).
+//! Cache modes and replacement policies are stored on disk, so their types belong to the format.
+
+use format::{CacheMode, Replacement};
+
+/// A type with a fixed list of named values.
+pub(super) trait Choice: Copy + PartialEq + 'static {
+    /// All values with their names, in the order in which they are listed.
+    const ALL: &'static [(Self, &'static str)];
+    /// The names, in the same order.
+    const NAMES: &'static [&'static str];
+
+    /// Position in the list.
+    fn position(self) -> usize {
+        Self::ALL.iter().position(|(value, _)| *value == self).unwrap_or(0)
+    }
+
+    /// The value at a position of the list.
+    fn at(position: usize) -> Option<Self> {
+        Self::ALL.get(position).map(|(value, _)| *value)
+    }
+}
+
+/// Which requests that read ahead, or run in the background, are cached.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum ReadaheadPolicy {
+    /// All of them.
+    #[default]
+    All,
+    /// Those for metadata only.
+    MetaOnly,
+}
+
+/// What becomes of a cached device without dirty data when its cache set fails. (A device with dirty
+/// data is stopped in any case.)
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum StopWhenFailed {
+    /// It goes on without a cache.
+    #[default]
+    Auto,
+    /// It is stopped, too.
+    Always,
+}
+
+/// What an error does that a cache set cannot survive.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum OnError {
+    /// The set is disabled and unregistered.
+    #[default]
+    Unregister,
+    /// The whole process ends at once.
+    Panic,
+}
+
+macro_rules! choice {
+    ($type:ty: $($value:path => $name:literal),+) => {
+        impl Choice for $type {
+            const ALL: &'static [(Self, &'static str)] = &[$(($value, $name)),+];
+            const NAMES: &'static [&'static str] = &[$($name),+];
+        }
+    };
+}
+
+choice!(ReadaheadPolicy: ReadaheadPolicy::All => "all", ReadaheadPolicy::MetaOnly => "meta-only");
+choice!(StopWhenFailed: StopWhenFailed::Auto => "auto", StopWhenFailed::Always => "always");
+choice!(OnError: OnError::Unregister => "unregister", OnError::Panic => "panic");
+choice!(CacheMode:
+    CacheMode::Writethrough => "writethrough",
+    CacheMode::Writeback => "writeback",
+    CacheMode::Writearound => "writearound",
+    CacheMode::None => "none");
+choice!(Replacement:
+    Replacement::Lru => "lru",
+    Replacement::Fifo => "fifo",
+    Replacement::Random => "random");

@@ -1,0 +1,274 @@
+//! The settings of a cached device (runtime semantics 16.2).
+//!
+//! Owns the defaults and ranges, and keeps the fields that limit each other in order: the three
+//! fragmentation factors ascend, and `writeback_percent` stays below the set's `cutoff_writeback`.
+
+use format::CacheMode;
+
+use super::choices::{ReadaheadPolicy, StopWhenFailed};
+use super::error::TunableError;
+use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
+use super::set::DEFAULT_CUTOFF_WRITEBACK;
+use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
+
+/// Most bytes in a label (runtime semantics 16.2).
+const LABEL_BYTES: usize = 32;
+/// Largest value of most numbers.
+const MAX_U32: u64 = u32::MAX as u64;
+/// Largest value of those that the kernel keeps with a sign.
+const MAX_I32: u64 = i32::MAX as u64;
+
+type Knob = knob::Knob<DeviceTunables>;
+
+/// The settings of a cached device. Names, units, defaults and ranges are the kernel's (runtime
+/// semantics 16.2). Write fields through [`DeviceTunables::set`] wherever the value comes from
+/// outside; whoever writes them directly keeps to the ranges.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceTunables {
+    /// Name of the device, at most 32 bytes.
+    pub label: String,
+    /// What happens to writes.
+    pub cache_mode: CacheMode,
+    /// Which requests that read ahead are cached.
+    pub readahead_cache_policy: ReadaheadPolicy,
+    /// What becomes of the device when its cache set fails.
+    pub stop_when_cache_set_failed: StopWhenFailed,
+    /// Streams of this many bytes bypass the cache, 0 for none.
+    pub sequential_cutoff: u32,
+    /// Dirty data is written back. Of a device that was never attached this has to be reset by the
+    /// caller.
+    pub writeback_running: bool,
+    /// Seconds that writeback rests after it has gone through all of the device.
+    pub writeback_delay: u32,
+    /// Percent of the cache that may be dirty; 0: write back as fast as possible.
+    pub writeback_percent: u8,
+    /// Current rate of writeback, in sectors/s. The engine keeps this up to date after every update of
+    /// the rate, and takes over what was set by hand.
+    pub writeback_rate: u32,
+    /// Seconds between two updates of the rate.
+    pub writeback_rate_update_seconds: u8,
+    /// Divisor of the integral term.
+    pub writeback_rate_i_term_inverse: u32,
+    /// Divisor of the proportional term.
+    pub writeback_rate_p_term_inverse: u32,
+    /// Factor of the fragmentation term above 50 % in use.
+    pub writeback_rate_fp_term_low: u32,
+    /// Factor of the fragmentation term above 57 % in use.
+    pub writeback_rate_fp_term_mid: u32,
+    /// Factor of the fragmentation term above 64 % in use.
+    pub writeback_rate_fp_term_high: u32,
+    /// Least rate, in sectors/s.
+    pub writeback_rate_minimum: u32,
+    /// Fragmentation speeds writeback up.
+    pub writeback_consider_fragment: bool,
+    /// Stored, without effect: as in the kernel.
+    pub writeback_metadata: bool,
+    /// Errors of the backing device at which it is given up.
+    pub io_error_limit: u32,
+    /// All I/O on the device fails.
+    pub io_disable: bool,
+    /// The set's cutoff, which limits `writeback_percent`.
+    cutoff_writeback: u8,
+}
+
+impl Default for DeviceTunables {
+    fn default() -> Self {
+        DeviceTunables::new(CacheMode::default(), "")
+    }
+}
+
+static KNOBS: &[Knob] = &[
+    Knob::new(
+        "label",
+        Unit::None,
+        "name of the device",
+        Field::Text { max_bytes: LABEL_BYTES, get: |t| &t.label, put: |t, text| t.label = text.to_owned() },
+    )
+    .in_superblock(),
+    Knob::new("cache_mode", Unit::None, "what happens to writes", choice_of!(cache_mode: CacheMode))
+        .in_superblock(),
+    Knob::new(
+        "readahead_cache_policy",
+        Unit::None,
+        "which read-ahead and background requests are cached",
+        choice_of!(readahead_cache_policy: ReadaheadPolicy),
+    ),
+    Knob::new(
+        "stop_when_cache_set_failed",
+        Unit::None,
+        "whether a device without dirty data is stopped when its cache set fails",
+        choice_of!(stop_when_cache_set_failed: StopWhenFailed),
+    ),
+    Knob::new(
+        "sequential_cutoff",
+        Unit::Bytes,
+        "streams of this length bypass the cache; 0 for none",
+        number!(sequential_cutoff: u32, 0, MAX_U32, as Bytes),
+    ),
+    Knob::new("writeback_running", Unit::None, "dirty data is written back", flag!(writeback_running)),
+    Knob::new(
+        "writeback_delay",
+        Unit::Seconds,
+        "rest of writeback after it has gone through the device",
+        number!(writeback_delay: u32, 0, MAX_U32),
+    ),
+    Knob::new(
+        "writeback_percent",
+        Unit::Percent,
+        "share of the cache that may be dirty; 0 to write back as fast as possible",
+        number!(writeback_percent: u8, in |t| (0, u64::from(t.cutoff_writeback))),
+    ),
+    Knob::new(
+        "writeback_rate",
+        Unit::SectorsPerSecond,
+        "current rate of writeback; holds until its next update unless writeback_percent is 0",
+        number!(writeback_rate: u32, 1, MAX_I32, as Sectors),
+    ),
+    Knob::new(
+        "writeback_rate_update_seconds",
+        Unit::Seconds,
+        "time between two updates of the rate",
+        number!(writeback_rate_update_seconds: u8, 1, 60),
+    ),
+    Knob::new(
+        "writeback_rate_i_term_inverse",
+        Unit::None,
+        "divisor of the rate's integral term",
+        number!(writeback_rate_i_term_inverse: u32, 1, MAX_U32),
+    ),
+    Knob::new(
+        "writeback_rate_p_term_inverse",
+        Unit::None,
+        "divisor of the rate's proportional term",
+        number!(writeback_rate_p_term_inverse: u32, 1, MAX_U32),
+    ),
+    Knob::new(
+        "writeback_rate_fp_term_low",
+        Unit::None,
+        "factor of the rate's fragmentation term above 50 % in use",
+        number!(
+            writeback_rate_fp_term_low: u32, in |t| (1, u64::from(t.writeback_rate_fp_term_mid).saturating_sub(1))
+        ),
+    ),
+    Knob::new(
+        "writeback_rate_fp_term_mid",
+        Unit::None,
+        "factor of the rate's fragmentation term above 57 % in use",
+        number!(
+            writeback_rate_fp_term_mid: u32, in |t| (
+                u64::from(t.writeback_rate_fp_term_low) + 1,
+                u64::from(t.writeback_rate_fp_term_high).saturating_sub(1)
+            )
+        ),
+    ),
+    Knob::new(
+        "writeback_rate_fp_term_high",
+        Unit::None,
+        "factor of the rate's fragmentation term above 64 % in use",
+        number!(
+            writeback_rate_fp_term_high: u32, in |t| (u64::from(t.writeback_rate_fp_term_mid) + 1, MAX_U32)
+        ),
+    ),
+    Knob::new(
+        "writeback_rate_minimum",
+        Unit::SectorsPerSecond,
+        "least rate of writeback",
+        number!(writeback_rate_minimum: u32, 1, MAX_U32),
+    ),
+    Knob::new(
+        "writeback_consider_fragment",
+        Unit::None,
+        "fragmentation speeds writeback up",
+        flag!(writeback_consider_fragment),
+    ),
+    Knob::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
+    Knob::new(
+        "io_error_limit",
+        Unit::None,
+        "errors of the backing device at which it is given up",
+        number!(io_error_limit: u32, 0, MAX_I32),
+    ),
+    Knob::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
+];
+
+impl DeviceTunables {
+    /// The defaults, with what the backing device's superblock says.
+    pub fn new(cache_mode: CacheMode, label: &str) -> DeviceTunables {
+        DeviceTunables {
+            label: label.to_owned(),
+            cache_mode,
+            readahead_cache_policy: ReadaheadPolicy::default(),
+            stop_when_cache_set_failed: StopWhenFailed::default(),
+            // All defaults: runtime semantics 16.2.
+            sequential_cutoff: 4 << 20,
+            writeback_running: true,
+            writeback_delay: 30,
+            writeback_percent: 10,
+            writeback_rate: INITIAL_RATE,
+            writeback_rate_update_seconds: 5,
+            writeback_rate_i_term_inverse: 10000,
+            writeback_rate_p_term_inverse: 40,
+            writeback_rate_fp_term_low: 1,
+            writeback_rate_fp_term_mid: 10,
+            writeback_rate_fp_term_high: 1000,
+            writeback_rate_minimum: 8,
+            writeback_consider_fragment: true,
+            writeback_metadata: true,
+            io_error_limit: 64,
+            io_disable: false,
+            cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
+        }
+    }
+
+    /// Takes over the set's `cutoff_writeback`, in percent; `writeback_percent` is lowered to it.
+    pub fn set_cutoff_writeback(&mut self, percent: u8) {
+        self.cutoff_writeback = percent;
+        self.writeback_percent = self.writeback_percent.min(percent);
+    }
+
+    /// The parameters of the rate controller.
+    pub fn rate_params(&self) -> RateParams {
+        RateParams {
+            percent: self.writeback_percent,
+            p_term_inverse: self.writeback_rate_p_term_inverse,
+            i_term_inverse: self.writeback_rate_i_term_inverse,
+            fp_term_low: self.writeback_rate_fp_term_low,
+            fp_term_mid: self.writeback_rate_fp_term_mid,
+            fp_term_high: self.writeback_rate_fp_term_high,
+            minimum: self.writeback_rate_minimum,
+            update_seconds: u32::from(self.writeback_rate_update_seconds),
+            consider_fragment: self.writeback_consider_fragment,
+        }
+    }
+
+    /// The value of a setting as the kernel shows it.
+    pub fn get(&self, name: &str) -> Result<String, TunableError> {
+        Ok(knob::find(KNOBS, name)?.show(self))
+    }
+
+    /// The value of a setting in the form that [`DeviceTunables::set`] takes over unchanged.
+    pub fn raw(&self, name: &str) -> Result<String, TunableError> {
+        Ok(knob::find(KNOBS, name)?.raw(self))
+    }
+
+    /// Changes a setting. Numbers out of range are clamped; anything else that is wrong is refused, and
+    /// changes nothing.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
+        knob::find(KNOBS, name)?.set(self, value)
+    }
+
+    /// Changes several settings, all or (after an error) none. Their order does not matter: those that
+    /// limit each other are taken over as they are if they fit together.
+    pub fn set_all<'a>(
+        &mut self,
+        settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Result<(), TunableError> {
+        knob::set_all(KNOBS, self, settings)
+    }
+
+    /// All settings, in the kernel's order.
+    pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
+        let defaults = DeviceTunables::default();
+        KNOBS.iter().map(move |knob| knob.info(self, &defaults))
+    }
+}

@@ -1,0 +1,334 @@
+//! A setting as text: how it is named, shown, read and bounded.
+//!
+//! Owns the table type that both kinds of tunables share. A knob is a set of functions over the struct
+//! whose field it is; the struct itself stays a plain struct.
+
+use std::fmt;
+
+use super::error::TunableError;
+use super::parse;
+use crate::stats::human::Human;
+
+/// What a setting is counted in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// Nothing: a number, a choice, a text.
+    None,
+    /// Bytes; also accepts suffixes.
+    Bytes,
+    /// 512-byte sectors.
+    Sectors,
+    /// 512-byte sectors per second when written; shown in bytes per second.
+    SectorsPerSecond,
+    /// Seconds.
+    Seconds,
+    /// Milliseconds.
+    Millis,
+    /// Units of 1024 ns (runtime semantics 4.2).
+    Micros,
+    /// Percent.
+    Percent,
+    /// I/O requests.
+    Ios,
+}
+
+impl Unit {
+    /// Name of the unit, empty for none.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Unit::None => "",
+            Unit::Bytes => "bytes",
+            Unit::Sectors => "sectors",
+            Unit::SectorsPerSecond => "sectors/s",
+            Unit::Seconds => "s",
+            Unit::Millis => "ms",
+            Unit::Micros => "us",
+            Unit::Percent => "%",
+            Unit::Ios => "I/Os",
+        }
+    }
+
+    /// The name with a blank in front, empty for none.
+    pub(super) fn suffix(self) -> String {
+        if self == Unit::None { String::new() } else { format!(" {}", self.name()) }
+    }
+}
+
+/// Where a setting survives a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// In the superblock of the backing device or cache device, which must be rewritten after a change.
+    Superblock,
+    /// Outside of the devices, by whoever runs the engine.
+    Settings,
+}
+
+/// What a setting can be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Range {
+    /// A number, both ends included; others are clamped.
+    Number(u64, u64),
+    /// 0 or 1; every other number counts as 1.
+    Flag,
+    /// One of these names.
+    Choices(&'static [&'static str]),
+    /// Text of at most so many bytes.
+    Text(usize),
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Range::Number(min, max) => write!(f, "{min} to {max}"),
+            Range::Flag => write!(f, "0 or 1"),
+            Range::Choices(names) => write!(f, "{}", names.join(", ")),
+            Range::Text(bytes) => write!(f, "at most {bytes} bytes"),
+        }
+    }
+}
+
+/// A setting with its current value, for listings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KnobInfo {
+    /// Name, the kernel's if the kernel has it.
+    pub name: &'static str,
+    /// Value as the kernel shows it: sizes and rates in the "h" format, choices in a list with the
+    /// current one in brackets.
+    pub value: String,
+    /// Value that `set` takes over unchanged: this is what to store.
+    pub raw: String,
+    /// The default, in the form of `raw`.
+    pub default: String,
+    /// What it is counted in.
+    pub unit: Unit,
+    /// What it can be, given the current values of the settings that limit it.
+    pub range: Range,
+    /// Where it survives a restart.
+    pub stored: Stored,
+    /// Whether the kernel has it, too.
+    pub in_kernel: bool,
+    /// One line about it.
+    pub doc: &'static str,
+}
+
+/// How the number of a knob is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Show {
+    /// As it is.
+    Plain,
+    /// Bytes in the "h" format.
+    Bytes,
+    /// Sectors in the "h" format of their bytes.
+    Sectors,
+}
+
+/// The field behind a knob.
+pub(super) enum Field<T: 'static> {
+    Number { get: fn(&T) -> u64, put: fn(&mut T, u64), range: fn(&T) -> (u64, u64), show: Show },
+    Flag { get: fn(&T) -> bool, put: fn(&mut T, bool) },
+    Choice { names: &'static [&'static str], get: fn(&T) -> usize, put: fn(&mut T, usize) },
+    Text { max_bytes: usize, get: fn(&T) -> &str, put: fn(&mut T, &str) },
+}
+
+/// One entry of a table of settings.
+pub(super) struct Knob<T: 'static> {
+    pub name: &'static str,
+    pub unit: Unit,
+    pub stored: Stored,
+    pub in_kernel: bool,
+    pub doc: &'static str,
+    pub field: Field<T>,
+}
+
+impl<T> Knob<T> {
+    /// A setting that the kernel has and forgets at a restart.
+    pub(super) const fn new(name: &'static str, unit: Unit, doc: &'static str, field: Field<T>) -> Knob<T> {
+        Knob { name, unit, stored: Stored::Settings, in_kernel: true, doc, field }
+    }
+
+    /// This setting is kept in the superblock.
+    pub(super) const fn in_superblock(mut self) -> Knob<T> {
+        self.stored = Stored::Superblock;
+        self
+    }
+
+    /// The kernel does not have this setting.
+    pub(super) const fn not_in_kernel(mut self) -> Knob<T> {
+        self.in_kernel = false;
+        self
+    }
+
+    pub(super) fn range(&self, of: &T) -> Range {
+        match &self.field {
+            Field::Number { range, .. } => {
+                let (min, max) = range(of);
+                Range::Number(min, max)
+            }
+            Field::Flag { .. } => Range::Flag,
+            Field::Choice { names, .. } => Range::Choices(names),
+            Field::Text { max_bytes, .. } => Range::Text(*max_bytes),
+        }
+    }
+
+    /// The value as the kernel shows it.
+    pub(super) fn show(&self, of: &T) -> String {
+        match &self.field {
+            Field::Number { get, show: Show::Bytes, .. } => Human::bytes(get(of)).to_string(),
+            Field::Number { get, show: Show::Sectors, .. } => {
+                Human::bytes(format::Sectors(get(of)).bytes()).to_string()
+            }
+            Field::Choice { names, get, .. } => bracketed(names, get(of)),
+            _ => self.raw(of),
+        }
+    }
+
+    /// The value in the form that [`Knob::set`] takes over unchanged.
+    pub(super) fn raw(&self, of: &T) -> String {
+        match &self.field {
+            Field::Number { get, .. } => get(of).to_string(),
+            Field::Flag { get, .. } => u8::from(get(of)).to_string(),
+            Field::Choice { names, get, .. } => names.get(get(of)).copied().unwrap_or("").to_owned(),
+            Field::Text { get, .. } => get(of).to_owned(),
+        }
+    }
+
+    /// Takes over a value, clamped where it is a number.
+    pub(super) fn set(&self, of: &mut T, text: &str) -> Result<(), TunableError> {
+        let (name, unit, range) = (self.name, self.unit, self.range(of));
+        let not_a_number = |value: &str| TunableError::NotANumber {
+            name,
+            value: value.to_owned(),
+            unit,
+            range: range.clone(),
+        };
+        // Control files get their values from `echo`, with a newline behind them.
+        let word = text.trim();
+        match &self.field {
+            Field::Number { put, range, .. } => {
+                let parsed = if unit == Unit::Bytes { parse::bytes(word) } else { parse::decimal(word) };
+                let value = parsed.ok_or_else(|| not_a_number(word))?;
+                let (min, max) = range(of);
+                put(of, value.min(max).max(min));
+            }
+            Field::Flag { put, .. } => {
+                let value = parse::decimal(word).ok_or_else(|| not_a_number(word))?;
+                put(of, value != 0);
+            }
+            Field::Choice { names, put, .. } => {
+                let position = names.iter().position(|choice| *choice == word);
+                put(
+                    of,
+                    position.ok_or_else(|| TunableError::NotAChoice {
+                        name,
+                        value: word.to_owned(),
+                        range,
+                    })?,
+                );
+            }
+            Field::Text { max_bytes, put, .. } => {
+                // Blanks are part of a text; one newline at the end is not.
+                let line = text.strip_suffix('\n').unwrap_or(text);
+                if line.len() > *max_bytes || line.bytes().any(|b| b == 0) {
+                    return Err(TunableError::BadText { name, value: line.to_owned(), range });
+                }
+                put(of, line);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn info(&self, of: &T, defaults: &T) -> KnobInfo {
+        KnobInfo {
+            name: self.name,
+            value: self.show(of),
+            raw: self.raw(of),
+            default: self.raw(defaults),
+            unit: self.unit,
+            range: self.range(of),
+            stored: self.stored,
+            in_kernel: self.in_kernel,
+            doc: self.doc,
+        }
+    }
+}
+
+/// The knob called `name`.
+pub(super) fn find<'a, T>(table: &'a [Knob<T>], name: &str) -> Result<&'a Knob<T>, TunableError> {
+    let unknown = || TunableError::Unknown { name: name.to_owned() };
+    table.iter().find(|knob| knob.name == name).ok_or_else(unknown)
+}
+
+/// Takes over all of `settings`, or none of them if one is wrong.
+///
+/// The range of a setting can depend on others that come later in the list, up to two in a row (the
+/// three fragmentation factors), so a single pass would clamp values that are fine in the end.
+pub(super) fn set_all<'a, T: Clone>(
+    table: &[Knob<T>],
+    of: &mut T,
+    settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+) -> Result<(), TunableError> {
+    let mut changed = of.clone();
+    for _ in 0..3 {
+        for (name, value) in settings.clone() {
+            find(table, name)?.set(&mut changed, value)?;
+        }
+    }
+    *of = changed;
+    Ok(())
+}
+
+/// `lru [fifo] random`: how the kernel shows a choice.
+fn bracketed(names: &[&str], current: usize) -> String {
+    let shown = names.iter().enumerate().map(|(i, name)| match i == current {
+        true => format!("[{name}]"),
+        false => (*name).to_owned(),
+    });
+    shown.collect::<Vec<_>>().join(" ")
+}
+
+/// A number: `field: type, least, largest`, or `field: type, in range of the struct` where other
+/// fields limit it.
+macro_rules! number {
+    ($field:ident: $type:ty, in $range:expr) => {
+        $crate::tunables::knob::number!($field: $type, in $range, as Plain)
+    };
+    ($field:ident: $type:ty, in $range:expr, as $show:ident) => {
+        $crate::tunables::knob::Field::Number {
+            get: |t| u64::from(t.$field),
+            // The range keeps the value within the type, so nothing is cut off.
+            put: |t, value| t.$field = <$type>::try_from(value).unwrap_or(<$type>::MAX),
+            range: $range,
+            show: $crate::tunables::knob::Show::$show,
+        }
+    };
+    ($field:ident: $type:ty, $min:expr, $max:expr) => {
+        $crate::tunables::knob::number!($field: $type, in |_| ($min, $max), as Plain)
+    };
+    ($field:ident: $type:ty, $min:expr, $max:expr, as $show:ident) => {
+        $crate::tunables::knob::number!($field: $type, in |_| ($min, $max), as $show)
+    };
+}
+
+/// 0 or 1.
+macro_rules! flag {
+    ($field:ident) => {
+        $crate::tunables::knob::Field::Flag { get: |t| t.$field, put: |t, value| t.$field = value }
+    };
+}
+
+/// One of the names of a [`Choice`].
+macro_rules! choice_of {
+    ($field:ident: $type:ty) => {
+        $crate::tunables::knob::Field::Choice {
+            names: <$type as $crate::tunables::choices::Choice>::NAMES,
+            get: |t| $crate::tunables::choices::Choice::position(t.$field),
+            put: |t, position| {
+                if let Some(value) = <$type as $crate::tunables::choices::Choice>::at(position) {
+                    t.$field = value;
+                }
+            },
+        }
+    };
+}
+
+pub(super) use {choice_of, flag, number};

@@ -1,0 +1,42 @@
+//! Numbers as people and scripts write them into settings.
+//!
+//! Owns the syntax. Numbers too large for 64 bits come out as the largest one, since the caller clamps
+//! to a smaller range anyway.
+
+/// Reads a plain decimal number, `None` if it is something else. One leading `+` is allowed, as in the
+/// kernel.
+pub(super) fn decimal(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    all_digits(digits).then(|| saturating(digits))
+}
+
+/// Reads a number of bytes: plain decimal, or a number with at most one point and a suffix k, M, G or T
+/// for powers of 1024, so that what the "h" format shows can be written back. Rounded down to bytes.
+pub(super) fn bytes(text: &str) -> Option<u64> {
+    let shift = match text.as_bytes().last()? {
+        b'k' | b'K' => 10,
+        b'm' | b'M' => 20,
+        b'g' | b'G' => 30,
+        b't' | b'T' => 40,
+        _ => return decimal(text),
+    };
+    let number = &text[..text.len() - 1];
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if !all_digits(whole) || !all_digits(fraction) {
+        return None;
+    }
+    // More digits than this are below one byte in any unit.
+    let fraction = &fraction[..fraction.len().min(15)];
+    let scale = 10u128.pow(u32::try_from(fraction.len()).ok()?);
+    let part = (u128::from(saturating(fraction)) << shift) / scale;
+    let total = (u128::from(saturating(whole)) << shift) + part;
+    Some(u64::try_from(total).unwrap_or(u64::MAX))
+}
+
+fn all_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn saturating(digits: &str) -> u64 {
+    digits.parse().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,279 @@
+//! The settings of a cache set and its cache device (runtime semantics 16.3, 16.4, 16.6), and those
+//! that the kernel lacks.
+//!
+//! Owns the defaults and ranges, and keeps `cutoff_writeback` at or below `cutoff_writeback_sync`.
+
+use format::Replacement;
+
+use super::choices::OnError;
+use super::error::TunableError;
+use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
+use crate::stats::errors::DECAYS_PER_HALFLIFE;
+
+/// Percent of used buckets up to which all writes become dirty data (runtime semantics 16.6).
+pub(super) const DEFAULT_CUTOFF_WRITEBACK: u8 = 40;
+/// Percent of used buckets up to which synchronous writes do (runtime semantics 16.6).
+const DEFAULT_CUTOFF_WRITEBACK_SYNC: u8 = 70;
+/// Largest values of the two (runtime semantics 16.6).
+const MAX_CUTOFF_WRITEBACK: u8 = 70;
+const MAX_CUTOFF_WRITEBACK_SYNC: u8 = 90;
+/// Largest value of most numbers.
+const MAX_U32: u64 = u32::MAX as u64;
+/// Default limit of the node cache: the whole index of a cache of some hundred GiB with 64 KiB extents.
+const DEFAULT_BTREE_CACHE_LIMIT: u64 = 1 << 30;
+/// Least limit: 64 nodes of 256 KiB, several paths through a tree and room for splits.
+const MIN_BTREE_CACHE_LIMIT: u64 = 16 << 20;
+/// Largest limit: 1 PiB, "none" for all that exists.
+const MAX_BTREE_CACHE_LIMIT: u64 = 1 << 50;
+/// Default of `writeback_batch_sectors`: 32 MiB, so that the flush of a disk (tens of milliseconds) is
+/// small beside the time that the batch itself takes.
+const DEFAULT_WRITEBACK_BATCH: u32 = 65536;
+/// Largest batch: 1 GiB.
+const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
+
+type Knob = knob::Knob<SetTunables>;
+
+/// The settings of a cache set and its cache device. Names, units, defaults and ranges are the
+/// kernel's (runtime semantics 16.3, 16.4, 16.6) where the kernel has them. Write fields through
+/// [`SetTunables::set`] wherever the value comes from outside; whoever writes them directly keeps to
+/// the ranges.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetTunables {
+    /// The index is kept on the device (the superblock's sync flag).
+    pub synchronous: bool,
+    /// Milliseconds until keys are written to the journal that nobody waits for.
+    pub journal_delay_ms: u16,
+    /// What an error does that the set cannot survive.
+    pub errors: OnError,
+    /// Errors of the cache device at which it is given up.
+    pub io_error_limit: u32,
+    /// I/Os after which an error counts half, 0 for never; a multiple of 88.
+    pub io_error_halflife: u32,
+    /// Reads that take longer count as congestion, in units of 1024 ns; 0 for none.
+    pub congested_read_threshold_us: u32,
+    /// Writes that take longer count as congestion, in units of 1024 ns; 0 for none.
+    pub congested_write_threshold_us: u32,
+    /// Garbage collection rewrites every node that it passes.
+    pub gc_always_rewrite: bool,
+    /// The node cache is not shrunk.
+    pub btree_shrinker_disabled: bool,
+    /// Garbage collection empties sparsely used buckets.
+    pub copy_gc_enabled: bool,
+    /// An idle set writes back as fast as possible.
+    pub idle_max_writeback_rate: bool,
+    /// Garbage is collected when writeback has cleaned everything.
+    pub gc_after_writeback: bool,
+    /// All I/O of the set fails.
+    pub io_disable: bool,
+    /// Buckets are discarded before they are reused.
+    pub discard: bool,
+    /// How buckets are chosen for reuse.
+    pub cache_replacement_policy: Replacement,
+    /// Percent of used buckets up to which all writes become dirty data.
+    pub cutoff_writeback: u8,
+    /// Percent of used buckets up to which synchronous writes become dirty data.
+    pub cutoff_writeback_sync: u8,
+    /// Bytes of btree nodes kept in memory. Not in the kernel.
+    pub btree_cache_limit: u64,
+    /// Sectors written back between two flushes of the backing device. Not in the kernel, which does
+    /// not flush at all there.
+    pub writeback_batch_sectors: u32,
+}
+
+impl Default for SetTunables {
+    fn default() -> Self {
+        SetTunables {
+            // All defaults: runtime semantics 16.3.
+            synchronous: true,
+            journal_delay_ms: 100,
+            errors: OnError::default(),
+            io_error_limit: 8,
+            io_error_halflife: 0,
+            congested_read_threshold_us: 2000,
+            congested_write_threshold_us: 20000,
+            gc_always_rewrite: false,
+            btree_shrinker_disabled: false,
+            copy_gc_enabled: false,
+            idle_max_writeback_rate: true,
+            gc_after_writeback: false,
+            io_disable: false,
+            // Runtime semantics 16.4.
+            discard: false,
+            cache_replacement_policy: Replacement::default(),
+            cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
+            cutoff_writeback_sync: DEFAULT_CUTOFF_WRITEBACK_SYNC,
+            btree_cache_limit: DEFAULT_BTREE_CACHE_LIMIT,
+            writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
+        }
+    }
+}
+
+/// The kernel's settings, then our own.
+static KNOBS: &[Knob] = &[
+    Knob::new("synchronous", Unit::None, "the index is kept on the cache device", flag!(synchronous))
+        .in_superblock(),
+    Knob::new(
+        "journal_delay_ms",
+        Unit::Millis,
+        "time until keys that nobody waits for are journaled",
+        number!(journal_delay_ms: u16, 0, u16::MAX as u64),
+    ),
+    Knob::new("errors", Unit::None, "what an unsurvivable error does", choice_of!(errors: OnError)),
+    Knob::new(
+        "io_error_limit",
+        Unit::None,
+        "errors of the cache device at which it is given up",
+        number!(io_error_limit: u32, 0, MAX_U32),
+    ),
+    Knob::new(
+        "io_error_halflife",
+        Unit::Ios,
+        "I/Os after which an error counts half; 0 for never; multiples of 88",
+        knob::Field::Number {
+            get: |t| u64::from(t.io_error_halflife),
+            put: |t, value| {
+                let value = u32::try_from(value).unwrap_or(u32::MAX);
+                t.io_error_halflife = value - value % DECAYS_PER_HALFLIFE;
+            },
+            range: |_| (0, MAX_U32),
+            show: Show::Plain,
+        },
+    ),
+    Knob::new(
+        "congested_read_threshold_us",
+        Unit::Micros,
+        "cache reads that take longer count as congestion; 0 for none",
+        number!(congested_read_threshold_us: u32, 0, MAX_U32),
+    ),
+    Knob::new(
+        "congested_write_threshold_us",
+        Unit::Micros,
+        "cache writes that take longer count as congestion; 0 for none",
+        number!(congested_write_threshold_us: u32, 0, MAX_U32),
+    ),
+    Knob::new(
+        "gc_always_rewrite",
+        Unit::None,
+        "garbage collection rewrites every node",
+        flag!(gc_always_rewrite),
+    ),
+    Knob::new(
+        "btree_shrinker_disabled",
+        Unit::None,
+        "the node cache is not shrunk",
+        flag!(btree_shrinker_disabled),
+    ),
+    Knob::new(
+        "copy_gc_enabled",
+        Unit::None,
+        "garbage collection empties sparsely used buckets",
+        flag!(copy_gc_enabled),
+    ),
+    Knob::new(
+        "idle_max_writeback_rate",
+        Unit::None,
+        "an idle set writes back as fast as possible",
+        flag!(idle_max_writeback_rate),
+    ),
+    Knob::new(
+        "gc_after_writeback",
+        Unit::None,
+        "garbage is collected when all dirty data is written back",
+        flag!(gc_after_writeback),
+    ),
+    Knob::new("io_disable", Unit::None, "all I/O of the set fails", flag!(io_disable)),
+    Knob::new("discard", Unit::None, "buckets are discarded before they are reused", flag!(discard))
+        .in_superblock(),
+    Knob::new(
+        "cache_replacement_policy",
+        Unit::None,
+        "how buckets are chosen for reuse",
+        choice_of!(cache_replacement_policy: Replacement),
+    )
+    .in_superblock(),
+    Knob::new(
+        "cutoff_writeback",
+        Unit::Percent,
+        "used buckets up to which all writes become dirty data; 0 for the default",
+        knob::Field::Number {
+            get: |t| u64::from(t.cutoff_writeback),
+            put: |t, value| {
+                // A lower limit of the other one also holds for the default.
+                let value = or_default(value, DEFAULT_CUTOFF_WRITEBACK);
+                t.cutoff_writeback = value.min(t.cutoff_writeback_sync);
+            },
+            range: |t| (0, u64::from(MAX_CUTOFF_WRITEBACK.min(t.cutoff_writeback_sync))),
+            show: Show::Plain,
+        },
+    ),
+    Knob::new(
+        "cutoff_writeback_sync",
+        Unit::Percent,
+        "used buckets up to which synchronous writes become dirty data; 0 for the default",
+        knob::Field::Number {
+            get: |t| u64::from(t.cutoff_writeback_sync),
+            put: |t, value| {
+                t.cutoff_writeback_sync = or_default(value, DEFAULT_CUTOFF_WRITEBACK_SYNC);
+                t.cutoff_writeback = t.cutoff_writeback.min(t.cutoff_writeback_sync);
+            },
+            range: |_| (0, MAX_CUTOFF_WRITEBACK_SYNC as u64),
+            show: Show::Plain,
+        },
+    ),
+    Knob::new(
+        "btree_cache_limit",
+        Unit::Bytes,
+        "btree nodes kept in memory",
+        number!(btree_cache_limit: u64, MIN_BTREE_CACHE_LIMIT, MAX_BTREE_CACHE_LIMIT, as Bytes),
+    )
+    .not_in_kernel(),
+    Knob::new(
+        "writeback_batch_sectors",
+        Unit::Sectors,
+        "data written back between two flushes of the backing device",
+        number!(writeback_batch_sectors: u32, 8, MAX_WRITEBACK_BATCH),
+    )
+    .not_in_kernel(),
+];
+
+impl SetTunables {
+    /// The value of a setting as the kernel shows it.
+    pub fn get(&self, name: &str) -> Result<String, TunableError> {
+        Ok(knob::find(KNOBS, name)?.show(self))
+    }
+
+    /// The value of a setting in the form that [`SetTunables::set`] takes over unchanged.
+    pub fn raw(&self, name: &str) -> Result<String, TunableError> {
+        Ok(knob::find(KNOBS, name)?.raw(self))
+    }
+
+    /// Changes a setting. Numbers out of range are clamped; anything else that is wrong is refused, and
+    /// changes nothing. After a change of `cutoff_writeback` or `cutoff_writeback_sync` the caller tells
+    /// the devices ([`super::DeviceTunables::set_cutoff_writeback`]).
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
+        knob::find(KNOBS, name)?.set(self, value)
+    }
+
+    /// Changes several settings, all or (after an error) none. Their order does not matter: those that
+    /// limit each other are taken over as they are if they fit together.
+    pub fn set_all<'a>(
+        &mut self,
+        settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Result<(), TunableError> {
+        knob::set_all(KNOBS, self, settings)
+    }
+
+    /// All settings: the kernel's in its order, then our own.
+    pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
+        let defaults = SetTunables::default();
+        KNOBS.iter().map(move |knob| knob.info(self, &defaults))
+    }
+}
+
+/// 0 stands for the default (runtime semantics 16.6).
+fn or_default(value: u64, default: u8) -> u8 {
+    match u8::try_from(value) {
+        Ok(0) | Err(_) => default,
+        Ok(value) => value,
+    }
+}
