@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use format::{Bkey, Sector, Sectors};
+use format::{Bkey, Gen, Inode, Ptr, Sector, Sectors, SetMagic};
+use proptest::prelude::*;
 use serde_json::Value as Json;
 
 /// Every image set.
@@ -73,4 +74,33 @@ impl Image {
 /// What is known about an image set.
 pub fn expected(dir: &str) -> Json {
     serde_json::from_slice(&file(dir, "expected.json")).unwrap()
+}
+
+/// The set magic of structures made in tests.
+pub fn set_magic() -> SetMagic {
+    SetMagic(0x0123_4567_89ab_cdef)
+}
+
+/// Keys as they may stand in a leaf: extents, holes, placeholders, remains of size 0.
+pub fn extent() -> impl Strategy<Value = Bkey> {
+    let pointer = prop_oneof![
+        3 => (0u64..1 << 40, any::<u8>())
+            .prop_map(|(at, generation)| Some(Ptr::new(0, Sector(at), Gen(generation)))),
+        1 => Just(None),
+        1 => any::<u64>().prop_map(|random| Some(Ptr(random | 4095 << 51))),
+    ];
+    (0u32..1 << 20, 0u64..1 << 16, 0u64..1 << 40, any::<bool>(), pointer).prop_map(
+        |(inode, size, start, dirty, pointer)| {
+            let (inode, end, size) = (Inode(inode), Sector(start + size), Sectors(size));
+            match pointer {
+                Some(ptr) => Bkey::extent(inode, end, size, dirty, ptr),
+                None => Bkey::hole(inode, end, size),
+            }
+        },
+    )
+}
+
+/// Lists of fewer than `most` keys, in no order.
+pub fn keys_strategy(most: usize) -> impl Strategy<Value = Vec<Bkey>> {
+    proptest::collection::vec(extent(), 0..most)
 }

@@ -1,0 +1,116 @@
+//! Prio sets and the UUID table.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod common;
+
+use common::set_magic;
+use format::checksum::crc64;
+use format::superblock::label_bytes;
+use format::uuid_table::{check_uuid_table, encode_uuid_table, parse_uuid_table, used};
+use format::{
+    BucketPrio, Gen, INVALID_UUID, Inode, PrioHeader, Sectors, SetMagic, Uuid, UuidEntry, encode_prio_set,
+    parse_prio_set,
+};
+
+fn prio_set() -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    let entries = [BucketPrio { prio: 65535, generation: Gen(7) }; 1000];
+    encode_prio_set(&mut bytes, set_magic(), PrioHeader { seq: 3, next_bucket: 9 }, &entries);
+    bytes
+}
+
+#[test]
+fn prio_sets_are_refused_for_the_right_reason() {
+    let good = prio_set();
+    let mut table = vec![BucketPrio::default(); 1000];
+    let mut refused = |bytes: &[u8], magic, len| {
+        table.fill(BucketPrio { prio: 1, generation: Gen(1) });
+        table.resize(len, BucketPrio { prio: 1, generation: Gen(1) });
+        let e = parse_prio_set(bytes, magic, &mut table).unwrap_err();
+        assert!(table.iter().all(|b| b.prio == 1), "nothing was stored");
+        e
+    };
+    assert_eq!(refused(&good, SetMagic(1), 1000).field, "magic");
+    assert_eq!(refused(&good[..39], set_magic(), 0).field, "length");
+    assert_eq!(refused(&good[..2048], set_magic(), 10).field, "checksum", "half a set");
+    assert_eq!(refused(&good, set_magic(), 1353).field, "entries");
+    let mut tail = good.clone();
+    tail[4095] ^= 1;
+    assert_eq!(refused(&tail, set_magic(), 1).field, "checksum", "the unused tail is covered");
+    let mut version = good.clone();
+    version[24] = 1;
+    let csum = crc64(&version[8..]);
+    version[..8].copy_from_slice(&csum.to_le_bytes());
+    assert!(refused(&version, set_magic(), 1).is_unsupported());
+    table.resize(1000, BucketPrio::default());
+    let header = parse_prio_set(&good, set_magic(), &mut table).unwrap();
+    assert_eq!(header, PrioHeader { seq: 3, next_bucket: 9 });
+    assert_eq!(table[999], BucketPrio { prio: 65535, generation: Gen(7) });
+}
+
+#[test]
+#[should_panic(expected = "do not fit into a prio set")]
+fn too_many_prios_are_a_bug() {
+    let entries = [BucketPrio::default(); 1353];
+    encode_prio_set(&mut [0; 4096], set_magic(), PrioHeader::default(), &entries);
+}
+
+#[test]
+fn the_life_of_a_uuid_slot() {
+    let label = label_bytes("vol").unwrap();
+    let mut slot = UuidEntry::volume(Uuid([7; 16]), label, Sectors(8192), 1000);
+    assert!(slot.is_live() && slot.is_flash_only() && !slot.is_free());
+    assert_eq!((slot.label(), slot.first_reg, slot.last_reg), ("vol".into(), 1000, 1000));
+    slot.invalidate(2000);
+    assert!(slot.is_invalidated() && !slot.is_live() && !slot.is_free());
+    assert_eq!((slot.uuid, slot.invalidated, slot.is_flash_only()), (INVALID_UUID, 2000, false));
+    assert_eq!(INVALID_UUID.to_string(), "a03ef8ed-3ee1-b878-c850-fc5ecb16cd99");
+    let backing = UuidEntry::backing(Uuid([8; 16]), label, 1);
+    assert!(backing.is_live() && !backing.is_flash_only());
+    assert!(UuidEntry::FREE.is_free() && !UuidEntry::FREE.is_live());
+    assert_eq!(UuidEntry::FREE.to_bytes(), [0; 128]);
+}
+
+#[test]
+fn tables_of_journal_version_zero_are_converted() {
+    let mut bytes = vec![0; 4096];
+    for slot in 0..2u8 {
+        let old = &mut bytes[64 * usize::from(slot)..][..64];
+        old[..16].fill(slot + 1);
+        old[16..21].copy_from_slice(b"label");
+        old[48] = 10 + slot;
+        old[52] = 20 + slot;
+        old[56] = 30 + slot;
+        old[60..].fill(0xff);
+    }
+    let table = parse_uuid_table(&bytes, 0).unwrap();
+    assert_eq!(table.len(), 32, "as many slots as in the new form");
+    let mut expected = UuidEntry::backing(Uuid([2; 16]), label_bytes("label").unwrap(), 11);
+    (expected.last_reg, expected.invalidated) = (21, 31);
+    assert_eq!(table[1], expected, "padding is not taken for flags");
+    assert_eq!(used(&table).map(|(inode, _)| inode).collect::<Vec<_>>(), [Inode(0), Inode(1)]);
+    assert!(parse_uuid_table(&bytes[..100], 0).is_err());
+    assert!(parse_uuid_table(&bytes[..100], 1).is_err());
+    assert_eq!(parse_uuid_table(&[], 1).unwrap(), []);
+    assert_eq!(parse_uuid_table(&[], 0).unwrap(), []);
+}
+
+#[test]
+fn uuid_tables_are_checked() {
+    let label = [0; 32];
+    let a = UuidEntry::backing(Uuid([1; 16]), label, 1);
+    let volume = UuidEntry::volume(Uuid([2; 16]), label, Sectors(8), 1);
+    let mut gone = a;
+    gone.invalidate(5);
+    check_uuid_table(&[a, volume, gone, gone, UuidEntry::FREE, UuidEntry::FREE]).unwrap();
+    let e = check_uuid_table(&[a, volume, a]).unwrap_err();
+    assert_eq!((e.field, e.offset_bytes), ("uuid", 256));
+    let e = check_uuid_table(&[a, UuidEntry { sectors: Sectors(0), ..volume }]).unwrap_err();
+    assert_eq!((e.field, e.offset_bytes), ("sectors", 128 + 64));
+}
+
+#[test]
+#[should_panic(expected = "slots do not fit")]
+fn too_many_slots_are_a_bug() {
+    encode_uuid_table(&mut [0; 256], &[UuidEntry::FREE; 3]);
+}
