@@ -1,0 +1,411 @@
+//! What is wrong, where, and how much it matters.
+//!
+//! Owns [`Finding`] and the list of invariants (format section 11). Must not know how anything is
+//! checked. A finding always names device, place, expected and found, and prints as one line.
+//!
+//! *Invariant:* [`Findings`] keeps a bounded number of findings per invariant and counts the rest, so
+//! that an image full of damage does not turn into a list of the size of the image.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use format::{BucketNr, Corrupt, Gen, Sector};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+
+/// How much a finding matters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Worth knowing; legal at least after a crash.
+    Notice,
+    /// The invariant does not hold: the writer of this image erred, or it was damaged.
+    Error,
+    /// The kernel would refuse the set or shut it down, and what lies behind cannot be read normally.
+    Fatal,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Notice => "notice",
+            Severity::Error => "error",
+            Severity::Fatal => "fatal",
+        })
+    }
+}
+
+macro_rules! invariants {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal $name:literal,)*) => {
+        /// The invariants of a cache set, with the numbers of the format description (section 11).
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum Invariant {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Invariant {
+            /// All of them, in order.
+            pub const ALL: &'static [Invariant] = &[$(Invariant::$variant,)*];
+
+            /// Number in the format description.
+            pub const fn number(self) -> &'static str {
+                match self { $(Invariant::$variant => $number,)* }
+            }
+
+            /// Short stable name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Invariant::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+invariants! {
+    /// The superblock is valid (section 2.5).
+    Superblock = "1" "superblock",
+    /// The journal has its newest entry and every one that this still needs.
+    JournalContiguous = "2" "journal-contiguous",
+    /// No sequence number twice; `last_seq` does not exceed `seq` and does not fall.
+    JournalOrder = "3" "journal-order",
+    /// What the newest entry points to can be what it says.
+    JournalRoots = "4" "journal-roots",
+    /// Journaled keys are well-formed and point into one bucket of the cache.
+    JournalKeys = "5" "journal-keys",
+    /// The table of generations is complete, intact, of one write.
+    PrioChain = "6" "prio-chain",
+    /// UUIDs are unique, volumes have a size.
+    UuidTable = "7" "uuid-table",
+    /// The sets of every node can be read up to their end.
+    NodeReadable = "8" "node-readable",
+    /// Levels fall by one, nodes begin at buckets, each in its own.
+    NodeShape = "9" "node-shape",
+    /// Keys of a set are sorted; extents of a leaf set are disjoint.
+    SetOrder = "10" "set-order",
+    /// Keys of a node lie in the node's range.
+    NodeRange = "11" "node-range",
+    /// Children cover the range of their parent, each position once.
+    NodePartition = "12" "node-partition",
+    /// Extents are well-formed, in one bucket, of a known device and inside it.
+    ExtentValid = "13" "extent-valid",
+    /// No pointer is older than the wrap-around of generations allows; no dirty key is stale.
+    PointerAge = "14" "pointer-age",
+    /// Extents begin and end at blocks.
+    Alignment = "15" "alignment",
+    /// Every bucket has one use.
+    BucketUse = "16" "bucket-use",
+    /// No two live extents share a cache sector.
+    DataShared = "17" "data-shared",
+    /// No live extent points into a btree node.
+    NodeAsData = "18" "node-as-data",
+    /// There is room to start.
+    Room = "18a" "room",
+    /// A device with dirty data in the cache says so in its superblock.
+    BackingState = "19" "backing-state",
+    /// Clean data equals the backing device.
+    CleanEqual = "20" "clean-equal",
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.number(), self.name())
+    }
+}
+
+impl Serialize for Invariant {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut s = serializer.serialize_struct("Invariant", 2)?;
+        s.serialize_field("number", self.number())?;
+        s.serialize_field("name", self.name())?;
+        s.end()
+    }
+}
+
+/// A place on a device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Place {
+    /// Name of the device.
+    pub device: String,
+    /// What lies there ("btree node", "journal entry", …).
+    pub structure: &'static str,
+    /// First sector of it on the device, where it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sector: Option<u64>,
+    /// Bucket of the cache device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<u32>,
+    /// Generation of the pointer that led there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u8>,
+    /// Level of the btree node; leaves have 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub level: Option<u16>,
+    /// Buckets of the btree nodes from the root to this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<u32>,
+    /// Which part of the structure ("set 2, key 17").
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub item: Option<String>,
+}
+
+impl Place {
+    /// The structure as a whole.
+    pub fn new(device: &str, structure: &'static str) -> Place {
+        Place {
+            device: device.to_owned(),
+            structure,
+            sector: None,
+            bucket: None,
+            generation: None,
+            level: None,
+            path: Vec::new(),
+            item: None,
+        }
+    }
+
+    /// …that begins at `sector`.
+    #[must_use]
+    pub fn sector(mut self, sector: Sector) -> Place {
+        self.sector = Some(sector.0);
+        self
+    }
+
+    /// …in `bucket`.
+    #[must_use]
+    pub fn bucket(mut self, bucket: BucketNr) -> Place {
+        self.bucket = Some(bucket.0);
+        self
+    }
+
+    /// …reached by a pointer of this generation.
+    #[must_use]
+    pub fn generation(mut self, generation: Gen) -> Place {
+        self.generation = Some(generation.0);
+        self
+    }
+
+    /// …at this level and path of the btree.
+    #[must_use]
+    pub fn node(mut self, level: u16, path: Vec<u32>) -> Place {
+        self.level = Some(level);
+        self.path = path;
+        self
+    }
+
+    /// …this part of it.
+    #[must_use]
+    pub fn item(mut self, item: impl fmt::Display) -> Place {
+        self.item = Some(item.to_string());
+        self
+    }
+}
+
+/// Buckets of a path, the way they are printed and given to `dump`.
+pub(crate) fn path_text(path: &[u32]) -> String {
+    path.iter().map(u32::to_string).collect::<Vec<_>>().join("→")
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.device, self.structure)?;
+        let mut more = Vec::new();
+        more.extend(self.sector.map(|n| format!("sector {n}")));
+        match (self.bucket, self.generation) {
+            (Some(b), Some(g)) => more.push(format!("bucket {b} gen {g}")),
+            (Some(b), None) => more.push(format!("bucket {b}")),
+            (None, _) => {}
+        }
+        more.extend(self.level.map(|n| format!("level {n}")));
+        if !self.path.is_empty() {
+            more.push(format!("path {}", path_text(&self.path)));
+        }
+        if !more.is_empty() {
+            write!(f, " ({})", more.join(", "))?;
+        }
+        match &self.item {
+            Some(item) => write!(f, ", {item}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One thing that is not as it should be.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// How much it matters.
+    pub severity: Severity,
+    /// What should hold.
+    pub invariant: Invariant,
+    /// Where it does not.
+    pub place: Place,
+    /// The field or property in question.
+    pub field: String,
+    /// What it should be.
+    pub expected: String,
+    /// What it is.
+    pub found: String,
+    /// What follows from it, or was assumed instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl Finding {
+    /// `field` at `place` should be `expected`, and is `found`.
+    pub fn new(
+        severity: Severity,
+        invariant: Invariant,
+        place: Place,
+        field: impl fmt::Display,
+        expected: impl fmt::Display,
+        found: impl fmt::Display,
+    ) -> Finding {
+        Finding {
+            severity,
+            invariant,
+            place,
+            field: field.to_string(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+            note: None,
+        }
+    }
+
+    /// What a parser says about the structure at `place`.
+    pub fn corrupt(severity: Severity, invariant: Invariant, place: Place, error: &Corrupt) -> Finding {
+        let byte = format!("byte {}", error.offset_bytes);
+        let item = place.item.as_ref().map_or(byte.clone(), |item| format!("{item}, {byte}"));
+        let field = if error.is_unsupported() {
+            format!("{} (not supported)", error.field)
+        } else {
+            error.field.to_owned()
+        };
+        Finding::new(severity, invariant, place.item(item), field, error.expected, error.found)
+    }
+
+    /// Adds what follows from it.
+    #[must_use]
+    pub fn note(mut self, note: impl fmt::Display) -> Finding {
+        self.note = Some(note.to_string());
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { severity, invariant, place, field, expected, found, note } = self;
+        write!(f, "{severity}: {place}: {field}: expected {expected}, found {found}")?;
+        if let Some(note) = note {
+            write!(f, "; {note}")?;
+        }
+        write!(f, " [{invariant}]")
+    }
+}
+
+/// Findings in the order in which they were made, bounded per invariant and severity.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    list: Vec<Finding>,
+    counts: BTreeMap<(Invariant, Severity), u64>,
+}
+
+impl Findings {
+    /// How many findings of one invariant and severity are kept; more are counted only.
+    pub const KEPT: u64 = 50;
+
+    /// Adds one.
+    pub fn push(&mut self, finding: Finding) {
+        let count = self.counts.entry((finding.invariant, finding.severity)).or_insert(0);
+        *count += 1;
+        if *count <= Findings::KEPT {
+            self.list.push(finding);
+        }
+    }
+
+    /// Adds all of `more`, counts included.
+    pub fn append(&mut self, more: Findings) {
+        for finding in more.list {
+            self.push(finding);
+        }
+        for (what, n) in more.counts {
+            // Those that were kept were counted by `push`.
+            *self.counts.entry(what).or_insert(0) += n.saturating_sub(Findings::KEPT);
+        }
+    }
+
+    /// The findings that were kept.
+    pub fn list(&self) -> &[Finding] {
+        &self.list
+    }
+
+    /// How many there were of each kind, kept or not.
+    pub fn counts(&self) -> &BTreeMap<(Invariant, Severity), u64> {
+        &self.counts
+    }
+
+    /// How many there were of this severity, kept or not.
+    pub fn count(&self, severity: Severity) -> u64 {
+        self.counts.iter().filter(|((_, s), _)| *s == severity).map(|(_, n)| n).sum()
+    }
+
+    /// The worst severity; `None` if nothing was found.
+    pub fn worst(&self) -> Option<Severity> {
+        self.counts.keys().map(|(_, severity)| *severity).max()
+    }
+
+    /// How many were counted but not kept.
+    pub fn not_kept(&self) -> u64 {
+        self.counts.values().map(|n| n.saturating_sub(Findings::KEPT)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_everything_in_one_line() {
+        let place = Place::new("/dev/sdb", "btree node")
+            .sector(Sector(20480))
+            .bucket(BucketNr(160))
+            .generation(Gen(7))
+            .node(0, vec![12, 88, 160])
+            .item("set 2");
+        let f = Finding::new(Severity::Fatal, Invariant::NodeReadable, place, "checksum", "0x1", "0x2");
+        assert_eq!(
+            f.to_string(),
+            "fatal: /dev/sdb: btree node (sector 20480, bucket 160 gen 7, level 0, path 12→88→160), set 2: \
+             checksum: expected 0x1, found 0x2 [8 node-readable]"
+        );
+        let json = serde_json::to_value(&f).unwrap();
+        assert_eq!(json["invariant"]["number"], "8");
+        assert_eq!(json["severity"], "fatal");
+        assert_eq!(json["place"]["path"][1], 88);
+    }
+
+    #[test]
+    fn keeps_a_bounded_number_and_counts_all() {
+        let f = |s| Finding::new(s, Invariant::Alignment, Place::new("d", "extent"), "start", 0, 1);
+        let mut all = Findings::default();
+        for _ in 0..70 {
+            all.push(f(Severity::Notice));
+        }
+        let mut other = Findings::default();
+        for _ in 0..60 {
+            other.push(f(Severity::Notice));
+        }
+        other.push(f(Severity::Error));
+        all.append(other);
+        assert_eq!(all.count(Severity::Notice), 130);
+        assert_eq!(all.list().len(), 51);
+        assert_eq!(all.not_kept(), 80);
+        assert_eq!(all.worst(), Some(Severity::Error));
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_description() {
+        let numbers: Vec<_> = Invariant::ALL.iter().map(|i| i.number()).collect();
+        let mut expected: Vec<String> = (1..=20).map(|n| n.to_string()).collect();
+        expected.insert(18, "18a".into());
+        assert_eq!(numbers, expected);
+    }
+}

@@ -1,0 +1,28 @@
+//! Read-only view of a cache set: open it, check it, extract what it holds, show it.
+//!
+//! Judges what others wrote, so it shares no code with the engine except the parsers of `format`. It
+//! sees devices only through [`source::ReadAt`], which cannot write. Everything is synchronous.
+//!
+//! *Invariant:* no contents of a device make it panic, loop, or use memory out of proportion to what is
+//! stored; damage becomes a [`Finding`] that names device, place, expected and found.
+//!
+//! *Not here:* repair, devices that are in use (what is seen then may be torn), the command line.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
+
+pub mod device;
+pub mod extent_map;
+pub mod finding;
+pub mod source;
+pub mod view;
+
+mod sparse;
+
+pub use device::{DeviceSuper, read_superblock};
+pub use extent_map::{ExtentMap, Origin, Piece};
+pub use finding::{Finding, Findings, Invariant, Place, Severity};
+pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
+pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};

@@ -1,0 +1,452 @@
+//! Step 5: the btree, from the root to its leaves.
+//!
+//! Owns the walk over the nodes, which keys of an internal node denote children (format section 8.4),
+//! and the rules that concern a node by itself or with its parent (invariants 8 to 13, as far as they
+//! are about keys where they stand).
+//!
+//! *Invariants:* the walk is iterative, and a bucket is read as a node once at most, so cycles end and
+//! depth costs no stack. A node's first block is looked at before the rest is read: pointers into
+//! nowhere cost little.
+
+use std::collections::BTreeMap;
+
+use format::{
+    Bkey, BucketNr, CacheSuper, DamageKind, Inode, Jset, Node, Sector, Sectors, SetKind, check_set_order,
+    parse_node,
+};
+
+use super::SetView;
+use super::gens::Gens;
+use super::scan::{Scan, Stop};
+use crate::device::unreadable_at;
+use crate::extent_map::{ExtentMap, Origin, Piece};
+use crate::finding::{Finding, Invariant, Place, Severity};
+use crate::source::{ReadAt, ReadError};
+use crate::sparse::Sparse;
+
+/// Number of a node in its view: index into [`SetView::nodes`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u32);
+
+/// A set of keys in a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetInfo {
+    /// Where it begins, in bytes from the start of the node.
+    pub offset_bytes: u64,
+    /// Version of the set.
+    pub version: u32,
+    /// How many keys it has.
+    pub keys: u64,
+}
+
+/// A btree node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeView {
+    /// The key that leads to it.
+    pub key: Bkey,
+    /// Level; leaves have 0.
+    pub level: u16,
+    /// Its parent; `None` for the root.
+    pub parent: Option<NodeId>,
+    /// Its bucket.
+    pub bucket: BucketNr,
+    /// All its keys lie behind this position; up to the position of `key`.
+    pub after: (Inode, Sector),
+    /// Random number that its sets share.
+    pub seq: u64,
+    /// Its sets, oldest first.
+    pub sets: Vec<SetInfo>,
+    /// Sectors taken by the sets.
+    pub written: Sectors,
+    /// Not all of its sets could be read.
+    pub damaged: bool,
+    /// In an internal node the number of children, in a leaf that of the ranges about which it says
+    /// something.
+    pub live: u64,
+}
+
+impl NodeView {
+    /// This node as a place, but for level and path.
+    pub(super) fn place(&self, place: Place) -> Place {
+        place.sector(self.key.ptr.offset()).bucket(self.bucket).generation(self.key.ptr.generation())
+    }
+}
+
+/// Numbers about the btree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BtreeStats {
+    /// Level of the root.
+    pub root_level: u16,
+    /// Nodes that were read.
+    pub nodes: u64,
+    /// Sets in them.
+    pub bsets: u64,
+    /// Most sets in one of them.
+    pub max_bsets: u64,
+    /// Keys in internal nodes that denote no child but say that a node was freed.
+    pub freeing_keys: u64,
+    /// Keys in internal nodes whose node was freed.
+    pub stale_child_keys: u64,
+    /// Nodes that are named and could not be read.
+    pub missing: u64,
+}
+
+/// A node that is named and not yet read.
+struct Pending {
+    key: Bkey,
+    level: u16,
+    parent: Option<NodeId>,
+    after: (Inode, Sector),
+}
+
+/// Oldest age that a pointer may have without the wrap-around becoming ambiguous.
+pub(crate) const MAX_POINTER_AGE: u8 = 96;
+
+/// Reads the btree below the root that the newest journal entry names.
+pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Result<(), Stop> {
+    let mut walk = Walk {
+        superblock: &view.superblock,
+        gens: &mut view.gens,
+        nodes: &mut view.nodes,
+        extents: &mut view.extents,
+        stats: &mut view.btree,
+        used: Sparse::new(u64::from(view.superblock.geometry().nbuckets)),
+        pending: Vec::new(),
+        buffer: Vec::new(),
+    };
+    walk.stats.root_level = newest.btree_level;
+    let key = newest.btree_root;
+    walk.gens.raise(key.ptr, key.size());
+    walk.pending.push(Pending { key, level: newest.btree_level, parent: None, after: Bkey::ZERO_POSITION });
+    while let Some(next) = walk.pending.pop() {
+        walk.visit(scan, &next)?;
+    }
+    Ok(())
+}
+
+/// Buckets of the nodes from the root to this one.
+pub(super) fn path(nodes: &[NodeView], mut at: Option<NodeId>) -> Vec<u32> {
+    let mut path = Vec::new();
+    while let Some(node) = at.and_then(|id| nodes.get(usize::try_from(id.0).ok()?)) {
+        path.push(node.bucket.0);
+        // Parents have smaller numbers, so this ends.
+        at = node.parent;
+    }
+    path.reverse();
+    path
+}
+
+/// A position for messages.
+fn position_text(p: (Inode, Sector)) -> String {
+    if p == Bkey::MAX_POSITION { "the end".to_owned() } else { format!("{}:{}", p.0, p.1) }
+}
+
+struct Walk<'v> {
+    superblock: &'v CacheSuper,
+    gens: &'v mut Gens,
+    nodes: &'v mut Vec<NodeView>,
+    extents: &'v mut ExtentMap,
+    stats: &'v mut BtreeStats,
+    used: Sparse<bool>,
+    pending: Vec<Pending>,
+    buffer: Vec<u8>,
+}
+
+impl Walk<'_> {
+    fn visit(&mut self, scan: &mut Scan<'_>, next: &Pending) -> Result<(), Stop> {
+        let mut path = path(self.nodes, next.parent);
+        let (ptr, key) = (next.key.ptr, &next.key);
+        let mut place = Place::new(scan.source.name(), "btree node");
+        if let Some(bucket) = self.gens.bucket_of(ptr, key.size()) {
+            path.push(bucket.0);
+            place = place.sector(ptr.offset()).bucket(bucket).generation(ptr.generation());
+        }
+        place = place.node(next.level, path);
+        let read = self.claim(next, &place).and_then(|bucket| {
+            let (node, damage) = self.read(scan.source, key, &place)?;
+            Ok((bucket, node, damage))
+        });
+        let (bucket, node, damage) = match read {
+            Ok(read) => read,
+            Err(finding) => {
+                self.stats.missing += 1;
+                scan.report(finding)?;
+                self.assume_lost(scan, next, "nothing is known of the keys of");
+                return Ok(());
+            }
+        };
+        let damaged = damage.is_some();
+        if let Some(finding) = damage {
+            scan.report(finding)?;
+            let sets = node.sets.len();
+            self.assume_lost(scan, next, &format!("the first {sets} sets stand for all of"));
+        }
+        let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        let sets = node.sets.iter().map(|set| SetInfo {
+            offset_bytes: count(set.offset_bytes),
+            version: set.version,
+            keys: count(set.keys.len()),
+        });
+        self.stats.nodes += 1;
+        self.stats.bsets += count(node.sets.len());
+        self.stats.max_bsets = self.stats.max_bsets.max(count(node.sets.len()));
+        self.nodes.push(NodeView {
+            key: *key,
+            level: next.level,
+            parent: next.parent,
+            bucket,
+            after: next.after,
+            seq: node.seq,
+            sets: sets.collect(),
+            written: Sectors::from_bytes_ceil(count(node.written_bytes)),
+            damaged,
+            live: 0,
+        });
+        self.check_sets(scan, next, &node, &place)?;
+        for set in &node.sets {
+            for key in &set.keys {
+                self.gens.raise(key.ptr, if key.pointer().is_some() { key.size() } else { Sectors(0) });
+            }
+        }
+        let live = if next.level == 0 {
+            self.leaf(id, &node)
+        } else {
+            self.internal(scan, id, next, &node, damaged, &place)?
+        };
+        if let Some(node) = self.nodes.last_mut() {
+            node.live = live;
+        }
+        Ok(())
+    }
+
+    fn assume_lost(&self, scan: &mut Scan<'_>, next: &Pending, what: &str) {
+        let (from, to) = (position_text(next.after), position_text(next.key.position()));
+        scan.assume(format!("{what} the btree node for keys from {from} to {to}"));
+    }
+
+    /// The node's bucket, which is its alone from now on.
+    fn claim(&mut self, next: &Pending, place: &Place) -> Result<BucketNr, Finding> {
+        let bad = |field, expected: String, found: String| {
+            let place = place.clone();
+            Err(Finding::new(Severity::Fatal, Invariant::NodeShape, place, field, expected, found))
+        };
+        let geometry = self.superblock.geometry();
+        let (key, ptr) = (&next.key, next.key.ptr);
+        if key.nptrs() == 0 || key.size().0 == 0 || key.dirty() {
+            return bad("key", "a clean key with size and pointer".into(), format!("{:#018x}", key.high));
+        }
+        let bucket = self.gens.bucket_of(ptr, key.size()).filter(|b| *b >= geometry.first_dynamic());
+        let Some(bucket) = bucket else {
+            let (first, last) = (geometry.first_dynamic(), geometry.nbuckets - 1);
+            let expected =
+                format!("{} sectors inside one of buckets {first} to {last} of device 0", key.size());
+            return bad("pointer", expected, format!("device {} sector {}", ptr.dev(), ptr.offset()));
+        };
+        if geometry.bucket_start(bucket) != ptr.offset() {
+            let expected = format!("the start of bucket {bucket}, sector {}", geometry.bucket_start(bucket));
+            return bad("pointer", expected, format!("sector {}", ptr.offset()));
+        }
+        match self.used.get_mut(bucket) {
+            Some(used) if !*used => *used = true,
+            _ => return bad("bucket", "a bucket with no other btree node".into(), bucket.to_string()),
+        }
+        Ok(bucket)
+    }
+
+    /// Reads a node, or what is left of it: then with what is wrong.
+    fn read(
+        &mut self,
+        source: &dyn ReadAt,
+        key: &Bkey,
+        place: &Place,
+    ) -> Result<(Node, Option<Finding>), Finding> {
+        let (magic, block) = (self.superblock.set_magic(), self.superblock.geometry().block_sectors);
+        let corrupt = |e| Finding::corrupt(Severity::Fatal, Invariant::NodeReadable, place.clone(), e);
+        let unreadable = |e| unreadable_at(Invariant::NodeReadable, Severity::Fatal, place.clone(), &e);
+        let mut head = *key;
+        head.set_size(Sectors(key.size().0.min(8)));
+        self.fill(source, &head).map_err(unreadable)?;
+        if let Err(damage) = parse_node(&self.buffer, &head, magic, block) {
+            // Cut off, most nodes fail somewhere; but this cannot become better with more bytes.
+            if damage.before.sets.is_empty() && ["seq", "magic"].contains(&damage.error.field) {
+                return Err(corrupt(&damage.error));
+            }
+        }
+        self.fill(source, key).map_err(unreadable)?;
+        match parse_node(&self.buffer, key, magic, block) {
+            Ok(node) => Ok((node, None)),
+            Err(damage) if damage.before.sets.is_empty() => Err(corrupt(&damage.error)),
+            Err(damage) => {
+                let finding = corrupt(&damage.error).note(match damage.kind {
+                    DamageKind::TornLastSet => {
+                        "in the last set of the node: an append that did not complete (then nothing is lost \
+                         without it), or later damage (then its keys are)"
+                    }
+                    DamageKind::Other => "the keys of this set and those behind it are lost",
+                });
+                let index = damage.before.sets.len();
+                let item = finding.place.item.as_deref().unwrap_or_default();
+                let item = format!("set {index}, {item}");
+                Ok((damage.before, Some(Finding { place: finding.place.clone().item(item), ..finding })))
+            }
+        }
+    }
+
+    fn fill(&mut self, source: &dyn ReadAt, key: &Bkey) -> Result<(), ReadError> {
+        self.buffer.resize(usize::try_from(key.size().bytes()).unwrap_or(0), 0);
+        source.read_at(key.ptr.offset(), &mut self.buffer)
+    }
+
+    /// Invariants 10 and 11, and for leaves what 13 says about a key by itself.
+    fn check_sets(
+        &self,
+        scan: &mut Scan<'_>,
+        next: &Pending,
+        node: &Node,
+        place: &Place,
+    ) -> Result<(), Stop> {
+        let kind = SetKind::of_level(next.level);
+        for (index, set) in node.sets.iter().enumerate() {
+            if let Err(e) = check_set_order(kind, set.keys.iter().copied()) {
+                let place = place.clone().item(format!("set {index}"));
+                scan.report(Finding::corrupt(Severity::Error, Invariant::SetOrder, place, &e))?;
+            }
+            for (n, key) in set.keys.iter().enumerate() {
+                let place = || place.clone().item(format!("set {index}, key {n}"));
+                if kind == SetKind::Leaf {
+                    self.check_extent(scan, key, &place)?;
+                }
+                let counts = if kind == SetKind::Leaf { key.size().0 > 0 } else { !key.is_zero_position() };
+                if !counts {
+                    continue;
+                }
+                let inside = match (kind, key.start_position()) {
+                    (SetKind::Leaf, Some(start)) => start >= next.after,
+                    (SetKind::Leaf, None) => true,
+                    (SetKind::Internal, _) => key.position() > next.after,
+                };
+                if !inside || key.position() > next.key.position() {
+                    let (from, to) = (position_text(next.after), position_text(next.key.position()));
+                    let found = match kind {
+                        SetKind::Leaf => format!("{}, {} sectors", position_text(key.position()), key.size()),
+                        SetKind::Internal => position_text(key.position()),
+                    };
+                    let expected = format!("inside the node's range, {from} to {to}");
+                    let (severity, invariant) = (Severity::Error, Invariant::NodeRange);
+                    scan.report(Finding::new(severity, invariant, place(), "key", expected, found))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_extent(&self, scan: &mut Scan<'_>, key: &Bkey, place: &dyn Fn() -> Place) -> Result<(), Stop> {
+        let (severity, invariant) = (Severity::Error, Invariant::ExtentValid);
+        if key.start().is_none() {
+            let (expected, found) = (format!("at most {}", key.offset()), key.size());
+            scan.report(Finding::new(severity, invariant, place(), "size", expected, found))?;
+        }
+        let Some(ptr) = key.pointer().filter(|p| !p.is_check() && key.size().0 > 0) else { return Ok(()) };
+        if self.gens.bucket_of(ptr, key.size()).is_none() {
+            let expected = format!("{} sectors inside one bucket of device 0", key.size());
+            let found = format!("device {} sector {}", ptr.dev(), ptr.offset());
+            scan.report(Finding::new(severity, invariant, place(), "pointer", expected, found))?;
+        }
+        Ok(())
+    }
+
+    /// Applies the sets of a leaf. Returns how many ranges it says something about.
+    fn leaf(&mut self, id: NodeId, node: &Node) -> u64 {
+        let mut own = ExtentMap::default();
+        for key in node.sets.iter().flat_map(|set| &set.keys) {
+            if let Some(piece) = Piece::of(key, Origin::Node(id)) {
+                own.insert(key.inode(), piece);
+            }
+        }
+        for (inode, piece) in own.iter() {
+            self.extents.insert(inode, *piece);
+        }
+        count(own.len())
+    }
+
+    /// Finds the children of an internal node and queues them. Returns how many there are.
+    fn internal(
+        &mut self,
+        scan: &mut Scan<'_>,
+        id: NodeId,
+        next: &Pending,
+        node: &Node,
+        damaged: bool,
+        place: &Place,
+    ) -> Result<u64, Stop> {
+        let mut children: BTreeMap<(Inode, Sector), Bkey> = BTreeMap::new();
+        for (index, set) in node.sets.iter().enumerate() {
+            for (n, key) in set.keys.iter().enumerate() {
+                let place = || place.clone().item(format!("set {index}, key {n}"));
+                if key.is_zero_position() {
+                    self.stats.freeing_keys += 1;
+                    continue;
+                }
+                let age = key.pointer().and_then(|p| self.gens.age(p, key.size()));
+                if let Some(age) = age.filter(|&age| age > 0) {
+                    self.stats.stale_child_keys += 1;
+                    if age > MAX_POINTER_AGE {
+                        let expected = format!("at most {MAX_POINTER_AGE}");
+                        let (severity, invariant) = (Severity::Error, Invariant::PointerAge);
+                        let field = "age of the pointer in generations";
+                        scan.report(Finding::new(severity, invariant, place(), field, expected, age))?;
+                    }
+                    continue;
+                }
+                // A key without usable pointer stays: `claim` says what is wrong with it.
+                if let Some(other) = children.insert(key.position(), *key) {
+                    let finding = Finding::new(
+                        Severity::Fatal,
+                        Invariant::NodePartition,
+                        place(),
+                        "child",
+                        format!("one child that ends at {}", position_text(key.position())),
+                        format!(
+                            "a second one at sector {}, besides sector {}",
+                            key.ptr.offset(),
+                            other.ptr.offset()
+                        ),
+                    );
+                    scan.report(finding)?;
+                    scan.assume(format!(
+                        "of two children the later one counts, at sector {}",
+                        key.ptr.offset()
+                    ));
+                }
+            }
+        }
+        let last = children.last_key_value().map(|(p, _)| *p);
+        if last != Some(next.key.position()) && !damaged {
+            let found = last.map_or_else(|| "no child at all".to_owned(), position_text);
+            let finding = Finding::new(
+                Severity::Fatal,
+                Invariant::NodePartition,
+                place.clone(),
+                "end of the last child",
+                position_text(next.key.position()),
+                found,
+            );
+            scan.report(finding)?;
+            self.assume_lost(scan, next, "nothing is known of keys behind the last child of");
+        }
+        let mut after = next.after;
+        let first = self.pending.len();
+        for (position, key) in &children {
+            let level = next.level.saturating_sub(1);
+            self.pending.push(Pending { key: *key, level, parent: Some(id), after });
+            after = *position;
+        }
+        // The last in is the first out: visit them in key order.
+        self.pending.get_mut(first..).unwrap_or_default().reverse();
+        Ok(count(children.len()))
+    }
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}

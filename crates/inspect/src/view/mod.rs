@@ -1,0 +1,244 @@
+//! A cache set, opened read-only from its cache device (format section 10, step by step).
+//!
+//! Owns [`SetView`]: superblock, journal, generations, slots, nodes, extents. One file per step. It never
+//! changes anything and never trusts anything: what it finds damaged becomes a [`Finding`], and
+//! [`Mode`] decides whether it goes on.
+//!
+//! *Invariants:* every btree node, prio set and journal entry is read at most a fixed number of times,
+//! so time is bounded by what lies on the device; memory is linear in keys found. *Not here:* backing
+//! devices (`attach`), rules that need the whole view (`check`).
+
+mod btree;
+mod extents;
+mod gens;
+mod journal;
+mod prio;
+mod scan;
+mod slots;
+
+pub use btree::{BtreeStats, NodeId, NodeView, SetInfo};
+pub use extents::{PieceKind, Totals};
+pub use gens::{BucketState, Gens};
+pub use journal::{EntryInfo, JournalBucket, JournalStop, JournalView};
+pub use prio::PrioView;
+pub use slots::{Slot, SlotKind};
+
+use std::collections::BTreeMap;
+
+use format::{BucketNr, CacheSuper, Geometry, Inode, RawSuperblock};
+use thiserror::Error;
+
+use crate::device::{DeviceSuper, check_superblock, read_superblock_bytes, superblock_place, unreadable_at};
+use crate::extent_map::{ExtentMap, Origin, Piece};
+use crate::finding::{Finding, Findings, Invariant, Place, Severity};
+use crate::source::ReadAt;
+use scan::{Scan, Stop};
+
+/// What to do at damage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Stop at the first fatal finding: the view is then what the kernel would work with.
+    Strict,
+    /// Go on with what is left, and say what was assumed.
+    BestEffort,
+}
+
+/// A cache set as its cache device describes it.
+#[derive(Clone, Debug)]
+pub struct SetView {
+    /// Name of the cache device.
+    pub device: String,
+    /// Its superblock.
+    pub superblock: CacheSuper,
+    /// The journal; `None` on a device that was never initialised (`sync` is 0). Then everything below
+    /// is empty: nothing is cached.
+    pub journal: Option<JournalView>,
+    /// The chain of prio sets.
+    pub prio: PrioView,
+    /// Generations and priorities of the buckets.
+    pub gens: Gens,
+    /// The slots of the UUID table that are in use, by inode.
+    pub slots: BTreeMap<Inode, Slot>,
+    /// Where the UUID table lies.
+    pub uuid_bucket: Option<BucketNr>,
+    /// The btree's nodes that were read, in key order, parents first. [`NodeId`]s index this.
+    pub nodes: Vec<NodeView>,
+    /// Numbers about the btree.
+    pub btree: BtreeStats,
+    /// What leaves and journal say about every range.
+    pub extents: ExtentMap,
+    /// What was found wrong on the way.
+    pub findings: Findings,
+    /// What was assumed in place of what is damaged; empty unless opened with [`Mode::BestEffort`].
+    pub assumptions: Vec<String>,
+}
+
+/// A set that cannot be opened.
+#[derive(Clone, Debug, Error)]
+#[error("{fatal}")]
+pub struct OpenError {
+    /// Where it ended.
+    pub fatal: Box<Finding>,
+    /// Everything found up to there, including `fatal`.
+    pub findings: Findings,
+}
+
+impl SetView {
+    /// Opens the set on a cache device.
+    ///
+    /// # Errors
+    /// With [`Mode::Strict`] at the first fatal finding; with [`Mode::BestEffort`] if there is nothing
+    /// to go on with: no usable superblock, or a journal without any entry.
+    pub fn open(source: &dyn ReadAt, mode: Mode) -> Result<SetView, OpenError> {
+        let mut scan = Scan::new(source, mode);
+        let view = open(&mut scan);
+        view.map_err(|Stop(fatal)| OpenError { fatal, findings: std::mem::take(&mut scan.findings) })
+    }
+
+    /// The sizes of the cache device.
+    pub fn geometry(&self) -> &Geometry {
+        self.superblock.geometry()
+    }
+
+    /// True if the device was initialised, so that it can hold anything.
+    pub fn is_initialised(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// A btree node; `None` for a number that is not of this view.
+    pub fn node(&self, id: NodeId) -> Option<&NodeView> {
+        self.nodes.get(usize::try_from(id.0).ok()?)
+    }
+
+    /// Buckets of the nodes from the root to this one.
+    pub fn path(&self, id: NodeId) -> Vec<u32> {
+        btree::path(&self.nodes, Some(id))
+    }
+
+    /// A btree node as a place.
+    pub fn node_place(&self, id: NodeId) -> Place {
+        let place = Place::new(&self.device, "btree node");
+        match self.node(id) {
+            Some(node) => node.place(place).node(node.level, self.path(id)),
+            None => place,
+        }
+    }
+
+    /// The key that a piece comes from, as a place.
+    pub fn origin_place(&self, origin: Origin) -> Place {
+        match origin {
+            Origin::Node(id) => self.node_place(id),
+            Origin::Journal(seq) => {
+                let place = Place::new(&self.device, "journal entry").item(format!("seq {seq}"));
+                let info = self.journal.as_ref().and_then(|j| j.entry(seq));
+                match info {
+                    Some(info) => place.sector(info.sector).bucket(info.bucket),
+                    None => place,
+                }
+            }
+        }
+    }
+}
+
+fn open(scan: &mut Scan<'_>) -> Result<SetView, Stop> {
+    let superblock = open_superblock(scan)?;
+    let mut view = SetView {
+        device: scan.source.name().to_owned(),
+        gens: Gens::new(&superblock),
+        superblock,
+        journal: None,
+        prio: PrioView::default(),
+        slots: BTreeMap::new(),
+        uuid_bucket: None,
+        nodes: Vec::new(),
+        btree: BtreeStats::default(),
+        extents: ExtentMap::default(),
+        findings: Findings::default(),
+        assumptions: Vec::new(),
+    };
+    if view.superblock.sync() {
+        fill(scan, &mut view)?;
+    }
+    view.findings = std::mem::take(&mut scan.findings);
+    view.assumptions = std::mem::take(&mut scan.assumptions);
+    Ok(view)
+}
+
+/// Steps 2 to 7.
+fn fill(scan: &mut Scan<'_>, view: &mut SetView) -> Result<(), Stop> {
+    let journal = journal::open(scan, &view.superblock)?;
+    let Some(newest) = journal.replay.last() else {
+        // `journal::open` reports an empty journal itself.
+        return Ok(());
+    };
+    view.prio = prio::open(scan, &view.superblock, newest, &mut view.gens)?;
+    (view.uuid_bucket, view.slots) = slots::open(scan, &view.superblock, newest)?;
+    btree::open(scan, newest, view)?;
+    extents::overlay_journal(&journal, &mut view.gens, &mut view.extents);
+    view.journal = Some(journal);
+    Ok(())
+}
+
+/// Step 1. Best effort goes on where the meaning of the fields is beyond doubt.
+fn open_superblock(scan: &mut Scan<'_>) -> Result<CacheSuper, Stop> {
+    let bytes = match read_superblock_bytes(scan.source) {
+        Ok(bytes) => bytes,
+        Err(e) => {
+            let place = superblock_place(scan.source, "cache superblock");
+            return Err(scan.give_up(unreadable_at(Invariant::Superblock, Severity::Fatal, place, &e)));
+        }
+    };
+    let finding = match check_superblock(scan.source, &bytes[..], scan.source.sectors()) {
+        Ok(DeviceSuper::Cache(superblock)) => return Ok(superblock),
+        Ok(DeviceSuper::Backing(_)) => {
+            let place = superblock_place(scan.source, "superblock");
+            let (expected, found) = ("a cache device (0, 3 or 5)", "a backing device");
+            return Err(scan.give_up(Finding::new(
+                Severity::Fatal,
+                Invariant::Superblock,
+                place,
+                "version",
+                expected,
+                found,
+            )));
+        }
+        Err(finding) => *finding,
+    };
+    match tolerant(&bytes[..]) {
+        Some((superblock, assumed)) => {
+            scan.report(finding)?;
+            scan.assume(assumed);
+            Ok(superblock)
+        }
+        None => Err(scan.give_up(finding)),
+    }
+}
+
+/// The superblock if only its checksum, or the size of the device, is wrong.
+fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
+    let raw = RawSuperblock::from_prefix(bytes).ok()?;
+    let any_size = format::Sectors(u64::MAX);
+    if let Ok(superblock) = raw.check_cache(any_size, 0) {
+        let end = superblock.geometry().used_sectors();
+        return Some((
+            superblock,
+            format!("the device should have at least {end} sectors; what lies behind its end is lost"),
+        ));
+    }
+    let mut raw = raw.clone();
+    raw.csum = raw.computed_csum()?.into();
+    let superblock = raw.check_cache(any_size, 0).ok()?;
+    Some((superblock, "the superblock's fields are right although its checksum is not".to_owned()))
+}
+
+/// The piece's pointer as a place on the cache device.
+pub(crate) fn data_place(view: &SetView, inode: Inode, piece: &Piece) -> Place {
+    let place = view.origin_place(piece.origin);
+    let end = piece.end();
+    let mut item = place.item.clone().map(|i| i + ", ").unwrap_or_default();
+    item += &format!("inode {inode} sectors {}..{end}", piece.start);
+    if let Some(ptr) = piece.ptr {
+        item += &format!(" at cache sector {} gen {}", ptr.offset(), ptr.generation());
+    }
+    place.item(item)
+}

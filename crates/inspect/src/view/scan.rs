@@ -1,0 +1,48 @@
+//! What all steps of opening share: the device, the mode, and what was found so far.
+
+use crate::finding::{Finding, Findings, Severity};
+use crate::source::ReadAt;
+use crate::view::Mode;
+
+/// The end of opening, with the finding that caused it.
+#[derive(Debug)]
+pub(crate) struct Stop(pub(crate) Box<Finding>);
+
+/// A set being opened.
+pub(crate) struct Scan<'a> {
+    pub(crate) source: &'a dyn ReadAt,
+    mode: Mode,
+    pub(crate) findings: Findings,
+    pub(crate) assumptions: Vec<String>,
+}
+
+/// More assumptions than anybody reads are not kept.
+const MAX_ASSUMPTIONS: usize = 1000;
+
+impl<'a> Scan<'a> {
+    pub(crate) fn new(source: &'a dyn ReadAt, mode: Mode) -> Scan<'a> {
+        Scan { source, mode, findings: Findings::default(), assumptions: Vec::new() }
+    }
+
+    /// Notes a finding; a fatal one ends a strict opening.
+    pub(crate) fn report(&mut self, finding: Finding) -> Result<(), Stop> {
+        if finding.severity == Severity::Fatal && self.mode == Mode::Strict {
+            return Err(self.give_up(finding));
+        }
+        self.findings.push(finding);
+        Ok(())
+    }
+
+    /// Notes a finding that ends the opening in any mode.
+    pub(crate) fn give_up(&mut self, finding: Finding) -> Stop {
+        self.findings.push(finding.clone());
+        Stop(Box::new(finding))
+    }
+
+    /// Notes what was assumed in place of something damaged.
+    pub(crate) fn assume(&mut self, what: impl Into<String>) {
+        if self.assumptions.len() < MAX_ASSUMPTIONS {
+            self.assumptions.push(what.into());
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Step 4: the UUID table.
+//!
+//! Owns reading the table and its rules (invariant 7). Which backing device belongs to which slot is
+//! `attach`'s.
+
+use std::collections::BTreeMap;
+
+use format::uuid_table::{UUID_ENTRY_BYTES, parse_uuid_table, used};
+use format::{BucketNr, CacheSuper, Inode, Jset, Sectors, Uuid, UuidEntry};
+
+use super::scan::{Scan, Stop};
+use crate::device::unreadable_at;
+use crate::finding::{Finding, Invariant, Place, Severity};
+
+/// What a slot is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SlotKind {
+    /// A backing device.
+    Cached,
+    /// A volume of this size that lives in the cache alone.
+    Volume(Sectors),
+    /// A device that was detached, or a volume that was deleted. Its keys are unreachable.
+    Invalidated,
+}
+
+/// A slot of the UUID table that is in use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Slot {
+    /// What it is for.
+    pub kind: SlotKind,
+    /// UUID of the device or volume.
+    pub uuid: Uuid,
+    /// Its label.
+    pub label: String,
+    /// First registration, Unix seconds.
+    pub first_reg: u32,
+    /// Last registration, Unix seconds.
+    pub last_reg: u32,
+    /// Invalidation, Unix seconds; 0 if never.
+    pub invalidated: u32,
+}
+
+impl Slot {
+    fn of(entry: &UuidEntry) -> Slot {
+        let kind = if entry.is_invalidated() {
+            SlotKind::Invalidated
+        } else if entry.is_flash_only() {
+            SlotKind::Volume(entry.sectors)
+        } else {
+            SlotKind::Cached
+        };
+        Slot {
+            kind,
+            uuid: entry.uuid,
+            label: entry.label(),
+            first_reg: entry.first_reg,
+            last_reg: entry.last_reg,
+            invalidated: entry.invalidated,
+        }
+    }
+}
+
+/// Reads the table that the newest journal entry names. In best effort there may be none.
+pub(super) fn open(
+    scan: &mut Scan<'_>,
+    superblock: &CacheSuper,
+    newest: &Jset,
+) -> Result<(Option<BucketNr>, BTreeMap<Inode, Slot>), Stop> {
+    let geometry = superblock.geometry();
+    let key = &newest.uuid_bucket;
+    let place = Place::new(scan.source.name(), "uuid table");
+    let ptr = key.pointer().filter(|p| p.dev() == superblock.nr_this_dev());
+    let bucket = ptr.and_then(|p| geometry.ptr_bucket(p, key.size()));
+    let (Some(ptr), Some(bucket)) = (ptr, bucket.filter(|_| key.size().0 > 0)) else {
+        let (expected, found) = ("a pointer into a bucket", format!("{:#018x}", key.ptr.0));
+        let finding =
+            Finding::new(Severity::Fatal, Invariant::JournalRoots, place, "uuid_bucket", expected, found);
+        scan.report(finding)?;
+        scan.assume("no device and no volume is known");
+        return Ok((None, BTreeMap::new()));
+    };
+    let place = place.sector(ptr.offset()).bucket(bucket).generation(ptr.generation());
+    let mut bytes = vec![0; usize::try_from(key.size().bytes()).unwrap_or(0)];
+    if let Err(e) = scan.source.read_at(ptr.offset(), &mut bytes) {
+        scan.report(unreadable_at(Invariant::UuidTable, Severity::Fatal, place, &e))?;
+        scan.assume("no device and no volume is known");
+        return Ok((Some(bucket), BTreeMap::new()));
+    }
+    // All sizes in sectors are whole numbers of slots.
+    let entries = parse_uuid_table(&bytes, newest.version).unwrap_or_default();
+    let mut slots = BTreeMap::new();
+    let mut seen = BTreeMap::new();
+    for (inode, entry) in used(&entries) {
+        slots.insert(inode, Slot::of(entry));
+        if !entry.is_live() {
+            continue;
+        }
+        let at = format!("slot {inode}, byte {}", u64::from(inode.0) * UUID_ENTRY_BYTES as u64);
+        let bad = |field, expected: String, found: String| {
+            let place = place.clone().item(&at);
+            Finding::new(Severity::Error, Invariant::UuidTable, place, field, expected, found)
+        };
+        if let Some(other) = seen.insert(entry.uuid, inode) {
+            scan.report(bad("uuid", format!("another one than slot {other}"), entry.uuid.to_string()))?;
+        }
+        if entry.is_flash_only() && entry.sectors == Sectors::ZERO {
+            scan.report(bad("sectors", "a volume of at least 1".into(), "0".into()))?;
+        }
+    }
+    Ok((Some(bucket), slots))
+}
