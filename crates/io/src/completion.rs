@@ -168,3 +168,86 @@ impl Drop for IoFuture {
         drop(released);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::BufferPool;
+    use crate::testing::{Bench, bench};
+
+    fn answer() -> Completion {
+        Completion { result: Ok(()), buffer: Some(BufferPool::default().take(512)) }
+    }
+
+    fn poll(future: &mut IoFuture) -> Poll<Completion> {
+        Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn an_answer_before_the_first_poll_and_one_after() {
+        let table = Completions::default();
+        let (completer, mut future) = table.start();
+        completer.complete(Ok(()), answer().buffer);
+        assert!(matches!(poll(&mut future), Poll::Ready(Completion { result: Ok(()), buffer: Some(_) })));
+
+        let Bench { rt, step, .. } = &bench();
+        let (completer, future) = table.start();
+        let task = rt.spawn(async move { future.await.result });
+        step();
+        assert!(task.try_take().is_none());
+        completer.complete(Ok(()), None);
+        step();
+        assert_eq!(task.try_take(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_completer_that_is_dropped_answers_with_an_error() {
+        let table = Completions::default();
+        let (completer, mut future) = table.start();
+        drop(completer);
+        let Poll::Ready(done) = poll(&mut future) else { panic!("the waiter hangs") };
+        assert_eq!(done.result.unwrap_err().errno, 125, "ECANCELED");
+        assert!(done.buffer.is_none());
+    }
+
+    #[test]
+    fn slots_are_used_again_whoever_went_first() {
+        let table = Completions::default();
+        for round in 0..100 {
+            let (completer, mut future) = table.start();
+            match round % 4 {
+                0 => {
+                    completer.complete(Ok(()), None);
+                    assert!(poll(&mut future).is_ready());
+                }
+                1 => {
+                    drop(future);
+                    completer.complete(Ok(()), answer().buffer);
+                }
+                2 => {
+                    completer.complete(Ok(()), answer().buffer);
+                    drop(future);
+                }
+                _ => {
+                    assert!(poll(&mut future).is_pending());
+                    drop(future);
+                    drop(completer);
+                }
+            }
+        }
+        assert_eq!(table.table.borrow().slots.len(), 1);
+    }
+
+    #[test]
+    fn the_buffer_of_an_abandoned_operation_is_kept_until_the_answer() {
+        let table = Completions::default();
+        let pool = BufferPool::default();
+        let buffer = pool.take(512);
+        let other = buffer.clone();
+        let (completer, future) = table.start();
+        drop(future);
+        assert!(other.is_shared(), "the device still has it");
+        completer.complete(Ok(()), Some(buffer));
+        assert!(!other.is_shared());
+    }
+}

@@ -54,7 +54,10 @@ impl DeviceInfo {
         const EINVAL: i32 = 22;
         let fits = match request.op {
             Op::Flush => true,
-            op => self.range_fits(request.sector, request.sectors) && (!op.has_buffer() || request.buffer_fits()),
+            op => {
+                self.range_fits(request.sector, request.sectors)
+                    && (!op.has_buffer() || request.buffer_fits())
+            }
         };
         if fits { Ok(()) } else { Err(IoError::of(&self.name, request, EINVAL)) }
     }

@@ -157,19 +157,32 @@ impl Executor {
     }
 
     fn poll_task(&self, id: TaskId) {
-        let (future, waker) = {
+        let (future, waker, flag) = {
             let mut tasks = self.tasks.borrow_mut();
-            let task = &mut tasks[id as usize];
+            // Absent: a late wake-up, from another thread, of a task that was cleared away.
+            let Some(task) = tasks.get_mut(id as usize) else { return };
             task.flag.queued.store(false, Ordering::Release);
-            (task.future.take(), task.waker.clone())
+            (task.future.take(), task.waker.clone(), task.flag.clone())
         };
         // Absent: the task ended and this wake-up was late.
         let Some(mut future) = future else { return };
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Pending => self.tasks.borrow_mut()[id as usize].future = Some(future),
+        let poll = future.as_mut().poll(&mut Context::from_waker(&waker));
+        let mut tasks = self.tasks.borrow_mut();
+        let task = match tasks.get_mut(id as usize) {
+            Some(task) if Arc::ptr_eq(&task.flag, &flag) => task,
+            // The task cleared all tasks away, itself among them. Dropping may wake or spawn, so it
+            // happens outside of every borrow, here and below.
+            _ => {
+                drop(tasks);
+                drop(future);
+                return;
+            }
+        };
+        match poll {
+            Poll::Pending => task.future = Some(future),
             Poll::Ready(()) => {
-                self.tasks.borrow_mut()[id as usize].live = false;
-                // Dropping may wake or spawn, so it happens outside of every borrow.
+                task.live = false;
+                drop(tasks);
                 drop(future);
                 self.free.borrow_mut().push(id);
             }
@@ -204,12 +217,16 @@ impl Executor {
 
     /// Drops every task where it stands: what a power cut does to them.
     pub(crate) fn clear(&self) {
-        let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
-        drop(tasks);
-        // Dropping tasks may have woken or spawned others: those go the same way.
-        let more = std::mem::take(&mut *self.tasks.borrow_mut());
-        drop(more);
-        self.free.borrow_mut().clear();
+        loop {
+            // The numbers first: what is spawned by a drop below must not get that of a dropped slot.
+            self.free.borrow_mut().clear();
+            let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
+            if tasks.is_empty() {
+                break;
+            }
+            // Dropping tasks may wake or spawn others: those go the same way.
+            drop(tasks);
+        }
         self.ready.lock().clear();
     }
 }
@@ -243,5 +260,223 @@ impl<T> Future for JoinHandle<T> {
                 Poll::Pending
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::testing::{Bench, bench};
+
+    struct CountingUnpark(std::sync::atomic::AtomicUsize);
+
+    impl Unpark for CountingUnpark {
+        fn unpark(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A future that is never ready and shows its waker.
+    fn show_waker(to: &Rc<RefCell<Option<Waker>>>) -> impl Future<Output = ()> + use<> {
+        let to = to.clone();
+        std::future::poll_fn(move |cx| {
+            *to.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    #[test]
+    fn tasks_run_in_the_order_in_which_they_became_ready() {
+        let executor = Executor::default();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for n in 0..4 {
+            let order = order.clone();
+            executor.spawn(async move { order.borrow_mut().push(n) });
+        }
+        assert_eq!(executor.run(&mut Fifo, 3), 3, "the limit counts polls");
+        assert!(executor.has_ready());
+        assert_eq!(executor.run(&mut Fifo, 3), 1);
+        assert_eq!(*order.borrow(), [0, 1, 2, 3]);
+        assert_eq!(executor.live_tasks(), 0);
+    }
+
+    #[test]
+    fn the_schedule_decides() {
+        struct Last;
+        impl Schedule for Last {
+            fn pick(&mut self, ready: usize) -> usize {
+                ready - 1
+            }
+        }
+        let executor = Executor::default();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for n in 0..4 {
+            let order = order.clone();
+            executor.spawn(async move { order.borrow_mut().push(n) });
+        }
+        executor.run(&mut Last, usize::MAX);
+        assert_eq!(*order.borrow(), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_task_woken_twice_runs_once_and_one_woken_while_it_runs_runs_again() {
+        let executor = Executor::default();
+        let waker = Rc::new(RefCell::new(None));
+        executor.spawn(show_waker(&waker));
+        assert_eq!(executor.run(&mut Fifo, usize::MAX), 1);
+        let woken: Waker = waker.borrow().clone().unwrap();
+        woken.wake_by_ref();
+        woken.wake_by_ref();
+        assert_eq!(executor.run(&mut Fifo, usize::MAX), 1);
+
+        let polls = Rc::new(Cell::new(0));
+        let theirs = polls.clone();
+        let own = executor.spawn(std::future::poll_fn(move |cx| {
+            theirs.set(theirs.get() + 1);
+            if theirs.get() == 3 {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }));
+        executor.run(&mut Fifo, usize::MAX);
+        assert!(own.try_take().is_some());
+        assert_eq!(polls.get(), 3);
+    }
+
+    #[test]
+    fn a_waker_of_an_ended_task_does_no_harm_to_the_next_in_its_place() {
+        let executor = Executor::default();
+        let waker = Rc::new(RefCell::new(None));
+        let theirs = waker.clone();
+        let done = executor.spawn(std::future::poll_fn(move |cx| {
+            *theirs.borrow_mut() = Some(cx.waker().clone());
+            Poll::Ready(())
+        }));
+        executor.run(&mut Fifo, usize::MAX);
+        assert!(done.try_take().is_some());
+        let late: Waker = waker.borrow().clone().unwrap();
+        let polls = Rc::new(Cell::new(0));
+        let counter = polls.clone();
+        let _next = executor.spawn(async move {
+            std::future::poll_fn(|_| {
+                counter.set(counter.get() + 1);
+                Poll::<()>::Pending
+            })
+            .await;
+        });
+        executor.run(&mut Fifo, usize::MAX);
+        late.wake();
+        executor.run(&mut Fifo, usize::MAX);
+        assert_eq!(polls.get(), 2, "a spurious poll");
+        assert_eq!(executor.live_tasks(), 1);
+    }
+
+    #[test]
+    fn a_wake_up_from_another_thread_unparks_once() {
+        let executor = Executor::default();
+        let unpark = Arc::new(CountingUnpark(Default::default()));
+        executor.set_unpark(unpark.clone());
+        let waker = Rc::new(RefCell::new(None));
+        executor.spawn(show_waker(&waker));
+        assert!(!executor.park(), "a task is ready");
+        executor.run(&mut Fifo, usize::MAX);
+        assert!(executor.park());
+        let woken: Waker = waker.borrow().clone().unwrap();
+        std::thread::spawn(move || {
+            woken.wake_by_ref();
+            woken.wake_by_ref();
+        })
+        .join()
+        .unwrap();
+        assert_eq!(unpark.0.load(Ordering::SeqCst), 1);
+        executor.unparked();
+        assert_eq!(executor.run(&mut Fifo, usize::MAX), 1);
+    }
+
+    /// What a driver's end did with threads that still held wakers: an index out of range.
+    #[test]
+    fn a_waker_of_a_cleared_task_does_no_harm() {
+        let executor = Executor::default();
+        let waker = Rc::new(RefCell::new(None));
+        executor.spawn(show_waker(&waker));
+        executor.run(&mut Fifo, usize::MAX);
+        executor.clear();
+        waker.borrow_mut().take().unwrap().wake();
+        assert_eq!(executor.run(&mut Fifo, usize::MAX), 1);
+        let task = executor.spawn(async { 5 });
+        executor.run(&mut Fifo, usize::MAX);
+        assert_eq!(task.try_take(), Some(5));
+    }
+
+    #[test]
+    fn clearing_drops_tasks_where_they_stand_and_what_their_drop_spawns() {
+        struct SpawnOnDrop(Handle, Rc<Cell<u32>>);
+        impl Drop for SpawnOnDrop {
+            fn drop(&mut self) {
+                self.1.set(self.1.get() + 1);
+                if self.1.get() < 5 {
+                    let again = SpawnOnDrop(self.0.clone(), self.1.clone());
+                    self.0.spawn(async move {
+                        let _kept = again;
+                        std::future::pending::<()>().await;
+                    });
+                }
+            }
+        }
+        use crate::Handle;
+        let Bench { rt, step, .. } = &bench();
+        let drops = Rc::new(Cell::new(0));
+        let first = SpawnOnDrop(rt.clone(), drops.clone());
+        rt.spawn(async move {
+            let _kept = first;
+            std::future::pending::<()>().await;
+        });
+        step();
+        assert_eq!(drops.get(), 0);
+        rt.clear_for_test();
+        assert_eq!(drops.get(), 5);
+        assert_eq!(rt.live_for_test(), 0);
+        let task = rt.spawn(async { 1 });
+        step();
+        assert_eq!(task.try_take(), Some(1));
+    }
+
+    #[test]
+    fn a_task_may_clear_all_tasks_itself() {
+        let Bench { rt, step, .. } = &bench();
+        let other = rt.spawn(std::future::pending::<()>());
+        let theirs = rt.clone();
+        rt.spawn(async move {
+            theirs.clear_for_test();
+            std::future::pending::<()>().await;
+        });
+        step();
+        assert_eq!(rt.live_for_test(), 0);
+        assert!(other.try_take().is_none());
+        let task = rt.spawn(async { 1 });
+        step();
+        assert_eq!(task.try_take(), Some(1));
+    }
+
+    #[test]
+    fn a_join_handle_waits_and_dropping_it_lets_the_task_run() {
+        let Bench { rt, step, .. } = &bench();
+        let inner = rt.spawn({
+            let rt = rt.clone();
+            async move {
+                rt.yield_now().await;
+                7
+            }
+        });
+        let outer = rt.spawn(async move { inner.await + 1 });
+        let ran = Rc::new(Cell::new(false));
+        let theirs = ran.clone();
+        drop(rt.spawn(async move { theirs.set(true) }));
+        step();
+        assert_eq!(outer.try_take(), Some(8));
+        assert!(ran.get());
     }
 }

@@ -17,6 +17,8 @@ mod executor;
 mod rng;
 mod runtime;
 pub mod sync;
+#[cfg(test)]
+mod testing;
 mod timer;
 mod volume;
 

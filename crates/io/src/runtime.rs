@@ -166,6 +166,11 @@ impl Handle {
         self.shared.rng.borrow_mut().next_u64()
     }
 
+    #[cfg(test)]
+    pub(crate) fn executor_for_test(&self) -> &Executor {
+        &self.shared.executor
+    }
+
     pub(crate) fn completions(&self) -> &Completions {
         &self.shared.completions
     }

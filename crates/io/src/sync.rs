@@ -5,7 +5,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
@@ -13,7 +14,53 @@ use std::task::{Poll, Waker};
 #[derive(Default)]
 pub struct Event {
     version: Cell<u64>,
-    waiters: RefCell<Vec<Waker>>,
+    next_id: Cell<u64>,
+    waiters: RefCell<Vec<(u64, Waker)>>,
+}
+
+/// A waiter's place with an event, for as long as the event did not change.
+struct Place<'a> {
+    event: &'a Event,
+    /// Its number, and the version of the event for which it holds.
+    held: Option<(u64, u64)>,
+}
+
+impl Place<'_> {
+    fn take(&mut self, waker: &Waker) {
+        let event = self.event;
+        let mut waiters = event.waiters.borrow_mut();
+        let mut known = None;
+        if let Some((id, version)) = self.held
+            && version == event.version.get()
+        {
+            known = waiters.iter_mut().find(|(other, _)| *other == id);
+        }
+        match known {
+            Some((_, w)) if w.will_wake(waker) => {}
+            Some((_, w)) => *w = waker.clone(),
+            None => {
+                let id = event.next_id.get();
+                event.next_id.set(id + 1);
+                self.held = Some((id, event.version.get()));
+                waiters.push((id, waker.clone()));
+            }
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // Without this, waiting with a timeout for what never happens would pile up wakers.
+        if let Some((id, version)) = self.held
+            && version == self.event.version.get()
+        {
+            let waker = {
+                let mut waiters = self.event.waiters.borrow_mut();
+                waiters.iter().position(|(other, _)| *other == id).map(|at| waiters.remove(at))
+            };
+            drop(waker);
+        }
+    }
 }
 
 impl Event {
@@ -25,7 +72,7 @@ impl Event {
         }
         // Taken out and put back, so that the storage is kept and a waker may come back here.
         let mut waiters = std::mem::take(&mut *self.waiters.borrow_mut());
-        for w in waiters.drain(..) {
+        for (_, w) in waiters.drain(..) {
             w.wake();
         }
         let mut slot = self.waiters.borrow_mut();
@@ -36,38 +83,59 @@ impl Event {
 
     /// Waits until `condition` holds; it is looked at now and after every change.
     pub async fn wait_until(&self, mut condition: impl FnMut() -> bool) {
-        let mut seen = u64::MAX;
+        let mut place = Place { event: self, held: None };
         poll_fn(|cx| {
             if condition() {
                 return Poll::Ready(());
             }
-            // A waker is stored once for each change, so polls in between do not pile up.
-            if seen != self.version.get() {
-                seen = self.version.get();
-                self.waiters.borrow_mut().push(cx.waker().clone());
-            }
+            place.take(cx.waker());
             Poll::Pending
         })
         .await;
     }
 
-    /// Waits for the next change.
-    pub async fn changed(&self) {
+    /// Waits for the next change after this call.
+    pub fn changed(&self) -> impl Future<Output = ()> {
         let start = self.version.get();
-        self.wait_until(|| self.version.get() != start).await;
+        self.wait_until(move || self.version.get() != start)
     }
 }
 
 /// Counts permits; waits while there are none.
+///
+/// A permit that comes back goes to who has waited longest, and cannot be taken by others before that
+/// one runs. So: while a permit is free, nobody waits.
 pub struct Semaphore {
     permits: Cell<usize>,
-    event: Event,
+    waiters: RefCell<VecDeque<Rc<Waiter>>>,
+}
+
+#[derive(Default)]
+struct Waiter {
+    granted: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// A place in the queue; gives back what was granted to somebody who stopped waiting.
+struct Waiting<'a> {
+    semaphore: &'a Rc<Semaphore>,
+    waiter: Rc<Waiter>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.waiter.granted.get() {
+            self.semaphore.release();
+        } else {
+            self.semaphore.waiters.borrow_mut().retain(|w| !Rc::ptr_eq(w, &self.waiter));
+        }
+    }
 }
 
 impl Semaphore {
     /// A semaphore with `permits` to give.
     pub fn new(permits: usize) -> Rc<Semaphore> {
-        Rc::new(Semaphore { permits: Cell::new(permits), event: Event::default() })
+        Rc::new(Semaphore { permits: Cell::new(permits), waiters: RefCell::default() })
     }
 
     /// Takes a permit if one is there.
@@ -82,11 +150,36 @@ impl Semaphore {
 
     /// Waits for a permit.
     pub async fn acquire(self: &Rc<Self>) -> Permit {
-        loop {
-            if let Some(p) = self.try_acquire() {
-                return p;
+        if let Some(p) = self.try_acquire() {
+            return p;
+        }
+        let place = Waiting { semaphore: self, waiter: Rc::default() };
+        self.waiters.borrow_mut().push_back(place.waiter.clone());
+        poll_fn(|cx| {
+            if place.waiter.granted.get() {
+                return Poll::Ready(());
             }
-            self.event.wait_until(|| self.permits.get() > 0).await;
+            let old = place.waiter.waker.borrow_mut().replace(cx.waker().clone());
+            drop(old);
+            Poll::Pending
+        })
+        .await;
+        // What was granted is the permit's from here on.
+        place.waiter.granted.set(false);
+        Permit { semaphore: self.clone() }
+    }
+
+    fn release(&self) {
+        let next = self.waiters.borrow_mut().pop_front();
+        match next {
+            Some(waiter) => {
+                waiter.granted.set(true);
+                let waker = waiter.waker.borrow_mut().take();
+                if let Some(w) = waker {
+                    w.wake();
+                }
+            }
+            None => self.permits.set(self.permits.get() + 1),
         }
     }
 
@@ -103,8 +196,7 @@ pub struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.semaphore.permits.set(self.semaphore.permits.get() + 1);
-        self.semaphore.event.notify_all();
+        self.semaphore.release();
     }
 }
 
@@ -185,4 +277,226 @@ impl<T> Queue<T> {
     pub fn is_empty(&self) -> bool {
         self.items.borrow().is_empty()
     }
+}
+
+/// Which of two futures was ready first.
+pub enum Either<A, B> {
+    /// The first.
+    Left(A),
+    /// The second.
+    Right(B),
+}
+
+/// Waits for whichever of two futures is ready first; the first wins a tie. The other one is dropped.
+pub async fn select<A, B>(
+    a: impl Future<Output = A> + Unpin,
+    b: impl Future<Output = B> + Unpin,
+) -> Either<A, B> {
+    let (mut a, mut b) = (a, b);
+    poll_fn(move |cx| {
+        if let Poll::Ready(v) = Pin::new(&mut a).poll(cx) {
+            return Poll::Ready(Either::Left(v));
+        }
+        Pin::new(&mut b).poll(cx).map(Either::Right)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nanos;
+    use crate::testing::{Bench, bench};
+
+    #[test]
+    fn an_event_wakes_all_who_wait_and_conditions_are_checked_again() {
+        let Bench { rt, step, .. } = &bench();
+        let event = Rc::new(Event::default());
+        let level = Rc::new(Cell::new(0));
+        let tasks: Vec<_> = (1..4)
+            .map(|n| {
+                let (event, level) = (event.clone(), level.clone());
+                rt.spawn(async move { event.wait_until(|| level.get() >= n).await })
+            })
+            .collect();
+        let ended = || tasks.iter().map(|t| t.try_take().is_some()).collect::<Vec<_>>();
+        step();
+        assert_eq!(ended(), [false, false, false]);
+        level.set(2);
+        step();
+        assert_eq!(ended(), [false, false, false], "a change that nobody tells is not seen");
+        event.notify_all();
+        step();
+        assert_eq!(ended(), [true, true, false]);
+    }
+
+    #[test]
+    fn a_change_between_the_call_and_the_first_poll_is_seen() {
+        let Bench { rt, step, .. } = &bench();
+        let event: &'static Event = Box::leak(Box::default());
+        let changed = event.changed();
+        event.notify_all();
+        let task = rt.spawn(changed);
+        step();
+        assert!(task.try_take().is_some());
+    }
+
+    #[test]
+    fn giving_up_leaves_no_waker_behind() {
+        let Bench { rt, step, advance, .. } = &bench();
+        let event = Rc::new(Event::default());
+        let theirs = event.clone();
+        let task = rt.spawn({
+            let rt = rt.clone();
+            async move {
+                for _ in 0..100 {
+                    let never = std::pin::pin!(theirs.wait_until(|| false));
+                    let _ = select(never, rt.sleep(Nanos(1))).await;
+                }
+            }
+        });
+        for _ in 0..100 {
+            step();
+            assert!(event.waiters.borrow().len() <= 1);
+            advance();
+        }
+        step();
+        assert!(task.try_take().is_some());
+        assert!(event.waiters.borrow().is_empty());
+    }
+
+    #[test]
+    fn permits_go_to_who_waited_longest_and_nobody_jumps_the_queue() {
+        let Bench { rt, step, .. } = &bench();
+        let semaphore = Semaphore::new(1);
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let first = semaphore.try_acquire().unwrap();
+        for n in 0..3 {
+            let (semaphore, order) = (semaphore.clone(), order.clone());
+            rt.spawn(async move {
+                let _permit = semaphore.acquire().await;
+                order.borrow_mut().push(n);
+            });
+        }
+        step();
+        drop(first);
+        assert!(semaphore.try_acquire().is_none(), "the permit is the first waiter's already");
+        step();
+        assert_eq!(*order.borrow(), [0, 1, 2]);
+        assert_eq!(semaphore.available(), 1);
+    }
+
+    #[test]
+    fn a_waiter_that_goes_away_passes_its_permit_on() {
+        let Bench { rt, step, .. } = &bench();
+        let semaphore = Semaphore::new(1);
+        let held = semaphore.try_acquire().unwrap();
+        let mut quitter = Box::pin({
+            let semaphore = semaphore.clone();
+            async move { semaphore.acquire().await }
+        });
+        let mut early = Box::pin({
+            let semaphore = semaphore.clone();
+            async move { semaphore.acquire().await }
+        });
+        let mut cx = std::task::Context::from_waker(Waker::noop());
+        assert!(early.as_mut().poll(&mut cx).is_pending());
+        assert!(quitter.as_mut().poll(&mut cx).is_pending());
+        let patient = rt.spawn({
+            let semaphore = semaphore.clone();
+            async move { drop(semaphore.acquire().await) }
+        });
+        step();
+        drop(early);
+        drop(held);
+        // Granted, but it never looks.
+        drop(quitter);
+        step();
+        assert!(patient.try_take().is_some());
+        assert_eq!(semaphore.available(), 1);
+    }
+
+    #[test]
+    fn a_mutex_excludes() {
+        let Bench { rt, step, .. } = &bench();
+        let mutex = Mutex::default();
+        let held = mutex.try_lock().unwrap();
+        assert!(mutex.try_lock().is_none());
+        let task = rt.spawn({
+            let mutex = mutex.clone();
+            async move { drop(mutex.lock().await) }
+        });
+        step();
+        assert!(task.try_take().is_none());
+        drop(held);
+        step();
+        assert!(task.try_take().is_some());
+    }
+
+    #[test]
+    fn a_queue_hands_over_in_order_and_ends_when_closed() {
+        let Bench { rt, step, .. } = &bench();
+        let queue = Rc::new(Queue::default());
+        let theirs = queue.clone();
+        let task = rt.spawn(async move {
+            let mut got = Vec::new();
+            while let Some(item) = theirs.pop().await {
+                got.push(item);
+            }
+            got
+        });
+        step();
+        queue.push(1);
+        queue.push(2);
+        assert_eq!(queue.len(), 2);
+        step();
+        assert!(queue.is_empty());
+        queue.push(3);
+        queue.close();
+        step();
+        assert_eq!(task.try_take(), Some(vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn select_takes_the_first_and_drops_the_other() {
+        let Bench { rt, step, .. } = &bench();
+        let dropped = Rc::new(());
+        let theirs = dropped.clone();
+        let task = rt.spawn(async move {
+            let never = Box::pin(async move {
+                let _kept = theirs;
+                std::future::pending::<()>().await;
+            });
+            matches!(select(never, std::future::ready(5)).await, Either::Right(5))
+        });
+        step();
+        assert_eq!(task.try_take(), Some(true));
+        assert_eq!(Rc::strong_count(&dropped), 1);
+    }
+}
+
+/// Waits for both futures.
+pub async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (mut a, mut b) = (std::pin::pin!(a), std::pin::pin!(b));
+    let (mut done_a, mut done_b) = (None, None);
+    poll_fn(move |cx| {
+        if done_a.is_none()
+            && let Poll::Ready(v) = a.as_mut().poll(cx)
+        {
+            done_a = Some(v);
+        }
+        if done_b.is_none()
+            && let Poll::Ready(v) = b.as_mut().poll(cx)
+        {
+            done_b = Some(v);
+        }
+        match (done_a.take(), done_b.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (done_a, done_b) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }

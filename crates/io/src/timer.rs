@@ -44,6 +44,9 @@ impl Nanos {
     }
 }
 
+/// Deadlines of dropped sleeps that are not worth clearing away.
+const MANY: usize = 64;
+
 #[derive(Default)]
 struct Inner {
     heap: BinaryHeap<Reverse<(Nanos, u64)>>,
@@ -60,11 +63,15 @@ pub(crate) struct Timers {
 impl Timers {
     pub(crate) fn sleep_until(&self, deadline: Nanos) -> Sleep {
         let mut t = self.inner.borrow_mut();
+        let t = &mut *t;
         let id = t.next_id;
         t.next_id += 1;
+        // Sleeps that were dropped leave their deadline behind: it must not pile up until it is due.
+        if t.heap.len() > 2 * t.waiting.len() + MANY {
+            t.heap.retain(|Reverse((_, id))| t.waiting.contains_key(id));
+        }
         t.heap.push(Reverse((deadline, id)));
         t.waiting.insert(id, None);
-        drop(t);
         Sleep { timers: self.clone(), id }
     }
 
@@ -124,5 +131,55 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         let waker = self.timers.inner.borrow_mut().waiting.remove(&self.id);
         drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, bench};
+
+    #[test]
+    fn sleeps_end_at_their_deadline_in_order() {
+        let Bench { rt, step, advance, now } = &bench();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for (n, ms) in [(0, 3), (1, 1), (2, 3), (3, 2)] {
+            let (rt2, order) = (rt.clone(), order.clone());
+            rt.spawn(async move {
+                rt2.sleep(Nanos::from_ms(ms)).await;
+                order.borrow_mut().push((n, rt2.now().as_ms()));
+            });
+        }
+        step();
+        while advance() {
+            step();
+        }
+        assert_eq!(
+            *order.borrow(),
+            [(1, 1), (3, 2), (0, 3), (2, 3)],
+            "equal deadlines in order of their setting"
+        );
+        assert_eq!(now.get(), 3_000_000);
+    }
+
+    #[test]
+    fn a_dropped_sleep_wakes_nobody_and_leaves_nothing() {
+        let timers = Timers::default();
+        let far = timers.sleep_until(Nanos::from_secs(100));
+        for i in 0..10_000 {
+            drop(timers.sleep_until(Nanos(1 + i)));
+        }
+        assert!(timers.inner.borrow().heap.len() <= 2 + MANY + 1);
+        assert_eq!(timers.next_deadline(), Some(Nanos::from_secs(100)));
+        drop(far);
+        assert_eq!(timers.next_deadline(), None);
+        timers.fire(Nanos(u64::MAX));
+    }
+
+    #[test]
+    fn spans_do_not_overflow() {
+        assert_eq!(Nanos(u64::MAX).after(Nanos(1)), Nanos(u64::MAX));
+        assert_eq!(Nanos(1).since(Nanos(2)), Nanos(0));
+        assert_eq!(Nanos::from_secs(u64::MAX), Nanos(u64::MAX));
     }
 }
