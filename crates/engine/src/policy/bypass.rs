@@ -305,3 +305,268 @@ pub fn write_path(inputs: &WriteInputs, decision: Decision) -> WritePath {
         None => WritePath::Writethrough,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODES: [CacheMode; 4] =
+        [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound, CacheMode::None];
+    const KINDS: [RequestKind; 3] = [RequestKind::Read, RequestKind::Write, RequestKind::Discard];
+    const BOOLS: [bool; 2] = [false, true];
+
+    /// A read of 64 KiB that is cached.
+    fn inputs() -> BypassInputs {
+        BypassInputs {
+            kind: RequestKind::Read,
+            hints: RequestHints::default(),
+            start: Sector(1024),
+            sectors: Sectors(128),
+            block: Sectors(8),
+            mode: CacheMode::Writeback,
+            detaching: false,
+            stopping: false,
+            in_use_percent: 95,
+            readahead_policy: ReadaheadPolicy::All,
+            sequential_cutoff_bytes: 4 << 20,
+            congestion_limit: None,
+        }
+    }
+
+    fn reason(inputs: &BypassInputs) -> Option<BypassReason> {
+        match decide(inputs, || inputs.sectors) {
+            Decision::Cache => None,
+            Decision::Bypass(reason) => Some(reason),
+        }
+    }
+
+    #[test]
+    fn reasons_are_listed_by_their_index() {
+        for (i, reason) in BypassReason::ALL.into_iter().enumerate() {
+            assert_eq!(reason.index(), i, "{}", reason.name());
+        }
+        let mut names: Vec<_> = BypassReason::ALL.iter().map(|r| r.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), BypassReason::COUNT);
+    }
+
+    #[test]
+    fn each_rule_has_its_reason() {
+        let base = inputs();
+        assert_eq!(reason(&base), None);
+        let write = BypassInputs { kind: RequestKind::Write, ..base };
+        let meta_only = BypassInputs { readahead_policy: ReadaheadPolicy::MetaOnly, ..base };
+        let ahead = RequestHints { readahead: true, ..RequestHints::default() };
+        let background = RequestHints { background: true, ..RequestHints::default() };
+        let congested = BypassInputs { congestion_limit: Some(Sectors(128)), ..base };
+        let cases = [
+            (BypassInputs { detaching: true, ..base }, Some(BypassReason::Detaching)),
+            (BypassInputs { kind: RequestKind::Discard, ..base }, Some(BypassReason::Discard)),
+            (BypassInputs { stopping: true, ..base }, Some(BypassReason::Stopping)),
+            (BypassInputs { stopping: true, ..write }, None),
+            (BypassInputs { in_use_percent: 96, ..base }, Some(BypassReason::CacheFull95)),
+            (BypassInputs { mode: CacheMode::None, ..base }, Some(BypassReason::ModeNone)),
+            (BypassInputs { mode: CacheMode::None, ..write }, Some(BypassReason::ModeNone)),
+            (BypassInputs { mode: CacheMode::Writearound, ..write }, Some(BypassReason::WriteAround)),
+            (BypassInputs { mode: CacheMode::Writearound, ..base }, None),
+            (BypassInputs { hints: ahead, ..base }, None),
+            (BypassInputs { hints: ahead, ..meta_only }, Some(BypassReason::Readahead)),
+            (BypassInputs { hints: background, ..meta_only }, Some(BypassReason::Background)),
+            (BypassInputs { hints: RequestHints { meta: true, ..ahead }, ..meta_only }, None),
+            (meta_only, None),
+            (BypassInputs { start: Sector(1025), ..base }, Some(BypassReason::Unaligned)),
+            (BypassInputs { sectors: Sectors(127), ..base }, Some(BypassReason::Unaligned)),
+            (BypassInputs { block: Sectors(1), start: Sector(3), ..base }, None),
+            (BypassInputs { sequential_cutoff_bytes: 128 * 512, ..base }, Some(BypassReason::Sequential)),
+            (BypassInputs { sequential_cutoff_bytes: 129 * 512, ..base }, None),
+            (congested, Some(BypassReason::Congested)),
+            (BypassInputs { congestion_limit: Some(Sectors(129)), ..base }, None),
+            (BypassInputs { sequential_cutoff_bytes: 0, ..congested }, Some(BypassReason::Congested)),
+            (
+                BypassInputs { sequential_cutoff_bytes: 128 * 512, ..congested },
+                Some(BypassReason::Sequential),
+            ),
+            // A cutoff below one sector: everything is long enough.
+            (BypassInputs { sequential_cutoff_bytes: 511, ..base }, Some(BypassReason::Sequential)),
+        ];
+        for (case, expected) in cases {
+            assert_eq!(reason(&case), expected, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn rules_go_in_the_order_of_the_specification() {
+        // Everything is wrong with this request; its defects are mended one by one.
+        let mut case = BypassInputs {
+            kind: RequestKind::Discard,
+            hints: RequestHints { readahead: true, ..RequestHints::default() },
+            start: Sector(1),
+            mode: CacheMode::None,
+            detaching: true,
+            stopping: true,
+            in_use_percent: 100,
+            readahead_policy: ReadaheadPolicy::MetaOnly,
+            sequential_cutoff_bytes: 512,
+            congestion_limit: Some(Sectors(1)),
+            ..inputs()
+        };
+        type Mend = fn(&mut BypassInputs);
+        let order: [(BypassReason, Mend); 9] = [
+            (BypassReason::Detaching, |c| c.detaching = false),
+            (BypassReason::Discard, |c| c.kind = RequestKind::Read),
+            (BypassReason::Stopping, |c| c.stopping = false),
+            (BypassReason::CacheFull95, |c| c.in_use_percent = 0),
+            (BypassReason::ModeNone, |c| c.mode = CacheMode::Writethrough),
+            (BypassReason::Readahead, |c| c.hints.readahead = false),
+            (BypassReason::Unaligned, |c| c.start = Sector(0)),
+            (BypassReason::Sequential, |c| c.sequential_cutoff_bytes = 0),
+            (BypassReason::Congested, |c| c.congestion_limit = None),
+        ];
+        for (expected, mend) in order {
+            assert_eq!(reason(&case), Some(expected));
+            mend(&mut case);
+        }
+        assert_eq!(reason(&case), None);
+    }
+
+    #[test]
+    fn the_stream_is_looked_at_only_where_it_matters() {
+        let asked = |case: &BypassInputs| {
+            let mut asked = false;
+            decide(case, || {
+                asked = true;
+                Sectors(1)
+            });
+            asked
+        };
+        assert!(asked(&inputs()));
+        assert!(!asked(&BypassInputs { in_use_percent: 96, ..inputs() }));
+        assert!(!asked(&BypassInputs { start: Sector(1), ..inputs() }));
+        let no_cutoff = BypassInputs { sequential_cutoff_bytes: 0, ..inputs() };
+        assert!(!asked(&no_cutoff));
+        assert!(asked(&BypassInputs { congestion_limit: Some(Sectors(9)), ..no_cutoff }));
+    }
+
+    fn write_inputs() -> WriteInputs {
+        WriteInputs {
+            kind: RequestKind::Write,
+            hints: RequestHints::default(),
+            mode: CacheMode::Writeback,
+            detaching: false,
+            in_use_percent: 40,
+            cutoff_writeback: 40,
+            cutoff_writeback_sync: 70,
+            touches_dirty_stripe: false,
+            overlaps_dirty: false,
+            cache_takes_dirty: true,
+        }
+    }
+
+    #[test]
+    fn writeback_has_a_cutoff_and_one_for_synchronous_writes() {
+        let sync = RequestHints { sync: true, ..RequestHints::default() };
+        let meta = RequestHints { meta: true, ..RequestHints::default() };
+        for (in_use_percent, hints, bypass, stripe, expected) in [
+            (40, RequestHints::default(), false, false, true),
+            (41, RequestHints::default(), false, false, false),
+            (41, sync, false, false, true),
+            (70, sync, false, false, true),
+            (70, meta, false, false, true),
+            (71, sync, false, false, false),
+            (0, sync, true, false, false),
+            (70, RequestHints::default(), true, true, true),
+            (71, RequestHints::default(), false, true, false),
+        ] {
+            let case = WriteInputs { in_use_percent, hints, touches_dirty_stripe: stripe, ..write_inputs() };
+            assert_eq!(should_writeback(&case, bypass), expected, "{case:?}, bypass {bypass}");
+        }
+        for mode in MODES {
+            let case = WriteInputs { mode, ..write_inputs() };
+            assert_eq!(should_writeback(&case, false), mode == CacheMode::Writeback);
+        }
+        assert!(!should_writeback(&WriteInputs { detaching: true, ..write_inputs() }, false));
+        assert!(!should_writeback(&WriteInputs { kind: RequestKind::Discard, ..write_inputs() }, false));
+    }
+
+    /// All combinations, against the rules of the durability contract on the one hand and what the
+    /// kernel would do on the other.
+    #[test]
+    fn no_combination_breaks_the_contract() {
+        let decisions = [Decision::Cache, Decision::Bypass(BypassReason::Sequential)];
+        let percents = [0, 40, 41, 70, 71, 95, 100];
+        let mut seen = 0;
+        for bits in 0..1u32 << 6 {
+            let bit = |n: u32| BOOLS[(bits >> n & 1) as usize];
+            for (kind, mode) in KINDS.into_iter().flat_map(|k| MODES.map(|m| (k, m))) {
+                for (decision, in_use_percent) in decisions.into_iter().flat_map(|d| percents.map(|p| (d, p)))
+                {
+                    let case = WriteInputs {
+                        kind,
+                        hints: RequestHints { sync: bit(0), meta: bit(1), ..RequestHints::default() },
+                        mode,
+                        detaching: bit(2),
+                        in_use_percent,
+                        touches_dirty_stripe: bit(3),
+                        overlaps_dirty: bit(4),
+                        cache_takes_dirty: bit(5),
+                        ..write_inputs()
+                    };
+                    check(&case, decision);
+                    seen += 1;
+                }
+            }
+        }
+        assert_eq!(seen, 64 * 12 * 14);
+    }
+
+    fn check(case: &WriteInputs, decision: Decision) {
+        let path = write_path(case, decision);
+        let bypass = decision != Decision::Cache;
+        let what = format!("{case:?}, {decision:?}: {path:?}");
+        let is_write = case.kind == RequestKind::Write;
+        match path {
+            WritePath::Writeback => {
+                assert!(is_write && !case.detaching && case.cache_takes_dirty, "{what}");
+                assert!(case.overlaps_dirty || should_writeback(case, bypass), "{what}");
+            }
+            WritePath::Writethrough => {
+                assert!(is_write && !case.detaching && !case.overlaps_dirty && !bypass, "{what}");
+                assert!(!(should_writeback(case, bypass) && case.cache_takes_dirty), "{what}");
+            }
+            WritePath::Bypass { reason, over_dirty } => {
+                assert_eq!(over_dirty, case.overlaps_dirty, "{what}");
+                if case.overlaps_dirty && is_write {
+                    assert!(case.detaching || !case.cache_takes_dirty, "{what}");
+                }
+                if bypass {
+                    assert_eq!(reason, BypassReason::Sequential, "the reason given stays: {what}");
+                } else {
+                    assert!(!is_write || case.detaching || case.overlaps_dirty, "{what}");
+                }
+            }
+        }
+        // Where there is no dirty data and no trouble, the kernel's semantics hold.
+        if !case.overlaps_dirty && case.cache_takes_dirty && is_write && !case.detaching {
+            let kernel = match (should_writeback(case, bypass), bypass) {
+                (true, _) => WritePath::Writeback,
+                (false, true) => WritePath::Bypass { reason: BypassReason::Sequential, over_dirty: false },
+                (false, false) => WritePath::Writethrough,
+            };
+            assert_eq!(path, kernel, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_bypass_says_why() {
+        let discard = WriteInputs { kind: RequestKind::Discard, overlaps_dirty: true, ..write_inputs() };
+        let path = write_path(&discard, Decision::Bypass(BypassReason::Discard));
+        assert_eq!(path, WritePath::Bypass { reason: BypassReason::Discard, over_dirty: true });
+        let stuck = WriteInputs { overlaps_dirty: true, cache_takes_dirty: false, ..write_inputs() };
+        let path = write_path(&stuck, Decision::Cache);
+        assert_eq!(path, WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty: true });
+        let detaching = WriteInputs { detaching: true, overlaps_dirty: true, ..write_inputs() };
+        let path = write_path(&detaching, Decision::Bypass(BypassReason::Detaching));
+        assert_eq!(path, WritePath::Bypass { reason: BypassReason::Detaching, over_dirty: true });
+    }
+}

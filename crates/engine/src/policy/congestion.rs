@@ -101,3 +101,103 @@ fn units(now: Nanos) -> i64 {
 fn fractional_exponent(x: i64) -> i64 {
     ((64 + x % 64) << (x / 64)) >> 6
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `n` units of 1024 ns.
+    const fn us(n: u64) -> Nanos {
+        Nanos(n << 10)
+    }
+
+    /// `n` units of 1024 · 1024 ns.
+    const fn ms(n: u64) -> Nanos {
+        Nanos(n << 20)
+    }
+
+    fn kernel_default() -> Congestion {
+        Congestion::new(2000, 20000)
+    }
+
+    #[test]
+    fn the_exponent_is_the_kernels() {
+        let expected = [(0, 1), (1, 1), (63, 1), (64, 2), (96, 3), (128, 4), (512, 256), (1023, 65024)];
+        for (x, y) in expected {
+            assert_eq!(fractional_exponent(x), y, "{x}");
+        }
+    }
+
+    #[test]
+    fn a_slow_read_costs_its_milliseconds() {
+        let mut c = kernel_default();
+        c.observe_latency(Direction::Read, us(2000), ms(10));
+        assert_eq!(c.level, 0, "at the threshold is not above it");
+        c.observe_latency(Direction::Read, us(2001), ms(10));
+        assert_eq!(c.level, -1, "2001 us are 1 ms and a bit");
+        c.observe_latency(Direction::Write, us(20000), ms(10));
+        assert_eq!(c.level, 0, "a fast write makes it good");
+        c.observe_latency(Direction::Write, us(20001), ms(10));
+        assert_eq!(c.level, -19);
+        c.observe_latency(Direction::Read, Nanos(u64::MAX), ms(11));
+        assert_eq!(c.level, -1024, "the bottom");
+        c.observe_latency(Direction::Read, ms(5), ms(11));
+        assert_eq!(c.level, -1024);
+    }
+
+    #[test]
+    fn the_limit_recovers_by_a_unit_per_millisecond() {
+        let mut c = kernel_default();
+        assert_eq!(c.limit(ms(5), 0), None);
+        c.observe_latency(Direction::Read, ms(512), ms(600));
+        // -512 + 1024 = 512: 64 << 8 >> 6 = 256.
+        assert_eq!(c.limit(ms(600), 0), Some(Sectors(256)));
+        assert_eq!(c.limit(ms(600), 0xffff), Some(Sectors(240)), "16 random bits are set");
+        // 100 - 512 + 1024 = 612 = 9 · 64 + 36: (64 + 36) << 9 >> 6 = 800.
+        assert_eq!(c.limit(ms(700), 0), Some(Sectors(800)));
+        // 511 - 512 + 1024 = 1023: the largest one.
+        assert_eq!(c.limit(ms(1111), 0), Some(Sectors(65024)));
+        assert_eq!(c.limit(ms(1112), 0), None, "512 ms later it is over");
+        assert_eq!(c.limit(ms(599), 0), None, "time that goes back");
+    }
+
+    #[test]
+    fn the_limit_is_one_sector_at_least() {
+        let mut c = kernel_default();
+        c.observe_latency(Direction::Write, ms(2000), ms(2000));
+        assert_eq!(c.limit(ms(2000), 0), Some(Sectors(1)));
+        assert_eq!(c.limit(ms(2000), u32::MAX), Some(Sectors(1)));
+    }
+
+    #[test]
+    fn thresholds_of_zero_switch_tracking_off() {
+        let mut c = Congestion::new(0, 20000);
+        c.observe_latency(Direction::Read, ms(2000), ms(2000));
+        assert_eq!(c.limit(ms(2000), 0), None);
+        c.observe_latency(Direction::Write, ms(500), ms(2000));
+        assert!(c.limit(ms(2000), 0).is_some());
+        c.set_thresholds(0, 0);
+        assert_eq!(c.limit(ms(2000), 0), None);
+        c.set_thresholds(2000, 0);
+        assert!(c.limit(ms(2000), 0).is_some(), "the level stays");
+    }
+
+    proptest! {
+        #[test]
+        fn the_level_and_the_limit_stay_in_range(
+            events in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>(), 0u32..64), 1..50)
+        ) {
+            let mut c = kernel_default();
+            for (read, latency, now, random, shift) in events {
+                let direction = if read { Direction::Read } else { Direction::Write };
+                c.observe_latency(direction, Nanos(latency >> shift), Nanos(now));
+                prop_assert!((-1024..=0).contains(&c.level));
+                if let Some(limit) = c.limit(Nanos(now), random) {
+                    prop_assert!((1..=65024).contains(&limit.0));
+                }
+            }
+        }
+    }
+}

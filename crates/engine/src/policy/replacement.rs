@@ -234,3 +234,6 @@ impl Aging {
         min.unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -246,3 +246,145 @@ impl UseOrder {
         self.older[usize::from(newer)] = slot;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: StreamHint = StreamHint(1);
+    const B: StreamHint = StreamHint(2);
+
+    /// The same rules without chains and rings: live records, most recently used first.
+    #[derive(Default)]
+    struct Naive {
+        records: Vec<Record>,
+    }
+
+    impl Naive {
+        fn take(&mut self, now: Nanos, hint: StreamHint, fits: impl Fn(&Record) -> bool) -> Option<Record> {
+            let fits = |r: &Record| fits(r) && now.0 <= r.expires.0;
+            let same = self.records.iter().position(|r| fits(r) && r.hint == hint);
+            let any = self.records.iter().position(fits);
+            same.or(any).map(|i| self.records.remove(i))
+        }
+
+        fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos, hint: StreamHint) -> Sectors {
+            let mut last = start + sectors;
+            let mut first = start;
+            if let Some(before) = self.take(now, hint, |r| r.last == start) {
+                first = before.first;
+                while let Some(after) = self.take(now, hint, |r| r.first == last) {
+                    last = after.last;
+                }
+            }
+            self.records.truncate(RECORDS - 1);
+            self.records.insert(0, Record { first, last, expires: now.after(LIFETIME), hint, live: true });
+            last - first
+        }
+    }
+
+    fn feed(detector: &mut SequentialDetector, start: u64, sectors: u64, ms: u64, hint: StreamHint) -> u64 {
+        detector.observe(Sector(start), Sectors(sectors), Nanos::from_ms(ms), hint).0
+    }
+
+    #[test]
+    fn the_64th_request_of_64_kib_reaches_4_mib() {
+        let mut d = SequentialDetector::new();
+        for i in 1..=100u64 {
+            let length = feed(&mut d, 1000 + (i - 1) * 128, 128, i, A);
+            assert_eq!(length, i * 128);
+            assert_eq!(length >= (4 << 20) / 512, i >= 64, "request {i}");
+        }
+    }
+
+    #[test]
+    fn a_stream_is_forgotten_after_five_seconds() {
+        let mut d = SequentialDetector::new();
+        feed(&mut d, 0, 8, 0, A);
+        assert_eq!(feed(&mut d, 8, 8, 5000, A), 16, "5 s later: still known");
+        assert_eq!(feed(&mut d, 16, 8, 10001, A), 8, "longer than that: a new stream");
+    }
+
+    #[test]
+    fn the_129th_stream_takes_the_place_of_the_least_recently_used() {
+        let mut d = SequentialDetector::new();
+        for i in 0..128 {
+            feed(&mut d, i * 1000, 8, 0, A);
+        }
+        assert_eq!(feed(&mut d, 8, 8, 1, A), 16, "the first one is used again");
+        feed(&mut d, 999_000, 8, 1, A);
+        assert_eq!(feed(&mut d, 1008, 8, 1, A), 8, "the second one is gone");
+        assert_eq!(feed(&mut d, 16, 8, 1, A), 24);
+        assert_eq!(feed(&mut d, 127_008, 8, 1, A), 16);
+    }
+
+    #[test]
+    fn a_hint_decides_between_streams_that_end_at_one_sector() {
+        let mut d = SequentialDetector::new();
+        feed(&mut d, 100, 100, 0, A);
+        feed(&mut d, 190, 10, 0, B);
+        assert_eq!(feed(&mut d, 200, 10, 0, A), 110);
+        assert_eq!(feed(&mut d, 200, 10, 0, B), 20);
+    }
+
+    #[test]
+    fn one_stream_over_several_connections_stays_one() {
+        let mut d = SequentialDetector::new();
+        for i in 0..16 {
+            let length = feed(&mut d, i * 8, 8, 0, StreamHint((i % 4) as u16));
+            assert_eq!(length, (i + 1) * 8);
+        }
+    }
+
+    #[test]
+    fn requests_out_of_order_join_their_stream() {
+        let mut d = SequentialDetector::new();
+        assert_eq!(feed(&mut d, 0, 8, 0, A), 8);
+        assert_eq!(feed(&mut d, 16, 8, 0, A), 8, "early");
+        assert_eq!(feed(&mut d, 24, 8, 0, B), 16, "early, too");
+        assert_eq!(feed(&mut d, 8, 8, 0, A), 32, "the gap is closed");
+        assert_eq!(feed(&mut d, 32, 8, 0, A), 40);
+    }
+
+    #[test]
+    fn descending_access_is_no_stream() {
+        let mut d = SequentialDetector::new();
+        for i in (0..200).rev() {
+            assert_eq!(feed(&mut d, i * 8, 8, 0, A), 8);
+        }
+    }
+
+    #[test]
+    fn extremes_do_no_harm() {
+        let mut d = SequentialDetector::new();
+        assert_eq!(feed(&mut d, 7, 0, 0, A), 0, "nothing");
+        assert_eq!(feed(&mut d, 0, u64::MAX, 0, A), u64::MAX);
+        assert_eq!(feed(&mut d, u64::MAX, 8, 0, A), 0, "beyond the end of everything");
+        assert_eq!(feed(&mut d, u64::MAX - 4, 8, 0, A), 4);
+        assert_eq!(d.observe(Sector(1), Sectors(1), Nanos(u64::MAX), A), Sectors(1));
+        assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX), A), Sectors(2));
+    }
+
+    proptest! {
+        /// Dense positions give matches and joins, wide ones evictions.
+        #[test]
+        fn agrees_with_the_naive_detector(
+            span in prop_oneof![Just(40u64), Just(400), Just(4000)],
+            requests in prop::collection::vec((any::<u64>(), 1u64..5, 0u64..1500, 0u16..3), 1..600),
+            slow in any::<bool>(),
+        ) {
+            let mut d = SequentialDetector::new();
+            let mut naive = Naive::default();
+            let mut now = Nanos(0);
+            for (at, sectors, ms, hint) in requests {
+                now = now.after(Nanos::from_ms(if slow { ms } else { ms % 20 }));
+                let (start, sectors) = (Sector(at % span), Sectors(sectors));
+                let hint = StreamHint(hint);
+                let expected = naive.observe(start, sectors, now, hint);
+                prop_assert_eq!(d.observe(start, sectors, now, hint), expected);
+            }
+        }
+    }
+}

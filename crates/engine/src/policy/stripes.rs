@@ -174,3 +174,131 @@ impl DirtyStripes {
         self.full.range(self.geometry.stripe_of(from)..).map(|&nr| self.geometry.extent(nr))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Stripes of 5 MiB (no power of two) over a data area of 12 MiB from sector 16: stripe 0 lacks 16
+    /// sectors in front, stripe 2 is cut at sector 24 592.
+    fn raid() -> StripeGeometry {
+        StripeGeometry::new(Sectors(10240), Sector(16), Sectors(24576))
+    }
+
+    fn full(d: &DirtyStripes, from: u64) -> Vec<(u64, u64)> {
+        d.full_dirty_stripes(Sector(from)).map(|(start, sectors)| (start.0, sectors.0)).collect()
+    }
+
+    #[test]
+    fn stripe_sizes_follow_the_optimal_io_size() {
+        let size =
+            |optimal| StripeGeometry::new(Sectors(optimal), Sector(16), Sectors(1 << 40)).stripe_sectors().0;
+        assert_eq!(size(0), 1 << 31, "1 TiB");
+        assert_eq!(size(1024), 8192, "512 KiB: eight of them are 4 MiB");
+        assert_eq!(size(6144), 12288, "3 MiB: two of them");
+        assert_eq!(size(3072), 9216, "1.5 MiB: three of them");
+        assert_eq!(size(8192), 8192);
+        assert_eq!(size(10240), 10240, "5 MiB stay");
+        assert_eq!(size(1), 8192);
+    }
+
+    #[test]
+    fn stripes_at_the_ends_are_cut() {
+        let g = raid();
+        assert_eq!(g.extent(0), (Sector(16), Sectors(10224)));
+        assert_eq!(g.extent(1), (Sector(10240), Sectors(10240)));
+        assert_eq!(g.extent(2), (Sector(20480), Sectors(4112)));
+        assert_eq!(g.extent(3).1, Sectors(0));
+        assert_eq!(g.extent(u64::MAX).1, Sectors(0));
+        assert_eq!((g.stripe_of(Sector(10239)), g.stripe_of(Sector(10240))), (0, 1));
+    }
+
+    #[test]
+    fn ranges_are_cut_at_stripes() {
+        let pieces = |start, sectors| raid().pieces(Sector(start), Sectors(sectors)).collect::<Vec<_>>();
+        assert_eq!(pieces(10230, 10), [(0, 10)]);
+        assert_eq!(pieces(10230, 11), [(0, 10), (1, 1)]);
+        assert_eq!(pieces(16, 24576), [(0, 10224), (1, 10240), (2, 4112)]);
+        assert_eq!(pieces(10240, 0), []);
+        assert_eq!(pieces(u64::MAX - 1, 5).len(), 1, "no overflow");
+    }
+
+    #[test]
+    fn partial_and_full_stripes_are_known() {
+        let mut d = DirtyStripes::new(raid(), true);
+        d.add(Sector(10240), Sectors(10239));
+        assert!(full(&d, 0).is_empty());
+        assert!(d.touches_dirty_stripe(Sector(10000), Sectors(241)), "its last sector is in stripe 1");
+        assert!(!d.touches_dirty_stripe(Sector(10000), Sectors(240)));
+        assert!(!d.touches_dirty_stripe(Sector(20480), Sectors(8)));
+        assert!(d.touches_dirty_stripe(Sector(16), Sectors(24576)));
+        assert!(!d.touches_dirty_stripe(Sector(10240), Sectors(0)));
+        d.add(Sector(20479), Sectors(4113));
+        assert_eq!(full(&d, 0), [(10240, 10240), (20480, 4112)]);
+        assert_eq!(full(&d, 20479), [(10240, 10240), (20480, 4112)], "from within a stripe");
+        assert_eq!(full(&d, 20480), [(20480, 4112)]);
+        d.add(Sector(16), Sectors(10224));
+        assert_eq!(full(&d, 0)[0], (16, 10224), "all of stripe 0 that is data");
+        d.remove(Sector(12000), Sectors(1));
+        assert_eq!(full(&d, 0).len(), 2);
+        assert_eq!(d.dirty(), Sectors(24575));
+        d.remove(Sector(16), Sectors(11984));
+        d.remove(Sector(12001), Sectors(12591));
+        assert_eq!(d.dirty(), Sectors(0));
+        assert!(!d.touches_dirty_stripe(Sector(0), Sectors(1 << 40)));
+        assert!(d.counts.is_empty() && d.full.is_empty(), "nothing is kept for clean stripes");
+    }
+
+    #[test]
+    fn cheap_partial_stripes_are_not_tracked() {
+        let mut d = DirtyStripes::new(StripeGeometry::new(Sectors(0), Sector(16), Sectors(1 << 50)), false);
+        d.add(Sector(1 << 45), Sectors(1 << 40));
+        assert_eq!(d.dirty(), Sectors(1 << 40));
+        assert!(!d.touches_dirty_stripe(Sector(1 << 45), Sectors(8)));
+        assert!(full(&d, 0).is_empty() && d.counts.is_empty());
+        assert!(!d.partial_stripes_expensive());
+        assert_eq!(d.geometry().stripe_sectors(), Sectors(1 << 31));
+    }
+
+    proptest! {
+        /// Against one flag per sector, on a geometry small enough to try many.
+        #[test]
+        fn agrees_with_a_map_of_sectors(
+            stripe in 1u64..40, data_offset in 0u64..50, data in 1u64..200,
+            ops in prop::collection::vec((any::<bool>(), any::<u64>(), 1u64..60), 1..60),
+        ) {
+            let geometry = StripeGeometry { stripe, data_start: data_offset, data_end: data_offset + data };
+            let mut d = DirtyStripes::new(geometry, true);
+            let mut dirty = vec![false; (data_offset + data) as usize];
+            for (add, at, sectors) in ops {
+                let start = data_offset + at % data;
+                let end = (start + sectors).min(data_offset + data);
+                // As an index does: runs of sectors that really change.
+                for sector in start..end {
+                    if dirty[sector as usize] != add {
+                        dirty[sector as usize] = add;
+                        let change = if add { DirtyStripes::add } else { DirtyStripes::remove };
+                        change(&mut d, Sector(sector), Sectors(1));
+                    }
+                }
+                let in_stripe = |nr: u64| {
+                    let begin = (nr * stripe).max(data_offset);
+                    begin..((nr + 1) * stripe).min(data_offset + data)
+                };
+                let stripes = data_offset / stripe..=(data_offset + data - 1) / stripe;
+                let expected: Vec<(u64, u64)> = stripes
+                    .map(in_stripe)
+                    .filter(|r| r.clone().all(|s| dirty[s as usize]))
+                    .map(|r| (r.start, r.end - r.start))
+                    .collect();
+                prop_assert_eq!(full(&d, 0), expected);
+                prop_assert_eq!(d.dirty().0, dirty.iter().filter(|&&x| x).count() as u64);
+                let touches = (start / stripe..=(end - 1) / stripe)
+                    .any(|nr| in_stripe(nr).any(|s| dirty[s as usize]));
+                prop_assert_eq!(d.touches_dirty_stripe(Sector(start), Sectors(end - start)), touches);
+            }
+        }
+    }
+}

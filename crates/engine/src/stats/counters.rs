@@ -104,3 +104,42 @@ impl SetCounters {
 fn add(counter: &mut Sectors, sectors: Sectors) {
     counter.0 = counter.0.saturating_add(sectors.0);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_bytes_are_counted_and_cleared() {
+        let mut c = RequestCounters::default();
+        c.writes.count(Sectors(8));
+        c.writes.count(Sectors(1));
+        c.flush();
+        assert_eq!(c.writes, OpCount { requests: 2, bytes: 4608 });
+        assert_eq!((c.reads, c.flushes), (OpCount::default(), 1));
+        c.writes.count(Sectors(u64::MAX));
+        assert_eq!(c.writes.bytes, u64::MAX, "saturated");
+        c.clear();
+        assert_eq!(c, RequestCounters::default());
+    }
+
+    #[test]
+    fn each_clear_has_its_part() {
+        let mut c = SetCounters::default();
+        c.count_written(Sectors(100));
+        c.count_btree_written(Sectors(10));
+        c.count_metadata_written(Sectors(1));
+        assert_eq!(
+            (c.written, c.btree_written, c.metadata_written),
+            (Sectors(100), Sectors(10), Sectors(11))
+        );
+        c.writeback_keys_done = 7;
+        c.writeback_keys_failed = 8;
+        c.cache_read_races = 9;
+        let mut of_set = c;
+        of_set.clear_for_set();
+        assert_eq!(of_set, SetCounters { writeback_keys_done: 0, writeback_keys_failed: 0, ..c });
+        c.clear_for_cache_device();
+        assert_eq!((c.written, c.metadata_written, c.writeback_keys_done), (Sectors(0), Sectors(0), 7));
+    }
+}

@@ -99,3 +99,75 @@ impl BackingErrors {
         if self.errors >= u64::from(limit) { ErrorVerdict::LimitReached } else { ErrorVerdict::Tolerated }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_eighth_error_is_too_much() {
+        let mut e = CacheErrors::new();
+        for n in 1..=7 {
+            assert_eq!(e.observe(true, 8, 0), ErrorVerdict::Tolerated);
+            for _ in 0..10_000 {
+                assert_eq!(e.observe(false, 8, 0), ErrorVerdict::Fine);
+            }
+            assert_eq!(e.errors(), n, "without a half-life they stay");
+        }
+        assert_eq!(e.observe(true, 8, 0), ErrorVerdict::LimitReached);
+        e.clear();
+        assert_eq!((e.errors(), e.observe(true, 0, 0)), (0, ErrorVerdict::LimitReached));
+    }
+
+    #[test]
+    fn errors_fade_after_every_88th_of_the_half_life() {
+        let mut e = CacheErrors::new();
+        e.observe(true, 8, 880);
+        for _ in 0..9 {
+            e.observe(false, 8, 880);
+        }
+        assert_eq!(e.scaled, 1 << 20, "10 I/Os");
+        e.observe(false, 8, 880);
+        assert_eq!(e.scaled, (1 << 20) * 127 / 128, "and one more");
+        for _ in 0..10 {
+            e.observe(false, 8, 880);
+        }
+        assert_eq!(e.scaled, (1 << 20) * 127 / 128 * 127 / 128);
+    }
+
+    #[test]
+    fn after_the_half_life_errors_count_half() {
+        let mut e = CacheErrors::new();
+        for _ in 0..1000 {
+            e.observe(true, u32::MAX, 0);
+        }
+        for _ in 0..88_000 + 1 {
+            e.observe(false, u32::MAX, 88_000);
+        }
+        // (127/128)^88 is 0.5014.
+        assert_eq!(e.errors(), 501);
+    }
+
+    #[test]
+    fn a_half_life_that_shrinks_catches_up_quickly() {
+        let mut e = CacheErrors::new();
+        e.observe(true, 8, u32::MAX);
+        e.ios = u32::MAX - 1;
+        assert_eq!(e.observe(false, 8, 88), ErrorVerdict::Fine);
+        assert_eq!((e.scaled, e.ios), (0, 1));
+        assert_eq!(e.observe(true, 8, 87), ErrorVerdict::Tolerated, "below 88: none");
+    }
+
+    #[test]
+    fn backing_errors_stay_and_readahead_does_not_count() {
+        let mut e = BackingErrors::new();
+        for _ in 0..100 {
+            assert_eq!(e.failed(true, 64), ErrorVerdict::Tolerated);
+        }
+        for _ in 0..63 {
+            assert_eq!(e.failed(false, 64), ErrorVerdict::Tolerated);
+        }
+        assert_eq!(e.failed(false, 64), ErrorVerdict::LimitReached);
+        assert_eq!(e.errors(), 64);
+    }
+}

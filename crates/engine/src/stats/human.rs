@@ -37,3 +37,37 @@ impl fmt::Display for Human {
         write!(f, "{sign}{whole}.{}{unit}", rest * 10 / 1024)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Human;
+
+    #[test]
+    fn sizes_are_shown_as_the_kernel_shows_them() {
+        for (bytes, text) in [
+            (0, "0.0k"),
+            (51, "0.0k"),
+            (103, "0.1k"),
+            (512, "0.5k"),
+            (1023, "0.9k"),
+            (1024, "1.0k"),
+            (1 << 19, "512.0k"),
+            (999 << 10, "999.0k"),
+            ((1000 << 10) - 1, "999.9k"),
+            (1000 << 10, "0.9M"),
+            (4 << 20, "4.0M"),
+            (4 << 20 | 600 << 10, "4.5M"),
+            (1 << 30, "1.0G"),
+            (3 << 40, "3.0T"),
+            (3 << 50, "3.0P"),
+            (1 << 60, "1.0E"),
+            (i64::MAX, "7.9E"),
+            (i64::MIN, "-8.0E"),
+            (-512, "-0.5k"),
+            (-(4 << 20), "-4.0M"),
+        ] {
+            assert_eq!(Human(bytes).to_string(), text, "{bytes}");
+        }
+        assert_eq!(Human::bytes(u64::MAX).to_string(), "7.9E");
+    }
+}

@@ -128,3 +128,46 @@ fn average(old: u64, new: Nanos) -> u64 {
     let sum = u128::from(old) * u128::from(WEIGHT - 1) + u128::from(scaled(new));
     u64::try_from(sum / u128::from(WEIGHT)).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Nanos {
+        Nanos::from_ms(n)
+    }
+
+    #[test]
+    fn averages_by_hand() {
+        let mut t = TimeStats::new();
+        assert_eq!(t.since_last(ms(5)), None);
+        assert_eq!(t.attributes(TimeUnit::Seconds, TimeUnit::Millis, ms(5))[3].2, -1);
+        t.record(ms(1000), ms(1008));
+        assert_eq!((t.average_duration(), t.average_period()), (ms(8), ms(0)), "the first sets it");
+        t.record(ms(2000), ms(2016));
+        // (8 * 7 + 16) / 8 = 9; the ends are 1008 ms apart.
+        assert_eq!((t.average_duration(), t.average_period()), (ms(9), ms(1008)));
+        t.record(ms(4024), ms(4025));
+        // (9 * 7 + 1) / 8 = 8; (1008 * 7 + 2009) / 8 = 1133.125.
+        assert_eq!((t.average_duration(), t.average_period()), (ms(8), Nanos(1_133_125_000)));
+        assert_eq!((t.max_duration(), t.since_last(ms(5025))), (ms(16), Some(ms(1000))));
+        let shown = t.attributes(TimeUnit::Seconds, TimeUnit::Micros, ms(5025));
+        assert_eq!(
+            shown.map(|(name, unit, value)| format!("{name}_{}={value}", unit.name())),
+            ["average_frequency_sec=1", "average_duration_us=8000", "max_duration_us=16000", "last_sec=1",]
+        );
+        t.clear();
+        assert_eq!(t.since_last(ms(9000)), None);
+    }
+
+    #[test]
+    fn extremes_saturate() {
+        let mut t = TimeStats::new();
+        t.record(Nanos(0), Nanos(u64::MAX));
+        t.record(Nanos(9), Nanos(3));
+        t.record(Nanos(0), Nanos(u64::MAX));
+        assert_eq!(t.max_duration(), Nanos(u64::MAX));
+        assert!(t.average_duration() <= Nanos(u64::MAX >> FRACTION_BITS));
+        assert_eq!(TimeUnit::Millis.of(Nanos(1_999_999)), 1);
+    }
+}

@@ -248,3 +248,139 @@ impl CacheStats {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ticks(n: u64) -> Nanos {
+        Nanos(n * TICK.0)
+    }
+
+    fn hits(stats: &CacheStats) -> [u64; 4] {
+        View::ALL.map(|view| stats.view(view).cache_hits)
+    }
+
+    #[test]
+    fn a_tick_is_300_by_22_seconds() {
+        assert_eq!(TICK, Nanos(13_636_363_636));
+    }
+
+    #[test]
+    fn every_event_has_its_counter() {
+        let mut s = CacheStats::new(Nanos(0));
+        for (hit, bypassed, times) in [(true, false, 4), (false, false, 3), (true, true, 2), (false, true, 1)]
+        {
+            for _ in 0..times {
+                s.read(hit, bypassed);
+            }
+        }
+        s.miss_collision();
+        s.bypassed(BypassReason::Sequential, Sectors(8));
+        s.bypassed(BypassReason::Discard, Sectors(2));
+        s.not_cached(BypassReason::NoBucket, Sectors(100));
+        let total = s.view(View::Total);
+        let expected = ViewValues {
+            cache_hits: 4,
+            cache_misses: 3,
+            cache_bypass_hits: 2,
+            cache_bypass_misses: 1,
+            cache_miss_collisions: 1,
+            bypassed_bytes: 5120,
+        };
+        assert_eq!(total, expected);
+        assert_eq!(total.cache_hit_ratio(), 57, "4 of 7");
+        assert_eq!(ViewValues::default().cache_hit_ratio(), 0);
+        let all = ViewValues { cache_hits: u64::MAX, cache_misses: u64::MAX, ..expected };
+        assert_eq!(all.cache_hit_ratio(), 50);
+        assert_eq!(s.reason(BypassReason::Sequential), ReasonCount { requests: 1, bytes: 4096 });
+        assert_eq!(s.reason(BypassReason::NoBucket), ReasonCount { requests: 1, bytes: 51200 });
+        assert_eq!(s.reason(BypassReason::Congested), ReasonCount::default());
+    }
+
+    #[test]
+    fn views_decay_each_at_its_pace() {
+        let mut s = CacheStats::new(Nanos(5));
+        for _ in 0..100 {
+            s.read(true, false);
+        }
+        let next = s.tick(Nanos(5).after(Nanos(TICK.0 - 1)));
+        assert_eq!((next, hits(&s)), (Nanos(5).after(TICK), [100, 0, 0, 0]), "not due yet");
+        assert_eq!(s.tick(next), Nanos(5).after(ticks(2)));
+        assert_eq!(hits(&s), [100, 96, 100, 100], "100 * 31/32 = 96.9");
+        s.tick(Nanos(5).after(ticks(11)));
+        // 100 * (31/32)^11 = 70.5
+        assert_eq!(hits(&s), [100, 70, 100, 100]);
+        s.tick(Nanos(5).after(ticks(12)));
+        assert_eq!(hits(&s), [100, 68, 96, 100]);
+        s.tick(Nanos(5).after(ticks(288)));
+        // 100 * (31/32)^24 = 46.7
+        assert_eq!(hits(&s), [100, 0, 46, 96]);
+    }
+
+    #[test]
+    fn more_than_65535_events_per_tick_are_not_lost() {
+        // The kernel reported 8 MiB for this.
+        let mut s = CacheStats::new(Nanos(0));
+        for _ in 0..40 {
+            s.bypassed(BypassReason::Sequential, Sectors(2048));
+        }
+        s.tick(ticks(1));
+        assert_eq!(s.view(View::Total).bypassed_bytes, 40 << 20);
+        assert_eq!(s.view(View::Hour).bypassed_bytes, 40 << 20);
+        assert_eq!(s.view(View::FiveMinute).bypassed_bytes, (40 << 20) / 32 * 31);
+    }
+
+    #[test]
+    fn clearing_leaves_the_other_views() {
+        let mut s = CacheStats::new(Nanos(0));
+        s.read(true, false);
+        s.bypassed(BypassReason::Sequential, Sectors(8));
+        s.clear_total();
+        assert_eq!(s.view(View::Total), ViewValues::default());
+        assert_eq!(s.reason(BypassReason::Sequential), ReasonCount::default());
+        s.tick(ticks(1));
+        assert_eq!(hits(&s), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn everything_saturates_and_fades() {
+        let mut s = CacheStats::new(Nanos(0));
+        s.bypassed(BypassReason::Sequential, Sectors(u64::MAX));
+        s.bypassed(BypassReason::Sequential, Sectors(u64::MAX));
+        s.tick(ticks(1));
+        assert_eq!(s.view(View::Total).bypassed_bytes, u64::MAX);
+        assert_eq!(s.view(View::Day).bypassed_bytes, ((1 << 48) - 1) * 512);
+        // Five centuries.
+        assert!(s.tick(Nanos(u64::MAX)) > Nanos(u64::MAX - TICK.0));
+        assert_eq!(s.view(View::Day).bypassed_bytes, 0);
+        assert_eq!(s.day.scaled, [0; COUNTERS]);
+    }
+
+    proptest! {
+        /// Sleeping through many ticks is the same as waking at each.
+        #[test]
+        fn late_ticks_are_made_up_for(
+            events in prop::collection::vec((0u64..2000, 0u64..1_000_000_000), 1..8)
+        ) {
+            let (mut late, mut punctual) = (CacheStats::new(Nanos(0)), CacheStats::new(Nanos(0)));
+            let mut at = 0;
+            for (pause, sectors) in events {
+                for s in [&mut late, &mut punctual] {
+                    s.bypassed(BypassReason::Congested, Sectors(sectors));
+                    s.read(true, false);
+                }
+                for _ in 0..pause {
+                    at += 1;
+                    punctual.tick(ticks(at));
+                }
+                late.tick(ticks(at));
+                for view in View::ALL {
+                    prop_assert_eq!(late.view(view), punctual.view(view));
+                }
+            }
+        }
+    }
+}

@@ -226,8 +226,8 @@ impl<T> Knob<T> {
                 );
             }
             Field::Text { max_bytes, put, .. } => {
-                // Blanks are part of a text; one newline at the end is not.
-                let line = text.strip_suffix('\n').unwrap_or(text);
+                // Blanks are part of a text; newlines at the end are not.
+                let line = text.trim_end_matches('\n');
                 if line.len() > *max_bytes || line.bytes().any(|b| b == 0) {
                     return Err(TunableError::BadText { name, value: line.to_owned(), range });
                 }

@@ -27,3 +27,6 @@ pub use device::DeviceTunables;
 pub use error::TunableError;
 pub use knob::{KnobInfo, Range, Stored, Unit};
 pub use set::SetTunables;
+
+#[cfg(test)]
+mod tests;

@@ -40,3 +40,44 @@ fn all_digits(text: &str) -> bool {
 fn saturating(digits: &str) -> u64 {
     digits.parse().unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, decimal};
+
+    #[test]
+    fn decimals_are_plain() {
+        for (text, value) in
+            [("0", Some(0)), ("+7", Some(7)), ("007", Some(7)), ("18446744073709551616", Some(u64::MAX))]
+        {
+            assert_eq!(decimal(text), value, "{text}");
+        }
+        for junk in ["", "+", "-1", "4k", "0x10", "1.5", "1 2", "++1", "٣"] {
+            assert_eq!(decimal(junk), None, "{junk:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_take_suffixes() {
+        for (text, value) in [
+            ("0", 0),
+            ("512", 512),
+            ("4k", 4096),
+            ("4K", 4096),
+            ("4M", 4 << 20),
+            ("2g", 2 << 30),
+            ("1T", 1 << 40),
+            ("4.0M", 4 << 20),
+            ("0.5k", 512),
+            ("0.9M", 943_718),
+            ("1.00000000000000000000000000001k", 1024),
+            ("99999999999999999999T", u64::MAX),
+            ("16777216T", u64::MAX),
+        ] {
+            assert_eq!(bytes(text), Some(value), "{text}");
+        }
+        for junk in ["", "k", "-1k", "4kk", "4 k", "1.k", ".5k", "1.5", "1.2.3k", "4MB", "é"] {
+            assert_eq!(bytes(junk), None, "{junk:?}");
+        }
+    }
+}

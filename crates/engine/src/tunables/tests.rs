@@ -1,0 +1,309 @@
+//! Both tables against the specification, and the rules that hold for all settings.
+
+use format::{CacheMode, Replacement};
+use proptest::prelude::*;
+
+use super::*;
+
+const MAX_U32: u64 = u32::MAX as u64;
+const MAX_I32: u64 = i32::MAX as u64;
+
+/// name, what is shown, what is stored, unit, range: runtime semantics 16.2.
+const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
+    ("label", "", "", Unit::None, Range::Text(32)),
+    (
+        "cache_mode",
+        "[writethrough] writeback writearound none",
+        "writethrough",
+        Unit::None,
+        Range::Choices(&["writethrough", "writeback", "writearound", "none"]),
+    ),
+    ("readahead_cache_policy", "[all] meta-only", "all", Unit::None, Range::Choices(&["all", "meta-only"])),
+    ("stop_when_cache_set_failed", "[auto] always", "auto", Unit::None, Range::Choices(&["auto", "always"])),
+    ("sequential_cutoff", "4.0M", "4194304", Unit::Bytes, Range::Number(0, MAX_U32)),
+    ("writeback_running", "1", "1", Unit::None, Range::Flag),
+    ("writeback_delay", "30", "30", Unit::Seconds, Range::Number(0, MAX_U32)),
+    ("writeback_percent", "10", "10", Unit::Percent, Range::Number(0, 40)),
+    ("writeback_rate", "512.0k", "1024", Unit::SectorsPerSecond, Range::Number(1, MAX_I32)),
+    ("writeback_rate_update_seconds", "5", "5", Unit::Seconds, Range::Number(1, 60)),
+    ("writeback_rate_i_term_inverse", "10000", "10000", Unit::None, Range::Number(1, MAX_U32)),
+    ("writeback_rate_p_term_inverse", "40", "40", Unit::None, Range::Number(1, MAX_U32)),
+    ("writeback_rate_fp_term_low", "1", "1", Unit::None, Range::Number(1, 9)),
+    ("writeback_rate_fp_term_mid", "10", "10", Unit::None, Range::Number(2, 999)),
+    ("writeback_rate_fp_term_high", "1000", "1000", Unit::None, Range::Number(11, MAX_U32)),
+    ("writeback_rate_minimum", "8", "8", Unit::SectorsPerSecond, Range::Number(1, MAX_U32)),
+    ("writeback_consider_fragment", "1", "1", Unit::None, Range::Flag),
+    ("writeback_metadata", "1", "1", Unit::None, Range::Flag),
+    ("io_error_limit", "64", "64", Unit::None, Range::Number(0, MAX_I32)),
+    ("io_disable", "0", "0", Unit::None, Range::Flag),
+];
+
+/// The same for runtime semantics 16.3, 16.4, 16.6; the last two are our own.
+const SET: &[(&str, &str, &str, Unit, Range)] = &[
+    ("synchronous", "1", "1", Unit::None, Range::Flag),
+    ("journal_delay_ms", "100", "100", Unit::Millis, Range::Number(0, 65535)),
+    ("errors", "[unregister] panic", "unregister", Unit::None, Range::Choices(&["unregister", "panic"])),
+    ("io_error_limit", "8", "8", Unit::None, Range::Number(0, MAX_U32)),
+    ("io_error_halflife", "0", "0", Unit::Ios, Range::Number(0, MAX_U32)),
+    ("congested_read_threshold_us", "2000", "2000", Unit::Micros, Range::Number(0, MAX_U32)),
+    ("congested_write_threshold_us", "20000", "20000", Unit::Micros, Range::Number(0, MAX_U32)),
+    ("gc_always_rewrite", "0", "0", Unit::None, Range::Flag),
+    ("btree_shrinker_disabled", "0", "0", Unit::None, Range::Flag),
+    ("copy_gc_enabled", "0", "0", Unit::None, Range::Flag),
+    ("idle_max_writeback_rate", "1", "1", Unit::None, Range::Flag),
+    ("gc_after_writeback", "0", "0", Unit::None, Range::Flag),
+    ("io_disable", "0", "0", Unit::None, Range::Flag),
+    ("discard", "0", "0", Unit::None, Range::Flag),
+    (
+        "cache_replacement_policy",
+        "[lru] fifo random",
+        "lru",
+        Unit::None,
+        Range::Choices(&["lru", "fifo", "random"]),
+    ),
+    ("cutoff_writeback", "40", "40", Unit::Percent, Range::Number(0, 70)),
+    ("cutoff_writeback_sync", "70", "70", Unit::Percent, Range::Number(0, 90)),
+    ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
+    ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
+];
+
+fn is_as_specified(infos: Vec<KnobInfo>, table: &[(&str, &str, &str, Unit, Range)]) {
+    assert_eq!(infos.len(), table.len());
+    for (info, (name, shown, raw, unit, range)) in infos.iter().zip(table) {
+        assert_eq!(info.name, *name);
+        assert_eq!((&*info.value, &*info.raw, &*info.default), (*shown, *raw, *raw), "{name}");
+        assert_eq!((info.unit, &info.range), (*unit, range), "{name}");
+        assert!(!info.doc.is_empty() && !info.doc.contains('\n') && !info.doc.ends_with('.'), "{name}");
+    }
+}
+
+#[test]
+fn every_default_unit_and_range_is_as_specified() {
+    is_as_specified(DeviceTunables::default().iter().collect(), DEVICE);
+    is_as_specified(SetTunables::default().iter().collect(), SET);
+}
+
+#[test]
+fn listings_tell_what_is_stored_where() {
+    let device = DeviceTunables::new(CacheMode::Writeback, "data");
+    let stored: Vec<_> =
+        device.iter().filter(|k| k.stored == Stored::Superblock).map(|k| (k.name, k.raw)).collect();
+    assert_eq!(stored, [("label", "data".to_owned()), ("cache_mode", "writeback".to_owned())]);
+    let set = SetTunables::default();
+    let stored: Vec<_> = set.iter().filter(|k| k.stored == Stored::Superblock).map(|k| k.name).collect();
+    assert_eq!(stored, ["synchronous", "discard", "cache_replacement_policy"]);
+    let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
+    assert_eq!(own, ["btree_cache_limit", "writeback_batch_sectors"]);
+    assert!(device.iter().all(|k| k.in_kernel));
+}
+
+#[test]
+fn values_are_read_and_clamped_as_the_kernel_does() {
+    for (name, value, raw) in [
+        ("sequential_cutoff", "0", "0"),
+        ("sequential_cutoff", "4294967296", "4294967295"),
+        ("sequential_cutoff", "8M", "8388608"),
+        ("sequential_cutoff", "0.5k", "512"),
+        ("writeback_percent", "41", "40"),
+        ("writeback_percent", " 7\n", "7"),
+        ("writeback_rate", "0", "1"),
+        ("writeback_rate", "99999999999", "2147483647"),
+        ("writeback_rate_update_seconds", "61", "60"),
+        ("writeback_rate_update_seconds", "0", "1"),
+        ("writeback_rate_p_term_inverse", "0", "1"),
+        ("io_error_limit", "4294967295", "2147483647"),
+        ("writeback_running", "0", "0"),
+        ("writeback_running", "17", "1"),
+        ("cache_mode", "writearound\n", "writearound"),
+        ("readahead_cache_policy", "meta-only", "meta-only"),
+        ("stop_when_cache_set_failed", "always", "always"),
+        ("label", "two words \n", "two words "),
+        ("label", "12345678901234567890123456789012", "12345678901234567890123456789012"),
+    ] {
+        let mut t = DeviceTunables::default();
+        t.set(name, value).unwrap();
+        assert_eq!(t.raw(name).unwrap(), raw, "{name}={value}");
+    }
+    for (name, value, raw) in [
+        ("journal_delay_ms", "70000", "65535"),
+        ("io_error_halflife", "87", "0"),
+        ("io_error_halflife", "1000", "968"),
+        ("io_error_halflife", "4294967295", "4294967248"),
+        ("cache_replacement_policy", "random", "random"),
+        ("errors", "panic", "panic"),
+        ("btree_cache_limit", "1", "16777216"),
+        ("btree_cache_limit", "256M", "268435456"),
+        ("cutoff_writeback", "71", "70"),
+        ("cutoff_writeback", "0", "40"),
+        ("cutoff_writeback_sync", "91", "90"),
+        ("cutoff_writeback_sync", "0", "70"),
+        ("gc_after_writeback", "2", "1"),
+    ] {
+        let mut t = SetTunables::default();
+        t.set(name, value).unwrap();
+        assert_eq!(t.raw(name).unwrap(), raw, "{name}={value}");
+    }
+}
+
+#[test]
+fn refusals_name_key_value_and_range() {
+    let mut t = DeviceTunables::default();
+    for (name, value, message) in [
+        ("writeback_percent", "ten", "writeback_percent=ten: not a decimal number; 0 to 40 %"),
+        ("writeback_percent", "-1", "writeback_percent=-1: not a decimal number; 0 to 40 %"),
+        ("writeback_rate", "4k", "writeback_rate=4k: not a decimal number; 1 to 2147483647 sectors/s"),
+        (
+            "sequential_cutoff",
+            "4 MiB",
+            "sequential_cutoff=4 MiB: not a decimal number with an optional suffix k, M, G or T; \
+             0 to 4294967295 bytes",
+        ),
+        ("writeback_running", "yes", "writeback_running=yes: not a decimal number; 0 or 1"),
+        (
+            "cache_mode",
+            "Writeback",
+            "cache_mode=Writeback: not one of the choices; writethrough, writeback, writearound, none",
+        ),
+        (
+            "label",
+            "123456789012345678901234567890123",
+            "label=\"123456789012345678901234567890123\": at most 32 bytes, without zero bytes",
+        ),
+        ("label", "a\0b", "label=\"a\\0b\": at most 32 bytes, without zero bytes"),
+        ("dirty_data", "0", "dirty_data: no such tunable"),
+        ("", "", ": no such tunable"),
+    ] {
+        assert_eq!(t.set(name, value).unwrap_err().to_string(), message);
+    }
+    assert_eq!(t, DeviceTunables::default(), "nothing has changed");
+    assert_eq!(t.get("Label"), Err(TunableError::Unknown { name: "Label".into() }));
+    assert!(t.raw("io_errors").is_err());
+}
+
+#[test]
+fn the_current_choice_is_in_brackets() {
+    let mut t = SetTunables::default();
+    t.set("cache_replacement_policy", "fifo").unwrap();
+    assert_eq!(t.cache_replacement_policy, Replacement::Fifo);
+    assert_eq!(t.get("cache_replacement_policy").unwrap(), "lru [fifo] random");
+    let t = DeviceTunables::new(CacheMode::None, "");
+    assert_eq!(t.get("cache_mode").unwrap(), "writethrough writeback writearound [none]");
+}
+
+#[test]
+fn settings_that_limit_each_other_stay_in_order() {
+    let mut t = DeviceTunables::default();
+    t.set("writeback_rate_fp_term_low", "500").unwrap();
+    assert_eq!(t.writeback_rate_fp_term_low, 9);
+    t.set("writeback_rate_fp_term_mid", "1").unwrap();
+    assert_eq!(t.writeback_rate_fp_term_mid, 10);
+    t.set("writeback_rate_fp_term_high", "1").unwrap();
+    assert_eq!(t.writeback_rate_fp_term_high, 11);
+    t.set("writeback_rate_fp_term_mid", "99").unwrap();
+    assert_eq!(t.writeback_rate_fp_term_mid, 10, "9 < 10 < 11 leaves no room");
+
+    t.set("writeback_percent", "35").unwrap();
+    t.set_cutoff_writeback(20);
+    assert_eq!(t.writeback_percent, 20);
+    t.set("writeback_percent", "35").unwrap();
+    assert_eq!(t.writeback_percent, 20);
+
+    let mut t = SetTunables::default();
+    t.set("cutoff_writeback_sync", "30").unwrap();
+    assert_eq!((t.cutoff_writeback, t.cutoff_writeback_sync), (30, 30));
+    t.set("cutoff_writeback", "0").unwrap();
+    assert_eq!(t.cutoff_writeback, 30, "the default is above the other one");
+}
+
+#[test]
+fn several_settings_at_once_are_taken_over_in_any_order() {
+    let settings = [
+        ("writeback_rate_fp_term_low", "2000"),
+        ("writeback_rate_fp_term_mid", "3000"),
+        ("writeback_rate_fp_term_high", "4000"),
+    ];
+    let mut forward = DeviceTunables::default();
+    forward.set_all(settings.into_iter()).unwrap();
+    let low_mid_high = |t: &DeviceTunables| {
+        (t.writeback_rate_fp_term_low, t.writeback_rate_fp_term_mid, t.writeback_rate_fp_term_high)
+    };
+    assert_eq!(low_mid_high(&forward), (2000, 3000, 4000));
+    let mut back = forward.clone();
+    back.set_all(
+        [
+            ("writeback_rate_fp_term_high", "3"),
+            ("writeback_rate_fp_term_mid", "2"),
+            ("writeback_rate_fp_term_low", "1"),
+        ]
+        .into_iter(),
+    )
+    .unwrap();
+    assert_eq!(low_mid_high(&back), (1, 2, 3));
+    let before = back.clone();
+    let half_wrong = [("writeback_delay", "1"), ("writeback_percent", "?")];
+    assert!(back.set_all(half_wrong.into_iter()).is_err());
+    assert_eq!(back, before, "all or nothing");
+
+    let mut set = SetTunables::default();
+    set.set_all([("cutoff_writeback", "70"), ("cutoff_writeback_sync", "80")].into_iter()).unwrap();
+    set.set_all([("cutoff_writeback", "10"), ("cutoff_writeback_sync", "20")].into_iter()).unwrap();
+    assert_eq!((set.cutoff_writeback, set.cutoff_writeback_sync), (10, 20));
+}
+
+/// A value for a setting: plausible, out of range, or junk.
+fn any_value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<u64>().prop_map(|n| n.to_string()),
+        (0u64..2000).prop_map(|n| n.to_string()),
+        "[a-z0-9.+ -]{0,40}",
+        prop::sample::select(vec!["writeback", "none", "random", "panic", "always", "meta-only", "64M"])
+            .prop_map(str::to_owned),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_settings_leaves_the_ranges(
+        steps in prop::collection::vec((any::<prop::sample::Index>(), any_value(), 0u8..=70), 1..60)
+    ) {
+        let mut device = DeviceTunables::default();
+        let mut set = SetTunables::default();
+        for (index, value, cutoff) in steps {
+            let _ = device.set(DEVICE[index.index(DEVICE.len())].0, &value);
+            let _ = set.set(SET[index.index(SET.len())].0, &value);
+            device.set_cutoff_writeback(cutoff);
+            for info in device.iter().chain(set.iter()) {
+                if let Range::Number(min, max) = info.range {
+                    let value: u64 = info.raw.parse().unwrap();
+                    prop_assert!((min..=max).contains(&value), "{}: {value} in {min}..={max}", info.name);
+                }
+            }
+            prop_assert!(device.writeback_rate_fp_term_low < device.writeback_rate_fp_term_mid);
+            prop_assert!(device.writeback_rate_fp_term_mid < device.writeback_rate_fp_term_high);
+            prop_assert!(device.writeback_percent <= cutoff);
+            prop_assert!(set.cutoff_writeback <= set.cutoff_writeback_sync);
+            prop_assert_eq!(set.io_error_halflife % 88, 0);
+        }
+    }
+
+    /// What a listing says is enough to come back to the same settings.
+    #[test]
+    fn raw_values_restore_everything(
+        steps in prop::collection::vec((any::<prop::sample::Index>(), any_value()), 1..60)
+    ) {
+        let mut device = DeviceTunables::default();
+        let mut set = SetTunables::default();
+        for (index, value) in steps {
+            let _ = device.set(DEVICE[index.index(DEVICE.len())].0, &value);
+            let _ = set.set(SET[index.index(SET.len())].0, &value);
+        }
+        let saved: Vec<_> = device.iter().collect();
+        let mut restored = DeviceTunables::default();
+        restored.set_all(saved.iter().map(|k| (k.name, &*k.raw))).unwrap();
+        prop_assert_eq!(restored, device);
+        let saved: Vec<_> = set.iter().collect();
+        let mut restored = SetTunables::default();
+        restored.set_all(saved.iter().map(|k| (k.name, &*k.raw))).unwrap();
+        prop_assert_eq!(restored, set);
+    }
+}
