@@ -23,7 +23,7 @@ use std::time::Duration;
 use ::io::DeviceInfo;
 use rustix::fs::FlockOperation;
 
-use crate::holder;
+use crate::holder::{self, Holder};
 use crate::info;
 
 /// Tries of a claim that fails although no lasting holder is known: udev and blkid look at devices for
@@ -232,12 +232,12 @@ fn open_file(
     Ok((file, refused))
 }
 
-/// Repeats `attempt` while it says `busy` and `holder` knows nobody who would stay.
+/// Repeats `attempt` for a while if it says `busy` and `holder` knows nobody who stays.
 fn retry<T>(
     path: &Path,
     attempt: impl Fn() -> io::Result<T>,
     busy: i32,
-    holder: impl Fn() -> Option<String>,
+    holder: impl Fn() -> Option<Holder>,
 ) -> Result<T, OpenError> {
     let mut tries = 0;
     loop {
@@ -245,7 +245,8 @@ fn retry<T>(
             Err(e) if e.raw_os_error() == Some(busy) => {
                 let holder = holder();
                 tries += 1;
-                if holder.is_some() || tries == TRIES {
+                if tries == TRIES || holder.as_ref().is_some_and(|h| h.lasting) {
+                    let holder = holder.map(|h| h.who);
                     return Err(OpenError::InUse { path: path.to_path_buf(), holder });
                 }
                 std::thread::sleep(BETWEEN_TRIES);

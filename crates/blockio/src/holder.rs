@@ -10,8 +10,22 @@ use std::path::{Path, PathBuf};
 
 use crate::info::sysfs_dir;
 
+/// Somebody who uses a device.
+pub(crate) struct Holder {
+    /// For people.
+    pub(crate) who: String,
+    /// Will not go away by itself in a moment, as a process may that only looks.
+    pub(crate) lasting: bool,
+}
+
+impl Holder {
+    fn lasting(who: String) -> Holder {
+        Holder { who, lasting: true }
+    }
+}
+
 /// Who keeps the block device `rdev`, its partitions or its whole disk busy.
-pub(crate) fn of_block_device(rdev: u64) -> Option<String> {
+pub(crate) fn of_block_device(rdev: u64) -> Option<Holder> {
     let mut devices = vec![rdev];
     let dir = sysfs_dir(rdev);
     // A mounted partition keeps its disk busy.
@@ -23,7 +37,8 @@ pub(crate) fn of_block_device(rdev: u64) -> Option<String> {
     devices
         .iter()
         .find_map(|d| stacked_on(*d).or_else(|| mounted(*d)).or_else(|| swapping(*d)))
-        .or_else(|| devices.iter().find_map(|d| opened_by(*d)))
+        .map(Holder::lasting)
+        .or_else(|| devices.iter().find_map(|d| opened_by(*d)).map(|who| Holder { who, lasting: false }))
 }
 
 /// The number of the block device whose sysfs directory is `dir`.
@@ -114,7 +129,7 @@ fn opened_by(rdev: u64) -> Option<String> {
 }
 
 /// Who holds a lock on the file.
-pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<String> {
+pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<Holder> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", meta.ino());
@@ -123,7 +138,8 @@ pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<String> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let at = fields.iter().position(|f| *f == wanted)?;
         let pid: u32 = fields.get(at.checked_sub(1)?)?.parse().ok()?;
-        if pid == std::process::id() { Some("this process".to_string()) } else { process(pid) }
+        let who = if pid == std::process::id() { Some("this process".to_string()) } else { process(pid) };
+        who.map(Holder::lasting)
     })
 }
 

@@ -34,6 +34,6 @@ pub use claim::{Access, Claim, OpenError, OpenOptions};
 pub use driver::{Backend, Driver, DriverOptions, SystemClock};
 pub use file::FileDevice;
 pub use net::{Address, Connection, Listener, Message, Piece};
-pub use reactor::Reactor;
+pub use reactor::{Reactor, ReactorCounts};
 pub use signals::{Signal, Signals, shutdown_signal};
 pub use signature::{Signature, probe_signature};

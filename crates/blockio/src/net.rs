@@ -431,6 +431,19 @@ impl Connection {
         (spare, result)
     }
 
+    /// The other end, for the log: address and port, or process and user of a unix socket's peer.
+    pub fn peer(&self) -> String {
+        if let Ok(Some(address)) = rustix::net::getpeername(&*self.socket)
+            && let Ok(address) = SocketAddr::try_from(address)
+        {
+            return address.to_string();
+        }
+        match rustix::net::sockopt::socket_peercred(&*self.socket) {
+            Ok(c) => format!("process {} of user {}", c.pid.as_raw_pid(), c.uid.as_raw()),
+            Err(_) => "unknown".to_string(),
+        }
+    }
+
     /// Ends one or both directions; a receive that waits ends with `Ok(0)`.
     ///
     /// # Errors

@@ -153,7 +153,9 @@ impl SocketOp {
         if self.cancelled {
             return self.end(Err(libc::ECANCELED));
         }
-        if result == -libc::EINTR || result == -libc::EAGAIN {
+        // Not `EAGAIN`: the fallback waits for readiness itself, and the ring says it only where somebody
+        // who shares the socket made it non-blocking; to repeat it would be to spin.
+        if result == -libc::EINTR {
             return Step::Next(self.command());
         }
         if result < 0 {

@@ -230,3 +230,29 @@ fn several_drivers_run_on_several_threads() {
     }
     assert_eq!(sum.load(Ordering::SeqCst), 3);
 }
+
+#[test]
+fn operations_that_are_started_together_go_to_the_kernel_together() {
+    let driver = drivers().remove(0);
+    if !driver.reactor().is_uring() {
+        return;
+    }
+    let dir = common::dir();
+    let path = sparse_file(dir.path(), "disk", Sectors(8192));
+    let device = FileDevice::open(driver.reactor(), &path, &OpenOptions::default()).unwrap();
+    let disk = Disk::new(Rc::new(device), driver.handle());
+    let before = driver.reactor().counts();
+    driver.block_on(async {
+        let reads: Vec<_> = (0..30)
+            .map(|i| disk.start_read(Sector(i * 8), Sectors(8), disk.runtime().pool().take(4096), 0))
+            .collect();
+        // The last first: what the others wake is taken in meanwhile.
+        for r in reads.into_iter().rev() {
+            r.await.result.unwrap();
+        }
+    });
+    let after = driver.reactor().counts();
+    assert_eq!((after.operations - before.operations, after.commands - before.commands), (30, 30));
+    let calls = after.kernel_calls - before.kernel_calls;
+    assert!(calls < 32, "30 reads fit into one submission, and each result may end one wait: {calls} calls");
+}

@@ -50,6 +50,12 @@ fn a_client_connects_and_both_sides_talk() {
                     assert_eq!(buffer.as_slice(), b"world!");
                 });
                 let server = listener.accept().await.unwrap();
+                let peer = server.peer();
+                let expected = match address {
+                    Address::Unix(_) => format!("process {} of user ", std::process::id()),
+                    Address::Tcp(_) => "127.0.0.1:".to_string(),
+                };
+                assert!(peer.starts_with(&expected), "{peer}");
                 let (buffer, got) = server.recv_exact(rt.pool().take(100), 10..15).await;
                 got.unwrap();
                 assert_eq!(&buffer.as_slice()[10..15], b"hello");
