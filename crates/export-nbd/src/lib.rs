@@ -15,5 +15,5 @@ mod server;
 mod socket;
 
 pub use endpoint::{Endpoint, EndpointError, Reach, uri};
-pub use server::{ConnectionEnd, ConnectionEvent, ExportError, Exports, Server, ServerOptions};
+pub use server::{ConnectionEnd, ConnectionEvent, ExportError, Exports, Observer, Server, ServerOptions};
 pub use socket::{Listen, Part, Socket, StreamSocket};

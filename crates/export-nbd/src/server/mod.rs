@@ -101,6 +101,9 @@ impl fmt::Display for ConnectionEnd {
     }
 }
 
+/// Is told what happens to connections.
+pub type Observer = Rc<dyn Fn(&ConnectionEvent)>;
+
 /// Limits of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
@@ -115,7 +118,7 @@ pub struct ServerOptions {
     /// How long [`Server::stop`] waits for clients to take their replies.
     pub stop_timeout: Nanos,
     /// Is told what happens to connections.
-    pub observer: Option<Rc<dyn Fn(&ConnectionEvent)>>,
+    pub observer: Option<Observer>,
 }
 
 impl Default for ServerOptions {

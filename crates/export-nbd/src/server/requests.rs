@@ -166,7 +166,7 @@ impl Requests {
             } else {
                 memory.give(bytes);
             }
-            if let (true, Some((errno, message))) = (last, slot.failure.take()) {
+            if last && let Some((errno, message)) = slot.failure.take() {
                 self.push_error(slot.cookie, errno, &message, outbox);
             }
         }
