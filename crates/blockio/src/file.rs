@@ -285,3 +285,128 @@ impl DeviceOp {
         completer.complete(result, request.buffer);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance;
+    use crate::{Backend, Driver, DriverOptions};
+    use ::io::Disk;
+    use format::{Sector, Sectors};
+
+    /// Keeps what was submitted instead of doing it.
+    struct Capture {
+        info: DeviceInfo,
+        taken: RefCell<Option<(Request, Completer)>>,
+    }
+
+    impl Device for Capture {
+        fn info(&self) -> &DeviceInfo {
+            &self.info
+        }
+
+        fn submit(&self, request: Request, completer: Completer) {
+            *self.taken.borrow_mut() = Some((request, completer));
+        }
+    }
+
+    fn opened(dir: &Path, sectors: Sectors) -> Opened {
+        let path = dir.join(format!("{}", std::fs::read_dir(dir).unwrap().count()));
+        std::fs::File::create(&path).unwrap().set_len(sectors.bytes()).unwrap();
+        open(&path, &OpenOptions::default()).unwrap()
+    }
+
+    /// An operation as it is before its first command, and the future that waits for it.
+    fn operation(driver: &Driver, what: What, sectors: u64) -> (DeviceOp, ::io::IoFuture) {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
+        let capture = Rc::new(Capture { info: device.info().clone(), taken: RefCell::new(None) });
+        let disk = Disk::new(capture.clone(), driver.handle());
+        let pool = driver.handle().pool().clone();
+        let buffer = what.has_buffer().then(|| pool.take((sectors * 512) as usize));
+        let future = disk.start(Request {
+            op: what,
+            sector: Sector(8),
+            sectors: Sectors(sectors),
+            buffer,
+            buffer_offset_bytes: 0,
+        });
+        let (request, completer) = capture.taken.borrow_mut().take().unwrap();
+        (DeviceOp::new(device.inner.clone(), request, completer, &pool), future)
+    }
+
+    /// Offset and length of the next command.
+    fn next(step: Step) -> (u64, u64) {
+        match step {
+            Step::Next(Cmd::Read { offset, len, .. } | Cmd::Write { offset, len, .. }) => {
+                (offset, len.into())
+            }
+            Step::Next(Cmd::Fallocate { offset, len, .. }) => (offset, len),
+            _ => panic!("expected another command"),
+        }
+    }
+
+    #[test]
+    fn short_transfers_and_interruptions_are_continued() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let (mut op, future) = operation(&driver, What::Read, 64);
+        assert_eq!(next(op.advance(-libc::EINTR)), (4096, 32768));
+        assert_eq!(next(op.advance(8192)), (4096 + 8192, 24576));
+        assert!(matches!(op.advance(-libc::EAGAIN), Step::NextBlocking(Cmd::Read { .. })));
+        assert_eq!(next(op.advance(512 + 100)), (4096 + 8704, 24064), "goes on at a whole block");
+        assert!(matches!(op.advance(24064), Step::Done));
+        op.finish();
+        assert_eq!(driver.block_on(future).result, Ok(()));
+    }
+
+    #[test]
+    fn a_transfer_that_makes_no_progress_is_an_error() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        for moved in [0, 100] {
+            let (mut op, future) = operation(&driver, What::Write { fua: true }, 64);
+            assert!(matches!(op.advance(moved), Step::Done));
+            op.finish();
+            let done = driver.block_on(future);
+            assert_eq!(done.result.unwrap_err().errno, libc::EIO);
+            assert!(done.buffer.is_some());
+        }
+    }
+
+    #[test]
+    fn zeroing_goes_down_the_ladder_and_remembers() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let (mut op, future) = operation(&driver, What::WriteZeroes, 4000);
+        assert!(matches!(op.command(), Cmd::Fallocate { mode: ZERO_RANGE, .. }));
+        let Step::Next(Cmd::Fallocate { mode: PUNCH_HOLE, .. }) = op.advance(-libc::EOPNOTSUPP) else {
+            panic!("expected a hole")
+        };
+        assert_eq!(next(op.advance(-libc::EOPNOTSUPP)), (4096, 1 << 20), "as much as there are zeros");
+        assert_eq!(op.file.zeroing.get(), Zeroing::Write);
+        assert_eq!(next(op.advance(1 << 20)), (4096 + (1 << 20), 4000 * 512 - (1 << 20)));
+        assert!(matches!(op.advance(4000 * 512 - (1 << 20)), Step::Done));
+        op.finish();
+        assert_eq!(driver.block_on(future).result, Ok(()));
+
+        let (mut op, future) = operation(&driver, What::WriteZeroes, 8);
+        assert!(matches!(op.advance(-libc::ENOSPC), Step::Done), "an error that no other way avoids");
+        op.finish();
+        assert_eq!(driver.block_on(future).result.unwrap_err().errno, libc::ENOSPC);
+    }
+
+    /// A device that wants whole pages in memory, and one that can only be written to.
+    #[test]
+    fn devices_with_other_needs_conform() {
+        for backend in [Backend::Auto, Backend::Pool] {
+            let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
+                driver.block_on(conformance::check(|sectors| {
+                    let opened = Opened { memory_align_bytes: 4096, ..opened(dir.path(), sectors) };
+                    let device = FileDevice::from_opened(driver.reactor(), opened);
+                    device.inner.zeroing.set(zeroing);
+                    Disk::new(Rc::new(device), driver.handle())
+                }));
+            }
+        }
+    }
+}

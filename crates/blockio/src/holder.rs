@@ -154,3 +154,15 @@ pub(crate) fn loop_device_on(path: &Path, meta: &fs::Metadata) -> Option<String>
         same.then(|| format!("/dev/{}, which stands on it", entry.file_name().to_string_lossy()))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::unescape;
+
+    #[test]
+    fn octal_escapes_are_undone() {
+        assert_eq!(unescape(r"/mnt/a\040b\134c"), r"/mnt/a b\c");
+        assert_eq!(unescape(r"/mnt/\04"), r"/mnt/\04", "no escape");
+        assert_eq!(unescape("/mnt/ä"), "/mnt/ä");
+    }
+}

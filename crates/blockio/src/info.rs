@@ -130,3 +130,46 @@ pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {
     let told = result == 0 && buf.stx_mask & DIOALIGN != 0 && buf.stx_dio_offset_align != 0;
     told.then_some((buf.stx_dio_mem_align, buf.stx_dio_offset_align))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Directories as sysfs has them, for machines without the hardware.
+    #[test]
+    fn parity_raid_is_found_through_partitions_and_stacks() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        put(root, "md5/md/level", "raid5\n");
+        put(root, "md1/md/level", "raid1\n");
+        put(root, "sda/queue/rotational", "1\n");
+        put(root, "md5/md5p1/partition", "1\n");
+        let slave = |of: &str, on: &str| {
+            let to = root.join(of).join("slaves");
+            fs::create_dir_all(&to).unwrap();
+            std::os::unix::fs::symlink(root.join(on), to.join(on.rsplit('/').next().unwrap())).unwrap();
+        };
+        slave("dm-0", "md5/md5p1");
+        slave("dm-1", "dm-0");
+        slave("dm-2", "md1");
+        slave("dm-2", "sda");
+        slave("loop-a", "loop-b");
+        slave("loop-b", "loop-a");
+        let found = |name: &str| stands_on_parity_raid(&root.join(name), 0);
+        assert!(found("md5") && found("md5/md5p1") && found("dm-0") && found("dm-1"));
+        assert!(!found("md1") && !found("sda") && !found("dm-2") && !found("missing"));
+        assert!(!found("loop-a"), "a circle ends");
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(whole_blocks(4096 * 3 + 512, 4096), Sectors(24));
+        assert_eq!(whole_blocks(1023, 512), Sectors(1));
+    }
+}

@@ -302,6 +302,32 @@ pub async fn select<A, B>(
     .await
 }
 
+/// Waits for both futures.
+pub async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    let (mut a, mut b) = (std::pin::pin!(a), std::pin::pin!(b));
+    let (mut done_a, mut done_b) = (None, None);
+    poll_fn(move |cx| {
+        if done_a.is_none()
+            && let Poll::Ready(v) = a.as_mut().poll(cx)
+        {
+            done_a = Some(v);
+        }
+        if done_b.is_none()
+            && let Poll::Ready(v) = b.as_mut().poll(cx)
+        {
+            done_b = Some(v);
+        }
+        match (done_a.take(), done_b.take()) {
+            (Some(a), Some(b)) => Poll::Ready((a, b)),
+            (a, b) => {
+                (done_a, done_b) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -473,30 +499,28 @@ mod tests {
         assert_eq!(task.try_take(), Some(true));
         assert_eq!(Rc::strong_count(&dropped), 1);
     }
-}
 
-/// Waits for both futures.
-pub async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
-    let (mut a, mut b) = (std::pin::pin!(a), std::pin::pin!(b));
-    let (mut done_a, mut done_b) = (None, None);
-    poll_fn(move |cx| {
-        if done_a.is_none()
-            && let Poll::Ready(v) = a.as_mut().poll(cx)
-        {
-            done_a = Some(v);
-        }
-        if done_b.is_none()
-            && let Poll::Ready(v) = b.as_mut().poll(cx)
-        {
-            done_b = Some(v);
-        }
-        match (done_a.take(), done_b.take()) {
-            (Some(a), Some(b)) => Poll::Ready((a, b)),
-            (a, b) => {
-                (done_a, done_b) = (a, b);
-                Poll::Pending
+    #[test]
+    fn join_waits_for_both_in_any_order() {
+        let Bench { rt, step, advance, .. } = &bench();
+        for (first, second) in [(1, 2), (2, 1), (0, 0)] {
+            let (a, b) = (rt.sleep(Nanos(first)), rt.sleep(Nanos(second)));
+            let task = rt.spawn(join(
+                async move {
+                    a.await;
+                    'a'
+                },
+                async move {
+                    b.await;
+                    'b'
+                },
+            ));
+            step();
+            assert_eq!(task.try_take(), None);
+            while advance() {
+                step();
             }
+            assert_eq!(task.try_take(), Some(('a', 'b')));
         }
-    })
-    .await
+    }
 }
