@@ -50,6 +50,15 @@ impl Piece {
         Sector(self.start.0.saturating_add(self.len.0))
     }
 
+    /// The part inside `[first, end)`; `None` if nothing is.
+    pub fn cut(&self, first: Sector, end: Sector) -> Option<Piece> {
+        let mut piece = *self;
+        if piece.end() > end {
+            piece.len = end.checked_since(piece.start)?;
+        }
+        piece.tail(piece.start.max(first))
+    }
+
     /// The part from `at` on; `None` if nothing is left.
     fn tail(mut self, at: Sector) -> Option<Piece> {
         let rest = self.end().checked_since(at).filter(|r| r.0 > 0)?;

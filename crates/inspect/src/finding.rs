@@ -314,10 +314,20 @@ impl Findings {
 
     /// Adds one.
     pub fn push(&mut self, finding: Finding) {
-        let count = self.counts.entry((finding.invariant, finding.severity)).or_insert(0);
+        self.push_with(finding.invariant, finding.severity, || finding);
+    }
+
+    /// Counts one, and makes it only if it is kept.
+    pub(crate) fn push_with(
+        &mut self,
+        invariant: Invariant,
+        severity: Severity,
+        make: impl FnOnce() -> Finding,
+    ) {
+        let count = self.counts.entry((invariant, severity)).or_insert(0);
         *count += 1;
         if *count <= Findings::KEPT {
-            self.list.push(finding);
+            self.list.push(make());
         }
     }
 

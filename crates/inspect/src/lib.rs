@@ -13,16 +13,27 @@
     deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+pub mod attach;
+pub mod check;
 pub mod device;
 pub mod extent_map;
+pub mod extract;
 pub mod finding;
 pub mod source;
+pub mod usage;
 pub mod view;
 
 mod sparse;
 
+pub use attach::{Relation, Standing};
+pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
 pub use device::{DeviceSuper, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
+pub use extract::{ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target};
 pub use finding::{Finding, Findings, Invariant, Place, Severity};
 pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
 pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};
+
+/// Version of all serialised documents of this crate. Fields may be added within a version; their
+/// meaning and presence do not change.
+pub const SCHEMA_VERSION: u32 = 1;

@@ -16,6 +16,7 @@ mod prio;
 mod scan;
 mod slots;
 
+pub(crate) use btree::MAX_POINTER_AGE;
 pub use btree::{BtreeStats, NodeId, NodeView, SetInfo};
 pub use extents::{PieceKind, Totals};
 pub use gens::{BucketState, Gens};

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use format::uuid_table::{UUID_ENTRY_BYTES, parse_uuid_table, used};
 use format::{BucketNr, CacheSuper, Inode, Jset, Sectors, Uuid, UuidEntry};
 
+use super::SetView;
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
 use crate::finding::{Finding, Invariant, Place, Severity};
@@ -41,6 +42,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// True for the slot of a backing device that was not detached.
+    pub fn is_backing(&self) -> bool {
+        self.kind == SlotKind::Cached
+    }
+
     fn of(entry: &UuidEntry) -> Slot {
         let kind = if entry.is_invalidated() {
             SlotKind::Invalidated
@@ -57,6 +63,16 @@ impl Slot {
             last_reg: entry.last_reg,
             invalidated: entry.invalidated,
         }
+    }
+}
+
+impl SetView {
+    /// The volumes of the set, with their sizes.
+    pub fn volumes(&self) -> impl Iterator<Item = (Inode, Sectors)> {
+        self.slots.iter().filter_map(|(inode, slot)| match slot.kind {
+            SlotKind::Volume(sectors) => Some((*inode, sectors)),
+            _ => None,
+        })
     }
 }
 

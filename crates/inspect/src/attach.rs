@@ -1,0 +1,56 @@
+//! What a backing device has to do with a set.
+//!
+//! Owns the decision whether a slot's extents belong to a backing device (format section 10, step 4).
+
+use format::{BackingState, BackingSuper, Inode};
+
+use crate::view::SetView;
+
+/// How a backing device stands to a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// Attached: the extents of its slot are its data.
+    Attached,
+    /// The set has a slot for it, but it was detached, or ran without its cache: what the slot holds
+    /// is out of date and must not be used.
+    Void,
+    /// It says that it is attached to this set, which has no slot for it: what the cache had is lost.
+    NoSlot,
+    /// It is attached to another set.
+    OtherSet,
+    /// It is attached to nothing.
+    Unattached,
+}
+
+/// A backing device and its slot in a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Relation {
+    /// How they stand.
+    pub standing: Standing,
+    /// The slot with the device's UUID, whether or not its extents may be used.
+    pub slot: Option<Inode>,
+}
+
+impl Relation {
+    /// Finds the slot of a backing device, and whether it counts.
+    pub fn of(view: &SetView, backing: &BackingSuper) -> Relation {
+        let slots = &mut view.slots.iter().filter(|(_, s)| s.is_backing() && s.uuid == backing.uuid());
+        let slot = slots.next().map(|(inode, _)| *inode);
+        let ours = backing.set_uuid() == view.superblock.set_uuid();
+        let standing = match (backing.state(), slot) {
+            (BackingState::Clean | BackingState::Dirty, _) if !ours => Standing::OtherSet,
+            (BackingState::Clean | BackingState::Dirty, Some(_)) => Standing::Attached,
+            (BackingState::Clean | BackingState::Dirty, None) => Standing::NoSlot,
+            (BackingState::None | BackingState::Stale, Some(_)) => Standing::Void,
+            (BackingState::Stale, None) if ours => Standing::NoSlot,
+            (BackingState::Stale, None) => Standing::OtherSet,
+            (BackingState::None, None) => Standing::Unattached,
+        };
+        Relation { standing, slot }
+    }
+
+    /// The inode whose extents are the device's data; `None` if none are.
+    pub fn attached(&self) -> Option<Inode> {
+        self.slot.filter(|_| self.standing == Standing::Attached)
+    }
+}

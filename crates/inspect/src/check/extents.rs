@@ -1,0 +1,103 @@
+//! Rules about extents that need slots, devices and final generations: invariants 13, 14 and 15.
+
+use std::collections::BTreeMap;
+
+use format::{Inode, Sector};
+
+use super::Backing;
+use crate::attach::Relation;
+use crate::extent_map::Piece;
+use crate::finding::{Finding, Findings, Invariant, Place, Severity};
+use crate::view::{MAX_POINTER_AGE, PieceKind, SetView, SlotKind, data_place};
+
+/// Checks every piece of the extent map.
+pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Findings) {
+    let ranges = ranges(view, backings);
+    let mut unknown: BTreeMap<Inode, u64> = BTreeMap::new();
+    for (inode, piece, kind) in view.pieces() {
+        if !view.slots.contains_key(&inode) {
+            *unknown.entry(inode).or_insert(0) += 1;
+        }
+        if let Some((first, end)) = ranges.get(&inode) {
+            inside(view, inode, piece, *first, *end, findings);
+        }
+        age(view, inode, piece, kind, findings);
+        if kind.is_live() {
+            alignment(view, inode, piece, findings);
+        }
+    }
+    for (inode, count) in unknown {
+        findings.push(Finding::new(
+            Severity::Error,
+            Invariant::ExtentValid,
+            Place::new(&view.device, "uuid table").item(format!("slot {inode}")),
+            "uuid",
+            "one, as there are keys with this inode",
+            format!("none, and {count} ranges"),
+        ));
+    }
+}
+
+/// Where keys of an inode may lie, as far as that is known.
+fn ranges(view: &SetView, backings: &[&Backing<'_>]) -> BTreeMap<Inode, (Sector, Sector)> {
+    let volumes = view.slots.iter().filter_map(|(inode, slot)| match slot.kind {
+        SlotKind::Volume(sectors) => Some((*inode, (Sector(0), Sector(sectors.0)))),
+        _ => None,
+    });
+    let cached = backings.iter().filter_map(|backing| {
+        let slot = Relation::of(view, &backing.superblock).attached()?;
+        let first = backing.superblock.data_offset();
+        let end = first.checked_add(backing.superblock.data_sectors())?;
+        Some((slot, (first, end)))
+    });
+    volumes.chain(cached).collect()
+}
+
+fn inside(view: &SetView, inode: Inode, piece: &Piece, first: Sector, end: Sector, findings: &mut Findings) {
+    if piece.start >= first && piece.end() <= end {
+        return;
+    }
+    let invariant = Invariant::ExtentValid;
+    findings.push_with(invariant, Severity::Error, || {
+        let expected = format!("inside the device, sectors {first}..{end}");
+        let found = format!("{}..{}", piece.start, piece.end());
+        let place = data_place(view, inode, piece);
+        Finding::new(Severity::Error, invariant, place, "range", expected, found)
+    });
+}
+
+fn age(view: &SetView, inode: Inode, piece: &Piece, kind: PieceKind, findings: &mut Findings) {
+    let Some(ptr) = piece.ptr.filter(|_| kind == PieceKind::Stale) else { return };
+    let (invariant, age) = (Invariant::PointerAge, view.gens.age(ptr, piece.len).unwrap_or(0));
+    let place = || data_place(view, inode, piece);
+    if age > MAX_POINTER_AGE {
+        findings.push_with(invariant, Severity::Error, || {
+            let field = "age of the pointer in generations";
+            let expected = format!("at most {MAX_POINTER_AGE}");
+            Finding::new(Severity::Error, invariant, place(), field, expected, age)
+        });
+    }
+    if piece.dirty {
+        findings.push_with(invariant, Severity::Notice, || {
+            let expected = "current, as the key is dirty";
+            let found = format!("{age} generations behind");
+            Finding::new(Severity::Notice, invariant, place(), "pointer", expected, found)
+                .note("after a crash: written back before its bucket was reused; the backing data counts")
+        });
+    }
+}
+
+fn alignment(view: &SetView, inode: Inode, piece: &Piece, findings: &mut Findings) {
+    let block = view.geometry().block_sectors.0.max(1);
+    let numbers = [piece.start.0, piece.len.0, piece.ptr.map_or(0, |p| p.offset().0)];
+    if numbers.iter().all(|n| n % block == 0) {
+        return;
+    }
+    let invariant = Invariant::Alignment;
+    findings.push_with(invariant, Severity::Notice, || {
+        let expected = format!("multiples of {block} sectors");
+        let found = format!("start {}, length {}, cache sector {}", numbers[0], numbers[1], numbers[2]);
+        let place = data_place(view, inode, piece);
+        Finding::new(Severity::Notice, invariant, place, "start, length and cache sector", expected, found)
+    });
+}

@@ -1,0 +1,143 @@
+//! Is everything in a cache set as it should be?
+//!
+//! Owns the check of all invariants of the format (section 11): the view finds those that concern one
+//! structure, `usage` those about buckets, [`extents`] and [`backing`] the rest. It goes on at damage as
+//! far as it can and never writes.
+//!
+//! *Invariant:* an image that a correct writer left, at whatever moment it was interrupted, has no
+//! finding worse than a notice.
+
+mod backing;
+mod extents;
+mod report;
+
+pub use report::{
+    BackingSummary, BtreeSummary, CheckReport, Count, DeviceSummary, JournalSummary, SetReport, SetSummary,
+};
+
+use std::ops::ControlFlow;
+
+use format::{BackingSuper, Sectors};
+
+use crate::attach::Relation;
+use crate::device::{DeviceSuper, read_superblock};
+use crate::extract::Progress;
+use crate::finding::{Finding, Findings};
+use crate::source::ReadAt;
+use crate::usage::Usage;
+use crate::view::{Mode, SetView};
+
+/// How thoroughly to check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CheckOptions {
+    /// Compare the data of clean extents with the backing device (invariant 20). This reads all clean
+    /// data twice; everything else reads metadata only.
+    pub compare_clean: bool,
+}
+
+impl Default for CheckOptions {
+    fn default() -> CheckOptions {
+        CheckOptions { compare_clean: true }
+    }
+}
+
+/// A backing device whose superblock is valid.
+struct Backing<'a> {
+    source: &'a dyn ReadAt,
+    superblock: BackingSuper,
+}
+
+/// Checks devices of any kind, in any order: every cache device with the backing devices of its set.
+///
+/// `progress` hears about the comparison of clean data; [`ControlFlow::Break`] ends it.
+pub fn check(
+    devices: &[&dyn ReadAt],
+    options: CheckOptions,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> CheckReport {
+    let (mut caches, mut backings) = (Vec::new(), Vec::new());
+    let mut findings = Findings::default();
+    for &source in devices {
+        match read_superblock(source) {
+            Ok(DeviceSuper::Backing(superblock)) => backings.push(Backing { source, superblock }),
+            Ok(DeviceSuper::Cache(_)) => caches.push(source),
+            // What is wrong with a cache device is said by opening it.
+            Err(finding) if finding.place.structure == "cache superblock" => caches.push(source),
+            Err(finding) => findings.push(*finding),
+        }
+    }
+    let mut sets = Vec::new();
+    let mut used = vec![false; backings.len()];
+    let single = caches.len() == 1;
+    for cache in caches {
+        let mut of_set = Vec::new();
+        let opened = SetView::open(cache, Mode::BestEffort);
+        if let Ok(view) = &opened {
+            for (backing, used) in backings.iter().zip(&mut used) {
+                // With one cache all devices are meant for it, and each must say why it is not.
+                let relation = Relation::of(view, &backing.superblock);
+                let ours = backing.superblock.set_uuid() == view.superblock.set_uuid();
+                if single || ours || relation.slot.is_some() {
+                    *used = true;
+                    of_set.push(backing);
+                }
+            }
+        }
+        sets.push(match opened {
+            Ok(view) => check_view(&view, cache, &of_set, options, progress),
+            Err(e) => SetReport::unopened(cache.name(), e.findings),
+        });
+    }
+    let alone = backings.iter().zip(used).filter(|(_, used)| !used);
+    let alone = alone.map(|(backing, _)| BackingSummary::of(backing.source, &backing.superblock)).collect();
+    CheckReport::new(sets, alone, findings)
+}
+
+/// Checks one cache device, with the backing devices that are at hand.
+pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOptions) -> SetReport {
+    let view = match SetView::open(cache, Mode::BestEffort) {
+        Ok(view) => view,
+        Err(e) => return SetReport::unopened(cache.name(), e.findings),
+    };
+    let mut bad: Vec<Finding> = Vec::new();
+    let mut good = Vec::new();
+    for &source in backings {
+        match read_superblock(source) {
+            Ok(DeviceSuper::Backing(superblock)) => good.push(Backing { source, superblock }),
+            Ok(DeviceSuper::Cache(_)) => bad.push(backing::not_backing(source)),
+            Err(finding) => bad.push(*finding),
+        }
+    }
+    let of_set: Vec<&Backing<'_>> = good.iter().collect();
+    let mut report = check_view(&view, cache, &of_set, options, &mut |_| ControlFlow::Continue(()));
+    report.add(bad);
+    report
+}
+
+fn check_view(
+    view: &SetView,
+    cache: &dyn ReadAt,
+    backings: &[&Backing<'_>],
+    options: CheckOptions,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> SetReport {
+    let mut findings = view.findings.clone();
+    let (usage, conflicts) = Usage::of(view);
+    findings.append(conflicts);
+    if view.is_initialised() {
+        usage.check_room(view).into_iter().for_each(|f| findings.push(f));
+    }
+    extents::check(view, backings, &mut findings);
+    backing::check_states(view, backings, &mut findings);
+    let mut compared = backing::Compared::default();
+    if options.compare_clean {
+        compared = backing::compare_clean(view, cache, backings, &mut findings, progress);
+    }
+    SetReport::new(view, &usage, backings, &compared, findings)
+}
+
+/// Clean sectors that will be compared.
+fn clean_sectors(view: &SetView, backings: &[&Backing<'_>]) -> Sectors {
+    let slots = backings.iter().filter_map(|b| Relation::of(view, &b.superblock).attached());
+    Sectors(slots.map(|slot| view.totals_of(slot).clean_sectors).sum())
+}

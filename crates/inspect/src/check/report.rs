@@ -1,0 +1,473 @@
+//! What a check says: data first, text second.
+//!
+//! Owns the serialisable report (`schema_version` 1) and its text. Sizes are in sectors.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Backing;
+use super::backing::Compared;
+use crate::SCHEMA_VERSION;
+use crate::attach::{Relation, Standing};
+use crate::finding::{Finding, Findings, Invariant, Severity};
+use crate::source::ReadAt;
+use crate::usage::{Usage, UsageCounts};
+use crate::view::{SetView, SlotKind};
+use format::BackingSuper;
+
+/// What was found on all devices.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// Version of this document's layout.
+    pub schema_version: u32,
+    /// One report per cache device.
+    pub sets: Vec<SetReport>,
+    /// Backing devices without a cache device among those given.
+    pub backings_alone: Vec<BackingSummary>,
+    /// Findings about devices that are neither.
+    pub findings: Vec<Finding>,
+    /// Findings that are errors or fatal, on all devices.
+    pub errors: u64,
+    /// Findings that are notices, on all devices.
+    pub notices: u64,
+}
+
+/// What was found on a cache device and its backing devices.
+#[derive(Clone, Debug, Serialize)]
+pub struct SetReport {
+    /// Name of the cache device.
+    pub device: String,
+    /// What the set consists of; absent if it could not be opened at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<SetSummary>,
+    /// What is wrong; a bounded number per invariant and severity.
+    pub findings: Vec<Finding>,
+    /// How many findings there are, kept or not.
+    pub counts: Vec<Count>,
+    /// What was assumed where something is damaged.
+    pub assumptions: Vec<String>,
+    /// Findings that are errors or fatal.
+    pub errors: u64,
+    /// Findings that are notices.
+    pub notices: u64,
+}
+
+/// Number of findings of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Count {
+    /// What does not hold.
+    pub invariant: Invariant,
+    /// How much it matters.
+    pub severity: Severity,
+    /// How often.
+    pub count: u64,
+}
+
+/// What a set consists of.
+#[derive(Clone, Debug, Serialize)]
+pub struct SetSummary {
+    /// UUID of the set.
+    pub set_uuid: String,
+    /// UUID of the cache device.
+    pub uuid: String,
+    /// False on a device that was never initialised: then nothing is cached.
+    pub initialised: bool,
+    /// The journal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<JournalSummary>,
+    /// The btree.
+    pub btree: BtreeSummary,
+    /// Buckets by use.
+    pub buckets: UsageCounts,
+    /// Buckets whose generation is newer than stored.
+    pub gens_newer_than_prio_sets: u64,
+    /// Devices and volumes that have a slot.
+    pub devices: Vec<DeviceSummary>,
+    /// Backing devices that were given and have no data in this set.
+    pub other_backings: Vec<BackingSummary>,
+    /// Clean data was not compared to the end, as the caller did not want more.
+    pub cancelled: bool,
+}
+
+/// The journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct JournalSummary {
+    /// Number of the newest entry.
+    pub newest_seq: u64,
+    /// Oldest entry that it needs.
+    pub last_seq: u64,
+    /// Entries to replay.
+    pub replay_entries: u64,
+    /// Keys in them.
+    pub replay_keys: u64,
+    /// Index in the ring of the newest entry's bucket.
+    pub newest_in_journal_index: u32,
+}
+
+/// The btree and the extents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct BtreeSummary {
+    /// Level of the root.
+    pub root_level: u16,
+    /// Nodes.
+    pub nodes: u64,
+    /// Nodes that are named and could not be read.
+    pub missing_nodes: u64,
+    /// Sets in all nodes.
+    pub bsets: u64,
+    /// Most sets in a node.
+    pub max_bsets: u64,
+    /// Keys that say that a node was freed.
+    pub freeing_keys: u64,
+    /// Keys of nodes that were freed.
+    pub stale_child_keys: u64,
+    /// Extents that are cached, after replay of the journal.
+    pub live_extents: u64,
+    /// Dirty ones among them.
+    pub dirty_extents: u64,
+    /// Extents whose bucket was reused.
+    pub stale_extents: u64,
+    /// Ranges that a key declares not cached.
+    pub holes: u64,
+}
+
+/// A slot.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceSummary {
+    /// Slot in the UUID table.
+    pub inode: u32,
+    /// `cached`, `volume`, or `invalidated`.
+    pub kind: &'static str,
+    /// UUID of the device or volume.
+    pub uuid: String,
+    /// Its label.
+    pub label: String,
+    /// Size; absent if it is that of a backing device not at hand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sectors: Option<u64>,
+    /// Its backing device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing: Option<BackingSummary>,
+    /// Dirty sectors in the cache.
+    pub dirty_sectors: u64,
+    /// Clean sectors in the cache.
+    pub clean_sectors: u64,
+    /// Clean extents with other data than the backing device; absent if that was not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clean_extents_differing_from_backing: Option<u64>,
+}
+
+/// A backing device.
+#[derive(Clone, Debug, Serialize)]
+pub struct BackingSummary {
+    /// Its name.
+    pub device: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Its set.
+    pub set_uuid: String,
+    /// State in its superblock.
+    pub state: &'static str,
+    /// Cache mode in its superblock; absent if the value has no name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_mode: Option<&'static str>,
+    /// First data sector.
+    pub data_offset: u64,
+    /// Size of the cached device.
+    pub sectors: u64,
+    /// `attached`, `void`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub standing: Option<&'static str>,
+}
+
+impl BackingSummary {
+    pub(super) fn of(source: &dyn ReadAt, superblock: &BackingSuper) -> BackingSummary {
+        BackingSummary {
+            device: source.name().to_owned(),
+            uuid: superblock.uuid().to_string(),
+            set_uuid: superblock.set_uuid().to_string(),
+            state: superblock.state().name(),
+            cache_mode: superblock.cache_mode().map(|mode| mode.name()),
+            data_offset: superblock.data_offset().0,
+            sectors: superblock.data_sectors().0,
+            standing: None,
+        }
+    }
+
+    fn in_set(source: &dyn ReadAt, superblock: &BackingSuper, standing: Standing) -> BackingSummary {
+        let standing = Some(match standing {
+            Standing::Attached => "attached",
+            Standing::Void => "void",
+            Standing::NoSlot => "no slot",
+            Standing::OtherSet => "other set",
+            Standing::Unattached => "unattached",
+        });
+        BackingSummary { standing, ..BackingSummary::of(source, superblock) }
+    }
+}
+
+impl CheckReport {
+    pub(super) fn new(
+        sets: Vec<SetReport>,
+        backings_alone: Vec<BackingSummary>,
+        findings: Findings,
+    ) -> CheckReport {
+        let (errors, notices) = severities(&findings);
+        CheckReport {
+            schema_version: SCHEMA_VERSION,
+            errors: errors + sets.iter().map(|s| s.errors).sum::<u64>(),
+            notices: notices + sets.iter().map(|s| s.notices).sum::<u64>(),
+            sets,
+            backings_alone,
+            findings: findings.list().to_vec(),
+        }
+    }
+
+    /// True if every invariant holds; there may be notices.
+    pub fn is_ok(&self) -> bool {
+        self.errors == 0
+    }
+}
+
+fn severities(findings: &Findings) -> (u64, u64) {
+    let notices = findings.count(Severity::Notice);
+    (findings.count(Severity::Error) + findings.count(Severity::Fatal), notices)
+}
+
+impl SetReport {
+    pub(super) fn unopened(device: &str, findings: Findings) -> SetReport {
+        SetReport::with(device, None, Vec::new(), &findings)
+    }
+
+    fn with(
+        device: &str,
+        summary: Option<SetSummary>,
+        assumptions: Vec<String>,
+        findings: &Findings,
+    ) -> SetReport {
+        let (errors, notices) = severities(findings);
+        let counts = findings.counts().iter();
+        let counts = counts.map(|((invariant, severity), count)| Count {
+            invariant: *invariant,
+            severity: *severity,
+            count: *count,
+        });
+        SetReport {
+            device: device.to_owned(),
+            summary,
+            findings: findings.list().to_vec(),
+            counts: counts.collect(),
+            assumptions,
+            errors,
+            notices,
+        }
+    }
+
+    pub(super) fn new(
+        view: &SetView,
+        usage: &Usage,
+        backings: &[&Backing<'_>],
+        compared: &Compared,
+        findings: Findings,
+    ) -> SetReport {
+        let related = backings.iter().map(|b| (b.source, &b.superblock, Relation::of(view, &b.superblock)));
+        let related: Vec<_> = related.collect();
+        let devices = view.slots.iter().map(|(inode, slot)| {
+            let of_slot = related.iter().find(|(_, _, r)| r.slot == Some(*inode));
+            let backing = of_slot.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.standing));
+            let totals = view.totals_of(*inode);
+            let (kind, sectors) = match slot.kind {
+                SlotKind::Cached => ("cached", backing.as_ref().map(|b| b.sectors)),
+                SlotKind::Volume(sectors) => ("volume", Some(sectors.0)),
+                SlotKind::Invalidated => ("invalidated", None),
+            };
+            DeviceSummary {
+                inode: inode.0,
+                kind,
+                uuid: slot.uuid.to_string(),
+                label: slot.label.clone(),
+                sectors,
+                backing,
+                dirty_sectors: totals.dirty_sectors,
+                clean_sectors: totals.clean_sectors,
+                clean_extents_differing_from_backing: compared.differing.get(inode).copied(),
+            }
+        });
+        let devices = devices.collect();
+        let others = related.iter().filter(|(_, _, r)| r.slot.is_none());
+        let others = others.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.standing)).collect();
+        let (stats, totals) = (&view.btree, view.totals());
+        let summary = SetSummary {
+            set_uuid: view.superblock.set_uuid().to_string(),
+            uuid: view.superblock.uuid().to_string(),
+            initialised: view.is_initialised(),
+            journal: view.journal.as_ref().map(|j| JournalSummary {
+                newest_seq: j.newest.0,
+                last_seq: j.oldest.0,
+                replay_entries: u64::try_from(j.replay.len()).unwrap_or(u64::MAX),
+                replay_keys: j.replay_keys(),
+                newest_in_journal_index: j.newest_info().map_or(0, |e| e.journal_index),
+            }),
+            btree: BtreeSummary {
+                root_level: stats.root_level,
+                nodes: stats.nodes,
+                missing_nodes: stats.missing,
+                bsets: stats.bsets,
+                max_bsets: stats.max_bsets,
+                freeing_keys: stats.freeing_keys,
+                stale_child_keys: stats.stale_child_keys,
+                live_extents: totals.live_extents(),
+                dirty_extents: totals.dirty_extents,
+                stale_extents: totals.stale_extents,
+                holes: totals.holes,
+            },
+            buckets: *usage.counts(),
+            gens_newer_than_prio_sets: view.gens.raised(),
+            devices,
+            other_backings: others,
+            cancelled: compared.cancelled,
+        };
+        SetReport::with(&view.device, Some(summary), view.assumptions.clone(), &findings)
+    }
+
+    /// Adds findings that were made apart.
+    pub(super) fn add(&mut self, more: Vec<Finding>) {
+        for finding in more {
+            let Finding { invariant, severity, .. } = finding;
+            let counts = &mut self.counts;
+            match counts.iter_mut().find(|c| (c.invariant, c.severity) == (invariant, severity)) {
+                Some(count) => count.count += 1,
+                None => counts.push(Count { invariant, severity, count: 1 }),
+            }
+            match severity {
+                Severity::Notice => self.notices += 1,
+                Severity::Error | Severity::Fatal => self.errors += 1,
+            }
+            self.findings.push(finding);
+        }
+    }
+
+    /// True if every invariant holds; there may be notices.
+    pub fn is_ok(&self) -> bool {
+        self.errors == 0
+    }
+
+    /// How many findings there are about one invariant, of any severity.
+    pub fn count_of(&self, invariant: Invariant) -> u64 {
+        self.counts.iter().filter(|c| c.invariant == invariant).map(|c| c.count).sum()
+    }
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for set in &self.sets {
+            write!(f, "{set}")?;
+        }
+        for backing in &self.backings_alone {
+            writeln!(f, "{backing}")?;
+        }
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        writeln!(f, "{}", verdict(self.errors, self.notices))
+    }
+}
+
+fn verdict(errors: u64, notices: u64) -> String {
+    let plural = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let errors = if errors == 0 { "no errors".to_owned() } else { plural(errors, "error") };
+    if notices == 0 { errors } else { format!("{errors}, {}", plural(notices, "notice")) }
+}
+
+impl fmt::Display for BackingSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BackingSummary { device, uuid, set_uuid, state, sectors, data_offset, .. } = self;
+        write!(f, "{device}: backing device {uuid} of set {set_uuid}, state {state}")?;
+        if let Some(mode) = self.cache_mode {
+            write!(f, ", {mode}")?;
+        }
+        if let Some(standing) = self.standing {
+            write!(f, ", {standing}")?;
+        }
+        write!(f, ": {sectors} sectors from sector {data_offset} on")
+    }
+}
+
+impl fmt::Display for SetReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(summary) = &self.summary {
+            write!(f, "{}: {summary}", self.device)?;
+        }
+        for finding in &self.findings {
+            writeln!(f, "{finding}")?;
+        }
+        let kept = u64::try_from(self.findings.len()).unwrap_or(u64::MAX);
+        let all: u64 = self.counts.iter().map(|c| c.count).sum();
+        if all > kept {
+            writeln!(f, "{} more findings like these:", all - kept)?;
+            for c in self.counts.iter().filter(|c| c.count > Findings::KEPT) {
+                writeln!(f, "  {} {} of invariant {}", c.count, c.severity, c.invariant)?;
+            }
+        }
+        for assumption in &self.assumptions {
+            writeln!(f, "{}: assumed: {assumption}", self.device)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for SetSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "cache device {} of set {}", self.uuid, self.set_uuid)?;
+        match &self.journal {
+            None => writeln!(f, "  never initialised: nothing is cached")?,
+            Some(j) => writeln!(
+                f,
+                "  journal: newest entry {}, {} entries with {} keys to replay, from {} on",
+                j.newest_seq, j.replay_entries, j.replay_keys, j.last_seq
+            )?,
+        }
+        let b = &self.btree;
+        writeln!(
+            f,
+            "  btree: {} nodes below level {}, {} sets; {} extents ({} dirty), {} stale, {} holes",
+            b.nodes, b.root_level, b.bsets, b.live_extents, b.dirty_extents, b.stale_extents, b.holes
+        )?;
+        if b.missing_nodes > 0 {
+            writeln!(f, "  btree: {} nodes are MISSING", b.missing_nodes)?;
+        }
+        let u = &self.buckets;
+        writeln!(
+            f,
+            "  buckets: {} superblock, {} journal, {} prio, {} uuid, {} btree, {} data, {} unused",
+            u.superblock, u.journal, u.prio, u.uuid, u.btree, u.data, u.unused
+        )?;
+        for d in &self.devices {
+            write!(f, "  slot {}: {} {}", d.inode, d.kind, d.uuid)?;
+            if !d.label.is_empty() {
+                write!(f, " {:?}", d.label)?;
+            }
+            if let Some(sectors) = d.sectors {
+                write!(f, ", {sectors} sectors")?;
+            }
+            write!(f, ": {} dirty, {} clean", d.dirty_sectors, d.clean_sectors)?;
+            match d.clean_extents_differing_from_backing {
+                None | Some(0) => writeln!(f)?,
+                Some(n) => writeln!(f, "; {n} clean extents differ from the backing device")?,
+            }
+            match &d.backing {
+                Some(backing) => writeln!(f, "    {backing}")?,
+                None if d.kind == "cached" => writeln!(f, "    its backing device is not at hand")?,
+                None => {}
+            }
+        }
+        for backing in &self.other_backings {
+            writeln!(f, "  {backing}")?;
+        }
+        if self.cancelled {
+            writeln!(f, "  clean data was not compared to the end")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Why contents are not extracted.
+
+use std::io;
+
+use format::{Inode, Sector, Sectors, Uuid};
+use thiserror::Error;
+
+use crate::finding::Finding;
+use crate::source::ReadError;
+
+/// Contents that could not be right, or an extraction that ended early.
+///
+/// With best effort most of these become notes of the result. Positions are those of keys: sectors of
+/// the backing device, its data offset included.
+#[derive(Debug, Error)]
+pub enum ExtractError {
+    /// The set or the backing superblock is damaged.
+    #[error("damaged: {finding}")]
+    Damaged {
+        /// The first fatal finding.
+        finding: Box<Finding>,
+    },
+    /// The device given as backing device is a cache device.
+    #[error("{device}: expected a backing device, found a cache device")]
+    NotABackingDevice {
+        /// Its name.
+        device: String,
+    },
+    /// The backing device is attached to another set.
+    #[error(
+        "{device}: expected a backing device of set {set} ({cache}), found one of set {device_set} (state \
+         {state}): this cache has none of its data"
+    )]
+    OtherSet {
+        /// Name of the backing device.
+        device: String,
+        /// Its set.
+        device_set: Uuid,
+        /// Its state.
+        state: &'static str,
+        /// Name of the cache device.
+        cache: String,
+        /// The cache's set.
+        set: Uuid,
+    },
+    /// The backing device lacks data that the set no longer knows.
+    #[error(
+        "{device}: expected a slot for {uuid} in set {set} ({cache}), as the device is attached to it (state \
+         {state}), found none: its newest data is lost"
+    )]
+    NoSlot {
+        /// Name of the backing device.
+        device: String,
+        /// Its UUID.
+        uuid: Uuid,
+        /// Its state.
+        state: &'static str,
+        /// Name of the cache device.
+        cache: String,
+        /// The cache's set.
+        set: Uuid,
+    },
+    /// The backing device was detached, or ran without its cache.
+    #[error(
+        "{device}: state is {state}, so {dirty_sectors} dirty and {clean_sectors} clean sectors of slot \
+         {slot} are out of date and not used"
+    )]
+    VoidSlot {
+        /// Name of the backing device.
+        device: String,
+        /// Its state.
+        state: &'static str,
+        /// Its slot.
+        slot: Inode,
+        /// Dirty sectors in the slot.
+        dirty_sectors: u64,
+        /// Clean sectors in the slot.
+        clean_sectors: u64,
+    },
+    /// The slot has no volume.
+    #[error("{cache}: expected a volume in slot {slot} (volumes are in {volumes:?}), found {found}")]
+    NotAVolume {
+        /// Name of the cache device.
+        cache: String,
+        /// The slot.
+        slot: Inode,
+        /// What it has.
+        found: &'static str,
+        /// Slots that have volumes.
+        volumes: Vec<Inode>,
+    },
+    /// The slot is free, and there is no data for it.
+    #[error("{cache}: expected a cached device in slot {slot}, found nothing")]
+    NothingInSlot {
+        /// Name of the cache device.
+        cache: String,
+        /// The slot.
+        slot: Inode,
+    },
+    /// The backing device is not there.
+    #[error(
+        "slot {slot}: expected backing device {uuid}, found none: only {dirty_sectors} dirty and \
+         {clean_sectors} clean sectors are known, all else is zeros"
+    )]
+    BackingAbsent {
+        /// The slot.
+        slot: Inode,
+        /// UUID of the backing device.
+        uuid: Uuid,
+        /// Dirty sectors in the slot.
+        dirty_sectors: u64,
+        /// Clean sectors in the slot.
+        clean_sectors: u64,
+    },
+    /// There is dirty data for sectors that the device does not have.
+    #[error(
+        "slot {slot}: expected dirty data between sectors {first} and {end}, found {dirty_sectors} sectors \
+         outside, the first at {at}"
+    )]
+    OutsideDevice {
+        /// The slot.
+        slot: Inode,
+        /// Dirty sectors of extents that are not inside.
+        dirty_sectors: u64,
+        /// Start of the first such extent.
+        at: Sector,
+        /// First data sector.
+        first: Sector,
+        /// End of the device.
+        end: Sector,
+    },
+    /// There is dirty data, and no telling where.
+    #[error(
+        "slot {slot}: expected dirty data inside buckets of the cache, found {dirty_sectors} sectors with \
+         invalid pointers, the first at {at}"
+    )]
+    InvalidPointer {
+        /// The slot.
+        slot: Inode,
+        /// Dirty sectors concerned.
+        dirty_sectors: u64,
+        /// Start of the first such extent.
+        at: Sector,
+    },
+    /// A device failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The output failed.
+    #[error("output: {0}")]
+    Output(io::Error),
+    /// The caller did not want more.
+    #[error("stopped after {done} of {total} sectors")]
+    Cancelled {
+        /// Sectors handed to the output.
+        done: Sectors,
+        /// All of them.
+        total: Sectors,
+    },
+}
