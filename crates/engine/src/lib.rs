@@ -1,1 +1,30 @@
-//! stub
+//! The cache engine of ubcache: a bcache set in userspace.
+//!
+//! Deterministic asynchronous code over the traits of crate `io`: no system call, no clock, no thread, no randomness
+//! of its own. A [`CacheSet`] is opened on a cache device; backing devices are registered with it and come up as
+//! [`Volume`]s, which serve reads, writes, flushes and discards.
+//!
+//! Entry points: [`CacheSet::open`], [`CacheSet::register`], [`Volume::read`], [`Volume::write`], [`Volume::flush`],
+//! [`CacheSet::stop`]. Where things are: `index` (what is cached), `journal` (what is durable), `alloc` (where data
+//! goes), `volume` (the life of a request), `writeback`, `gc`, `set` (registration and life cycle), `policy`
+//! (decisions), `stats`, `tunables`.
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod error;
+mod flush;
+mod gc;
+mod index;
+mod journal;
+pub mod policy;
+mod set;
+pub mod stats;
+#[cfg(test)]
+mod testing;
+pub mod tunables;
+mod volume;
+mod writeback;
+
+pub use error::{Damage, EngineError};
+pub use set::{CacheSet, EngineCounters, SetEvent, SetOptions, SetStatus};
+pub use volume::{Volume, VolumeRef};

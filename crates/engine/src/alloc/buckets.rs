@@ -1,0 +1,319 @@
+//! The bucket table: what every bucket of the cache device holds.
+//!
+//! Owns generations, priorities, uses and the exact count of live and dirty sectors of each bucket. Every change of
+//! the index is accounted here, so the table is right at any moment and nothing has to be marked by a walk. Must not
+//! know the index or any device.
+//!
+//! Invariants: `dirty <= live`; a bucket with dirty sectors or pins is never reclaimable; `available` is the number
+//! of reclaimable and ready buckets.
+
+use format::{BucketNr, Gen, Geometry, Ptr, Sectors};
+
+/// What a bucket is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// Superblock area and journal: never allocated.
+    Reserved,
+    /// Invalidated, on its way to or in the list of buckets ready for allocation.
+    Ready,
+    /// Btree node, prio set or UUID table.
+    Metadata,
+    /// Cached data, or nothing at all.
+    Data,
+}
+
+/// Priority of metadata buckets (format section 5).
+pub(crate) const PRIO_METADATA: u16 = u16::MAX;
+/// Priority of a bucket that was just used (format section 5).
+pub(crate) const PRIO_INITIAL: u16 = 32768;
+/// A bucket whose oldest pointer is this far behind must not be invalidated (format section 5, `GC_GEN_MAX`).
+pub(crate) const GEN_AGE_LIMIT: u8 = 96;
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    generation: Gen,
+    /// Oldest generation of any pointer to the bucket that may still be in the index.
+    oldest: Gen,
+    used: Use,
+    prio: u16,
+    /// Reads do not pin; allocations in progress and open buckets do.
+    pins: u16,
+    live_sectors: u32,
+    dirty_sectors: u32,
+}
+
+impl Bucket {
+    fn reclaimable(&self) -> bool {
+        self.used == Use::Data && self.dirty_sectors == 0 && self.pins == 0
+    }
+
+    fn available(&self) -> bool {
+        self.used == Use::Ready || self.reclaimable()
+    }
+}
+
+pub(crate) struct Buckets {
+    table: Vec<Bucket>,
+    bucket_shift: u32,
+    available: u32,
+    reclaimable: u32,
+    live_sectors: u64,
+    /// Buckets invalidated since the last walk of the index.
+    invalidated_since_gc: u64,
+}
+
+impl Buckets {
+    pub(crate) fn new(geometry: &Geometry, first_usable: BucketNr, nbuckets: u32) -> Buckets {
+        let fresh = |i: u32| Bucket {
+            generation: Gen(0),
+            oldest: Gen(0),
+            used: if i < first_usable.0 { Use::Reserved } else { Use::Data },
+            prio: 0,
+            pins: 0,
+            live_sectors: 0,
+            dirty_sectors: 0,
+        };
+        let usable = nbuckets - first_usable.0;
+        Buckets {
+            table: (0..nbuckets).map(fresh).collect(),
+            bucket_shift: geometry.bucket_sectors.0.trailing_zeros(),
+            available: usable,
+            reclaimable: usable,
+            live_sectors: 0,
+            invalidated_since_gc: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.table.len() as u32
+    }
+
+    pub(crate) fn bucket_of(&self, ptr: Ptr) -> BucketNr {
+        BucketNr((ptr.offset().0 >> self.bucket_shift) as u32)
+    }
+
+    fn get(&self, b: BucketNr) -> &Bucket {
+        &self.table[b.0 as usize]
+    }
+
+    /// Changes a bucket and keeps the counts right.
+    fn change(&mut self, b: BucketNr, f: impl FnOnce(&mut Bucket)) {
+        let bucket = &mut self.table[b.0 as usize];
+        let before = *bucket;
+        f(bucket);
+        let after = *bucket;
+        assert!(after.dirty_sectors <= after.live_sectors, "bucket {b}: more dirty than live sectors");
+        self.available = self.available - u32::from(before.available()) + u32::from(after.available());
+        self.reclaimable =
+            self.reclaimable - u32::from(before.reclaimable()) + u32::from(after.reclaimable());
+        self.live_sectors =
+            self.live_sectors - u64::from(before.live_sectors) + u64::from(after.live_sectors);
+    }
+
+    pub(crate) fn generation(&self, b: BucketNr) -> Gen {
+        self.get(b).generation
+    }
+
+    pub(crate) fn prio(&self, b: BucketNr) -> u16 {
+        self.get(b).prio
+    }
+
+    pub(crate) fn used(&self, b: BucketNr) -> Use {
+        self.get(b).used
+    }
+
+    pub(crate) fn live(&self, b: BucketNr) -> Sectors {
+        Sectors(u64::from(self.get(b).live_sectors))
+    }
+
+    pub(crate) fn pins(&self, b: BucketNr) -> u16 {
+        self.get(b).pins
+    }
+
+    /// Whether data behind `ptr` is still what it was when the pointer was made.
+    pub(crate) fn is_current(&self, ptr: Ptr) -> bool {
+        let b = self.bucket_of(ptr);
+        self.table.get(b.0 as usize).is_some_and(|x| x.generation == ptr.generation())
+    }
+
+    /// Holds nothing that anybody needs.
+    pub(crate) fn is_reclaimable(&self, b: BucketNr) -> bool {
+        self.get(b).reclaimable()
+    }
+
+    /// May be invalidated now: reclaimable, and its generation has not run too far ahead.
+    pub(crate) fn may_invalidate(&self, b: BucketNr) -> bool {
+        let x = self.get(b);
+        x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT
+    }
+
+    pub(crate) fn reclaimable(&self) -> u32 {
+        self.reclaimable
+    }
+
+    /// Percent of all buckets that hold dirty data or metadata or are being filled.
+    pub(crate) fn in_use_percent(&self) -> u32 {
+        (u64::from(self.len() - self.available) * 100 / u64::from(self.len())) as u32
+    }
+
+    pub(crate) fn available(&self) -> u32 {
+        self.available
+    }
+
+    pub(crate) fn live_total(&self) -> Sectors {
+        Sectors(self.live_sectors)
+    }
+
+    pub(crate) fn invalidated_since_gc(&self) -> u64 {
+        self.invalidated_since_gc
+    }
+
+    /// State as read from the prio sets.
+    pub(crate) fn load(&mut self, b: BucketNr, generation: Gen, prio: u16) {
+        self.change(b, |x| {
+            x.generation = generation;
+            x.oldest = generation;
+            x.prio = prio;
+        });
+    }
+
+    /// A pointer of this generation exists: the bucket's generation is at least that (format section 5).
+    pub(crate) fn raise(&mut self, b: BucketNr, pointer: Gen) {
+        self.change(b, |x| {
+            x.generation = x.generation.raised_by(pointer);
+            if x.oldest.age_of(pointer) > 0 {
+                x.oldest = pointer;
+            }
+        });
+    }
+
+    /// Live data behind `ptr` appeared in the index. Nothing happens for a stale pointer.
+    pub(crate) fn add(&mut self, ptr: Ptr, size: Sectors, dirty: bool) -> bool {
+        if !self.is_current(ptr) {
+            return false;
+        }
+        let n = size.0 as u32;
+        self.change(self.bucket_of(ptr), |x| {
+            x.live_sectors += n;
+            if dirty {
+                x.dirty_sectors += n;
+            }
+        });
+        true
+    }
+
+    /// Data behind `ptr` left the index. Returns whether the pointer was current.
+    pub(crate) fn sub(&mut self, ptr: Ptr, size: Sectors, dirty: bool) -> bool {
+        if !self.is_current(ptr) {
+            return false;
+        }
+        let n = size.0 as u32;
+        self.change(self.bucket_of(ptr), |x| {
+            x.live_sectors = x.live_sectors.checked_sub(n).expect("more live sectors removed than added");
+            if dirty {
+                x.dirty_sectors =
+                    x.dirty_sectors.checked_sub(n).expect("more dirty sectors removed than added");
+            }
+        });
+        true
+    }
+
+    pub(crate) fn pin(&mut self, b: BucketNr) {
+        self.change(b, |x| x.pins = x.pins.checked_add(1).expect("fewer than 65536 pins on a bucket"));
+    }
+
+    pub(crate) fn unpin(&mut self, b: BucketNr) {
+        self.change(b, |x| x.pins = x.pins.checked_sub(1).expect("a bucket is unpinned as often as pinned"));
+    }
+
+    /// The bucket was just read or written.
+    pub(crate) fn touch(&mut self, ptr: Ptr) {
+        let b = self.bucket_of(ptr);
+        let x = &mut self.table[b.0 as usize];
+        if x.used == Use::Data {
+            x.prio = PRIO_INITIAL;
+        }
+    }
+
+    /// Makes every pointer to the bucket stale. It may be written again once the new generation is durable.
+    pub(crate) fn invalidate(&mut self, b: BucketNr) {
+        assert!(self.may_invalidate(b), "bucket {b} is not reclaimable");
+        self.change(b, |x| {
+            x.generation = x.generation.next();
+            x.live_sectors = 0;
+            x.used = Use::Ready;
+            x.prio = PRIO_INITIAL;
+        });
+        self.invalidated_since_gc += 1;
+    }
+
+    /// A ready bucket is taken into use.
+    pub(crate) fn take(&mut self, b: BucketNr, metadata: bool) {
+        self.change(b, |x| {
+            assert!(x.used == Use::Ready, "bucket {b} is allocated twice");
+            x.used = if metadata { Use::Metadata } else { Use::Data };
+            x.prio = if metadata { PRIO_METADATA } else { PRIO_INITIAL };
+        });
+    }
+
+    /// A metadata bucket that nothing durable refers to any more is ready for use as it is: no pointer with its
+    /// generation was ever made.
+    pub(crate) fn reuse(&mut self, b: BucketNr) {
+        self.change(b, |x| {
+            assert!(x.used == Use::Metadata, "bucket {b} is no metadata");
+            x.used = Use::Ready;
+            x.prio = PRIO_INITIAL;
+        });
+    }
+
+    /// A btree node, or a UUID table, is gone: pointers to it become stale.
+    pub(crate) fn free_metadata(&mut self, b: BucketNr) {
+        self.change(b, |x| {
+            assert!(x.used == Use::Metadata, "bucket {b} is no metadata");
+            x.generation = x.generation.next();
+            x.used = Use::Data;
+            x.prio = 0;
+        });
+    }
+
+    /// The bucket holds metadata (found while loading).
+    pub(crate) fn mark_metadata(&mut self, b: BucketNr) {
+        self.change(b, |x| {
+            x.used = Use::Metadata;
+            x.prio = PRIO_METADATA;
+        });
+    }
+
+    /// A walk of the whole index found `oldest` as the oldest pointers.
+    pub(crate) fn finish_gc(&mut self, oldest: &[Gen]) {
+        for (x, o) in self.table.iter_mut().zip(oldest) {
+            x.oldest = *o;
+        }
+        self.invalidated_since_gc = 0;
+    }
+
+    pub(crate) fn generations(&self) -> Vec<Gen> {
+        self.table.iter().map(|x| x.generation).collect()
+    }
+
+    /// (prio, gen) of all buckets, for the prio sets.
+    pub(crate) fn prios(&self) -> impl Iterator<Item = (u16, Gen)> + '_ {
+        self.table.iter().map(|x| (x.prio, x.generation))
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = BucketNr> {
+        (0..self.len()).map(BucketNr)
+    }
+
+    /// Age all data priorities by one (the kernel's rescaling); returns the smallest that is left.
+    pub(crate) fn age(&mut self) -> u16 {
+        let mut min = PRIO_INITIAL;
+        for x in &mut self.table {
+            if x.prio != 0 && x.prio != PRIO_METADATA && x.pins == 0 {
+                x.prio -= 1;
+                min = min.min(x.prio);
+            }
+        }
+        min
+    }
+}

@@ -1,0 +1,160 @@
+//! The allocator: hands out buckets, and sectors inside open buckets.
+//!
+//! Owns the list of buckets that are ready for use, the reserves, and the open buckets. Refilling the list (choosing
+//! victims, making their new generations durable) is `refill`; writing the priorities is `prio`. Must not know the
+//! index.
+//!
+//! Invariants: a bucket in the ready list has a durable generation, or none that any durable pointer could match, so
+//! it may be written at once; data leaves the reserves for metadata untouched, and btree nodes leave those for
+//! priorities: what frees space always finds room.
+
+mod buckets;
+mod open;
+mod prio;
+mod refill;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use format::{BucketNr, Geometry};
+use io::sync::Event;
+
+pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Use};
+pub(crate) use open::{OpenBuckets, Placed, Stream};
+pub(crate) use prio::{LoadedPrios, apply_prios, load_prios, write_prios};
+pub(crate) use refill::{prime, refill_task};
+
+/// What a bucket is wanted for; later ones may use the reserves of earlier ones.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Purpose {
+    /// Cached data.
+    Data,
+    /// Data that the moving garbage collector packs together.
+    Moving,
+    /// Btree nodes and the UUID table.
+    Btree,
+    /// Prio sets.
+    Prio,
+}
+
+/// Buckets kept back for each purpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserves {
+    pub(crate) moving: usize,
+    pub(crate) btree: usize,
+    pub(crate) prio: usize,
+}
+
+impl Reserves {
+    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Reserves {
+        let n = nbuckets as usize;
+        let _ = geometry;
+        Reserves { moving: (n / 1024).max(1), btree: (n / 128).clamp(6, 64), prio: prio_buckets as usize }
+    }
+
+    /// Buckets that must stay in the list when one is taken for `purpose`.
+    fn below(&self, purpose: Purpose) -> usize {
+        match purpose {
+            Purpose::Data => self.prio + self.btree + self.moving,
+            Purpose::Moving => self.prio + self.btree,
+            Purpose::Btree => self.prio,
+            Purpose::Prio => 0,
+        }
+    }
+
+    pub(crate) fn total(&self) -> usize {
+        self.below(Purpose::Data)
+    }
+}
+
+pub(crate) struct Allocator {
+    ready: RefCell<VecDeque<BucketNr>>,
+    pub(crate) reserves: Reserves,
+    /// Buckets to have ready beyond the reserves.
+    pub(crate) batch: usize,
+    pub(crate) open: RefCell<OpenBuckets>,
+    /// Somebody waits for a data bucket.
+    waiting: Cell<usize>,
+    /// Buckets became ready.
+    refilled: Event,
+    /// Buckets were taken, or became reclaimable.
+    pub(crate) wanted: Event,
+    /// Buckets of the newest durable prio chain.
+    pub(crate) prio_chain: RefCell<Vec<BucketNr>>,
+    pub(crate) prio_seq: Cell<u64>,
+    /// The chain was written by this run, so its buckets were in use with their present generations.
+    pub(crate) prio_chain_is_ours: Cell<bool>,
+    /// The last refill found nothing to invalidate.
+    pub(crate) starved: Cell<bool>,
+}
+
+impl Allocator {
+    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Allocator {
+        Allocator {
+            ready: RefCell::default(),
+            reserves: Reserves::new(geometry, nbuckets, prio_buckets),
+            batch: (nbuckets as usize / 64).clamp(4, 1024),
+            open: RefCell::new(OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)),
+            waiting: Cell::new(0),
+            refilled: Event::default(),
+            wanted: Event::default(),
+            prio_chain: RefCell::default(),
+            prio_seq: Cell::new(0),
+            prio_chain_is_ours: Cell::new(false),
+            starved: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.borrow().len()
+    }
+
+    /// Buckets that the refill task should get now.
+    pub(crate) fn missing(&self) -> usize {
+        let target = self.reserves.total() + self.batch;
+        let have = self.ready_len();
+        let low = self.reserves.total() + self.batch / 2;
+        if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
+    }
+
+    /// Puts buckets into the list. Their generations are durable.
+    pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
+        self.ready.borrow_mut().extend(buckets);
+        self.refilled.notify_all();
+    }
+
+    /// Takes a bucket if the reserves allow it.
+    pub(crate) fn try_take(&self, purpose: Purpose, buckets: &mut Buckets) -> Option<BucketNr> {
+        let mut ready = self.ready.borrow_mut();
+        if ready.len() <= self.reserves.below(purpose) {
+            drop(ready);
+            self.wanted.notify_all();
+            return None;
+        }
+        let b = ready.pop_front()?;
+        drop(ready);
+        buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
+        self.wanted.notify_all();
+        Some(b)
+    }
+
+    /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
+    pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
+        self.waiting.set(self.waiting.get() + 1);
+        self.wanted.notify_all();
+        let below = self.reserves.below(purpose);
+        self.refilled.wait_until(|| give_up() || self.ready.borrow().len() > below).await;
+        self.waiting.set(self.waiting.get() - 1);
+    }
+
+    /// Somebody waits for buckets.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.get() > 0
+    }
+
+    /// Wakes everybody who waits, to look again.
+    pub(crate) fn kick(&self) {
+        self.refilled.notify_all();
+        self.wanted.notify_all();
+    }
+}

@@ -1,0 +1,183 @@
+//! Priorities and generations on disk.
+//!
+//! Owns the prio chain: reading it at start and writing a new one. A chain is written to buckets taken for it, last
+//! set first, and takes effect with the journal entry that names it; then the buckets of the chain before are ready
+//! for use as they are, because no pointer to them was ever made.
+
+use std::rc::Rc;
+
+use format::{BucketNr, BucketPrio, Gen, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
+
+use super::{Buckets, Purpose};
+use crate::error::EngineError;
+use crate::set::Core;
+
+/// What the newest chain says.
+pub(crate) struct LoadedPrios {
+    pub(crate) prios: Vec<BucketPrio>,
+    pub(crate) chain: Vec<BucketNr>,
+    pub(crate) seq: u64,
+}
+
+/// Reads the chain that begins in bucket `first`.
+pub(crate) async fn load_prios(
+    disk: &io::Disk,
+    place: &crate::error::Place,
+    geometry: &format::Geometry,
+    magic: format::SetMagic,
+    first: u64,
+) -> Result<LoadedPrios, EngineError> {
+    let mut loaded = LoadedPrios {
+        prios: vec![BucketPrio { prio: 0, generation: Gen(0) }; geometry.nbuckets as usize],
+        chain: Vec::new(),
+        seq: 0,
+    };
+    let mut next = first;
+    let mut size = None;
+    let sets = geometry.prio_buckets as usize;
+    let mut at = 0;
+    for index in 0..sets {
+        let Some(bucket) = u32::try_from(next).ok().map(BucketNr).filter(|b| {
+            *b >= geometry.first_dynamic() && b.0 < geometry.nbuckets && !loaded.chain.contains(b)
+        }) else {
+            return Err(place.damage(
+                format::Sector(0),
+                format!(
+                    "prio set {index} of {sets}: bucket number: expected an unused one in {}..{}, found {next}",
+                    geometry.first_dynamic(),
+                    geometry.nbuckets
+                ),
+            ));
+        };
+        let sector = geometry.bucket_start(bucket);
+        let (header, read) = read_set(disk, place, geometry, magic, bucket, size, &loaded.prios, at).await?;
+        if index > 0 && header.seq != loaded.seq {
+            return Err(place.damage_at(
+                sector,
+                Some((bucket, None)),
+                Vec::new(),
+                format!("prio set {index} of {sets}: seq: expected {}, found {}", loaded.seq, header.seq),
+            ));
+        }
+        size = Some(read.size);
+        loaded.seq = header.seq;
+        loaded.chain.push(bucket);
+        for p in read.prios {
+            if let Some(slot) = loaded.prios.get_mut(at) {
+                *slot = p;
+                at += 1;
+            }
+        }
+        next = header.next_bucket;
+    }
+    Ok(loaded)
+}
+
+struct ReadSet {
+    prios: Vec<BucketPrio>,
+    size: Sectors,
+}
+
+/// Reads one set. Its size is not stored: other machines may have used another one (format section 3.2).
+#[allow(clippy::too_many_arguments)]
+async fn read_set(
+    disk: &io::Disk,
+    place: &crate::error::Place,
+    geometry: &format::Geometry,
+    magic: format::SetMagic,
+    bucket: BucketNr,
+    known: Option<Sectors>,
+    all: &[BucketPrio],
+    from: usize,
+) -> Result<(PrioHeader, ReadSet), EngineError> {
+    let sector = geometry.bucket_start(bucket);
+    let mut first_error = None;
+    for size in geometry.prio_set_sizes() {
+        if known.is_some_and(|k| k != size) {
+            continue;
+        }
+        let buffer = disk.runtime().pool().take(size.bytes() as usize);
+        let (buffer, result) = disk.read(sector, buffer).await;
+        result?;
+        let count = (all.len() - from).min(format::prio::prio_capacity(buffer.len()));
+        let mut prios = vec![BucketPrio { prio: 0, generation: Gen(0) }; count];
+        match parse_prio_set(buffer.as_slice(), magic, &mut prios) {
+            Ok(header) => return Ok((header, ReadSet { prios, size })),
+            Err(c) => drop(first_error.get_or_insert(c)),
+        }
+    }
+    let what = first_error.map_or_else(|| "prio set: no size fits".to_owned(), |c| c.to_string());
+    Err(place.damage_at(sector, Some((bucket, None)), Vec::new(), what))
+}
+
+/// Writes priorities and generations as they are now, and waits until they are durable.
+pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
+    let geometry = &core.geometry;
+    let sets = geometry.prio_buckets as usize;
+    let chain: Vec<BucketNr> = {
+        let buckets = &mut *core.buckets.borrow_mut();
+        let mut chain = Vec::with_capacity(sets);
+        while chain.len() < sets {
+            match core.alloc.try_take(Purpose::Prio, buckets) {
+                Some(b) => chain.push(b),
+                None => {
+                    for b in &chain {
+                        buckets.reuse(*b);
+                    }
+                    core.alloc.put_ready(chain);
+                    return Err(EngineError::NoSpace(format!(
+                        "{}: no {sets} buckets are free for priorities",
+                        core.place.device
+                    )));
+                }
+            }
+        }
+        chain
+    };
+    let seq = core.alloc.prio_seq.get() + 1;
+    // One moment for all sets: what is invalidated later goes into the next chain.
+    let prios: Vec<BucketPrio> =
+        core.buckets.borrow().prios().map(|(prio, generation)| BucketPrio { prio, generation }).collect();
+    let per_set = geometry.prios_per_bucket as usize;
+    let groups: Vec<&[BucketPrio]> = prios.chunks(per_set).collect();
+    let mut next_bucket = 0;
+    for (bucket, group) in chain.iter().zip(&groups).rev() {
+        let mut buffer = core.rt.pool().zeroed(geometry.meta_sectors.bytes() as usize);
+        encode_prio_set(buffer.as_mut(), core.magic, PrioHeader { seq, next_bucket }, group);
+        core.write_metadata(geometry.bucket_start(*bucket), buffer).await?;
+        next_bucket = u64::from(bucket.0);
+    }
+    let nr = core.nr_this_dev;
+    core.journal
+        .commit_roots(|r| {
+            if let Some(slot) = r.prio_bucket.get_mut(nr) {
+                *slot = next_bucket;
+            }
+        })
+        .await?;
+    core.alloc.prio_seq.set(seq);
+    let old = core.alloc.prio_chain.replace(chain);
+    if core.alloc.prio_chain_is_ours.replace(true) {
+        for b in &old {
+            core.buckets.borrow_mut().reuse(*b);
+        }
+        core.alloc.put_ready(old);
+    } else {
+        // A chain found at start may list its own buckets with an older generation, which pointers may have.
+        for b in &old {
+            core.buckets.borrow_mut().free_metadata(*b);
+        }
+    }
+    core.counters.borrow_mut().prio_writes += 1;
+    Ok(())
+}
+
+/// Puts what a chain says into the bucket table.
+pub(crate) fn apply_prios(buckets: &mut Buckets, loaded: &LoadedPrios) {
+    for (b, p) in loaded.prios.iter().enumerate() {
+        buckets.load(BucketNr(b as u32), p.generation, p.prio);
+    }
+    for b in &loaded.chain {
+        buckets.mark_metadata(*b);
+    }
+}

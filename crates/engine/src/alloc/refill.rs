@@ -1,0 +1,103 @@
+//! Refilling the list of ready buckets.
+//!
+//! Owns the choice of victims and the order that makes reuse safe (format section 12.2): new generation in memory →
+//! prio sets → journal entry that names them → (discard) → ready. Data never waits for this as long as the list is
+//! refilled ahead of demand.
+
+use std::rc::Rc;
+
+use format::{BucketNr, Sectors};
+
+use super::write_prios;
+use crate::error::EngineError;
+use crate::policy::replacement::Candidate;
+use crate::set::Core;
+
+/// Invalidates up to `wanted` buckets: their pointers are stale from now on.
+fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
+    let buckets = &mut *core.buckets.borrow_mut();
+    let mut picked = Vec::new();
+    let mut selector = core.selector.borrow_mut();
+    let mut rng = core.rng.borrow_mut();
+    let candidate = |b: BucketNr| Candidate {
+        eligible: buckets.may_invalidate(b),
+        prio: buckets.prio(b),
+        live_sectors: buckets.live(b).0 as u32,
+    };
+    selector.pick(wanted, core.min_prio.get(), &mut rng, candidate, &mut picked);
+    if picked.is_empty() {
+        // A random policy can miss the few that there are.
+        picked.extend(buckets.all().filter(|b| buckets.may_invalidate(*b)).take(wanted));
+    }
+    for b in &picked {
+        buckets.invalidate(*b);
+    }
+    picked
+}
+
+async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
+    let picked = invalidate(core, wanted);
+    if picked.is_empty() {
+        return Ok(0);
+    }
+    write_prios(core).await?;
+    if core.discards_buckets() {
+        let geometry = &core.geometry;
+        let discards: Vec<_> = picked
+            .iter()
+            .map(|b| {
+                core.cache.start_plain(io::Op::Discard, geometry.bucket_start(*b), geometry.bucket_sectors)
+            })
+            .collect();
+        for d in discards {
+            // A discard is advice: a device that refuses it loses nothing.
+            let _ = d.await;
+        }
+    }
+    let n = picked.len();
+    core.alloc.put_ready(picked);
+    Ok(n)
+}
+
+/// Keeps the list of ready buckets full.
+pub(crate) async fn refill_task(core: Rc<Core>) {
+    loop {
+        core.alloc.wanted.wait_until(|| core.is_stopping() || core.alloc.missing() > 0).await;
+        if core.is_stopping() {
+            return;
+        }
+        match refill(&core, core.alloc.missing()).await {
+            Ok(0) => {
+                // Nothing can be invalidated now: generations that ran ahead need a walk of the index, dirty data
+                // needs writeback. Either wakes this task.
+                core.alloc.starved.set(true);
+                core.starved.notify_all();
+                if core.buckets.borrow().reclaimable() > 0 {
+                    core.request_gc();
+                }
+                core.alloc.kick();
+                core.alloc.wanted.changed().await;
+            }
+            Ok(_) => core.alloc.starved.set(false),
+            Err(e) => {
+                core.metadata_failed(e);
+                return;
+            }
+        }
+    }
+}
+
+/// At start, buckets without any live pointer may be used at once: whatever still points to them was stale by the
+/// stored generation (format section 12.2, exception). Takes up to `wanted`.
+pub(crate) fn prime(core: &Core, wanted: usize) {
+    let buckets = &mut *core.buckets.borrow_mut();
+    let empty: Vec<BucketNr> = buckets
+        .all()
+        .filter(|b| buckets.may_invalidate(*b) && buckets.live(*b) == Sectors::ZERO)
+        .take(wanted)
+        .collect();
+    for b in &empty {
+        buckets.invalidate(*b);
+    }
+    core.alloc.put_ready(empty);
+}

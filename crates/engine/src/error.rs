@@ -1,0 +1,123 @@
+//! What can go wrong in the engine: `Corrupt` (the disk lies), `Io` (a device failed), `Invalid` (the caller or
+//! the operator), `NoSpace`, `Disabled` (the set failed before). Bugs are assertions, not errors.
+
+use std::sync::Arc;
+
+use format::{Bkey, BucketNr, Corrupt, Gen, Sector};
+use io::{IoError, VolumeError};
+
+/// Why the engine refused or failed an operation.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A device failed.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// A structure on the cache device is not what it must be.
+    #[error("{0}")]
+    Corrupt(Arc<Damage>),
+    /// The request cannot be carried out as asked.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no room, and none can be made.
+    #[error("{0}")]
+    NoSpace(String),
+    /// The set has been disabled by an earlier failure.
+    #[error("cache set {set} is disabled: {why}")]
+    Disabled {
+        /// UUID of the set.
+        set: String,
+        /// The failure that disabled it.
+        why: Arc<EngineError>,
+    },
+}
+
+/// A damaged structure: where it is and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Name of the cache device.
+    pub device: Arc<str>,
+    /// UUID of the set.
+    pub set: String,
+    /// The place on the device.
+    pub sector: Sector,
+    /// Bucket and generation, where the structure has one.
+    pub bucket: Option<(BucketNr, Option<Gen>)>,
+    /// Buckets from the root to a btree node.
+    pub path: Vec<BucketNr>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (cache set {}): sector {}", self.device, self.set, self.sector)?;
+        if let Some((bucket, generation)) = self.bucket {
+            write!(f, ", bucket {bucket}")?;
+            if let Some(g) = generation {
+                write!(f, " gen {g}")?;
+            }
+        }
+        if !self.path.is_empty() {
+            let path: Vec<String> = self.path.iter().map(ToString::to_string).collect();
+            write!(f, ", path {}", path.join("→"))?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+impl EngineError {
+    /// The answer an export gives.
+    pub fn to_volume_error(&self) -> VolumeError {
+        match self {
+            EngineError::Io(e) => VolumeError::Io(e.clone()),
+            EngineError::NoSpace(s) => VolumeError::NoSpace(s.clone()),
+            other => VolumeError::Failed(other.to_string()),
+        }
+    }
+}
+
+/// Names the device and the set in errors about damage.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) device: Arc<str>,
+    pub(crate) set: String,
+}
+
+impl Place {
+    pub(crate) fn damage(&self, sector: Sector, what: impl Into<String>) -> EngineError {
+        self.damage_at(sector, None, Vec::new(), what)
+    }
+
+    pub(crate) fn corrupt(&self, sector: Sector, corrupt: &Corrupt) -> EngineError {
+        self.damage(sector, corrupt.to_string())
+    }
+
+    pub(crate) fn damage_at(
+        &self,
+        sector: Sector,
+        bucket: Option<(BucketNr, Option<Gen>)>,
+        path: Vec<BucketNr>,
+        what: impl Into<String>,
+    ) -> EngineError {
+        EngineError::Corrupt(Arc::new(Damage {
+            device: self.device.clone(),
+            set: self.set.clone(),
+            sector,
+            bucket,
+            path,
+            what: what.into(),
+        }))
+    }
+
+    pub(crate) fn bad_node(
+        &self,
+        key: &Bkey,
+        path: Vec<BucketNr>,
+        bucket: BucketNr,
+        what: String,
+    ) -> EngineError {
+        let (sector, generation) =
+            key.pointer().map_or((Sector(0), None), |p| (p.offset(), Some(p.generation())));
+        self.damage_at(sector, Some((bucket, generation)), path, format!("btree node: {what}"))
+    }
+}

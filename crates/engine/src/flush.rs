@@ -1,0 +1,138 @@
+//! Shared flushes of one device.
+//!
+//! Owns the knowledge of what a device's flushes have made durable. Whoever completed a write takes a *tick*; a
+//! flush that began after the tick covers it. One device flush serves everybody who waits.
+//!
+//! Invariant: `flushed` never names a tick that was taken after the covering flush was submitted. After a failed
+//! flush every later one fails too: the device may have dropped the data, and asking again could hide that.
+
+use std::cell::{Cell, RefCell};
+
+use io::sync::Event;
+use io::{Disk, IoError};
+
+/// A moment in the sequence of writes to a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub(crate) struct Tick(u64);
+
+pub(crate) struct FlushGate {
+    disk: Disk,
+    /// The next tick to be handed out.
+    now: Cell<Tick>,
+    /// Everything up to and including this tick is durable.
+    flushed: Cell<Tick>,
+    running: Cell<bool>,
+    failed: RefCell<Option<IoError>>,
+    done: Event,
+    count: Cell<u64>,
+}
+
+impl FlushGate {
+    pub(crate) fn new(disk: Disk) -> FlushGate {
+        FlushGate {
+            disk,
+            now: Cell::new(Tick(1)),
+            flushed: Cell::new(Tick(0)),
+            running: Cell::new(false),
+            failed: RefCell::default(),
+            done: Event::default(),
+            count: Cell::new(0),
+        }
+    }
+
+    /// A write has completed (or may have reached the device): it is covered by flushes that begin later.
+    pub(crate) fn wrote(&self) -> Tick {
+        let t = Tick(self.now.get().0 + 1);
+        self.now.set(t);
+        t
+    }
+
+    /// The latest write so far.
+    pub(crate) fn latest(&self) -> Tick {
+        self.now.get()
+    }
+
+    pub(crate) fn is_durable(&self, tick: Tick) -> bool {
+        self.flushed.get() >= tick
+    }
+
+    /// Flushes sent to the device.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// Waits until everything up to `tick` is durable; sends a flush if none that covers it is under way.
+    pub(crate) async fn ensure(&self, tick: Tick) -> Result<(), IoError> {
+        loop {
+            if self.is_durable(tick) {
+                return Ok(());
+            }
+            if let Some(e) = self.failed.borrow().clone() {
+                return Err(e);
+            }
+            if self.running.get() {
+                // It may have begun too early for this tick; look again when it is done.
+                self.done.wait_until(|| !self.running.get()).await;
+                continue;
+            }
+            self.running.set(true);
+            self.count.set(self.count.get() + 1);
+            let covers = self.now.get();
+            let result = self.disk.flush().await;
+            self.running.set(false);
+            match result {
+                Ok(()) => self.flushed.set(self.flushed.get().max(covers)),
+                Err(e) => *self.failed.borrow_mut() = Some(e),
+            }
+            self.done.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::testing::{TestDisk, run};
+
+    #[test]
+    fn waiters_share_a_flush_and_late_ones_get_their_own() {
+        run(|rt| async move {
+            let disk = TestDisk::new(64);
+            let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
+            disk.hold(true);
+            let first = gate.wrote();
+            let waits: Vec<_> = (0..5)
+                .map(|_| {
+                    let g = gate.clone();
+                    rt.spawn(async move { g.ensure(first).await })
+                })
+                .collect();
+            disk.held(1, &rt).await;
+            // This write completes after the flush began: that flush does not cover it.
+            let late = gate.wrote();
+            let g = gate.clone();
+            let late = rt.spawn(async move { g.ensure(late).await });
+            disk.hold(false);
+            for w in waits {
+                assert_eq!(w.await, Ok(()));
+            }
+            assert_eq!(late.await, Ok(()));
+            assert_eq!(gate.count(), 2);
+        });
+    }
+
+    #[test]
+    fn a_failed_flush_stays_failed() {
+        run(|rt| async move {
+            let disk = TestDisk::new(64);
+            let gate = FlushGate::new(Disk::new(disk.clone(), rt));
+            let t = gate.wrote();
+            disk.fail_flushes(1);
+            assert!(gate.ensure(t).await.is_err());
+            assert!(gate.ensure(t).await.is_err(), "the device would say yes now, but the data may be gone");
+            assert_eq!(gate.count(), 1);
+        });
+    }
+}

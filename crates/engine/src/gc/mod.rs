@@ -1,0 +1,173 @@
+//! The garbage collector: walks the index, leaf by leaf, beside everything else.
+//!
+//! Bucket counts are exact at all times, so nothing has to be marked. The walk is for what only it can know: how old
+//! the oldest pointer to each bucket is (so that generations can go on), stale entries that fill leaves, keys of
+//! devices that are gone, and small leaves that can share a node. Each step handles one leaf and lets others run.
+//!
+//! Every leaf with unwritten keys that is passed is written, so that no journal entry from before the walk can bring
+//! back a pointer older than the walk has seen.
+
+mod moving;
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use format::{Gen, Inode, Sector};
+
+use crate::error::EngineError;
+use crate::index::{Bound, NodeId};
+use crate::set::Core;
+
+/// A leaf is rewritten when it has a stale pointer of this age (the kernel's semantics, section 8.4).
+const MAX_STALE_AGE: u8 = 10;
+/// Adjacent leaves that are looked at together.
+const COALESCE: usize = 4;
+
+/// What one leaf holds.
+pub(crate) struct Survey {
+    pub(crate) live: usize,
+    pub(crate) stale: usize,
+    pub(crate) max_age: u8,
+}
+
+/// Runs a walk whenever one is asked for or due.
+pub(crate) async fn gc_task(core: Rc<Core>) {
+    loop {
+        let due = || {
+            let buckets = core.buckets.borrow();
+            // On average every bucket has been reused once.
+            buckets.invalidated_since_gc() > u64::from(buckets.len())
+        };
+        core.gc_event.wait_until(|| core.is_stopping() || core.gc_wanted.get() || due()).await;
+        if core.is_stopping() {
+            return;
+        }
+        if let Err(e) = collect(&core).await {
+            core.metadata_failed(e);
+            return;
+        }
+        core.alloc.wanted.notify_all();
+    }
+}
+
+/// One whole walk.
+pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
+    let _one = core.gc_lock.lock().await;
+    core.gc_wanted.set(false);
+    core.gc_running.set(true);
+    let result = walk(core).await;
+    core.gc_running.set(false);
+    result?;
+    core.counters.borrow_mut().gc_runs += 1;
+    if core.tunables.borrow().copy_gc_enabled {
+        moving::run(core).await?;
+    }
+    Ok(())
+}
+
+async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
+    let void: BTreeSet<Inode> = core.void.borrow().clone();
+    let start_seq = core.journal.open_seq();
+    let started = core.tree.borrow().next_birth();
+    let mut oldest: Vec<Gen> = core.buckets.borrow().generations();
+    let mut passed: Bound = (Inode(0), Sector(0));
+    let mut first = true;
+    loop {
+        core.check()?;
+        let id = {
+            let tree = core.tree.borrow();
+            if first { Some(tree.leaf_at(Inode(0), Sector(0))) } else { tree.leaf_after(passed) }
+        };
+        let Some(id) = id else { break };
+        core.load_leaf(id).await?;
+        core.rt.yield_now().await;
+        if clean_leaf(core, id, &void, started).await? {
+            // Replaced: look at what is there now.
+            continue;
+        }
+        let bound = {
+            let tree = core.tree.borrow();
+            // Loaded above; if it went away again, or was replaced, come back to it.
+            let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
+                continue;
+            };
+            let buckets = core.buckets.borrow();
+            tree.oldest_pointers(id, &buckets, &mut oldest);
+            node.bound
+        };
+        passed = bound;
+        first = false;
+    }
+    // Nothing from before the walk is replayed any more once these are written.
+    let pinned: Vec<NodeId> = core.tree.borrow().pinned_before(start_seq);
+    core.write_leaves(pinned).await?;
+    core.journal.commit_roots(|_| ()).await?;
+    core.buckets.borrow_mut().finish_gc(&oldest);
+    if core.journal.oldest_needed() >= start_seq {
+        core.void.borrow_mut().retain(|i| !void.contains(i));
+    }
+    Ok(())
+}
+
+/// Drops what must not stay in a leaf; true if the leaf was replaced.
+async fn clean_leaf(
+    core: &Rc<Core>,
+    id: NodeId,
+    void: &BTreeSet<Inode>,
+    started: u64,
+) -> Result<bool, EngineError> {
+    let survey = {
+        let tree = &mut *core.tree.borrow_mut();
+        let loaded = tree.try_node(id).is_some_and(|n| n.level == 0 && n.leaf().extents.is_some());
+        if !loaded {
+            return Ok(false);
+        }
+        let buckets = &mut *core.buckets.borrow_mut();
+        if !void.is_empty() {
+            tree.purge(id, void, buckets);
+        }
+        tree.survey(id, buckets)
+    };
+    let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
+    let must = core.tree.borrow().node(id).leaf().must_rewrite;
+    if must || always || survey.max_age > MAX_STALE_AGE || survey.stale > survey.live.max(64) {
+        core.rewrite(&[id]).await?;
+        return Ok(true);
+    }
+    let group = small_siblings(core, id, survey.live);
+    if group.len() > 1 {
+        core.rewrite(&group).await?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Each leaf is rewritten once by a walk, never what the walk itself has made (defect 25).
+fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
+    core.tree.borrow().node(id).birth < started
+}
+
+/// The leaf and those behind it, under the same parent and in memory, that together fit into one node at two thirds.
+fn small_siblings(core: &Core, id: NodeId, live: usize) -> Vec<NodeId> {
+    let tree = core.tree.borrow();
+    let buckets = core.buckets.borrow();
+    let room = core.leaf_words() * 5 / 8 * 2 / 3;
+    let mut words = live * 3;
+    let mut group = vec![id];
+    let mut at = id;
+    while group.len() < COALESCE && words <= room {
+        let node = tree.node(at);
+        let Some(next) = tree.leaf_after(node.bound) else { break };
+        let sibling = tree.node(next);
+        if sibling.parent != node.parent || sibling.leaf().extents.is_none() || sibling.busy {
+            break;
+        }
+        words += tree.survey(next, &buckets).live * 3;
+        if words > room {
+            break;
+        }
+        group.push(next);
+        at = next;
+    }
+    group
+}

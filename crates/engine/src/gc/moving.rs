@@ -1,0 +1,154 @@
+//! The moving garbage collector: packs the live data of emptyish buckets together, so that whole buckets come free.
+//!
+//! Runs after a walk if `copy_gc_enabled` says so. A moved extent keeps its state; its new key is journaled if it is
+//! dirty, so replay can never bring the old place back over the new one (defect 8 of the kernel's semantics,
+//! section 18); and it is inserted only where the index still has the very extent that was copied.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use format::{BucketNr, Inode, Ptr, Sector, Sectors};
+
+use crate::alloc::{Purpose, Stream};
+use crate::error::EngineError;
+use crate::index::{Bound, How, Kind};
+use crate::set::Core;
+
+/// A live extent in a bucket that is to be emptied.
+struct Found {
+    inode: Inode,
+    start: Sector,
+    size: Sectors,
+    ptr: Ptr,
+    dirty: bool,
+}
+
+/// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
+fn candidates(core: &Core) -> BTreeSet<BucketNr> {
+    let buckets = core.buckets.borrow();
+    let bucket_sectors = core.geometry.bucket_sectors;
+    let mut partial: Vec<(Sectors, BucketNr)> = buckets
+        .all()
+        .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
+        .map(|b| (buckets.live(b), b))
+        .filter(|(live, _)| *live > Sectors::ZERO && live.0 * 4 < bucket_sectors.0 * 3)
+        .collect();
+    partial.sort_unstable();
+    let room = core.alloc.reserves.moving as u64 * bucket_sectors.0;
+    let mut total = 0;
+    partial
+        .into_iter()
+        .take_while(|(live, _)| {
+            total += live.0;
+            total <= room
+        })
+        .map(|(_, b)| b)
+        .collect()
+}
+
+pub(super) async fn run(core: &Rc<Core>) -> Result<(), EngineError> {
+    let victims = candidates(core);
+    if victims.len() < 2 {
+        return Ok(());
+    }
+    let mut passed: Option<Bound> = None;
+    loop {
+        core.check()?;
+        let id = {
+            let tree = core.tree.borrow();
+            match passed {
+                None => Some(tree.leaf_at(Inode(0), Sector(0))),
+                Some(bound) => tree.leaf_after(bound),
+            }
+        };
+        let Some(id) = id else { return Ok(()) };
+        core.load_leaf(id).await?;
+        let found: Vec<Found> = {
+            let tree = core.tree.borrow();
+            let buckets = core.buckets.borrow();
+            let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
+            passed = Some(node.bound);
+            tree.live_extents(id, &buckets)
+                .filter(|(_, _, _, ptr, _)| victims.contains(&buckets.bucket_of(*ptr)))
+                .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
+                .collect()
+        };
+        for f in found {
+            if !move_extent(core, &f).await? {
+                return Ok(());
+            }
+        }
+        core.rt.yield_now().await;
+    }
+}
+
+/// Copies one extent; false if there is no room for more.
+async fn move_extent(core: &Rc<Core>, f: &Found) -> Result<bool, EngineError> {
+    let mut at = f.start;
+    let end = f.start + f.size;
+    while at < end {
+        core.check()?;
+        let from = f.ptr.advanced(at - f.start);
+        let Some(placed) = core.try_place(Stream::Moving, (f.inode, at), end - at) else {
+            // Without a bucket there is nothing to pack into.
+            core.alloc.wait(Purpose::Moving, || true).await;
+            return Ok(false);
+        };
+        let buffer = core.rt.pool().take(placed.size.bytes() as usize);
+        let (buffer, read) = core.cache.read(from.offset(), buffer).await;
+        core.observe_cache_io(&read);
+        let written = match read {
+            Ok(()) => core.cache.write(placed.ptr.offset(), buffer, false).await,
+            Err(e) => Err(e),
+        };
+        core.observe_cache_io(&written);
+        let tick = core.gate.wrote();
+        if written.is_ok() {
+            let how = if f.dirty { How::Journaled } else { How::LeafOnly(tick) };
+            replace(core, f, at, placed.size, from, placed.ptr, how).await?;
+            core.counters.borrow_mut().moved_extents += 1;
+        }
+        core.release(placed);
+        at += placed.size;
+    }
+    Ok(true)
+}
+
+/// Where the index still says `from`, it says `to` now.
+async fn replace(
+    core: &Rc<Core>,
+    f: &Found,
+    start: Sector,
+    size: Sectors,
+    from: Ptr,
+    to: Ptr,
+    how: How,
+) -> Result<(), EngineError> {
+    let end = start + size;
+    let mut at = start;
+    while at < end {
+        core.check()?;
+        let delta = at - start;
+        let blocked = match core.segment(f.inode, at, end) {
+            Err(e) => e.into(),
+            Ok(seg) => match seg.kind {
+                Kind::Hit { ptr, dirty, .. } if ptr == from.advanced(delta) && dirty == f.dirty => {
+                    let new = Some((to.advanced(delta), dirty));
+                    match core.try_change(f.inode, at, seg.end, new, how) {
+                        Ok((done, _)) => {
+                            at = done;
+                            continue;
+                        }
+                        Err(b) => b,
+                    }
+                }
+                _ => {
+                    at = seg.end;
+                    continue;
+                }
+            },
+        };
+        core.unblock(blocked).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! Writing leaves behind: the keys that no set of a leaf holds yet become its next set.
+//!
+//! Owns the tasks that decide when leaves are written: enough keys, too old, the journal needs its space, memory is
+//! short, the set stops.
+//!
+//! Order (format section 12.1): the journal entries of all keys in the set are durable first, which makes their data
+//! durable too; for keys that are not journaled the cache device is flushed, and the backing devices whose data they
+//! copy; then the set is written with FUA; then the journal entries are released.
+
+use std::rc::Rc;
+
+use format::bset::{BsetBuilder, appendable_words};
+use format::{Bkey, Inode, JournalSeq, Sector};
+use io::{Buffer, Nanos};
+
+use super::entry::Entry;
+use super::node::NodeId;
+use super::tree::Tree;
+use crate::error::EngineError;
+use crate::flush::Tick;
+use crate::set::Core;
+
+/// Leaves are written when their oldest unwritten key is this old (the kernel's semantics, section 9).
+const WRITE_AGE: Nanos = Nanos::from_secs(30);
+
+/// A set on its way to disk.
+struct Snapshot {
+    buffer: Buffer,
+    sector: Sector,
+    newest_seq: JournalSeq,
+    unjournaled: Option<Tick>,
+}
+
+/// The key of an entry in a set.
+pub(super) fn key_of(inode: Inode, e: Entry) -> Bkey {
+    if e.is_tombstone() {
+        Bkey::hole(inode, e.end(), e.size())
+    } else {
+        Bkey::extent(inode, e.end(), e.size(), e.dirty(), e.ptr())
+    }
+}
+
+impl Core {
+    /// Asks the writer tasks to write a leaf.
+    pub(crate) fn queue_leaf(&self, tree: &mut Tree, id: NodeId) {
+        let leaf = tree.node_mut(id).leaf_mut();
+        if !leaf.queued {
+            leaf.queued = true;
+            self.leaf_work.push(id);
+        }
+    }
+
+    /// Writes everything of a leaf that is not on disk yet.
+    pub(crate) async fn write_leaf(&self, id: NodeId) -> Result<(), EngineError> {
+        loop {
+            self.check()?;
+            enum Next {
+                Done,
+                Wait,
+                Rewrite,
+                Append(Snapshot),
+            }
+            let next = {
+                let tree = &mut *self.tree.borrow_mut();
+                match tree.try_node(id) {
+                    Some(n) if n.level == 0 => {
+                        if n.busy {
+                            Next::Wait
+                        } else if n.leaf().is_clean() || n.leaf().extents.is_none() {
+                            Next::Done
+                        } else if n.leaf().must_rewrite {
+                            Next::Rewrite
+                        } else {
+                            self.snapshot(tree, id).map_or(Next::Rewrite, Next::Append)
+                        }
+                    }
+                    _ => Next::Done,
+                }
+            };
+            match next {
+                Next::Done => return Ok(()),
+                Next::Wait => self.wait_idle(id).await?,
+                Next::Rewrite => return self.rewrite(&[id]).await,
+                Next::Append(s) => return self.append(id, s).await,
+            }
+        }
+    }
+
+    /// Waits until nobody writes the node.
+    pub(super) async fn wait_idle(&self, id: NodeId) -> Result<(), EngineError> {
+        let idle = || self.check().is_err() || self.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
+        self.index_changed.wait_until(idle).await;
+        self.check()
+    }
+
+    /// Takes the unwritten keys for the next set; `None` if the node has no room for them.
+    fn snapshot(&self, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
+        let block = self.geometry.block_sectors;
+        let node = tree.node_mut(id);
+        let written_bytes = node.written.bytes() as usize;
+        let room = appendable_words(node.sectors, written_bytes, block)?;
+        let (set_seq, ptr) = (node.set_seq, node.ptr);
+        let sector = ptr.offset() + node.written;
+        let extents = node.leaf().extents.as_ref()?;
+        let words: usize = extents.iter_unwritten().map(|(i, e)| key_of(i, e).words()).sum();
+        if words > room {
+            return None;
+        }
+        let bytes = format::bset::padded_bytes(words.max(1), block)?;
+        let mut buffer = self.rt.pool().zeroed(bytes);
+        if words > 0 {
+            let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
+            for (inode, e) in extents.iter_unwritten() {
+                assert!(set.push_key(&key_of(inode, e)), "the words were counted");
+            }
+            let len = set.finish(self.magic, ptr);
+            assert_eq!(len, bytes, "a set is as large as its keys");
+        } else {
+            // Everything unwritten was replaced in memory before it was written: nothing to do but release.
+            buffer.set_len(0);
+        }
+        node.busy = true;
+        let leaf = node.leaf_mut();
+        if let Some(x) = leaf.extents.as_mut() {
+            x.mark_all_written();
+        }
+        leaf.unwritten_words = 0;
+        assert!(leaf.pin_inflight.is_none(), "one write at a time");
+        leaf.pin_inflight = leaf.pin_pending.take();
+        Some(Snapshot { buffer, sector, newest_seq: leaf.newest_seq, unjournaled: leaf.unjournaled.take() })
+    }
+
+    /// Makes everything durable that a set with keys up to these may name.
+    pub(super) async fn settle(
+        &self,
+        newest: JournalSeq,
+        unjournaled: Option<Tick>,
+    ) -> Result<(), EngineError> {
+        if newest > self.journal.durable() {
+            self.journal.commit(newest).await?;
+        }
+        if let Some(tick) = unjournaled {
+            self.gate.ensure(tick).await?;
+            let backings: Vec<_> = self.backings.borrow().values().cloned().collect();
+            for b in backings {
+                b.settle_direct_writes().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn append(&self, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
+        let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
+        let result = match self.settle(s.newest_seq, s.unjournaled).await {
+            Ok(()) if s.buffer.is_empty() => Ok(()),
+            Ok(()) => self.write_metadata(s.sector, s.buffer).await,
+            Err(e) => Err(e),
+        };
+        let tree = &mut *self.tree.borrow_mut();
+        // Replacing a node waits until nobody writes it, so it is still there.
+        let node = tree.node_mut(id);
+        node.busy = false;
+        let outcome = match result {
+            Ok(()) => {
+                node.written += sectors;
+                let leaf = node.leaf_mut();
+                if let Some(x) = leaf.extents.as_mut() {
+                    // What these holes hide on disk is hidden by the set from now on.
+                    x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
+                }
+                if let Some(seq) = leaf.pin_inflight.take() {
+                    self.journal.unpin(seq);
+                    self.journal.pins_released();
+                }
+                Ok(())
+            }
+            Err(e) => {
+                // What is on disk behind the last set is not known: the keys go into a new node.
+                let leaf = node.leaf_mut();
+                leaf.must_rewrite = true;
+                match (leaf.pin_inflight.take(), leaf.pin_pending) {
+                    (Some(old), Some(newer)) => {
+                        self.journal.unpin(newer);
+                        leaf.pin_pending = Some(old);
+                    }
+                    (old, newer) => leaf.pin_pending = old.or(newer),
+                }
+                Err(e)
+            }
+        };
+        self.index_changed.notify_all();
+        outcome
+    }
+
+    /// Writes every leaf that has something unwritten, and waits for it.
+    pub(crate) async fn write_all_leaves(self: &Rc<Self>) -> Result<(), EngineError> {
+        loop {
+            let next = {
+                let tree = self.tree.borrow();
+                tree.leaves().filter(|id| !tree.node(*id).leaf().is_clean()).collect::<Vec<_>>()
+            };
+            if next.is_empty() {
+                return Ok(());
+            }
+            self.write_leaves(next).await?;
+        }
+    }
+
+    /// Writes leaves, several at a time.
+    pub(crate) async fn write_leaves(self: &Rc<Self>, ids: Vec<NodeId>) -> Result<(), EngineError> {
+        for group in ids.chunks(16) {
+            let tasks: Vec<_> = group
+                .iter()
+                .map(|id| {
+                    let (core, id) = (self.clone(), *id);
+                    self.rt.spawn(async move { core.write_leaf(id).await })
+                })
+                .collect();
+            for t in tasks {
+                t.await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the leaves that were queued. Several of these tasks run side by side.
+pub(crate) async fn leaf_writer_task(core: Rc<Core>) {
+    while let Some(id) = core.leaf_work.pop().await {
+        {
+            let tree = &mut *core.tree.borrow_mut();
+            if tree.try_node(id).is_some_and(|n| n.level == 0) {
+                tree.node_mut(id).leaf_mut().queued = false;
+            }
+        }
+        if let Err(e) = core.write_leaf(id).await {
+            core.metadata_failed(e);
+        }
+    }
+}
+
+/// Frees journal space: writes the leaves that pin the oldest entries whenever the ring is more than half full.
+pub(crate) async fn reclaim_task(core: Rc<Core>) {
+    loop {
+        core.journal.wait_pressed(|| core.is_stopping()).await;
+        if core.is_stopping() {
+            return;
+        }
+        let target = core.journal.reclaim_target();
+        let pinning: Vec<NodeId> = {
+            let tree = core.tree.borrow();
+            let pins = |id: &NodeId| {
+                let leaf = tree.node(*id).leaf();
+                leaf.pin_pending.into_iter().chain(leaf.pin_inflight).any(|seq| seq <= target)
+            };
+            tree.leaves().filter(pins).collect()
+        };
+        let result = async {
+            core.write_leaves(pinning).await?;
+            if core.journal.can_advance() {
+                // Says in the ring that the old entries are not needed any more.
+                core.journal.commit_roots(|_| ()).await?;
+            } else if core.journal.is_pressed() {
+                // Nothing to free before more keys come.
+                core.journal.next_entry().await;
+            }
+            Ok::<(), EngineError>(())
+        };
+        if let Err(e) = result.await {
+            core.metadata_failed(e);
+            return;
+        }
+    }
+}
+
+/// Writes leaves whose oldest unwritten key is 30 seconds old, so that what is not journaled is not lost by the hour.
+pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
+    loop {
+        core.rt.sleep(Nanos::from_secs(10)).await;
+        if core.is_stopping() {
+            return;
+        }
+        let now = core.rt.now();
+        let old: Vec<NodeId> = {
+            let tree = core.tree.borrow();
+            let is_old = |id: &NodeId| {
+                let leaf = tree.node(*id).leaf();
+                leaf.unwritten_words > 0 && now.since(leaf.unwritten_since) >= WRITE_AGE
+            };
+            tree.leaves().filter(is_old).collect()
+        };
+        if let Err(e) = core.write_leaves(old).await {
+            core.metadata_failed(e);
+            return;
+        }
+    }
+}
+
+/// Keeps the leaves in memory below the limit.
+pub(crate) async fn evict_task(core: Rc<Core>) {
+    loop {
+        let over = || core.tree.borrow().loaded_bytes() > core.node_cache_limit_bytes();
+        core.memory_changed.wait_until(|| core.is_stopping() || over()).await;
+        if core.is_stopping() {
+            return;
+        }
+        while over() {
+            let coldest = core.tree.borrow().coldest_clean();
+            match coldest {
+                Some(id) => drop(core.tree.borrow_mut().take_extents(id)),
+                None => {
+                    // Everything in memory has unwritten keys: write the coldest of them.
+                    let coldest = core.tree.borrow().coldest_dirty();
+                    let Some(id) = coldest else { break };
+                    if let Err(e) = core.write_leaf(id).await {
+                        core.metadata_failed(e);
+                        return;
+                    }
+                }
+            }
+        }
+        core.rt.sleep(Nanos::from_ms(10)).await;
+    }
+}

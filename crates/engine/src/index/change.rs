@@ -1,0 +1,169 @@
+//! Looking things up in the index and changing it, for the request paths.
+//!
+//! A change is one synchronous step ([`Core::try_change`]) that either happens completely, in the journal's open
+//! entry and in the tree at once, or says what it must wait for ([`Blocked`]); the caller waits with
+//! [`Core::unblock`] and then decides anew, because the index may have moved on.
+
+use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
+
+use super::node::NodeId;
+use super::tree::{NotLoaded, Segment, Via};
+use crate::error::EngineError;
+use crate::flush::Tick;
+use crate::set::Core;
+
+/// Largest range of one pointer-less key (format section 4.2).
+const MAX_HOLE: Sectors = Sectors(32768);
+
+/// Which way a change takes to disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum How {
+    /// Through the journal: durable with its entry.
+    Journaled,
+    /// With its leaf only (clean copies whose loss costs nothing); the data was complete at the tick.
+    LeafOnly(Tick),
+}
+
+/// What a change has to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Blocked {
+    NotLoaded(NodeId),
+    JournalFull,
+    LeafFull(NodeId),
+}
+
+impl From<NotLoaded> for Blocked {
+    fn from(n: NotLoaded) -> Blocked {
+        Blocked::NotLoaded(n.0)
+    }
+}
+
+impl Core {
+    /// What the index says about the beginning of `[start, end)`.
+    pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
+        self.tree.borrow_mut().segment(inode, start, end, &self.buckets.borrow())
+    }
+
+    /// The same, reading the leaf if it is not in memory.
+    pub(crate) async fn segment_loaded(
+        &self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<Segment, EngineError> {
+        loop {
+            match self.segment(inode, start, end) {
+                Ok(s) => return Ok(s),
+                Err(NotLoaded(id)) => self.load_leaf(id).await?,
+            }
+        }
+    }
+
+    /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns how far it got (leaf and
+    /// key limits) and the journal entry.
+    pub(crate) fn try_change(
+        &self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        new: Option<(Ptr, bool)>,
+        how: How,
+    ) -> Result<(Sector, JournalSeq), Blocked> {
+        let now = self.rt.now();
+        let tree = &mut *self.tree.borrow_mut();
+        let id = tree.leaf_at(inode, start);
+        let node = tree.node(id);
+        let end = if new.is_none() { end.min(start + MAX_HOLE) } else { end };
+        let end = if node.bound.0 == inode { end.min(node.bound.1) } else { end };
+        let leaf = node.leaf();
+        let Some(extents) = &leaf.extents else { return Err(Blocked::NotLoaded(id)) };
+        if extents.len() * 3 >= self.leaf_words() * 2 {
+            self.queue_leaf(tree, id);
+            return Err(Blocked::LeafFull(id));
+        }
+        let (via, seq) = match how {
+            How::Journaled => {
+                let key = match new {
+                    Some((ptr, dirty)) => Bkey::extent(inode, end, end - start, dirty, ptr),
+                    None => Bkey::hole(inode, end, end - start),
+                };
+                let seq = self.journal.try_add(&key, now).ok_or(Blocked::JournalFull)?;
+                (Via::Journal(seq), seq)
+            }
+            How::LeafOnly(tick) => (Via::LeafOnly(tick), JournalSeq(0)),
+        };
+        let buckets = &mut *self.buckets.borrow_mut();
+        let reclaimable = buckets.reclaimable();
+        let done = tree
+            .change(inode, start, end, new, via, now, buckets, &mut |seq| self.journal.pin(seq))
+            .map_err(Blocked::from)?;
+        assert_eq!(done, end, "the change covers what its key says");
+        if buckets.reclaimable() > reclaimable && self.alloc.is_wanted() {
+            self.alloc.wanted.notify_all();
+        }
+        if tree.node(id).leaf().unwritten_words >= self.leaf_write_words() {
+            self.queue_leaf(tree, id);
+        }
+        Ok((done, seq))
+    }
+
+    /// Waits for what blocked a change.
+    pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
+        self.check()?;
+        match blocked {
+            Blocked::NotLoaded(id) => self.load_leaf(id).await,
+            Blocked::JournalFull => self.journal.wait_room().await,
+            Blocked::LeafFull(id) => {
+                self.index_changed
+                    .wait_until(|| {
+                        self.check().is_err()
+                            || self.tree.borrow().try_node(id).is_none_or(|n| {
+                                n.level != 0
+                                    || n.leaf()
+                                        .extents
+                                        .as_ref()
+                                        .is_none_or(|x| x.len() * 3 < self.leaf_words() * 2)
+                            })
+                    })
+                    .await;
+                self.check()
+            }
+        }
+    }
+
+    /// [`Core::try_change`] for the whole range, waiting where it must. Returns the newest journal entry.
+    pub(crate) async fn change(
+        &self,
+        inode: Inode,
+        mut start: Sector,
+        end: Sector,
+        mut new: Option<(Ptr, bool)>,
+        how: How,
+    ) -> Result<JournalSeq, EngineError> {
+        let mut newest = JournalSeq(0);
+        while start < end {
+            // A set that failed takes no more dirty data: its volume may be going on without it.
+            self.check()?;
+            match self.try_change(inode, start, end, new, how) {
+                Ok((done, seq)) => {
+                    new = new.map(|(ptr, dirty)| (ptr.advanced(done - start), dirty));
+                    newest = newest.max(seq);
+                    start = done;
+                }
+                Err(blocked) => self.unblock(blocked).await?,
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Words of keys that fit into one node.
+    pub(crate) fn leaf_words(&self) -> usize {
+        self.geometry.node_sectors.bytes() as usize / 8 - 4
+    }
+
+    /// Unwritten words at which a leaf is written without being asked: large enough that a set is worth its
+    /// padding, small enough that nodes take several sets before they are rewritten.
+    fn leaf_write_words(&self) -> usize {
+        (self.leaf_words() / 8).clamp(48, 2048)
+    }
+}

@@ -1,0 +1,455 @@
+//! The extents of one btree leaf in memory.
+//!
+//! Owns a sorted list of [`Entry`], cut into chunks of at most [`CHUNK_ENTRIES`] so that an insert moves at most
+//! 2 KiB. A leaf may hold several devices: a chunk belongs to one inode. Must not know buckets, generations or
+//! disks: what was replaced is handed to the caller, who accounts for it.
+//!
+//! Invariants: entries are disjoint and ascending by (inode, end); no chunk is empty; `last_end` of a chunk is the
+//! end of its last entry.
+
+use format::{Inode, Sector};
+
+use super::entry::Entry;
+
+const CHUNK_ENTRIES: usize = 128;
+
+struct Chunk {
+    inode: Inode,
+    /// Some entry may be unwritten (never false while one is).
+    unwritten: bool,
+    last_end: Sector,
+    entries: Vec<Entry>,
+}
+
+/// Where an entry is: chunk and index inside it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place {
+    chunk: usize,
+    index: usize,
+}
+
+/// A sorted list of extents; see the module head.
+#[derive(Default)]
+pub(crate) struct Extents {
+    chunks: Vec<Chunk>,
+    len: usize,
+}
+
+impl Extents {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes of memory held by full chunks: cheap, and close enough to bound the cache.
+    pub(crate) fn memory_bytes_hint(&self) -> usize {
+        self.chunks.len() * (CHUNK_ENTRIES * size_of::<Entry>() + size_of::<Chunk>())
+    }
+
+    /// Bytes of memory held.
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.chunks.capacity() * size_of::<Chunk>()
+            + self.chunks.iter().map(|c| c.entries.capacity() * size_of::<Entry>()).sum::<usize>()
+    }
+
+    /// The first entry of `inode` that ends behind `position`: it covers the position or follows it.
+    pub(crate) fn first_behind(&self, inode: Inode, position: Sector) -> Option<Entry> {
+        let at = self.seek(inode, position);
+        let chunk = self.chunks.get(at.chunk)?;
+        if chunk.inode == inode { chunk.entries.get(at.index).copied() } else { None }
+    }
+
+    /// Every entry, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Inode, Entry)> + '_ {
+        self.chunks.iter().flat_map(|c| c.entries.iter().map(|e| (c.inode, *e)))
+    }
+
+    /// Entries of `inode` that end behind `start`, ascending.
+    pub(crate) fn iter_from(&self, inode: Inode, start: Sector) -> impl Iterator<Item = Entry> + '_ {
+        let at = self.seek(inode, start);
+        let first = self.chunks.get(at.chunk).filter(|c| c.inode == inode);
+        let head = first.map_or(&[][..], |c| c.entries.get(at.index..).unwrap_or(&[]));
+        let rest = self.chunks.get(at.chunk + 1..).unwrap_or(&[]);
+        head.iter()
+            .copied()
+            .chain(rest.iter().take_while(move |c| c.inode == inode).flat_map(|c| c.entries.iter().copied()))
+    }
+
+    /// Every unwritten entry, ascending.
+    pub(crate) fn iter_unwritten(&self) -> impl Iterator<Item = (Inode, Entry)> + '_ {
+        self.chunks
+            .iter()
+            .filter(|c| c.unwritten)
+            .flat_map(|c| c.entries.iter().map(|e| (c.inode, *e)))
+            .filter(|(_, e)| e.is_unwritten())
+    }
+
+    /// Every unwritten entry has gone into a set.
+    pub(crate) fn mark_all_written(&mut self) {
+        for chunk in self.chunks.iter_mut().filter(|c| c.unwritten) {
+            chunk.entries.iter_mut().for_each(Entry::mark_written);
+            chunk.unwritten = false;
+        }
+    }
+
+    /// Keeps the entries that `keep` accepts. It may change everything but their place.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(Inode, &mut Entry) -> bool) {
+        self.chunks.retain_mut(|chunk| {
+            let inode = chunk.inode;
+            chunk.entries.retain_mut(|e| keep(inode, e));
+            chunk.unwritten = chunk.entries.iter().any(|e| e.is_unwritten());
+            if let Some(last) = chunk.entries.last() {
+                chunk.last_end = last.end();
+            }
+            !chunk.entries.is_empty()
+        });
+        self.len = self.chunks.iter().map(|c| c.entries.len()).sum();
+    }
+
+    /// Adds an entry behind all others (loading and splitting).
+    pub(crate) fn push_back(&mut self, inode: Inode, entry: Entry) {
+        self.len += 1;
+        if let Some(chunk) = self.chunks.last_mut() {
+            debug_assert!((chunk.inode, chunk.last_end) < (inode, entry.end()));
+            if chunk.inode == inode && chunk.entries.len() < CHUNK_ENTRIES {
+                chunk.entries.push(entry);
+                chunk.last_end = entry.end();
+                chunk.unwritten |= entry.is_unwritten();
+                return;
+            }
+        }
+        self.chunks.push(Chunk::of(inode, entry));
+    }
+
+    /// Makes `[start, end)` of `inode` a hole and then, if `new` is given, puts it there (it must lie inside). What
+    /// was there before goes, cut to the range, to `removed`.
+    pub(crate) fn replace(
+        &mut self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        new: Option<Entry>,
+        mut removed: impl FnMut(Entry),
+    ) {
+        debug_assert!(start < end);
+        debug_assert!(new.is_none_or(|n| n.start() >= start && n.end() <= end));
+        let at = self.seek(inode, start);
+        // The common case: the same blocks are written again.
+        if let (Some(new), Some(chunk)) = (new, self.chunks.get_mut(at.chunk))
+            && chunk.inode == inode
+            && let Some(old) = chunk.entries.get_mut(at.index)
+            && old.end() == new.end()
+            && old.size() == new.size()
+            && new.start() == start
+            && new.end() == end
+        {
+            removed(*old);
+            *old = new;
+            chunk.unwritten |= new.is_unwritten();
+            return;
+        }
+        let at = self.clear(at, inode, start, end, &mut removed);
+        if let Some(new) = new {
+            self.insert_at(at, inode, new);
+        }
+    }
+
+    /// Makes `[start, end)` a hole, beginning at `at` = the first entry behind `start`; returns where an entry for
+    /// the range belongs.
+    fn clear(
+        &mut self,
+        mut at: Place,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        removed: &mut impl FnMut(Entry),
+    ) -> Place {
+        loop {
+            let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode) else { return at };
+            let Some(first) = chunk.entries.get(at.index).copied() else {
+                // Behind the last entry of this chunk: the next one may begin inside the range.
+                let next = Place { chunk: at.chunk + 1, index: 0 };
+                match self.chunks.get(next.chunk).filter(|c| c.inode == inode) {
+                    Some(c) if c.entries.first().is_some_and(|e| e.start() < end) => at = next,
+                    _ => return at,
+                }
+                continue;
+            };
+            if first.start() >= end {
+                return at;
+            }
+            if first.start() < start {
+                return self.clear_inside(at, first, start, end, removed);
+            }
+            // Whole entries up to the first that reaches beyond the range.
+            let covered =
+                chunk.entries.get(at.index..).unwrap_or(&[]).iter().take_while(|e| e.end() <= end).count();
+            for e in chunk.entries.drain(at.index..at.index + covered) {
+                removed(e);
+            }
+            self.len -= covered;
+            if let Some(e) = chunk.entries.get_mut(at.index) {
+                if e.start() < end {
+                    removed(e.clipped(start, end));
+                    e.cut_front(end - e.start());
+                }
+                chunk.fix_last_end();
+                return at;
+            }
+            if chunk.entries.is_empty() {
+                self.chunks.remove(at.chunk);
+                at.index = 0;
+                // An entry for the range belongs at the end of the chunk before, or opens a new one.
+                if self.chunks.get(at.chunk).is_none_or(|c| c.inode != inode)
+                    && let Some(before) = at.chunk.checked_sub(1)
+                    && let Some(c) = self.chunks.get(before).filter(|c| c.inode == inode)
+                {
+                    return Place { chunk: before, index: c.entries.len() };
+                }
+            } else {
+                chunk.fix_last_end();
+            }
+        }
+    }
+
+    /// The first overlapping entry begins before the range: keep its head, and its tail if it has one.
+    fn clear_inside(
+        &mut self,
+        at: Place,
+        first: Entry,
+        start: Sector,
+        end: Sector,
+        removed: &mut impl FnMut(Entry),
+    ) -> Place {
+        removed(first.clipped(start, end));
+        let next = Place { chunk: at.chunk, index: at.index + 1 };
+        let chunk = &mut self.chunks[at.chunk];
+        let inode = chunk.inode;
+        chunk.entries[at.index].cut_back(first.end() - start);
+        if first.end() > end {
+            let mut tail = first;
+            tail.cut_front(end - first.start());
+            return self.insert_behind(next, inode, tail);
+        }
+        chunk.fix_last_end();
+        self.clear(next, inode, start, end, removed)
+    }
+
+    /// Inserts and returns the place of the inserted entry.
+    fn insert_behind(&mut self, at: Place, inode: Inode, entry: Entry) -> Place {
+        self.insert_plain(at, inode, entry);
+        self.seek(inode, entry.start())
+    }
+
+    fn insert_at(&mut self, at: Place, inode: Inode, entry: Entry) {
+        if let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode)
+            && let Some(left) = at.index.checked_sub(1).and_then(|i| chunk.entries.get_mut(i))
+            && left.try_join(entry)
+        {
+            chunk.fix_last_end();
+            return;
+        }
+        self.insert_plain(at, inode, entry);
+    }
+
+    fn insert_plain(&mut self, at: Place, inode: Inode, entry: Entry) {
+        self.len += 1;
+        let in_chunk = self.chunks.get(at.chunk).is_some_and(|c| c.inode == inode);
+        if !in_chunk {
+            // Either behind everything of this inode, or its first entry: the chunk before takes it if it can.
+            if let Some(before) = at.chunk.checked_sub(1)
+                && let Some(chunk) = self.chunks.get_mut(before)
+                && chunk.inode == inode
+                && chunk.entries.len() < CHUNK_ENTRIES
+            {
+                let index = chunk.entries.len();
+                chunk.insert(index, entry);
+                return;
+            }
+            self.chunks.insert(at.chunk, Chunk::of(inode, entry));
+            return;
+        }
+        let chunk = &mut self.chunks[at.chunk];
+        if chunk.entries.len() < CHUNK_ENTRIES {
+            chunk.insert(at.index, entry);
+            return;
+        }
+        // Ascending writes fill chunks to the brim: split at the end then, else in the middle.
+        let half = if at.index == CHUNK_ENTRIES { CHUNK_ENTRIES } else { CHUNK_ENTRIES / 2 };
+        let mut right = Vec::with_capacity(CHUNK_ENTRIES);
+        right.extend(chunk.entries.drain(half..));
+        let mut right = Chunk { inode, unwritten: chunk.unwritten, last_end: chunk.last_end, entries: right };
+        if at.index >= half {
+            right.insert(at.index - half, entry);
+        } else {
+            chunk.insert(at.index, entry);
+        }
+        chunk.fix_last_end();
+        self.chunks.insert(at.chunk + 1, right);
+    }
+
+    /// The place of the first entry of `inode` that ends behind `position`, or where it would be.
+    fn seek(&self, inode: Inode, position: Sector) -> Place {
+        let chunk = self.chunks.partition_point(|c| (c.inode, c.last_end) <= (inode, position));
+        match self.chunks.get(chunk) {
+            Some(c) if c.inode == inode => {
+                Place { chunk, index: c.entries.partition_point(|e| e.end() <= position) }
+            }
+            // Behind the last entry of the inode: appending to its last chunk beats a new one.
+            _ => match chunk.checked_sub(1).and_then(|i| self.chunks.get(i)) {
+                Some(c) if c.inode == inode => Place { chunk: chunk - 1, index: c.entries.len() },
+                _ => Place { chunk, index: 0 },
+            },
+        }
+    }
+}
+
+impl Chunk {
+    fn of(inode: Inode, entry: Entry) -> Chunk {
+        let mut entries = Vec::with_capacity(CHUNK_ENTRIES);
+        entries.push(entry);
+        Chunk { inode, unwritten: entry.is_unwritten(), last_end: entry.end(), entries }
+    }
+
+    fn insert(&mut self, index: usize, entry: Entry) {
+        self.entries.insert(index, entry);
+        self.unwritten |= entry.is_unwritten();
+        self.fix_last_end();
+    }
+
+    fn fix_last_end(&mut self) {
+        if let Some(last) = self.entries.last() {
+            self.last_end = last.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use format::{Gen, Ptr, Sectors};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What every sector of every inode holds: the cache sector and whether it is dirty.
+    type Naive = BTreeMap<(u32, u64), (u64, bool)>;
+
+    #[derive(Clone, Debug)]
+    struct Step {
+        inode: u32,
+        start: u64,
+        size: u64,
+        target: Option<(u64, bool)>,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        (
+            0..3u32,
+            0..2000u64,
+            prop_oneof![1..4u64, 8..9u64, 1..400u64],
+            any::<bool>(),
+            0..1_000_000u64,
+            any::<bool>(),
+        )
+            .prop_map(|(inode, start, size, hole, target, dirty)| Step {
+                inode,
+                start,
+                size,
+                target: (!hole).then_some((target, dirty)),
+            })
+    }
+
+    fn entry(s: &Step) -> Option<Entry> {
+        s.target.map(|(at, dirty)| {
+            Entry::extent(Sector(s.start + s.size), Sectors(s.size), dirty, Ptr::new(0, Sector(at), Gen(1)))
+        })
+    }
+
+    fn sectors_of(inode: u32, e: Entry) -> impl Iterator<Item = ((u32, u64), (u64, bool))> {
+        (0..e.size().0).map(move |i| ((inode, e.start().0 + i), (e.ptr().offset().0 + i, e.dirty())))
+    }
+
+    fn check(extents: &Extents, naive: &Naive) {
+        let all: Naive = extents.iter().flat_map(|(inode, e)| sectors_of(inode.0, e)).collect();
+        assert_eq!(&all, naive);
+        let mut last = (Inode(0), Sector(0));
+        for (inode, e) in extents.iter() {
+            assert!(last <= (inode, e.start()), "{e:?} after {last:?}");
+            last = (inode, e.end());
+        }
+        assert_eq!(extents.iter().count(), extents.len());
+        for c in &extents.chunks {
+            assert_eq!(Some(c.last_end), c.entries.last().map(|e| e.end()));
+            assert!(c.entries.len() <= CHUNK_ENTRIES);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn replace_agrees_with_a_map_of_sectors(steps in prop::collection::vec(step(), 1..400)) {
+            let mut extents = Extents::default();
+            let mut naive = Naive::new();
+            for s in &steps {
+                let mut removed = Naive::new();
+                let (start, end) = (Sector(s.start), Sector(s.start + s.size));
+                extents.replace(Inode(s.inode), start, end, entry(s), |e| {
+                    removed.extend(sectors_of(s.inode, e));
+                });
+                let mut expected = Naive::new();
+                for p in s.start..s.start + s.size {
+                    if let Some(old) = naive.remove(&(s.inode, p)) {
+                        expected.insert((s.inode, p), old);
+                    }
+                    if let Some((at, dirty)) = s.target {
+                        naive.insert((s.inode, p), (at + p - s.start, dirty));
+                    }
+                }
+                prop_assert_eq!(removed, expected);
+                let found = extents.first_behind(Inode(s.inode), start);
+                let want = naive.range((s.inode, s.start)..(s.inode + 1, 0)).next().map(|(k, _)| k.1);
+                prop_assert_eq!(found.map(|e| e.start().0.max(s.start)), want);
+                let walked: Vec<u64> = extents.iter_from(Inode(s.inode), start).map(|e| e.end().0).collect();
+                let all: Vec<u64> = extents
+                    .iter()
+                    .filter(|(i, e)| i.0 == s.inode && e.end() > start)
+                    .map(|(_, e)| e.end().0)
+                    .collect();
+                prop_assert_eq!(walked, all);
+            }
+            check(&extents, &naive);
+        }
+    }
+
+    #[test]
+    fn unwritten_entries_are_found_until_marked() {
+        let mut x = Extents::default();
+        for i in 0..1000u64 {
+            let e = Entry::extent(Sector(i * 16 + 8), Sectors(8), true, Ptr::new(0, Sector(i * 8), Gen(0)));
+            let e = if i % 3 == 0 { e.unwritten() } else { e };
+            x.replace(Inode(1), e.start(), e.end(), Some(e), |_| {});
+        }
+        assert_eq!(x.iter_unwritten().count(), 334);
+        x.mark_all_written();
+        assert_eq!(x.iter_unwritten().count(), 0);
+        assert_eq!(x.len(), 1000);
+    }
+
+    #[test]
+    fn memory_stays_below_32_bytes_for_each_extent() {
+        let mut x = Extents::default();
+        let mut rng = io::Rng::new(1);
+        let mut order: Vec<u64> = (0..20_000).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        for i in order {
+            // Never joined: the cache sectors are not adjacent.
+            let e = Entry::extent(Sector(i * 8 + 8), Sectors(8), true, Ptr::new(0, Sector(i * 16), Gen(0)));
+            x.replace(Inode(0), e.start(), e.end(), Some(e), |_| {});
+        }
+        assert!(x.memory_bytes() <= 32 * x.len(), "{} bytes for {} extents", x.memory_bytes(), x.len());
+    }
+}

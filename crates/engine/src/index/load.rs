@@ -1,0 +1,392 @@
+//! Reading btree nodes: the whole tree at start, single leaves when they are needed again.
+//!
+//! At start every key of every set raises the generation of the bucket it points to, and only then is it known which
+//! pointers are stale (format section 5): so the tree is read first and accounted for afterwards. Nodes are read
+//! ahead, several at a time. A torn last set is dropped (format section 12.5): its journal entries are still pinned,
+//! so nothing that was acknowledged is lost; the leaf is rewritten, and an event says so.
+
+use std::collections::VecDeque;
+
+use format::node::{DamageKind, NodeSummary};
+use format::{Bkey, BucketNr, Geometry, Inode, Sector, Sectors, SetMagic, for_each_set};
+use io::{Buffer, Disk, IoFuture};
+
+use super::entry::{Entry, MAX_POSITION};
+use super::extents::Extents;
+use super::node::{Body, Leaf, Node, NodeId};
+use super::tree::{MAX_BOUND, Tree};
+use crate::alloc::{Buckets, GEN_AGE_LIMIT};
+use crate::error::{EngineError, Place};
+use crate::set::{Core, SetEvent};
+
+/// Nodes that are read at once.
+const READ_AHEAD: usize = 16;
+
+/// A node's way from the root, for errors.
+type Path = Vec<BucketNr>;
+
+/// What is needed to read nodes.
+pub(crate) struct Reader<'a> {
+    pub(crate) disk: &'a Disk,
+    pub(crate) place: &'a Place,
+    pub(crate) geometry: &'a Geometry,
+    pub(crate) magic: SetMagic,
+}
+
+/// A node to be read: its key, level, parent, and the keys' lower bound.
+struct Wanted {
+    key: Bkey,
+    level: u16,
+    parent: Option<NodeId>,
+    path: Path,
+    /// Where in its parent's children it goes.
+    child: usize,
+}
+
+/// A node as read.
+struct Parsed {
+    summary: NodeSummary,
+    torn: Option<String>,
+    keys: Vec<Bkey>,
+}
+
+impl Reader<'_> {
+    fn bucket_of_node(&self, w: &Wanted) -> Result<BucketNr, EngineError> {
+        let g = self.geometry;
+        let bad = |what: String| {
+            let sector = w.key.pointer().map_or(Sector(0), |p| p.offset());
+            Err(self.place.damage_at(sector, None, w.path.clone(), format!("btree node key: {what}")))
+        };
+        let Some(ptr) = w.key.pointer() else { return bad("expected one pointer, found none".into()) };
+        let Some(bucket) = g.ptr_bucket(ptr, w.key.size()).filter(|b| *b >= g.first_dynamic()) else {
+            return bad(format!(
+                "expected {} sectors inside one bucket of {}..{}, found sector {}",
+                w.key.size(),
+                g.first_dynamic(),
+                g.nbuckets,
+                ptr.offset()
+            ));
+        };
+        if g.bucket_start(bucket) != ptr.offset() || w.key.size() == Sectors::ZERO {
+            return bad(format!("expected the start of bucket {bucket}, found sector {}", ptr.offset()));
+        }
+        Ok(bucket)
+    }
+
+    fn start(&self, w: &Wanted) -> Result<IoFuture, EngineError> {
+        let bucket = self.bucket_of_node(w)?;
+        if w.path.contains(&bucket) {
+            let sector = self.geometry.bucket_start(bucket);
+            return Err(self.place.damage_at(
+                sector,
+                Some((bucket, None)),
+                w.path.clone(),
+                "btree node: expected a bucket that is not its own ancestor",
+            ));
+        }
+        let buffer = self.disk.runtime().pool().take(w.key.size().bytes() as usize);
+        Ok(self.disk.start_read(self.geometry.bucket_start(bucket), w.key.size(), buffer, 0))
+    }
+
+    fn parse(&self, key: &Bkey, path: &Path, bytes: &Buffer) -> Result<Parsed, EngineError> {
+        let mut keys = Vec::new();
+        let visit = |_: usize, k: Bkey| keys.push(k);
+        match for_each_set(bytes.as_slice(), key, self.magic, self.geometry.block_sectors, visit) {
+            Ok(summary) => Ok(Parsed { summary, torn: None, keys }),
+            Err(d) if d.kind == DamageKind::TornLastSet => {
+                Ok(Parsed { summary: d.before, torn: Some(d.error.to_string()), keys })
+            }
+            Err(d) => {
+                let ptr = key.pointer().unwrap_or_default();
+                let bucket = self.geometry.bucket_of(ptr.offset()).unwrap_or_default();
+                let at = ptr.offset() + Sectors::from_bytes_floor(d.error.offset_bytes);
+                Err(self.place.damage_at(
+                    at,
+                    Some((bucket, Some(ptr.generation()))),
+                    path.clone(),
+                    d.error.to_string(),
+                ))
+            }
+        }
+    }
+
+    /// Every pointer of the node raises the generation of its bucket; one that makes no sense is damage.
+    fn raise(&self, keys: &[Bkey], w: &Wanted, buckets: &mut Buckets) -> Result<(), EngineError> {
+        for k in keys {
+            let Some(ptr) = k.pointer().filter(|p| p.is_available() && k.size() > Sectors::ZERO) else {
+                continue;
+            };
+            let Some(b) = self.geometry.ptr_bucket(ptr, k.size()) else {
+                let sector = w.key.pointer().map_or(Sector(0), |p| p.offset());
+                return Err(self.place.bad_node(
+                    &w.key,
+                    w.path.clone(),
+                    self.geometry.bucket_of(sector).unwrap_or_default(),
+                    format!(
+                        "key {}:{}: pointer: expected {} sectors inside one bucket, found sector {}",
+                        k.inode(),
+                        k.offset(),
+                        k.size(),
+                        ptr.offset()
+                    ),
+                ));
+            };
+            buckets.raise(b, ptr.generation());
+        }
+        Ok(())
+    }
+}
+
+/// The extents that the sets of a leaf amount to (format section 8.3).
+fn extents_of(keys: &[Bkey]) -> Extents {
+    let mut x = Extents::default();
+    for k in keys {
+        let (Some(start), true) = (k.start(), k.size() > Sectors::ZERO && k.offset() <= MAX_POSITION) else {
+            continue;
+        };
+        let entry = match k.pointer() {
+            Some(p) if p.is_available() => Some(Entry::extent(k.offset(), k.size(), k.dirty(), p)),
+            _ => None,
+        };
+        x.replace(k.inode(), start, k.offset(), entry, |_| {});
+    }
+    x
+}
+
+/// What the start found besides the tree.
+pub(crate) struct LoadedTree {
+    pub(crate) tree: Tree,
+    pub(crate) events: Vec<SetEvent>,
+}
+
+/// Reads the whole tree under `root` and raises generations; nothing is accounted for yet.
+pub(crate) async fn load_tree(
+    reader: &Reader<'_>,
+    root: Bkey,
+    level: u16,
+    buckets: &mut Buckets,
+) -> Result<LoadedTree, EngineError> {
+    let mut events = Vec::new();
+    let mut tree: Option<Tree> = None;
+    let mut queue = VecDeque::from([Wanted { key: root, level, parent: None, path: Vec::new(), child: 0 }]);
+    let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
+    let mut seen = std::collections::BTreeSet::new();
+    if root.position() != MAX_BOUND {
+        let sector = root.pointer().map_or(Sector(0), |p| p.offset());
+        let found = root.position();
+        return Err(reader.place.damage(
+            sector,
+            format!("btree root key: expected position {:?}, found {:?}", MAX_BOUND, found),
+        ));
+    }
+    loop {
+        while reading.len() < READ_AHEAD
+            && let Some(w) = queue.pop_front()
+        {
+            let future = reader.start(&w)?;
+            reading.push_back((w, future));
+        }
+        let Some((w, future)) = reading.pop_front() else { break };
+        let done = future.await;
+        done.result?;
+        let Some(bytes) = done.buffer else { continue };
+        let bucket = reader.bucket_of_node(&w)?;
+        if !seen.insert(bucket) {
+            let what = "btree node: expected a bucket of its own, found one that another node uses";
+            return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
+        }
+        let parsed = reader.parse(&w.key, &w.path, &bytes)?;
+        reader.raise(&parsed.keys, &w, buckets)?;
+        let ptr = w.key.pointer().unwrap_or_default();
+        let mut node = Node {
+            level: w.level,
+            bound: w.key.position(),
+            ptr,
+            sectors: w.key.size(),
+            set_seq: parsed.summary.seq,
+            written: Sectors::from_bytes_floor(parsed.summary.written_bytes as u64),
+            parent: w.parent,
+            busy: false,
+            birth: 0,
+            body: Body::Internal(Vec::new()),
+        };
+        if let Some(what) = &parsed.torn {
+            events.push(SetEvent::TornSet { bucket, generation: ptr.generation(), what: what.clone() });
+        }
+        let mut children = Vec::new();
+        if w.level == 0 {
+            let must_rewrite = parsed.torn.is_some();
+            node.body = Body::Leaf(Leaf { must_rewrite, extents: None, ..Leaf::default() });
+        } else {
+            if parsed.torn.is_some() {
+                // Whatever a torn internal set named was not in use yet: the old children are all there. The node
+                // takes no further sets.
+                node.written = node.sectors;
+            }
+            children = live_children(reader, &w, &parsed.keys, buckets)?;
+            node.body = Body::Internal(vec![NodeId(u32::MAX); children.len()]);
+        }
+        let id = match &mut tree {
+            None => {
+                let t = Tree::new(node);
+                let root = t.root();
+                tree = Some(t);
+                root
+            }
+            Some(t) => t.add_node(node),
+        };
+        let t = tree.as_mut().expect("the root was added first");
+        if let Some(p) = w.parent
+            && let Some(slot) = t.node_mut(p).children_mut().get_mut(w.child)
+        {
+            *slot = id;
+        }
+        if w.level == 0 {
+            t.set_extents(id, extents_of(&parsed.keys));
+        }
+        let mut path = w.path.clone();
+        path.push(bucket);
+        for (child, key) in children.into_iter().enumerate() {
+            queue.push_back(Wanted { key, level: w.level - 1, parent: Some(id), path: path.clone(), child });
+        }
+    }
+    let mut tree = tree.ok_or_else(|| reader.place.damage(Sector(0), "btree: no root"))?;
+    tree.rebuild_directory();
+    for b in seen {
+        buckets.mark_metadata(b);
+    }
+    Ok(LoadedTree { tree, events })
+}
+
+/// The live children of an internal node, in order (format section 8.4).
+fn live_children(
+    reader: &Reader<'_>,
+    w: &Wanted,
+    keys: &[Bkey],
+    buckets: &Buckets,
+) -> Result<Vec<Bkey>, EngineError> {
+    let bucket = reader.bucket_of_node(w)?;
+    let bad = |what: String| Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what));
+    let mut live: Vec<Bkey> = Vec::new();
+    for k in keys.iter().filter(|k| !k.is_zero_position()) {
+        let Some(ptr) = k.pointer().filter(|p| p.is_available()) else { continue };
+        let Some(b) = reader.geometry.ptr_bucket(ptr, k.size()) else { continue };
+        let age = buckets.generation(b).age_of(ptr.generation());
+        if age > GEN_AGE_LIMIT {
+            return bad(format!(
+                "key {}:{}: generation age: expected at most 96, found {age}",
+                k.inode(),
+                k.offset()
+            ));
+        }
+        if age == 0 {
+            live.push(*k);
+        }
+    }
+    live.sort_by_key(Bkey::position);
+    if let Some(two) = live.windows(2).find(|p| p[0].position() == p[1].position()) {
+        let at = two[0].position();
+        return bad(format!("expected one live child per position, found two at {}:{}", at.0, at.1));
+    }
+    match live.last() {
+        Some(last) if last.position() == w.key.position() => Ok(live),
+        found => {
+            let found = found.map_or("no live child".into(), |k| format!("{}:{}", k.inode(), k.offset()));
+            bad(format!("last child: expected position {}:{}, found {found}", w.key.inode(), w.key.offset()))
+        }
+    }
+}
+
+/// Checks that a leaf's extents lie in their leaf, and counts them.
+pub(crate) fn account_tree(tree: &mut Tree, buckets: &mut Buckets, place: &Place) -> Result<(), EngineError> {
+    let ids: Vec<NodeId> = tree.leaves().collect();
+    let mut lower: (Inode, Sector) = (Inode(0), Sector(0));
+    for id in ids {
+        let bound = tree.node(id).bound;
+        let Some(extents) = tree.take_extents(id) else { continue };
+        let outside =
+            extents.iter().find(|(inode, e)| (*inode, e.start()) < lower || (*inode, e.end()) > bound);
+        if let Some((inode, e)) = outside {
+            let ptr = tree.node(id).ptr;
+            let bucket = buckets.bucket_of(ptr);
+            return Err(place.damage_at(
+                ptr.offset(),
+                Some((bucket, Some(ptr.generation()))),
+                Vec::new(),
+                format!(
+                    "leaf: expected extents inside {}:{}..{}:{}, found {}:{}..{}",
+                    lower.0,
+                    lower.1,
+                    bound.0,
+                    bound.1,
+                    inode,
+                    e.start(),
+                    e.end()
+                ),
+            ));
+        }
+        tree.account_leaf(id, &extents, buckets);
+        tree.set_extents(id, extents);
+        lower = bound;
+    }
+    Ok(())
+}
+
+impl Core {
+    /// Reads a leaf that is not in memory; returns at once if it is.
+    pub(crate) async fn load_leaf(&self, id: NodeId) -> Result<(), EngineError> {
+        loop {
+            self.check()?;
+            let (key, sector) = {
+                let tree = &mut *self.tree.borrow_mut();
+                // Gone, or loaded meanwhile: the caller looks again.
+                let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Ok(()) };
+                if node.leaf().extents.is_some() {
+                    return Ok(());
+                }
+                let place = (node.key(), node.ptr.offset());
+                if node.leaf().loading {
+                    None
+                } else {
+                    tree.node_mut(id).leaf_mut().loading = true;
+                    Some(place)
+                }
+            }
+            .unzip();
+            let (Some(key), Some(sector)) = (key, sector) else {
+                let loaded = || {
+                    self.check().is_err()
+                        || self.tree.borrow().try_node(id).is_none_or(|n| n.level != 0 || !n.leaf().loading)
+                };
+                self.index_changed.wait_until(loaded).await;
+                continue;
+            };
+            let buffer = self.rt.pool().take(key.size().bytes() as usize);
+            let (buffer, result) = self.cache.read(sector, buffer).await;
+            let reader =
+                Reader { disk: &self.cache, place: &self.place, geometry: &self.geometry, magic: self.magic };
+            let parsed = match result {
+                Ok(()) => reader.parse(&key, &Vec::new(), &buffer),
+                Err(e) => Err(e.into()),
+            };
+            {
+                let tree = &mut *self.tree.borrow_mut();
+                // A leaf that is not in memory is clean and nobody replaces it without loading it.
+                tree.node_mut(id).leaf_mut().loading = false;
+                if let Ok(p) = &parsed {
+                    tree.set_extents(id, extents_of(&p.keys));
+                    self.counters.borrow_mut().btree_reads += 1;
+                }
+            }
+            self.index_changed.notify_all();
+            self.memory_changed.notify_all();
+            return match parsed {
+                Ok(_) => Ok(()),
+                Err(e) => {
+                    self.metadata_failed(e.clone());
+                    Err(e)
+                }
+            };
+        }
+    }
+}

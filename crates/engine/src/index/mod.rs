@@ -1,0 +1,22 @@
+//! The index of what is cached: extents by (inode, sector).
+//!
+//! In memory a tree of leaves with chunked extent lists ([`tree`], [`extents`]); on disk bcache's btree, a log of
+//! bsets in each node. Changes are made in memory and journaled; leaves are written behind (`append`), replaced when
+//! they are full (`rewrite`) and read when they are needed (`load`).
+
+mod append;
+mod change;
+mod entry;
+mod extents;
+mod load;
+mod node;
+mod rewrite;
+mod tree;
+
+pub(crate) use change::{Blocked, How};
+pub(crate) use entry::MAX_POSITION;
+pub(crate) use load::{Reader, account_tree, load_tree};
+pub(crate) use node::{Bound, NodeId};
+pub(crate) use tree::{Kind, NotLoaded, Tree, Via};
+
+pub(crate) use append::{evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};

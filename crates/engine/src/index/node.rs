@@ -1,0 +1,110 @@
+//! A btree node: where it is on disk, what it pins, and for a leaf its extents in memory.
+//!
+//! Must not know how nodes are found or written; see `tree`, `append` and `rewrite`.
+
+use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
+use io::Nanos;
+
+use super::extents::Extents;
+use crate::flush::Tick;
+
+/// Names a node in memory, for as long as it lives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct NodeId(pub(crate) u32);
+
+/// The greatest position that a node covers; the position of its key.
+pub(crate) type Bound = (Inode, Sector);
+
+pub(crate) struct Node {
+    pub(crate) level: u16,
+    pub(crate) bound: Bound,
+    pub(crate) ptr: Ptr,
+    pub(crate) sectors: Sectors,
+    /// `seq` of all its bsets.
+    pub(crate) set_seq: u64,
+    /// Sectors of the node that hold sets.
+    pub(crate) written: Sectors,
+    pub(crate) parent: Option<NodeId>,
+    /// Order in which nodes were made; given by the tree.
+    pub(crate) birth: u64,
+    /// A write of the node is in flight, or it is being replaced: no second writer.
+    pub(crate) busy: bool,
+    pub(crate) body: Body,
+}
+
+pub(crate) enum Body {
+    Leaf(Leaf),
+    /// Children, ascending by bound.
+    Internal(Vec<NodeId>),
+}
+
+/// A leaf in memory.
+#[derive(Default)]
+pub(crate) struct Leaf {
+    /// `None` while the leaf is only on disk.
+    pub(crate) extents: Option<Extents>,
+    pub(crate) loading: bool,
+    /// Live dirty sectors (kept while the leaf is not in memory).
+    pub(crate) dirty_sectors: u64,
+    /// Words of keys that no set holds yet (an upper bound).
+    pub(crate) unwritten_words: usize,
+    /// When the first of them came.
+    pub(crate) unwritten_since: Nanos,
+    /// Newest journal entry with a key of this leaf.
+    pub(crate) newest_seq: JournalSeq,
+    /// Oldest journal entry with a key that no set holds yet.
+    pub(crate) pin_pending: Option<JournalSeq>,
+    /// The same for keys in a set that is being written.
+    pub(crate) pin_inflight: Option<JournalSeq>,
+    /// Data of keys that are not journaled must be flushed up to here before a set names it.
+    pub(crate) unjournaled: Option<Tick>,
+    /// Must be replaced by a new node: an append failed, or entries were dropped in memory only.
+    pub(crate) must_rewrite: bool,
+    pub(crate) last_used: u64,
+    pub(crate) queued: bool,
+}
+
+impl Node {
+    /// The key by which the parent (or the journal) names this node.
+    pub(crate) fn key(&self) -> Bkey {
+        Bkey::node(self.bound.0, self.bound.1, self.sectors, self.ptr)
+    }
+
+    pub(crate) fn leaf(&self) -> &Leaf {
+        match &self.body {
+            Body::Leaf(l) => l,
+            Body::Internal(_) => panic!("node at level {} is no leaf", self.level),
+        }
+    }
+
+    pub(crate) fn leaf_mut(&mut self) -> &mut Leaf {
+        match &mut self.body {
+            Body::Leaf(l) => l,
+            Body::Internal(_) => panic!("node at level {} is no leaf", self.level),
+        }
+    }
+
+    pub(crate) fn children(&self) -> &[NodeId] {
+        match &self.body {
+            Body::Internal(c) => c,
+            Body::Leaf(_) => &[],
+        }
+    }
+
+    pub(crate) fn children_mut(&mut self) -> &mut Vec<NodeId> {
+        match &mut self.body {
+            Body::Internal(c) => c,
+            Body::Leaf(_) => panic!("a leaf has no children"),
+        }
+    }
+}
+
+impl Leaf {
+    /// Nothing would be lost if the extents were dropped from memory.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.unwritten_words == 0
+            && !self.must_rewrite
+            && self.pin_pending.is_none()
+            && self.pin_inflight.is_none()
+    }
+}

@@ -1,0 +1,462 @@
+//! Replacing leaves: splitting a full one, compacting a fragmented one, packing several small ones together.
+//!
+//! The new leaves take the place of the old ones in memory at once, and requests go on with them; on disk they follow
+//! in the order of the format's section 12.3: the new nodes completely (FUA) → the parent's set with their keys and
+//! the freeing keys of the old ones (FUA), or a journal entry with the new root → the old buckets may be reused.
+//! Until then the old leaves' journal entries stay pinned.
+//!
+//! Invariant: one replacement at a time (the structure lock), so parents are never changed by two.
+
+use format::bset::{BsetBuilder, appendable_words, padded_bytes};
+use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors};
+
+use super::append::key_of;
+use super::entry::Entry;
+use super::extents::Extents;
+use super::node::{Body, Bound, Leaf, Node, NodeId};
+use super::tree::{MAX_BOUND, Tree};
+use crate::alloc::Purpose;
+use crate::error::EngineError;
+use crate::flush::Tick;
+use crate::set::Core;
+
+/// A new node gets at most this share of its words, so that it can take further sets.
+const FILL_NUMERATOR: usize = 5;
+const FILL_DENOMINATOR: usize = 8;
+
+/// Everything about a replacement between its start in memory and its end on disk.
+struct Replacement {
+    old: Vec<NodeId>,
+    new: Vec<NodeId>,
+    writes: Vec<(Sector, io::Buffer)>,
+    newest_seq: JournalSeq,
+    unjournaled: Option<Tick>,
+}
+
+impl Core {
+    /// Replaces adjacent leaves of one parent by as few new ones as hold their extents.
+    pub(crate) async fn rewrite(&self, ids: &[NodeId]) -> Result<(), EngineError> {
+        let _structure = self.structure.lock().await;
+        if !self.claim(ids).await? {
+            return Ok(());
+        }
+        let result = self.replace_leaves(ids).await;
+        if result.is_err() {
+            let tree = &mut *self.tree.borrow_mut();
+            for id in ids {
+                if tree.try_node(*id).is_some() {
+                    tree.node_mut(*id).busy = false;
+                }
+            }
+        }
+        self.index_changed.notify_all();
+        result
+    }
+
+    /// Loads the leaves and marks them busy; false if they are not what they were any more.
+    async fn claim(&self, ids: &[NodeId]) -> Result<bool, EngineError> {
+        loop {
+            self.check()?;
+            let mut wait = None;
+            let mut load = None;
+            {
+                let tree = &mut *self.tree.borrow_mut();
+                for id in ids {
+                    match tree.try_node(*id) {
+                        Some(n) if n.level == 0 && n.busy => wait = Some(*id),
+                        Some(n) if n.level == 0 && n.leaf().extents.is_none() => load = Some(*id),
+                        Some(n) if n.level == 0 => {}
+                        _ => return Ok(false),
+                    }
+                }
+                let parent = ids.first().and_then(|id| tree.node(*id).parent);
+                if !ids.iter().all(|id| tree.node(*id).parent == parent) {
+                    return Ok(false);
+                }
+                if wait.is_none() && load.is_none() {
+                    for id in ids {
+                        tree.node_mut(*id).busy = true;
+                    }
+                    return Ok(true);
+                }
+            }
+            if let Some(id) = wait {
+                self.wait_idle(id).await?;
+            } else if let Some(id) = load {
+                self.load_leaf(id).await?;
+            }
+        }
+    }
+
+    async fn replace_leaves(&self, ids: &[NodeId]) -> Result<(), EngineError> {
+        // Holes whose journal entries are durable need not be carried over.
+        self.journal.commit_keys().await?;
+        let mut buckets: Vec<BucketNr> = Vec::new();
+        loop {
+            let needed = self.nodes_needed(&self.tree.borrow(), ids);
+            if buckets.len() >= needed {
+                break;
+            }
+            match self.take_btree_bucket().await {
+                Ok(b) => buckets.push(b),
+                Err(e) => {
+                    self.give_back(&buckets);
+                    return Err(e);
+                }
+            }
+        }
+        let r = self.swap_leaves(ids, &mut buckets);
+        self.give_back(&buckets);
+        self.settle(r.newest_seq, r.unjournaled).await?;
+        self.write_nodes(r.writes).await?;
+        self.link(&r.new, &r.old).await?;
+        self.finish(&r.old, &r.new);
+        self.counters.borrow_mut().btree_rewrites += 1;
+        Ok(())
+    }
+
+    /// A bucket for a btree node or the UUID table.
+    pub(crate) async fn take_btree_bucket(&self) -> Result<BucketNr, EngineError> {
+        loop {
+            self.check()?;
+            if let Some(b) = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut()) {
+                return Ok(b);
+            }
+            self.alloc.wait(Purpose::Btree, || self.check().is_err()).await;
+        }
+    }
+
+    /// Returns metadata buckets that were never written.
+    fn give_back(&self, buckets: &[BucketNr]) {
+        for b in buckets {
+            self.buckets.borrow_mut().reuse(*b);
+        }
+        if !buckets.is_empty() {
+            self.alloc.put_ready(buckets.iter().copied());
+        }
+    }
+
+    fn kept<'a>(&'a self, tree: &'a Tree, ids: &'a [NodeId]) -> impl Iterator<Item = (Inode, Entry)> + 'a {
+        let durable = self.journal.durable();
+        ids.iter().flat_map(move |id| {
+            let extents = tree.node(*id).leaf().extents.as_ref();
+            extents.into_iter().flat_map(Extents::iter).filter(move |(inode, e)| {
+                if e.is_tombstone() {
+                    e.hole_seq() > durable
+                } else {
+                    self.buckets.borrow().is_current(e.ptr()) && !self.is_void(*inode)
+                }
+            })
+        })
+    }
+
+    fn fill_words(&self) -> usize {
+        self.leaf_words() * FILL_NUMERATOR / FILL_DENOMINATOR
+    }
+
+    fn nodes_needed(&self, tree: &Tree, ids: &[NodeId]) -> usize {
+        let words: usize = self.kept(tree, ids).map(|_| 3).sum();
+        words.div_ceil(self.fill_words()).max(1)
+    }
+
+    /// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
+    fn swap_leaves(&self, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Replacement {
+        let tree = &mut *self.tree.borrow_mut();
+        let kept: Vec<(Inode, Entry)> = self.kept(tree, ids).collect();
+        let count = self.nodes_needed(tree, ids);
+        let share = kept.len().div_ceil(count).max(1);
+        let last = *ids.last().expect("at least one leaf is replaced");
+        let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
+        let mut newest_seq = JournalSeq(0);
+        let mut unjournaled = None;
+        let mut pin: Option<JournalSeq> = None;
+        for id in ids {
+            let leaf = tree.node(*id).leaf();
+            newest_seq = newest_seq.max(leaf.newest_seq);
+            unjournaled = unjournaled.max(leaf.unjournaled);
+            for p in leaf.pin_pending.into_iter().chain(leaf.pin_inflight) {
+                pin = Some(pin.map_or(p, |q: JournalSeq| q.min(p)));
+            }
+        }
+        for id in ids {
+            tree.take_extents(*id);
+        }
+        let mut groups = kept.chunks(share);
+        let mut new = Vec::with_capacity(count);
+        let mut writes = Vec::with_capacity(count);
+        for i in 0..count {
+            let group = groups.next().unwrap_or(&[]);
+            // The last one ends where the old ones ended, the others behind their last extent.
+            let bound = match group.last() {
+                Some((inode, e)) if i + 1 < count => (*inode, e.end()),
+                _ => end,
+            };
+            let bucket = buckets.pop().expect("enough buckets were taken");
+            let (id, write) = self.new_leaf(tree, bucket, bound, parent, group, newest_seq, pin);
+            new.push(id);
+            writes.push(write);
+            if bound == end {
+                break;
+            }
+        }
+        tree.replace_leaves(ids, &new);
+        if let Some(p) = parent {
+            replace_children(tree.node_mut(p).children_mut(), ids, &new);
+        }
+        Replacement { old: ids.to_vec(), new, writes, newest_seq, unjournaled }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn new_leaf(
+        &self,
+        tree: &mut Tree,
+        bucket: BucketNr,
+        bound: Bound,
+        parent: Option<NodeId>,
+        group: &[(Inode, Entry)],
+        newest_seq: JournalSeq,
+        pin: Option<JournalSeq>,
+    ) -> (NodeId, (Sector, io::Buffer)) {
+        let mut node = self.new_node(bucket, 0, bound, parent);
+        let mut extents = Extents::default();
+        let mut keys = Vec::with_capacity(group.len());
+        let mut carried_holes = 0;
+        let mut dirty_sectors = 0;
+        for (inode, e) in group {
+            let mut e = *e;
+            if e.is_tombstone() {
+                // Its entry may not be durable yet, so whoever asks must still see it.
+                e.mark_unwritten();
+                carried_holes += 1;
+            } else {
+                e.mark_written();
+                keys.push(key_of(*inode, e));
+                dirty_sectors += if e.dirty() { e.size().0 } else { 0 };
+            }
+            extents.push_back(*inode, e);
+        }
+        let (buffer, written) = self.encode_set(&node, &keys);
+        node.written = written;
+        if let Some(seq) = pin {
+            self.journal.pin(seq);
+        }
+        node.body = Body::Leaf(Leaf {
+            dirty_sectors,
+            newest_seq,
+            unwritten_words: carried_holes * 3,
+            unwritten_since: self.rt.now(),
+            pin_inflight: pin,
+            ..Leaf::default()
+        });
+        let sector = node.ptr.offset();
+        let id = tree.add_node(node);
+        tree.set_extents(id, extents);
+        (id, (sector, buffer))
+    }
+
+    fn new_node(&self, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {
+        let generation = self.buckets.borrow().generation(bucket);
+        Node {
+            level,
+            bound,
+            ptr: Ptr::new(0, self.geometry.bucket_start(bucket), generation),
+            sectors: self.geometry.node_sectors,
+            set_seq: self.rt.random() | 1,
+            written: Sectors::ZERO,
+            parent,
+            busy: true,
+            birth: 0,
+            body: if level == 0 { Body::Leaf(Leaf::default()) } else { Body::Internal(Vec::new()) },
+        }
+    }
+
+    /// The first set of a new node, and how many sectors it takes.
+    fn encode_set(&self, node: &Node, keys: &[Bkey]) -> (io::Buffer, Sectors) {
+        let words = keys.iter().map(Bkey::words).sum();
+        let block = self.geometry.block_sectors;
+        let bytes = padded_bytes(words, block).expect("the keys of a node fit in memory");
+        assert!(bytes as u64 <= node.sectors.bytes(), "{words} words in a node of {} sectors", node.sectors);
+        let mut buffer = self.rt.pool().zeroed(bytes);
+        let mut set = BsetBuilder::begin(buffer.as_mut(), node.set_seq, block);
+        for key in keys {
+            assert!(set.push_key(key), "the words were counted");
+        }
+        let len = set.finish(self.magic, node.ptr);
+        assert_eq!(len, bytes, "a set is as large as its keys");
+        (buffer, Sectors::from_bytes_floor(bytes as u64))
+    }
+
+    async fn write_nodes(&self, writes: Vec<(Sector, io::Buffer)>) -> Result<(), EngineError> {
+        for (sector, buffer) in writes {
+            self.write_metadata(sector, buffer).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the way from the root to `new` durable, in place of `old`: their parent's next set, a new parent, or a
+    /// new root in the journal.
+    async fn link(&self, new: &[NodeId], old: &[NodeId]) -> Result<(), EngineError> {
+        let (mut new, mut old) = (new.to_vec(), old.to_vec());
+        // Internal nodes replaced on the way up: freed once the top of the change is durable.
+        let mut replaced: Vec<NodeId> = Vec::new();
+        loop {
+            let parent = new.first().and_then(|id| self.tree.borrow().node(*id).parent);
+            let Some(parent) = parent else {
+                self.link_root(&new).await?;
+                break;
+            };
+            if let Some((sector, buffer)) = self.parent_set(parent, &new, &old) {
+                let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
+                self.write_metadata(sector, buffer).await?;
+                self.tree.borrow_mut().node_mut(parent).written += sectors;
+                break;
+            }
+            let halves = self.replace_internal(parent).await?;
+            replaced.push(parent);
+            (new, old) = (halves, vec![parent]);
+        }
+        for id in replaced {
+            let node = self.tree.borrow_mut().remove_node(id);
+            self.free_node_bucket(node.ptr);
+        }
+        Ok(())
+    }
+
+    /// The parent's next set: freeing keys of the old children, keys of the new ones. `None`: no room.
+    fn parent_set(&self, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> Option<(Sector, io::Buffer)> {
+        let tree = self.tree.borrow();
+        let node = tree.node(parent);
+        let freeing = |id: &NodeId| {
+            let n = tree.node(*id);
+            Bkey::freeing(n.ptr.with_generation(n.ptr.generation().next()), n.sectors)
+        };
+        let mut keys: Vec<Bkey> = old.iter().map(freeing).collect();
+        keys.extend(new.iter().map(|id| tree.node(*id).key()));
+        let words: usize = keys.iter().map(Bkey::words).sum();
+        let written_bytes = node.written.bytes() as usize;
+        if words > appendable_words(node.sectors, written_bytes, self.geometry.block_sectors)? {
+            return None;
+        }
+        let (buffer, _) = self.encode_set(node, &keys);
+        Some((node.ptr.offset() + node.written, buffer))
+    }
+
+    /// Writes the children of a full internal node into one or more new nodes, which take its place in memory.
+    async fn replace_internal(&self, id: NodeId) -> Result<Vec<NodeId>, EngineError> {
+        let (children, level, bound, parent) = {
+            let tree = self.tree.borrow();
+            let n = tree.node(id);
+            (n.children().to_vec(), n.level, n.bound, n.parent)
+        };
+        let count = (children.len() * 3).div_ceil(self.fill_words()).max(1);
+        let share = children.len().div_ceil(count);
+        let mut new = Vec::with_capacity(count);
+        let mut writes = Vec::with_capacity(count);
+        for group in children.chunks(share.max(1)) {
+            let bucket = self.take_btree_bucket().await?;
+            let tree = &mut *self.tree.borrow_mut();
+            let last = *group.last().expect("chunks are not empty");
+            let group_bound = tree.node(last).bound;
+            let mut node = self.new_node(bucket, level, group_bound, parent);
+            let keys: Vec<Bkey> = group.iter().map(|c| tree.node(*c).key()).collect();
+            let (buffer, written) = self.encode_set(&node, &keys);
+            node.written = written;
+            node.busy = false;
+            node.body = Body::Internal(group.to_vec());
+            writes.push((node.ptr.offset(), buffer));
+            let new_id = tree.add_node(node);
+            for c in group {
+                tree.node_mut(*c).parent = Some(new_id);
+            }
+            new.push(new_id);
+        }
+        {
+            let tree = &mut *self.tree.borrow_mut();
+            assert_eq!(
+                new.last().map(|n| tree.node(*n).bound),
+                Some(bound),
+                "the last child has its parent's bound"
+            );
+            if let Some(p) = parent {
+                replace_children(tree.node_mut(p).children_mut(), &[id], &new);
+            }
+        }
+        self.write_nodes(writes).await?;
+        Ok(new)
+    }
+
+    /// `new` are the top of the tree: one is the root, several get a root above them. The journal says so.
+    async fn link_root(&self, new: &[NodeId]) -> Result<(), EngineError> {
+        let root = match new {
+            [one] => *one,
+            several => {
+                let bucket = self.take_btree_bucket().await?;
+                let (root, write) = {
+                    let tree = &mut *self.tree.borrow_mut();
+                    let level = several.first().map_or(0, |id| tree.node(*id).level) + 1;
+                    let mut node = self.new_node(bucket, level, MAX_BOUND, None);
+                    let keys: Vec<Bkey> = several.iter().map(|id| tree.node(*id).key()).collect();
+                    let (buffer, written) = self.encode_set(&node, &keys);
+                    node.written = written;
+                    node.busy = false;
+                    node.body = Body::Internal(several.to_vec());
+                    let write = (node.ptr.offset(), buffer);
+                    let root = tree.add_node(node);
+                    for id in several {
+                        tree.node_mut(*id).parent = Some(root);
+                    }
+                    (root, write)
+                };
+                self.write_nodes(vec![write]).await?;
+                root
+            }
+        };
+        let (key, level) = {
+            let tree = &mut *self.tree.borrow_mut();
+            tree.set_root(root);
+            let n = tree.node(root);
+            (n.key(), n.level)
+        };
+        self.journal
+            .commit_roots(|r| {
+                r.btree_root = key;
+                r.btree_level = level;
+            })
+            .await
+    }
+
+    /// The new leaves are durable and reachable: releases what the old ones held.
+    fn finish(&self, old: &[NodeId], new: &[NodeId]) {
+        let tree = &mut *self.tree.borrow_mut();
+        for id in new {
+            let node = tree.node_mut(*id);
+            node.busy = false;
+            if let Some(seq) = node.leaf_mut().pin_inflight.take() {
+                self.journal.unpin(seq);
+            }
+        }
+        for id in old {
+            let mut node = tree.remove_node(*id);
+            let leaf = node.leaf_mut();
+            for seq in leaf.pin_pending.take().into_iter().chain(leaf.pin_inflight.take()) {
+                self.journal.unpin(seq);
+            }
+            self.free_node_bucket(node.ptr);
+        }
+        self.journal.pins_released();
+    }
+
+    fn free_node_bucket(&self, ptr: Ptr) {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let b = buckets.bucket_of(ptr);
+        buckets.free_metadata(b);
+        self.alloc.wanted.notify_all();
+    }
+}
+
+/// Among `children`, the adjacent `old` become `new`.
+fn replace_children(children: &mut Vec<NodeId>, old: &[NodeId], new: &[NodeId]) {
+    let first = children.iter().position(|c| Some(c) == old.first()).expect("a child is in its parent");
+    assert_eq!(children.get(first..first + old.len()), Some(old), "replaced children are adjacent");
+    children.splice(first..first + old.len(), new.iter().copied());
+}

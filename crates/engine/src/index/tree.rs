@@ -1,0 +1,463 @@
+//! The index: a btree of extents by (inode, sector), in memory.
+//!
+//! Owns the nodes, the directory of leaves and the dirty-sector counts; keeps the bucket table in step with every
+//! change. Everything here is synchronous: between two await points of a caller the tree is consistent. Loading and
+//! writing nodes is done around it (`load`, `append`, `rewrite`). Must not know devices or the journal's contents.
+//!
+//! Invariants: the leaves' bounds are ascending and the last one is the greatest position, so every position has
+//! exactly one leaf; a leaf's extents lie behind the bound of the leaf before it and not behind its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use format::{Gen, Inode, JournalSeq, Ptr, Sector, Sectors};
+use io::Nanos;
+
+use super::entry::{Entry, MAX_POSITION};
+use super::extents::Extents;
+use super::node::{Body, Bound, Node, NodeId};
+use crate::alloc::Buckets;
+use crate::flush::Tick;
+use crate::gc::Survey;
+
+/// The greatest position: bound of the last leaf and of the root.
+pub(crate) const MAX_BOUND: Bound = (Inode(0xF_FFFF), Sector(i64::MAX as u64));
+
+/// The leaf must be read from disk first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NotLoaded(pub(crate) NodeId);
+
+/// What the index knows about the beginning of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Segment {
+    /// Where this knowledge ends; behind the asked position, at most the asked end.
+    pub(crate) end: Sector,
+    pub(crate) kind: Kind,
+}
+
+/// See [`Segment`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Not cached.
+    Hole {
+        /// The journal entry that made it a hole, if that may not be durable yet.
+        seq: Option<JournalSeq>,
+        /// A key for the range exists, only its pointer is stale: a crash before the new generation is durable
+        /// would bring it back.
+        ghost: bool,
+    },
+    /// Cached at `ptr` (of the asked position).
+    Hit {
+        ptr: Ptr,
+        dirty: bool,
+        /// A crash may bring this very extent back.
+        may_be_durable: bool,
+    },
+}
+
+/// How a change of the index gets to disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Via {
+    /// Its key is in this entry of the journal.
+    Journal(JournalSeq),
+    /// Only the leaf will hold it; its data was complete at this tick.
+    LeafOnly(Tick),
+}
+
+pub(crate) struct Tree {
+    nodes: Vec<Option<Node>>,
+    free: Vec<NodeId>,
+    root: NodeId,
+    leaves: Vec<(Bound, NodeId)>,
+    dirty: BTreeMap<Inode, u64>,
+    clock: u64,
+    next_birth: u64,
+    loaded_bytes: usize,
+}
+
+impl Tree {
+    /// A tree of one node.
+    pub(crate) fn new(root: Node) -> Tree {
+        let mut t = Tree {
+            nodes: Vec::new(),
+            free: Vec::new(),
+            root: NodeId(0),
+            leaves: Vec::new(),
+            dirty: BTreeMap::new(),
+            clock: 0,
+            next_birth: 0,
+            loaded_bytes: 0,
+        };
+        assert_eq!(root.bound, MAX_BOUND, "the root covers everything");
+        let leaf = root.level == 0;
+        t.root = t.add_node(root);
+        if leaf {
+            t.leaves.push((MAX_BOUND, t.root));
+        }
+        t
+    }
+
+    pub(crate) fn root(&self) -> NodeId {
+        self.root
+    }
+
+    pub(crate) fn set_root(&mut self, root: NodeId) {
+        self.root = root;
+        self.node_mut(root).parent = None;
+    }
+
+    /// Nodes made from now on have at least this birth number.
+    pub(crate) fn next_birth(&self) -> u64 {
+        self.next_birth
+    }
+
+    pub(crate) fn add_node(&mut self, mut node: Node) -> NodeId {
+        node.birth = self.next_birth;
+        self.next_birth += 1;
+        match self.free.pop() {
+            Some(id) => {
+                self.nodes[id.0 as usize] = Some(node);
+                id
+            }
+            None => {
+                self.nodes.push(Some(node));
+                NodeId((self.nodes.len() - 1) as u32)
+            }
+        }
+    }
+
+    pub(crate) fn remove_node(&mut self, id: NodeId) -> Node {
+        self.free.push(id);
+        self.nodes[id.0 as usize].take().expect("a node is removed once")
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.0 as usize].as_ref().expect("a node id names a live node")
+    }
+
+    pub(crate) fn try_node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.0 as usize].as_mut().expect("a node id names a live node")
+    }
+
+    pub(crate) fn node_count(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    /// Leaves in order.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.leaves.iter().map(|(_, id)| *id)
+    }
+
+    /// Makes the directory what the internal nodes say (loading).
+    pub(crate) fn rebuild_directory(&mut self) {
+        let mut leaves = Vec::new();
+        let mut stack = vec![self.root];
+        while let Some(id) = stack.pop() {
+            let node = self.node(id);
+            match &node.body {
+                Body::Leaf(_) => leaves.push((node.bound, id)),
+                Body::Internal(children) => stack.extend(children.iter().rev()),
+            }
+        }
+        self.leaves = leaves;
+    }
+
+    /// In the directory, the leaves `old` (adjacent) become `new`.
+    pub(crate) fn replace_leaves(&mut self, old: &[NodeId], new: &[NodeId]) {
+        let first = self.leaves.iter().position(|(_, id)| Some(id) == old.first());
+        let first = first.expect("the leaf is in the directory");
+        let replaced: Vec<NodeId> =
+            self.leaves.iter().skip(first).take(old.len()).map(|(_, id)| *id).collect();
+        assert_eq!(replaced, old, "replaced leaves are adjacent");
+        let new: Vec<(Bound, NodeId)> = new.iter().map(|id| (self.node(*id).bound, *id)).collect();
+        self.leaves.splice(first..first + old.len(), new);
+    }
+
+    /// The leaf that covers `position`.
+    pub(crate) fn leaf_at(&self, inode: Inode, position: Sector) -> NodeId {
+        let at = self.leaves.partition_point(|(bound, _)| *bound <= (inode, position));
+        self.leaves.get(at).expect("the last leaf covers the greatest position").1
+    }
+
+    /// The leaf behind the one that covers `position`, and where it begins.
+    pub(crate) fn leaf_after(&self, bound: Bound) -> Option<NodeId> {
+        let at = self.leaves.partition_point(|(b, _)| *b <= bound);
+        self.leaves.get(at).map(|(_, id)| *id)
+    }
+
+    /// The part of `end` that the leaf at `id` covers for `inode`.
+    fn clip_to_leaf(&self, id: NodeId, inode: Inode, end: Sector) -> Sector {
+        let bound = self.node(id).bound;
+        if bound.0 == inode { end.min(bound.1) } else { end }
+    }
+
+    /// What is known about `[start, …)`, at most up to `end`.
+    pub(crate) fn segment(
+        &mut self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        buckets: &Buckets,
+    ) -> Result<Segment, NotLoaded> {
+        debug_assert!(start < end && end <= MAX_POSITION);
+        let id = self.leaf_at(inode, start);
+        let end = self.clip_to_leaf(id, inode, end);
+        self.clock += 1;
+        let clock = self.clock;
+        let leaf = self.node_mut(id).leaf_mut();
+        leaf.last_used = clock;
+        let extents = leaf.extents.as_ref().ok_or(NotLoaded(id))?;
+        let Some(e) = extents.first_behind(inode, start).filter(|e| e.start() < end) else {
+            return Ok(Segment { end, kind: Kind::Hole { seq: None, ghost: false } });
+        };
+        if e.start() > start {
+            return Ok(Segment { end: e.start(), kind: Kind::Hole { seq: None, ghost: false } });
+        }
+        let here = e.clipped(start, end);
+        let kind = if here.is_tombstone() {
+            Kind::Hole { seq: Some(here.hole_seq()), ghost: false }
+        } else if buckets.is_current(here.ptr()) {
+            Kind::Hit { ptr: here.ptr(), dirty: here.dirty(), may_be_durable: here.may_be_durable() }
+        } else {
+            Kind::Hole { seq: None, ghost: true }
+        };
+        Ok(Segment { end: here.end(), kind })
+    }
+
+    /// Puts `new` into the index, or makes `[start, end)` a hole. Returns how far it got: the range is cut at the
+    /// end of its leaf. `now` dates the leaf's first unwritten key.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn change(
+        &mut self,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        new: Option<(Ptr, bool)>,
+        via: Via,
+        now: Nanos,
+        buckets: &mut Buckets,
+        pins: &mut impl FnMut(JournalSeq),
+    ) -> Result<Sector, NotLoaded> {
+        let id = self.leaf_at(inode, start);
+        let end = self.clip_to_leaf(id, inode, end);
+        let size = end - start;
+        let node = self.nodes[id.0 as usize].as_mut().expect("a leaf of the directory lives");
+        let Body::Leaf(leaf) = &mut node.body else { panic!("the directory names leaves") };
+        let extents = leaf.extents.as_mut().ok_or(NotLoaded(id))?;
+        let entry = match (new, via) {
+            (Some((ptr, dirty)), Via::Journal(_)) => {
+                Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
+            }
+            (Some((ptr, dirty)), Via::LeafOnly(_)) => Some(Entry::extent(end, size, dirty, ptr).unwritten()),
+            (None, Via::Journal(seq)) => Some(Entry::tombstone(end, size, seq).unwritten().journaled()),
+            (None, Via::LeafOnly(_)) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
+        };
+        let dirty_count = self.dirty.entry(inode).or_insert(0);
+        let before = extents.memory_bytes_hint();
+        extents.replace(inode, start, end, entry, |old| {
+            if old.is_tombstone() {
+                return;
+            }
+            let was_current = buckets.sub(old.ptr(), old.size(), old.dirty());
+            if was_current && old.dirty() {
+                *dirty_count -= old.size().0;
+                leaf.dirty_sectors -= old.size().0;
+            }
+        });
+        self.loaded_bytes = self.loaded_bytes + extents.memory_bytes_hint() - before;
+        if let Some((ptr, dirty)) = new {
+            assert!(buckets.add(ptr, size, dirty), "a new extent points to a bucket that was invalidated");
+            if dirty {
+                *dirty_count += size.0;
+                leaf.dirty_sectors += size.0;
+            }
+        }
+        if leaf.unwritten_words == 0 {
+            leaf.unwritten_since = now;
+        }
+        leaf.unwritten_words += 3;
+        match via {
+            Via::Journal(seq) => {
+                leaf.newest_seq = leaf.newest_seq.max(seq);
+                if leaf.pin_pending.is_none() {
+                    leaf.pin_pending = Some(seq);
+                    pins(seq);
+                }
+            }
+            Via::LeafOnly(tick) => leaf.unjournaled = leaf.unjournaled.max(Some(tick)),
+        }
+        Ok(end)
+    }
+
+    /// Live dirty sectors of a device.
+    pub(crate) fn dirty_sectors(&self, inode: Inode) -> Sectors {
+        Sectors(self.dirty.get(&inode).copied().unwrap_or(0))
+    }
+
+    /// Every device with dirty sectors.
+    pub(crate) fn all_dirty(&self) -> impl Iterator<Item = (Inode, Sectors)> + '_ {
+        self.dirty.iter().map(|(i, n)| (*i, Sectors(*n)))
+    }
+
+    /// Counts the extents of a leaf that was just read for the first time: live data into the bucket table and the
+    /// dirty counts.
+    pub(crate) fn account_leaf(&mut self, id: NodeId, extents: &Extents, buckets: &mut Buckets) {
+        let mut leaf_dirty = 0;
+        for (inode, e) in extents.iter().filter(|(_, e)| !e.is_tombstone()) {
+            if buckets.add(e.ptr(), e.size(), e.dirty()) && e.dirty() {
+                *self.dirty.entry(inode).or_insert(0) += e.size().0;
+                leaf_dirty += e.size().0;
+            }
+        }
+        self.node_mut(id).leaf_mut().dirty_sectors = leaf_dirty;
+    }
+
+    /// The leaf's extents are in memory now.
+    pub(crate) fn set_extents(&mut self, id: NodeId, extents: Extents) {
+        self.loaded_bytes += extents.memory_bytes_hint();
+        self.clock += 1;
+        let clock = self.clock;
+        let leaf = self.node_mut(id).leaf_mut();
+        assert!(leaf.extents.is_none(), "a leaf is loaded once");
+        leaf.extents = Some(extents);
+        leaf.last_used = clock;
+    }
+
+    /// Takes the extents of a leaf out of memory.
+    pub(crate) fn take_extents(&mut self, id: NodeId) -> Option<Extents> {
+        let x = self.node_mut(id).leaf_mut().extents.take();
+        self.loaded_bytes -= x.as_ref().map_or(0, Extents::memory_bytes_hint);
+        x
+    }
+
+    /// Bytes of extents in memory.
+    pub(crate) fn loaded_bytes(&self) -> usize {
+        self.loaded_bytes
+    }
+
+    /// The leaf that was used least recently among those that can be dropped from memory.
+    pub(crate) fn coldest_clean(&self) -> Option<NodeId> {
+        let candidates = self.leaves().filter(|id| {
+            let n = self.node(*id);
+            n.leaf().extents.is_some() && n.leaf().is_clean() && !n.busy
+        });
+        candidates.min_by_key(|id| self.node(*id).leaf().last_used)
+    }
+
+    /// The leaf in memory that was used least recently, whatever it has unwritten.
+    pub(crate) fn coldest_dirty(&self) -> Option<NodeId> {
+        let loaded =
+            self.leaves().filter(|id| self.node(*id).leaf().extents.is_some() && !self.node(*id).busy);
+        loaded.min_by_key(|id| self.node(*id).leaf().last_used)
+    }
+
+    /// The next dirty extent of `inode` at or behind `from`: its start, size and pointer. Skips leaves without dirty
+    /// data unseen.
+    pub(crate) fn next_dirty(
+        &self,
+        inode: Inode,
+        from: Sector,
+        buckets: &Buckets,
+    ) -> Result<Option<(Sector, Sectors, Ptr)>, NotLoaded> {
+        let mut at = self.leaves.partition_point(|(bound, _)| *bound <= (inode, from));
+        while let Some((bound, id)) = self.leaves.get(at) {
+            let leaf = self.node(*id).leaf();
+            if leaf.dirty_sectors > 0 {
+                let extents = leaf.extents.as_ref().ok_or(NotLoaded(*id))?;
+                let found = extents
+                    .iter_from(inode, from)
+                    .find(|e| !e.is_tombstone() && e.dirty() && buckets.is_current(e.ptr()));
+                if let Some(e) = found {
+                    let e = if e.start() < from { e.clipped(from, e.end()) } else { e };
+                    return Ok(Some((e.start(), e.size(), e.ptr())));
+                }
+            }
+            if bound.0 > inode {
+                return Ok(None);
+            }
+            at += 1;
+        }
+        Ok(None)
+    }
+}
+
+/// What the garbage collector asks.
+impl Tree {
+    /// How many entries of a leaf are live and stale, and how stale.
+    pub(crate) fn survey(&self, id: NodeId, buckets: &Buckets) -> Survey {
+        let mut s = Survey { live: 0, stale: 0, max_age: 0 };
+        let extents = self.node(id).leaf().extents.as_ref();
+        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_tombstone()) {
+            let age = buckets.generation(buckets.bucket_of(e.ptr())).age_of(e.generation());
+            if age == 0 {
+                s.live += 1;
+            } else {
+                s.stale += 1;
+                s.max_age = s.max_age.max(age);
+            }
+        }
+        s
+    }
+
+    /// Lowers `oldest` to the generations of the leaf's pointers.
+    pub(crate) fn oldest_pointers(&self, id: NodeId, buckets: &Buckets, oldest: &mut [Gen]) {
+        let extents = self.node(id).leaf().extents.as_ref();
+        for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_tombstone()) {
+            let slot = oldest.get_mut(buckets.bucket_of(e.ptr()).0 as usize);
+            if let Some(o) = slot.filter(|o| o.age_of(e.generation()) > 0) {
+                *o = e.generation();
+            }
+        }
+    }
+
+    /// Leaves that pin a journal entry before `seq`.
+    pub(crate) fn pinned_before(&self, seq: JournalSeq) -> Vec<NodeId> {
+        let pins = |id: &NodeId| {
+            let leaf = self.node(*id).leaf();
+            leaf.pin_pending.into_iter().chain(leaf.pin_inflight).any(|p| p < seq)
+        };
+        self.leaves().filter(pins).collect()
+    }
+
+    /// Removes the entries of void slots from a leaf in memory; the leaf must be rewritten then.
+    pub(crate) fn purge(&mut self, id: NodeId, void: &BTreeSet<Inode>, buckets: &mut Buckets) {
+        let Some(mut extents) = self.take_extents(id) else { return };
+        let before = extents.len();
+        let mut dirty_gone = 0;
+        let dirty = &mut self.dirty;
+        extents.retain(|inode, e| {
+            if !void.contains(&inode) {
+                return true;
+            }
+            if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
+                dirty_gone += e.size().0;
+                if let Some(n) = dirty.get_mut(&inode) {
+                    *n -= e.size().0;
+                }
+            }
+            false
+        });
+        let changed = extents.len() != before;
+        self.set_extents(id, extents);
+        let leaf = self.node_mut(id).leaf_mut();
+        leaf.dirty_sectors -= dirty_gone;
+        leaf.must_rewrite |= changed;
+    }
+
+    /// Live extents of a leaf: inode, start, size, pointer, dirty.
+    pub(crate) fn live_extents<'a>(
+        &'a self,
+        id: NodeId,
+        buckets: &'a Buckets,
+    ) -> impl Iterator<Item = (Inode, Sector, Sectors, Ptr, bool)> + 'a {
+        let extents = self.node(id).leaf().extents.as_ref();
+        extents
+            .into_iter()
+            .flat_map(Extents::iter)
+            .filter(|(_, e)| !e.is_tombstone() && buckets.is_current(e.ptr()))
+            .map(|(inode, e)| (inode, e.start(), e.size(), e.ptr(), e.dirty()))
+    }
+}

@@ -1,0 +1,390 @@
+//! The journal: makes inserted keys durable.
+//!
+//! Owns the open entry, the ring, the pins of entries that are still needed, and the roots (btree root, UUID table,
+//! prio chain) that every entry carries. One entry is written at a time; what arrives meanwhile collects in the next
+//! and goes out with it: commits group themselves without a delay. Must not know the index: leaves pin entries and
+//! release them.
+//!
+//! Invariants:
+//! * an entry is written behind a flush of the cache device and with FUA, so the data its keys point to, and the
+//!   metadata its roots point to, are durable before it is;
+//! * entry n+1 is issued after entry n is durable: the ring never has a gap;
+//! * a key enters the open entry only if that entry has a place in the ring ([`Ring`]), so writing it never waits
+//!   for space.
+
+mod pins;
+mod replay;
+mod ring;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::{Bkey, BucketNr, JournalSeq, Sector, Sectors, SetMagic};
+use format::{JsetBuilder, JsetRoots};
+use io::sync::{Either, Event, select};
+use io::{Disk, Nanos};
+
+use crate::error::EngineError;
+use crate::flush::FlushGate;
+pub(crate) use pins::Pins;
+pub(crate) use replay::scan;
+pub(crate) use ring::Ring;
+
+/// Bytes of an entry before its keys (format section 9.1).
+const HEADER_BYTES: usize = 240;
+/// Largest entry (format section 9.1).
+const MAX_ENTRY_BYTES: usize = 32768;
+
+struct State {
+    /// Keys of the open entry.
+    keys: Vec<Bkey>,
+    spare: Vec<Bkey>,
+    words: usize,
+    /// When the first key came.
+    since: Nanos,
+    /// The open entry must be written even without keys.
+    forced: bool,
+    open: JournalSeq,
+    /// Highest entry that somebody waits for.
+    wanted: JournalSeq,
+    ring: Ring,
+    pins: Pins,
+    roots: JsetRoots,
+}
+
+/// Geometry of the journal on the cache device.
+pub(crate) struct Layout {
+    pub(crate) buckets: Vec<BucketNr>,
+    pub(crate) bucket_sectors: Sectors,
+    pub(crate) magic: SetMagic,
+    pub(crate) block_sectors: Sectors,
+}
+
+pub(crate) struct Journal {
+    disk: Disk,
+    gate: Rc<FlushGate>,
+    layout: Layout,
+    max_entry_bytes: usize,
+    state: RefCell<State>,
+    durable: Cell<JournalSeq>,
+    failed: RefCell<Option<EngineError>>,
+    stopping: Cell<bool>,
+    /// Longest time that a key waits for its entry when nobody asks.
+    delay: Cell<Nanos>,
+    work: Event,
+    progress: Event,
+    entries_written: Cell<u64>,
+    bytes_written: Cell<u64>,
+}
+
+impl Journal {
+    /// A journal whose newest durable entry is `newest`; the next one is written behind it.
+    pub(crate) fn new(
+        disk: Disk,
+        gate: Rc<FlushGate>,
+        layout: Layout,
+        ring: Ring,
+        newest: JournalSeq,
+        oldest: JournalSeq,
+        roots: JsetRoots,
+    ) -> Journal {
+        let max_entry_bytes = MAX_ENTRY_BYTES.min(layout.bucket_sectors.bytes() as usize);
+        Journal {
+            disk,
+            gate,
+            layout,
+            max_entry_bytes,
+            state: RefCell::new(State {
+                keys: Vec::new(),
+                spare: Vec::new(),
+                words: 0,
+                since: Nanos(0),
+                forced: false,
+                open: newest.next(),
+                wanted: JournalSeq(0),
+                ring,
+                pins: Pins::new(oldest),
+                roots,
+            }),
+            durable: Cell::new(newest),
+            failed: RefCell::default(),
+            stopping: Cell::new(false),
+            delay: Cell::new(Nanos::from_ms(100)),
+            work: Event::default(),
+            progress: Event::default(),
+            entries_written: Cell::new(0),
+            bytes_written: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn set_delay(&self, delay: Nanos) {
+        self.delay.set(delay);
+    }
+
+    /// Every entry up to this one is durable.
+    pub(crate) fn durable(&self) -> JournalSeq {
+        self.durable.get()
+    }
+
+    /// The entry that collects keys now.
+    pub(crate) fn open_seq(&self) -> JournalSeq {
+        self.state.borrow().open
+    }
+
+    /// Entries written and their bytes, since start.
+    pub(crate) fn written(&self) -> (u64, u64) {
+        (self.entries_written.get(), self.bytes_written.get())
+    }
+
+    pub(crate) fn roots(&self) -> JsetRoots {
+        self.state.borrow().roots
+    }
+
+    /// Adds a key to the open entry if there is room; the index must take it before the next await point.
+    pub(crate) fn try_add(&self, key: &Bkey, now: Nanos) -> Option<JournalSeq> {
+        let s = &mut *self.state.borrow_mut();
+        let words = s.words + key.words();
+        let bytes = HEADER_BYTES + 8 * words;
+        let last_seq = s.pins.oldest(s.open);
+        if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, true, last_seq) {
+            return None;
+        }
+        if s.keys.is_empty() {
+            s.since = now;
+            // The writer starts the delay.
+            self.work.notify_all();
+        }
+        s.words = words;
+        s.keys.push(*key);
+        Some(s.open)
+    }
+
+    /// Waits until [`Journal::try_add`] is worth another try.
+    pub(crate) async fn wait_room(&self) -> Result<(), EngineError> {
+        let entries = self.entries_written.get();
+        {
+            let s = &mut *self.state.borrow_mut();
+            // A full entry is written. An empty one means that the ring is full: writing it would only fill the
+            // ring further; whoever releases pins ends the wait.
+            if !s.keys.is_empty() {
+                s.wanted = s.wanted.max(s.open);
+            }
+        }
+        self.work.notify_all();
+        self.progress
+            .wait_until(|| {
+                self.failed.borrow().is_some() || self.entries_written.get() != entries || self.has_key_room()
+            })
+            .await;
+        self.check_failed()
+    }
+
+    fn has_key_room(&self) -> bool {
+        let s = &mut *self.state.borrow_mut();
+        let last_seq = s.pins.oldest(s.open);
+        s.keys.is_empty() && s.ring.has_room(HEADER_BYTES + 24, true, last_seq)
+    }
+
+    /// Pins were released: there may be room again.
+    pub(crate) fn pins_released(&self) {
+        self.progress.notify_all();
+    }
+
+    /// Less than half of the ring is left: leaves that pin old entries should be written.
+    pub(crate) fn is_pressed(&self) -> bool {
+        let s = self.state.borrow();
+        let (left, total) = s.ring.left();
+        left.0 * 2 < total.0
+    }
+
+    /// Waits until [`Journal::is_pressed`] or `stop` holds.
+    pub(crate) async fn wait_pressed(&self, stop: impl Fn() -> bool) {
+        self.progress.wait_until(|| self.is_pressed() || stop()).await;
+    }
+
+    /// Waits until another entry is written, or nothing more will be.
+    pub(crate) async fn next_entry(&self) {
+        let entries = self.entries_written.get();
+        self.progress
+            .wait_until(|| {
+                self.entries_written.get() != entries || self.stopping.get() || self.failed.borrow().is_some()
+            })
+            .await;
+    }
+
+    /// The newest entry in the ring bucket that holds the oldest needed one: giving up everything up to it frees
+    /// that bucket.
+    pub(crate) fn reclaim_target(&self) -> JournalSeq {
+        let s = &mut *self.state.borrow_mut();
+        let oldest = s.pins.oldest(s.open);
+        s.ring.newest_beside(oldest).min(JournalSeq(s.open.0 - 1))
+    }
+
+    pub(crate) fn check_failed(&self) -> Result<(), EngineError> {
+        self.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits until entry `seq` and all before it are durable.
+    pub(crate) async fn commit(&self, seq: JournalSeq) -> Result<(), EngineError> {
+        if self.durable.get() >= seq {
+            return Ok(());
+        }
+        {
+            let s = &mut *self.state.borrow_mut();
+            assert!(seq <= s.open, "journal entry {seq} does not exist yet, {} is open", s.open);
+            s.wanted = s.wanted.max(seq);
+        }
+        self.work.notify_all();
+        self.progress.wait_until(|| self.failed.borrow().is_some() || self.durable.get() >= seq).await;
+        if self.durable.get() >= seq { Ok(()) } else { self.check_failed() }
+    }
+
+    /// Waits until every key that was added so far is durable.
+    pub(crate) async fn commit_keys(&self) -> Result<(), EngineError> {
+        let newest = {
+            let s = self.state.borrow();
+            if s.keys.is_empty() && !s.forced { JournalSeq(s.open.0 - 1) } else { s.open }
+        };
+        self.commit(newest).await
+    }
+
+    /// Changes the roots and waits until an entry that carries them is durable.
+    pub(crate) async fn commit_roots(&self, change: impl FnOnce(&mut JsetRoots)) -> Result<(), EngineError> {
+        let seq = {
+            let s = &mut *self.state.borrow_mut();
+            change(&mut s.roots);
+            s.forced = true;
+            s.open
+        };
+        self.commit(seq).await
+    }
+
+    pub(crate) fn pin(&self, seq: JournalSeq) {
+        self.state.borrow_mut().pins.pin(seq);
+    }
+
+    pub(crate) fn unpin(&self, seq: JournalSeq) {
+        self.state.borrow_mut().pins.unpin(seq);
+    }
+
+    /// The oldest entry still needed.
+    pub(crate) fn oldest_needed(&self) -> JournalSeq {
+        let s = &mut *self.state.borrow_mut();
+        s.pins.oldest(s.open)
+    }
+
+    /// Free ring buckets, and how many there are in all.
+    pub(crate) fn free_buckets(&self) -> (usize, usize) {
+        self.state.borrow().ring.free()
+    }
+
+    /// Whether an entry that only advances `last_seq` would free space.
+    pub(crate) fn can_advance(&self) -> bool {
+        let s = &mut *self.state.borrow_mut();
+        let last_seq = s.pins.oldest(s.open);
+        s.ring.would_free(last_seq)
+    }
+
+    /// No more entries after the pending ones.
+    pub(crate) fn stop(&self) {
+        self.stopping.set(true);
+        self.work.notify_all();
+        self.progress.notify_all();
+    }
+
+    /// Fails everybody who waits, now and later.
+    pub(crate) fn fail(&self, e: EngineError) {
+        self.failed.borrow_mut().get_or_insert(e);
+        self.progress.notify_all();
+        self.work.notify_all();
+    }
+
+    fn due(&self) -> bool {
+        let s = self.state.borrow();
+        s.wanted >= s.open || s.forced
+    }
+
+    /// The writer. Ends after [`Journal::stop`], with everything written, or at the first failure.
+    pub(crate) async fn run(&self) -> Result<(), EngineError> {
+        loop {
+            self.check_failed()?;
+            let has_keys = !self.state.borrow().keys.is_empty();
+            if !self.due() {
+                if self.stopping.get() {
+                    if !has_keys {
+                        return Ok(());
+                    }
+                } else if has_keys {
+                    let deadline = self.state.borrow().since.after(self.delay.get());
+                    let wake = self.work.wait_until(|| self.due() || self.stopping.get());
+                    match select(std::pin::pin!(wake), self.disk.runtime().sleep_until(deadline)).await {
+                        Either::Left(()) if !self.due() => continue,
+                        _ => {}
+                    }
+                } else {
+                    self.work
+                        .wait_until(|| {
+                            self.due()
+                                || self.stopping.get()
+                                || self.failed.borrow().is_some()
+                                || !self.state.borrow().keys.is_empty()
+                        })
+                        .await;
+                    continue;
+                }
+            }
+            if let Err(e) = self.write_entry().await {
+                self.fail(e.clone());
+                return Err(e);
+            }
+        }
+    }
+
+    /// Closes the open entry and writes it.
+    async fn write_entry(&self) -> Result<(), EngineError> {
+        let (buffer, keys, slot, seq, last_seq) = {
+            let s = &mut *self.state.borrow_mut();
+            let bytes = HEADER_BYTES + 8 * s.words;
+            let last_seq = s.pins.oldest(s.open);
+            if !s.ring.has_room(bytes, !s.keys.is_empty(), last_seq) {
+                return Err(EngineError::NoSpace(format!(
+                    "{}: no room in the journal for entry {} ({bytes} bytes)",
+                    self.disk.info().name,
+                    s.open
+                )));
+            }
+            let seq = s.open;
+            let slot = s.ring.take(bytes, seq);
+            let padded = s.ring.padded(bytes).bytes() as usize;
+            let mut buffer = self.disk.runtime().pool().zeroed(padded);
+            let mut jset = JsetBuilder::begin(buffer.as_mut(), self.layout.block_sectors);
+            for key in &s.keys {
+                assert!(jset.push_key(key), "try_add counted the room for every key");
+            }
+            let encoded = jset.finish(self.layout.magic, seq, last_seq, &s.roots);
+            assert_eq!(encoded, padded, "an entry is as large as its place");
+            let spare = std::mem::take(&mut s.spare);
+            let keys = std::mem::replace(&mut s.keys, spare);
+            s.words = 0;
+            s.forced = false;
+            s.open = seq.next();
+            (buffer, keys, slot, seq, last_seq)
+        };
+        self.gate.ensure(self.gate.latest()).await?;
+        let bucket = self.layout.buckets[slot.bucket];
+        let sector = Sector(u64::from(bucket.0) * self.layout.bucket_sectors.0 + slot.offset.0);
+        let bytes = buffer.len() as u64;
+        self.disk.write(sector, buffer, true).await?;
+        {
+            let s = &mut *self.state.borrow_mut();
+            s.ring.durable(last_seq);
+            s.spare = keys;
+            s.spare.clear();
+        }
+        self.durable.set(seq);
+        self.entries_written.set(self.entries_written.get() + 1);
+        self.bytes_written.set(self.bytes_written.get() + bytes);
+        self.progress.notify_all();
+        Ok(())
+    }
+}

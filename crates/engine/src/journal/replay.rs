@@ -1,0 +1,71 @@
+//! Finding the journal at start: which entries are there, which must be replayed, and where the ring goes on.
+//!
+//! Reads every ring bucket (the exhaustive method of the format, section 9.3): simple and always right. Must not
+//! apply anything.
+
+use format::{
+    BucketNr, Geometry, JournalSeq, Replay, Sector, Sectors, SetMagic, parse_bucket, select_replay,
+};
+use io::Disk;
+
+use super::Ring;
+use crate::error::{EngineError, Place};
+
+/// What the ring holds.
+pub(crate) struct Found {
+    /// Entries to replay, and the roots of the newest.
+    pub(crate) replay: Replay,
+    /// Where writing goes on.
+    pub(crate) ring: Ring,
+}
+
+/// Reads the journal ring in `ring_buckets`. `discard`: the device's buckets may have been discarded as soon as
+/// nothing in them was needed.
+pub(crate) async fn scan(
+    disk: &Disk,
+    place: &Place,
+    geometry: &Geometry,
+    magic: SetMagic,
+    ring_buckets: &[BucketNr],
+    discard: bool,
+) -> Result<Found, EngineError> {
+    let mut entries = Vec::new();
+    let mut newest_in = Vec::with_capacity(ring_buckets.len());
+    // Ring index and end of the newest entry.
+    let mut newest: Option<(JournalSeq, usize, u64)> = None;
+    for (index, bucket) in ring_buckets.iter().enumerate() {
+        let start = Sector(u64::from(bucket.0) * geometry.bucket_sectors.0);
+        let buffer = disk.runtime().pool().take(geometry.bucket_sectors.bytes() as usize);
+        let (buffer, result) = disk.read(start, buffer).await;
+        result?;
+        let found = parse_bucket(buffer.as_slice(), magic, geometry.block_sectors)
+            .map_err(|c| place.corrupt(start, &c))?;
+        newest_in.push(found.max_seq().unwrap_or(JournalSeq(0)));
+        let mut ends: Vec<usize> = found.entries.iter().skip(1).map(|(at, _)| *at).collect();
+        ends.push(found.stopped_at);
+        for ((_, jset), end) in found.entries.iter().zip(ends) {
+            if newest.is_none_or(|(seq, ..)| jset.seq > seq) {
+                newest = Some((jset.seq, index, end as u64));
+            }
+        }
+        entries.extend(found.entries.into_iter().map(|(_, jset)| jset));
+    }
+    let first = ring_buckets.first().map_or(Sector(0), |b| geometry.bucket_start(*b));
+    let Some((_, current, end_bytes)) = newest else {
+        return Err(place.damage(
+            first,
+            format!(
+                "journal: expected at least one valid entry in {} journal buckets of an initialised set, found none",
+                ring_buckets.len()
+            ),
+        ));
+    };
+    let replay = select_replay(entries, discard).map_err(|c| place.corrupt(first, &c))?;
+    let newest_entry =
+        replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
+    // The place behind the newest entry is free: whatever follows there is older than anything needed, or torn.
+    let used = Sectors(end_bytes / format::SECTOR_BYTES);
+    let last_seq = newest_entry.last_seq;
+    let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, current, used, last_seq);
+    Ok(Found { replay, ring })
+}

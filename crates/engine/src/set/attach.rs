@@ -1,0 +1,200 @@
+//! Attaching and detaching backing devices, creating and deleting volumes.
+//!
+//! Orders (format section 12.6): attach: UUID table durable → backing superblock names the set; detach: all dirty
+//! data on the backing device and flushed → superblock without the set → slot void. An old slot of a device that ran
+//! without this cache is void before the device gets a new one, so old data can never come back.
+
+use std::rc::Rc;
+
+use format::{BackingState, Inode, Sectors, Uuid, UuidEntry};
+use io::Disk;
+
+use super::core::SetEvent;
+use super::open::open_backing;
+use super::{Backing, CacheSet};
+use crate::error::EngineError;
+use crate::index::MAX_POSITION;
+use crate::volume::Volume;
+
+impl CacheSet {
+    /// Registers a backing device with this set: one that belongs to it comes up with its cached data; one that
+    /// belongs nowhere is attached.
+    ///
+    /// # Errors
+    /// If the device belongs to another set, or has dirty data that this cache does not know, or does not fit.
+    pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+        let backing = open_backing(disk).await?;
+        self.attach(backing).await
+    }
+
+    pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
+        let core = &self.core;
+        core.check()?;
+        let name = backing.disk.info().name.clone();
+        let refuse = |why: String| Err(EngineError::Invalid(format!("{name}: {why}")));
+        if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+            return refuse(format!(
+                "a device with UUID {} is already attached to set {}",
+                backing.uuid(),
+                self.uuid()
+            ));
+        }
+        let state = backing.state();
+        if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
+            return refuse(format!(
+                "is {} and attached to cache set {}, expected set {}",
+                state.name(),
+                backing.set_uuid(),
+                self.uuid()
+            ));
+        }
+        if backing.block_sectors() < core.geometry.block_sectors {
+            return refuse(format!(
+                "block size: expected at least the set's {} sectors, found {}",
+                core.geometry.block_sectors,
+                backing.block_sectors()
+            ));
+        }
+        if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
+            return refuse(format!("is larger than {MAX_POSITION} sectors"));
+        }
+        let _config = core.config_lock.lock().await;
+        let mut slot = core.slot_of(backing.uuid());
+        let now = core.rt.wall_seconds() as u32;
+        if let Some(inode) = slot
+            && matches!(state, BackingState::None | BackingState::Stale)
+        {
+            // The device ran without this cache: what the cache has of it is void.
+            core.void.borrow_mut().insert(inode);
+            core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+            core.request_gc();
+            slot = None;
+        }
+        let inode = match slot {
+            Some(inode) => inode,
+            None if state == BackingState::Dirty => {
+                return refuse(format!(
+                    "has dirty data in a cache, but cache set {} does not know its UUID {}",
+                    self.uuid(),
+                    backing.uuid()
+                ));
+            }
+            None => {
+                let Some(inode) = core.free_slot() else {
+                    return refuse(format!("all {} slots of the set are in use", core.uuids.borrow().len()));
+                };
+                let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
+                core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
+                let set_uuid = self.uuid();
+                backing
+                    .update(|sb| {
+                        sb.set_set_uuid(set_uuid);
+                        sb.set_state(BackingState::Clean);
+                    })
+                    .await?;
+                inode
+            }
+        };
+        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO && backing.ensure_dirty().await? {
+            core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
+        }
+        let volume = Volume::cached(core, inode, backing.clone());
+        core.backings.borrow_mut().insert(inode, backing);
+        core.volumes.borrow_mut().push(volume.clone());
+        volume.start_writeback();
+        Ok(volume)
+    }
+
+    /// Creates a flash-only volume of `size` (rounded down to whole blocks).
+    ///
+    /// # Errors
+    /// If no slot is free, or the size is zero.
+    pub async fn create_volume(
+        &self,
+        uuid: Uuid,
+        size: Sectors,
+        label: &str,
+    ) -> Result<Rc<Volume>, EngineError> {
+        let core = &self.core;
+        let block = core.geometry.block_sectors.0;
+        let size = Sectors(size.0 / block * block);
+        if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
+            return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
+        }
+        let _config = core.config_lock.lock().await;
+        let Some(inode) = core.free_slot() else {
+            return Err(EngineError::Invalid(format!(
+                "all {} slots of the set are in use",
+                core.uuids.borrow().len()
+            )));
+        };
+        let Some(bytes) = format::superblock::label_bytes(label) else {
+            return Err(EngineError::Invalid(format!(
+                "label: expected at most 32 bytes, found {}",
+                label.len()
+            )));
+        };
+        let entry = UuidEntry::volume(uuid, bytes, size, core.rt.wall_seconds() as u32);
+        core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
+        let volume = Volume::flash_only(core, inode, size, label.to_owned());
+        core.volumes.borrow_mut().push(volume.clone());
+        Ok(volume)
+    }
+
+    /// Deletes a flash-only volume and its data.
+    ///
+    /// # Errors
+    /// If the slot is no flash-only volume.
+    pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
+        let core = &self.core;
+        let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
+        let Some(volume) = volume else {
+            return Err(EngineError::Invalid(format!("slot {inode} is no flash-only volume")));
+        };
+        volume.stop().await;
+        let _config = core.config_lock.lock().await;
+        let now = core.rt.wall_seconds() as u32;
+        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+        core.void.borrow_mut().insert(inode);
+        core.volumes.borrow_mut().retain(|v| v.inode() != Some(inode));
+        core.request_gc();
+        Ok(())
+    }
+
+    /// Detaches a backing device: writes all its dirty data back, then lets it go. The volume stays up and serves
+    /// the device alone.
+    ///
+    /// # Errors
+    /// If data cannot be written back; the device stays attached then.
+    pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let core = &self.core;
+        let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
+            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+        };
+        volume.begin_detach();
+        volume.drained().await?;
+        let _config = core.config_lock.lock().await;
+        let guard = volume.block_all().await;
+        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
+            volume.cancel_detach();
+            return Err(EngineError::Invalid(format!("{}: dirty data is left", volume.label_or_name())));
+        }
+        backing.gate.ensure(backing.gate.latest()).await?;
+        backing
+            .update(|sb| {
+                sb.set_set_uuid(Uuid::NIL);
+                sb.set_state(BackingState::None);
+            })
+            .await?;
+        let now = core.rt.wall_seconds() as u32;
+        core.void.borrow_mut().insert(inode);
+        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+        volume.detached();
+        core.backings.borrow_mut().remove(&inode);
+        core.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        drop(guard);
+        core.request_gc();
+        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+        Ok(())
+    }
+}

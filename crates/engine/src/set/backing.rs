@@ -1,0 +1,164 @@
+//! A backing device: its superblock, its flushes, its errors.
+//!
+//! Owns what the backing superblock says and the order in which it says it (format section 12.6): dirty before the
+//! first dirty write is acknowledged, clean only after the last dirty key is gone, stale before anything is served
+//! without the cache. Must not know the index.
+
+use std::cell::{Cell, RefCell};
+
+use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
+use io::sync::Mutex;
+use io::{Disk, IoError};
+
+use super::core::SUPERBLOCK_SECTOR;
+use crate::error::EngineError;
+use crate::flush::{FlushGate, Tick};
+use crate::stats::{BackingErrors, ErrorVerdict};
+
+pub(crate) struct Backing {
+    pub(crate) disk: Disk,
+    pub(crate) gate: FlushGate,
+    superblock: RefCell<BackingSuper>,
+    write_lock: Mutex,
+    /// The state that is durable on the device; what `superblock` says may be on its way there.
+    durable_state: Cell<BackingState>,
+    /// The newest write that a client's flush must cover: writeback is not among them.
+    direct_writes: Cell<Tick>,
+    errors: RefCell<BackingErrors>,
+    /// All requests fail: too many errors, or the operator said so.
+    pub(crate) disabled: Cell<bool>,
+}
+
+impl Backing {
+    pub(crate) fn new(disk: Disk, superblock: BackingSuper) -> Backing {
+        Backing {
+            gate: FlushGate::new(disk.clone()),
+            disk,
+            durable_state: Cell::new(superblock.state()),
+            superblock: RefCell::new(superblock),
+            write_lock: Mutex::default(),
+            direct_writes: Cell::new(Tick::default()),
+            errors: RefCell::new(BackingErrors::new()),
+            disabled: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.superblock.borrow().uuid()
+    }
+
+    pub(crate) fn set_uuid(&self) -> Uuid {
+        self.superblock.borrow().set_uuid()
+    }
+
+    pub(crate) fn state(&self) -> BackingState {
+        self.durable_state.get()
+    }
+
+    pub(crate) fn data_offset(&self) -> Sector {
+        self.superblock.borrow().data_offset()
+    }
+
+    pub(crate) fn data_sectors(&self) -> Sectors {
+        self.superblock.borrow().data_sectors()
+    }
+
+    pub(crate) fn block_sectors(&self) -> Sectors {
+        self.superblock.borrow().block_sectors()
+    }
+
+    pub(crate) fn cache_mode(&self) -> CacheMode {
+        self.superblock.borrow().cache_mode().unwrap_or(CacheMode::None)
+    }
+
+    pub(crate) fn label(&self) -> String {
+        self.superblock.borrow().label()
+    }
+
+    pub(crate) fn label_bytes(&self) -> [u8; 32] {
+        *self.superblock.borrow().label_bytes()
+    }
+
+    /// A client's write (or discard) went to the device.
+    pub(crate) fn wrote_directly(&self) {
+        self.direct_writes.set(self.gate.wrote());
+    }
+
+    /// Makes every write that clients sent directly to the device durable.
+    pub(crate) async fn settle_direct_writes(&self) -> Result<(), IoError> {
+        let result = self.gate.ensure(self.direct_writes.get()).await;
+        if result.is_err() {
+            self.failed();
+        }
+        result
+    }
+
+    /// Changes the superblock and waits until it is durable.
+    pub(crate) async fn update(&self, change: impl FnOnce(&mut BackingSuper)) -> Result<(), EngineError> {
+        let _lock = self.write_lock.lock().await;
+        self.update_locked(change).await
+    }
+
+    async fn update_locked(&self, change: impl FnOnce(&mut BackingSuper)) -> Result<(), EngineError> {
+        let (next, bytes) = {
+            let mut next = self.superblock.borrow().clone();
+            change(&mut next);
+            let now = self.disk.runtime().wall_seconds();
+            next.set_last_mount(now as u32);
+            let bytes = next.encode();
+            (next, bytes)
+        };
+        // Until the write has ended nobody may rely on either state.
+        let state = next.state();
+        if state != self.durable_state.get() && self.durable_state.get() == BackingState::Dirty {
+            self.durable_state.set(state);
+        }
+        let buffer = self.disk.runtime().pool().copy_of(&bytes);
+        self.disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
+        *self.superblock.borrow_mut() = next;
+        self.durable_state.set(state);
+        Ok(())
+    }
+
+    /// Waits until the superblock says dirty: no dirty write may be acknowledged before.
+    pub(crate) async fn ensure_dirty(&self) -> Result<bool, EngineError> {
+        if self.durable_state.get() == BackingState::Dirty {
+            return Ok(false);
+        }
+        let _lock = self.write_lock.lock().await;
+        if self.durable_state.get() == BackingState::Dirty {
+            return Ok(false);
+        }
+        self.update_locked(|sb| sb.set_state(BackingState::Dirty)).await?;
+        Ok(true)
+    }
+
+    /// Makes the superblock say clean if `still_clean` holds once no other update is under way. A writer that comes
+    /// later finds the state not dirty and waits for its own update.
+    pub(crate) async fn ensure_clean(&self, still_clean: impl FnOnce() -> bool) -> Result<bool, EngineError> {
+        let _lock = self.write_lock.lock().await;
+        if self.durable_state.get() != BackingState::Dirty || !still_clean() {
+            return Ok(false);
+        }
+        self.update_locked(|sb| sb.set_state(BackingState::Clean)).await?;
+        Ok(true)
+    }
+
+    /// A request failed: counts it, and disables the device at the limit (the kernel's semantics, section 14.1).
+    pub(crate) fn failed(&self) {
+        let limit = 64;
+        if self.errors.borrow_mut().failed(false, limit) == ErrorVerdict::LimitReached {
+            self.disabled.set(true);
+        }
+    }
+
+    pub(crate) fn failed_with_limit(&self, limit: u32) {
+        if self.errors.borrow_mut().failed(false, limit) == ErrorVerdict::LimitReached {
+            self.disabled.set(true);
+        }
+    }
+
+    pub(crate) fn error_count(&self) -> u64 {
+        self.errors.borrow().errors()
+    }
+}

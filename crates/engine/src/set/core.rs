@@ -1,0 +1,289 @@
+//! The heart of a cache set: everything its parts share.
+//!
+//! Owns the one instance of each part (index, journal, bucket table, allocator) and the set's state (running,
+//! stopping, failed). The parts' work is in their own modules. Single-threaded: a `RefCell` is never borrowed across
+//! an await point.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use format::{BucketNr, CacheSuper, Gen, Geometry, Inode, Sector, Sectors, SetMagic, UuidEntry};
+use io::sync::{Event, Mutex, Queue};
+use io::{Buffer, Disk, Handle, Rng};
+
+use crate::alloc::{Allocator, Buckets};
+use crate::error::{EngineError, Place};
+use crate::flush::FlushGate;
+use crate::index::{NodeId, Tree};
+use crate::journal::Journal;
+use crate::policy::congestion::Congestion;
+use crate::policy::replacement::{Aging, Selector};
+use crate::policy::writeback_rate::IdleCounter;
+use crate::set::Backing;
+use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters};
+use crate::tunables::SetTunables;
+use crate::volume::Volume;
+
+/// Something that the operator should know. The shells log these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SetEvent {
+    /// The last set of a btree node was torn by a crash and has been dropped; the journal has its keys.
+    TornSet {
+        /// Bucket of the node.
+        bucket: BucketNr,
+        /// Its generation.
+        generation: Gen,
+        /// What was wrong with the set.
+        what: String,
+    },
+    /// The journal was replayed.
+    Replayed {
+        /// Entries.
+        entries: u64,
+        /// Keys in them.
+        keys: u64,
+    },
+    /// The set was initialised: it had never been used.
+    Initialised,
+    /// The set has been disabled.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// A device failed a request.
+    DeviceError {
+        /// What failed.
+        what: String,
+    },
+    /// A backing device changed its state.
+    State {
+        /// Name of the backing device.
+        device: String,
+        /// The new state, in the kernel's words.
+        state: &'static str,
+    },
+}
+
+/// Counts of the engine's own work, for tests, benches and metrics.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct EngineCounters {
+    /// Btree nodes read after the start.
+    pub btree_reads: u64,
+    /// Leaves replaced by new nodes.
+    pub btree_rewrites: u64,
+    /// Priority chains written.
+    pub prio_writes: u64,
+    /// Walks of the index by the garbage collector.
+    pub gc_runs: u64,
+    /// Extents moved by the moving garbage collector.
+    pub moved_extents: u64,
+}
+
+/// Everything that the parts of a set share.
+pub(crate) struct Core {
+    pub(crate) rt: Handle,
+    pub(crate) cache: Disk,
+    pub(crate) place: Place,
+    pub(crate) geometry: Geometry,
+    pub(crate) magic: SetMagic,
+    pub(crate) nr_this_dev: usize,
+    pub(crate) superblock: RefCell<CacheSuper>,
+    /// Serialises writes of the cache superblock and the UUID table.
+    pub(crate) config_lock: Mutex,
+    pub(crate) gate: Rc<FlushGate>,
+    pub(crate) buckets: RefCell<Buckets>,
+    pub(crate) tree: RefCell<Tree>,
+    pub(crate) journal: Journal,
+    pub(crate) alloc: Allocator,
+    /// Held while btree nodes are replaced.
+    pub(crate) structure: Mutex,
+    pub(crate) leaf_work: Queue<NodeId>,
+    /// A node was loaded, written or replaced.
+    pub(crate) index_changed: Event,
+    /// Leaves were loaded.
+    pub(crate) memory_changed: Event,
+    /// The allocator found nothing to invalidate, or somebody needs dirty data written back.
+    pub(crate) starved: Event,
+    pub(crate) gc_wanted: Cell<bool>,
+    pub(crate) gc_running: Cell<bool>,
+    pub(crate) gc_event: Event,
+    pub(crate) gc_lock: Mutex,
+    pub(crate) uuids: RefCell<Vec<UuidEntry>>,
+    /// Slots whose keys must not be used: they are removed by and by.
+    pub(crate) void: RefCell<BTreeSet<Inode>>,
+    pub(crate) backings: RefCell<BTreeMap<Inode, Rc<Backing>>>,
+    pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
+    pub(crate) selector: RefCell<Selector>,
+    pub(crate) aging: RefCell<Aging>,
+    pub(crate) min_prio: Cell<u16>,
+    pub(crate) rng: RefCell<Rng>,
+    pub(crate) idle: RefCell<IdleCounter>,
+    pub(crate) congestion: RefCell<Congestion>,
+    pub(crate) tunables: RefCell<SetTunables>,
+    pub(crate) stats: RefCell<CacheStats>,
+    pub(crate) set_counters: RefCell<SetCounters>,
+    pub(crate) errors: RefCell<CacheErrors>,
+    pub(crate) counters: RefCell<EngineCounters>,
+    pub(crate) events: RefCell<VecDeque<SetEvent>>,
+    pub(crate) failed: RefCell<Option<Arc<EngineError>>>,
+    pub(crate) failure: Event,
+    pub(crate) stopping: Cell<bool>,
+    /// Background inserts of misses that are under way.
+    pub(crate) background: Cell<usize>,
+    pub(crate) background_done: Event,
+}
+
+/// Events kept for whoever asks late.
+const MAX_EVENTS: usize = 1024;
+
+impl Core {
+    /// Fails if the set has been disabled.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        match &*self.failed.borrow() {
+            None => Ok(()),
+            Some(why) => Err(EngineError::Disabled { set: self.place.set.clone(), why: why.clone() }),
+        }
+    }
+
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failed.borrow().is_some()
+    }
+
+    /// The set's tasks should end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.get() || self.is_failed()
+    }
+
+    pub(crate) fn is_void(&self, inode: Inode) -> bool {
+        !self.void.borrow().is_empty() && self.void.borrow().contains(&inode)
+    }
+
+    /// Tells the operator.
+    pub(crate) fn emit(&self, event: SetEvent) {
+        let mut events = self.events.borrow_mut();
+        if events.len() == MAX_EVENTS {
+            events.pop_front();
+        }
+        events.push_back(event);
+    }
+
+    /// Metadata could not be read or written: the set is disabled at once (the kernel's semantics, section 14.3).
+    pub(crate) fn metadata_failed(&self, e: EngineError) {
+        if self.is_failed() {
+            return;
+        }
+        let why = match e {
+            EngineError::Disabled { why, .. } => why,
+            other => Arc::new(other),
+        };
+        self.emit(SetEvent::Failed { why: why.to_string() });
+        *self.failed.borrow_mut() = Some(why);
+        if let Err(e) = self.check() {
+            self.journal.fail(e);
+        }
+        self.leaf_work.close();
+        self.wake_everybody();
+    }
+
+    /// Ends every wait whose condition looks at the set's state.
+    pub(crate) fn wake_everybody(&self) {
+        self.failure.notify_all();
+        self.index_changed.notify_all();
+        self.memory_changed.notify_all();
+        self.starved.notify_all();
+        self.gc_event.notify_all();
+        self.alloc.kick();
+        for v in self.volumes.borrow().iter() {
+            v.wake();
+        }
+    }
+
+    /// A data request to the cache device has ended: counts its error, and disables the set at the limit (the
+    /// kernel's semantics, section 14.2).
+    pub(crate) fn observe_cache_io(&self, result: &Result<(), io::IoError>) {
+        let (limit, halflife) = {
+            let t = self.tunables.borrow();
+            (t.io_error_limit, t.io_error_halflife)
+        };
+        let verdict = self.errors.borrow_mut().observe(result.is_err(), limit, halflife);
+        if let Err(e) = result {
+            self.emit(SetEvent::DeviceError { what: e.to_string() });
+            if verdict == ErrorVerdict::LimitReached {
+                self.metadata_failed(e.clone().into());
+            }
+        }
+    }
+
+    /// Writes metadata durably.
+    pub(crate) async fn write_metadata(&self, sector: Sector, buffer: Buffer) -> Result<(), EngineError> {
+        let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
+        self.cache.write(sector, buffer, true).await?;
+        self.set_counters.borrow_mut().count_btree_written(sectors);
+        Ok(())
+    }
+
+    /// Writes the cache superblock as it is in memory. The caller holds the config lock.
+    pub(crate) async fn write_superblock(&self) -> Result<(), EngineError> {
+        let bytes = {
+            let sb = &mut *self.superblock.borrow_mut();
+            sb.prepare_write(self.rt.wall_seconds());
+            sb.encode()
+        };
+        self.write_metadata(SUPERBLOCK_SECTOR, self.rt.pool().copy_of(&bytes)).await
+    }
+
+    pub(crate) fn node_cache_limit_bytes(&self) -> usize {
+        usize::try_from(self.tunables.borrow().btree_cache_limit).unwrap_or(usize::MAX)
+    }
+
+    /// Buckets are discarded before they are used again.
+    pub(crate) fn discards_buckets(&self) -> bool {
+        self.superblock.borrow().discard() && self.cache.info().discard
+    }
+
+    /// Asks for a walk of the index.
+    pub(crate) fn request_gc(&self) {
+        self.gc_wanted.set(true);
+        self.gc_event.notify_all();
+    }
+
+    /// Percent of the cache that cannot be reclaimed at once.
+    pub(crate) fn in_use_percent(&self) -> u8 {
+        self.buckets.borrow().in_use_percent() as u8
+    }
+
+    /// Foreground sectors that were not bypassed age the priorities (the kernel's semantics, section 7.5).
+    pub(crate) fn count_for_aging(&self, sectors: Sectors) {
+        let cache_sectors = self.geometry.used_sectors().0;
+        if self.aging.borrow_mut().count(sectors.0, cache_sectors) {
+            let min = self.buckets.borrow_mut().age();
+            self.min_prio.set(min);
+        }
+    }
+
+    /// The volume behind a slot.
+    pub(crate) fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
+        self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
+    }
+
+    /// A background operation begins; it ends when the guard is dropped.
+    pub(crate) fn background(self: &Rc<Self>) -> BackgroundGuard {
+        self.background.set(self.background.get() + 1);
+        BackgroundGuard(self.clone())
+    }
+}
+
+/// The place of the superblock (format section 2).
+pub(crate) const SUPERBLOCK_SECTOR: Sector = Sector(8);
+
+/// See [`Core::background`].
+pub(crate) struct BackgroundGuard(Rc<Core>);
+
+impl Drop for BackgroundGuard {
+    fn drop(&mut self) {
+        self.0.background.set(self.0.background.get() - 1);
+        self.0.background_done.notify_all();
+    }
+}

@@ -1,0 +1,151 @@
+//! A cache set: one cache device, the backing devices attached to it, and its flash-only volumes.
+//!
+//! [`CacheSet`] is what shells hold: open (register) a cache device, attach and detach backing devices, create and
+//! delete volumes, stop. What it does is in `open`, `attach`, `uuids`; what the parts share is in `core`.
+
+mod attach;
+mod backing;
+mod core;
+mod open;
+mod stop;
+mod uuids;
+
+use std::rc::Rc;
+
+use format::{Inode, Sectors, Uuid};
+
+pub(crate) use self::core::Core;
+pub use self::core::{EngineCounters, SetEvent};
+pub(crate) use backing::Backing;
+pub use open::SetOptions;
+pub(crate) use open::read_backing;
+
+use crate::error::EngineError;
+use crate::volume::Volume;
+
+/// A running cache set. Cheap to clone; it runs until [`CacheSet::stop`].
+#[derive(Clone)]
+pub struct CacheSet {
+    pub(crate) core: Rc<Core>,
+}
+
+/// A summary of a set's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetStatus {
+    /// UUID of the set.
+    pub set_uuid: Uuid,
+    /// Name of the cache device.
+    pub device: String,
+    /// Size of a bucket.
+    pub bucket_sectors: Sectors,
+    /// Number of buckets.
+    pub nbuckets: u32,
+    /// Percent of buckets that cannot be reclaimed at once.
+    pub in_use_percent: u8,
+    /// Live data in the cache.
+    pub cached_sectors: Sectors,
+    /// Live dirty data, per slot.
+    pub dirty: Vec<(Inode, Sectors)>,
+    /// Btree nodes.
+    pub btree_nodes: usize,
+    /// Bytes of index in memory.
+    pub index_bytes: usize,
+    /// Free journal buckets, and how many there are.
+    pub journal_free: (usize, usize),
+    /// Journal entries and bytes written since the start.
+    pub journal_written: (u64, u64),
+    /// Why the set is disabled, if it is.
+    pub failed: Option<String>,
+}
+
+impl CacheSet {
+    /// UUID of the set.
+    pub fn uuid(&self) -> Uuid {
+        self.core.superblock.borrow().set_uuid()
+    }
+
+    /// State in numbers.
+    pub fn status(&self) -> SetStatus {
+        let core = &self.core;
+        let buckets = core.buckets.borrow();
+        let tree = core.tree.borrow();
+        SetStatus {
+            set_uuid: self.uuid(),
+            device: core.place.device.to_string(),
+            bucket_sectors: core.geometry.bucket_sectors,
+            nbuckets: core.geometry.nbuckets,
+            in_use_percent: buckets.in_use_percent() as u8,
+            cached_sectors: buckets.live_total(),
+            dirty: tree.all_dirty().filter(|(_, n)| *n > Sectors::ZERO).collect(),
+            btree_nodes: tree.node_count(),
+            index_bytes: tree.loaded_bytes(),
+            journal_free: core.journal.free_buckets(),
+            journal_written: core.journal.written(),
+            failed: core.failed.borrow().as_ref().map(ToString::to_string),
+        }
+    }
+
+    /// Counts of the engine's own work.
+    pub fn counters(&self) -> EngineCounters {
+        *self.core.counters.borrow()
+    }
+
+    /// Flushes sent to the cache device.
+    pub fn cache_flushes(&self) -> u64 {
+        self.core.gate.count()
+    }
+
+    /// Every volume of the set: cached devices and flash-only ones.
+    pub fn volumes(&self) -> Vec<Rc<Volume>> {
+        self.core.volumes.borrow().clone()
+    }
+
+    /// What happened since the last call.
+    pub fn take_events(&self) -> Vec<SetEvent> {
+        self.core.events.borrow_mut().drain(..).collect()
+    }
+
+    /// Whether the set has been disabled by a failure.
+    pub fn failure(&self) -> Option<EngineError> {
+        self.core.check().err()
+    }
+
+    /// Walks the index now: drops what is stale, packs small leaves together.
+    pub async fn gc(&self) -> Result<(), EngineError> {
+        crate::gc::collect(&self.core).await
+    }
+
+    /// Live dirty sectors of a slot.
+    pub fn dirty_sectors(&self, inode: Inode) -> Sectors {
+        self.core.tree.borrow().dirty_sectors(inode)
+    }
+
+    /// Value of a tunable of the set, by the kernel's name.
+    pub fn get(&self, name: &str) -> Option<String> {
+        self.core.tunables.borrow().get(name).ok()
+    }
+
+    /// Sets a tunable of the set, by the kernel's name.
+    ///
+    /// # Errors
+    /// If the name is unknown or the value makes no sense.
+    pub fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
+        self.core.tunables.borrow_mut().set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        self.core.tunables_changed();
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Carries tunables to the parts that keep their own copy.
+    pub(crate) fn tunables_changed(&self) {
+        let t = self.tunables.borrow();
+        self.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
+        self.congestion
+            .borrow_mut()
+            .set_thresholds(t.congested_read_threshold_us, t.congested_write_threshold_us);
+        drop(t);
+        self.memory_changed.notify_all();
+        self.gc_event.notify_all();
+    }
+}

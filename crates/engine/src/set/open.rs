@@ -1,0 +1,449 @@
+//! Opening a cache device: reading what is there, replaying the journal, starting the set's tasks.
+//!
+//! Recovery needs no free journal slot: replayed keys stay pinned at the entries in which they were found, and go to
+//! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use format::bset::BsetBuilder;
+use format::{
+    BackingSuper, Bkey, BucketNr, BucketPrio, CacheSuper, Gen, Inode, Jset, JsetBuilder, JsetRoots,
+    PrioHeader, Ptr, RawSuperblock, Replay, Sector, Sectors, encode_prio_set,
+};
+use io::sync::{Event, Mutex, Queue};
+use io::{Disk, Rng};
+
+use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR, SetEvent};
+use super::{Backing, CacheSet};
+use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
+use crate::error::{EngineError, Place};
+use crate::flush::FlushGate;
+use crate::index::{
+    MAX_POSITION, NotLoaded, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree,
+    reclaim_task, write_old_leaves_task,
+};
+use crate::journal::{Journal, Layout, scan};
+use crate::policy::congestion::Congestion;
+use crate::policy::replacement::{Aging, Selector};
+use crate::stats::{CacheErrors, CacheStats, SetCounters};
+use crate::tunables::SetTunables;
+use crate::volume::Volume;
+
+/// Tasks that write leaves behind.
+const LEAF_WRITERS: usize = 4;
+
+/// How a set is to be opened.
+#[derive(Clone, Debug, Default)]
+pub struct SetOptions {
+    /// Settings to begin with; those that the superblock stores are taken from there.
+    pub tunables: SetTunables,
+    /// Seed of the set's random choices (bset sequence numbers, random replacement).
+    pub seed: u64,
+}
+
+/// Everything read from disk before the set runs.
+struct Recovered {
+    buckets: Buckets,
+    tree: Tree,
+    journal: Journal,
+    prios: LoadedPrios,
+    uuids: Vec<format::UuidEntry>,
+    events: Vec<SetEvent>,
+}
+
+impl CacheSet {
+    /// Opens (registers) a cache device: initialises it if it is new, else recovers what is there.
+    ///
+    /// # Errors
+    /// If a structure is damaged, unsupported or does not fit the device; nothing has been written then, except to a
+    /// device that was being initialised.
+    pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
+        let mut superblock = read_cache(&cache).await?;
+        let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
+        if superblock.has_obsolete_large_bucket() {
+            return Err(EngineError::Invalid(format!(
+                "{}: the set uses the obsolete large-bucket format, which is read-only: extract its data instead",
+                place.device
+            )));
+        }
+        let mut events = Vec::new();
+        if !superblock.sync() {
+            initialise(&cache, &place, &mut superblock).await?;
+            events.push(SetEvent::Initialised);
+        }
+        let gate = Rc::new(FlushGate::new(cache.clone()));
+        let mut r = recover(&cache, &place, &superblock, &gate).await?;
+        events.append(&mut r.events);
+        let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options)) };
+        let core = &set.core;
+        for e in events {
+            core.emit(e);
+        }
+        core.tunables_changed();
+        void_unreachable(core);
+        let wanted = core.alloc.reserves.total() + core.alloc.batch;
+        prime(core, wanted);
+        if core.alloc.ready_len() <= core.alloc.reserves.prio {
+            return Err(EngineError::NoSpace(format!(
+                "{}: every bucket holds dirty data or metadata: {} are free, {} are needed to write priorities",
+                core.place.device,
+                core.alloc.ready_len(),
+                core.alloc.reserves.prio + 1
+            )));
+        }
+        {
+            let _lock = core.config_lock.lock().await;
+            core.write_superblock().await?;
+        }
+        start_tasks(core);
+        start_volumes(core);
+        Ok(set)
+    }
+}
+
+/// Reads and checks the superblock of a cache device.
+async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
+    let raw = read_superblock(disk).await?;
+    let info = disk.info();
+    raw.check_cache(info.sectors, info.logical_block_bytes)
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}
+
+/// Reads and checks the superblock of a backing device.
+pub(crate) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
+    let raw = read_superblock(disk).await?;
+    let info = disk.info();
+    raw.check_backing(info.sectors, info.logical_block_bytes)
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}
+
+async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
+    let info = disk.info();
+    if info.sectors < Sectors(16) {
+        return Err(EngineError::Invalid(format!(
+            "{}: expected at least 16 sectors for a superblock, found {}",
+            info.name, info.sectors
+        )));
+    }
+    let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(4096)).await;
+    result?;
+    RawSuperblock::from_prefix(buffer.as_slice())
+        .cloned()
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}
+
+/// Makes a new device a working, empty set.
+async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) -> Result<(), EngineError> {
+    let count = superblock.default_journal_buckets();
+    superblock.set_journal_buckets(count).map_err(|c| place.corrupt(SUPERBLOCK_SECTOR, &c))?;
+    let g = superblock.geometry().clone();
+    let magic = superblock.set_magic();
+    let pool = cache.runtime().pool().clone();
+    // A set that was formatted again with its old UUID must not find its old entries.
+    for bucket in superblock.journal_buckets() {
+        cache.write_zeroes(g.bucket_start(bucket), g.bucket_sectors).await?;
+    }
+    let first = g.first_dynamic();
+    let prio_at = |i: u32| BucketNr(first.0 + i);
+    let uuid_bucket = prio_at(g.prio_buckets);
+    let root_bucket = prio_at(g.prio_buckets + 1);
+    if root_bucket.0 >= g.nbuckets {
+        return Err(EngineError::Invalid(format!(
+            "{}: {} buckets are too few for the metadata of a set",
+            place.device, g.nbuckets
+        )));
+    }
+    let one = Gen(1);
+    let metadata = |b: u32| b >= first.0 && b <= root_bucket.0;
+    let prios: Vec<BucketPrio> = (0..g.nbuckets)
+        .map(|b| match metadata(b) {
+            true => BucketPrio { prio: u16::MAX, generation: one },
+            false => BucketPrio { prio: 0, generation: Gen(0) },
+        })
+        .collect();
+    for (i, group) in prios.chunks(g.prios_per_bucket as usize).enumerate().rev() {
+        let i = i as u32;
+        let next_bucket = if i + 1 < g.prio_buckets { u64::from(prio_at(i + 1).0) } else { 0 };
+        let mut buffer = pool.zeroed(g.meta_sectors.bytes() as usize);
+        encode_prio_set(buffer.as_mut(), magic, PrioHeader { seq: 1, next_bucket }, group);
+        cache.write(g.bucket_start(prio_at(i)), buffer, false).await?;
+    }
+    cache.write(g.bucket_start(uuid_bucket), pool.zeroed(g.meta_sectors.bytes() as usize), false).await?;
+    let root_ptr = Ptr::new(0, g.bucket_start(root_bucket), one);
+    let mut buffer = pool.zeroed(g.block_sectors.bytes() as usize);
+    let seq = cache.runtime().random() | 1;
+    let len = BsetBuilder::begin(buffer.as_mut(), seq, g.block_sectors).finish(magic, root_ptr);
+    buffer.set_len(len);
+    cache.write(root_ptr.offset(), buffer, false).await?;
+    cache.flush().await?;
+
+    let mut prio_bucket = [0; 8];
+    if let Some(slot) = prio_bucket.get_mut(usize::from(superblock.nr_this_dev())) {
+        *slot = u64::from(first.0);
+    }
+    let roots = JsetRoots {
+        uuid_bucket: Bkey::uuid_bucket(g.meta_sectors, Ptr::new(0, g.bucket_start(uuid_bucket), one)),
+        btree_root: Bkey::root(g.node_sectors, root_ptr),
+        btree_level: 0,
+        prio_bucket,
+    };
+    let mut buffer = pool.zeroed(g.block_sectors.bytes() as usize);
+    let seq = format::JournalSeq(1);
+    let len = JsetBuilder::begin(buffer.as_mut(), g.block_sectors).finish(magic, seq, seq, &roots);
+    buffer.set_len(len);
+    // The first entry ever goes into the second bucket of the ring (format section 9.2).
+    let at = g.journal_bucket(1).or(g.journal_bucket(0)).unwrap_or(g.first_bucket);
+    cache.write(g.bucket_start(at), buffer, true).await?;
+    superblock.set_sync(true);
+    superblock.prepare_write(cache.runtime().wall_seconds());
+    cache.write(SUPERBLOCK_SECTOR, pool.copy_of(&superblock.encode()), true).await?;
+    Ok(())
+}
+
+/// Reads journal, priorities, UUID table and index, and replays the journal's keys in memory.
+async fn recover(
+    cache: &Disk,
+    place: &Place,
+    superblock: &CacheSuper,
+    gate: &Rc<FlushGate>,
+) -> Result<Recovered, EngineError> {
+    let g = superblock.geometry();
+    let magic = superblock.set_magic();
+    let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
+    let found = scan(cache, place, g, magic, &ring_buckets, superblock.discard()).await?;
+    let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
+    let bad_journal = |c: &format::Corrupt| place.corrupt(journal_sector, c);
+    let newest =
+        found.replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
+    newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
+    for e in &found.replay.entries {
+        e.check_keys(g).map_err(|c| bad_journal(&c))?;
+    }
+    let first_prio = newest.prio_bucket.get(usize::from(superblock.nr_this_dev())).copied().unwrap_or(0);
+    let prios = load_prios(cache, place, g, magic, first_prio).await?;
+    let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
+    apply_prios(&mut buckets, &prios);
+    let uuids = read_uuids(cache, place, &newest).await?;
+
+    let reader = Reader { disk: cache, place, geometry: g, magic };
+    if let Some(ptr) = newest.btree_root.pointer() {
+        buckets.raise(buckets.bucket_of(ptr), ptr.generation());
+    }
+    let loaded = load_tree(&reader, newest.btree_root, newest.btree_level, &mut buckets).await?;
+    let (mut tree, mut events) = (loaded.tree, loaded.events);
+    // Every key of the journal raises generations before anything is judged stale (format section 10).
+    for ptr in found.replay.entries.iter().flat_map(|e| &e.keys).filter_map(|k| k.pointer()) {
+        if ptr.is_available() {
+            buckets.raise(buckets.bucket_of(ptr), ptr.generation());
+        }
+    }
+    if let Some(ptr) = newest.uuid_bucket.pointer() {
+        let b = buckets.bucket_of(ptr);
+        buckets.raise(b, ptr.generation());
+        buckets.mark_metadata(b);
+    }
+    account_tree(&mut tree, &mut buckets, place)?;
+
+    let layout = Layout {
+        buckets: ring_buckets,
+        bucket_sectors: g.bucket_sectors,
+        magic,
+        block_sectors: g.block_sectors,
+    };
+    let oldest = found.replay.oldest;
+    let roots = newest.roots();
+    let journal = Journal::new(cache.clone(), gate.clone(), layout, found.ring, newest.seq, oldest, roots);
+    replay_keys(&found.replay, &mut tree, &mut buckets, &journal, place)?;
+    let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
+    events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
+    Ok(Recovered { buckets, tree, journal, prios, uuids, events })
+}
+
+/// Applies the journal's keys to the index, in order. They stay pinned at their entries.
+fn replay_keys(
+    replay: &Replay,
+    tree: &mut Tree,
+    buckets: &mut Buckets,
+    journal: &Journal,
+    place: &Place,
+) -> Result<(), EngineError> {
+    for entry in &replay.entries {
+        for key in &entry.keys {
+            let end = key.offset();
+            let Some(mut start) = key.start().filter(|s| *s < end) else { continue };
+            if end > MAX_POSITION {
+                return Err(place.damage(
+                    Sector(0),
+                    format!(
+                        "journal entry {}: key {}:{end}: expected an offset of at most {MAX_POSITION}",
+                        entry.seq,
+                        key.inode()
+                    ),
+                ));
+            }
+            // A stale key still replaces what was there: it acts as a hole (format section 4.5).
+            let mut new = key
+                .pointer()
+                .filter(|p| p.is_available() && buckets.is_current(*p))
+                .map(|p| (p, key.dirty()));
+            while start < end {
+                let via = Via::Journal(entry.seq);
+                let now = io::Nanos(0);
+                let done = tree
+                    .change(key.inode(), start, end, new, via, now, buckets, &mut |seq| journal.pin(seq))
+                    .map_err(|NotLoaded(id)| {
+                        place.damage(Sector(0), format!("leaf {id:?} is not in memory during replay"))
+                    })?;
+                new = new.map(|(p, dirty)| (p.advanced(done - start), dirty));
+                start = done;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn read_uuids(
+    cache: &Disk,
+    place: &Place,
+    newest: &Jset,
+) -> Result<Vec<format::UuidEntry>, EngineError> {
+    let key = newest.uuid_bucket;
+    let sector = key.pointer().map_or(Sector(0), |p| p.offset());
+    let buffer = cache.runtime().pool().take(key.size().bytes() as usize);
+    let (buffer, result) = cache.read(sector, buffer).await;
+    result?;
+    format::uuid_table::parse_uuid_table(buffer.as_slice(), newest.version)
+        .map_err(|c| place.corrupt(sector, &c))
+}
+
+fn assemble(
+    cache: Disk,
+    place: Place,
+    superblock: CacheSuper,
+    gate: Rc<FlushGate>,
+    r: Recovered,
+    options: SetOptions,
+) -> Core {
+    let rt = cache.runtime().clone();
+    let geometry = superblock.geometry().clone();
+    let mut tunables = options.tunables;
+    tunables.discard = superblock.discard();
+    if let Some(policy) = superblock.replacement() {
+        tunables.cache_replacement_policy = policy;
+    }
+    let alloc = Allocator::new(&geometry, geometry.nbuckets, geometry.prio_buckets);
+    alloc.prio_seq.set(r.prios.seq);
+    *alloc.prio_chain.borrow_mut() = r.prios.chain;
+    let now = rt.now();
+    Core {
+        magic: superblock.set_magic(),
+        nr_this_dev: usize::from(superblock.nr_this_dev()),
+        selector: RefCell::new(Selector::new(
+            tunables.cache_replacement_policy,
+            geometry.first_dynamic(),
+            geometry.nbuckets,
+        )),
+        congestion: RefCell::new(Congestion::new(
+            tunables.congested_read_threshold_us,
+            tunables.congested_write_threshold_us,
+        )),
+        superblock: RefCell::new(superblock),
+        config_lock: Mutex::default(),
+        buckets: RefCell::new(r.buckets),
+        tree: RefCell::new(r.tree),
+        journal: r.journal,
+        alloc,
+        structure: Mutex::default(),
+        leaf_work: Queue::default(),
+        index_changed: Event::default(),
+        memory_changed: Event::default(),
+        starved: Event::default(),
+        gc_wanted: Cell::new(false),
+        gc_running: Cell::new(false),
+        gc_event: Event::default(),
+        gc_lock: Mutex::default(),
+        uuids: RefCell::new(r.uuids),
+        void: RefCell::new(BTreeSet::new()),
+        backings: RefCell::new(BTreeMap::new()),
+        volumes: RefCell::default(),
+        aging: RefCell::new(Aging::new()),
+        min_prio: Cell::new(0),
+        rng: RefCell::new(Rng::new(options.seed)),
+        idle: RefCell::default(),
+        tunables: RefCell::new(tunables),
+        stats: RefCell::new(CacheStats::new(now)),
+        set_counters: RefCell::new(SetCounters::default()),
+        errors: RefCell::new(CacheErrors::new()),
+        counters: RefCell::new(EngineCounters::default()),
+        events: RefCell::new(VecDeque::new()),
+        failed: RefCell::new(None),
+        failure: Event::default(),
+        stopping: Cell::new(false),
+        background: Cell::new(0),
+        background_done: Event::default(),
+        gate,
+        geometry,
+        place,
+        cache,
+        rt,
+    }
+}
+
+/// Keys of slots that no device can claim any more are void, and go when the index is walked.
+fn void_unreachable(core: &Rc<Core>) {
+    let uuids = core.uuids.borrow();
+    let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
+    let tree = core.tree.borrow();
+    let mut void = core.void.borrow_mut();
+    for (i, u) in uuids.iter().enumerate() {
+        if u.is_invalidated() {
+            void.insert(Inode(i as u32));
+        }
+    }
+    void.extend(tree.all_dirty().map(|(i, _)| i).filter(|i| !live(*i)));
+    drop(void);
+    if !core.void.borrow().is_empty() {
+        core.request_gc();
+    }
+}
+
+fn start_tasks(core: &Rc<Core>) {
+    let rt = core.rt.clone();
+    let c = core.clone();
+    rt.spawn(async move {
+        if let Err(e) = c.journal.run().await {
+            c.metadata_failed(e);
+        }
+    });
+    for _ in 0..LEAF_WRITERS {
+        rt.spawn(leaf_writer_task(core.clone()));
+    }
+    rt.spawn(reclaim_task(core.clone()));
+    rt.spawn(write_old_leaves_task(core.clone()));
+    rt.spawn(evict_task(core.clone()));
+    rt.spawn(refill_task(core.clone()));
+    rt.spawn(crate::gc::gc_task(core.clone()));
+}
+
+fn start_volumes(core: &Rc<Core>) {
+    let slots: Vec<(Inode, format::UuidEntry)> = core
+        .uuids
+        .borrow()
+        .iter()
+        .enumerate()
+        .filter(|(_, u)| u.is_live() && u.is_flash_only())
+        .map(|(i, u)| (Inode(i as u32), u.clone()))
+        .collect();
+    for (inode, slot) in slots {
+        let volume = Volume::flash_only(core, inode, slot.sectors, slot.label());
+        core.volumes.borrow_mut().push(volume);
+    }
+}
+
+/// Opens a backing device without deciding anything about it.
+pub(crate) async fn open_backing(disk: Disk) -> Result<Rc<Backing>, EngineError> {
+    let superblock = read_backing(&disk).await?;
+    Ok(Rc::new(Backing::new(disk, superblock)))
+}

@@ -1,0 +1,43 @@
+//! Stopping a set: nothing new, what is under way ends, everything that is not on disk goes there.
+//!
+//! Dirty data stays dirty. There is no mark of cleanliness on disk: a stopped set looks like a crashed one whose
+//! journal has nothing left to replay.
+
+use super::CacheSet;
+use crate::error::EngineError;
+
+impl CacheSet {
+    /// Stops the volumes and the set. Everything that was written is durable afterwards.
+    ///
+    /// # Errors
+    /// If something could not be written; what a flush acknowledged is durable all the same.
+    pub async fn stop(&self) -> Result<(), EngineError> {
+        let core = &self.core;
+        for v in self.volumes() {
+            v.stop().await;
+        }
+        // Misses being inserted.
+        core.background_done.wait_until(|| core.background.get() == 0).await;
+        let result = async {
+            core.check()?;
+            for b in core.backings.borrow().values().cloned().collect::<Vec<_>>() {
+                b.settle_direct_writes().await?;
+            }
+            core.write_all_leaves().await?;
+            core.journal.commit_keys().await?;
+            if core.journal.can_advance() {
+                core.journal.commit_roots(|_| ()).await?;
+            }
+            Ok(())
+        };
+        let result = result.await;
+        core.stopping.set(true);
+        core.journal.stop();
+        core.leaf_work.close();
+        core.wake_everybody();
+        // Volumes and set hold each other.
+        core.volumes.borrow_mut().clear();
+        core.backings.borrow_mut().clear();
+        result
+    }
+}

@@ -1,0 +1,52 @@
+//! The UUID table: which device has which slot.
+//!
+//! Owns writing the table: as a whole, into a bucket of its own, effective with the next journal entry (format
+//! section 7). Slots of devices that are gone are used again once no key of theirs is left in the index.
+
+use format::{Bkey, Inode, Ptr, Uuid, UuidEntry};
+
+use super::core::Core;
+use crate::error::EngineError;
+
+impl Core {
+    /// The slot of a device.
+    pub(crate) fn slot_of(&self, uuid: Uuid) -> Option<Inode> {
+        let uuids = self.uuids.borrow();
+        uuids.iter().position(|u| u.is_live() && u.uuid == uuid).map(|i| Inode(i as u32))
+    }
+
+    /// A slot that nothing uses: never used, or given up and without keys.
+    pub(crate) fn free_slot(&self) -> Option<Inode> {
+        let uuids = self.uuids.borrow();
+        let void = self.void.borrow();
+        let reusable = |i: usize| uuids[i].is_invalidated() && !void.contains(&Inode(i as u32));
+        let free = (0..uuids.len()).find(|i| uuids[*i].is_free());
+        free.or_else(|| (0..uuids.len()).find(|i| reusable(*i))).map(|i| Inode(i as u32))
+    }
+
+    /// Changes the table and waits until it is durable. The caller holds the config lock.
+    pub(crate) async fn update_uuids(
+        &self,
+        change: impl FnOnce(&mut Vec<UuidEntry>),
+    ) -> Result<(), EngineError> {
+        let bucket = self.take_btree_bucket().await?;
+        let mut buffer = self.rt.pool().zeroed(self.geometry.meta_sectors.bytes() as usize);
+        {
+            let uuids = &mut *self.uuids.borrow_mut();
+            change(uuids);
+            format::uuid_table::encode_uuid_table(buffer.as_mut(), uuids);
+        }
+        let ptr = Ptr::new(0, self.geometry.bucket_start(bucket), self.buckets.borrow().generation(bucket));
+        self.write_metadata(ptr.offset(), buffer).await?;
+        let old = self.journal.roots().uuid_bucket;
+        let key = Bkey::uuid_bucket(self.geometry.meta_sectors, ptr);
+        self.journal.commit_roots(|r| r.uuid_bucket = key).await?;
+        if let Some(p) = old.pointer() {
+            let buckets = &mut *self.buckets.borrow_mut();
+            let b = buckets.bucket_of(p);
+            buckets.free_metadata(b);
+        }
+        self.alloc.wanted.notify_all();
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Test doubles for the engine's unit tests: a runtime on virtual time and a disk in memory.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use format::Sectors;
+use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
+
+struct TestClock(Cell<Nanos>);
+
+impl Clock for TestClock {
+    fn now(&self) -> Nanos {
+        self.0.get()
+    }
+
+    fn wall_seconds(&self) -> u64 {
+        1_000_000 + self.0.get().0 / 1_000_000_000
+    }
+}
+
+/// Runs a test to its end on virtual time.
+pub(crate) fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Handle) -> F) {
+    let clock = Rc::new(TestClock(Cell::new(Nanos(1))));
+    let rt = Runtime::new(clock.clone(), 1);
+    let done = rt.handle().spawn(test(rt.handle()));
+    loop {
+        while rt.run(&mut Fifo, 10_000) > 0 {}
+        if done.try_take().is_some() {
+            return;
+        }
+        let next = rt.next_deadline().expect("the test waits for something that never happens");
+        clock.0.set(next.max(clock.0.get()));
+        rt.fire_timers();
+    }
+}
+
+/// A disk in memory that can hold requests back and fail flushes.
+pub(crate) struct TestDisk {
+    info: DeviceInfo,
+    bytes: RefCell<Vec<u8>>,
+    hold: Cell<bool>,
+    waiting: RefCell<Vec<(Request, Completer)>>,
+    fail_flushes: Cell<u32>,
+}
+
+impl TestDisk {
+    pub(crate) fn new(sectors: u64) -> Rc<TestDisk> {
+        Rc::new(TestDisk {
+            info: DeviceInfo {
+                name: Arc::from("test disk"),
+                sectors: Sectors(sectors),
+                logical_block_bytes: 512,
+                physical_block_bytes: 512,
+                optimal_io_bytes: 0,
+                rotational: false,
+                discard: true,
+                partial_stripes_expensive: false,
+            },
+            bytes: RefCell::new(vec![0; sectors as usize * 512]),
+            hold: Cell::new(false),
+            waiting: RefCell::default(),
+            fail_flushes: Cell::new(0),
+        })
+    }
+
+    pub(crate) fn hold(&self, hold: bool) {
+        self.hold.set(hold);
+        if !hold {
+            for (request, completer) in self.waiting.take() {
+                self.carry_out(request, completer);
+            }
+        }
+    }
+
+    /// Waits until `n` requests are held back.
+    pub(crate) async fn held(&self, n: usize, rt: &Handle) {
+        while self.waiting.borrow().len() < n {
+            rt.yield_now().await;
+        }
+    }
+
+    pub(crate) fn fail_flushes(&self, n: u32) {
+        self.fail_flushes.set(n);
+    }
+
+    fn carry_out(&self, mut request: Request, completer: Completer) {
+        if request.op == Op::Flush && self.fail_flushes.get() > 0 {
+            self.fail_flushes.set(self.fail_flushes.get() - 1);
+            let e = IoError::of(&self.info.name, &request, 5);
+            return completer.complete(Err(e), request.buffer);
+        }
+        let range = request.byte_range();
+        let at = request.sector.bytes() as usize;
+        if let Some(buffer) = &mut request.buffer {
+            let mut bytes = self.bytes.borrow_mut();
+            let disk = &mut bytes[at..at + range.len()];
+            match request.op {
+                Op::Read => buffer.as_mut()[range].copy_from_slice(disk),
+                _ => disk.copy_from_slice(&buffer.as_slice()[range]),
+            }
+        }
+        completer.complete(Ok(()), request.buffer);
+    }
+}
+
+impl Device for TestDisk {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&self, request: Request, completer: Completer) {
+        if self.hold.get() {
+            self.waiting.borrow_mut().push((request, completer));
+        } else {
+            self.carry_out(request, completer);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The volume as exports see it: bounds, statistics and the choice between cache and pass-through around the paths.
+
+use std::rc::Rc;
+
+use format::{Sector, Sectors};
+use io::{BlockVolume, Buffer, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
+
+use super::Volume;
+use super::direct::Direct;
+use crate::index::Kind;
+
+/// Writes of zeros up to this size go through the cache like data.
+const SMALL_ZEROES: Sectors = Sectors(128);
+
+impl Volume {
+    /// See [`BlockVolume::read`].
+    pub async fn read(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> (Buffer, Result<(), VolumeError>) {
+        let _guard = match self.enter(sector, sectors) {
+            Ok(g) => g,
+            Err(e) => return (buffer, Err(e)),
+        };
+        if sectors == Sectors::ZERO {
+            return (buffer, Ok(()));
+        }
+        self.count(|c| c.reads.count(sectors));
+        let mut buffer = buffer;
+        loop {
+            let Some((core, inode)) = self.attached() else {
+                return self
+                    .read_directly(sector + Sectors(self.offset.0), sectors, buffer, offset_bytes)
+                    .await;
+            };
+            if !core.is_failed() {
+                let start = sector + Sectors(self.offset.0);
+                let (b, result) = self.read_cached(&core, inode, start, sectors, buffer, offset_bytes).await;
+                buffer = b;
+                if result.is_ok() || !core.is_failed() {
+                    return (buffer, result.map_err(|e| e.to_volume_error()));
+                }
+            }
+            if let Err(e) = self.cache_lost(&core, inode).await {
+                return (buffer, Err(e.to_volume_error()));
+            }
+        }
+    }
+
+    /// See [`BlockVolume::write`].
+    pub async fn write(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: WriteFlags,
+    ) -> Result<(), VolumeError> {
+        let _guard = self.enter(sector, sectors)?;
+        if sectors == Sectors::ZERO {
+            return Ok(());
+        }
+        self.count(|c| c.writes.count(sectors));
+        let start = sector + Sectors(self.offset.0);
+        loop {
+            let Some((core, inode)) = self.attached() else {
+                return self.write_uncached(start, sectors, buffer, offset_bytes, flags.fua).await;
+            };
+            if !core.is_failed() {
+                let data = buffer.clone();
+                let result =
+                    self.write_cached(&core, inode, start, sectors, data, offset_bytes, flags.fua).await;
+                if result.is_ok() || !core.is_failed() {
+                    return result.map_err(|e| e.to_volume_error());
+                }
+            }
+            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+        }
+    }
+
+    /// See [`BlockVolume::flush`].
+    pub async fn flush(self: &Rc<Self>) -> Result<(), VolumeError> {
+        let _guard = self.enter(Sector(0), Sectors::ZERO)?;
+        self.count(|c| c.flush());
+        loop {
+            let backing = self.backing();
+            let settle = async {
+                match &backing {
+                    Some(b) => b.settle_direct_writes().await,
+                    None => Ok(()),
+                }
+            };
+            let Some((core, inode)) = self.attached() else {
+                return settle.await.map_err(VolumeError::from);
+            };
+            if !core.is_failed() {
+                let (journal, direct) = io::sync::join(core.journal.commit_keys(), settle).await;
+                direct?;
+                match journal {
+                    Ok(()) => return Ok(()),
+                    Err(e) if !core.is_failed() => return Err(e.to_volume_error()),
+                    Err(_) => {}
+                }
+            }
+            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+        }
+    }
+
+    /// See [`BlockVolume::discard`].
+    pub async fn discard(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<(), VolumeError> {
+        let _guard = self.enter(sector, sectors)?;
+        self.count(|c| c.discards.count(sectors));
+        self.remove(sector, sectors, Direct::Discard).await
+    }
+
+    /// See [`BlockVolume::write_zeroes`].
+    pub async fn write_zeroes(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+        flags: ZeroFlags,
+    ) -> Result<(), VolumeError> {
+        if sectors <= SMALL_ZEROES {
+            let zeros = self.rt.pool().zeroed(sectors.bytes() as usize);
+            return self.write(sector, sectors, zeros, 0, WriteFlags { fua: flags.fua }).await;
+        }
+        let _guard = self.enter(sector, sectors)?;
+        self.count(|c| c.writes.count(sectors));
+        self.remove(sector, sectors, Direct::Zeroes { fua: flags.fua }).await
+    }
+
+    /// Discards or zeroes a range.
+    async fn remove(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+        op: Direct,
+    ) -> Result<(), VolumeError> {
+        if sectors == Sectors::ZERO {
+            return Ok(());
+        }
+        let start = sector + Sectors(self.offset.0);
+        loop {
+            let Some((core, inode)) = self.attached() else {
+                return self.remove_uncached(start, sectors, &op).await;
+            };
+            if !core.is_failed() {
+                let result = self.remove_cached(&core, inode, start, sectors, &op).await;
+                if result.is_ok() || !core.is_failed() {
+                    return result.map_err(|e| e.to_volume_error());
+                }
+            }
+            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+        }
+    }
+
+    /// See [`BlockVolume::status`]: only a flash-only volume knows its holes.
+    pub async fn status(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+    ) -> Result<Vec<RangeStatus>, VolumeError> {
+        let _guard = self.enter(sector, sectors)?;
+        let data = RangeStatus { sectors, hole: false, zero: false };
+        let Some((core, inode)) = self.attached().filter(|_| self.is_flash_only()) else {
+            return Ok(vec![data]);
+        };
+        let mut runs: Vec<RangeStatus> = Vec::new();
+        let (mut at, end) = (sector, sector + sectors);
+        // Bounded: a client asks again from where the answer ends.
+        while at < end && runs.len() < 1024 {
+            let seg = core.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
+            let hole = matches!(seg.kind, Kind::Hole { .. });
+            match runs.last_mut() {
+                Some(last) if last.hole == hole => last.sectors += seg.end - at,
+                _ => runs.push(RangeStatus { sectors: seg.end - at, hole, zero: hole }),
+            }
+            at = seg.end;
+        }
+        Ok(runs)
+    }
+}
+
+/// An [`Rc<Volume>`] as exports take it.
+#[derive(Clone)]
+pub struct VolumeRef(pub Rc<Volume>);
+
+impl BlockVolume for VolumeRef {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn sectors(&self) -> Sectors {
+        self.0.size()
+    }
+
+    fn logical_block_bytes(&self) -> u32 {
+        self.0.block_bytes()
+    }
+
+    fn optimal_io_bytes(&self) -> u32 {
+        self.0.optimal_io_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    async fn read(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> (Buffer, Result<(), VolumeError>) {
+        self.0.read(sector, sectors, buffer, offset_bytes).await
+    }
+
+    async fn write(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: WriteFlags,
+    ) -> Result<(), VolumeError> {
+        self.0.write(sector, sectors, buffer, offset_bytes, flags).await
+    }
+
+    async fn flush(&self) -> Result<(), VolumeError> {
+        self.0.flush().await
+    }
+
+    async fn discard(&self, sector: Sector, sectors: Sectors) -> Result<(), VolumeError> {
+        self.0.discard(sector, sectors).await
+    }
+
+    async fn write_zeroes(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        flags: ZeroFlags,
+    ) -> Result<(), VolumeError> {
+        self.0.write_zeroes(sector, sectors, flags).await
+    }
+
+    async fn status(&self, sector: Sector, sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
+        self.0.status(sector, sectors).await
+    }
+}

@@ -1,0 +1,41 @@
+//! What happens to a volume when its cache fails (decision D9 and the kernel's semantics, section 15.1, done right).
+//!
+//! A device without dirty data goes on alone, but only after its superblock durably says stale: should the cache come
+//! back later, its old content is void. A device with dirty data, or a flash-only volume, fails every request.
+
+use std::rc::Rc;
+
+use format::{BackingState, Inode, Sectors};
+
+use super::Volume;
+use crate::error::EngineError;
+use crate::set::{Core, SetEvent};
+use crate::tunables::StopWhenFailed;
+
+impl Volume {
+    /// The set has failed. `Ok`: the volume is served without it from now on.
+    pub(super) async fn cache_lost(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+    ) -> Result<(), EngineError> {
+        let _one = self.lost.lock().await;
+        if self.attached().is_none() {
+            // Another request has done it.
+            return Ok(());
+        }
+        let failure = core.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
+        let Some(backing) = self.backing() else { return Err(failure) };
+        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let always = self.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
+        if dirty > Sectors::ZERO || always {
+            return Err(failure);
+        }
+        // Data written back may still be on its way to the medium, and it counts as clean from now on.
+        backing.gate.ensure(backing.gate.latest()).await?;
+        backing.update(|sb| sb.set_state(BackingState::Stale)).await?;
+        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "inconsistent" });
+        self.detached();
+        Ok(())
+    }
+}

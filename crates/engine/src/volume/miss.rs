@@ -1,0 +1,147 @@
+//! Putting into the cache what a read found missing.
+//!
+//! Happens behind the reader's back. The data was read from the backing device under a *miss* range: if a change
+//! overlapped it, the copy may be old and is dropped (`cache_miss_collisions`). The key goes to its leaf only, not
+//! to the journal: losing it costs a miss.
+
+use std::rc::Rc;
+
+use format::{Inode, Sector, Sectors};
+use io::Buffer;
+
+use super::{RangeGuard, Volume};
+use crate::alloc::Stream;
+use crate::index::{How, Kind};
+use crate::policy::bypass::BypassReason;
+use crate::set::Core;
+
+/// Inserts under way at most; beyond that a miss is just answered.
+const MAX_BACKGROUND: usize = 128;
+
+impl Volume {
+    /// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn insert_miss(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        data: Buffer,
+        skip: usize,
+        miss: RangeGuard,
+    ) {
+        // Whole blocks only.
+        let block = core.geometry.block_sectors.0;
+        let first = Sector(start.0.next_multiple_of(block));
+        let last = Sector(end.0 / block * block);
+        if first >= last || core.background.get() >= MAX_BACKGROUND {
+            return;
+        }
+        let skip = skip + (first - start).bytes() as usize;
+        let (volume, core) = (self.clone(), core.clone());
+        let background = core.background();
+        self.rt.spawn(async move {
+            volume.insert_pieces(&core, inode, first, last, data, skip, miss).await;
+            drop(background);
+        });
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    async fn insert_pieces(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        data: Buffer,
+        skip: usize,
+        miss: RangeGuard,
+    ) {
+        let mut at = start;
+        while at < end {
+            let Some(placed) = core.try_place(Stream::Clean, (inode, at), end - at) else {
+                let left = end - at;
+                self.stats.borrow_mut().not_cached(BypassReason::NoBucket, left);
+                return;
+            };
+            let offset = skip + (at - start).bytes() as usize;
+            let done =
+                core.cache.start_write(placed.ptr.offset(), placed.size, data.clone(), offset, false).await;
+            core.observe_cache_io(&done.result);
+            let ok = done.result.is_ok();
+            let tick = core.gate.wrote();
+            let piece_end = at + placed.size;
+            if ok {
+                self.insert_where_hole(core, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
+                    .await;
+            }
+            core.release(placed);
+            if !ok {
+                return;
+            }
+            at = piece_end;
+        }
+    }
+
+    /// Inserts a clean copy where the index still has a hole and nothing changed the range.
+    async fn insert_where_hole(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        (start, end): (Sector, Sector),
+        ptr: format::Ptr,
+        how: How,
+        miss: &RangeGuard,
+    ) {
+        let mut at = start;
+        let mut collided = false;
+        while at < end {
+            // Everything up to the change itself is looked at anew after each wait.
+            let mine = self.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, core) && i == inode);
+            if !mine || core.is_stopping() || !miss.is_valid() {
+                collided = true;
+                break;
+            }
+            let blocked = match core.segment(inode, at, end) {
+                Err(e) => e.into(),
+                Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) => {
+                    let here = ptr.advanced(at - start);
+                    match core.try_change(inode, at, seg.end, Some((here, false)), how) {
+                        Ok((done, _)) => {
+                            at = done;
+                            continue;
+                        }
+                        Err(b) => b,
+                    }
+                }
+                Ok(seg) => {
+                    collided = true;
+                    at = seg.end;
+                    continue;
+                }
+            };
+            if core.unblock(blocked).await.is_err() {
+                return;
+            }
+        }
+        if collided {
+            self.stats.borrow_mut().miss_collision();
+            core.stats.borrow_mut().miss_collision();
+        }
+    }
+
+    /// Inserts clean copies that a write-through has just written to both devices. The caller holds the range.
+    pub(super) async fn insert_written(
+        &self,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        size: Sectors,
+        ptr: format::Ptr,
+    ) -> Result<(), crate::error::EngineError> {
+        let tick = core.gate.wrote();
+        core.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+        Ok(())
+    }
+}

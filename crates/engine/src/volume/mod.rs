@@ -1,0 +1,426 @@
+//! A volume: a cached device or a flash-only volume, as clients see it.
+//!
+//! Owns the life of a request (bounds, in-flight count, bypass decision, statistics) and the volume's state
+//! (attached, detaching, passed through, stopped). The paths are in `read`, `write`, `direct` and `miss`; what may
+//! overlap is in `ranges`; writing back is a task of its own (`crate::writeback`).
+//!
+//! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
+//! without its cache.
+
+mod device;
+pub use device::VolumeRef;
+mod direct;
+mod lost;
+mod miss;
+mod ranges;
+mod read;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
+use io::sync::{Event, Mutex};
+use io::{Disk, Handle, VolumeError};
+
+pub(crate) use ranges::{RangeGuard, Ranges};
+
+use crate::error::EngineError;
+use crate::policy::bypass::{BypassInputs, Decision, RequestHints, RequestKind, decide};
+use crate::policy::sequential::{SequentialDetector, StreamHint};
+use crate::set::{Backing, Core};
+use crate::stats::{CacheStats, RequestCounters};
+use crate::tunables::DeviceTunables;
+use crate::writeback::Writeback;
+
+/// A cached device or flash-only volume. See the module head.
+pub struct Volume {
+    pub(crate) rt: Handle,
+    name: RefCell<String>,
+    sectors: Sectors,
+    /// Where the volume begins in key positions: the data offset of the backing device.
+    pub(crate) offset: Sector,
+    link: RefCell<Option<(Rc<Core>, Inode)>>,
+    backing: Option<Rc<Backing>>,
+    pub(crate) ranges: Rc<Ranges>,
+    pub(crate) tunables: RefCell<DeviceTunables>,
+    pub(crate) stats: RefCell<CacheStats>,
+    requests: RefCell<RequestCounters>,
+    detector: RefCell<SequentialDetector>,
+    stopping: Cell<bool>,
+    pub(crate) detaching: Cell<bool>,
+    in_flight: Cell<usize>,
+    /// Dirty writes that have begun and not yet put all their keys into the index.
+    pub(crate) dirty_in_flight: Cell<usize>,
+    idle: Event,
+    lost: Mutex,
+    pub(crate) writeback: Writeback,
+}
+
+impl Volume {
+    fn new(
+        rt: Handle,
+        sectors: Sectors,
+        offset: Sector,
+        link: Option<(Rc<Core>, Inode)>,
+        backing: Option<Rc<Backing>>,
+        label: &str,
+    ) -> Rc<Volume> {
+        let mode = backing.as_ref().map_or(CacheMode::Writeback, |b| b.cache_mode());
+        let now = rt.now();
+        Rc::new(Volume {
+            name: RefCell::new(if label.is_empty() { "bcache".into() } else { label.to_owned() }),
+            sectors,
+            offset,
+            link: RefCell::new(link),
+            backing,
+            ranges: Rc::default(),
+            tunables: RefCell::new(DeviceTunables::new(mode, label)),
+            stats: RefCell::new(CacheStats::new(now)),
+            requests: RefCell::default(),
+            detector: RefCell::new(SequentialDetector::new()),
+            stopping: Cell::new(false),
+            detaching: Cell::new(false),
+            in_flight: Cell::new(0),
+            dirty_in_flight: Cell::new(0),
+            idle: Event::default(),
+            lost: Mutex::default(),
+            writeback: Writeback::new(now),
+            rt,
+        })
+    }
+
+    /// A cached device.
+    pub(crate) fn cached(core: &Rc<Core>, inode: Inode, backing: Rc<Backing>) -> Rc<Volume> {
+        let block = backing.block_sectors().0.max(1);
+        let sectors = Sectors(backing.data_sectors().0 / block * block);
+        let (offset, label) = (backing.data_offset(), backing.label());
+        Volume::new(core.rt.clone(), sectors, offset, Some((core.clone(), inode)), Some(backing), &label)
+    }
+
+    /// A flash-only volume.
+    pub(crate) fn flash_only(core: &Rc<Core>, inode: Inode, sectors: Sectors, label: String) -> Rc<Volume> {
+        Volume::new(core.rt.clone(), sectors, Sector(0), Some((core.clone(), inode)), None, &label)
+    }
+
+    /// A backing device that is served without a cache. One that was attached is marked stale first, so that its old
+    /// cache content can never come back.
+    ///
+    /// # Errors
+    /// If the device has dirty data in a cache, unless `lose_dirty` says to give it up.
+    pub async fn pass_through(disk: Disk, lose_dirty: bool) -> Result<Rc<Volume>, EngineError> {
+        let superblock = crate::set::read_backing(&disk).await?;
+        let backing = Rc::new(Backing::new(disk, superblock));
+        let name = backing.disk.info().name.clone();
+        match backing.state() {
+            BackingState::Dirty if !lose_dirty => {
+                return Err(EngineError::Invalid(format!(
+                    "{name}: has dirty data in cache set {}: serving it without that set would lose the data",
+                    backing.set_uuid()
+                )));
+            }
+            BackingState::Clean | BackingState::Dirty => {
+                backing.update(|sb| sb.set_state(BackingState::Stale)).await?;
+            }
+            BackingState::None | BackingState::Stale => {}
+        }
+        let block = backing.block_sectors().0.max(1);
+        let sectors = Sectors(backing.data_sectors().0 / block * block);
+        let (offset, label) = (backing.data_offset(), backing.label());
+        Ok(Volume::new(backing.disk.runtime().clone(), sectors, offset, None, Some(backing), &label))
+    }
+
+    /// The set and slot, while attached.
+    pub(crate) fn attached(&self) -> Option<(Rc<Core>, Inode)> {
+        self.link.borrow().clone()
+    }
+
+    /// Slot in the UUID table, while attached.
+    pub fn inode(&self) -> Option<Inode> {
+        self.link.borrow().as_ref().map(|(_, i)| *i)
+    }
+
+    pub(crate) fn backing(&self) -> Option<Rc<Backing>> {
+        self.backing.clone()
+    }
+
+    /// UUID of the backing device, if there is one.
+    pub fn backing_uuid(&self) -> Option<Uuid> {
+        self.backing.as_ref().map(|b| b.uuid())
+    }
+
+    /// Name of the backing device, if there is one.
+    pub fn backing_name(&self) -> Option<String> {
+        self.backing.as_ref().map(|b| b.disk.info().name.to_string())
+    }
+
+    /// Flushes sent to the backing device.
+    pub fn backing_flushes(&self) -> u64 {
+        self.backing.as_ref().map_or(0, |b| b.gate.count())
+    }
+
+    /// The state in the backing superblock.
+    pub fn state(&self) -> Option<BackingState> {
+        self.backing.as_ref().map(|b| b.state())
+    }
+
+    /// Whether the volume lives in the cache alone.
+    pub fn is_flash_only(&self) -> bool {
+        self.backing.is_none()
+    }
+
+    /// Size.
+    pub fn size(&self) -> Sectors {
+        self.sectors
+    }
+
+    /// Name for clients.
+    pub fn name(&self) -> String {
+        self.name.borrow().clone()
+    }
+
+    /// Gives the volume the name by which clients find it.
+    pub fn set_name(&self, name: &str) {
+        *self.name.borrow_mut() = name.to_owned();
+    }
+
+    pub(crate) fn label_or_name(&self) -> String {
+        self.backing_name().unwrap_or_else(|| self.name())
+    }
+
+    /// Logical block size, in bytes.
+    pub fn block_bytes(&self) -> u32 {
+        let sectors = match (&self.backing, self.attached()) {
+            (Some(b), _) => b.block_sectors(),
+            (None, Some((core, _))) => core.geometry.block_sectors,
+            (None, None) => Sectors(1),
+        };
+        sectors.bytes() as u32
+    }
+
+    /// Preferred size of requests, in bytes; 0 for none.
+    pub fn optimal_io_bytes(&self) -> u32 {
+        self.backing.as_ref().map_or(0, |b| b.disk.info().optimal_io_bytes)
+    }
+
+    /// Live dirty sectors.
+    pub fn dirty_sectors(&self) -> Sectors {
+        self.attached().map_or(Sectors::ZERO, |(core, inode)| core.tree.borrow().dirty_sectors(inode))
+    }
+
+    /// Statistics, by the views of the kernel.
+    pub fn with_stats<T>(&self, f: impl FnOnce(&mut CacheStats) -> T) -> T {
+        let stats = &mut *self.stats.borrow_mut();
+        stats.tick(self.rt.now());
+        f(stats)
+    }
+
+    /// Counts of requests.
+    pub fn request_counters(&self) -> RequestCounters {
+        self.requests.borrow().clone()
+    }
+
+    /// Value of a tunable, by the kernel's name.
+    pub fn get(&self, name: &str) -> Option<String> {
+        self.tunables.borrow().get(name).ok()
+    }
+
+    /// Every tunable.
+    pub fn tunables(&self) -> DeviceTunables {
+        self.tunables.borrow().clone()
+    }
+
+    /// Sets a tunable, by the kernel's name. Mode and label go into the superblock.
+    ///
+    /// # Errors
+    /// If the name is unknown, the value makes no sense, or the superblock cannot be written.
+    pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
+        let (mode, label) = {
+            let t = &mut *self.tunables.borrow_mut();
+            t.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+            (t.cache_mode, t.label.clone())
+        };
+        match (name, &self.backing) {
+            ("cache_mode", Some(b)) => b.update(|sb| sb.set_cache_mode(mode)).await?,
+            ("label", _) => self.write_label(&label).await?,
+            ("writeback_rate", _) => self.writeback.set_rate(self.tunables.borrow().writeback_rate),
+            ("io_disable", Some(b)) => b.disabled.set(self.tunables.borrow().io_disable),
+            _ => {}
+        }
+        self.writeback.wake();
+        Ok(())
+    }
+
+    async fn write_label(&self, label: &str) -> Result<(), EngineError> {
+        let Some(bytes) = format::superblock::label_bytes(label) else {
+            return Err(EngineError::Invalid(format!(
+                "label: expected at most 32 bytes, found {}",
+                label.len()
+            )));
+        };
+        if let Some(b) = &self.backing {
+            b.update(|sb| sb.set_label(bytes)).await?;
+        }
+        if let Some((core, inode)) = self.attached() {
+            let _config = core.config_lock.lock().await;
+            core.update_uuids(|u| u[inode.0 as usize].label = bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// A request begins.
+    pub(super) fn enter(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<InFlight, VolumeError> {
+        if self.stopping.get() {
+            return Err(VolumeError::Stopped(self.name()));
+        }
+        let inside = sector.checked_add(sectors).is_some_and(|end| end <= Sector(self.sectors.0));
+        if !inside {
+            return Err(VolumeError::OutOfRange { sector, sectors, capacity: self.sectors });
+        }
+        if self.backing.as_ref().is_some_and(|b| b.disabled.get()) {
+            return Err(VolumeError::Failed(format!("{}: io_disable is set", self.label_or_name())));
+        }
+        self.in_flight.set(self.in_flight.get() + 1);
+        Ok(InFlight(self.clone()))
+    }
+
+    /// Through the cache or past it?
+    pub(super) fn decide(&self, core: &Core, kind: RequestKind, start: Sector, sectors: Sectors) -> Decision {
+        let now = self.rt.now();
+        let t = self.tunables.borrow();
+        let congestion_limit = core.congestion.borrow().limit(now, self.rt.random() as u32);
+        let inputs = BypassInputs {
+            kind,
+            hints: RequestHints::default(),
+            start,
+            sectors,
+            block: core.geometry.block_sectors,
+            mode: t.cache_mode,
+            detaching: self.detaching.get(),
+            stopping: core.is_stopping(),
+            in_use_percent: core.in_use_percent(),
+            readahead_policy: t.readahead_cache_policy,
+            sequential_cutoff_bytes: t.sequential_cutoff,
+            congestion_limit,
+        };
+        let stream = || self.detector.borrow_mut().observe(start, sectors, now, StreamHint(0));
+        decide(&inputs, stream)
+    }
+
+    pub(super) fn count(&self, f: impl FnOnce(&mut RequestCounters)) {
+        f(&mut self.requests.borrow_mut());
+    }
+
+    /// The writeback task of a cached device.
+    pub(crate) fn start_writeback(self: &Rc<Self>) {
+        if self.backing.is_some() {
+            self.rt.spawn(crate::writeback::run(self.clone()));
+            self.rt.spawn(crate::writeback::update_rate(self.clone()));
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        self.idle.notify_all();
+        self.writeback.wake();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// No more requests; waits for those under way and for writeback to pause.
+    pub async fn stop(&self) {
+        self.stopping.set(true);
+        self.writeback.wake();
+        self.idle.wait_until(|| self.in_flight.get() == 0).await;
+        self.writeback.stopped(self.backing.is_none() || self.attached().is_none()).await;
+        if self.attached().is_none()
+            && let Some(b) = &self.backing
+        {
+            // Clients may have relied on the stop instead of a flush.
+            let _ = b.gate.ensure(b.gate.latest()).await;
+        }
+    }
+
+    pub(crate) fn begin_detach(&self) {
+        self.detaching.set(true);
+        self.writeback.wake();
+    }
+
+    pub(crate) fn cancel_detach(&self) {
+        self.detaching.set(false);
+    }
+
+    /// Waits until no dirty data is left.
+    ///
+    /// # Errors
+    /// If the set fails, or the volume is stopped.
+    pub async fn drained(&self) -> Result<(), EngineError> {
+        let Some((core, inode)) = self.attached() else { return Ok(()) };
+        self.writeback.begin_drain();
+        let dirty =
+            || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
+        self.writeback
+            .progress
+            .wait_until(|| core.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty())
+            .await;
+        self.writeback.end_drain();
+        core.check()?;
+        if dirty() {
+            let left = core.tree.borrow().dirty_sectors(inode);
+            let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
+            return Err(EngineError::Invalid(format!(
+                "{}: {left} dirty sectors are left: {why}",
+                self.label_or_name()
+            )));
+        }
+        self.mark_clean().await
+    }
+
+    /// Makes the backing superblock say clean if nothing is dirty.
+    pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
+        let (Some((core, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
+            return Ok(());
+        };
+        if backing.state() != BackingState::Dirty {
+            return Ok(());
+        }
+        // The keys that say clean are durable before the superblock is.
+        core.journal.commit_keys().await?;
+        let clean =
+            || core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
+        if backing.ensure_clean(clean).await? {
+            core.emit(crate::set::SetEvent::State {
+                device: backing.disk.info().name.to_string(),
+                state: "clean",
+            });
+        }
+        Ok(())
+    }
+
+    /// Keeps every change out until the guard is dropped.
+    pub(crate) async fn block_all(&self) -> RangeGuard {
+        self.ranges.change_all().await
+    }
+
+    /// The device is no part of the set any more: it is served alone.
+    pub(crate) fn detached(&self) {
+        self.ranges.invalidate_misses();
+        *self.link.borrow_mut() = None;
+        self.detaching.set(false);
+        self.writeback.wake();
+    }
+}
+
+/// A request under way.
+pub(super) struct InFlight(Rc<Volume>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let n = self.0.in_flight.get() - 1;
+        self.0.in_flight.set(n);
+        if n == 0 {
+            self.0.idle.notify_all();
+        }
+    }
+}

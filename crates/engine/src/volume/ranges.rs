@@ -1,0 +1,198 @@
+//! Ranges of a volume that something is happening to.
+//!
+//! Owns who may touch what at the same time:
+//!
+//! * *changes* (writes, discards) of overlapping ranges wait for each other, in both directions;
+//! * *writeback* of a range is refused while a change overlaps it, and a change that goes to the backing device waits
+//!   for overlapping writeback, which would overwrite it with older data;
+//! * a *miss* that is on its way into the cache becomes invalid when a change overlaps it, from the change's begin to
+//!   its end: so no read can leave behind in the cache what a write has replaced (the check-key rule).
+//!
+//! Must not know why. Ranges are few (as many as requests are in flight), so a list is searched.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::Sector;
+use io::sync::Event;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    Change,
+    Writeback,
+    Miss,
+}
+
+struct Held {
+    id: u64,
+    start: Sector,
+    end: Sector,
+    class: Class,
+    valid: bool,
+}
+
+impl Held {
+    fn overlaps(&self, start: Sector, end: Sector) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+/// See the module head.
+#[derive(Default)]
+pub(crate) struct Ranges {
+    held: RefCell<Vec<Held>>,
+    next_id: Cell<u64>,
+    /// Somebody waits to keep every change out: no new ones begin, or the wait might never end.
+    closing: Cell<bool>,
+    changed: Event,
+}
+
+/// A range that is held; it is released when the guard is dropped.
+pub(crate) struct RangeGuard {
+    ranges: Rc<Ranges>,
+    id: u64,
+}
+
+impl Ranges {
+    fn hold(self: &Rc<Self>, start: Sector, end: Sector, class: Class, valid: bool) -> RangeGuard {
+        let id = self.next_id.get();
+        self.next_id.set(id + 1);
+        self.held.borrow_mut().push(Held { id, start, end, class, valid });
+        RangeGuard { ranges: self.clone(), id }
+    }
+
+    fn any(&self, class: Class, start: Sector, end: Sector) -> bool {
+        self.held.borrow().iter().any(|h| h.class == class && h.overlaps(start, end))
+    }
+
+    /// Begins a change once no other one overlaps it.
+    pub(crate) async fn change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
+        let blocked = || self.closing.get() || self.any(Class::Change, start, end);
+        if blocked() {
+            self.changed.wait_until(|| !blocked()).await;
+        }
+        self.begin_change(start, end)
+    }
+
+    /// Begins a change of everything: waits for all others, while no new ones begin.
+    pub(crate) async fn change_all(self: &Rc<Self>) -> RangeGuard {
+        let (start, end) = (Sector(0), Sector(u64::MAX));
+        self.changed.wait_until(|| !self.closing.get()).await;
+        self.closing.set(true);
+        let reopen = Reopen(self.clone());
+        self.changed.wait_until(|| !self.any(Class::Change, start, end)).await;
+        let guard = self.begin_change(start, end);
+        drop(reopen);
+        guard
+    }
+
+    fn begin_change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
+        for h in self.held.borrow_mut().iter_mut() {
+            if h.class == Class::Miss && h.overlaps(start, end) {
+                h.valid = false;
+            }
+        }
+        self.hold(start, end, Class::Change, true)
+    }
+
+    /// Waits until nothing of the range is being written back. The caller holds it as a change, so nothing new begins.
+    pub(crate) async fn writeback_done(&self, start: Sector, end: Sector) {
+        if self.any(Class::Writeback, start, end) {
+            self.changed.wait_until(|| !self.any(Class::Writeback, start, end)).await;
+        }
+    }
+
+    /// Begins writeback of a range, unless a change or other writeback overlaps it.
+    pub(crate) fn try_writeback(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
+        if self.any(Class::Change, start, end) || self.any(Class::Writeback, start, end) {
+            return None;
+        }
+        Some(self.hold(start, end, Class::Writeback, true))
+    }
+
+    /// A miss begins to read the backing device.
+    pub(crate) fn miss(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
+        let valid = !self.any(Class::Change, start, end);
+        self.hold(start, end, Class::Miss, valid)
+    }
+
+    /// No miss that has begun may end up in the cache.
+    pub(crate) fn invalidate_misses(&self) {
+        for h in self.held.borrow_mut().iter_mut() {
+            h.valid &= h.class != Class::Miss;
+        }
+    }
+}
+
+/// Lets changes begin again, also when the wait for their end is abandoned.
+struct Reopen(Rc<Ranges>);
+
+impl Drop for Reopen {
+    fn drop(&mut self) {
+        self.0.closing.set(false);
+        self.0.changed.notify_all();
+    }
+}
+
+impl RangeGuard {
+    /// Nothing has changed the range since it was held (for misses).
+    pub(crate) fn is_valid(&self) -> bool {
+        self.ranges.held.borrow().iter().any(|h| h.id == self.id && h.valid)
+    }
+}
+
+impl Drop for RangeGuard {
+    fn drop(&mut self) {
+        let mut held = self.ranges.held.borrow_mut();
+        if let Some(i) = held.iter().position(|h| h.id == self.id) {
+            held.swap_remove(i);
+        }
+        drop(held);
+        self.ranges.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::run;
+
+    #[test]
+    fn a_change_invalidates_misses_from_its_begin_to_its_end() {
+        run(|_| async {
+            let r = Rc::new(Ranges::default());
+            let before = r.miss(Sector(0), Sector(8));
+            let beside = r.miss(Sector(8), Sector(16));
+            let change = r.change(Sector(0), Sector(4)).await;
+            let during = r.miss(Sector(0), Sector(8));
+            drop(change);
+            let after = r.miss(Sector(0), Sector(8));
+            assert!(!before.is_valid() && !during.is_valid());
+            assert!(beside.is_valid() && after.is_valid());
+        });
+    }
+
+    #[test]
+    fn overlapping_changes_wait_for_each_other_and_writeback_is_refused() {
+        run(|rt| async move {
+            let r = Rc::new(Ranges::default());
+            let first = r.change(Sector(0), Sector(8)).await;
+            assert!(r.try_writeback(Sector(4), Sector(6)).is_none());
+            let elsewhere = r.try_writeback(Sector(8), Sector(16));
+            assert!(elsewhere.is_some());
+            let theirs = r.clone();
+            let second = rt.spawn(async move {
+                let g = theirs.change(Sector(4), Sector(12)).await;
+                theirs.writeback_done(Sector(4), Sector(12)).await;
+                drop(g);
+            });
+            rt.yield_now().await;
+            assert!(second.try_take().is_none());
+            drop(first);
+            rt.yield_now().await;
+            assert!(second.try_take().is_none(), "the writeback is still under way");
+            drop(elsewhere);
+            second.await;
+        });
+    }
+}

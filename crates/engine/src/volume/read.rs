@@ -1,0 +1,333 @@
+//! Reads.
+//!
+//! What the index has is read from the cache, the rest from the backing device, all pieces at once; a request that is
+//! one extent goes straight into the caller's buffer. After a read from the cache the bucket's generation is checked:
+//! if it changed, the bucket may have been reused during the read, and the whole request starts over. Every missing
+//! piece goes into the cache behind the answer (`miss`).
+
+use std::rc::Rc;
+
+use format::{Inode, Ptr, Sector, Sectors};
+use io::{Buffer, Disk, IoFuture, VolumeError};
+
+use super::{RangeGuard, Volume};
+use crate::error::EngineError;
+use crate::index::{Kind, NotLoaded};
+use crate::policy::bypass::{Decision, RequestKind};
+use crate::policy::congestion::Direction;
+use crate::set::Core;
+
+/// A part of a request.
+#[derive(Clone, Copy)]
+struct Piece {
+    start: Sector,
+    end: Sector,
+    /// Where the cache has it, and whether it is dirty.
+    hit: Option<(Ptr, bool)>,
+}
+
+/// A piece being read.
+struct Reading {
+    piece: Piece,
+    future: Option<IoFuture>,
+    /// Bytes of the piece's buffer before its first sector (device blocks can be larger than the piece's alignment).
+    skip: usize,
+    miss: Option<RangeGuard>,
+}
+
+/// Starts a read of any sector range, widened to the device's blocks; returns the bytes to skip in the answer.
+fn start_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> (IoFuture, usize) {
+    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
+    let first = Sector(sector.0 / block * block);
+    let last = (sector + sectors).0.next_multiple_of(block);
+    let span = Sectors(last - first.0);
+    let buffer = disk.runtime().pool().take(span.bytes() as usize);
+    (disk.start_read(first, span, buffer, 0), (sector - first).bytes() as usize)
+}
+
+fn is_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> bool {
+    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
+    sector.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
+}
+
+impl Volume {
+    /// Reads from the backing device into the caller's buffer.
+    pub(super) async fn read_directly(
+        &self,
+        start: Sector,
+        sectors: Sectors,
+        mut buffer: Buffer,
+        offset_bytes: usize,
+    ) -> (Buffer, Result<(), VolumeError>) {
+        let Some(backing) = self.backing() else {
+            return (buffer, Err(VolumeError::Stopped(self.name())));
+        };
+        if is_aligned(&backing.disk, start, sectors) {
+            let spare = buffer.len();
+            let done = backing.disk.start_read(start, sectors, buffer, offset_bytes).await;
+            if done.result.is_err() {
+                backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+            }
+            let buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
+            return (buffer, done.result.map_err(VolumeError::from));
+        }
+        let (future, skip) = start_aligned(&backing.disk, start, sectors);
+        let done = future.await;
+        let len = sectors.bytes() as usize;
+        let result = match (done.result, done.buffer) {
+            (Ok(()), Some(b)) => {
+                let target = &mut buffer.as_mut()[offset_bytes..offset_bytes + len];
+                target.copy_from_slice(&b.as_slice()[skip..skip + len]);
+                Ok(())
+            }
+            (Err(e), _) => {
+                backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+                Err(e.into())
+            }
+            (Ok(()), None) => Err(VolumeError::Stopped(self.name())),
+        };
+        (buffer, result)
+    }
+
+    /// Reads through the cache.
+    pub(super) async fn read_cached(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        sectors: Sectors,
+        mut buffer: Buffer,
+        offset_bytes: usize,
+    ) -> (Buffer, Result<(), EngineError>) {
+        let decision = self.decide(core, RequestKind::Read, start, sectors);
+        self.writeback.foreground(core);
+        let end = start + sectors;
+        loop {
+            if let Err(e) = core.check() {
+                return (buffer, Err(e));
+            }
+            let seg = match core.segment(inode, start, end) {
+                Ok(seg) => seg,
+                Err(NotLoaded(id)) => match core.load_leaf(id).await {
+                    Ok(()) => continue,
+                    Err(e) => return (buffer, Err(e)),
+                },
+            };
+            if let Kind::Hit { ptr, dirty, .. } = seg.kind
+                && seg.end == end
+                && is_aligned(&core.cache, ptr.offset(), sectors)
+            {
+                let began = self.rt.now();
+                let spare = buffer.len();
+                let done = core.cache.start_read(ptr.offset(), sectors, buffer, offset_bytes).await;
+                buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
+                core.observe_cache_io(&done.result);
+                match done.result {
+                    Ok(()) => {
+                        self.observe_latency(core, Direction::Read, began);
+                        if !core.buckets.borrow().is_current(ptr) {
+                            core.set_counters.borrow_mut().cache_read_races += 1;
+                            continue;
+                        }
+                        core.buckets.borrow_mut().touch(ptr);
+                        self.count_read(core, true, decision, sectors);
+                        return (buffer, Ok(()));
+                    }
+                    Err(e) if dirty || self.backing().is_none() => return (buffer, Err(e.into())),
+                    Err(_) => {
+                        // The backing device has the same data.
+                        let (b, r) = self.read_directly(start, sectors, buffer, offset_bytes).await;
+                        return (b, r.map_err(|e| EngineError::Invalid(e.to_string())));
+                    }
+                }
+            }
+            let pieces = match self.pieces(core, inode, start, end).await {
+                Ok(p) => p,
+                Err(e) => return (buffer, Err(e)),
+            };
+            let (b, outcome) =
+                self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision).await;
+            buffer = b;
+            match outcome {
+                Ok(true) => return (buffer, Ok(())),
+                Ok(false) => core.set_counters.borrow_mut().cache_read_races += 1,
+                Err(e) => return (buffer, Err(e)),
+            }
+        }
+    }
+
+    fn observe_latency(&self, core: &Core, direction: Direction, began: io::Nanos) {
+        let now = self.rt.now();
+        core.congestion.borrow_mut().observe_latency(direction, now.since(began), now);
+    }
+
+    fn count_read(&self, core: &Core, hit: bool, decision: Decision, sectors: Sectors) {
+        let bypassed = matches!(decision, Decision::Bypass(_));
+        for stats in [&self.stats, &core.stats] {
+            let s = &mut *stats.borrow_mut();
+            s.read(hit, bypassed);
+            if let Decision::Bypass(reason) = decision {
+                s.bypassed(reason, sectors);
+            }
+        }
+        if !bypassed {
+            core.count_for_aging(sectors);
+        }
+    }
+
+    /// What the index knows about a request; adjacent holes are one piece.
+    async fn pieces(
+        &self,
+        core: &Core,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<Vec<Piece>, EngineError> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut at = start;
+        while at < end {
+            let seg = core.segment_loaded(inode, at, end).await?;
+            let hit = match seg.kind {
+                Kind::Hit { ptr, dirty, .. } => Some((ptr, dirty)),
+                Kind::Hole { .. } => None,
+            };
+            match pieces.last_mut() {
+                Some(last) if last.hit.is_none() && hit.is_none() => last.end = seg.end,
+                _ => pieces.push(Piece { start: at, end: seg.end, hit }),
+            }
+            at = seg.end;
+        }
+        Ok(pieces)
+    }
+
+    /// Reads all pieces at once; false if a bucket was reused meanwhile.
+    #[allow(clippy::too_many_arguments)]
+    async fn read_pieces(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        pieces: Vec<Piece>,
+        start: Sector,
+        mut buffer: Buffer,
+        offset_bytes: usize,
+        decision: Decision,
+    ) -> (Buffer, Result<bool, EngineError>) {
+        let missing = pieces.iter().any(|p| p.hit.is_none());
+        let keep = missing && self.backing().is_some() && decision == Decision::Cache && !core.is_stopping();
+        let total = pieces.iter().fold(Sectors::ZERO, |n, p| n + (p.end - p.start));
+        let mut reading = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let size = piece.end - piece.start;
+            let miss = (keep && piece.hit.is_none()).then(|| self.ranges.miss(piece.start, piece.end));
+            let (future, skip) = match (piece.hit, self.backing()) {
+                (Some((ptr, _)), _) => {
+                    let (f, skip) = start_aligned(&core.cache, ptr.offset(), size);
+                    (Some(f), skip)
+                }
+                (None, Some(b)) => {
+                    let (f, skip) = start_aligned(&b.disk, piece.start, size);
+                    (Some(f), skip)
+                }
+                // A hole of a flash-only volume.
+                (None, None) => (None, 0),
+            };
+            reading.push(Reading { piece, future, skip, miss });
+        }
+        let mut outcome = Ok(true);
+        for r in reading {
+            let size = r.piece.end - r.piece.start;
+            let len = size.bytes() as usize;
+            let at = offset_bytes + (r.piece.start - start).bytes() as usize;
+            let Some(future) = r.future else {
+                buffer.as_mut()[at..at + len].fill(0);
+                continue;
+            };
+            let done = future.await;
+            match (done.result, done.buffer) {
+                (Ok(()), Some(data)) => {
+                    buffer.as_mut()[at..at + len].copy_from_slice(&data.as_slice()[r.skip..r.skip + len]);
+                    match (r.piece.hit, r.miss) {
+                        (Some((ptr, _)), _) => {
+                            core.observe_cache_io(&Ok(()));
+                            if core.buckets.borrow().is_current(ptr) {
+                                core.buckets.borrow_mut().touch(ptr);
+                            } else if outcome.is_ok() {
+                                outcome = Ok(false);
+                            }
+                        }
+                        (None, Some(miss)) => {
+                            self.insert_miss(core, inode, r.piece.start, r.piece.end, data, r.skip, miss);
+                        }
+                        (None, None) => {}
+                    }
+                }
+                (result, _) => {
+                    let e = self.piece_failed(core, r.piece, result, &mut buffer, at).await;
+                    if let Err(e) = e {
+                        outcome = Err(e);
+                    }
+                }
+            }
+        }
+        if matches!(outcome, Ok(true)) {
+            self.count_read(core, !missing, decision, total);
+        }
+        (buffer, outcome)
+    }
+
+    /// A piece could not be read: clean data is on the backing device too.
+    async fn piece_failed(
+        &self,
+        core: &Core,
+        piece: Piece,
+        result: Result<(), io::IoError>,
+        buffer: &mut Buffer,
+        at: usize,
+    ) -> Result<(), EngineError> {
+        let error =
+            result.err().map_or_else(|| EngineError::Invalid("device closed".into()), EngineError::from);
+        let size = piece.end - piece.start;
+        match (piece.hit, self.backing()) {
+            (Some((_, dirty)), backing) => {
+                if let EngineError::Io(e) = &error {
+                    core.observe_cache_io(&Err(e.clone()));
+                }
+                let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
+                let (future, skip) = start_aligned(&b.disk, piece.start, size);
+                let done = future.await;
+                done.result?;
+                let len = size.bytes() as usize;
+                if let Some(data) = done.buffer {
+                    buffer.as_mut()[at..at + len].copy_from_slice(&data.as_slice()[skip..skip + len]);
+                }
+                Ok(())
+            }
+            (None, Some(b)) => {
+                b.failed_with_limit(self.tunables.borrow().io_error_limit);
+                Err(error)
+            }
+            (None, None) => Err(error),
+        }
+    }
+
+    /// Reads a range as it is now, for read-modify-write: nothing is inserted or counted.
+    pub(super) async fn read_merged(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<Buffer, EngineError> {
+        let mut buffer = self.rt.pool().take((end - start).bytes() as usize);
+        loop {
+            core.check()?;
+            let pieces = self.pieces(core, inode, start, end).await?;
+            let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
+            let (b, outcome) = self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert).await;
+            buffer = b;
+            if outcome? {
+                return Ok(buffer);
+            }
+        }
+    }
+}

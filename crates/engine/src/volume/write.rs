@@ -1,0 +1,421 @@
+//! Writes.
+//!
+//! A write goes to the cache alone as dirty data (*writeback*), or to the backing device (`direct`), with or without
+//! a clean copy in the cache. Writes over dirty data always go through the cache, except while detaching or when the
+//! cache has no room: so a dirty key is only ever replaced by another dirty key, or after the backing device was
+//! written and flushed. Data first, then the key in journal and index, then the answer.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use format::{Inode, JournalSeq, Sector, Sectors};
+use io::{Buffer, VolumeError};
+
+use super::Volume;
+use super::direct::Direct;
+use crate::alloc::{Placed, Purpose, Stream};
+use crate::error::EngineError;
+use crate::index::{How, Kind};
+use crate::policy::bypass::{
+    BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
+};
+use crate::set::Core;
+
+/// Why a write could not be taken by the cache.
+pub(super) enum NotTaken {
+    /// No room, or the cache device failed the write: the backing device can take it.
+    ByCache,
+    /// The write fails.
+    Failed(EngineError),
+}
+
+impl From<EngineError> for NotTaken {
+    fn from(e: EngineError) -> NotTaken {
+        NotTaken::Failed(e)
+    }
+}
+
+/// Counts a dirty write until its keys are in the index.
+struct DirtyWrite<'a>(&'a Cell<usize>);
+
+impl<'a> DirtyWrite<'a> {
+    fn begin(count: &'a Cell<usize>) -> DirtyWrite<'a> {
+        count.set(count.get() + 1);
+        DirtyWrite(count)
+    }
+}
+
+impl Drop for DirtyWrite<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// A write as it travels through the paths.
+pub(super) struct Write {
+    pub(super) start: Sector,
+    pub(super) end: Sector,
+    pub(super) buffer: Buffer,
+    pub(super) offset_bytes: usize,
+    pub(super) fua: bool,
+}
+
+impl Write {
+    pub(super) fn sectors(&self) -> Sectors {
+        self.end - self.start
+    }
+}
+
+impl Volume {
+    /// Writes through the cache or past it.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) async fn write_cached(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        start: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        fua: bool,
+    ) -> Result<(), EngineError> {
+        self.writeback.foreground(core);
+        let end = start + sectors;
+        let (outer_start, outer_end) = self.widened(core, start, end);
+        let _range = self.ranges.change(outer_start, outer_end).await;
+        if !self.attached().is_some_and(|(c, _)| Rc::ptr_eq(&c, core)) {
+            // Detached while waiting.
+            return self.write_uncached(start, sectors, buffer, offset_bytes, fua).await.map_err(into_engine);
+        }
+        let mut write = Write { start, end, buffer, offset_bytes, fua };
+        let decision = self.decide(core, RequestKind::Write, start, sectors);
+        if (outer_start, outer_end) != (start, end)
+            && (self.backing().is_none()
+                || !self.direct_is_aligned(start, sectors)
+                || self.overlaps_dirty(core, inode, outer_start, outer_end).await?)
+        {
+            write = self.merge(core, inode, write, outer_start, outer_end).await?;
+        }
+        self.write_ready(core, inode, write, decision).await
+    }
+
+    /// A range widened to whole blocks of cache and backing device, inside the volume.
+    pub(super) fn widened(&self, core: &Core, start: Sector, end: Sector) -> (Sector, Sector) {
+        let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
+        let backing = self.backing().map_or(1, |b| of(&b.disk));
+        let block = core.geometry.block_sectors.0.max(of(&core.cache)).max(backing);
+        let volume_end = self.offset + self.size();
+        let first = Sector(start.0 / block * block).max(self.offset);
+        (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
+    }
+
+    fn direct_is_aligned(&self, start: Sector, sectors: Sectors) -> bool {
+        let Some(b) = self.backing() else { return false };
+        let block = u64::from(b.disk.info().logical_block_bytes / 512).max(1);
+        start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
+    }
+
+    /// Reads the blocks around a write and merges it into them.
+    pub(super) async fn merge(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        write: Write,
+        start: Sector,
+        end: Sector,
+    ) -> Result<Write, EngineError> {
+        let mut blocks = self.read_merged(core, inode, start, end).await?;
+        let at = (write.start - start).bytes() as usize;
+        let len = write.sectors().bytes() as usize;
+        blocks.as_mut()[at..at + len]
+            .copy_from_slice(&write.buffer.as_slice()[write.offset_bytes..write.offset_bytes + len]);
+        Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua })
+    }
+
+    /// Whether any live dirty data lies in the range.
+    pub(super) async fn overlaps_dirty(
+        &self,
+        core: &Core,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<bool, EngineError> {
+        if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO {
+            return Ok(false);
+        }
+        let mut at = start;
+        while at < end {
+            let seg = core.segment_loaded(inode, at, end).await?;
+            if matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
+                return Ok(true);
+            }
+            at = seg.end;
+        }
+        Ok(false)
+    }
+
+    /// The write's range is held; it is whole blocks, or may bypass as it is.
+    async fn write_ready(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        write: Write,
+        decision: Decision,
+    ) -> Result<(), EngineError> {
+        if self.backing().is_none() {
+            let seq = self.write_volume(core, inode, &write).await?;
+            return self.finish_write(core, &write, seq).await;
+        }
+        let mut inputs = {
+            let t = core.tunables.borrow();
+            WriteInputs {
+                kind: RequestKind::Write,
+                hints: RequestHints { sync: write.fua, ..RequestHints::default() },
+                mode: self.tunables.borrow().cache_mode,
+                detaching: self.detaching.get(),
+                in_use_percent: core.in_use_percent(),
+                cutoff_writeback: t.cutoff_writeback,
+                cutoff_writeback_sync: t.cutoff_writeback_sync,
+                touches_dirty_stripe: self.touches_dirty_stripe(core, inode, write.start, write.end).await?,
+                overlaps_dirty: false,
+                cache_takes_dirty: true,
+            }
+        };
+        let mut path = write_path(&inputs, decision);
+        if path != WritePath::Writeback {
+            inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?;
+            path = write_path(&inputs, decision);
+        }
+        if path == WritePath::Writeback {
+            match self.write_back(core, inode, &write, Stream::Dirty).await {
+                Ok(seq) => {
+                    core.count_for_aging(write.sectors());
+                    return self.finish_write(core, &write, seq).await;
+                }
+                Err(NotTaken::Failed(e)) => return Err(e),
+                Err(NotTaken::ByCache) => {
+                    inputs.cache_takes_dirty = false;
+                    inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?;
+                    path = write_path(&inputs, Decision::Bypass(BypassReason::NoBucket));
+                }
+            }
+        }
+        match path {
+            WritePath::Writethrough => {
+                core.count_for_aging(write.sectors());
+                self.write_direct(core, inode, Direct::Write(write), true, false).await
+            }
+            WritePath::Bypass { reason, over_dirty } => {
+                self.count_bypass(core, reason, write.sectors());
+                self.write_direct(core, inode, Direct::Write(write), false, over_dirty).await
+            }
+            WritePath::Writeback => {
+                // The policy insists although the cache has no room: the backing device takes it.
+                self.count_bypass(core, BypassReason::NoBucket, write.sectors());
+                self.write_direct(core, inode, Direct::Write(write), false, true).await
+            }
+        }
+    }
+
+    pub(super) fn count_bypass(&self, core: &Core, reason: BypassReason, sectors: Sectors) {
+        self.stats.borrow_mut().bypassed(reason, sectors);
+        core.stats.borrow_mut().bypassed(reason, sectors);
+        if reason == BypassReason::CacheFull95 {
+            self.writeback.wake();
+        }
+    }
+
+    async fn finish_write(&self, core: &Core, write: &Write, seq: JournalSeq) -> Result<(), EngineError> {
+        if write.fua {
+            core.journal.commit(seq).await?;
+        }
+        core.check()
+    }
+
+    /// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
+    async fn write_back(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        write: &Write,
+        stream: Stream,
+    ) -> Result<JournalSeq, NotTaken> {
+        let _dirty = DirtyWrite::begin(&self.dirty_in_flight);
+        if let Some(backing) = self.backing()
+            && backing.ensure_dirty().await?
+        {
+            let device = backing.disk.info().name.to_string();
+            core.emit(crate::set::SetEvent::State { device, state: "dirty" });
+        }
+        let mut newest = JournalSeq(0);
+        let mut at = write.start;
+        while at < write.end {
+            let placed = self.place(core, stream, (inode, at), write.end - at).await?;
+            let offset = write.offset_bytes + (at - write.start).bytes() as usize;
+            let data = write.buffer.clone();
+            let began = self.rt.now();
+            let done = core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false).await;
+            core.gate.wrote();
+            core.observe_cache_io(&done.result);
+            if let Err(e) = done.result {
+                core.release(placed);
+                return Err(if self.backing().is_some() {
+                    NotTaken::ByCache
+                } else {
+                    NotTaken::Failed(e.into())
+                });
+            }
+            let now = self.rt.now();
+            core.congestion.borrow_mut().observe_latency(
+                crate::policy::congestion::Direction::Write,
+                now.since(began),
+                now,
+            );
+            core.set_counters.borrow_mut().count_written(placed.size);
+            let end = at + placed.size;
+            let changed = core.change(inode, at, end, Some((placed.ptr, true)), How::Journaled).await;
+            core.release(placed);
+            newest = newest.max(changed?);
+            at = end;
+        }
+        self.writeback.dirtied();
+        Ok(newest)
+    }
+
+    /// Writes whole blocks of a flash-only volume.
+    pub(super) async fn write_volume(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        write: &Write,
+    ) -> Result<JournalSeq, EngineError> {
+        self.write_back(core, inode, write, Stream::Volume).await.map_err(|e| match e {
+            NotTaken::Failed(e) => e,
+            NotTaken::ByCache => EngineError::NoSpace(format!(
+                "{}: every bucket of the cache holds dirty data or metadata",
+                self.name()
+            )),
+        })
+    }
+
+    /// Room in an open bucket. Waits while buckets are being made ready; gives up when none can be.
+    async fn place(
+        &self,
+        core: &Rc<Core>,
+        stream: Stream,
+        at: (Inode, Sector),
+        want: Sectors,
+    ) -> Result<Placed, NotTaken> {
+        loop {
+            core.check()?;
+            if let Some(p) = core.try_place(stream, at, want) {
+                return Ok(p);
+            }
+            if core.alloc.starved.get() && core.buckets.borrow().reclaimable() == 0 {
+                // Only writeback can make room now, and the backing device need not wait for that.
+                self.writeback.wake();
+                return Err(NotTaken::ByCache);
+            }
+            let give_up = || core.is_failed() || core.alloc.starved.get();
+            core.alloc.wait(Purpose::Data, give_up).await;
+            if core.alloc.starved.get() {
+                self.rt.yield_now().await;
+            }
+        }
+    }
+
+    /// Writes to a device that has no cache.
+    pub(super) async fn write_uncached(
+        self: &Rc<Self>,
+        start: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        fua: bool,
+    ) -> Result<(), VolumeError> {
+        let Some(backing) = self.backing() else { return Err(VolumeError::Stopped(self.name())) };
+        let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
+        let (first, last) =
+            (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
+        let _range = self.ranges.change(first, last).await;
+        let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua };
+        if (first, last) != (start, start + sectors) {
+            let span = last - first;
+            let around = self.rt.pool().take(span.bytes() as usize);
+            let (mut blocks, result) = self.read_directly(first, span, around, 0).await;
+            result?;
+            let at = (start - first).bytes() as usize;
+            let len = sectors.bytes() as usize;
+            blocks.as_mut()[at..at + len]
+                .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
+            write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua };
+        }
+        let done = backing
+            .disk
+            .start_write(write.start, write.sectors(), write.buffer, write.offset_bytes, fua)
+            .await;
+        backing.wrote_directly();
+        if done.result.is_err() {
+            backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+        }
+        done.result.map_err(VolumeError::from)
+    }
+
+    /// Whether a stripe that the range touches has dirty data, on devices where partial stripes are expensive.
+    async fn touches_dirty_stripe(
+        &self,
+        core: &Core,
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+    ) -> Result<bool, EngineError> {
+        let Some(backing) = self.backing().filter(|b| b.disk.info().partial_stripes_expensive) else {
+            return Ok(false);
+        };
+        let info = backing.disk.info();
+        let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
+        if optimal == Sectors::ZERO {
+            return Ok(false);
+        }
+        let stripes = crate::policy::stripes::StripeGeometry::new(optimal, self.offset, self.size());
+        let (first, _) = stripes.extent(stripes.stripe_of(start));
+        let (last, len) = stripes.extent(stripes.stripe_of(end - Sectors(1)));
+        self.overlaps_dirty(core, inode, first, last + len).await
+    }
+}
+
+/// An error of the uncached path, seen from the cached one.
+pub(super) fn into_engine(e: VolumeError) -> EngineError {
+    match e {
+        VolumeError::Io(e) => EngineError::Io(e),
+        other => EngineError::Invalid(other.to_string()),
+    }
+}
+
+impl Core {
+    /// Room in an open bucket, if there is any now. The bucket stays pinned until [`Core::release`].
+    pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
+        self.alloc.open.borrow_mut().place(
+            stream,
+            at,
+            want,
+            0,
+            self.geometry.bucket_sectors,
+            self.geometry.block_sectors,
+            buckets,
+            |b| self.alloc.try_take(purpose, b),
+        )
+    }
+
+    /// The key of a placed piece is in the index, or will never be.
+    pub(crate) fn release(&self, placed: Placed) {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let b = buckets.bucket_of(placed.ptr);
+        buckets.unpin(b);
+        if buckets.is_reclaimable(b) && self.alloc.is_wanted() {
+            self.alloc.wanted.notify_all();
+        }
+    }
+}

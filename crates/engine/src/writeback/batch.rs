@@ -1,0 +1,240 @@
+//! One batch of writeback: collect dirty extents in LBA order, read them, write them as large runs, flush, mark clean.
+//!
+//! Nothing here holds clients up: an extent that is overwritten meanwhile simply stays dirty, because its key is not
+//! what it was; a change that must not overlap holds its range (`volume::ranges`), and such ranges are skipped.
+
+use std::rc::Rc;
+
+use format::{Inode, Ptr, Sector, Sectors};
+use io::IoFuture;
+
+use crate::error::EngineError;
+use crate::index::{How, Kind, NotLoaded};
+use crate::set::{Backing, Core};
+use crate::volume::{RangeGuard, Volume};
+
+/// Most keys in one batch (the kernel's queue, section 11.2).
+const MAX_KEYS: usize = 500;
+/// Largest write to the backing device.
+const MAX_RUN: Sectors = Sectors(2048);
+
+/// A dirty extent that is being written back.
+struct Extent {
+    start: Sector,
+    size: Sectors,
+    ptr: Ptr,
+    guard: RangeGuard,
+}
+
+/// Adjacent extents, written by one request.
+struct Run {
+    start: Sector,
+    size: Sectors,
+    extents: Vec<Extent>,
+}
+
+/// Writes back up to `limit` sectors; returns how many became clean or were tried.
+pub(super) async fn write_back(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    limit: Sectors,
+) -> Result<Sectors, EngineError> {
+    let Some(backing) = volume.backing() else { return Ok(Sectors::ZERO) };
+    let extents = collect(volume, core, inode, limit).await?;
+    let (cleaned, result) = write_out(volume, core, &backing, extents).await;
+    if cleaned.is_empty() {
+        return result.map(|()| Sectors::ZERO);
+    }
+    // Contract 4: the flush begins after the writes and ends before any key says clean.
+    backing.gate.ensure(backing.gate.latest()).await?;
+    let mut written = Sectors::ZERO;
+    for (start, size, ptr) in cleaned {
+        written += size;
+        mark_clean(core, inode, start, size, ptr).await?;
+    }
+    result.map(|()| written)
+}
+
+/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
+async fn collect(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    limit: Sectors,
+) -> Result<Vec<Extent>, EngineError> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut total = Sectors::ZERO;
+    let first = volume.writeback.cursor.get();
+    let mut at = first;
+    let mut wrapped = first == Sector(0);
+    while extents.len() < MAX_KEYS && total < limit {
+        core.check()?;
+        let next = core.tree.borrow().next_dirty(inode, at, &core.buckets.borrow());
+        match next {
+            Err(NotLoaded(id)) => core.load_leaf(id).await?,
+            Ok(Some((start, size, ptr))) => {
+                if wrapped && start >= first && first > Sector(0) {
+                    break;
+                }
+                let size = Sectors(size.0.min(MAX_RUN.0));
+                at = start + size;
+                if let Some(guard) = volume.ranges.try_writeback(start, at) {
+                    total += size;
+                    extents.push(Extent { start, size, ptr, guard });
+                }
+            }
+            Ok(None) if wrapped => break,
+            Ok(None) => {
+                wrapped = true;
+                at = Sector(0);
+                // A sweep ends here; what lies before goes into the next batch, in order.
+                if !extents.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+    volume.writeback.cursor.set(at);
+    Ok(extents)
+}
+
+/// Joins extents that follow each other on the backing device.
+fn runs(extents: Vec<Extent>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for e in extents {
+        match runs.last_mut() {
+            Some(r) if r.start + r.size == e.start && r.size + e.size <= MAX_RUN => {
+                r.size += e.size;
+                r.extents.push(e);
+            }
+            _ => runs.push(Run { start: e.start, size: e.size, extents: vec![e] }),
+        }
+    }
+    runs
+}
+
+type Cleaned = Vec<(Sector, Sectors, Ptr)>;
+
+/// Reads and writes all extents. Returns those that are on the backing device now, and the first error.
+async fn write_out(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    backing: &Rc<Backing>,
+    extents: Vec<Extent>,
+) -> (Cleaned, Result<(), EngineError>) {
+    let runs = runs(extents);
+    let mut result = Ok(());
+    // All reads at once, then the writes in LBA order, each as soon as its data is there.
+    let mut reading: Vec<(Run, Vec<IoFuture>)> = Vec::with_capacity(runs.len());
+    for run in runs {
+        let futures = run
+            .extents
+            .iter()
+            .map(|e| {
+                let buffer = volume.rt.pool().take(e.size.bytes() as usize);
+                core.cache.start_read(e.ptr.offset(), e.size, buffer, 0)
+            })
+            .collect();
+        reading.push((run, futures));
+    }
+    let mut writing: Vec<(Run, IoFuture)> = Vec::with_capacity(reading.len());
+    for (mut run, futures) in reading {
+        let mut pieces = Vec::with_capacity(futures.len());
+        for f in futures {
+            let done = f.await;
+            core.observe_cache_io(&done.result);
+            if let (Err(e), Ok(())) = (&done.result, &result) {
+                result = Err(EngineError::Io(e.clone()));
+            }
+            pieces.push(done.buffer.filter(|_| done.result.is_ok()));
+        }
+        // An extent that was replaced meanwhile may have lost its bucket: what was read is not its data.
+        let usable = run
+            .extents
+            .iter()
+            .zip(&pieces)
+            .all(|(e, p)| p.is_some() && core.buckets.borrow().is_current(e.ptr));
+        if !usable {
+            continue;
+        }
+        let buffer = if pieces.len() == 1 {
+            pieces.pop().flatten()
+        } else {
+            let mut whole = volume.rt.pool().take(run.size.bytes() as usize);
+            let mut at = 0;
+            for p in pieces.iter().flatten() {
+                whole.as_mut()[at..at + p.len()].copy_from_slice(p.as_slice());
+                at += p.len();
+            }
+            Some(whole)
+        };
+        let Some(buffer) = buffer else { continue };
+        let future = backing.disk.start_write(run.start, run.size, buffer, 0, false);
+        run.extents.shrink_to_fit();
+        writing.push((run, future));
+    }
+    let mut cleaned = Vec::new();
+    for (run, future) in writing {
+        let done = future.await;
+        backing.gate.wrote();
+        match done.result {
+            Ok(()) => cleaned.extend(run.extents.iter().map(|e| (e.start, e.size, e.ptr))),
+            Err(e) => {
+                backing.failed_with_limit(volume.tunables.borrow().io_error_limit);
+                if result.is_ok() {
+                    result = Err(e.into());
+                }
+            }
+        }
+        // The write has ended: changes of the range may begin.
+        for e in run.extents {
+            drop(e.guard);
+        }
+    }
+    (cleaned, result)
+}
+
+/// What is still the very extent that was written back becomes clean.
+async fn mark_clean(
+    core: &Rc<Core>,
+    inode: Inode,
+    start: Sector,
+    size: Sectors,
+    ptr: Ptr,
+) -> Result<(), EngineError> {
+    let end = start + size;
+    let mut at = start;
+    let mut collided = false;
+    while at < end {
+        core.check()?;
+        let here = ptr.advanced(at - start);
+        let blocked = match core.segment(inode, at, end) {
+            Err(e) => e.into(),
+            Ok(seg) => match seg.kind {
+                Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
+                    match core.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
+                        Ok((done, _)) => {
+                            at = done;
+                            continue;
+                        }
+                        Err(b) => b,
+                    }
+                }
+                _ => {
+                    collided = true;
+                    at = seg.end;
+                    continue;
+                }
+            },
+        };
+        core.unblock(blocked).await?;
+    }
+    let counters = &mut *core.set_counters.borrow_mut();
+    if collided {
+        counters.writeback_keys_failed += 1;
+    } else {
+        counters.writeback_keys_done += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,281 @@
+//! Writeback: dirty data goes to the backing device, in LBA order, at the rate of the controller.
+//!
+//! Owns a cached device's writeback task, its position and its rate; `batch` does the work. Order (durability
+//! contract 4): read from the cache → write to the backing device → flush the backing device → only then the keys
+//! say clean, journaled together.
+//!
+//! Unlike the kernel, new dirty data never waits behind a completed scan for longer than `writeback_delay` after it
+//! became dirty, and the device's state says clean as soon as nothing is dirty.
+
+mod batch;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::{BackingState, Sector, Sectors};
+use io::Nanos;
+use io::sync::{Either, Event, select};
+
+use crate::policy::writeback_rate::{IdleInputs, RateDebug, RateInputs, WritebackRate};
+use crate::set::Core;
+use crate::volume::Volume;
+
+/// Pause after a failed batch.
+const RETRY_DELAY: Nanos = Nanos::from_secs(1);
+/// Batches that fail in a row before whoever waits for the drain is told.
+const GIVE_UP_AFTER: u32 = 3;
+/// Smallest share of a second's worth of data in one batch.
+const MIN_BATCH: Sectors = Sectors(8);
+
+/// The writeback state of one volume.
+pub(crate) struct Writeback {
+    rate: RefCell<WritebackRate>,
+    /// Where the sweep goes on.
+    cursor: Cell<Sector>,
+    /// When the oldest data that is dirty now became dirty.
+    dirty_since: Cell<Option<Nanos>>,
+    /// Waits for everything to be written back, without regard to rate and delay.
+    draining: Cell<u32>,
+    failures: Cell<u32>,
+    last_error: RefCell<Option<String>>,
+    running: Cell<bool>,
+    wake: Event,
+    /// Keys were cleaned, or the task gave up or ended.
+    pub(crate) progress: Event,
+}
+
+impl Writeback {
+    pub(crate) fn new(now: Nanos) -> Writeback {
+        Writeback {
+            rate: RefCell::new(WritebackRate::new(now)),
+            cursor: Cell::new(Sector(0)),
+            dirty_since: Cell::new(None),
+            draining: Cell::new(0),
+            failures: Cell::new(0),
+            last_error: RefCell::default(),
+            running: Cell::new(false),
+            wake: Event::default(),
+            progress: Event::default(),
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        self.wake.notify_all();
+        self.progress.notify_all();
+    }
+
+    /// Dirty data was written.
+    pub(crate) fn dirtied(&self) {
+        if self.dirty_since.get().is_none() {
+            self.wake.notify_all();
+        }
+    }
+
+    /// A client's request: idle devices slow down their writeback.
+    pub(crate) fn foreground(&self, core: &Core) {
+        if core.idle.borrow_mut().foreground_request() {
+            for v in core.volumes.borrow().iter() {
+                v.writeback.rate.borrow_mut().leave_idle();
+            }
+        }
+    }
+
+    pub(crate) fn set_rate(&self, rate: u32) {
+        self.rate.borrow_mut().set_rate(rate);
+    }
+
+    pub(crate) fn begin_drain(&self) {
+        self.draining.set(self.draining.get() + 1);
+        self.failures.set(0);
+        self.wake();
+    }
+
+    pub(crate) fn end_drain(&self) {
+        self.draining.set(self.draining.get() - 1);
+    }
+
+    pub(crate) fn gave_up(&self) -> bool {
+        self.failures.get() >= GIVE_UP_AFTER
+    }
+
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.last_error.borrow().clone()
+    }
+
+    /// Waits until the task has ended. `never_ran`: there is none.
+    pub(crate) async fn stopped(&self, never_ran: bool) {
+        if never_ran && !self.running.get() {
+            return;
+        }
+        self.progress.wait_until(|| !self.running.get()).await;
+    }
+}
+
+impl Volume {
+    /// The terms behind the writeback rate.
+    pub fn writeback_debug(&self) -> RateDebug {
+        let running = self.tunables.borrow().writeback_running;
+        self.writeback.rate.borrow().debug(self.dirty_sectors(), running, self.rt.now())
+    }
+
+    fn unlimited(&self, core: &Core) -> bool {
+        self.detaching.get()
+            || self.writeback.draining.get() > 0
+            || self.tunables.borrow().writeback_percent == 0
+            || core.alloc.starved.get()
+    }
+
+    /// When writeback may begin; `None`: not before something changes.
+    fn writeback_due(&self, core: &Core, dirty: Sectors) -> Option<Nanos> {
+        if dirty == Sectors::ZERO {
+            return None;
+        }
+        let t = self.tunables.borrow();
+        let urgent = self.detaching.get() || self.writeback.draining.get() > 0;
+        if !t.writeback_running && !urgent {
+            return None;
+        }
+        if urgent || core.alloc.starved.get() {
+            return Some(Nanos(0));
+        }
+        let since = self.writeback.dirty_since.get().unwrap_or(Nanos(0));
+        Some(since.after(Nanos::from_secs(u64::from(t.writeback_delay))))
+    }
+}
+
+/// The writeback task of a volume; it ends when the volume is stopped or has no cache any more.
+pub(crate) async fn run(volume: Rc<Volume>) {
+    let wb = &volume.writeback;
+    wb.running.set(true);
+    while let Some((core, inode)) = volume.attached() {
+        if core.is_stopping() || volume.is_stopping() {
+            break;
+        }
+        let now = volume.rt.now();
+        let dirty = core.tree.borrow().dirty_sectors(inode);
+        if dirty == Sectors::ZERO {
+            wb.dirty_since.set(None);
+            let state = volume.state();
+            if state == Some(BackingState::Dirty) && volume.dirty_in_flight.get() == 0 {
+                if let Err(e) = volume.mark_clean().await {
+                    *wb.last_error.borrow_mut() = Some(e.to_string());
+                    volume.rt.sleep(RETRY_DELAY).await;
+                }
+                wb.progress.notify_all();
+                if core.tunables.borrow().gc_after_writeback && core.in_use_percent() >= 50 {
+                    core.request_gc();
+                }
+            }
+        } else if wb.dirty_since.get().is_none() {
+            wb.dirty_since.set(Some(now));
+        }
+        let seen_dirty = dirty > Sectors::ZERO;
+        match volume.writeback_due(&core, dirty) {
+            Some(due) if due <= now => {}
+            due => {
+                // Anything that can change the answer ends the wait.
+                let changed = || {
+                    core.is_stopping()
+                        || volume.is_stopping()
+                        || volume.attached().is_none()
+                        || (core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO) != seen_dirty
+                        || volume
+                            .writeback_due(&core, core.tree.borrow().dirty_sectors(inode))
+                            .is_some_and(|d| due.is_none_or(|old| d < old))
+                };
+                let wait = std::pin::pin!(wb.wake.wait_until(changed));
+                match due {
+                    Some(at) => drop(select(wait, volume.rt.sleep_until(at)).await),
+                    None => wait.await,
+                }
+                wb.rate.borrow_mut().reset_clock(volume.rt.now());
+                continue;
+            }
+        }
+        let limit = batch_limit(&volume, &core);
+        match batch::write_back(&volume, &core, inode, limit).await {
+            Ok(written) => {
+                wb.failures.set(0);
+                wb.progress.notify_all();
+                let delay =
+                    wb.rate.borrow_mut().delay_after(written, volume.unlimited(&core), volume.rt.now());
+                if written == Sectors::ZERO {
+                    // Everything dirty is being changed just now.
+                    volume.rt.sleep(Nanos::from_ms(1)).await;
+                } else if delay > Nanos(0) {
+                    let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(&core);
+                    let wait = std::pin::pin!(wb.wake.wait_until(urgent));
+                    match select(wait, volume.rt.sleep(delay)).await {
+                        Either::Left(()) | Either::Right(()) => {}
+                    }
+                }
+            }
+            Err(e) => {
+                core.emit(crate::set::SetEvent::DeviceError { what: format!("writeback: {e}") });
+                *wb.last_error.borrow_mut() = Some(e.to_string());
+                wb.failures.set(wb.failures.get().saturating_add(1));
+                wb.progress.notify_all();
+                volume.rt.sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+    wb.running.set(false);
+    wb.progress.notify_all();
+}
+
+/// How much one batch may write: about a second's worth, so that the flush at its end is shared by as much as the
+/// rate allows.
+fn batch_limit(volume: &Volume, core: &Core) -> Sectors {
+    let most = Sectors(u64::from(core.tunables.borrow().writeback_batch_sectors).max(MIN_BATCH.0));
+    if volume.unlimited(core) {
+        return most;
+    }
+    let rate = u64::from(volume.writeback.rate.borrow().rate());
+    Sectors(rate.clamp(MIN_BATCH.0, most.0))
+}
+
+/// Updates the rate every `writeback_rate_update_seconds`.
+pub(crate) async fn update_rate(volume: Rc<Volume>) {
+    loop {
+        let seconds = u64::from(volume.tunables.borrow().writeback_rate_update_seconds).max(1);
+        {
+            let stop = || volume.is_stopping() || volume.attached().is_none();
+            let wait = std::pin::pin!(volume.writeback.wake.wait_until(stop));
+            if let Either::Left(()) = select(wait, volume.rt.sleep(Nanos::from_secs(seconds))).await {
+                return;
+            }
+        }
+        let Some((core, inode)) = volume.attached() else { return };
+        if core.is_stopping() {
+            return;
+        }
+        let inputs = rate_inputs(&volume, &core, inode);
+        let idle = IdleInputs {
+            attached_devices: core.backings.borrow().len() as u32,
+            enabled: core.tunables.borrow().idle_max_writeback_rate,
+            gc_running: core.gc_running.get(),
+        };
+        let params = volume.tunables.borrow().rate_params();
+        let now = volume.rt.now();
+        volume.writeback.rate.borrow_mut().update(&inputs, &params, &mut core.idle.borrow_mut(), &idle, now);
+    }
+}
+
+fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs {
+    let tree = core.tree.borrow();
+    let backings = core.backings.borrow();
+    let volumes_dirty =
+        tree.all_dirty().filter(|(i, _)| !backings.contains_key(i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
+    let buckets = core.buckets.borrow();
+    RateInputs {
+        nbuckets: u64::from(core.geometry.nbuckets),
+        available_buckets: u64::from(buckets.available()),
+        bucket: core.geometry.bucket_sectors,
+        in_use_percent: buckets.in_use_percent() as u8,
+        volumes_dirty,
+        backing: volume.size(),
+        all_backing: backings.values().fold(Sectors::ZERO, |n, b| n + b.data_sectors()),
+        has_dirty: tree.dirty_sectors(inode) > Sectors::ZERO,
+        dirty: tree.dirty_sectors(inode),
+    }
+}
