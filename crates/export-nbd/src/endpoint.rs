@@ -115,7 +115,11 @@ impl Endpoint {
     }
 
     fn unresolved(&self, source: std::io::Error) -> EndpointError {
-        EndpointError::Unresolved { host: self.to_string(), source }
+        let host = match self {
+            Endpoint::Tcp { host, .. } => host.clone(),
+            Endpoint::Unix(path) => path.display().to_string(),
+        };
+        EndpointError::Unresolved { host, source }
     }
 }
 

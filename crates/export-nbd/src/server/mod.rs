@@ -202,6 +202,7 @@ impl<V: BlockVolume> Server<V> {
         let server = self.clone();
         shared.rt.spawn(async move {
             let end = server.serve(id, &link).await;
+            link.socket.shutdown();
             let end = if link.is_stopping() { ConnectionEnd::Stopped } else { end };
             // The socket closes before anybody is told.
             server.shared.peers.borrow_mut().remove(&id);
@@ -237,19 +238,23 @@ impl<V: BlockVolume> Server<V> {
         self.shared.peers.borrow().len()
     }
 
+    /// Stops the connections that are there now and chosen by `which`, and waits until they are gone and
+    /// `also` holds.
     async fn stop_peers(&self, which: impl Fn(&dyn Peer) -> bool, also: impl Fn() -> bool) {
         let shared = &self.shared;
-        let each = |act: fn(&dyn Peer)| {
-            // Collected first: a socket that is shut down may come back here.
-            let chosen: Vec<Rc<dyn Peer>> =
-                shared.peers.borrow().values().filter(|p| which(&***p)).cloned().collect();
-            chosen.iter().for_each(|p| act(&**p));
-        };
-        let gone = || also() && !shared.peers.borrow().values().any(|p| which(&**p));
-        each(|p| p.stop());
+        // By number: an export that comes back under its old name has clients of its own.
+        let chosen: Vec<(u64, Rc<dyn Peer>)> = shared
+            .peers
+            .borrow()
+            .iter()
+            .filter(|(_, p)| which(&***p))
+            .map(|(id, p)| (*id, p.clone()))
+            .collect();
+        let gone = || also() && !chosen.iter().any(|(id, _)| shared.peers.borrow().contains_key(id));
+        chosen.iter().for_each(|(_, p)| p.stop());
         let deadline = shared.rt.sleep(shared.options.stop_timeout);
         if let Either::Right(()) = select(pin!(shared.changed.wait_until(gone)), pin!(deadline)).await {
-            each(|p| p.cut());
+            chosen.iter().filter(|(id, _)| shared.peers.borrow().contains_key(id)).for_each(|(_, p)| p.cut());
             shared.changed.wait_until(gone).await;
         }
     }

@@ -142,6 +142,24 @@ fn an_export_can_be_removed_while_others_go_on() {
 }
 
 #[test]
+fn an_export_that_comes_back_does_not_delay_the_end_of_the_old_one() {
+    let old = RamVolume::new("a", 1 << 20).shared();
+    let world = World::new([&old]);
+    let on_old = world.connect("a", true, false);
+    old.hold("read");
+    on_old.post(command::READ, 0, 0, 512);
+    world.run();
+    let server = world.server.clone();
+    let removed = world.spawn(async move { server.remove_export("a").await });
+    world.server.exports().add(RamVolume::new("a", 2 << 20).shared()).expect("the name is free again");
+    let on_new = world.connect("a", true, false);
+    old.release();
+    world.run();
+    assert!(removed.try_take().is_some());
+    assert_eq!(on_new.read(1 << 20, 512), Ok(vec![0; 512]));
+}
+
+#[test]
 fn a_volume_that_comes_later_is_served() {
     let world = World::new([]);
     world.server.exports().add(RamVolume::new("late", 1 << 20).shared()).expect("a new name");
