@@ -115,7 +115,8 @@ fuzz_target!(|bytes: &[u8]| {
     let session = session(*mode);
     let sealed = sealed(&bytes[..bytes.len().min(8 * 64)]);
     for input in [bytes, &sealed] {
-        let grain = (usize::from(*grain) + 1) * if input.len() > 4096 { REQUEST_HEADER_BYTES * 37 } else { 1 };
+        let grain =
+            (usize::from(*grain) + 1) * if input.len() > 4096 { REQUEST_HEADER_BYTES * 37 } else { 1 };
         assert_eq!(parse(&session, input, grain), parse(&session, input, input.len().max(1)));
         serve(*mode, *seed, grain, input);
     }

@@ -65,8 +65,9 @@ pub fn done_chunk(cookie: u64) -> [u8; CHUNK_HEADER_BYTES] {
 /// The chunk that ends a reply with an error; appended to `out`. The message is cut to
 /// [`MAX_MESSAGE_BYTES`].
 pub fn error_chunk(cookie: u64, errno: Errno, message: &str, out: &mut Vec<u8>) {
-    let cut = message.floor_char_boundary(MAX_MESSAGE_BYTES);
-    let text = message.get(..cut).unwrap_or_default();
+    let longest = message.len().min(MAX_MESSAGE_BYTES);
+    // A range that ends within a character is refused.
+    let text = (0..=longest).rev().find_map(|cut| message.get(..cut)).unwrap_or_default();
     // At most MAX_MESSAGE_BYTES.
     let len = text.len() as u16;
     out.extend(chunk_header(cookie, chunk::ERROR, true, u32::from(len).saturating_add(6)));

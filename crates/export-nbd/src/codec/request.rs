@@ -218,10 +218,10 @@ impl RequestStream {
 
     fn header(&mut self, input: &[u8]) -> Result<(usize, StreamStep), StreamError> {
         // Nearly always the whole header is there and is read where it lies.
-        if self.header_len == 0 {
-            if let Some(header) = input.first_chunk::<REQUEST_HEADER_BYTES>() {
-                return Ok((REQUEST_HEADER_BYTES, self.judge(header)?));
-            }
+        if self.header_len == 0
+            && let Some(header) = input.first_chunk::<REQUEST_HEADER_BYTES>()
+        {
+            return Ok((REQUEST_HEADER_BYTES, self.judge(header)?));
         }
         let mut used = 0usize;
         for (to, from) in self.header.iter_mut().skip(self.header_len).zip(input) {
