@@ -86,11 +86,11 @@ impl ExtentMap {
         }
         let mut tail = None;
         // Pieces are disjoint, so only one can begin before and reach in.
-        if let Some((_, old)) = self.pieces.range_mut((inode, Sector(0))..(inode, start)).next_back() {
-            if old.end() > start {
-                tail = old.tail(end);
-                old.len = Sectors(start.0.saturating_sub(old.start.0));
-            }
+        if let Some((_, old)) = self.pieces.range_mut((inode, Sector(0))..(inode, start)).next_back()
+            && old.end() > start
+        {
+            tail = old.tail(end);
+            old.len = Sectors(start.0.saturating_sub(old.start.0));
         }
         while let Some((&at, _)) = self.pieces.range((inode, start)..(inode, end)).next() {
             // Only the last one can reach out on the other side.

@@ -16,6 +16,7 @@
 pub mod attach;
 pub mod check;
 pub mod device;
+pub mod dump;
 pub mod extent_map;
 pub mod extract;
 pub mod finding;

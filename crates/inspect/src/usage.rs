@@ -127,6 +127,11 @@ impl Usage {
         }
     }
 
+    /// Buckets that are allocated, in order. Unused ones may be among them.
+    pub fn used(&self) -> impl Iterator<Item = (BucketNr, BucketUse)> + '_ {
+        self.table.iter()
+    }
+
     /// How many buckets have which use.
     pub fn counts(&self) -> &UsageCounts {
         &self.counts

@@ -12,7 +12,7 @@ use format::superblock::{
 use format::{Identity, RawSuperblock, Sectors, Uuid, identify};
 use serde::Serialize;
 
-use super::SCHEMA_VERSION;
+use crate::SCHEMA_VERSION;
 use crate::device::{DeviceSuper, check_superblock, read_superblock_bytes};
 use crate::finding::Finding;
 use crate::source::{ReadAt, ReadError, ReadFailure};
@@ -249,7 +249,11 @@ impl fmt::Display for SuperblockDoc {
         };
         line(f, "sb.version", &named(self.version, Some(&kind)))?;
         f.write_char('\n')?;
-        line(f, "dev.label", &if self.label.is_empty() { "(empty)".to_owned() } else { encoded(&self.label) })?;
+        line(
+            f,
+            "dev.label",
+            &if self.label.is_empty() { "(empty)".to_owned() } else { encoded(&self.label) },
+        )?;
         line(f, "dev.uuid", &self.uuid)?;
         line(f, "dev.sectors_per_block", &self.block_sectors)?;
         line(f, "dev.sectors_per_bucket", &self.bucket_sectors)?;

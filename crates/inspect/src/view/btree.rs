@@ -170,7 +170,7 @@ impl Walk<'_> {
             Ok(read) => read,
             Err(finding) => {
                 self.stats.missing += 1;
-                scan.report(finding)?;
+                scan.report(*finding)?;
                 self.assume_lost(scan, next, "nothing is known of the keys of");
                 return Ok(());
             }
@@ -225,10 +225,11 @@ impl Walk<'_> {
     }
 
     /// The node's bucket, which is its alone from now on.
-    fn claim(&mut self, next: &Pending, place: &Place) -> Result<BucketNr, Finding> {
+    fn claim(&mut self, next: &Pending, place: &Place) -> Result<BucketNr, Box<Finding>> {
         let bad = |field, expected: String, found: String| {
             let place = place.clone();
-            Err(Finding::new(Severity::Fatal, Invariant::NodeShape, place, field, expected, found))
+            let (severity, invariant) = (Severity::Fatal, Invariant::NodeShape);
+            Err(Box::new(Finding::new(severity, invariant, place, field, expected, found)))
         };
         let geometry = self.superblock.geometry();
         let (key, ptr) = (&next.key, next.key.ptr);
@@ -259,7 +260,7 @@ impl Walk<'_> {
         source: &dyn ReadAt,
         key: &Bkey,
         place: &Place,
-    ) -> Result<(Node, Option<Finding>), Finding> {
+    ) -> Result<(Node, Option<Finding>), Box<Finding>> {
         let (magic, block) = (self.superblock.set_magic(), self.superblock.geometry().block_sectors);
         let corrupt = |e| Finding::corrupt(Severity::Fatal, Invariant::NodeReadable, place.clone(), e);
         let unreadable = |e| unreadable_at(Invariant::NodeReadable, Severity::Fatal, place.clone(), &e);
@@ -269,13 +270,13 @@ impl Walk<'_> {
         if let Err(damage) = parse_node(&self.buffer, &head, magic, block) {
             // Cut off, most nodes fail somewhere; but this cannot become better with more bytes.
             if damage.before.sets.is_empty() && ["seq", "magic"].contains(&damage.error.field) {
-                return Err(corrupt(&damage.error));
+                return Err(Box::new(corrupt(&damage.error)));
             }
         }
         self.fill(source, key).map_err(unreadable)?;
         match parse_node(&self.buffer, key, magic, block) {
             Ok(node) => Ok((node, None)),
-            Err(damage) if damage.before.sets.is_empty() => Err(corrupt(&damage.error)),
+            Err(damage) if damage.before.sets.is_empty() => Err(Box::new(corrupt(&damage.error))),
             Err(damage) => {
                 let finding = corrupt(&damage.error).note(match damage.kind {
                     DamageKind::TornLastSet => {

@@ -286,20 +286,20 @@ fn report_torn(
                 )),
             );
         }
-        if claims_newer || is_current {
-            if let Some((at, seq)) = valid_behind(scan.source, superblock, bucket, *sector, newest) {
-                findings.push(
-                    Finding::new(
-                        Severity::Error,
-                        Invariant::JournalContiguous,
-                        place(),
-                        "entry",
-                        format!("entry {}, as entry {seq} lies behind it at sector {at}", newest.next()),
-                        "no valid entry",
-                    )
-                    .note("it decayed, and this and all later entries are ignored"),
-                );
-            }
+        if (claims_newer || is_current)
+            && let Some((at, seq)) = valid_behind(scan.source, superblock, bucket, *sector, newest)
+        {
+            findings.push(
+                Finding::new(
+                    Severity::Error,
+                    Invariant::JournalContiguous,
+                    place(),
+                    "entry",
+                    format!("entry {}, as entry {seq} lies behind it at sector {at}", newest.next()),
+                    "no valid entry",
+                )
+                .note("it decayed, and this and all later entries are ignored"),
+            );
         }
         for finding in findings {
             scan.report(finding)?;

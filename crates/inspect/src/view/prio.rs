@@ -86,7 +86,7 @@ pub(super) fn open(
                         next = header.next_bucket;
                         continue;
                     }
-                    Err(finding) => finding,
+                    Err(finding) => *finding,
                 }
             }
         };
@@ -110,7 +110,7 @@ fn read_set(
     described: u32,
     view: &PrioView,
     place: Place,
-) -> Result<(PrioHeader, Sectors, Vec<BucketPrio>), Finding> {
+) -> Result<(PrioHeader, Sectors, Vec<BucketPrio>), Box<Finding>> {
     let geometry = superblock.geometry();
     let first = view.chain.is_empty();
     let mut failure = None;
@@ -118,7 +118,7 @@ fn read_set(
         let mut bytes = vec![0; usize::try_from(size.bytes()).unwrap_or(0)];
         if let Err(e) = scan.source.read_at(geometry.bucket_start(bucket), &mut bytes) {
             let finding = unreadable_at(Invariant::PrioChain, Severity::Fatal, place.clone(), &e);
-            return Err(failure.unwrap_or(finding));
+            return Err(Box::new(failure.unwrap_or(finding)));
         }
         let left = geometry.nbuckets.saturating_sub(described).min(prios_in(size));
         let mut entries = vec![BucketPrio::default(); usize::try_from(left).unwrap_or(0)];
@@ -131,8 +131,8 @@ fn read_set(
             }
         }
     }
-    Err(failure.unwrap_or_else(|| {
+    Err(Box::new(failure.unwrap_or_else(|| {
         let (expected, found) = ("a size that fits into a bucket", view.set_sectors);
         Finding::new(Severity::Fatal, Invariant::PrioChain, place, "size", expected, found)
-    }))
+    })))
 }

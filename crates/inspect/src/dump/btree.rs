@@ -1,0 +1,180 @@
+//! The btree: nodes with their paths, sets and keys.
+//!
+//! A path is the list of buckets from the root to a node. Every message about a node has it, and it can
+//! be given back here to look at that node.
+
+use std::fmt;
+
+use format::parse_node;
+use serde::Serialize;
+use thiserror::Error;
+
+use super::KeyDoc;
+use crate::SCHEMA_VERSION;
+use crate::finding::path_text;
+use crate::source::{ReadAt, ReadError};
+use crate::view::{NodeId, NodeView, SetView};
+
+/// What to show.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BtreeQuery {
+    /// Only the node with this path, and those below it.
+    pub path: Vec<u32>,
+    /// The keys of all sets too, not only their number.
+    pub keys: bool,
+}
+
+/// Nodes of the btree.
+#[derive(Clone, Debug, Serialize)]
+pub struct BtreeDoc {
+    /// Version of this document's layout.
+    pub schema_version: u32,
+    /// Cache device.
+    pub device: String,
+    /// Level of the root.
+    pub root_level: u16,
+    /// Nodes in the whole tree.
+    pub node_count: u64,
+    /// Nodes that are named and could not be read.
+    pub missing_nodes: u64,
+    /// The nodes asked for, in key order, parents first.
+    pub nodes: Vec<NodeDoc>,
+}
+
+/// A node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeDoc {
+    /// Buckets from the root to this node.
+    pub path: Vec<u32>,
+    /// Level; leaves have 0.
+    pub level: u16,
+    /// The key that leads to it.
+    pub key: KeyDoc,
+    /// Inode and sector behind which its keys lie.
+    pub after: (u32, u64),
+    /// Random number that its sets share, in hexadecimal.
+    pub seq: String,
+    /// Sectors taken by its sets.
+    pub written_sectors: u64,
+    /// Not all of its sets could be read.
+    pub damaged: bool,
+    /// Children, or in a leaf ranges about which it says something.
+    pub live: u64,
+    /// Its sets, oldest first.
+    pub sets: Vec<SetDoc>,
+}
+
+/// A set of keys.
+#[derive(Clone, Debug, Serialize)]
+pub struct SetDoc {
+    /// Where it begins, in bytes from the start of the node.
+    pub offset_bytes: u64,
+    /// Version of the set.
+    pub version: u32,
+    /// How many keys it has.
+    pub key_count: u64,
+    /// Its keys, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<KeyDoc>,
+}
+
+/// A text that is not a path.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("path: expected bucket numbers separated by → or /, found {found:?}")]
+pub struct PathError {
+    /// The part that is not a number.
+    pub found: String,
+}
+
+/// Reads a path as messages print it, or with slashes: `12→88→160`, `12/88/160`.
+///
+/// # Errors
+/// If a part is not a number.
+pub fn parse_path(text: &str) -> Result<Vec<u32>, PathError> {
+    let parts = text.split(['→', '/', ',']).map(str::trim);
+    parts.map(|part| part.parse().map_err(|_| PathError { found: part.to_owned() })).collect()
+}
+
+/// Nodes of the btree of `view`, which was opened from `source`.
+///
+/// # Errors
+/// If keys were asked for and cannot be read.
+pub fn btree(view: &SetView, source: &dyn ReadAt, query: &BtreeQuery) -> Result<BtreeDoc, ReadError> {
+    let mut nodes = Vec::new();
+    for (id, node) in (0..).map(NodeId).zip(&view.nodes) {
+        let path = view.path(id);
+        if path.starts_with(&query.path) {
+            nodes.push(node_doc(view, source, node, path, query.keys)?);
+        }
+    }
+    Ok(BtreeDoc {
+        schema_version: SCHEMA_VERSION,
+        device: view.device.clone(),
+        root_level: view.btree.root_level,
+        node_count: view.btree.nodes,
+        missing_nodes: view.btree.missing,
+        nodes,
+    })
+}
+
+fn node_doc(
+    view: &SetView,
+    source: &dyn ReadAt,
+    node: &NodeView,
+    path: Vec<u32>,
+    keys: bool,
+) -> Result<NodeDoc, ReadError> {
+    let mut sets: Vec<SetDoc> = node
+        .sets
+        .iter()
+        .map(|set| SetDoc {
+            offset_bytes: set.offset_bytes,
+            version: set.version,
+            key_count: set.keys,
+            keys: Vec::new(),
+        })
+        .collect();
+    if keys {
+        let mut bytes = vec![0; usize::try_from(node.key.size().bytes()).unwrap_or(0)];
+        source.read_at(node.key.ptr.offset(), &mut bytes)?;
+        let (magic, block) = (view.superblock.set_magic(), view.geometry().block_sectors);
+        // Of a damaged node, what was found readable when the view was opened.
+        let read = parse_node(&bytes, &node.key, magic, block).unwrap_or_else(|damage| damage.before);
+        for (doc, set) in sets.iter_mut().zip(&read.sets) {
+            doc.keys = set.keys.iter().map(|key| KeyDoc::of(view, key)).collect();
+        }
+    }
+    Ok(NodeDoc {
+        path,
+        level: node.level,
+        key: KeyDoc::of(view, &node.key),
+        after: (node.after.0.0, node.after.1.0),
+        seq: format!("{:#018x}", node.seq),
+        written_sectors: node.written.0,
+        damaged: node.damaged,
+        live: node.live,
+        sets,
+    })
+}
+
+impl fmt::Display for BtreeDoc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} nodes, root at level {}", self.node_count, self.root_level)?;
+        if self.missing_nodes > 0 {
+            writeln!(f, "{} more nodes are named and could not be read", self.missing_nodes)?;
+        }
+        for n in &self.nodes {
+            writeln!(f, "node {}: level {}, keys up to {}", path_text(&n.path), n.level, n.key)?;
+            let what = if n.level == 0 { "ranges" } else { "children" };
+            write!(f, "  seq {}, {} of {} sectors written", n.seq, n.written_sectors, n.key.size)?;
+            writeln!(f, ", {} {what}{}", n.live, if n.damaged { ", DAMAGED" } else { "" })?;
+            for (i, set) in n.sets.iter().enumerate() {
+                writeln!(f, "  set {i} at byte {}: {} keys", set.offset_bytes, set.key_count)?;
+                for key in &set.keys {
+                    writeln!(f, "    {key}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! The journal: its ring, its entries, and the keys to replay.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::KeyDoc;
+use crate::SCHEMA_VERSION;
+use crate::view::{JournalStop, SetView};
+
+/// The journal of a set.
+#[derive(Clone, Debug, Serialize)]
+pub struct JournalDoc {
+    /// Version of this document's layout.
+    pub schema_version: u32,
+    /// Cache device.
+    pub device: String,
+    /// Number of the newest entry, whose roots count.
+    pub newest_seq: u64,
+    /// Oldest entry to replay.
+    pub last_seq: u64,
+    /// Entries missing at the start of that range, which is legal with discard.
+    pub missing_at_start: u64,
+    /// Level of the root node.
+    pub btree_level: u16,
+    /// The root node.
+    pub btree_root: KeyDoc,
+    /// The UUID table.
+    pub uuid_bucket: KeyDoc,
+    /// First bucket of the prio chain.
+    pub prio_bucket: u64,
+    /// The ring.
+    pub buckets: Vec<JournalBucketDoc>,
+    /// All valid entries, by number; those to replay with their keys.
+    pub entries: Vec<EntryDoc>,
+}
+
+/// A bucket of the ring.
+#[derive(Clone, Debug, Serialize)]
+pub struct JournalBucketDoc {
+    /// Index in the ring.
+    pub index: u32,
+    /// Bucket number.
+    pub bucket: u32,
+    /// Valid entries in it.
+    pub entries: u64,
+    /// Lowest number among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_seq: Option<u64>,
+    /// Highest number among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_seq: Option<u64>,
+    /// Sector at which they end; absent if the bucket is full or could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_at: Option<u64>,
+    /// Why they end there.
+    pub stop: String,
+}
+
+/// An entry.
+#[derive(Clone, Debug, Serialize)]
+pub struct EntryDoc {
+    /// Its number.
+    pub seq: u64,
+    /// Oldest entry that was needed when it was written.
+    pub last_seq: u64,
+    /// Index of its bucket in the ring.
+    pub journal_index: u32,
+    /// Its first sector.
+    pub sector: u64,
+    /// Its length.
+    pub sectors: u64,
+    /// How many keys it has.
+    pub key_count: u64,
+    /// Whether it is replayed.
+    pub replay: bool,
+    /// Its keys, if it is replayed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<KeyDoc>,
+}
+
+/// The journal; `None` if the device was never initialised.
+pub fn journal(view: &SetView) -> Option<JournalDoc> {
+    let journal = view.journal.as_ref()?;
+    let newest = journal.replay.last()?;
+    let buckets = journal.buckets.iter().map(|b| {
+        let (stopped_at, stop) = match &b.stop {
+            JournalStop::EndOfBucket => (None, "end of bucket".to_owned()),
+            JournalStop::NoEntry { sector, why, .. } => (Some(sector.0), format!("no entry: {why}")),
+            JournalStop::NotUnderstood { sector, why } => (Some(sector.0), format!("not understood: {why}")),
+            JournalStop::Unreadable => (None, "cannot be read".to_owned()),
+        };
+        JournalBucketDoc {
+            index: b.index,
+            bucket: b.bucket.0,
+            entries: b.entries,
+            min_seq: b.seqs.map(|s| s.0.0),
+            max_seq: b.seqs.map(|s| s.1.0),
+            stopped_at,
+            stop,
+        }
+    });
+    let entries = journal.entries.iter().map(|e| {
+        let replayed = journal.replay.binary_search_by_key(&e.seq, |jset| jset.seq).ok();
+        let keys = replayed.and_then(|at| journal.replay.get(at)).map(|jset| jset.keys.as_slice());
+        EntryDoc {
+            seq: e.seq.0,
+            last_seq: e.last_seq.0,
+            journal_index: e.journal_index,
+            sector: e.sector.0,
+            sectors: e.sectors.0,
+            key_count: e.keys,
+            replay: replayed.is_some(),
+            keys: keys.unwrap_or_default().iter().map(|key| KeyDoc::of(view, key)).collect(),
+        }
+    });
+    let this_dev = usize::from(view.superblock.nr_this_dev());
+    Some(JournalDoc {
+        schema_version: SCHEMA_VERSION,
+        device: view.device.clone(),
+        newest_seq: journal.newest.0,
+        last_seq: journal.oldest.0,
+        missing_at_start: journal.missing_at_start,
+        btree_level: newest.btree_level,
+        btree_root: KeyDoc::of(view, &newest.btree_root),
+        uuid_bucket: KeyDoc::of(view, &newest.uuid_bucket),
+        prio_bucket: newest.prio_bucket.get(this_dev).copied().unwrap_or(0),
+        buckets: buckets.collect(),
+        entries: entries.collect(),
+    })
+}
+
+impl fmt::Display for JournalDoc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "newest entry: {}, needs those from {} on", self.newest_seq, self.last_seq)?;
+        if self.missing_at_start > 0 {
+            writeln!(f, "missing at the start of that range: {} entries", self.missing_at_start)?;
+        }
+        writeln!(f, "root: level {}, {}", self.btree_level, self.btree_root)?;
+        writeln!(f, "uuid table: {}", self.uuid_bucket)?;
+        writeln!(f, "first prio set: bucket {}", self.prio_bucket)?;
+        for b in &self.buckets {
+            write!(f, "bucket {} (index {}): {} entries", b.bucket, b.index, b.entries)?;
+            if let (Some(min), Some(max)) = (b.min_seq, b.max_seq) {
+                write!(f, ", {min} to {max}")?;
+            }
+            match b.stopped_at {
+                Some(at) => writeln!(f, "; ends at sector {at}: {}", b.stop)?,
+                None => writeln!(f, "; {}", b.stop)?,
+            }
+        }
+        for e in &self.entries {
+            write!(f, "entry {} (needs {}): sector {}, {} sectors", e.seq, e.last_seq, e.sector, e.sectors)?;
+            writeln!(f, ", {} keys{}", e.key_count, if e.replay { ", replayed" } else { "" })?;
+            for key in &e.keys {
+                writeln!(f, "  {key}")?;
+            }
+        }
+        Ok(())
+    }
+}
