@@ -159,6 +159,11 @@ impl Volume {
         self.backing.as_ref().map_or(0, |b| b.gate.count())
     }
 
+    /// Failed requests to the backing device.
+    pub fn io_errors(&self) -> u64 {
+        self.backing.as_ref().map_or(0, |b| b.error_count())
+    }
+
     /// The state in the backing superblock.
     pub fn state(&self) -> Option<BackingState> {
         self.backing.as_ref().map(|b| b.state())

@@ -1,0 +1,62 @@
+//! The engine alone, on devices in memory, one thread: nanoseconds for each 4 KiB request.
+//!
+//! `engine [BLOCKS]`: BLOCKS 4 KiB blocks are written (each a new extent), overwritten while dirty, and read.
+
+use std::time::Instant;
+
+use bench::{Rig, driver, rig};
+use format::{Sector, Sectors};
+use io::{Rng, WriteFlags};
+
+const BLOCK: Sectors = Sectors(8);
+
+fn report(what: &str, requests: u64, began: Instant) {
+    println!("{what:28} {:8.0} ns", began.elapsed().as_nanos() as f64 / requests as f64);
+}
+
+fn main() {
+    let blocks: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(200_000);
+    let driver = driver();
+    let rt = driver.handle();
+    driver.block_on(async {
+        let space = Sectors(blocks * 8);
+        let Rig { set, volume } = rig(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
+        let mut rng = Rng::new(1);
+        // Every second block, in random order: no two extents can be joined.
+        let mut order: Vec<u64> = (0..blocks).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        let at = |block: u64| Sector(block * 16);
+        let write = async |block: u64| {
+            let buffer = rt.pool().take(4096);
+            if let Err(e) = volume.write(at(block), BLOCK, buffer, 0, WriteFlags::default()).await {
+                panic!("write: {e}");
+            }
+        };
+        let began = Instant::now();
+        for b in &order {
+            write(*b).await;
+        }
+        report("insert (new dirty extent)", blocks, began);
+        let began = Instant::now();
+        for _ in 0..blocks {
+            write(rng.below(blocks)).await;
+        }
+        report("overwrite of dirty", blocks, began);
+        let mut buffer = rt.pool().take(4096);
+        let began = Instant::now();
+        for _ in 0..blocks {
+            let (b, result) = volume.read(at(rng.below(blocks)), BLOCK, buffer, 0).await;
+            buffer = b;
+            if let Err(e) = result {
+                panic!("read: {e}");
+            }
+        }
+        report("read hit", blocks, began);
+        let status = set.status();
+        println!("index                        {:8.1} bytes per extent", status.index_bytes as f64 / blocks as f64);
+        println!("journal                      {:8.1} bytes per write", status.journal_written.1 as f64 / (2 * blocks) as f64);
+        println!("btree nodes {}, rewrites {}, prio writes {}", status.btree_nodes, set.counters().btree_rewrites, set.counters().prio_writes);
+    });
+}

@@ -1,0 +1,77 @@
+//! What the benches share: a set on devices in memory.
+//!
+//! Must not measure anything itself.
+
+pub mod alloc;
+
+use std::rc::Rc;
+
+use blockio::wrap::MemDisk;
+use blockio::{Driver, DriverOptions};
+use engine::{CacheSet, SetOptions, Volume};
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use io::{Disk, Handle};
+
+/// A cache set with one backing device, all in memory.
+pub struct Rig {
+    /// The set.
+    pub set: CacheSet,
+    /// Its cached device.
+    pub volume: Rc<Volume>,
+}
+
+/// A driver for benches.
+///
+/// # Panics
+/// If the system refuses io_uring and threads.
+pub fn driver() -> Driver {
+    Driver::new(DriverOptions::default()).unwrap_or_else(|e| panic!("no driver: {e}"))
+}
+
+/// Formats devices of these sizes in memory and opens them as a set in writeback mode.
+///
+/// # Panics
+/// If the set does not come up.
+pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) -> Rig {
+    let set_uuid = Uuid([7; 16]);
+    let cache = Disk::new(Rc::new(MemDisk::new("cache", cache_sectors, 512)), rt.clone());
+    let backing = Disk::new(Rc::new(MemDisk::new("backing", backing_sectors, 512)), rt.clone());
+    let bucket_sectors = Sectors(1024);
+    let block_sectors = Sectors(8);
+    let cache_super = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        device_sectors: cache_sectors,
+        block_sectors,
+        bucket_sectors,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let backing_super = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([2; 16]),
+        set_uuid,
+        device_sectors: backing_sectors,
+        block_sectors,
+        bucket_sectors,
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    let pool = rt.pool();
+    let write = |disk: &Disk, bytes: &[u8]| {
+        let (disk, buffer) = (disk.clone(), pool.copy_of(bytes));
+        async move { disk.write(Sector(8), buffer, true).await }
+    };
+    write(&cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode()).await.unwrap_or_else(|e| panic!("{e}"));
+    write(&backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode()).await.unwrap_or_else(|e| panic!("{e}"));
+    let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
+    let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
+    for (k, v) in [("sequential_cutoff", "0"), ("writeback_running", "0")] {
+        volume.set(k, v).await.unwrap_or_else(|e| panic!("{e}"));
+    }
+    for k in ["congested_read_threshold_us", "congested_write_threshold_us"] {
+        set.set(k, "0").unwrap_or_else(|e| panic!("{e}"));
+    }
+    Rig { set, volume }
+}
