@@ -73,8 +73,9 @@ impl Ptr {
     /// This pointer `n` sectors further on the same device. The offset wraps at 2^43.
     #[must_use]
     pub const fn advanced(self, n: Sectors) -> Ptr {
-        let offset = self.offset().0.wrapping_add(n.0);
-        Ptr::new(self.dev(), Sector(offset), self.generation())
+        let offset = self.offset().0.wrapping_add(n.0) & Ptr::OFFSET_MASK;
+        let others = self.0 & !(Ptr::OFFSET_MASK << Ptr::OFFSET_SHIFT);
+        Ptr(others | (offset << Ptr::OFFSET_SHIFT))
     }
 
     /// This pointer with another generation.
@@ -316,12 +317,12 @@ impl Bkey {
         self.ptr = ptr;
     }
 
-    /// Removes `n` sectors from the front; a pointer to real data moves along. Cutting more than
-    /// there is leaves size 0.
+    /// Removes `n` sectors from the front; the pointer moves along. Cutting more than there is leaves
+    /// size 0.
     pub const fn cut_front(&mut self, n: Sectors) {
         let size = self.size().0;
         let cut = if n.0 < size { n.0 } else { size };
-        if self.nptrs() != 0 && !self.ptr.is_check() {
+        if self.nptrs() != 0 {
             self.ptr = self.ptr.advanced(Sectors(cut));
         }
         self.set_size(Sectors(size.saturating_sub(cut)));
