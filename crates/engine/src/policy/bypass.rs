@@ -194,7 +194,7 @@ fn early_reason(inputs: &BypassInputs) -> Option<BypassReason> {
         }
     }
     let block = inputs.block.0.max(1);
-    if inputs.start.0 % block != 0 || inputs.sectors.0 % block != 0 {
+    if !inputs.start.0.is_multiple_of(block) || !inputs.sectors.0.is_multiple_of(block) {
         return Some(BypassReason::Unaligned);
     }
     None

@@ -179,10 +179,10 @@ impl Scan {
         let entry = (lru_weight(candidate.prio, self.min_prio, candidate.live_sectors), nr);
         if self.lightest.len() < self.wanted {
             self.lightest.push(entry);
-        } else if let Some(mut heaviest) = self.lightest.peek_mut() {
-            if entry < *heaviest {
-                *heaviest = entry;
-            }
+        } else if let Some(mut heaviest) = self.lightest.peek_mut()
+            && entry < *heaviest
+        {
+            *heaviest = entry;
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Owns every setting that can be read and written while the engine runs: names, units, defaults and
 //! ranges are the kernel's where the kernel has the knob (runtime semantics 16.2 to 16.4 and 16.6).
 //! [`DeviceTunables`] and [`SetTunables`] are plain structs for the engine; for people and control
-//! files each has a table of [`Knob`]s that reads and writes the same fields as text.
+//! files each has a table of knobs that reads and writes the same fields as text.
 //!
 //! Text is read as the kernel reads it: plain decimal, and what is out of range is clamped to it. Where
 //! the unit is bytes, the suffixes k, M, G and T are understood in addition. Values that are no number
