@@ -149,15 +149,11 @@ impl Jset {
                 let expected = Value::Range(1, most);
                 return Err(bad("key size", at, expected, Value::Num(key.size().0)));
             }
-            if let Some(ptr) = key.pointer() {
-                if geometry.ptr_bucket(ptr, key.size()).is_none() {
-                    return Err(bad(
-                        "key pointer",
-                        at,
-                        Value::Text("a range inside one usable bucket"),
-                        Value::Hex(ptr.0),
-                    ));
-                }
+            if let Some(ptr) = key.pointer()
+                && geometry.ptr_bucket(ptr, key.size()).is_none()
+            {
+                let expected = Value::Text("a range inside one usable bucket");
+                return Err(bad("key pointer", at, expected, Value::Hex(ptr.0)));
             }
             at = at.saturating_add(key.len_bytes());
         }
