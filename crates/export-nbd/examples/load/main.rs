@@ -1,7 +1,10 @@
 //! Load on the NBD server, beside `nbdkit memory` as a yardstick.
 //!
 //!     load serve nbd=SOCKET [SIZE_MIB]    serves one volume in memory until its standard input ends
-//!     load compare [SECONDS]              runs fio's nbd engine against both and prints a table
+//!     load compare [SECONDS]              loads both with fio's nbd engine and with a client of its own
+//!
+//! fio makes several system calls per request, so that at some depth it is fio that is measured; the
+//! example's own client ("pump") sends and receives many requests at once.
 //!
 //! The table shows ratios of one run on one machine; absolute numbers depend on the machine's load.
 //! Needs fio and nbdkit (Debian packages of these names).
@@ -14,6 +17,7 @@ use std::time::{Duration, Instant};
 use blockio::{Driver, DriverOptions};
 use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, uri};
 
+mod pump;
 #[path = "../../tests/it/ram.rs"]
 mod ram;
 
@@ -110,7 +114,6 @@ fn nbdkit(socket: &Path) -> Outcome<Peer> {
 struct Figures {
     iops: f64,
     p99_us: f64,
-    mib_per_second: f64,
     /// Processor time of the server per request.
     cpu_us: f64,
 }
@@ -132,13 +135,12 @@ fn fio(peer: &Peer, job: &[&str], seconds: u32) -> Outcome<Figures> {
     // Notes may come before the report.
     let start = output.stdout.iter().position(|b| *b == b'{').ok_or("fio printed no report")?;
     let report: serde_json::Value = serde_json::from_slice(&output.stdout[start..])?;
-    let mut figures = Figures { iops: 0.0, p99_us: 0.0, mib_per_second: 0.0, cpu_us: 0.0 };
+    let mut figures = Figures { iops: 0.0, p99_us: 0.0, cpu_us: 0.0 };
     let mut requests = 0.0;
     for direction in ["read", "write"] {
         let side = &report["jobs"][0][direction];
         let number = |v: &serde_json::Value| v.as_f64().unwrap_or(0.0);
         figures.iops += number(&side["iops"]);
-        figures.mib_per_second += number(&side["bw_bytes"]) / f64::from(1 << 20);
         figures.p99_us = figures.p99_us.max(number(&side["clat_ns"]["percentile"]["99.000000"]) / 1000.0);
         requests += number(&side["total_ios"]);
     }
@@ -198,7 +200,23 @@ fn compare_in(dir: &Path, seconds: u32) -> Outcome<()> {
             a.cpu_us,
             b.cpu_us
         );
-        let _ = (a.mib_per_second, b.mib_per_second);
+    }
+    for (name, write) in [("pump 4k randread qd32", false), ("pump 4k randwrite qd32", true)] {
+        let measure = |peer: &Peer, socket: &str| -> Outcome<(f64, f64)> {
+            let before = cpu_seconds(peer.child.id())?;
+            let requests =
+                pump::run(&dir.join(socket), write, DEFAULT_MIB << 20, Duration::from_secs(seconds.into()))?;
+            let cpu = cpu_seconds(peer.child.id())? - before;
+            Ok((requests as f64 / f64::from(seconds), cpu * 1e6 / requests as f64))
+        };
+        let (a, a_cpu) = measure(&our_server, "ours.sock")?;
+        let (b, b_cpu) = measure(&yardstick, "nbdkit.sock")?;
+        println!(
+            "{name:<28} {a:>9.0} {b:>9.0} {:>6.2} {:>10} {:>10} {a_cpu:>9.2} {b_cpu:>9.2}",
+            a / b,
+            "",
+            ""
+        );
     }
     Ok(())
 }
