@@ -63,15 +63,19 @@ pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) 
         let (disk, buffer) = (disk.clone(), pool.copy_of(bytes));
         async move { disk.write(Sector(8), buffer, true).await }
     };
-    write(&cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode()).await.unwrap_or_else(|e| panic!("{e}"));
-    write(&backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode()).await.unwrap_or_else(|e| panic!("{e}"));
+    write(&cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode())
+        .await
+        .unwrap_or_else(|e| panic!("{e}"));
+    write(&backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode())
+        .await
+        .unwrap_or_else(|e| panic!("{e}"));
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
     for (k, v) in [("sequential_cutoff", "0"), ("writeback_running", "0")] {
         volume.set(k, v).await.unwrap_or_else(|e| panic!("{e}"));
     }
     for k in ["congested_read_threshold_us", "congested_write_threshold_us"] {
-        set.set(k, "0").unwrap_or_else(|e| panic!("{e}"));
+        set.set(k, "0").await.unwrap_or_else(|e| panic!("{e}"));
     }
     Rig { set, volume }
 }

@@ -55,8 +55,19 @@ fn main() {
         }
         report("read hit", blocks, began);
         let status = set.status();
-        println!("index                        {:8.1} bytes per extent", status.index_bytes as f64 / blocks as f64);
-        println!("journal                      {:8.1} bytes per write", status.journal_written.1 as f64 / (2 * blocks) as f64);
-        println!("btree nodes {}, rewrites {}, prio writes {}", status.btree_nodes, set.counters().btree_rewrites, set.counters().prio_writes);
+        println!(
+            "index                        {:8.1} bytes per extent",
+            status.index_bytes as f64 / blocks as f64
+        );
+        println!(
+            "journal                      {:8.1} bytes per write",
+            status.journal_written.1 as f64 / (2 * blocks) as f64
+        );
+        println!(
+            "btree nodes {}, rewrites {}, prio writes {}",
+            status.btree_nodes,
+            set.counters().btree_rewrites,
+            set.counters().prio_writes
+        );
     });
 }

@@ -93,7 +93,7 @@ impl Allocator {
         Allocator {
             ready: RefCell::default(),
             reserves: Reserves::new(geometry, nbuckets, prio_buckets),
-            batch: (nbuckets as usize / 64).clamp(4, 1024),
+            batch: (nbuckets as usize / 32).clamp(4, 1024),
             open: RefCell::new(OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)),
             waiting: Cell::new(0),
             refilled: Event::default(),

@@ -125,13 +125,37 @@ impl CacheSet {
         self.core.tunables.borrow().get(name).ok()
     }
 
-    /// Sets a tunable of the set, by the kernel's name.
+    /// Sets a tunable of the set, by the kernel's name. What the superblock stores is written there.
     ///
     /// # Errors
-    /// If the name is unknown or the value makes no sense.
-    pub fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        self.core.tunables.borrow_mut().set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
-        self.core.tunables_changed();
+    /// If the name is unknown, the value makes no sense, or the superblock cannot be written.
+    pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
+        let core = &self.core;
+        let mut next = core.tunables.borrow().clone();
+        next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        if !next.synchronous {
+            return Err(EngineError::Invalid(
+                "synchronous: 0 would throw the cache away at the next start, dirty data included; detach the \
+                 devices and format the cache instead"
+                    .into(),
+            ));
+        }
+        let stored = {
+            let old = core.tunables.borrow();
+            (old.discard, old.cache_replacement_policy) != (next.discard, next.cache_replacement_policy)
+        };
+        if stored {
+            let _config = core.config_lock.lock().await;
+            {
+                let sb = &mut *core.superblock.borrow_mut();
+                sb.set_discard(next.discard);
+                sb.set_replacement(next.cache_replacement_policy);
+            }
+            core.write_superblock().await?;
+            core.selector.borrow_mut().set_policy(next.cache_replacement_policy);
+        }
+        *core.tunables.borrow_mut() = next;
+        core.tunables_changed();
         Ok(())
     }
 }
@@ -144,6 +168,9 @@ impl Core {
         self.congestion
             .borrow_mut()
             .set_thresholds(t.congested_read_threshold_us, t.congested_write_threshold_us);
+        for v in self.volumes.borrow().iter() {
+            v.tunables.borrow_mut().set_cutoff_writeback(t.cutoff_writeback);
+        }
         drop(t);
         self.memory_changed.notify_all();
         self.gc_event.notify_all();

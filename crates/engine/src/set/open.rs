@@ -138,7 +138,7 @@ async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
 async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) -> Result<(), EngineError> {
     let count = superblock.default_journal_buckets();
     superblock.set_journal_buckets(count).map_err(|c| place.corrupt(SUPERBLOCK_SECTOR, &c))?;
-    let g = superblock.geometry().clone();
+    let g = *superblock.geometry();
     let magic = superblock.set_magic();
     let pool = cache.runtime().pool().clone();
     // A set that was formatted again with its old UUID must not find its old entries.
@@ -327,7 +327,7 @@ fn assemble(
     options: SetOptions,
 ) -> Core {
     let rt = cache.runtime().clone();
-    let geometry = superblock.geometry().clone();
+    let geometry = *superblock.geometry();
     let mut tunables = options.tunables;
     tunables.discard = superblock.discard();
     if let Some(policy) = superblock.replacement() {
@@ -434,7 +434,7 @@ fn start_volumes(core: &Rc<Core>) {
         .iter()
         .enumerate()
         .filter(|(_, u)| u.is_live() && u.is_flash_only())
-        .map(|(i, u)| (Inode(i as u32), u.clone()))
+        .map(|(i, u)| (Inode(i as u32), *u))
         .collect();
     for (inode, slot) in slots {
         let volume = Volume::flash_only(core, inode, slot.sectors, slot.label());

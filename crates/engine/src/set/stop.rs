@@ -20,7 +20,8 @@ impl CacheSet {
         core.background_done.wait_until(|| core.background.get() == 0).await;
         let result = async {
             core.check()?;
-            for b in core.backings.borrow().values().cloned().collect::<Vec<_>>() {
+            let backings: Vec<_> = core.backings.borrow().values().cloned().collect();
+            for b in backings {
                 b.settle_direct_writes().await?;
             }
             core.write_all_leaves().await?;

@@ -222,11 +222,12 @@ impl Volume {
 
     /// Counts of requests.
     pub fn request_counters(&self) -> RequestCounters {
-        self.requests.borrow().clone()
+        *self.requests.borrow()
     }
 
     /// Value of a tunable, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
+        self.tunables.borrow_mut().writeback_rate = self.writeback.rate().max(1);
         self.tunables.borrow().get(name).ok()
     }
 
@@ -284,6 +285,12 @@ impl Volume {
         }
         if self.backing.as_ref().is_some_and(|b| b.disabled.get()) {
             return Err(VolumeError::Failed(format!("{}: io_disable is set", self.label_or_name())));
+        }
+        if self.link.borrow().as_ref().is_some_and(|(core, _)| core.tunables.borrow().io_disable) {
+            return Err(VolumeError::Failed(format!(
+                "{}: io_disable of the set is set",
+                self.label_or_name()
+            )));
         }
         self.in_flight.set(self.in_flight.get() + 1);
         Ok(InFlight(self.clone()))

@@ -166,6 +166,7 @@ impl Volume {
             let seq = self.write_volume(core, inode, &write).await?;
             return self.finish_write(core, &write, seq).await;
         }
+        let touches_dirty_stripe = self.touches_dirty_stripe(core, inode, write.start, write.end).await?;
         let mut inputs = {
             let t = core.tunables.borrow();
             WriteInputs {
@@ -176,7 +177,7 @@ impl Volume {
                 in_use_percent: core.in_use_percent(),
                 cutoff_writeback: t.cutoff_writeback,
                 cutoff_writeback_sync: t.cutoff_writeback_sync,
-                touches_dirty_stripe: self.touches_dirty_stripe(core, inode, write.start, write.end).await?,
+                touches_dirty_stripe,
                 overlaps_dirty: false,
                 cache_takes_dirty: true,
             }

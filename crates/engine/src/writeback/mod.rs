@@ -80,6 +80,10 @@ impl Writeback {
         }
     }
 
+    pub(crate) fn rate(&self) -> u32 {
+        self.rate.borrow().rate()
+    }
+
     pub(crate) fn set_rate(&self, rate: u32) {
         self.rate.borrow_mut().set_rate(rate);
     }
@@ -185,7 +189,10 @@ pub(crate) async fn run(volume: Rc<Volume>) {
                 };
                 let wait = std::pin::pin!(wb.wake.wait_until(changed));
                 match due {
-                    Some(at) => drop(select(wait, volume.rt.sleep_until(at)).await),
+                    Some(at) => {
+                        let (Either::Left(()) | Either::Right(())) =
+                            select(wait, volume.rt.sleep_until(at)).await;
+                    }
                     None => wait.await,
                 }
                 wb.rate.borrow_mut().reset_clock(volume.rt.now());

@@ -1,0 +1,37 @@
+# Everything goes through here; `make help` lists it. Each target sets up what it needs by itself: on Debian, as root,
+# missing packages are installed; elsewhere scripts/deps says exactly what to install.
+
+CARGO ?= cargo
+
+.PHONY: help demo test lint bench deps build
+
+help:
+	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
+	@echo 'make test   every test'
+	@echo 'make lint   formatting, clippy, documentation'
+	@echo 'make bench  benches of the engine and of the exports'
+	@echo 'make build  the release binary, target/release/ubcache'
+	@echo 'make deps   the packages that the above need'
+
+build:
+	$(CARGO) build --release --bin ubcache
+
+demo: build
+	@scripts/deps demo
+	@target/release/ubcache demo
+
+test:
+	@scripts/deps test
+	@scripts/test
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
+
+bench:
+	@scripts/deps bench
+	@scripts/bench
+
+deps:
+	@scripts/deps all
