@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use format::{BucketNr, Corrupt, Gen, Sector};
+use format::{BucketNr, Corrupt, Gen, Sector, Structure};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
@@ -272,14 +272,16 @@ impl Finding {
 
     /// What a parser says about the structure at `place`.
     pub fn corrupt(severity: Severity, invariant: Invariant, place: Place, error: &Corrupt) -> Finding {
-        let byte = format!("byte {}", error.offset_bytes);
-        let item = place.item.as_ref().map_or(byte.clone(), |item| format!("{item}, {byte}"));
+        // The journal as a whole has no bytes to count.
+        let byte = (error.structure != Structure::Journal).then(|| format!("byte {}", error.offset_bytes));
+        let item: Vec<String> = place.item.iter().cloned().chain(byte).collect();
+        let place = if item.is_empty() { place } else { place.item(item.join(", ")) };
         let field = if error.is_unsupported() {
             format!("{} (not supported)", error.field)
         } else {
             error.field.to_owned()
         };
-        Finding::new(severity, invariant, place.item(item), field, error.expected, error.found)
+        Finding::new(severity, invariant, place, field, error.expected, error.found)
     }
 
     /// Adds what follows from it.

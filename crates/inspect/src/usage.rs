@@ -177,9 +177,8 @@ impl Usage {
             if !matches!(before, Use::Unused | Use::Data) {
                 let invariant =
                     if before == Use::Btree { Invariant::NodeAsData } else { Invariant::BucketUse };
-                let place = || data_place(view, inode, piece).bucket(bucket);
                 findings.push_with(invariant, Severity::Error, || {
-                    conflict(invariant, place(), Use::Data, before)
+                    conflict(invariant, data_place(view, inode, piece), Use::Data, before)
                 });
                 continue;
             }

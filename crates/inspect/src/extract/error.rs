@@ -112,6 +112,14 @@ pub enum ExtractError {
         /// Clean sectors in the slot.
         clean_sectors: u64,
     },
+    /// The size is beyond what any file or device can have.
+    #[error("expected a size of at most {most} sectors, found {sectors}")]
+    TooLarge {
+        /// The size.
+        sectors: Sectors,
+        /// The largest possible one.
+        most: u64,
+    },
     /// There is dirty data for sectors that the device does not have.
     #[error(
         "slot {slot}: expected dirty data between sectors {first} and {end}, found {dirty_sectors} sectors \

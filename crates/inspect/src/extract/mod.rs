@@ -103,6 +103,8 @@ pub struct Extracted {
     pub notes: Vec<String>,
 }
 
+/// No file and no device can be longer than 2^63 bytes.
+const MAX_SECTORS: u64 = 1 << 54;
 /// Lost ranges that are listed; more are counted only.
 const MAX_LOST: usize = 1000;
 
@@ -151,6 +153,10 @@ impl<'a> Extraction<'a> {
             Target::Cached(backing) => it.cached(backing)?,
             Target::Volume(inode) => it.volume(inode)?,
             Target::WithoutBacking { slot, data_offset } => it.without_backing(slot, data_offset)?,
+        }
+        if it.sectors.0 > MAX_SECTORS {
+            let (sectors, most) = (it.sectors, MAX_SECTORS);
+            return Err(ExtractError::TooLarge { sectors, most });
         }
         it.check_extents()?;
         Ok(it)
@@ -357,6 +363,8 @@ impl<'a> Extraction<'a> {
 
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
+/// Zeros that are handed on between two looks at whether to go on: 1 GiB.
+const ZEROS: Sectors = Sectors(1 << 21);
 /// Sectors that are read alone after a larger read failed.
 const RETRY_SECTORS: u64 = 8;
 
@@ -473,11 +481,14 @@ impl Run<'_, '_> {
     }
 
     fn zeros(&mut self, len: Sectors) -> Result<(), ExtractError> {
-        if len == Sectors(0) {
-            return Ok(());
+        let mut left = len;
+        while left > Sectors(0) {
+            let n = left.min(ZEROS);
+            self.sink.zeros(n).map_err(ExtractError::Output)?;
+            self.advance(n)?;
+            left -= n;
         }
-        self.sink.zeros(len).map_err(ExtractError::Output)?;
-        self.advance(len)
+        Ok(())
     }
 
     fn advance(&mut self, len: Sectors) -> Result<(), ExtractError> {

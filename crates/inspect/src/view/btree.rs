@@ -102,6 +102,10 @@ struct Pending {
 /// Oldest age that a pointer may have without the wrap-around becoming ambiguous.
 pub(crate) const MAX_POINTER_AGE: u8 = 96;
 
+/// Most levels that are followed. A tree that covers the largest possible cache with two children per
+/// node has 43, and no writer makes nodes that small; the bound keeps paths short.
+const MAX_LEVEL: u16 = 63;
+
 /// Reads the btree below the root that the newest journal entry names.
 pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Result<(), Stop> {
     let mut walk = Walk {
@@ -116,6 +120,15 @@ pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Re
     };
     walk.stats.root_level = newest.btree_level;
     let key = newest.btree_root;
+    if newest.btree_level > MAX_LEVEL {
+        let place = Place::new(scan.source.name(), "btree node").sector(key.ptr.offset());
+        let (invariant, expected) = (Invariant::NodeShape, format!("at most {MAX_LEVEL}"));
+        let (severity, found) = (Severity::Fatal, newest.btree_level);
+        walk.stats.missing += 1;
+        scan.report(Finding::new(severity, invariant, place, "level of the root", expected, found))?;
+        scan.assume("nothing is known of the btree");
+        return Ok(());
+    }
     walk.gens.raise(key.ptr, key.size());
     walk.pending.push(Pending { key, level: newest.btree_level, parent: None, after: Bkey::ZERO_POSITION });
     while let Some(next) = walk.pending.pop() {

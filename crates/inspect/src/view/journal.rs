@@ -309,7 +309,7 @@ fn report_torn(
 }
 
 /// How far behind the end of the entries is searched for more, in bytes.
-const SEARCH: usize = 4 << 20;
+const SEARCH: usize = 256 << 10;
 
 /// The first valid entry newer than `newest` behind `from` in the bucket.
 fn valid_behind(
@@ -328,7 +328,8 @@ fn valid_behind(
     let block = usize::try_from(geometry.block_bytes()).ok()?;
     (block..bytes.len()).step_by(block.max(512)).find_map(|at| {
         let rest = bytes.get(at..)?;
-        if u64_at(rest, 8) != Some(magic.jset()) {
+        // Cheap first: a checksum over every block of a hostile bucket would take long.
+        if u64_at(rest, 8) != Some(magic.jset()) || u64_at(rest, 16).is_none_or(|seq| seq <= newest.0) {
             return None;
         }
         let (jset, _) = parse_entry(rest, magic, geometry.block_sectors).ok()?;

@@ -232,14 +232,18 @@ fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
     Some((superblock, "the superblock's fields are right although its checksum is not".to_owned()))
 }
 
-/// The piece's pointer as a place on the cache device.
+/// The key of a piece as a place, with the range and the pointer.
 pub(crate) fn data_place(view: &SetView, inode: Inode, piece: &Piece) -> Place {
     let place = view.origin_place(piece.origin);
     let end = piece.end();
     let mut item = place.item.clone().map(|i| i + ", ").unwrap_or_default();
     item += &format!("inode {inode} sectors {}..{end}", piece.start);
     if let Some(ptr) = piece.ptr {
-        item += &format!(" at cache sector {} gen {}", ptr.offset(), ptr.generation());
+        item += &format!(" at cache sector {}", ptr.offset());
+        if let Some(bucket) = view.gens.bucket_of(ptr, piece.len) {
+            item += &format!(" (bucket {bucket})");
+        }
+        item += &format!(" gen {}", ptr.generation());
     }
     place.item(item)
 }
