@@ -12,7 +12,9 @@ use inspect::view::EntryInfo;
 use inspect::{NodeId, SetView};
 use zerocopy::IntoBytes;
 
-/// A pair of images to be damaged, with what was on the cache device before.
+/// A pair of images to be damaged, with what was on the cache device before. Changing something that
+/// earlier damage made unreadable does nothing.
+#[derive(Clone)]
 pub struct Edit {
     pub cache: Vec<u8>,
     pub backing: Vec<u8>,
@@ -78,7 +80,7 @@ impl Edit {
     /// Changes an entry where it stands.
     pub fn entry(&mut self, info: EntryInfo, change: impl FnOnce(&mut Jset)) {
         let (magic, block) = (self.view.superblock.set_magic(), self.view.geometry().block_sectors);
-        let (mut jset, _) = parse_entry(&self.cache[at(info.sector)..], magic, block).unwrap();
+        let Ok((mut jset, _)) = parse_entry(&self.cache[at(info.sector)..], magic, block) else { return };
         change(&mut jset);
         self.write_entry(info.sector, &jset);
     }
@@ -100,7 +102,7 @@ impl Edit {
         let bytes = &mut self.cache[start..start + usize::try_from(g.meta_sectors.bytes()).unwrap()];
         let first = index as u32 * g.prios_per_bucket;
         let mut entries = vec![BucketPrio::default(); g.prios_per_bucket.min(g.nbuckets - first) as usize];
-        let mut header = parse_prio_set(bytes, magic, &mut entries).unwrap();
+        let Ok(mut header) = parse_prio_set(bytes, magic, &mut entries) else { return };
         change(&mut header, &mut entries);
         encode_prio_set(bytes, magic, header, &entries);
     }
@@ -136,10 +138,12 @@ impl Edit {
         let node = self.view.node(node).unwrap().clone();
         let (magic, block) = (self.view.superblock.set_magic(), self.view.geometry().block_sectors);
         let start = at(node.key.ptr.offset());
-        let parsed = parse_node(&self.cache[start..], &node.key, magic, block).unwrap();
-        let mut keys = parsed.sets[set].keys.clone();
+        let parsed = parse_node(&self.cache[start..], &node.key, magic, block);
+        let parsed = parsed.unwrap_or_else(|damage| damage.before);
+        let Some(set) = parsed.sets.get(set) else { return };
+        let mut keys = set.keys.clone();
         change(&mut keys);
-        self.write_set(&node, parsed.sets[set].offset_bytes, &keys);
+        self.write_set(&node, set.offset_bytes, &keys);
     }
 
     /// Appends a set to a node.
