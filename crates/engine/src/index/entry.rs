@@ -133,14 +133,18 @@ impl Entry {
     }
 
     /// Joins `right` to this entry if the two say the same as one would: adjacent on the device and in the
-    /// cache, alike in every flag.
-    pub(crate) fn try_join(&mut self, right: Entry) -> bool {
+    /// cache, alike in every flag, and in one bucket of `1 << bucket_shift` sectors.
+    pub(crate) fn try_join(&mut self, right: Entry, bucket_shift: u32) -> bool {
         let size = self.size() + right.size();
         if self.end() != right.start() || self.dirty() != right.dirty() || size > MAX_EXTENT {
             return false;
         }
         let expected = if self.is_tombstone() { self.target } else { self.target + (self.size().0 << 8) };
         if right.target != expected {
+            return false;
+        }
+        let bucket = |e: Entry| e.ptr().offset().0 >> bucket_shift;
+        if !self.is_tombstone() && bucket(*self) != bucket(right) {
             return false;
         }
         self.place = place(right.end(), size, self.dirty());
@@ -197,10 +201,11 @@ mod tests {
         let left = Entry::extent(Sector(8), Sectors(8), true, at(64));
         let right = Entry::extent(Sector(16), Sectors(8), true, at(72));
         let mut joined = left;
-        assert!(joined.try_join(right));
+        assert!(joined.try_join(right, 10));
         assert_eq!(joined, Entry::extent(Sector(16), Sectors(16), true, at(64)));
-        assert!(!{ left }.try_join(right.unwritten()));
-        assert!(!{ left }.try_join(Entry::extent(Sector(16), Sectors(8), false, at(72))));
-        assert!(!{ left }.try_join(Entry::extent(Sector(16), Sectors(8), true, at(80))));
+        assert!(!{ left }.try_join(right, 3), "they lie in two buckets of eight sectors");
+        assert!(!{ left }.try_join(right.unwritten(), 10));
+        assert!(!{ left }.try_join(Entry::extent(Sector(16), Sectors(8), false, at(72)), 10));
+        assert!(!{ left }.try_join(Entry::extent(Sector(16), Sectors(8), true, at(80)), 10));
     }
 }

@@ -7,7 +7,7 @@
 //! Invariants: entries are disjoint and ascending by (inode, end); no chunk is empty; `last_end` of a chunk is the
 //! end of its last entry.
 
-use format::{Inode, Sector};
+use format::{Inode, Sector, Sectors};
 
 use super::entry::Entry;
 
@@ -29,13 +29,19 @@ struct Place {
 }
 
 /// A sorted list of extents; see the module head.
-#[derive(Default)]
 pub(crate) struct Extents {
+    /// Extents are joined inside one bucket of `1 << bucket_shift` sectors only: a key must not cross a boundary.
+    bucket_shift: u32,
     chunks: Vec<Chunk>,
     len: usize,
 }
 
 impl Extents {
+    /// No extents, on a cache with buckets of this size.
+    pub(crate) fn new(bucket_sectors: Sectors) -> Extents {
+        Extents { bucket_shift: bucket_sectors.0.trailing_zeros(), chunks: Vec::new(), len: 0 }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -244,7 +250,7 @@ impl Extents {
     fn insert_at(&mut self, at: Place, inode: Inode, entry: Entry) {
         if let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode)
             && let Some(left) = at.index.checked_sub(1).and_then(|i| chunk.entries.get_mut(i))
-            && left.try_join(entry)
+            && left.try_join(entry, self.bucket_shift)
         {
             chunk.fix_last_end();
             return;
@@ -328,7 +334,7 @@ impl Chunk {
 mod tests {
     use std::collections::BTreeMap;
 
-    use format::{Gen, Ptr, Sectors};
+    use format::{Gen, Ptr};
     use proptest::prelude::*;
 
     use super::*;
@@ -390,7 +396,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(300))]
         #[test]
         fn replace_agrees_with_a_map_of_sectors(steps in prop::collection::vec(step(), 1..400)) {
-            let mut extents = Extents::default();
+            let mut extents = Extents::new(Sectors(64));
             let mut naive = Naive::new();
             for s in &steps {
                 let mut removed = Naive::new();
@@ -425,7 +431,7 @@ mod tests {
 
     #[test]
     fn unwritten_entries_are_found_until_marked() {
-        let mut x = Extents::default();
+        let mut x = Extents::new(Sectors(64));
         for i in 0..1000u64 {
             let e = Entry::extent(Sector(i * 16 + 8), Sectors(8), true, Ptr::new(0, Sector(i * 8), Gen(0)));
             let e = if i % 3 == 0 { e.unwritten() } else { e };
@@ -439,7 +445,7 @@ mod tests {
 
     #[test]
     fn memory_stays_below_32_bytes_for_each_extent() {
-        let mut x = Extents::default();
+        let mut x = Extents::new(Sectors(64));
         let mut rng = io::Rng::new(1);
         let mut order: Vec<u64> = (0..20_000).collect();
         for i in (1..order.len()).rev() {

@@ -138,8 +138,8 @@ impl Reader<'_> {
 }
 
 /// The extents that the sets of a leaf amount to (format section 8.3).
-fn extents_of(keys: &[Bkey]) -> Extents {
-    let mut x = Extents::default();
+fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Extents {
+    let mut x = Extents::new(bucket_sectors);
     for k in keys {
         let (Some(start), true) = (k.start(), k.size() > Sectors::ZERO && k.offset() <= MAX_POSITION) else {
             continue;
@@ -242,7 +242,7 @@ pub(crate) async fn load_tree(
             *slot = id;
         }
         if w.level == 0 {
-            t.set_extents(id, extents_of(&parsed.keys));
+            t.set_extents(id, extents_of(&parsed.keys, reader.geometry.bucket_sectors));
         }
         let mut path = w.path.clone();
         path.push(bucket);
@@ -374,7 +374,7 @@ impl Core {
                 // A leaf that is not in memory is clean and nobody replaces it without loading it.
                 tree.node_mut(id).leaf_mut().loading = false;
                 if let Ok(p) = &parsed {
-                    tree.set_extents(id, extents_of(&p.keys));
+                    tree.set_extents(id, extents_of(&p.keys, self.geometry.bucket_sectors));
                     self.counters.borrow_mut().btree_reads += 1;
                 }
             }

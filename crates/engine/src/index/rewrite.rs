@@ -218,7 +218,7 @@ impl Core {
         pin: Option<JournalSeq>,
     ) -> (NodeId, (Sector, io::Buffer)) {
         let mut node = self.new_node(bucket, 0, bound, parent);
-        let mut extents = Extents::default();
+        let mut extents = Extents::new(self.geometry.bucket_sectors);
         let mut keys = Vec::with_capacity(group.len());
         let mut carried_holes = 0;
         let mut dirty_sectors = 0;

@@ -50,6 +50,8 @@ struct Recovered {
     journal: Journal,
     prios: LoadedPrios,
     uuids: Vec<format::UuidEntry>,
+    /// The table has the old, shorter slots.
+    old_uuids: bool,
     events: Vec<SetEvent>,
 }
 
@@ -76,6 +78,7 @@ impl CacheSet {
         let gate = Rc::new(FlushGate::new(cache.clone()));
         let mut r = recover(&cache, &place, &superblock, &gate).await?;
         events.append(&mut r.events);
+        let old_uuids = r.old_uuids;
         let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options)) };
         let core = &set.core;
         for e in events {
@@ -98,6 +101,11 @@ impl CacheSet {
             core.write_superblock().await?;
         }
         start_tasks(core);
+        if old_uuids {
+            // Our journal entries promise slots of 128 bytes, so the table comes first (format section 7).
+            let _lock = core.config_lock.lock().await;
+            core.update_uuids(|_| ()).await?;
+        }
         start_volumes(core);
         Ok(set)
     }
@@ -258,7 +266,8 @@ async fn recover(
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, place)?;
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
-    Ok(Recovered { buckets, tree, journal, prios, uuids, events })
+    let old_uuids = newest.version == 0;
+    Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
 }
 
 /// Applies the journal's keys to the index, in order. They stay pinned at their entries.
