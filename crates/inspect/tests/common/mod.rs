@@ -1,6 +1,7 @@
 //! Images of real devices, unpacked, with what is known about them.
 #![allow(clippy::unwrap_used, dead_code, reason = "test code")]
 
+pub mod build;
 pub mod edit;
 
 use std::path::PathBuf;
