@@ -1,0 +1,53 @@
+//! `ubcache check`: verifies every structure and invariant of sets. Never writes.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::Args;
+use inspect::{CheckOptions, ReadAt};
+
+use crate::failure::Failure;
+use crate::look::Looker;
+use crate::out;
+use crate::session::Interrupt;
+
+/// Verify every structure and invariant of a cache set
+///
+/// Give the cache device and, so that what concerns them is checked too, its backing devices, in any order. Never
+/// writes. Exit status 1 if anything is wrong; notices alone are no problem.
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    /// Cache and backing devices
+    #[arg(value_name = "DEV", required = true)]
+    devices: Vec<PathBuf>,
+    /// Metadata only: do not compare cached data with the backing devices
+    #[arg(long)]
+    quick: bool,
+    /// Look although somebody writes to the devices; what is found may be torn
+    #[arg(long)]
+    in_use: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let looker = Looker::new(self.in_use)?;
+        let devices = self.devices.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
+        let sources: Vec<&dyn ReadAt> = devices.iter().map(|d| &d.source as &dyn ReadAt).collect();
+        let mut progress = out::Progress::new("comparing clean data");
+        let mut interrupt = Interrupt::new()?;
+        let options = CheckOptions { compare_clean: !self.quick };
+        let report = inspect::check(&sources, options, &mut |p| {
+            progress.bytes(p.done.bytes(), p.total.bytes());
+            if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        progress.clear();
+        out::document(self.json, &report)?;
+        if interrupt.came() {
+            return Err(Failure::Failed("interrupted before everything was compared".into()));
+        }
+        if report.is_ok() { Ok(()) } else { Err(Failure::Found) }
+    }
+}

@@ -1,0 +1,112 @@
+//! `ubcache dump`: structures of a set, as they are.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use inspect::dump;
+use inspect::{Mode, SetView};
+
+use crate::failure::Failure;
+use crate::look::Looker;
+use crate::out;
+
+/// A structure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum What {
+    /// The superblock
+    Superblock,
+    /// The journal: its ring, its entries, the keys to replay
+    Journal,
+    /// The nodes of the index
+    Btree,
+    /// The buckets: what they hold, generations, priorities
+    Buckets,
+    /// The table of devices and volumes
+    Uuids,
+    /// What is cached, after replay of the journal
+    Extents,
+}
+
+/// Show structures of a cache set as they are
+///
+/// Works on sets that were not shut down, and as far as possible on damaged ones; what was assumed then is said on
+/// stderr, and the exit status is 1.
+#[derive(Args, Debug)]
+pub(crate) struct Dump {
+    /// Cache device (for `superblock` also a backing device)
+    #[arg(value_name = "DEV")]
+    device: PathBuf,
+    /// What to show
+    #[arg(value_name = "WHAT")]
+    what: What,
+    /// With `btree`: also the keys
+    #[arg(long)]
+    keys: bool,
+    /// With `btree`: this node and what is below it, as buckets from the root on: 12/88/160
+    #[arg(long, value_name = "PATH", default_value = "")]
+    path: String,
+    /// Look although somebody writes to the device; what is shown may be torn
+    #[arg(long)]
+    in_use: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Dump {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        if self.what != What::Btree && (self.keys || !self.path.is_empty()) {
+            return Err(Failure::Usage("--keys and --path go with `btree`".into()));
+        }
+        let path = match self.path.as_str() {
+            "" => Vec::new(),
+            text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
+        };
+        let device = Looker::new(self.in_use)?.open(&self.device)?;
+        if self.what == What::Superblock {
+            let doc = dump::superblock(&device.source)?;
+            out::document(self.json, &doc)?;
+            return match doc.problem {
+                None => Ok(()),
+                Some(problem) => Err(Failure::of(problem)),
+            };
+        }
+        let view = SetView::open(&device.source, Mode::BestEffort)?;
+        let json = self.json;
+        match self.what {
+            What::Superblock => {}
+            What::Journal => match dump::journal(&view) {
+                Some(doc) => out::document(json, &doc)?,
+                None => {
+                    return Err(Failure::Failed(format!(
+                        "{}: the set was never used: it has no journal yet",
+                        self.device.display()
+                    )));
+                }
+            },
+            What::Btree => {
+                let doc = dump::btree(&view, &device.source, &dump::BtreeQuery { path, keys: self.keys })?;
+                if doc.nodes.is_empty() && !self.path.is_empty() {
+                    return Err(Failure::Failed(format!(
+                        "{}: no node has the path {}",
+                        self.device.display(),
+                        self.path
+                    )));
+                }
+                out::document(json, &doc)?;
+            }
+            What::Buckets => out::document(json, &dump::buckets(&view))?,
+            What::Uuids => out::document(json, &dump::uuids(&view))?,
+            What::Extents => out::document(json, &dump::extents(&view, None))?,
+        }
+        for assumed in &view.assumptions {
+            out::warn(format!("{}: assumed: {assumed}", self.device.display()));
+        }
+        let worst = view.findings.list().iter().filter(|f| f.severity > inspect::Severity::Notice);
+        let damage: Vec<_> = worst.collect();
+        for finding in &damage {
+            out::message("error", &finding.to_string());
+        }
+        if damage.is_empty() { Ok(()) } else { Err(Failure::Found) }
+    }
+}

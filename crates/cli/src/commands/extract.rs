@@ -1,0 +1,247 @@
+//! `ubcache extract`: the logical contents of a cached device or volume, with nothing changed anywhere.
+//!
+//! A file is written under a temporary name beside its own and renamed at the end: what was there before is whole
+//! until the new contents are.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, IsTerminal};
+use std::ops::ControlFlow;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use format::Inode;
+use inspect::extract::Extracted;
+use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target};
+
+use crate::failure::Failure;
+use crate::look::Looker;
+use crate::session::Interrupt;
+use crate::{out, size};
+
+/// Copy the contents of a cached device or volume out of a set
+///
+/// The cache merged over the backing device, as a user of the running device would read it. Both are opened read-only
+/// and nothing is changed: works on a set that was not shut down.
+#[derive(Args, Debug)]
+pub(crate) struct Extract {
+    /// Cache device
+    #[arg(short = 'C', long = "cache", value_name = "DEV")]
+    cache: PathBuf,
+    /// Backing device
+    #[arg(short = 'B', long = "backing", value_name = "DEV", required_unless_present = "volume")]
+    #[arg(conflicts_with = "volume")]
+    backing: Option<PathBuf>,
+    /// The flash-only volume in this slot
+    #[arg(long, value_name = "SLOT")]
+    volume: Option<u32>,
+    /// Where to: a file, a block device, or - for standard output
+    #[arg(short = 'o', long = "output", value_name = "FILE|-")]
+    output: PathBuf,
+    /// Overwrite the output if it is there
+    #[arg(long)]
+    force: bool,
+    /// Leave clean cached data alone and read it from the backing device
+    #[arg(long)]
+    dirty_only: bool,
+    /// Go on at damage, and say what was lost or assumed; exit status 1 if anything was
+    #[arg(long)]
+    best_effort: bool,
+    /// Look although somebody writes to the devices; what comes out may be torn
+    #[arg(long)]
+    in_use: bool,
+    /// Print JSON about what was extracted
+    #[arg(long)]
+    json: bool,
+}
+
+impl Extract {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let to_stdout = self.output.as_os_str() == "-";
+        if to_stdout && self.json {
+            return Err(Failure::Usage("--json and the contents cannot both go to standard output".into()));
+        }
+        if to_stdout && std::io::stdout().is_terminal() {
+            return Err(Failure::Usage(
+                "the contents of a device are not for a terminal: redirect them".into(),
+            ));
+        }
+        let looker = Looker::new(self.in_use)?;
+        let cache = looker.open(&self.cache)?;
+        let backing = self.backing.as_ref().map(|p| looker.open(p)).transpose()?;
+        let mode = if self.best_effort { Mode::BestEffort } else { Mode::Strict };
+        let view = SetView::open(&cache.source, mode)?;
+        let target = match (&backing, self.volume) {
+            (Some(b), _) => Target::Cached(&b.source as &dyn ReadAt),
+            (None, Some(slot)) => Target::Volume(Inode(slot)),
+            (None, None) => return Err(Failure::Usage("expected -B or --volume".into())),
+        };
+        let options = ExtractOptions { dirty_only: self.dirty_only, best_effort: self.best_effort };
+        let extraction = Extraction::new(&view, &cache.source, target, options)?;
+        let extracted = if to_stdout {
+            run(
+                &extraction,
+                &mut StreamSink::new(BufWriter::with_capacity(1 << 20, std::io::stdout().lock())),
+            )?
+        } else {
+            self.to_path(&extraction)?
+        };
+        self.report(&extracted)
+    }
+
+    fn to_path(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+        let path = &self.output;
+        let meta = match std::fs::metadata(path) {
+            Ok(meta) => Some(meta),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => return Err(Failure::at(path, "cannot be looked at", e)),
+        };
+        for input in [Some(&self.cache), self.backing.as_ref()].into_iter().flatten() {
+            if let (Some(out), Ok(input_meta)) = (&meta, std::fs::metadata(input))
+                && same_device(out, &input_meta)
+            {
+                return Err(Failure::Usage(format!("{} cannot be both input and output", input.display())));
+            }
+        }
+        match meta {
+            Some(m) if !m.is_file() && !m.file_type().is_block_device() => {
+                // A pipe, or /dev/null.
+                if m.is_dir() {
+                    return Err(Failure::Failed(format!(
+                        "{}: expected a file, found a directory",
+                        path.display()
+                    )));
+                }
+                let file = OpenOptions::new().write(true).open(path);
+                let file = file.map_err(|e| Failure::at(path, "cannot be opened for writing", e))?;
+                run(extraction, &mut StreamSink::new(file))
+            }
+            Some(m) if !self.force => {
+                let what = if m.is_file() { size::human(m.len()) } else { "a block device".into() };
+                Err(Failure::Failed(format!(
+                    "{}: exists ({what}): overwrite it with --force",
+                    path.display()
+                )))
+            }
+            Some(m) if m.file_type().is_block_device() => self.to_device(extraction),
+            _ => self.to_file(extraction),
+        }
+    }
+
+    fn to_device(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+        let path = &self.output;
+        let options = blockio::OpenOptions::default();
+        let driver = blockio::Driver::new(blockio::DriverOptions {
+            backend: blockio::Backend::Pool,
+            ..blockio::DriverOptions::default()
+        })
+        .map_err(Failure::of)?;
+        let claim = blockio::FileDevice::open(driver.reactor(), path, &options)?;
+        let room = io::Device::info(&claim).sectors;
+        if room < extraction.sectors() {
+            return Err(Failure::Failed(format!(
+                "{}: expected at least {} sectors, found {room}",
+                path.display(),
+                extraction.sectors()
+            )));
+        }
+        let file = OpenOptions::new().write(true).open(path);
+        let file = file.map_err(|e| Failure::at(path, "cannot be opened for writing", e))?;
+        let extracted = run(extraction, &mut StreamSink::new(&file))?;
+        file.sync_all().map_err(|e| Failure::at(path, "cannot be written", e))?;
+        Ok(extracted)
+    }
+
+    fn to_file(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+        let (partial, file) = Partial::create(&self.output)?;
+        let extracted = run(extraction, &mut FileSink::new(file))?;
+        partial.keep()?;
+        Ok(extracted)
+    }
+
+    fn report(&self, e: &Extracted) -> Result<(), Failure> {
+        if self.json {
+            let mut doc = serde_json::to_value(e).map_err(Failure::of)?;
+            if let Some(map) = doc.as_object_mut() {
+                map.insert("schema_version".into(), inspect::SCHEMA_VERSION.into());
+            }
+            out::print_json(&doc)?;
+        } else {
+            let size = |sectors: u64| size::human(sectors.saturating_mul(512));
+            out::note(format!(
+                "{} extracted: {} dirty and {} clean from the cache, {} from the backing device, {} zeros",
+                size(e.sectors),
+                size(e.dirty_sectors),
+                size(e.clean_sectors),
+                size(e.backing_sectors),
+                size(e.zero_sectors)
+            ));
+        }
+        for note in &e.notes {
+            out::note(note);
+        }
+        for lost in &e.lost {
+            out::warn(format!("sectors {}..+{}: {}", lost.start, lost.sectors, lost.reason));
+        }
+        if e.lost_sectors > 0 {
+            return Err(Failure::Failed(format!("{} sectors are lost", e.lost_sectors)));
+        }
+        // With best effort, notes are what would have been errors.
+        if self.best_effort && !e.notes.is_empty() { Err(Failure::Found) } else { Ok(()) }
+    }
+}
+
+fn same_device(a: &std::fs::Metadata, b: &std::fs::Metadata) -> bool {
+    match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
+        (true, true) => a.rdev() == b.rdev(),
+        (false, false) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+fn run(extraction: &Extraction<'_>, sink: &mut dyn Sink) -> Result<Extracted, Failure> {
+    let mut progress = out::Progress::new("extracting");
+    let mut interrupt = Interrupt::new()?;
+    let result = extraction.run(sink, &mut |p| {
+        progress.bytes(p.done.bytes(), p.total.bytes());
+        if interrupt.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    Ok(result?)
+}
+
+/// A file that is not complete yet; it is removed unless it is kept.
+struct Partial {
+    partial: PathBuf,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Partial {
+    fn create(path: &Path) -> Result<(Partial, File), Failure> {
+        let name = path
+            .file_name()
+            .ok_or_else(|| Failure::Failed(format!("{}: not a file name", path.display())))?;
+        let mut partial = name.to_os_string();
+        partial.push(format!(".partial-{}", std::process::id()));
+        let partial = path.with_file_name(partial);
+        let file = OpenOptions::new().write(true).create_new(true).open(&partial);
+        let file = file.map_err(|e| Failure::at(path, "cannot be created", e))?;
+        Ok((Partial { partial, path: path.to_path_buf(), kept: false }, file))
+    }
+
+    fn keep(mut self) -> Result<(), Failure> {
+        std::fs::rename(&self.partial, &self.path)
+            .map_err(|e| Failure::at(&self.path, "cannot be created", e))?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Already gone, or nothing can be done.
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! `ubcache flush`: writes all dirty data back while nobody uses the set.
+//!
+//! The set is first looked at read-only: what would have to be refused is refused before anything is written, and a
+//! set without dirty data is not written to at all.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
+
+use blockio::{Driver, DriverOptions};
+use clap::Args;
+use engine::{CacheSet, SetOptions, Volume};
+use format::{BackingState, Inode, Sectors};
+use inspect::{DeviceSuper, FileSource, Mode, ReadAt, Relation, SetView, Standing};
+use io::Nanos;
+use io::sync::{Either, select};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::session::{self, Devices, OpenBacking, Simulation};
+use crate::{events, out, size};
+
+/// Write all dirty data back and mark it clean, offline
+///
+/// Opens the set, writes the dirty data of the given backing devices to them (without -B: of all that can be found
+/// among the block devices and, if the cache is a file, beside it), and stops. Exit status 1 if dirty data is left
+/// because its backing device is missing.
+#[derive(Args, Debug)]
+pub(crate) struct Flush {
+    /// Cache device
+    #[arg(short = 'C', long = "cache", value_name = "DEV")]
+    cache: PathBuf,
+    /// Backing device
+    #[arg(short = 'B', long = "backing", value_name = "DEV")]
+    backing: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Serialize)]
+struct Report {
+    schema_version: u32,
+    set_uuid: String,
+    flushed: Vec<Flushed>,
+    /// Dirty data whose backing device is not there.
+    missing: Vec<Missing>,
+    /// Dirty data of volumes, which live in the cache alone.
+    volumes_dirty_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Flushed {
+    device: String,
+    uuid: String,
+    flushed_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Missing {
+    slot: u32,
+    uuid: String,
+    label: String,
+    dirty_bytes: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.flushed.is_empty() && self.missing.is_empty() {
+            writeln!(f, "cache set {}: nothing is dirty", self.set_uuid)?;
+        }
+        for d in &self.flushed {
+            writeln!(f, "{}: {} written back, clean now", d.device, size::human(d.flushed_bytes))?;
+        }
+        Ok(())
+    }
+}
+
+impl Flush {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        session::exit_at_second_signal()?;
+        let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        let report = driver.block_on(self.flush(&driver))?;
+        out::document(self.json, &report)?;
+        if report.volumes_dirty_bytes > 0 {
+            out::note(format!(
+                "{} belong to flash-only volumes, which live in the cache alone",
+                size::human(report.volumes_dirty_bytes)
+            ));
+        }
+        for m in &report.missing {
+            let label = if m.label.is_empty() { String::new() } else { format!(" ({:?})", m.label) };
+            out::message(
+                "error",
+                &format!(
+                    "{}: {} bytes of dirty data belong to backing device {}{label}, which is missing: give it with -B",
+                    self.cache.display(),
+                    m.dirty_bytes,
+                    m.uuid
+                ),
+            );
+        }
+        if report.missing.is_empty() { Ok(()) } else { Err(Failure::Found) }
+    }
+
+    async fn flush(&self, driver: &Driver) -> Result<Report, Failure> {
+        let none = Simulation::default();
+        let mut devices = Devices::open(driver, Some(&self.cache), &self.backing, none).await?;
+        let source = FileSource::open(&self.cache)?;
+        let view = SetView::open(&source, Mode::Strict)?;
+        if self.backing.is_empty() {
+            let found = find_backings(&self.cache, &view)?;
+            let more = Devices::open(driver, None, &found, none).await?;
+            devices.backings = more.backings;
+        }
+        let Some((cache, superblock)) = devices.cache.take() else {
+            return Err(Failure::Failed("no cache device".into()));
+        };
+        let mut report = Report {
+            schema_version: 1,
+            set_uuid: superblock.set_uuid().to_string(),
+            flushed: Vec::new(),
+            missing: Vec::new(),
+            volumes_dirty_bytes: 0,
+        };
+        let mut dirty: BTreeMap<Inode, u64> = BTreeMap::new();
+        for (inode, slot) in &view.slots {
+            let bytes = Sectors(view.totals_of(*inode).dirty_sectors).bytes();
+            match slot.kind {
+                inspect::view::SlotKind::Cached if bytes > 0 => drop(dirty.insert(*inode, bytes)),
+                inspect::view::SlotKind::Volume(_) => report.volumes_dirty_bytes += bytes,
+                _ => {}
+            }
+        }
+        let mut chosen = Vec::new();
+        for backing in devices.backings {
+            if let Some(slot) = self.wanted(&view, &backing)? {
+                let bytes = dirty.remove(&slot).unwrap_or(0);
+                if bytes > 0 || backing.superblock.state() == BackingState::Dirty {
+                    chosen.push((backing, bytes));
+                }
+            }
+        }
+        report.missing = dirty
+            .iter()
+            .map(|(inode, bytes)| {
+                let slot = view.slots.get(inode);
+                Missing {
+                    slot: inode.0,
+                    uuid: slot.map(|s| s.uuid.to_string()).unwrap_or_default(),
+                    label: slot.map(|s| s.label.clone()).unwrap_or_default(),
+                    dirty_bytes: *bytes,
+                }
+            })
+            .collect();
+        drop(view);
+        if !chosen.is_empty() {
+            report.flushed = drain(driver, cache, chosen).await?;
+        }
+        Ok(report)
+    }
+
+    /// The slot of a backing device; `None` if nothing can be dirty.
+    fn wanted(&self, view: &SetView, backing: &OpenBacking) -> Result<Option<Inode>, Failure> {
+        let relation = Relation::of(view, &backing.superblock);
+        let name = &backing.disk.info().name;
+        let state = backing.superblock.state();
+        match relation.standing {
+            Standing::Attached => Ok(relation.slot),
+            Standing::Unattached => {
+                out::note(format!("{name}: is not attached to this set: nothing of it is dirty"));
+                Ok(None)
+            }
+            Standing::NoSlot if state == BackingState::Clean => {
+                out::note(format!("{name}: is clean, and the set has nothing of it"));
+                Ok(None)
+            }
+            Standing::NoSlot | Standing::OtherSet => Err(Failure::Failed(format!(
+                "{name}: expected a device with data in cache set {}, found one in state {} of set {}, whose UUID {} \
+                 this set does not know",
+                view.superblock.set_uuid(),
+                state.name(),
+                backing.superblock.set_uuid(),
+                backing.superblock.uuid()
+            ))),
+            Standing::Void => Err(Failure::Failed(format!(
+                "{name}: state {}: it ran without this cache or was detached, so what the cache has of it is out of \
+                 date and is not written back",
+                state.name()
+            ))),
+        }
+    }
+}
+
+/// Block devices, and files beside a cache that is a file, that are attached to the set.
+fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> {
+    let mut candidates: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten() {
+        candidates.push(Path::new("/dev").join(entry.file_name()));
+    }
+    if cache.is_file() {
+        let dir = cache.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        candidates.extend(files.map(|e| e.path()).filter(|p| p.is_file()));
+    }
+    candidates.sort();
+    let mut found: Vec<(format::Uuid, PathBuf)> = Vec::new();
+    for path in candidates {
+        let Ok(source) = FileSource::open(&path) else { continue };
+        if source.sectors() < crate::superblock::HEAD {
+            continue;
+        }
+        let Ok(DeviceSuper::Backing(sb)) = inspect::read_superblock(&source) else { continue };
+        if Relation::of(view, &sb).standing != Standing::Attached {
+            continue;
+        }
+        if let Some((_, other)) = found.iter().find(|(uuid, _)| *uuid == sb.uuid()) {
+            return Err(Failure::Failed(format!(
+                "{} and {} have the same UUID {}: name the right one with -B",
+                other.display(),
+                path.display(),
+                sb.uuid()
+            )));
+        }
+        out::note(format!("found backing device {} ({})", path.display(), sb.uuid()));
+        found.push((sb.uuid(), path));
+    }
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Runs the set until the chosen devices have no dirty data left.
+async fn drain(
+    driver: &Driver,
+    cache: io::Disk,
+    chosen: Vec<(OpenBacking, u64)>,
+) -> Result<Vec<Flushed>, Failure> {
+    let options = SetOptions { seed: session::seed(), ..SetOptions::default() };
+    let set = CacheSet::open(cache, options).await?;
+    events::log(&set.take_events());
+    let result = drain_all(driver, &set, chosen).await;
+    let stopped = set.stop().await;
+    events::log(&set.take_events());
+    let flushed = result?;
+    stopped?;
+    Ok(flushed)
+}
+
+async fn drain_all(
+    driver: &Driver,
+    set: &CacheSet,
+    chosen: Vec<(OpenBacking, u64)>,
+) -> Result<Vec<Flushed>, Failure> {
+    let mut signals = session::signals()?;
+    let mut volumes: Vec<(Rc<Volume>, u64)> = Vec::new();
+    for (backing, bytes) in chosen {
+        volumes.push((set.register(backing.disk).await?, bytes));
+    }
+    let total: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
+    let rt = driver.handle();
+    // Devices are drained side by side: their heads move independently.
+    let tasks: Vec<_> = volumes
+        .iter()
+        .map(|(v, _)| {
+            let v = v.clone();
+            rt.spawn(async move { v.drained().await })
+        })
+        .collect();
+    let mut progress = out::Progress::new("writing back");
+    for task in tasks {
+        let mut task = pin!(task);
+        loop {
+            let tick = rt.sleep(Nanos::from_ms(100));
+            let waiting = pin!(select(task.as_mut(), tick));
+            match select(waiting, pin!(signals.next())).await {
+                Either::Left(Either::Left(result)) => {
+                    result?;
+                    break;
+                }
+                Either::Left(Either::Right(())) => {
+                    let left: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
+                    progress.bytes(total.saturating_sub(left), total);
+                }
+                Either::Right(_) => {
+                    progress.clear();
+                    let left: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
+                    return Err(Failure::Failed(format!("interrupted: {left} bytes are still dirty")));
+                }
+            }
+        }
+    }
+    progress.clear();
+    Ok(volumes
+        .iter()
+        .map(|(v, bytes)| Flushed {
+            device: v.backing_name().unwrap_or_default(),
+            uuid: v.backing_uuid().unwrap_or_default().to_string(),
+            flushed_bytes: *bytes,
+        })
+        .collect())
+}

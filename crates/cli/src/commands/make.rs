@@ -1,0 +1,437 @@
+//! `ubcache make`: formats cache and backing devices (format section 13).
+//!
+//! Everything that can be refused is refused before the first byte is written: all devices are claimed, looked at and
+//! their superblocks built first.
+
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_signature};
+use clap::{Args, ValueEnum};
+use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
+use format::superblock::{BackingFormat, CacheFormat, SUPERBLOCK_BYTES, label_bytes};
+use format::{
+    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, Sector, Sectors,
+    Uuid, identify,
+};
+use io::Disk;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::superblock::{self, HEAD};
+use crate::{out, size};
+
+/// Which data makes room for new data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Policy {
+    /// Least recently used
+    Lru,
+    /// Oldest
+    Fifo,
+    /// Any
+    Random,
+}
+
+/// Format cache and backing devices
+///
+/// Makes DEV the cache device (-C) of a new cache set, or backing devices (-B), or both: backing devices that are
+/// formatted together with a cache device belong to its set from the first start on. What was on a backing device is
+/// lost.
+#[derive(Args, Debug)]
+pub(crate) struct Make {
+    /// Cache device: the fast one
+    #[arg(short = 'C', long = "cache", value_name = "DEV")]
+    cache: Vec<PathBuf>,
+    /// Backing device: a slow one
+    #[arg(short = 'B', long = "backing", value_name = "DEV")]
+    backing: Vec<PathBuf>,
+    /// Size of the buckets in which the cache is allocated: a power of two; the erase block of an SSD or a multiple
+    #[arg(long, value_name = "SIZE", default_value = "512k", value_parser = size::parse_sectors)]
+    bucket: Sectors,
+    /// Smallest unit of data, a power of two up to 4k [default: the largest logical block size of the devices]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_sectors)]
+    block: Option<Sectors>,
+    /// Where data begins on the backing devices, in sectors of 512 bytes
+    #[arg(long, value_name = "SECTORS", default_value_t = 16)]
+    data_offset: u64,
+    /// Write to the cache first and to the backing device later [default: to both at once]
+    #[arg(long)]
+    writeback: bool,
+    /// Discard buckets before they are used again
+    #[arg(long)]
+    discard: bool,
+    /// Which data makes room for new data
+    #[arg(long, visible_alias = "cache_replacement_policy", value_name = "POLICY", default_value = "lru")]
+    cache_replacement_policy: Policy,
+    /// Label of the backing devices, at most 32 bytes
+    #[arg(short = 'l', long, value_name = "L")]
+    label: Option<String>,
+    /// UUID of the cache set [default: a random one; none for backing devices alone]
+    #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
+    cset_uuid: Option<Uuid>,
+    /// Overwrite superblocks of bcache
+    #[arg(long)]
+    wipe: bool,
+    /// Overwrite whatever is on the devices
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_uuid(text: &str) -> Result<Uuid, String> {
+    let uuid: Uuid = text.parse().map_err(|_| "expected a UUID".to_owned())?;
+    if uuid.is_nil() { Err("expected a UUID other than zero".into()) } else { Ok(uuid) }
+}
+
+fn random_uuid() -> Uuid {
+    Uuid(uuid::Uuid::new_v4().into_bytes())
+}
+
+/// What was made.
+#[derive(Serialize)]
+struct Report {
+    schema_version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_uuid: Option<String>,
+    devices: Vec<Made>,
+}
+
+#[derive(Serialize)]
+struct Made {
+    device: String,
+    kind: &'static str,
+    uuid: String,
+    version: u64,
+    device_sectors: u64,
+    block_sectors: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket_sectors: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nbuckets: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_bucket: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_sectors: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_mode: Option<&'static str>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(set) = &self.set_uuid {
+            writeln!(f, "cache set {set}")?;
+        }
+        for d in &self.devices {
+            writeln!(f, "{}: {} device {}", d.device, d.kind, d.uuid)?;
+            let size = |sectors: u64| size::human(sectors.saturating_mul(512));
+            if let (Some(n), Some(bucket)) = (d.nbuckets, d.bucket_sectors) {
+                writeln!(f, "  {n} buckets of {}: {}", size(bucket), size(u64::from(n) * bucket))?;
+            }
+            if let (Some(offset), Some(data), Some(mode)) = (d.data_offset, d.data_sectors, d.cache_mode) {
+                writeln!(f, "  data from sector {offset} on: {data} sectors ({}), {mode}", size(data))?;
+            }
+            writeln!(f, "  blocks of {} bytes, superblock version {}", d.block_sectors * 512, d.version)?;
+        }
+        Ok(())
+    }
+}
+
+/// A device that is claimed and will be formatted.
+struct Target {
+    path: PathBuf,
+    disk: Disk,
+    /// What the first sectors will hold.
+    head: [u8; SUPERBLOCK_BYTES],
+    made: Made,
+}
+
+impl Make {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        self.check_usage()?;
+        self.refuse_repeats()?;
+        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(Failure::of)?;
+        driver.block_on(self.make(&driver))
+    }
+
+    fn check_usage(&self) -> Result<(), Failure> {
+        let usage = |text: &str| Err(Failure::Usage(text.into()));
+        if self.cache.is_empty() && self.backing.is_empty() {
+            return usage("nothing to make: give a cache device with -C, backing devices with -B, or both");
+        }
+        if self.cache.len() > 1 {
+            return usage(
+                "a cache set has one cache device: expected one -C; make the others in runs of their own",
+            );
+        }
+        if self.backing.is_empty() && (self.label.is_some() || self.writeback) {
+            return usage(
+                "--label and --writeback are properties of backing devices: expected a -B with them",
+            );
+        }
+        if self.cache.is_empty() && self.discard {
+            return usage("--discard is a property of the cache device: expected a -C with it");
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Path> {
+        self.backing.iter().chain(&self.cache).map(PathBuf::as_path)
+    }
+
+    /// The same device under two names would be formatted twice.
+    fn refuse_repeats(&self) -> Result<(), Failure> {
+        let mut seen: Vec<((u64, u64, u64), &Path)> = Vec::new();
+        for path in self.devices() {
+            let meta = std::fs::metadata(path).map_err(|e| Failure::at(path, "cannot be opened", e))?;
+            let id = if meta.file_type().is_block_device() {
+                (0, 0, meta.rdev())
+            } else {
+                (meta.dev(), meta.ino(), 0)
+            };
+            if let Some((_, first)) = seen.iter().find(|(other, _)| *other == id) {
+                let (first, second) = (first.display(), path.display());
+                return Err(Failure::Usage(format!("{first} and {second} are the same device")));
+            }
+            seen.push((id, path));
+        }
+        Ok(())
+    }
+
+    async fn make(&self, driver: &Driver) -> Result<(), Failure> {
+        let mut disks = Vec::new();
+        for path in self.devices() {
+            let device = FileDevice::open(driver.reactor(), path, &OpenOptions::default())?;
+            disks.push((path, Disk::new(Rc::new(device), driver.handle())));
+        }
+        self.refuse_contents(&disks).await?;
+        let logical = disks.iter().map(|(_, d)| d.info().logical_block_bytes).max().unwrap_or(512);
+        let block = self.block.unwrap_or(Sectors::from_bytes_ceil(u64::from(logical)));
+        let set = match (self.cset_uuid, self.cache.is_empty()) {
+            (Some(uuid), _) => Some(uuid),
+            (None, false) => Some(random_uuid()),
+            (None, true) => None,
+        };
+        let cache_at = self.backing.len();
+        let mut targets = Vec::new();
+        for (i, (path, disk)) in disks.into_iter().enumerate() {
+            let target = if i < cache_at {
+                self.backing_target(path, disk, block, set.unwrap_or(Uuid::NIL))?
+            } else {
+                self.cache_target(path, disk, block, set.unwrap_or_else(random_uuid))?
+            };
+            targets.push(target);
+        }
+        for target in &targets {
+            if self.force {
+                erase_signatures(target).await?;
+            }
+            write_head(target).await?;
+        }
+        let report = Report {
+            schema_version: 1,
+            set_uuid: set.map(|u| u.to_string()),
+            // The cache device first: it is what people look for.
+            devices: {
+                let mut made: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
+                made.rotate_right(self.cache.len());
+                made
+            },
+        };
+        out::document(self.json, &report)
+    }
+
+    /// Names everything that would be destroyed without the operator's word.
+    async fn refuse_contents(&self, disks: &[(&Path, Disk)]) -> Result<(), Failure> {
+        let mut refused = Vec::new();
+        for (path, disk) in disks {
+            let bytes =
+                if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
+            let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
+            if identify(&bytes) != Identity::NotBcache {
+                if !self.wipe && !self.force {
+                    refused.push(format!(
+                        "{}: {}: overwrite it with --wipe",
+                        path.display(),
+                        describe(&bytes)
+                    ));
+                }
+            } else if let Some(found) = found
+                && !self.force
+            {
+                refused.push(format!("{}: holds {found}: overwrite it with --force", path.display()));
+            }
+        }
+        if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("\nubcache: error: "))) }
+    }
+
+    fn cache_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
+        let info = disk.info().clone();
+        let nbuckets = info.sectors.0 / self.bucket.0;
+        if self.bucket.0.is_power_of_two() && nbuckets < u64::from(MIN_BUCKETS) {
+            return Err(Failure::Failed(format!(
+                "{}: too small: expected at least {MIN_BUCKETS} buckets of {} ({} sectors), found {} sectors, which \
+                 give {nbuckets}: use a larger device or a smaller --bucket",
+                info.name,
+                size::human(self.bucket.bytes()),
+                u64::from(MIN_BUCKETS) * self.bucket.0,
+                info.sectors,
+            )));
+        }
+        let want = CacheFormat {
+            uuid: random_uuid(),
+            set_uuid: set,
+            device_sectors: info.sectors,
+            block_sectors: block,
+            bucket_sectors: self.bucket,
+            replacement: match self.cache_replacement_policy {
+                Policy::Lru => Replacement::Lru,
+                Policy::Fifo => Replacement::Fifo,
+                Policy::Random => Replacement::Random,
+            },
+            discard: self.discard,
+        };
+        let sb = CacheSuper::format(&want).map_err(|e| Failure::Failed(format!("{}: {e}", info.name)))?;
+        let head = sb.encode();
+        recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
+        let g = sb.geometry();
+        if g.nbuckets < MIN_BUCKETS_KERNEL {
+            out::warn(format!(
+                "{}: the kernel's bcache does not register caches of less than {MIN_BUCKETS_KERNEL} buckets, and this \
+                 one has {}",
+                info.name, g.nbuckets
+            ));
+        }
+        let made = Made {
+            device: info.name.to_string(),
+            kind: "cache",
+            uuid: sb.uuid().to_string(),
+            version: sb.version(),
+            device_sectors: info.sectors.0,
+            block_sectors: g.block_sectors.0,
+            bucket_sectors: Some(g.bucket_sectors.0),
+            nbuckets: Some(g.nbuckets),
+            first_bucket: Some(g.first_bucket.0),
+            data_offset: None,
+            data_sectors: None,
+            cache_mode: None,
+        };
+        Ok(Target { path: path.to_path_buf(), disk, head, made })
+    }
+
+    fn backing_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
+        let info = disk.info().clone();
+        let fail = |text: String| Failure::Failed(format!("{}: {text}", info.name));
+        let label = self.label.as_deref().unwrap_or("");
+        let label = label_bytes(label).ok_or_else(|| {
+            fail(format!("label: expected at most 32 bytes without NUL, found {}", label.len()))
+        })?;
+        if block.0 != 0 && self.data_offset % block.0 != 0 {
+            // The kernel would serve such a device and cache nothing of it.
+            return Err(fail(format!(
+                "data offset: expected a multiple of the block size of {block} sectors, found {}",
+                self.data_offset
+            )));
+        }
+        if info.sectors.0 <= self.data_offset {
+            return Err(fail(format!(
+                "too small: expected more than {} sectors, found {}",
+                self.data_offset, info.sectors
+            )));
+        }
+        let cache_mode = if self.writeback { CacheMode::Writeback } else { CacheMode::Writethrough };
+        let want = BackingFormat {
+            uuid: random_uuid(),
+            set_uuid: set,
+            device_sectors: info.sectors,
+            block_sectors: block,
+            bucket_sectors: self.bucket,
+            data_offset: Sector(self.data_offset),
+            cache_mode,
+            label,
+        };
+        let sb = BackingSuper::format(&want).map_err(|e| fail(e.to_string()))?;
+        let head = sb.encode();
+        recheck(&info, &head, |raw| raw.check_backing(info.sectors, info.logical_block_bytes).map(drop))?;
+        let made = Made {
+            device: info.name.to_string(),
+            kind: "backing",
+            uuid: sb.uuid().to_string(),
+            version: sb.version(),
+            device_sectors: info.sectors.0,
+            block_sectors: sb.block_sectors().0,
+            bucket_sectors: None,
+            nbuckets: None,
+            first_bucket: None,
+            data_offset: Some(sb.data_offset().0),
+            data_sectors: Some(sb.data_sectors().0),
+            cache_mode: Some(cache_mode.name()),
+        };
+        Ok(Target { path: path.to_path_buf(), disk, head, made })
+    }
+}
+
+/// Checks a new superblock as whoever opens the device will: formatting does not know the logical block size.
+fn recheck(
+    info: &io::DeviceInfo,
+    head: &[u8],
+    check: impl FnOnce(&RawSuperblock) -> Result<(), format::Corrupt>,
+) -> Result<(), Failure> {
+    let checked = RawSuperblock::from_prefix(head).and_then(check);
+    checked.map_err(|e| Failure::Failed(format!("{}: {e}", info.name)))
+}
+
+/// A bcache superblock in a few words.
+fn describe(bytes: &[u8]) -> String {
+    let Ok(raw) = RawSuperblock::from_prefix(bytes) else { return "holds a bcache superblock".into() };
+    // Of a device of any size: what it says about itself is wanted, not whether it is usable.
+    let any = Sectors(u64::MAX);
+    if let Ok(sb) = raw.check_cache(any, 0) {
+        return format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid());
+    }
+    match raw.check_backing(any, 0) {
+        Ok(sb) => {
+            let dirty = match sb.state() {
+                BackingState::Dirty => " (its cache set holds data that is nowhere else)",
+                _ => "",
+            };
+            let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
+            format!("is the bcache backing device {}{label}, state {}{dirty}", sb.uuid(), sb.state().name())
+        }
+        Err(e) => format!("holds a bcache superblock that is damaged ({e})"),
+    }
+}
+
+/// Signatures that are erased at most: ZFS alone has 128 of them.
+const MAX_SIGNATURES: usize = 1000;
+
+/// Overwrites what would still make the device look like something else.
+async fn erase_signatures(target: &Target) -> Result<(), Failure> {
+    let disk = &target.disk;
+    let block = u64::from(disk.info().logical_block_bytes);
+    for _ in 0..MAX_SIGNATURES {
+        let found =
+            probe_signature(&target.path).map_err(|e| Failure::at(&target.path, "cannot be read", e))?;
+        let Some(found) = found else { return Ok(()) };
+        let start = found.offset_bytes / block * block;
+        let zeros = disk.runtime().pool().zeroed(block as usize);
+        disk.write(Sector(start / 512), zeros, true).await?;
+    }
+    Err(Failure::Failed(format!("{}: what was on it cannot be erased", target.path.display())))
+}
+
+/// Writes the sectors before the superblock, which are zeroed by custom, and the superblock.
+async fn write_head(target: &Target) -> Result<(), Failure> {
+    let disk = &target.disk;
+    let mut buffer = disk.runtime().pool().zeroed(HEAD.bytes() as usize);
+    let at = HEAD.bytes() as usize - SUPERBLOCK_BYTES;
+    buffer.as_mut()[at..].copy_from_slice(&target.head);
+    disk.write(Sector(0), buffer, true).await?;
+    Ok(disk.flush().await?)
+}

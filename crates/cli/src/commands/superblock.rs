@@ -1,0 +1,35 @@
+//! `ubcache super`: a superblock, decoded and checked.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::look::Looker;
+use crate::out;
+
+/// Show the superblock of a device
+///
+/// Shows as much as the bytes allow; exit status 1 if the superblock breaks a rule. Also works on a device in use.
+#[derive(Args, Debug)]
+pub(crate) struct Super {
+    /// Cache or backing device
+    #[arg(value_name = "DEV")]
+    device: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Super {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        // One block, written as a unit: nothing torn can be seen of a device in use.
+        let device = Looker::new(true)?.open(&self.device)?;
+        let doc = inspect::dump::superblock(&device.source)?;
+        out::document(self.json, &doc)?;
+        match &doc.problem {
+            None => Ok(()),
+            Some(problem) => Err(Failure::of(problem)),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! `ubcache up`: serves a set in the foreground.
+//!
+//! Order of the start: arguments, devices, set, settings, exports, and only then the lines that say so. Order of the
+//! stop: exports (which answer what is under way), volumes and set, devices.
+
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::pin::pin;
+
+use blockio::bridge::{self, RemoteReceiver};
+use blockio::{Driver, DriverOptions, Signals};
+use clap::Args;
+use engine::stats::View;
+use io::Nanos;
+use io::sync::{Either, select};
+use serde_json::json;
+
+use crate::exports::{self, Context, Running, Spec};
+use crate::failure::Failure;
+use crate::out;
+use crate::session::{self, Devices, Session, Simulation};
+use crate::tunables::{Owner, Setting};
+
+/// How often the engine's events are fetched.
+const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
+
+/// Serve a cache set in the foreground
+///
+/// Volumes are named bcache0, bcache1 and so on: first those of the backing devices in the order given, then
+/// flash-only volumes. One line per volume on standard output says when it is ready and how it is reached. Runs until
+/// SIGINT or SIGTERM; a second one ends it at once. A cache device that was never used is initialised.
+#[derive(Args, Debug)]
+pub(crate) struct Up {
+    /// Cache device
+    #[arg(short = 'C', long = "cache", value_name = "DEV")]
+    cache: Option<PathBuf>,
+    /// Backing device
+    #[arg(short = 'B', long = "backing", value_name = "DEV")]
+    backing: Vec<PathBuf>,
+    /// How clients reach the volumes: auto, ublk, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR
+    #[arg(long, value_name = "EXPORT", default_value = "auto")]
+    export: Vec<Spec>,
+    /// Value of a tunable, by the kernel's name
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Setting>,
+    /// Serve backing devices without their cache; refused if they have dirty data in it
+    #[arg(long, conflicts_with = "cache")]
+    without_cache: bool,
+    /// Let other hosts connect; NBD has no password
+    #[arg(long)]
+    allow_remote: bool,
+    /// Print JSON, one object per line
+    #[arg(long)]
+    json: bool,
+    /// Make the backing devices as slow as disks with a moving head
+    #[arg(long, hide_short_help = true)]
+    simulate_hdd: bool,
+    /// Make each request to the backing devices take this much longer
+    #[arg(long, value_name = "MS", default_value_t = 0, hide_short_help = true)]
+    simulate_delay_ms: u64,
+    /// Take commands from standard input: `stats` prints figures as JSON; the end of the input stops
+    #[arg(long, hide_short_help = true)]
+    stdin: bool,
+}
+
+impl Up {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        if self.cache.is_none() && self.backing.is_empty() {
+            return Err(Failure::Usage("expected a cache device (-C) and its backing devices (-B)".into()));
+        }
+        if self.cache.is_none() && !self.without_cache {
+            return Err(Failure::Usage(
+                "expected a cache device (-C): backing devices are served alone only with --without-cache"
+                    .into(),
+            ));
+        }
+        if self.without_cache && self.set.iter().any(|s| s.owner == Owner::Set) {
+            return Err(Failure::Usage("there is no cache set whose tunables could be set".into()));
+        }
+        self.export.iter().try_for_each(exports::check)?;
+        session::exit_at_second_signal()?;
+        let signals = session::signals()?;
+        let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        out::note(format!("I/O by {}", driver.backend_note()));
+        driver.block_on(self.serve(&driver, signals))
+    }
+
+    async fn serve(&self, driver: &Driver, mut signals: Signals) -> Result<(), Failure> {
+        let simulation = Simulation { hdd: self.simulate_hdd, delay_ms: self.simulate_delay_ms };
+        let devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
+        let session = Session::start(devices).await?;
+        let mut running = Vec::new();
+        let result = match self.start(driver, &session, &mut running).await {
+            Ok(()) => self.watch(driver, &session, &mut signals).await,
+            Err(e) => Err(e),
+        };
+        let mut stopped = Ok(());
+        for export in running {
+            stopped = stopped.and(export.stop().await);
+        }
+        let stopped = stopped.and(session.stop().await);
+        result.and(stopped)
+    }
+
+    /// Settings, exports, and the lines that say ready.
+    async fn start(
+        &self,
+        driver: &Driver,
+        session: &Session,
+        running: &mut Vec<Running>,
+    ) -> Result<(), Failure> {
+        if session.volumes.is_empty() {
+            return Err(Failure::Failed(
+                "there is nothing to serve: no backing device was given (-B), and the set has no volume"
+                    .into(),
+            ));
+        }
+        for setting in &self.set {
+            match (setting.owner, &session.set) {
+                (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
+                (Owner::Set, None) => {}
+                (Owner::Device, _) => {
+                    for volume in session.volumes.iter().filter(|v| !v.is_flash_only()) {
+                        volume.set(&setting.key, &setting.value).await?;
+                    }
+                }
+            }
+        }
+        for (i, volume) in session.volumes.iter().enumerate() {
+            volume.set_name(&format!("bcache{i}"));
+        }
+        let id = match (&session.set, session.volumes.first()) {
+            (Some(set), _) => set.uuid().to_string(),
+            (None, first) => first.and_then(|v| v.backing_uuid()).unwrap_or_default().to_string(),
+        };
+        let context = Context { driver, volumes: &session.volumes, id, remote: self.allow_remote };
+        for spec in &self.export {
+            running.push(exports::start(spec, &context)?);
+        }
+        session.log_events();
+        for volume in &session.volumes {
+            let name = volume.name();
+            let ways: Vec<exports::Way> = running.iter().map(|r| r.way(&name)).collect();
+            if self.json {
+                let ways: Vec<_> =
+                    ways.iter().map(|w| json!({"kind": w.kind, "address": w.address})).collect();
+                out::print_json_line(&json!({
+                    "schema_version": 1,
+                    "event": "ready",
+                    "volume": name,
+                    "size_bytes": volume.size().bytes(),
+                    "backing": volume.backing_name(),
+                    "backing_uuid": volume.backing_uuid().map(|u| u.to_string()),
+                    "set_uuid": session.set.as_ref().map(|s| s.uuid().to_string()),
+                    "exports": ways,
+                }))?;
+            } else {
+                let ways: Vec<String> = ways.into_iter().map(|w| w.address).collect();
+                out::print(&format!("{name} ready: {}\n", ways.join(", ")))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Until a signal or the end of the input.
+    async fn watch(&self, driver: &Driver, session: &Session, signals: &mut Signals) -> Result<(), Failure> {
+        let mut input = if self.stdin { Some(read_stdin()?) } else { None };
+        loop {
+            let next = pin!(async {
+                match &mut input {
+                    Some(input) => input.recv().await,
+                    None => std::future::pending().await,
+                }
+            });
+            let tick = driver.handle().sleep(EVENTS_EVERY);
+            let inner = pin!(select(next, tick));
+            let event = select(pin!(signals.next()), inner).await;
+            session.log_events();
+            match event {
+                Either::Left(signal) => {
+                    let name = match signal {
+                        blockio::Signal::Interrupt => "SIGINT",
+                        blockio::Signal::Terminate => "SIGTERM",
+                    };
+                    out::note(format!("{name}: stopping"));
+                    return Ok(());
+                }
+                Either::Right(Either::Left(None)) => return Ok(()),
+                Either::Right(Either::Left(Some(line))) => match line.trim() {
+                    "stats" => out::print_json_line(&stats(session))?,
+                    other => out::warn(format!("{other:?} is no command: expected stats")),
+                },
+                Either::Right(Either::Right(())) => {}
+            }
+        }
+    }
+}
+
+/// The lines of standard input. The thread that reads them ends with the input or with the process.
+fn read_stdin() -> Result<RemoteReceiver<String>, Failure> {
+    let (sender, receiver) = bridge::channel(16);
+    let read = move || {
+        for line in std::io::stdin().lock().lines() {
+            if line.map(|l| sender.send(l)).is_err() {
+                return;
+            }
+        }
+    };
+    let spawned = std::thread::Builder::new().name("ubcache-stdin".into()).spawn(read);
+    spawned.map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))?;
+    Ok(receiver)
+}
+
+/// The figures of a session.
+fn stats(session: &Session) -> serde_json::Value {
+    let set = session.set.as_ref().map(|set| {
+        let s = set.status();
+        json!({
+            "uuid": s.set_uuid.to_string(),
+            "in_use_percent": s.in_use_percent,
+            "cached_bytes": s.cached_sectors.bytes(),
+            "dirty_bytes": s.dirty.iter().map(|(_, n)| n.bytes()).sum::<u64>(),
+            "btree_nodes": s.btree_nodes,
+            "index_bytes": s.index_bytes,
+            "journal_bytes_written": s.journal_written.1,
+            "failed": s.failed,
+        })
+    });
+    let volumes = session.volumes.iter().map(|v| {
+        let total = v.with_stats(|s| s.view(View::Total));
+        let requests = v.request_counters();
+        json!({
+            "name": v.name(),
+            "state": v.state().map(|s| s.name()),
+            "dirty_bytes": v.dirty_sectors().bytes(),
+            "cache_hits": total.cache_hits,
+            "cache_misses": total.cache_misses,
+            "cache_bypass_hits": total.cache_bypass_hits,
+            "cache_bypass_misses": total.cache_bypass_misses,
+            "bypassed_bytes": total.bypassed_bytes,
+            "reads": requests.reads.requests,
+            "read_bytes": requests.reads.bytes,
+            "writes": requests.writes.requests,
+            "written_bytes": requests.writes.bytes,
+            "flushes": requests.flushes,
+        })
+    });
+    json!({
+        "schema_version": 1,
+        "event": "stats",
+        "set": set,
+        "volumes": volumes.collect::<Vec<_>>(),
+    })
+}

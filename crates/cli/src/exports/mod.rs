@@ -1,0 +1,132 @@
+//! How clients reach volumes: one file per kind of export.
+//!
+//! Owns the `--export` option and what all kinds have in common: an export is started for all volumes of a session,
+//! says how each is reached, and is stopped before the volumes are. Exports run on the driver's thread or bring their
+//! requests there themselves.
+
+mod auto;
+mod fuse;
+mod nbd;
+mod ublk;
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use blockio::Driver;
+use engine::Volume;
+use export_nbd::Endpoint;
+
+use crate::failure::Failure;
+use crate::out;
+
+/// What the operator asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Spec {
+    /// The best that build and host offer.
+    Auto,
+    /// A block device by the ublk driver.
+    Ublk,
+    /// A socket on which the volumes are NBD exports.
+    Nbd(Endpoint),
+    /// A directory in which the volumes are files, with loop devices on them.
+    Fuse(PathBuf),
+}
+
+impl FromStr for Spec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Spec, String> {
+        if let Some(endpoint) = Endpoint::from_export_option(text) {
+            return endpoint.map(Spec::Nbd).map_err(|e| e.to_string());
+        }
+        match text.split_once('=') {
+            None if text == "auto" => Ok(Spec::Auto),
+            None if text == "ublk" => Ok(Spec::Ublk),
+            Some(("fuse", dir)) if !dir.is_empty() => Ok(Spec::Fuse(PathBuf::from(dir))),
+            _ => Err("expected auto, ublk, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
+        }
+    }
+}
+
+/// What an export is started with.
+pub(crate) struct Context<'a> {
+    pub(crate) driver: &'a Driver,
+    pub(crate) volumes: &'a [Rc<Volume>],
+    /// Tells this session from others on the host: the UUID of its set.
+    pub(crate) id: String,
+    /// Other hosts may connect.
+    pub(crate) remote: bool,
+}
+
+/// A way to reach one volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Way {
+    /// `nbd`, `fuse` or `ublk`.
+    pub(crate) kind: &'static str,
+    /// URI or path.
+    pub(crate) address: String,
+}
+
+/// An export that runs.
+pub(crate) enum Running {
+    Nbd(nbd::Nbd),
+}
+
+impl Running {
+    /// How the volume of this name is reached.
+    pub(crate) fn way(&self, volume: &str) -> Way {
+        match self {
+            Running::Nbd(nbd) => nbd.way(volume),
+        }
+    }
+
+    /// Refuses new requests, answers those under way, and goes.
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
+        match self {
+            Running::Nbd(nbd) => {
+                nbd.stop().await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Starts an export.
+pub(crate) fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
+    match spec {
+        Spec::Auto => {
+            let (spec, why) = auto::choose(&context.id)?;
+            out::note(why);
+            start(&spec, context)
+        }
+        Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
+        Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd),
+        Spec::Fuse(_) => Err(Failure::Failed(fuse::UNAVAILABLE.into())),
+    }
+}
+
+/// Refuses what this build does not have, before any device is touched.
+pub(crate) fn check(spec: &Spec) -> Result<(), Failure> {
+    match spec {
+        Spec::Auto | Spec::Nbd(_) => Ok(()),
+        Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
+        Spec::Fuse(_) => Err(Failure::Failed(fuse::UNAVAILABLE.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_told_apart() {
+        assert_eq!("auto".parse(), Ok(Spec::Auto));
+        assert_eq!("ublk".parse(), Ok(Spec::Ublk));
+        assert_eq!("fuse=/mnt".parse(), Ok(Spec::Fuse("/mnt".into())));
+        assert_eq!("nbd=/run/x".parse(), Ok(Spec::Nbd(Endpoint::Unix("/run/x".into()))));
+        for bad in ["", "nbd", "nbd=", "fuse", "fuse=", "ublk=1", "auto=x", "nbd=host:"] {
+            assert!(bad.parse::<Spec>().is_err(), "{bad:?}");
+        }
+    }
+}

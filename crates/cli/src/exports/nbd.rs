@@ -1,0 +1,61 @@
+//! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name.
+
+use std::rc::Rc;
+
+use engine::VolumeRef;
+use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Reach, Server, ServerOptions, uri};
+
+use super::{Context, Way};
+use crate::failure::Failure;
+use crate::out;
+
+/// A server that runs.
+pub(crate) struct Nbd {
+    server: Server<VolumeRef>,
+    address: blockio::Address,
+}
+
+/// Listens on an endpoint.
+pub(super) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, Failure> {
+    let exports = Exports::new();
+    for volume in context.volumes {
+        exports.add(Rc::new(VolumeRef(volume.clone())))?;
+    }
+    let options = ServerOptions { observer: Some(Rc::new(log)), ..ServerOptions::default() };
+    let server = Server::new(context.driver.handle(), exports, options);
+    let reach = if context.remote { Reach::Anywhere } else { Reach::Loopback };
+    let listener = endpoint.bind(context.driver.reactor(), reach).map_err(|e| match e {
+        export_nbd::EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
+        other => other.into(),
+    })?;
+    let address = listener.address().clone();
+    server.serve_listener(listener);
+    Ok(Nbd { server, address })
+}
+
+impl Nbd {
+    pub(super) fn way(&self, volume: &str) -> Way {
+        Way { kind: "nbd", address: uri(&self.address, volume) }
+    }
+
+    pub(super) async fn stop(self) {
+        self.server.stop().await;
+    }
+}
+
+/// Only what an operator should know: clients come and go.
+fn log(event: &ConnectionEvent) {
+    match event {
+        ConnectionEvent::TurnedAway => out::warn("nbd: a client was turned away: there are too many"),
+        ConnectionEvent::AcceptFailed(e) => out::warn(format!("nbd: a client could not be accepted: {e}")),
+        ConnectionEvent::Closed {
+            id,
+            end: end @ (ConnectionEnd::Violation(_) | ConnectionEnd::Socket(_)),
+        } => {
+            out::warn(format!("nbd: connection {id}: {end}"));
+        }
+        ConnectionEvent::Accepted { .. }
+        | ConnectionEvent::Opened { .. }
+        | ConnectionEvent::Closed { .. } => {}
+    }
+}

@@ -1,0 +1,69 @@
+//! Why a command ends without success, and the exit code that says so.
+//!
+//! Errors of the other crates already name device, sector, expected and found: they become text here and nothing is
+//! added that they say themselves.
+
+use std::fmt::Display;
+
+/// The end of a command that did not succeed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It failed, or was refused.
+    Failed(String),
+    /// It was called in a wrong way.
+    Usage(String),
+    /// It worked and found a problem, which it has shown already.
+    Found,
+}
+
+impl Failure {
+    /// Exit code of wrong usage; the same that the argument parser uses.
+    pub(crate) const USAGE: u8 = 2;
+
+    /// A failure with the message of an error.
+    pub(crate) fn of(e: impl Display) -> Failure {
+        Failure::Failed(e.to_string())
+    }
+
+    /// Something about a path failed.
+    pub(crate) fn at(path: &std::path::Path, what: impl Display, e: impl Display) -> Failure {
+        Failure::Failed(format!("{}: {what}: {e}", path.display()))
+    }
+
+    pub(crate) fn message(&self) -> Option<&str> {
+        match self {
+            Failure::Failed(text) | Failure::Usage(text) => Some(text),
+            Failure::Found => None,
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Failed(_) | Failure::Found => 1,
+            Failure::Usage(_) => Failure::USAGE,
+        }
+    }
+}
+
+macro_rules! failed {
+    ($($error:ty),+ $(,)?) => {
+        $(impl From<$error> for Failure {
+            fn from(e: $error) -> Failure {
+                Failure::of(e)
+            }
+        })+
+    };
+}
+
+failed!(
+    blockio::OpenError,
+    engine::EngineError,
+    export_nbd::EndpointError,
+    export_nbd::ExportError,
+    inspect::ExtractError,
+    inspect::OpenError,
+    inspect::OpenFileError,
+    inspect::ReadError,
+    io::IoError,
+    io::VolumeError,
+);

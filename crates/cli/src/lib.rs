@@ -1,0 +1,76 @@
+//! The command line: operator commands and offline tools around the engine and its exports.
+//!
+//! Owns the syntax of the commands, what they print and the exit codes: 0 fine, 1 failed or problem found, 2 usage.
+//! stdout is data, stderr is messages, progress only on a terminal. Must not know the format beyond building
+//! superblocks, nor how a request is served: it puts devices, sets and exports together.
+//!
+//! Where things are: `commands` has one file per command; `session` brings a set up and down for those that use the
+//! engine; `look` opens devices for those that only read; `exports` has one file per kind of export; `multicall` knows
+//! the arguments of bcache-tools.
+#![forbid(unsafe_code)]
+
+mod commands;
+mod events;
+mod exports;
+mod failure;
+mod look;
+mod multicall;
+pub mod nbd_client;
+mod out;
+mod session;
+mod size;
+mod superblock;
+mod tunables;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use commands::Command;
+use failure::Failure;
+
+/// bcache in userspace: a persistent cache on a fast device in front of a slow one.
+///
+/// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit status: 0 fine, 1
+/// failed or problem found, 2 wrong usage.
+#[derive(Parser, Debug)]
+#[command(name = "ubcache", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The definition of the command line, for generators of man pages and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the program with these arguments, the first of which is the name it was called by.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let args = match multicall::translate(args.collect()) {
+        Ok(args) => args,
+        Err(failure) => return end(Err(failure)),
+    };
+    match Cli::try_parse_from(args) {
+        Ok(cli) => end(cli.command.run()),
+        Err(e) => {
+            // Help and version are no errors and go to stdout. Nothing can be done if printing fails.
+            let _ = e.print();
+            ExitCode::from(if e.use_stderr() { Failure::USAGE } else { 0 })
+        }
+    }
+}
+
+fn end(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(text) = failure.message() {
+                out::message("error", text);
+            }
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Devices that are only read: opened with a shared claim, so that what is seen stands still.
+//!
+//! Owns the refusal of devices that somebody writes to. A file is locked (shared) as long as the value lives; a block
+//! device is only looked at, because a claim would keep other readers out.
+
+use std::path::Path;
+
+use blockio::{Access, Backend, Claim, Driver, DriverOptions, FileDevice, OpenOptions};
+use inspect::FileSource;
+
+use crate::failure::Failure;
+
+/// Opens devices for reading.
+pub(crate) struct Looker {
+    driver: Driver,
+    in_use: bool,
+}
+
+/// A device open for reading.
+pub(crate) struct Looked {
+    pub(crate) source: FileSource,
+    _claim: FileDevice,
+}
+
+impl Looker {
+    /// `in_use`: the operator wants to see devices that somebody writes to, torn as they may be.
+    pub(crate) fn new(in_use: bool) -> Result<Looker, Failure> {
+        // No request goes through this driver: it only holds the claims.
+        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        Ok(Looker { driver, in_use })
+    }
+
+    pub(crate) fn open(&self, path: &Path) -> Result<Looked, Failure> {
+        let claim = if self.in_use { Claim::None } else { Claim::ByAccess };
+        let options =
+            OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };
+        let claim = FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match e {
+            blockio::OpenError::InUse { .. } => {
+                Failure::Failed(format!("{e}: stop that first, or look at it all the same with --in-use"))
+            }
+            other => other.into(),
+        })?;
+        Ok(Looked { source: FileSource::open(path)?, _claim: claim })
+    }
+}

@@ -1,0 +1,253 @@
+//! A small NBD client over a unix socket, for the demonstration and for tests.
+//!
+//! Owns one connection with any number of requests under way; replies come in the server's order and carry the tag of
+//! their request. Blocking. Whoever has requests for many megabytes under way must receive before sending more, or
+//! both sides wait for each other: a few dozen requests of some KiB are fine.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use export_nbd::codec::wire;
+
+/// Bytes that are gathered before they are sent.
+const GATHER_BYTES: usize = 256 << 10;
+
+/// What a client asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// Read this many bytes.
+    Read(u32),
+    /// Make everything durable that was answered before.
+    Flush,
+    /// Forget this many bytes.
+    Trim(u32),
+    /// Write this many zeros.
+    WriteZeroes(u32),
+}
+
+/// The answer to a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reply {
+    /// The tag of the request.
+    pub tag: u64,
+    /// The error of the protocol, 0 for none.
+    pub error: u32,
+    /// What was read.
+    pub data: Vec<u8>,
+}
+
+/// A connection.
+pub struct Client {
+    from: BufReader<UnixStream>,
+    to: UnixStream,
+    out: Vec<u8>,
+    size_bytes: u64,
+    next_cookie: u64,
+    /// Tag, and bytes of data in the reply.
+    pending: BTreeMap<u64, (u64, usize)>,
+}
+
+fn violation(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("NBD: {what}"))
+}
+
+fn take<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+impl Client {
+    /// Connects and chooses the export `name`.
+    ///
+    /// # Errors
+    /// If nobody listens, the export is not there, or the other side is no NBD server.
+    pub fn connect(socket: &Path, name: &str) -> io::Result<Client> {
+        let to = UnixStream::connect(socket)?;
+        let mut client = Client {
+            from: BufReader::with_capacity(GATHER_BYTES, to.try_clone()?),
+            to,
+            out: Vec::with_capacity(GATHER_BYTES),
+            size_bytes: 0,
+            next_cookie: 0,
+            pending: BTreeMap::new(),
+        };
+        client.handshake(name)?;
+        Ok(client)
+    }
+
+    /// How long to wait for a reply before it is an error; `None`: forever.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.to.set_read_timeout(timeout)?;
+        self.to.set_write_timeout(timeout)
+    }
+
+    fn handshake(&mut self, name: &str) -> io::Result<()> {
+        let greeting = (u64::from_be_bytes(take(&mut self.from)?), u64::from_be_bytes(take(&mut self.from)?));
+        if greeting != (wire::NBD_MAGIC, wire::OPTION_MAGIC) {
+            return Err(violation("expected a newstyle server"));
+        }
+        let _flags: [u8; 2] = take(&mut self.from)?;
+        let flags = wire::client_flag::FIXED_NEWSTYLE | wire::client_flag::NO_ZEROES;
+        self.out.extend(flags.to_be_bytes());
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.as_bytes());
+        data.extend(0u16.to_be_bytes());
+        self.out.extend(wire::OPTION_MAGIC.to_be_bytes());
+        self.out.extend(wire::option::GO.to_be_bytes());
+        self.out.extend((data.len() as u32).to_be_bytes());
+        self.out.extend(data);
+        self.send()?;
+        loop {
+            if u64::from_be_bytes(take(&mut self.from)?) != wire::OPTION_REPLY_MAGIC {
+                return Err(violation("expected an answer to an option"));
+            }
+            let _option: [u8; 4] = take(&mut self.from)?;
+            let kind = u32::from_be_bytes(take(&mut self.from)?);
+            let len = u32::from_be_bytes(take(&mut self.from)?);
+            let mut data = vec![0; len as usize];
+            self.from.read_exact(&mut data)?;
+            match kind {
+                wire::option_reply::ACK => return Ok(()),
+                wire::option_reply::INFO => {
+                    // The information with the number 0 is size and flags.
+                    if let [0, 0, size @ ..] = data.as_slice()
+                        && let Some(size) = size.first_chunk()
+                    {
+                        self.size_bytes = u64::from_be_bytes(*size);
+                    }
+                }
+                _ => {
+                    let why = String::from_utf8_lossy(&data);
+                    return Err(io::Error::other(format!("NBD: export {name:?} is refused: {why}")));
+                }
+            }
+        }
+    }
+
+    /// Size of the export.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Requests under way.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn header(&mut self, command: u16, flags: u16, offset: u64, bytes: u32, tag: u64, data: usize) {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        self.pending.insert(cookie, (tag, data));
+        self.out.extend(wire::REQUEST_MAGIC.to_be_bytes());
+        self.out.extend(flags.to_be_bytes());
+        self.out.extend(command.to_be_bytes());
+        self.out.extend(cookie.to_be_bytes());
+        self.out.extend(offset.to_be_bytes());
+        self.out.extend(bytes.to_be_bytes());
+    }
+
+    /// Begins a request without data; it is on its way at the latest when a reply is received.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn ask(&mut self, ask: Ask, offset: u64, tag: u64) -> io::Result<()> {
+        match ask {
+            Ask::Read(bytes) => self.header(wire::command::READ, 0, offset, bytes, tag, bytes as usize),
+            Ask::Flush => self.header(wire::command::FLUSH, 0, 0, 0, tag, 0),
+            Ask::Trim(bytes) => self.header(wire::command::TRIM, 0, offset, bytes, tag, 0),
+            Ask::WriteZeroes(bytes) => self.header(wire::command::WRITE_ZEROES, 0, offset, bytes, tag, 0),
+        }
+        self.send_if_much()
+    }
+
+    /// Begins a write; with `fua` it is durable when it is answered.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn ask_write(&mut self, offset: u64, data: &[u8], fua: bool, tag: u64) -> io::Result<()> {
+        let flags = if fua { wire::command_flag::FUA } else { 0 };
+        let bytes = u32::try_from(data.len()).map_err(|_| violation("a write of 4 GiB or more"))?;
+        self.header(wire::command::WRITE, flags, offset, bytes, tag, 0);
+        self.out.extend(data);
+        self.send_if_much()
+    }
+
+    fn send_if_much(&mut self) -> io::Result<()> {
+        if self.out.len() >= GATHER_BYTES { self.send() } else { Ok(()) }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let result = self.to.write_all(&self.out);
+        self.out.clear();
+        result
+    }
+
+    /// Waits for the next reply.
+    ///
+    /// # Errors
+    /// If the connection is gone or makes no sense.
+    pub fn receive(&mut self) -> io::Result<Reply> {
+        if !self.out.is_empty() {
+            self.send()?;
+        }
+        if u32::from_be_bytes(take(&mut self.from)?) != wire::SIMPLE_REPLY_MAGIC {
+            return Err(violation("expected a simple reply"));
+        }
+        let error = u32::from_be_bytes(take(&mut self.from)?);
+        let cookie = u64::from_be_bytes(take(&mut self.from)?);
+        let (tag, len) = self.pending.remove(&cookie).ok_or_else(|| violation("a reply to no request"))?;
+        let mut data = vec![0; if error == 0 { len } else { 0 }];
+        self.from.read_exact(&mut data)?;
+        Ok(Reply { tag, error, data })
+    }
+
+    fn alone(&mut self) -> io::Result<Reply> {
+        let reply = self.receive()?;
+        if reply.error == 0 {
+            return Ok(reply);
+        }
+        Err(io::Error::from_raw_os_error(i32::try_from(reply.error).unwrap_or(5)))
+    }
+
+    /// Reads, with nothing else under way.
+    ///
+    /// # Errors
+    /// If the server says so or is gone.
+    pub fn read(&mut self, offset: u64, bytes: u32) -> io::Result<Vec<u8>> {
+        self.ask(Ask::Read(bytes), offset, 0)?;
+        Ok(self.alone()?.data)
+    }
+
+    /// Writes, with nothing else under way.
+    ///
+    /// # Errors
+    /// If the server says so or is gone.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.ask_write(offset, data, false, 0)?;
+        self.alone().map(drop)
+    }
+
+    /// Flushes, with nothing else under way.
+    ///
+    /// # Errors
+    /// If the server says so or is gone.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.ask(Ask::Flush, 0, 0)?;
+        self.alone().map(drop)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Says goodbye; there is no answer, and a server that is gone does not matter.
+        self.header(wire::command::DISCONNECT, 0, 0, 0, 0, 0);
+        let _ = self.send();
+    }
+}

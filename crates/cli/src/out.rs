@@ -1,0 +1,103 @@
+//! What the program says: data to stdout, messages to stderr, progress to a terminal.
+//!
+//! There is no colour and no cursor movement in data or messages, so `NO_COLOR` has nothing to switch off.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::size;
+
+/// Writes data to stdout, at once.
+///
+/// # Errors
+/// If that fails. A reader that went away (`ubcache … | head`) ends the command without a message.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Failure::Found,
+        _ => Failure::Failed(format!("standard output: {e}")),
+    })
+}
+
+/// Prints a document in the one form or the other.
+pub(crate) fn document(json: bool, doc: &(impl Serialize + std::fmt::Display)) -> Result<(), Failure> {
+    if json { print_json(doc) } else { print(&doc.to_string()) }
+}
+
+/// Prints a document, indented.
+pub(crate) fn print_json(doc: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(doc).map_err(Failure::of)?;
+    print(&format!("{text}\n"))
+}
+
+/// Prints an event as one line.
+pub(crate) fn print_json_line(event: &serde_json::Value) -> Result<(), Failure> {
+    print(&format!("{event}\n"))
+}
+
+/// A line on stderr: `ubcache: error: …`. An empty level is left out.
+pub(crate) fn message(level: &str, text: &str) {
+    let level = if level.is_empty() { String::new() } else { format!("{level}: ") };
+    // Nowhere is left to say that stderr cannot be written to.
+    let _ = writeln!(io::stderr().lock(), "ubcache: {level}{text}");
+}
+
+/// For the operator to know; nothing is wrong.
+pub(crate) fn note(text: impl AsRef<str>) {
+    message("", text.as_ref());
+}
+
+/// Abnormal, but the command goes on.
+pub(crate) fn warn(text: impl AsRef<str>) {
+    message("warning", text.as_ref());
+}
+
+/// A line on the terminal that says how far a command is. Shows nothing where stderr is no terminal.
+pub(crate) struct Progress {
+    what: &'static str,
+    shown: bool,
+    last: Instant,
+    terminal: bool,
+}
+
+/// How often the line changes at most.
+const EVERY: Duration = Duration::from_millis(100);
+
+impl Progress {
+    pub(crate) fn new(what: &'static str) -> Progress {
+        Progress { what, shown: false, last: Instant::now(), terminal: io::stderr().is_terminal() }
+    }
+
+    /// `done` of `total` bytes are done.
+    pub(crate) fn bytes(&mut self, done: u64, total: u64) {
+        let percent = if total == 0 { 100 } else { done.saturating_mul(100) / total };
+        self.line(|what| format!("{what}: {percent:>3} %, {} of {}", size::human(done), size::human(total)));
+    }
+
+    /// Shows a line of any form.
+    pub(crate) fn line(&mut self, text: impl FnOnce(&str) -> String) {
+        if !self.terminal || (self.shown && self.last.elapsed() < EVERY) {
+            return;
+        }
+        self.shown = true;
+        self.last = Instant::now();
+        let _ = write!(io::stderr().lock(), "\r\x1b[K{}", text(self.what));
+    }
+
+    /// Takes the line away before something else is printed.
+    pub(crate) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(io::stderr().lock(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,93 @@
+//! Superblocks of devices that are about to be used: read, checked, and refused with the reason that helps.
+//!
+//! A session looks at every superblock before the first one is written, so that a mistake in the arguments changes
+//! nothing on any device.
+
+use std::path::Path;
+
+use blockio::probe_signature;
+use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use format::{BackingState, BackingSuper, CacheSuper, Identity, RawSuperblock, Sectors, Uuid, identify};
+use io::Disk;
+
+use crate::failure::Failure;
+
+/// Sectors up to the end of a superblock.
+pub(crate) const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
+
+/// The bytes where a superblock belongs.
+pub(crate) async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
+    let info = disk.info();
+    if info.sectors < HEAD {
+        return Err(Failure::Failed(format!(
+            "{}: expected at least {HEAD} sectors for a superblock, found {}",
+            info.name, info.sectors
+        )));
+    }
+    let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(SUPERBLOCK_BYTES)).await;
+    result?;
+    Ok(buffer.as_slice().to_vec())
+}
+
+fn raw(disk: &Disk, bytes: &[u8]) -> Result<RawSuperblock, Failure> {
+    RawSuperblock::from_prefix(bytes).cloned().map_err(|e| refused(disk, e))
+}
+
+fn refused(disk: &Disk, what: impl std::fmt::Display) -> Failure {
+    Failure::Failed(format!("{}: sector {SUPERBLOCK_SECTOR}: {what}", disk.info().name))
+}
+
+fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
+    let found = match probe_signature(path) {
+        Ok(Some(signature)) => signature.to_string(),
+        _ => "no superblock that is known".to_owned(),
+    };
+    refused(disk, format!("expected {wanted} of bcache, found {found}"))
+}
+
+/// The superblock of a cache device.
+pub(crate) async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
+    let bytes = read_bytes(disk).await?;
+    match identify(&bytes) {
+        Identity::NotBcache => Err(not_bcache(disk, path, "a cache device")),
+        Identity::Backing => {
+            Err(refused(disk, "expected a cache device, found a backing device (are -C and -B swapped?)"))
+        }
+        Identity::Cache | Identity::UnknownVersion(_) => {
+            let info = disk.info();
+            raw(disk, &bytes)?
+                .check_cache(info.sectors, info.logical_block_bytes)
+                .map_err(|e| refused(disk, e))
+        }
+    }
+}
+
+/// The superblock of a backing device.
+pub(crate) async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> {
+    let bytes = read_bytes(disk).await?;
+    match identify(&bytes) {
+        Identity::NotBcache => Err(not_bcache(disk, path, "a backing device")),
+        Identity::Cache => {
+            Err(refused(disk, "expected a backing device, found a cache device (are -C and -B swapped?)"))
+        }
+        Identity::Backing | Identity::UnknownVersion(_) => {
+            let info = disk.info();
+            raw(disk, &bytes)?
+                .check_backing(info.sectors, info.logical_block_bytes)
+                .map_err(|e| refused(disk, e))
+        }
+    }
+}
+
+/// Refuses a backing device that is attached to another set than `set`.
+pub(crate) fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), Failure> {
+    let attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+    if attached && superblock.set_uuid() != set {
+        return Err(Failure::Failed(format!(
+            "{name}: is {} and attached to another cache set: expected set {set}, found {}",
+            superblock.state().name(),
+            superblock.set_uuid()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! `--set KEY=VALUE`: which tunable is meant, and whether the value can be one, before anything is opened.
+//!
+//! Names, units and ranges are the engine's. A few names exist for the set and for its devices; those need a prefix.
+
+use std::str::FromStr;
+
+use engine::tunables::{DeviceTunables, SetTunables};
+
+/// Whose tunable it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// The cache set's.
+    Set,
+    /// That of every cached device.
+    Device,
+}
+
+/// A tunable and its value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Setting {
+    pub(crate) owner: Owner,
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Setting, String> {
+        let (name, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+        let (wanted, key) = match name.split_once('.') {
+            Some(("set", key)) => (Some(Owner::Set), key),
+            Some(("device", key)) => (Some(Owner::Device), key),
+            _ => (None, name),
+        };
+        let of_set = SetTunables::default().get(key).is_ok();
+        let of_device = DeviceTunables::default().get(key).is_ok();
+        let owner = match (wanted, of_set, of_device) {
+            (None, true, true) => {
+                return Err(format!(
+                    "{key} is a tunable of sets and of devices: write set.{key} or device.{key}"
+                ));
+            }
+            (Some(Owner::Set) | None, true, _) => Owner::Set,
+            (Some(Owner::Device) | None, _, true) => Owner::Device,
+            _ => return Err(format!("{name}: no such tunable; known are {}", names().join(", "))),
+        };
+        let checked = match owner {
+            Owner::Set => SetTunables::default().set(key, value),
+            Owner::Device => DeviceTunables::default().set(key, value),
+        };
+        checked.map_err(|e| e.to_string())?;
+        Ok(Setting { owner, key: key.to_owned(), value: value.to_owned() })
+    }
+}
+
+fn names() -> Vec<String> {
+    let devices = DeviceTunables::default();
+    let set = SetTunables::default();
+    let mut names: Vec<String> =
+        devices.iter().map(|k| k.name).chain(set.iter().map(|k| k.name)).map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_find_their_owner() {
+        let owner = |text: &str| text.parse::<Setting>().map(|s| s.owner);
+        assert_eq!(owner("sequential_cutoff=0"), Ok(Owner::Device));
+        assert_eq!(owner("journal_delay_ms=5"), Ok(Owner::Set));
+        assert_eq!(owner("set.io_error_limit=5"), Ok(Owner::Set));
+        assert_eq!(owner("device.io_error_limit=5"), Ok(Owner::Device));
+        assert!(owner("io_error_limit=5").unwrap_err().contains("set.io_error_limit"));
+        assert!(owner("set.sequential_cutoff=5").unwrap_err().contains("no such tunable"));
+        assert!(owner("nothing=5").unwrap_err().contains("writeback_percent"));
+        assert!(owner("writeback_percent=x").is_err());
+        assert!(owner("cache_mode=sideways").unwrap_err().contains("writeback"));
+        assert!(owner("cache_mode").is_err());
+    }
+}
