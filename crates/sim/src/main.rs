@@ -1,0 +1,2 @@
+//! Runs seeds.
+fn main() {}

@@ -1,0 +1,221 @@
+//! The hardware of a run: a cache device and its backing devices, freshly formatted.
+//!
+//! Owns the layout and the formatting. Every data sector of a backing device carries the stamp of write 0 of its
+//! volume, so that even what nobody wrote is recognisable.
+
+use std::rc::Rc;
+
+use engine::{CacheSet, EngineError, SetOptions, Volume};
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use io::Disk;
+
+use crate::disk::{Keep, SimDisk};
+use crate::stamp::{SECTOR, fill_data};
+use crate::world::{Machine, Order, World};
+
+/// The place of every superblock.
+const SUPERBLOCK: Sector = Sector(8);
+
+/// A backing device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackingLayout {
+    /// Size of the data.
+    pub data_sectors: u64,
+    /// Where it begins.
+    pub data_offset: u64,
+    /// Block size in its superblock, in sectors.
+    pub block_sectors: u64,
+    /// Logical block size of the device.
+    pub logical_block_bytes: u32,
+    /// Cache mode to begin with.
+    pub mode: CacheMode,
+    /// Preferred I/O size, 0 for none; partial stripes are expensive then.
+    pub stripe_bytes: u32,
+    /// Whether the device takes discards.
+    pub discard: bool,
+}
+
+/// Sizes of everything.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Bucket size.
+    pub bucket_sectors: u64,
+    /// Block size of the set.
+    pub block_sectors: u64,
+    /// Buckets of the cache device.
+    pub nbuckets: u64,
+    /// Logical block size of the cache device.
+    pub logical_block_bytes: u32,
+    /// Victim selection.
+    pub replacement: Replacement,
+    /// Buckets are discarded before reuse.
+    pub discard: bool,
+    /// The backing devices.
+    pub backings: Vec<BackingLayout>,
+}
+
+impl Layout {
+    /// A small set with one backing device of 1 MiB.
+    pub fn small(mode: CacheMode) -> Layout {
+        Layout {
+            bucket_sectors: 8,
+            block_sectors: 1,
+            nbuckets: 256,
+            logical_block_bytes: 512,
+            replacement: Replacement::Lru,
+            discard: false,
+            backings: vec![BackingLayout {
+                data_sectors: 2048,
+                data_offset: 16,
+                block_sectors: 1,
+                logical_block_bytes: 512,
+                mode,
+                stripe_bytes: 0,
+                discard: true,
+            }],
+        }
+    }
+}
+
+/// UUID of the set.
+pub const SET_UUID: Uuid = Uuid([0x5e; 16]);
+
+/// UUID of a backing device or volume, by its number in the run.
+pub fn uuid_of(number: usize) -> Uuid {
+    let mut bytes = [0xb0; 16];
+    bytes[15] = number as u8;
+    Uuid(bytes)
+}
+
+/// The devices.
+pub struct Rig {
+    /// The world in which they are.
+    pub world: World,
+    /// The cache device.
+    pub cache: Rc<SimDisk>,
+    /// The backing devices.
+    pub backings: Vec<Rc<SimDisk>>,
+    /// What they are like.
+    pub layout: Layout,
+}
+
+impl Rig {
+    /// New devices, formatted. The backing devices name the set to which they will belong.
+    ///
+    /// # Panics
+    /// If the layout breaks a rule of the format.
+    pub fn new(world: &World, layout: Layout) -> Rig {
+        let l = &layout;
+        let info = SimDisk::describe("cache", l.nbuckets * l.bucket_sectors, l.logical_block_bytes);
+        let cache = SimDisk::new(world, 0, info);
+        let superblock = CacheSuper::format(&CacheFormat {
+            uuid: Uuid([0xca; 16]),
+            set_uuid: SET_UUID,
+            device_sectors: Sectors(l.nbuckets * l.bucket_sectors),
+            block_sectors: Sectors(l.block_sectors),
+            bucket_sectors: Sectors(l.bucket_sectors),
+            replacement: l.replacement,
+            discard: l.discard,
+        });
+        let superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
+        cache.put(SUPERBLOCK, &superblock.encode());
+        let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();
+        Rig { world: world.clone(), cache, backings, layout }
+    }
+
+    /// Every device.
+    pub fn disks(&self) -> impl Iterator<Item = &Rc<SimDisk>> {
+        std::iter::once(&self.cache).chain(&self.backings)
+    }
+
+    /// Switches the machine on.
+    pub fn boot(&self, order: Order) -> Machine {
+        self.world.power_on();
+        Machine::boot(&self.world, order)
+    }
+
+    /// Switches the machine off and the power of every device. Tasks end where they stand.
+    pub fn power_cut(&self, machine: Machine, keep: Keep) {
+        self.world.cut_power();
+        drop(machine);
+        for d in self.disks() {
+            d.power_cut(keep);
+        }
+        self.world.log(|| format!("POWER CUT, keep {keep:?}"));
+    }
+
+    /// Kills the process; the devices stay on.
+    pub fn kill(&self, machine: Machine) {
+        self.world.cut_power();
+        drop(machine);
+        for d in self.disks() {
+            d.kill();
+        }
+        self.world.log(|| "KILL".into());
+    }
+
+    /// A device as tasks of `machine` see it.
+    pub fn disk(&self, machine: &Machine, disk: &Rc<SimDisk>) -> Disk {
+        Disk::new(disk.clone(), machine.handle())
+    }
+
+    /// What it takes to open the set on `machine`.
+    pub fn parts(&self, machine: &Machine) -> Parts {
+        Parts {
+            cache: self.disk(machine, &self.cache),
+            backings: self.backings.iter().map(|b| self.disk(machine, b)).collect(),
+        }
+    }
+}
+
+/// Devices for the tasks of one boot.
+#[derive(Clone)]
+pub struct Parts {
+    /// The cache device.
+    pub cache: Disk,
+    /// The backing devices.
+    pub backings: Vec<Disk>,
+}
+
+impl Parts {
+    /// Opens the set and registers all backing devices.
+    ///
+    /// # Errors
+    /// Whatever the engine says.
+    pub async fn open(&self, options: SetOptions) -> Result<(CacheSet, Vec<Rc<Volume>>), EngineError> {
+        let set = CacheSet::open(self.cache.clone(), options).await?;
+        let mut volumes = Vec::new();
+        for b in &self.backings {
+            volumes.push(set.register(b.clone()).await?);
+        }
+        Ok((set, volumes))
+    }
+}
+
+fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<SimDisk> {
+    let sectors = b.data_offset + b.data_sectors;
+    let mut info = SimDisk::describe(&format!("backing{i}"), sectors, b.logical_block_bytes);
+    info.optimal_io_bytes = b.stripe_bytes;
+    info.partial_stripes_expensive = b.stripe_bytes > 0;
+    info.discard = b.discard;
+    let disk = SimDisk::new(world, i as u64 + 1, info);
+    let superblock = BackingSuper::format(&BackingFormat {
+        uuid: uuid_of(i),
+        set_uuid: SET_UUID,
+        device_sectors: Sectors(sectors),
+        block_sectors: Sectors(b.block_sectors),
+        bucket_sectors: Sectors(l.bucket_sectors),
+        data_offset: Sector(b.data_offset),
+        cache_mode: b.mode,
+        label: [0; 32],
+    });
+    let superblock = superblock.unwrap_or_else(|e| panic!("{l:?}: {e}"));
+    disk.put(SUPERBLOCK, &superblock.encode());
+    let mut bytes = [0; SECTOR];
+    for sector in 0..b.data_sectors {
+        fill_data(&mut bytes, i as u8, sector, 0);
+        disk.put(Sector(b.data_offset + sector), &bytes);
+    }
+    disk
+}

@@ -1,0 +1,362 @@
+//! Virtual time, the events of devices, and the driver that runs an executor on them.
+//!
+//! Owns the clock, the queue of things that will happen, the random source of a run, the power switch, and a hash of
+//! everything that happened. Nothing here depends on anything but the seed: a run twice is the same run. Must not
+//! know what the events do.
+//!
+//! *Effects* are the moments at which a device takes or ends a request. They are counted, and the power can be cut
+//! at any of them: from then on devices take nothing, end nothing and change nothing.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::rc::Rc;
+
+use io::{Clock, Handle, JoinHandle, Nanos, Rng, Runtime, Schedule};
+
+/// Polls without time passing that count as a livelock.
+const MAX_POLLS: usize = 3_000_000;
+
+type Event = Box<dyn FnOnce()>;
+
+struct Inner {
+    now: Cell<Nanos>,
+    next_id: Cell<u64>,
+    queue: RefCell<BinaryHeap<Reverse<(Nanos, u64)>>>,
+    events: RefCell<BTreeMap<u64, Event>>,
+    rng: RefCell<Rng>,
+    hash: Cell<u64>,
+    effects: Cell<u64>,
+    cut_at: Cell<Option<u64>>,
+    off: Cell<bool>,
+    verbose: Cell<bool>,
+}
+
+/// The world of one run. Cheap to clone.
+#[derive(Clone)]
+pub struct World {
+    inner: Rc<Inner>,
+}
+
+impl World {
+    /// A world whose random choices depend on `seed`.
+    pub fn new(seed: u64) -> World {
+        World {
+            inner: Rc::new(Inner {
+                now: Cell::new(Nanos(1)),
+                next_id: Cell::new(0),
+                queue: RefCell::default(),
+                events: RefCell::default(),
+                rng: RefCell::new(Rng::new(seed)),
+                hash: Cell::new(0xcbf2_9ce4_8422_2325),
+                effects: Cell::new(0),
+                cut_at: Cell::new(None),
+                off: Cell::new(false),
+                verbose: Cell::new(false),
+            }),
+        }
+    }
+
+    /// Says on standard error what happens.
+    pub fn set_verbose(&self, verbose: bool) {
+        self.inner.verbose.set(verbose);
+    }
+
+    /// Tells what happens, if somebody wants to know.
+    pub fn log(&self, what: impl FnOnce() -> String) {
+        if self.inner.verbose.get() {
+            eprintln!("{:>12} us {:>7}  {}", self.now().0 / 1000, self.effects(), what());
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.inner.now.get()
+    }
+
+    /// A random choice.
+    pub fn random<T>(&self, choose: impl FnOnce(&mut Rng) -> T) -> T {
+        choose(&mut self.inner.rng.borrow_mut())
+    }
+
+    /// Lets `event` happen after `delay`.
+    pub fn after(&self, delay: Nanos, event: impl FnOnce() + 'static) {
+        let id = self.inner.next_id.get();
+        self.inner.next_id.set(id + 1);
+        self.inner.events.borrow_mut().insert(id, Box::new(event));
+        self.inner.queue.borrow_mut().push(Reverse((self.now().after(delay), id)));
+    }
+
+    /// Adds something that happened to the hash of the run.
+    pub fn note(&self, what: u64) {
+        let h = (self.inner.hash.get() ^ what).wrapping_mul(0x0000_0100_0000_01b3);
+        self.inner.hash.set(h ^ (h >> 29));
+    }
+
+    /// The hash of everything that happened.
+    pub fn hash(&self) -> u64 {
+        self.inner.hash.get()
+    }
+
+    /// A device takes or ends a request; false if it cannot, because the power is off.
+    pub fn effect(&self) -> bool {
+        if self.inner.off.get() {
+            return false;
+        }
+        let n = self.inner.effects.get();
+        if self.inner.cut_at.get().is_some_and(|at| n >= at) {
+            self.inner.off.set(true);
+            return false;
+        }
+        self.inner.effects.set(n + 1);
+        true
+    }
+
+    /// Effects so far.
+    pub fn effects(&self) -> u64 {
+        self.inner.effects.get()
+    }
+
+    /// The power fails before the effect with this number (or never).
+    pub fn cut_power_at(&self, effect: Option<u64>) {
+        self.inner.cut_at.set(effect);
+    }
+
+    /// Cuts the power now.
+    pub fn cut_power(&self) {
+        self.inner.off.set(true);
+    }
+
+    /// Whether the power is off.
+    pub fn is_off(&self) -> bool {
+        self.inner.off.get()
+    }
+
+    /// The power is back. Whatever was under way is gone.
+    pub fn power_on(&self) {
+        self.inner.off.set(false);
+        self.inner.cut_at.set(None);
+        let gone = std::mem::take(&mut *self.inner.events.borrow_mut());
+        self.inner.queue.borrow_mut().clear();
+        drop(gone);
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.inner.queue.borrow().peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Events that will happen.
+    pub fn pending_events(&self) -> usize {
+        self.inner.queue.borrow().len()
+    }
+
+    fn advance_to(&self, at: Nanos) {
+        self.inner.now.set(at.max(self.now()));
+    }
+
+    /// Lets time pass while nothing runs (a machine that is switched off).
+    pub fn pass(&self, span: Nanos) {
+        self.advance_to(self.now().after(span));
+    }
+
+    fn run_event(&self) -> bool {
+        let due = {
+            let mut queue = self.inner.queue.borrow_mut();
+            match queue.peek() {
+                Some(Reverse((at, _))) if *at <= self.now() => queue.pop(),
+                _ => None,
+            }
+        };
+        let Some(Reverse((_, id))) = due else { return false };
+        let event = self.inner.events.borrow_mut().remove(&id);
+        if let Some(event) = event {
+            event();
+        }
+        true
+    }
+}
+
+struct WorldClock(World);
+
+impl Clock for WorldClock {
+    fn now(&self) -> Nanos {
+        self.0.now()
+    }
+
+    fn wall_seconds(&self) -> u64 {
+        1_700_000_000 + self.0.now().0 / 1_000_000_000
+    }
+}
+
+/// Which ready task runs next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// First come, first served, as in production.
+    Fifo,
+    /// The newest first: whoever became ready early waits longest.
+    Lifo,
+    /// Any.
+    Random,
+}
+
+struct SeededSchedule {
+    order: Order,
+    rng: Rng,
+    world: World,
+}
+
+impl Schedule for SeededSchedule {
+    fn pick(&mut self, ready: usize) -> usize {
+        let at = match self.order {
+            _ if ready == 1 => 0,
+            Order::Fifo => 0,
+            // Not always, or a task that yields would keep the others out for ever.
+            Order::Lifo if self.rng.chance(7, 8) => ready - 1,
+            Order::Lifo | Order::Random => self.rng.below(ready as u64) as usize,
+        };
+        self.world.note(at as u64);
+        at
+    }
+}
+
+/// How a task under the driver ended.
+#[derive(Debug)]
+pub enum Outcome<T> {
+    /// With its result.
+    Done(T),
+    /// The power failed first.
+    PowerCut,
+    /// Never: what was seen.
+    Stuck(String),
+}
+
+impl<T> Outcome<T> {
+    /// The result.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[track_caller]
+    pub fn done(self) -> T {
+        match self {
+            Outcome::Done(v) => v,
+            Outcome::PowerCut => panic!("the power was cut, expected the task to end"),
+            Outcome::Stuck(why) => panic!("expected the task to end: {why}"),
+        }
+    }
+}
+
+/// An executor on virtual time: one boot of the machine.
+pub struct Machine {
+    world: World,
+    runtime: Runtime,
+    schedule: SeededSchedule,
+}
+
+impl Machine {
+    /// A machine that has just been switched on.
+    pub fn boot(world: &World, order: Order) -> Machine {
+        let (seed, rng) = world.random(|r| (r.next_u64(), r.fork()));
+        let runtime = Runtime::new(Rc::new(WorldClock(world.clone())), seed);
+        let schedule = SeededSchedule { order, rng, world: world.clone() };
+        Machine { world: world.clone(), runtime, schedule }
+    }
+
+    /// A handle for tasks.
+    pub fn handle(&self) -> Handle {
+        self.runtime.handle()
+    }
+
+    /// Runs everything until `task` ends, at most for `limit` of virtual time.
+    pub fn run<T>(&mut self, task: &JoinHandle<T>, limit: Nanos) -> Outcome<T> {
+        let deadline = self.world.now().after(limit);
+        let mut polls = 0;
+        loop {
+            loop {
+                let n = self.runtime.run(&mut self.schedule, 16);
+                if self.world.is_off() {
+                    return Outcome::PowerCut;
+                }
+                polls += n;
+                if n == 0 {
+                    break;
+                }
+                if polls > MAX_POLLS {
+                    return Outcome::Stuck(format!("{polls} polls without any time passing"));
+                }
+            }
+            if let Some(value) = task.try_take() {
+                return Outcome::Done(value);
+            }
+            let next = match (self.world.next_event(), self.runtime.next_deadline()) {
+                (Some(a), Some(b)) => a.min(b),
+                (Some(a), None) => a,
+                (None, Some(b)) => b,
+                (None, None) => {
+                    return Outcome::Stuck(format!(
+                        "nothing is ready, no request is under way, no timer is set; {} tasks wait",
+                        self.runtime.live_tasks()
+                    ));
+                }
+            };
+            if next > deadline {
+                return Outcome::Stuck(format!("not done after {} ms of virtual time", limit.as_ms()));
+            }
+            if next > self.world.now() {
+                polls = 0;
+                self.world.advance_to(next);
+                self.world.note(next.0);
+            }
+            // One event at a time: what it wakes may run before the next one of the same moment.
+            if !self.world.run_event() {
+                self.runtime.fire_timers();
+            }
+        }
+    }
+
+    /// Runs `future` to its end; the power stays on.
+    ///
+    /// # Panics
+    /// If it does not end within an hour of virtual time.
+    #[track_caller]
+    pub fn block_on<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
+        let task = self.handle().spawn(future);
+        self.run(&task, Nanos::from_secs(3600)).done()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_from_event_to_event_and_a_task_that_waits_for_nothing_is_found() {
+        let world = World::new(1);
+        let mut m = Machine::boot(&world, Order::Random);
+        let (rt, w) = (m.handle(), world.clone());
+        let seen = m.block_on(async move {
+            let hits = Rc::new(RefCell::new(Vec::new()));
+            for ms in [30, 10, 20] {
+                let (hits, w2) = (hits.clone(), w.clone());
+                w.after(Nanos::from_ms(ms), move || hits.borrow_mut().push(w2.now().as_ms()));
+            }
+            rt.sleep(Nanos::from_ms(25)).await;
+            let early = hits.borrow().clone();
+            rt.sleep(Nanos::from_ms(25)).await;
+            (early, hits.borrow().clone())
+        });
+        assert_eq!(seen, (vec![10, 20], vec![10, 20, 30]));
+        let never = m.handle().spawn(std::future::pending::<()>());
+        assert!(matches!(m.run(&never, Nanos::from_secs(1)), Outcome::Stuck(_)));
+    }
+
+    #[test]
+    fn the_power_fails_at_the_effect_that_was_chosen() {
+        let world = World::new(1);
+        world.cut_power_at(Some(2));
+        assert!(world.effect() && world.effect() && !world.effect());
+        assert!(world.is_off());
+        world.power_on();
+        assert!(world.effect());
+        assert_eq!(world.effects(), 3);
+    }
+}

@@ -1,0 +1,69 @@
+//! The simplest story: what is written can be read, and what was flushed survives stop and power cut.
+#![allow(clippy::unwrap_used)]
+
+use std::rc::Rc;
+
+use engine::{SetOptions, Volume};
+use format::{CacheMode, Sector, Sectors};
+use io::{Handle, WriteFlags};
+use sim::disk::Keep;
+use sim::rig::{Layout, Rig};
+use sim::stamp::{Content, SECTOR, decode, fill_data};
+use sim::world::{Order, World};
+
+async fn write(rt: &Handle, v: &Rc<Volume>, sector: u64, sectors: u64, write: u32) {
+    let mut b = rt.pool().take(sectors as usize * SECTOR);
+    for (i, s) in b.as_mut().chunks_mut(SECTOR).enumerate() {
+        fill_data(s, 0, sector + i as u64, write);
+    }
+    v.write(Sector(sector), Sectors(sectors), b, 0, WriteFlags::default()).await.unwrap();
+}
+
+async fn read(rt: &Handle, v: &Rc<Volume>, sector: u64, sectors: u64) -> Vec<Content> {
+    let b = rt.pool().take(sectors as usize * SECTOR);
+    let (b, r) = v.read(Sector(sector), Sectors(sectors), b, 0).await;
+    r.unwrap();
+    b.as_slice().chunks(SECTOR).map(decode).collect()
+}
+
+fn all(sector: u64, sectors: u64, write: u32) -> Vec<Content> {
+    (sector..sector + sectors).map(|sector| Content::Data { volume: 0, sector, write }).collect()
+}
+
+#[test]
+fn written_flushed_stopped_reopened_and_cut() {
+    for mode in [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None] {
+        for keep in [Keep::Nothing, Keep::Everything, Keep::Some(4)] {
+            let world = World::new(7);
+            let rig = Rig::new(&world, Layout::small(mode));
+            let mut m = rig.boot(Order::Fifo);
+            let (rt, parts) = (m.handle(), rig.parts(&m));
+            m.block_on(async move {
+                let (set, v) = parts.open(SetOptions::default()).await.unwrap();
+                assert_eq!(read(&rt, &v[0], 100, 16).await, all(100, 16, 0));
+                write(&rt, &v[0], 100, 8, 1).await;
+                assert_eq!(read(&rt, &v[0], 100, 16).await, [all(100, 8, 1), all(108, 8, 0)].concat());
+                v[0].flush().await.unwrap();
+                set.stop().await.unwrap();
+            });
+            let mut m = rig.boot(Order::Random);
+            let (rt, parts) = (m.handle(), rig.parts(&m));
+            m.block_on(async move {
+                let (_set, v) = parts.open(SetOptions::default()).await.unwrap();
+                assert_eq!(read(&rt, &v[0], 100, 16).await, [all(100, 8, 1), all(108, 8, 0)].concat());
+                write(&rt, &v[0], 104, 8, 2).await;
+                v[0].flush().await.unwrap();
+                write(&rt, &v[0], 200, 8, 3).await;
+            });
+            rig.power_cut(m, keep);
+            let mut m = rig.boot(Order::Lifo);
+            let (rt, parts) = (m.handle(), rig.parts(&m));
+            m.block_on(async move {
+                let (set, v) = parts.open(SetOptions::default()).await.unwrap();
+                let expected = [all(100, 4, 1), all(104, 8, 2), all(112, 4, 0)].concat();
+                assert_eq!(read(&rt, &v[0], 100, 16).await, expected);
+                set.stop().await.unwrap();
+            });
+        }
+    }
+}
