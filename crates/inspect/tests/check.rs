@@ -92,3 +92,36 @@ fn devices_come_in_any_order() {
     let report = check(&[&ba], CheckOptions::default(), &mut |_| ControlFlow::Continue(()));
     assert_eq!((report.sets.len(), report.backings_alone.len()), (0, 1));
 }
+
+/// What scripts read.
+#[test]
+fn report_as_json() {
+    let dir = "07-busy-killed";
+    let (cache, backing) = (cache(dir), backing(dir));
+    let (cache, backing) = (cache_source(&cache), backing_source(&backing));
+    let devices: [&dyn ReadAt; 2] = [&cache, &backing];
+    let mut seen = 0;
+    let report = check(&devices, CheckOptions::default(), &mut |p| {
+        seen = p.done.0;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(seen, 62464);
+    let json: serde_json::Value = serde_json::from_str(&inspect::dump::to_json(&report)).unwrap();
+    assert_eq!(
+        (&json["schema_version"], &json["errors"], &json["notices"]),
+        (&1.into(), &0.into(), &6.into())
+    );
+    let set = &json["sets"][0];
+    assert_eq!(set["summary"]["buckets"]["data"], 961);
+    assert_eq!(set["summary"]["journal"]["newest_seq"], 3311);
+    assert_eq!(set["summary"]["devices"][0]["backing"]["standing"], "attached");
+    assert_eq!(set["counts"][0]["invariant"]["name"], "clean-equal");
+    assert_eq!(set["findings"][0]["severity"], "notice");
+    assert_eq!(set["findings"][0]["place"]["device"], "cache");
+    assert!(report.to_string().ends_with("no errors, 6 notices\n"), "{report}");
+
+    let report = check(&devices, CheckOptions::default(), &mut |_| ControlFlow::Break(()));
+    assert!(report.sets[0].summary.as_ref().unwrap().cancelled);
+    let report = check(&devices, CheckOptions { compare_clean: false }, &mut |_| ControlFlow::Break(()));
+    assert_eq!(report.notices, 0);
+}

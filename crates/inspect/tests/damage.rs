@@ -498,6 +498,14 @@ fn generation_newer_than_dirty_data() {
 }
 
 #[test]
+fn generation_newer_than_a_node() {
+    let mut e = Edit::new(SINGLE_LEAF);
+    let bucket = e.view.nodes[0].bucket;
+    e.advance_gen(bucket, 1);
+    expect(&e, I::PointerAge, Error, &["pointer to the node", "1 generations behind"]);
+}
+
+#[test]
 fn freed_node_too_old() {
     let mut e = Edit::new("08-synthetic");
     let root = e.view.nodes[0].clone();

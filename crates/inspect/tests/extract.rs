@@ -313,3 +313,35 @@ fn output_files_keep_holes_and_extraction_can_be_stopped() {
     assert!(matches!(error, Err(ExtractError::Cancelled { .. })));
     assert_eq!(calls, 3);
 }
+
+/// Through files, as the command does it: holes of the backing image are skipped, not read.
+#[test]
+fn images_in_files() {
+    use inspect::FileSource;
+    use std::os::unix::fs::FileExt;
+    let e = Edit::new(DIR);
+    let sparse = |bytes: &[u8]| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(bytes.len() as u64).unwrap();
+        for (n, block) in bytes.chunks(4096).enumerate().filter(|(_, b)| b.iter().any(|&b| b != 0)) {
+            file.as_file().write_all_at(block, n as u64 * 4096).unwrap();
+        }
+        file
+    };
+    let (cache, backing) = (sparse(&e.cache), sparse(&e.backing));
+    let (cache, backing) =
+        (FileSource::open(cache.path()).unwrap(), FileSource::open(backing.path()).unwrap());
+    let view = SetView::open(&cache, Mode::Strict).unwrap();
+    let x = Extraction::new(&view, &cache, Target::Cached(&backing), ExtractOptions::default()).unwrap();
+    let output = tempfile::NamedTempFile::new().unwrap();
+    let mut sink = FileSink::new(output.reopen().unwrap());
+    let result = x.run(&mut sink, &mut |_| ControlFlow::Continue(())).unwrap();
+    let digest = sha256(&std::fs::read(output.path()).unwrap());
+    assert_eq!(digest, expected(DIR)["devices"][0]["sha256"].as_str().unwrap());
+    // Only a file system without holes makes this zero.
+    println!("{} of {} sectors are holes", result.zero_sectors, result.sectors);
+    assert_eq!(
+        result.sectors,
+        result.dirty_sectors + result.clean_sectors + result.backing_sectors + result.zero_sectors
+    );
+}

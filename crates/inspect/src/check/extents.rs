@@ -1,4 +1,4 @@
-//! Rules about extents that need slots, devices and final generations: invariants 13, 14 and 15.
+//! Rules about pointers that need slots, devices and final generations: invariants 13, 14 and 15.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::Backing;
 use crate::attach::Relation;
 use crate::extent_map::Piece;
 use crate::finding::{Finding, Findings, Invariant, Place, Severity};
-use crate::view::{MAX_POINTER_AGE, PieceKind, SetView, SlotKind, data_place};
+use crate::view::{MAX_POINTER_AGE, NodeId, PieceKind, SetView, SlotKind, data_place};
 
 /// Checks every piece of the extent map.
 pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Findings) {
@@ -35,6 +35,22 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
             "one, as there are keys with this inode",
             format!("none, and {count} ranges"),
         ));
+    }
+}
+
+/// Checks that no node's pointer was overtaken by a pointer found after the node was read, or by the
+/// stored generation of the root's bucket: its bucket was freed, and can be anything's by now.
+pub(super) fn check_nodes(view: &SetView, findings: &mut Findings) {
+    let (severity, invariant) = (Severity::Error, Invariant::PointerAge);
+    for (id, node) in (0..).map(NodeId).zip(&view.nodes) {
+        let age = view.gens.age(node.key.ptr, node.key.size()).unwrap_or(0);
+        if age > 0 {
+            findings.push_with(invariant, severity, || {
+                let found = format!("{age} generations behind");
+                let place = view.node_place(id);
+                Finding::new(severity, invariant, place, "pointer to the node", "current", found)
+            });
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Is everything in a cache set as it should be?
 //!
 //! Owns the check of all invariants of the format (section 11): the view finds those that concern one
-//! structure, `usage` those about buckets, [`extents`] and [`backing`] the rest. It goes on at damage as
+//! structure, `usage` those about buckets, the files here the rest. It goes on at damage as
 //! far as it can and never writes.
 //!
 //! *Invariant:* an image that a correct writer left, at whatever moment it was interrupted, has no
@@ -128,6 +128,7 @@ fn check_view(
         usage.check_room(view).into_iter().for_each(|f| findings.push(f));
     }
     extents::check(view, backings, &mut findings);
+    extents::check_nodes(view, &mut findings);
     backing::check_states(view, backings, &mut findings);
     let mut compared = backing::Compared::default();
     if options.compare_clean {

@@ -40,7 +40,8 @@ const HOLE_BYTES: usize = 4096;
 
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Writes everything, zeros included: for pipes and block devices.
+/// Writes everything, zeros included: for pipes and block devices. It flushes what is buffered; making a
+/// block device durable is up to who has it.
 #[derive(Debug)]
 pub struct StreamSink<W> {
     to: W,
