@@ -144,7 +144,7 @@ fn volumes_and_cached_devices_are_not_confused() {
     let cache = cache_source(&e.cache);
     for (target, words) in [
         (Target::Volume(Inode(1)), "found a cached device"),
-        (Target::Volume(Inode(5)), "volumes are in [Inode(0)]), found nothing"),
+        (Target::Volume(Inode(5)), "volumes are in [0]), found nothing"),
         (Target::Cached(&cache), "found a cache device"),
     ] {
         let error = Extraction::new(&e.view, &cache, target, BEST).err().unwrap();

@@ -431,7 +431,7 @@ impl fmt::Display for SetSummary {
         let b = &self.btree;
         writeln!(
             f,
-            "  btree: {} nodes below level {}, {} sets; {} extents ({} dirty), {} stale, {} holes",
+            "  btree: {} nodes, root at level {}, {} sets; {} extents ({} dirty), {} stale, {} holes",
             b.nodes, b.root_level, b.bsets, b.live_extents, b.dirty_extents, b.stale_extents, b.holes
         )?;
         if b.missing_nodes > 0 {

@@ -87,7 +87,7 @@ pub enum ExtractError {
         /// What it has.
         found: &'static str,
         /// Slots that have volumes.
-        volumes: Vec<Inode>,
+        volumes: Vec<u32>,
     },
     /// The slot is free, and there is no data for it.
     #[error("{cache}: expected a cached device in slot {slot}, found nothing")]

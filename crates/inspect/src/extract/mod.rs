@@ -267,7 +267,7 @@ impl<'a> Extraction<'a> {
                     Some(SlotKind::Invalidated) => "a device that was detached, or a volume that was deleted",
                     _ => "nothing",
                 },
-                volumes: self.view.volumes().map(|(inode, _)| inode).collect(),
+                volumes: self.view.volumes().map(|(inode, _)| inode.0).collect(),
             }),
         }
     }
