@@ -74,7 +74,7 @@ impl Progress {
 
     /// `done` of `total` bytes are done.
     pub(crate) fn bytes(&mut self, done: u64, total: u64) {
-        let percent = if total == 0 { 100 } else { done.saturating_mul(100) / total };
+        let percent = done.saturating_mul(100).checked_div(total).unwrap_or(100);
         self.line(|what| format!("{what}: {percent:>3} %, {} of {}", size::human(done), size::human(total)));
     }
 

@@ -27,6 +27,11 @@ pub(crate) struct Interrupt {
 impl Interrupt {
     pub(crate) fn new() -> Result<Interrupt, Failure> {
         exit_at_second_signal()?;
+        Interrupt::without_exit()
+    }
+
+    /// One that leaves a second signal alone too: for work that has to clean up after itself.
+    pub(crate) fn without_exit() -> Result<Interrupt, Failure> {
         Ok(Interrupt { signals: signals()?, came: false })
     }
 

@@ -203,9 +203,10 @@ fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> 
         candidates.push(Path::new("/dev").join(entry.file_name()));
     }
     if cache.is_file() {
-        let dir = cache.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        candidates.extend(files.map(|e| e.path()).filter(|p| p.is_file()));
+        let dir = cache.parent().unwrap_or(Path::new(""));
+        let listed = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        let files = std::fs::read_dir(listed).into_iter().flatten().flatten();
+        candidates.extend(files.map(|e| dir.join(e.file_name())).filter(|p| p.is_file()));
     }
     candidates.sort();
     let mut found: Vec<(format::Uuid, PathBuf)> = Vec::new();

@@ -332,7 +332,7 @@ impl Make {
         let label = label_bytes(label).ok_or_else(|| {
             fail(format!("label: expected at most 32 bytes without NUL, found {}", label.len()))
         })?;
-        if block.0 != 0 && self.data_offset % block.0 != 0 {
+        if !self.data_offset.is_multiple_of(block.0) {
             // The kernel would serve such a device and cache nothing of it.
             return Err(fail(format!(
                 "data offset: expected a multiple of the block size of {block} sectors, found {}",

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod check;
+mod demo;
 mod dump;
 mod extract;
 mod flush;
@@ -22,6 +23,7 @@ pub(crate) enum Command {
     Flush(flush::Flush),
     Check(check::Check),
     Dump(dump::Dump),
+    Demo(demo::Demo),
 }
 
 impl Command {
@@ -34,6 +36,7 @@ impl Command {
             Command::Flush(c) => c.run(),
             Command::Check(c) => c.run(),
             Command::Dump(c) => c.run(),
+            Command::Demo(c) => c.run(),
         }
     }
 }

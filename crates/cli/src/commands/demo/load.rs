@@ -1,0 +1,216 @@
+//! The load generator of the demonstration: 4 KiB requests at random, verified.
+//!
+//! Owns the working set: which blocks there are and which write was the last of each. A block has at most one request
+//! under way, so every read has one right answer.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use io::Rng;
+
+use crate::failure::Failure;
+use crate::nbd_client::{Ask, Client};
+use crate::out;
+use crate::session::Interrupt;
+
+/// Size of a request.
+pub(super) const BLOCK_BYTES: usize = 4096;
+/// Requests under way.
+const DEPTH: usize = 8;
+/// Of a hundred requests, so many are reads.
+const READS_PERCENT: u64 = 70;
+/// How long a request may take before the demonstration gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest latency that is told apart, in microseconds.
+const MOST_US: u64 = 60_000_000;
+
+struct Block {
+    position: u64,
+    /// Number of the last write; 0 for none.
+    version: u32,
+    busy: bool,
+}
+
+/// The blocks that are used.
+pub(super) struct WorkingSet {
+    blocks: Vec<Block>,
+    rng: Rng,
+}
+
+impl WorkingSet {
+    /// `count` blocks, spread at random over `bytes`.
+    pub(super) fn spread(count: usize, bytes: u64) -> WorkingSet {
+        // The same in every run.
+        let mut rng = Rng::new(4);
+        let mut taken = std::collections::BTreeSet::new();
+        while taken.len() < count {
+            taken.insert(rng.below(bytes / BLOCK_BYTES as u64));
+        }
+        let block = |n: u64| Block { position: n * BLOCK_BYTES as u64, version: 0, busy: false };
+        WorkingSet { blocks: taken.into_iter().map(block).collect(), rng }
+    }
+
+    /// All blocks, in random order.
+    fn shuffled(&mut self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.blocks.len()).collect();
+        for i in (1..order.len()).rev() {
+            let j = self.rng.below(i as u64 + 1) as usize;
+            order.swap(i, j);
+        }
+        order
+    }
+}
+
+/// What a block holds after its write number `version`: every sector says where it belongs and which write made it.
+fn contents(position: u64, version: u32) -> Vec<u8> {
+    let mut out = vec![0; BLOCK_BYTES];
+    if version == 0 {
+        return out;
+    }
+    for (i, word) in out.chunks_exact_mut(16).enumerate() {
+        word[..8].copy_from_slice(&(position + i as u64 * 16).to_le_bytes());
+        word[8..12].copy_from_slice(&version.to_le_bytes());
+        word[12..].copy_from_slice(b"demo");
+    }
+    out
+}
+
+/// What was measured.
+pub(super) struct Figures {
+    pub(super) requests: u64,
+    pub(super) took: Duration,
+    /// Microseconds.
+    pub(super) latency: Histogram<u64>,
+}
+
+/// The generator.
+pub(super) struct Load {
+    set: WorkingSet,
+    verified_reads: u64,
+    writes: u32,
+}
+
+impl Load {
+    pub(super) fn new(set: WorkingSet) -> Load {
+        Load { set, verified_reads: 0, writes: 0 }
+    }
+
+    pub(super) fn verified_reads(&self) -> u64 {
+        self.verified_reads
+    }
+
+    /// Position and right contents of every block.
+    pub(super) fn expected(&self) -> impl Iterator<Item = (u64, Vec<u8>)> {
+        self.set.blocks.iter().map(|b| (b.position, contents(b.position, b.version)))
+    }
+
+    /// Uses blocks over and over for a time.
+    pub(super) fn run_for(
+        &mut self,
+        socket: &Path,
+        what: &'static str,
+        time: Duration,
+        interrupt: &mut Interrupt,
+    ) -> Result<Figures, Failure> {
+        self.run(socket, what, time, false, interrupt)
+    }
+
+    /// Uses each block once; ends early when the time is over.
+    pub(super) fn run_once(
+        &mut self,
+        socket: &Path,
+        what: &'static str,
+        time: Duration,
+        interrupt: &mut Interrupt,
+    ) -> Result<Figures, Failure> {
+        self.run(socket, what, time, true, interrupt)
+    }
+
+    fn run(
+        &mut self,
+        socket: &Path,
+        what: &'static str,
+        time: Duration,
+        once: bool,
+        interrupt: &mut Interrupt,
+    ) -> Result<Figures, Failure> {
+        let lost = |e: std::io::Error| Failure::Failed(format!("{what}: the volume does not answer: {e}"));
+        let mut client = Client::connect(socket, "").map_err(lost)?;
+        client.set_timeout(Some(PATIENCE)).map_err(lost)?;
+        let mut latency = Histogram::new_with_bounds(1, MOST_US, 3).map_err(Failure::of)?;
+        let mut progress = out::Progress::new(what);
+        let total = if once { self.set.blocks.len() as u64 } else { u64::MAX };
+        let (start, mut sent, mut done) = (Instant::now(), 0u64, 0u64);
+        let mut order: Vec<usize> = Vec::new();
+        // By tag, which is the number of the block: when it was sent, and the version that it writes.
+        let mut under_way: Vec<Option<(Instant, Option<u32>)>> = vec![None; self.set.blocks.len()];
+        loop {
+            while client.pending() < DEPTH && sent < total && start.elapsed() < time && !interrupt.came() {
+                let Some(next) = order.pop() else {
+                    order = self.set.shuffled();
+                    continue;
+                };
+                let read = self.set.rng.below(100) < READS_PERCENT;
+                let block = &mut self.set.blocks[next];
+                if std::mem::replace(&mut block.busy, true) {
+                    // Still under way from the end of the last round.
+                    continue;
+                }
+                sent += 1;
+                let (position, tag) = (block.position, next as u64);
+                let version = if read {
+                    client.ask(Ask::Read(BLOCK_BYTES as u32), position, tag).map_err(lost)?;
+                    None
+                } else {
+                    self.writes += 1;
+                    client.ask_write(position, &contents(position, self.writes), false, tag).map_err(lost)?;
+                    Some(self.writes)
+                };
+                under_way[next] = Some((Instant::now(), version));
+            }
+            if client.pending() == 0 {
+                break;
+            }
+            let reply = client.receive().map_err(lost)?;
+            let Some((at, block)) = usize::try_from(reply.tag)
+                .ok()
+                .and_then(|n| Some((under_way.get_mut(n)?.take()?, self.set.blocks.get_mut(n)?)))
+            else {
+                return Err(Failure::Failed(format!("{what}: an answer to no request")));
+            };
+            let (sent_at, version) = at;
+            let sector = block.position / 512;
+            if reply.error != 0 {
+                return Err(Failure::Failed(format!("{what}: sector {sector}: error {}", reply.error)));
+            }
+            match version {
+                Some(version) => block.version = version,
+                None if reply.data == contents(block.position, block.version) => self.verified_reads += 1,
+                None => {
+                    return Err(Failure::Failed(format!(
+                        "{what}: sector {sector}: expected write {}, found something else",
+                        block.version
+                    )));
+                }
+            }
+            block.busy = false;
+            done += 1;
+            latency.saturating_record(u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX));
+            let seconds = start.elapsed().as_secs_f64();
+            progress.line(|what| {
+                let percent =
+                    if once { done as f64 / total as f64 } else { (seconds / time.as_secs_f64()).min(1.0) }
+                        * 100.0;
+                format!("{what}: {percent:>3.0} %, {:.0} requests/s", done as f64 / seconds.max(1e-9))
+            });
+        }
+        if interrupt.came() {
+            return Err(Failure::Failed("interrupted".into()));
+        }
+        let took = start.elapsed();
+        progress.clear();
+        Ok(Figures { requests: done, took, latency })
+    }
+}

@@ -1,0 +1,226 @@
+//! `ubcache demo`: the whole product in a minute and a half, on sparse files, with nothing left behind.
+//!
+//! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `flush`), with a backing
+//! device that is slowed down to a disk with a moving head, and a load generator of its own.
+//!
+//! Invariants: it ends by itself; whatever way it ends, its files and processes are gone. Everything that has to be
+//! taken away is owned by a value whose drop does that, and signals only make the running step fail.
+
+mod load;
+mod server;
+mod table;
+
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::out;
+use crate::session::Interrupt;
+use load::{Load, WorkingSet};
+use server::Server;
+use table::{Row, Table};
+
+const SSD_BYTES: u64 = 256 << 20;
+const HDD_BYTES: u64 = 2 << 30;
+/// Blocks that the load uses: 24 MiB, which fits the cache many times.
+const BLOCKS: usize = 6144;
+/// What the files take at most.
+const SPACE_BYTES: u64 = 512 << 20;
+/// How long the disk alone is measured.
+const ALONE: Duration = Duration::from_secs(12);
+/// How long the first pass may take; it is cut short on a host that is too slow.
+const FIRST_PASS: Duration = Duration::from_secs(45);
+/// How long the second pass takes at least.
+const SECOND_PASS: Duration = Duration::from_secs(6);
+
+/// Show in a minute and a half what a cache does
+///
+/// Makes a sparse "SSD" of 256 MiB and a sparse "HDD" of 2 GiB, which is slowed down like a disk with a moving head,
+/// and measures random reads and writes on the disk alone and through the cache. Then verifies everything that was
+/// written. Needs no privileges; nothing is left behind.
+#[derive(Args, Debug)]
+pub(crate) struct Demo {
+    /// Where to put the files [default: the directory for temporary files]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Demo {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let mut interrupt = Interrupt::without_exit()?;
+        let place = Place::new(self.dir.clone().unwrap_or_else(std::env::temp_dir))?;
+        let result = demonstrate(&place, &mut interrupt);
+        // A signal makes some step fail in its own way; the signal is the reason.
+        if interrupt.came() { Err(Failure::Failed("interrupted".into())) } else { result }
+    }
+}
+
+/// A directory that is removed with everything in it.
+struct Place {
+    dir: PathBuf,
+}
+
+impl Place {
+    fn new(parent: PathBuf) -> Result<Place, Failure> {
+        let room = rustix::fs::statvfs(&parent).map_err(|e| Failure::at(&parent, "cannot be used", e))?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        if free < SPACE_BYTES {
+            return Err(Failure::Failed(format!(
+                "{}: expected {} of free space, found {}: use another directory with --dir",
+                parent.display(),
+                crate::size::human(SPACE_BYTES),
+                crate::size::human(free)
+            )));
+        }
+        let dir = parent.join(format!("ubcache-demo-{}", std::process::id()));
+        let made = DirBuilder::new().mode(0o700).create(&dir);
+        made.map_err(|e| Failure::at(&dir, "cannot be created", e))?;
+        Ok(Place { dir })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn sparse(&self, name: &str, bytes: u64) -> Result<PathBuf, Failure> {
+        let path = self.path(name);
+        let file = File::create_new(&path).and_then(|f| f.set_len(bytes));
+        file.map_err(|e| Failure::at(&path, "cannot be created", e))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(e) = std::fs::remove_dir_all(&self.dir) {
+            out::warn(format!("{}: cannot be removed: {e}", self.dir.display()));
+        }
+    }
+}
+
+fn demonstrate(place: &Place, interrupt: &mut Interrupt) -> Result<(), Failure> {
+    let ssd = place.sparse("ssd", SSD_BYTES)?;
+    let hdd = place.sparse("hdd", HDD_BYTES)?;
+    let socket = place.path("nbd.sock");
+    say(
+        "A cache set on two sparse files: an \"SSD\" of 256 MiB, and an \"HDD\" of 2 GiB that is slowed down",
+    )?;
+    say("to a disk with a moving head (about 4 ms for short seeks, 8 ms for long ones, 150 MB/s).\n")?;
+    let [ssd_arg, hdd_arg] = [&ssd, &hdd].map(|p| p.display().to_string());
+    run(place, &["make", "-C", &ssd_arg, "-B", &hdd_arg, "--bucket", "64k", "--writeback"])?;
+
+    let working_set = WorkingSet::spread(BLOCKS, HDD_BYTES - (1 << 20));
+    let mut load = Load::new(working_set);
+    let mut table = Table::default();
+
+    say("\nThe HDD alone: 4 KiB requests at random over 2 GiB, 70 % reads, 8 at a time")?;
+    let alone = Server::start(place, &["-B", &hdd_arg, "--without-cache", "--simulate-hdd"], &socket)?;
+    let figures = load.run_for(&socket, "HDD alone", ALONE, interrupt)?;
+    alone.stop()?;
+    table.push(Row::new("HDD alone", figures));
+
+    say("\nWith the cache: the same blocks, first each one once, then again and again")?;
+    // Every request is to go through the cache, however busy this host is.
+    let settings = [
+        "--set=sequential_cutoff=0",
+        "--set=congested_read_threshold_us=0",
+        "--set=congested_write_threshold_us=0",
+        "--set=writeback_delay=3",
+        "--set=writeback_percent=10",
+    ];
+    let mut args = vec!["-C", &ssd_arg, "-B", &hdd_arg, "--simulate-hdd"];
+    args.extend(settings);
+    let mut cached = Server::start(place, &args, &socket)?;
+    let before = cached.stats()?;
+    let figures = load.run_once(&socket, "first pass", FIRST_PASS, interrupt)?;
+    let first = cached.stats()?;
+    table.push(Row::new("cached, first pass", figures).with_cache(&before, &first));
+    let figures = load.run_for(&socket, "second pass", SECOND_PASS, interrupt)?;
+    let second = cached.stats()?;
+    table.push(Row::new("cached, second pass", figures).with_cache(&first, &second));
+    cached.stop()?;
+
+    say("")?;
+    out::print(&table.to_string())?;
+    say(&table.verdict())?;
+
+    say("\nStopped in good order; newer data than the HDD has is in the cache. Is everything there?")?;
+    run(place, &["check", &ssd_arg, &hdd_arg])?;
+    let copy = place.path("copy");
+    let copy_arg = copy.display().to_string();
+    run(place, &["extract", "-C", &ssd_arg, "-B", &hdd_arg, "-o", &copy_arg])?;
+    let blocks = verify(&load, &copy, 0)?;
+    remove(&copy)?;
+    run(place, &["flush", "-C", &ssd_arg, "-B", &hdd_arg])?;
+    run(place, &["check", &ssd_arg, &hdd_arg])?;
+    verify(&load, &hdd, DATA_OFFSET_BYTES)?;
+
+    say("\nProved:")?;
+    say(&format!(
+        "  - every one of {} reads under load returned the block's last write",
+        load.verified_reads()
+    ))?;
+    say(&format!("  - cache merged over HDD (extract) has the last write of all {blocks} blocks"))?;
+    say("  - after flush the HDD alone has them too")?;
+    say("  - check found every structure of the set in order, before and after")
+}
+
+/// Where data begins on the backing device.
+const DATA_OFFSET_BYTES: u64 = 16 * 512;
+
+fn say(text: &str) -> Result<(), Failure> {
+    out::print(&format!("{text}\n"))
+}
+
+fn remove(path: &Path) -> Result<(), Failure> {
+    std::fs::remove_file(path).map_err(|e| Failure::at(path, "cannot be removed", e))
+}
+
+/// The program itself, for a command of which the operator sees the command line and what it says.
+fn run(place: &Place, args: &[&str]) -> Result<(), Failure> {
+    say(&format!("$ ubcache {}", short(place, args)))?;
+    let output = Command::new(program()?).args(args).output().map_err(Failure::of)?;
+    let dir = format!("{}/", place.dir.display());
+    let text = [output.stdout, output.stderr].map(|b| String::from_utf8_lossy(&b).replace(&dir, ""));
+    for line in text.iter().flat_map(|t| t.lines()) {
+        say(&format!("  {line}"))?;
+    }
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("ubcache {} failed ({})", args.first().unwrap_or(&""), output.status)))
+}
+
+/// A command line as it would be typed in the directory of the files.
+fn short(place: &Place, args: &[&str]) -> String {
+    args.join(" ").replace(&format!("{}/", place.dir.display()), "")
+}
+
+fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| Failure::Failed(format!("cannot find this program: {e}")))
+}
+
+/// Compares every block of the working set with its last write; returns how many there are.
+fn verify(load: &Load, path: &Path, offset: u64) -> Result<usize, Failure> {
+    let file = File::open(path).map_err(|e| Failure::at(path, "cannot be opened", e))?;
+    let mut block = vec![0; load::BLOCK_BYTES];
+    let mut count = 0;
+    for (position, expected) in load.expected() {
+        file.read_exact_at(&mut block, offset + position)
+            .map_err(|e| Failure::at(path, "cannot be read", e))?;
+        if block != expected {
+            return Err(Failure::Failed(format!(
+                "{}: sector {}: expected the last write of this block, found something else",
+                path.display(),
+                (offset + position) / 512
+            )));
+        }
+        count += 1;
+    }
+    Ok(count)
+}

@@ -1,0 +1,130 @@
+//! `ubcache up` as a process of the demonstration.
+//!
+//! It ends with its input, so also when the demonstration is killed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Place, program, say, short};
+use crate::failure::Failure;
+
+/// How long the server may take to start, to answer, and to stop.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server that runs.
+pub(super) struct Server {
+    child: Child,
+    lines: Receiver<String>,
+    messages: PathBuf,
+}
+
+/// Figures of the running set.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Stats {
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    pub(super) dirty_bytes: u64,
+}
+
+impl Server {
+    /// Starts `ubcache up` and waits until its volume is ready.
+    pub(super) fn start(place: &Place, args: &[&str], socket: &Path) -> Result<Server, Failure> {
+        let export = format!("--export=nbd={}", socket.display());
+        say(&format!("$ ubcache up {}", short(place, &[args, &[&export]].concat())))?;
+        let messages = place.path("up.log");
+        let log = File::create(&messages).map_err(|e| Failure::at(&messages, "cannot be created", e))?;
+        let mut child = Command::new(program()?)
+            .arg("up")
+            .args(args)
+            .args([&export, "--json", "--stdin"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(Failure::of)?;
+        let (sender, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            // Ends with the child's output.
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        let server = Server { child, lines, messages };
+        server.event("ready")?;
+        Ok(server)
+    }
+
+    /// The next event, which must be of this kind.
+    fn event(&self, kind: &str) -> Result<Value, Failure> {
+        let failed = |why: String| {
+            let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
+            Failure::Failed(format!("ubcache up: {why}\n{said}"))
+        };
+        let line =
+            self.lines.recv_timeout(PATIENCE).map_err(|_| failed(format!("expected to be told {kind}")))?;
+        let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
+        if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
+    }
+
+    pub(super) fn stats(&mut self) -> Result<Stats, Failure> {
+        let asked = self.child.stdin.as_mut().map(|s| s.write_all(b"stats\n").and_then(|()| s.flush()));
+        asked.transpose().map_err(Failure::of)?;
+        let event = self.event("stats")?;
+        let number = |v: &Value| v.as_u64().unwrap_or(0);
+        let volume = &event["volumes"][0];
+        Ok(Stats {
+            hits: number(&volume["cache_hits"]),
+            misses: number(&volume["cache_misses"]),
+            dirty_bytes: number(&volume["dirty_bytes"]),
+        })
+    }
+
+    /// Ends the server in good order.
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        drop(self.child.stdin.take());
+        match self.ended() {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => {
+                let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
+                Err(Failure::Failed(format!("ubcache up: {status}\n{said}")))
+            }
+            None => Err(Failure::Failed("ubcache up does not stop".into())),
+        }
+    }
+
+    /// Waits for the end of the process, but not forever.
+    fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        // Its output ends when it does; nothing else is expected there.
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            if self.lines.recv_timeout(left).is_err() {
+                break;
+            }
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        self.child.wait().ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        if self.ended().is_none() {
+            // It may be gone already.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
