@@ -13,7 +13,9 @@ use blockio::{Driver, DriverOptions};
 use clap::Args;
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, Inode, Sectors};
-use inspect::{DeviceSuper, FileSource, Mode, ReadAt, Relation, SetView, Standing};
+use inspect::{
+    DeviceSuper, ExtractOptions, Extraction, FileSource, Mode, ReadAt, Relation, SetView, Standing, Target,
+};
 use io::Nanos;
 use io::sync::{Either, select};
 use serde::Serialize;
@@ -139,6 +141,10 @@ impl Flush {
         let mut chosen = Vec::new();
         for backing in devices.backings {
             if let Some(slot) = self.wanted(&view, &backing)? {
+                // Refuses what could not be written back in full.
+                let device = FileSource::open(&*backing.disk.info().name)?;
+                let target = Target::Cached(&device);
+                Extraction::new(&view, &source, target, ExtractOptions::default())?;
                 let bytes = dirty.remove(&slot).unwrap_or(0);
                 if bytes > 0 || backing.superblock.state() == BackingState::Dirty {
                     chosen.push((backing, bytes));

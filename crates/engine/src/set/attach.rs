@@ -13,7 +13,7 @@ use super::core::SetEvent;
 use super::open::open_backing;
 use super::{Backing, CacheSet};
 use crate::error::EngineError;
-use crate::index::MAX_POSITION;
+use crate::index::{MAX_POSITION, NotLoaded};
 use crate::volume::Volume;
 
 impl CacheSet {
@@ -95,6 +95,7 @@ impl CacheSet {
                 inode
             }
         };
+        self.refuse_dirty_outside(inode, &backing).await?;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO && backing.ensure_dirty().await? {
             core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
         }
@@ -103,6 +104,33 @@ impl CacheSet {
         core.volumes.borrow_mut().push(volume.clone());
         volume.start_writeback();
         Ok(volume)
+    }
+
+    /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
+    /// or a copy that is not complete, is not served.
+    async fn refuse_dirty_outside(&self, inode: Inode, backing: &Backing) -> Result<(), EngineError> {
+        let core = &self.core;
+        let start = backing.data_offset();
+        let end = start + backing.data_sectors();
+        for (from, inside) in [(format::Sector(0), true), (end, false)] {
+            let found = loop {
+                let next = core.tree.borrow().next_dirty(inode, from, &core.buckets.borrow());
+                match next {
+                    Err(NotLoaded(id)) => core.load_leaf(id).await?,
+                    Ok(found) => break found,
+                }
+            };
+            if let Some((at, sectors, _)) = found
+                && !(inside && at >= start)
+            {
+                return Err(EngineError::Invalid(format!(
+                    "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
+                     {start} and {end}, where the device has its data: was it truncated?",
+                    backing.disk.info().name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Creates a flash-only volume of `size` (rounded down to whole blocks).
