@@ -41,4 +41,13 @@ impl CacheSet {
         core.backings.borrow_mut().clear();
         result
     }
+
+    /// Gives the set up where it stands, as the death of the process does: nothing is written, nothing is waited
+    /// for. The caller has dropped the runtime's tasks; this drops what would keep itself alive.
+    pub fn abandon(self) {
+        for v in self.core.volumes.take() {
+            v.detached();
+        }
+        self.core.backings.borrow_mut().clear();
+    }
 }
