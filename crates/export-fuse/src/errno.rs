@@ -1,0 +1,58 @@
+//! Error numbers of replies: the one place where failures of a volume become what a system call returns.
+
+use fuser::Errno;
+use io::VolumeError;
+
+/// What a caller is told when `error` ended its request.
+pub(crate) fn of_volume_error(error: &VolumeError) -> Errno {
+    match error {
+        // Byte ranges are cut to the volume before it is asked, so this is a bug and no fault of the caller.
+        VolumeError::OutOfRange { .. } => Errno::EIO,
+        // What a block device that was taken away answers.
+        VolumeError::Stopped(_) => Errno::ENODEV,
+        VolumeError::ReadOnly(_) => Errno::EROFS,
+        VolumeError::NoSpace(_) => Errno::ENOSPC,
+        VolumeError::Io(io) => match io.errno {
+            libc::ENOMEM => Errno::ENOMEM,
+            libc::ENOSPC | libc::EFBIG | libc::EDQUOT => Errno::ENOSPC,
+            // Any other number could mean something else to the caller: a device's EINVAL, for one, is no
+            // fault of the request, and its EOPNOTSUPP would make the loop driver change what it offers.
+            _ => Errno::EIO,
+        },
+        VolumeError::Failed(_) => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use format::{Sector, Sectors};
+    use io::{IoError, Op};
+
+    use super::*;
+
+    #[test]
+    fn every_failure_has_its_number() {
+        let device = |errno| {
+            let (device, sector, sectors) = (Arc::from("sdb"), Sector(8), Sectors(1));
+            VolumeError::Io(IoError { device, op: Op::Read, sector, sectors, errno })
+        };
+        let range = VolumeError::OutOfRange { sector: Sector(9), sectors: Sectors(1), capacity: Sectors(8) };
+        let cases = [
+            (range, libc::EIO),
+            (VolumeError::Stopped("v".into()), libc::ENODEV),
+            (VolumeError::ReadOnly("v".into()), libc::EROFS),
+            (VolumeError::NoSpace("full".into()), libc::ENOSPC),
+            (VolumeError::Failed("damaged".into()), libc::EIO),
+            (device(libc::EIO), libc::EIO),
+            (device(libc::EINVAL), libc::EIO),
+            (device(libc::EOPNOTSUPP), libc::EIO),
+            (device(libc::ENOMEM), libc::ENOMEM),
+            (device(libc::ENOSPC), libc::ENOSPC),
+        ];
+        for (error, expected) in cases {
+            assert_eq!(of_volume_error(&error).code(), expected, "{error}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong outside of requests, each with what the operator can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::users::{User, in_words};
+
+/// Why a file system could not be mounted, a loop device not be set up, or either not be taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum FuseError {
+    /// The host offers no FUSE, or not to this user.
+    #[error("FUSE cannot be used: {0}")]
+    NoFuse(String),
+    /// The host offers no loop devices, or not to this user.
+    #[error("loop devices cannot be used: {0}")]
+    NoLoop(String),
+    /// A volume's name cannot be a file's name.
+    #[error("a volume named {0:?} cannot be a file")]
+    BadName(String),
+    /// Two volumes have the same name.
+    #[error("two volumes are named {0:?}")]
+    NameTaken(String),
+    /// The mount point is no usable directory.
+    #[error("cannot mount at {dir}: {source}")]
+    Directory {
+        /// The mount point.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Mounting would hide files.
+    #[error("cannot mount at {0}: the directory is not empty, and its files would be hidden")]
+    NotEmpty(PathBuf),
+    /// Something serves there already.
+    #[error("cannot mount at {dir}: {what} is mounted there; unmount it first")]
+    Occupied {
+        /// The mount point.
+        dir: PathBuf,
+        /// What is there.
+        what: String,
+    },
+    /// The system refused to mount.
+    #[error("cannot mount at {dir}: {source}")]
+    Mount {
+        /// The mount point.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The program that mounts for users refused.
+    #[error("cannot mount at {dir}: fusermount3: {message}")]
+    Helper {
+        /// The mount point.
+        dir: PathBuf,
+        /// What it said.
+        message: String,
+    },
+    /// The system refused to unmount.
+    #[error("cannot unmount {dir}: {source}")]
+    Unmount {
+        /// The mount point.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A step of setting up or taking away a loop device failed.
+    #[error("{device}: {step} failed: {source}")]
+    Loop {
+        /// The loop device, or the file that asks for one.
+        device: PathBuf,
+        /// What was tried.
+        step: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody uses a loop device.
+    #[error("{device} is in use: {}", in_words(.users))]
+    LoopInUse {
+        /// The loop device.
+        device: PathBuf,
+        /// Who.
+        users: Vec<User>,
+    },
+    /// Somebody uses a file of the file system.
+    #[error("{dir} is in use: {}", in_words(.users))]
+    FilesInUse {
+        /// The mount point.
+        dir: PathBuf,
+        /// Who.
+        users: Vec<User>,
+    },
+    /// The threads that answer requests could not be started or ended badly.
+    #[error("the FUSE session at {dir} failed: {source}")]
+    Session {
+        /// The mount point.
+        dir: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+}

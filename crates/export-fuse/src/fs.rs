@@ -1,0 +1,378 @@
+//! The file system: one directory with one file per volume.
+//!
+//! Owns names, inode numbers and attributes, and answers what needs no volume at once on the session's
+//! thread. Everything else goes to the volume's thread with the reply (module `service`), so a session's
+//! thread is free for the next request. Must not know how it is mounted.
+//!
+//! Files are opened with direct I/O: the kernel keeps no page of them, so what one reads is what the volume
+//! holds, and the page cache exists once, above the loop device. Their size is fixed. Opening one with
+//! O_TRUNC leaves it as it is, like a block device.
+
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use blockio::bridge::RemoteSender;
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::error::FuseError;
+use crate::service::{Job, PunchHole, Served};
+use crate::spare::Spare;
+
+/// Largest request, which the kernel cuts to what it can do.
+const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// Asynchronous requests of the whole file system that may be under way: four loop devices full of them.
+const MAX_BACKGROUND: u16 = 512;
+
+/// How long the kernel may believe what it was told. Nothing changes while it is mounted.
+const TTL: Duration = Duration::from_secs(3600);
+
+/// Unit of the block counts, and the granularity that a loop device gives its discards.
+const BLOCK_BYTES: u32 = 4096;
+
+struct File {
+    name: String,
+    bytes: u64,
+    read_only: bool,
+    punch_hole: PunchHole,
+    jobs: RemoteSender<Job>,
+    spare: Arc<Spare>,
+}
+
+/// See the module head.
+pub(crate) struct VolumeFs {
+    /// The inode number of a file is its index and [`FIRST_INODE`].
+    files: Vec<File>,
+    owner: (u32, u32),
+    since: SystemTime,
+}
+
+/// Number 1 is the directory.
+const FIRST_INODE: u64 = 2;
+
+impl VolumeFs {
+    /// A file for each of `volumes`.
+    pub(crate) fn new(volumes: &[Served]) -> Result<VolumeFs, FuseError> {
+        let mut files: Vec<File> = Vec::with_capacity(volumes.len());
+        for v in volumes {
+            if v.name.is_empty() || v.name == "." || v.name == ".." || v.name.len() > 255 {
+                return Err(FuseError::BadName(v.name.clone()));
+            }
+            if v.name.contains(['/', '\0']) {
+                return Err(FuseError::BadName(v.name.clone()));
+            }
+            if files.iter().any(|f| f.name == v.name) {
+                return Err(FuseError::NameTaken(v.name.clone()));
+            }
+            files.push(File {
+                name: v.name.clone(),
+                bytes: v.bytes,
+                read_only: v.read_only,
+                punch_hole: v.punch_hole,
+                jobs: v.jobs.clone(),
+                spare: v.spare.clone(),
+            });
+        }
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Ok(VolumeFs { files, owner, since: SystemTime::now() })
+    }
+
+    fn file(&self, inode: INodeNo) -> Option<&File> {
+        let index = inode.0.checked_sub(FIRST_INODE)?;
+        self.files.get(usize::try_from(index).ok()?)
+    }
+
+    fn inode_of(index: usize) -> INodeNo {
+        INodeNo(FIRST_INODE + index as u64)
+    }
+
+    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+        let (kind, perm, nlink, size) = if inode == INodeNo::ROOT {
+            (FileType::Directory, 0o700, 2, 0)
+        } else {
+            let file = self.file(inode)?;
+            (FileType::RegularFile, if file.read_only { 0o400 } else { 0o600 }, 1, file.bytes)
+        };
+        Some(FileAttr {
+            ino: inode,
+            size,
+            blocks: size.div_ceil(512),
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            crtime: self.since,
+            kind,
+            perm,
+            nlink,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK_BYTES,
+            flags: 0,
+        })
+    }
+
+    /// Hands a job over. If the volume's end is gone, the job is dropped and its reply says so.
+    fn submit(&self, inode: INodeNo, make: impl FnOnce(&File) -> Job) {
+        if let Some(file) = self.file(inode) {
+            let _ = file.jobs.send(make(file));
+        }
+    }
+}
+
+impl Filesystem for VolumeFs {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What the kernel does not offer is done without: it is slower then.
+        let _ = config.set_max_write(MAX_REQUEST_BYTES);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        for wanted in [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_MAX_PAGES,
+        ] {
+            let _ = config.add_capabilities(wanted);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let index = self.files.iter().position(|f| parent == INodeNo::ROOT && *f.name == *name);
+        match index.and_then(|i| self.attributes(Self::inode_of(i))) {
+            Some(attributes) => reply.entry(&TTL, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Some(attributes) => reply.attr(&TTL, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let Some(attributes) = self.attributes(inode) else { return reply.error(Errno::ENOENT) };
+        // Zero is what O_TRUNC asks for. The answer tells the kernel the size that it still has.
+        let size_stays = size.is_none_or(|s| s == 0 || s == attributes.size);
+        if mode.is_some() || uid.is_some() || gid.is_some() || !size_stays {
+            return reply.error(Errno::EPERM);
+        }
+        // Times may be set and are not kept: tools that copy files do that at their end.
+        reply.attr(&TTL, &attributes);
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let Some(file) = self.file(inode) else { return reply.error(Errno::EISDIR) };
+        if file.read_only && flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        reply.opened(
+            FileHandle(0),
+            FopenFlags::FOPEN_DIRECT_IO
+                | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+                | FopenFlags::FOPEN_NOFLUSH,
+        );
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.submit(inode, |_| Job::Read { offset, bytes: size, reply });
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        // O_SYNC contains O_DSYNC; the kernel also sets it for single requests (RWF_DSYNC).
+        let durable = flags.0 & libc::O_DSYNC != 0;
+        self.submit(inode, |file| Job::Write { offset, data: file.spare.copy_of(data), durable, reply });
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.submit(inode, |_| Job::Flush { reply });
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // Sent at every close by kernels that do not know FOPEN_NOFLUSH; it is no fsync.
+        reply.ok();
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        let Some(file) = self.file(inode) else { return reply.error(Errno::ENOENT) };
+        let bytes = length;
+        if file.read_only {
+            reply.error(Errno::EROFS);
+        } else if mode == libc::FALLOC_FL_PUNCH_HOLE | keep && file.punch_hole == PunchHole::Zero {
+            self.submit(inode, |_| Job::Punch { offset, bytes, reply });
+        } else if mode & !keep == libc::FALLOC_FL_ZERO_RANGE {
+            if mode & keep == 0 && offset.saturating_add(bytes) > file.bytes {
+                return reply.error(Errno::ENOSPC);
+            }
+            self.submit(inode, |_| Job::Zero { offset, bytes, reply });
+        } else {
+            reply.error(Errno::EOPNOTSUPP);
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        if inode != INodeNo::ROOT {
+            return reply.error(Errno::ENOTDIR);
+        }
+        let dots = [(INodeNo::ROOT, FileType::Directory, "."), (INodeNo::ROOT, FileType::Directory, "..")];
+        let files = self.files.iter().enumerate();
+        let files = files.map(|(i, f)| (Self::inode_of(i), FileType::RegularFile, &*f.name));
+        // An entry's offset is where to go on after it.
+        let skip = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (at, (inode, kind, name)) in (1..).zip(dots.into_iter().chain(files)).skip(skip) {
+            if reply.add(inode, at, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
+        // Of a file: what a loop device asks for to know the granularity of discards.
+        let bytes = match self.file(inode) {
+            Some(file) => file.bytes,
+            None => self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add),
+        };
+        let blocks = bytes / u64::from(BLOCK_BYTES);
+        reply.statfs(blocks, 0, 0, self.files.len() as u64, 0, BLOCK_BYTES, 255, BLOCK_BYTES);
+    }
+
+    fn getxattr(&self, _request: &Request, _inode: INodeNo, _name: &OsStr, _size: u32, reply: ReplyXattr) {
+        // The kernel remembers this answer and does not ask before every write.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _flags: fuser::IoctlFlags,
+        _command: u32,
+        _input: &[u8],
+        _output_bytes: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blockio::bridge;
+
+    use super::*;
+
+    fn served(name: &str) -> Served {
+        let (jobs, _) = bridge::channel(1);
+        let (_, ended) = bridge::oneshot();
+        Served {
+            name: name.to_string(),
+            bytes: 1 << 20,
+            block_bytes: 512,
+            read_only: name == "ro",
+            punch_hole: PunchHole::Zero,
+            jobs,
+            spare: Arc::default(),
+            ended,
+        }
+    }
+
+    #[test]
+    fn names_are_file_names_and_differ() {
+        for bad in ["", ".", "..", "a/b", "a\0b"] {
+            assert!(matches!(VolumeFs::new(&[served(bad)]), Err(FuseError::BadName(_))), "{bad:?}");
+        }
+        let twice = [served("a"), served("b"), served("a")];
+        assert!(matches!(VolumeFs::new(&twice), Err(FuseError::NameTaken(n)) if n == "a"));
+    }
+
+    #[test]
+    fn attributes_say_what_a_volume_is() {
+        let fs = VolumeFs::new(&[served("rw"), served("ro")]).unwrap();
+        let of = |inode| fs.attributes(INodeNo(inode));
+        assert_eq!(of(1).unwrap().kind, FileType::Directory);
+        let (rw, ro) = (of(2).unwrap(), of(3).unwrap());
+        assert_eq!((rw.size, rw.blocks, rw.perm), (1 << 20, 2048, 0o600));
+        assert_eq!(ro.perm, 0o400);
+        assert!(of(4).is_none() && of(0).is_none());
+    }
+}

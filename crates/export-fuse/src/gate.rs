@@ -1,0 +1,86 @@
+//! Who may write at the same time: whole sectors side by side, a part of a sector alone.
+//!
+//! A write of a part of a sector reads the sector, changes it and writes it back. Whatever else is stored
+//! in that sector in between would be lost, also by a write that covers it as a whole and had completed.
+//! Such writes are rare (a block device never sends any), so one of them excludes every other write to
+//! the volume instead of those to its sectors.
+//!
+//! Invariant: fair: whoever comes while somebody waits to be alone waits behind him.
+
+use std::cell::Cell;
+
+use io::sync::{Event, Mutex, Permit};
+
+#[derive(Default)]
+pub(crate) struct Gate {
+    sharing: Cell<usize>,
+    alone: Mutex,
+    left: Event,
+}
+
+/// A place among those that write whole sectors.
+pub(crate) struct Shared<'a>(&'a Gate);
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        let sharing = self.0.sharing.get() - 1;
+        self.0.sharing.set(sharing);
+        if sharing == 0 {
+            self.0.left.notify_all();
+        }
+    }
+}
+
+impl Gate {
+    /// Waits until nobody has to be alone.
+    pub(crate) async fn shared(&self) -> Shared<'_> {
+        let turn = match self.alone.try_lock() {
+            Some(turn) => turn,
+            None => self.alone.lock().await,
+        };
+        self.sharing.set(self.sharing.get() + 1);
+        drop(turn);
+        Shared(self)
+    }
+
+    /// Waits until nobody else writes; nobody does until the permit is dropped.
+    pub(crate) async fn alone(&self) -> Permit {
+        let turn = self.alone.lock().await;
+        self.left.wait_until(|| self.sharing.get() == 0).await;
+        turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn whole_sectors_side_by_side_parts_alone_and_in_turn() {
+        let gate = Gate::default();
+        let mut first = pin!(gate.shared());
+        let mut second = pin!(gate.shared());
+        let (Poll::Ready(one), Poll::Ready(two)) = (poll(first.as_mut()), poll(second.as_mut())) else {
+            panic!("nobody has to be alone");
+        };
+        let mut alone = pin!(gate.alone());
+        assert!(poll(alone.as_mut()).is_pending());
+        let mut late = pin!(gate.shared());
+        assert!(poll(late.as_mut()).is_pending(), "comes after who waits to be alone");
+        drop(one);
+        assert!(poll(alone.as_mut()).is_pending());
+        drop(two);
+        let Poll::Ready(permit) = poll(alone.as_mut()) else { panic!("alone now") };
+        assert!(poll(late.as_mut()).is_pending());
+        drop(permit);
+        assert!(poll(late.as_mut()).is_ready());
+    }
+}

@@ -1,0 +1,248 @@
+//! Mounting and unmounting: from a directory to an open `/dev/fuse` that serves it, and back.
+//!
+//! Owns both ways of mounting: mount(2) where that is allowed, else the set-uid program `fusermount3`.
+//! Blocks: not for the thread of a driver. Must not know what is served.
+//!
+//! Invariant: only our own mount is ever unmounted here: what lies on top is looked at first, because an
+//! operator may have unmounted it by hand and mounted something else.
+
+use std::ffi::{CString, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::error::FuseError;
+use crate::{mountinfo, users};
+
+/// Type of our mounts, as the kernel lists it.
+pub(crate) const FS_TYPE: &str = "fuse.ubcache";
+
+/// Name of the program that mounts for users.
+pub(crate) const HELPER: &str = "fusermount3";
+
+/// A mounted file system. Not unmounted when dropped: see [`Mount::unmount`] and [`Mount::abort`].
+pub(crate) struct Mount {
+    dir: PathBuf,
+    /// The file system's device number; with this one tells it from others.
+    device: (u32, u32),
+    by_helper: bool,
+}
+
+/// How a file system is to be mounted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum MountBy {
+    /// By mount(2) if that is allowed, else by `fusermount3`.
+    #[default]
+    Auto,
+    /// By `fusermount3`, also where mount(2) would work.
+    Helper,
+}
+
+/// Mounts at `dir`, which [`mountinfo::located`] has made. The descriptor is where requests come from.
+pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseError> {
+    let at_dir = |source| FuseError::Directory { dir: dir.to_path_buf(), source };
+    let metadata = match std::fs::metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir(dir).map_err(at_dir)?;
+            std::fs::metadata(dir).map_err(at_dir)?
+        }
+        other => other.map_err(at_dir)?,
+    };
+    if std::fs::read_dir(dir).map_err(at_dir)?.next().is_some() {
+        return Err(FuseError::NotEmpty(dir.to_path_buf()));
+    }
+    let direct = match by {
+        MountBy::Auto => mount_directly(dir, metadata.permissions().mode())?,
+        MountBy::Helper => None,
+    };
+    let by_helper = direct.is_none();
+    let device = match direct {
+        Some(device) => device,
+        None => mount_by_helper(dir)?,
+    };
+    let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
+    let mounted = mountinfo::topmost(dir).map_err(failed)?.filter(|m| m.fs_type == FS_TYPE);
+    let Some(entry) = mounted else {
+        return Err(failed(io::Error::other("the mount has disappeared at once")));
+    };
+    Ok((device, Mount { dir: dir.to_path_buf(), device: entry.device, by_helper }))
+}
+
+/// `None` if this process may not mount and somebody else may do it for it.
+fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
+    let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    if !user.is_root() {
+        return Ok(None);
+    }
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(no_fuse)?;
+    let data = format!(
+        "fd={},rootmode={mode:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        user.as_raw(),
+        group.as_raw()
+    );
+    let data = CString::new(data).map_err(|e| failed(e.into()))?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NOATIME;
+    match rustix::mount::mount("ubcache", dir, FS_TYPE, flags, data.as_c_str()) {
+        Ok(()) => Ok(Some(device.into())),
+        // Root of a container without the right to mount.
+        Err(Errno::PERM | Errno::ACCESS) => Ok(None),
+        Err(Errno::NODEV) => Err(no_fuse(io::Error::from(Errno::NODEV))),
+        Err(e) => Err(failed(e.into())),
+    }
+}
+
+/// What an error of opening `/dev/fuse` means to an operator.
+pub(crate) fn no_fuse(error: io::Error) -> FuseError {
+    FuseError::NoFuse(match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            "/dev/fuse does not exist or has no driver: load the kernel module (modprobe fuse), or give the \
+             container the device"
+                .to_string()
+        }
+        Some(libc::EACCES | libc::EPERM) => "this user may not open /dev/fuse".to_string(),
+        _ => format!("/dev/fuse: {error}"),
+    })
+}
+
+fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
+    let failed = |message: String| FuseError::Helper { dir: dir.to_path_buf(), message };
+    let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
+    // The program sends the descriptor to the socket that it finds under this number: its standard input.
+    // The command is dropped at once, so that only the program holds the other end.
+    let mut child = Command::new(HELPER)
+        .arg("-o")
+        .arg("fsname=ubcache,subtype=ubcache,default_permissions,nodev,nosuid,noexec")
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(helper_missing)?;
+    let device = receive_descriptor(&ours);
+    // With the socket closed the program ends.
+    drop(ours);
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        // What was not said cannot be told.
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    match device {
+        Ok(Some(device)) => Ok(device),
+        Ok(None) if said.trim().is_empty() => Err(failed(status.to_string())),
+        Ok(None) => Err(failed(said.trim().trim_start_matches("fusermount3: ").to_string())),
+        Err(e) => Err(failed(e.to_string())),
+    }
+}
+
+/// What it means that the program cannot be started.
+pub(crate) fn helper_missing(error: io::Error) -> FuseError {
+    FuseError::NoFuse(match error.kind() {
+        io::ErrorKind::NotFound => {
+            "without the right to mount, the program fusermount3 is needed: install the package fuse3"
+                .to_string()
+        }
+        _ => format!("fusermount3 cannot be started: {error}"),
+    })
+}
+
+/// `None` if the other side went away without sending one.
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(descriptor)
+}
+
+impl Mount {
+    /// Unmounts, unless somebody did already.
+    pub(crate) fn unmount(&self) -> Result<(), FuseError> {
+        let failed = |source| FuseError::Unmount { dir: self.dir.clone(), source };
+        if !self.is_on_top().map_err(failed)? {
+            return Ok(());
+        }
+        let result = if self.by_helper {
+            run_helper(&self.dir, &["-u"])
+        } else {
+            rustix::mount::unmount(&self.dir, UnmountFlags::NOFOLLOW).map_err(io::Error::from)
+        };
+        match result {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let users = users::of_directory(&self.dir);
+                if users.is_empty() && e.raw_os_error() != Some(libc::EBUSY) {
+                    return Err(failed(e));
+                }
+                Err(FuseError::FilesInUse { dir: self.dir.clone(), users })
+            }
+        }
+    }
+
+    /// Ends the file system under whoever uses it, without waiting for anything: open requests fail, and
+    /// the directory is free.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        if !self.is_on_top()? {
+            return Ok(());
+        }
+        if self.by_helper {
+            return run_helper(&self.dir, &["-u", "-z"]);
+        }
+        let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        Ok(rustix::mount::unmount(&self.dir, flags)?)
+    }
+
+    /// Ends the connection to the kernel, wherever the file system may still be mounted.
+    pub(crate) fn end_connection(&self) -> io::Result<()> {
+        std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", self.device.1), "1")
+    }
+
+    fn is_on_top(&self) -> io::Result<bool> {
+        Ok(mountinfo::topmost(&self.dir)?.is_some_and(|m| m.device == self.device))
+    }
+}
+
+/// Unmounts what is at `dir` without waiting for whoever uses it.
+pub(crate) fn detach_lazily(dir: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => run_helper(dir, &["-u", "-z"]),
+        other => Ok(other?),
+    }
+}
+
+fn run_helper(dir: &Path, arguments: &[&str]) -> io::Result<()> {
+    let output = Command::new(HELPER).args(arguments).arg("--").arg(dir).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    Err(io::Error::other(if said.is_empty() { output.status.to_string() } else { said }))
+}
+
+/// Where a program is found that is started by its name.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|p| p.is_file())
+}

@@ -1,0 +1,64 @@
+//! What the host offers, for an export that is to be chosen.
+//!
+//! Owns the questions; they change nothing. A yes is no promise: a container's rules, for one, only show
+//! when one mounts.
+
+use std::fs::OpenOptions;
+
+use crate::loopdev;
+use crate::mount::{self, HELPER};
+
+/// What can be used, and if not, why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Availability {
+    /// A file system with a file per volume.
+    pub fuse: Result<(), String>,
+    /// Loop devices over such files.
+    pub loop_device: Result<(), String>,
+}
+
+/// Number of the capability to mount.
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// Looks what the host offers.
+pub fn probe() -> Availability {
+    let fuse = probe_fuse();
+    let loop_device = match &fuse {
+        Err(why) => Err(why.clone()),
+        Ok(()) => loopdev::open_control().map(drop).map_err(|e| e.to_string()),
+    };
+    Availability { fuse, loop_device }
+}
+
+fn probe_fuse() -> Result<(), String> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    device.map_err(|e| mount::no_fuse(e).to_string())?;
+    if may_mount() || mount::find_program(HELPER).is_some() {
+        return Ok(());
+    }
+    Err(mount::helper_missing(std::io::ErrorKind::NotFound.into()).to_string())
+}
+
+fn may_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    has_capability(&status, CAP_SYS_ADMIN)
+}
+
+fn has_capability(status: &str, number: u32) -> bool {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|set| set >> number & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_the_mask() {
+        assert!(has_capability("Name:\tx\nCapEff:\t0000000000200000\n", CAP_SYS_ADMIN));
+        assert!(!has_capability("Name:\tx\nCapEff:\t0000000000100000\n", CAP_SYS_ADMIN));
+        assert!(!has_capability("", CAP_SYS_ADMIN));
+    }
+}

@@ -1,0 +1,185 @@
+//! The volume's end: tasks on its thread that carry out what the file system asks for.
+//!
+//! Owns the queue between the two, which is bounded: while it is full, session threads wait, and requests
+//! stay with the kernel. A request costs no task of its own: there are long-lived slots, of which one at a
+//! time waits for the next request and the others carry theirs out. The reply is written to `/dev/fuse`
+//! right here: that call copies and wakes the caller, it does not wait for anything.
+//!
+//! Invariants: a volume's operation that has begun is awaited to its end; every request is answered, by an
+//! I/O error if the service goes away before. Must not know files beyond their bytes.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use blockio::bridge::{self, Answer, RemoteReceiver, RemoteSender, Reply};
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use io::sync::Mutex;
+use io::{BlockVolume, Handle};
+
+use crate::bytes::ByteVolume;
+use crate::spare::Spare;
+use crate::{errno, flusher};
+
+/// Requests that wait in the queue before session threads do.
+const QUEUE: usize = 64;
+
+/// What the file system asks for. Ranges may be any; they are cut at the volume's end.
+pub(crate) enum Job {
+    Read { offset: u64, bytes: u32, reply: ReplyData },
+    Write { offset: u64, data: Vec<u8>, durable: bool, reply: ReplyWrite },
+    Flush { reply: ReplyEmpty },
+    Punch { offset: u64, bytes: u64, reply: ReplyEmpty },
+    Zero { offset: u64, bytes: u64, reply: ReplyEmpty },
+}
+
+/// What "punch a hole" does. The kernel's loop driver sends it for two requests that it does not tell
+/// apart: a discard, which may do nothing, and zeros that may be unmapped, which must read as zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum PunchHole {
+    /// The range is made to read as zeros, and may be unmapped. Always right, and slow if the volume can do
+    /// no better than to write zeros.
+    #[default]
+    Zero,
+    /// Not supported: a loop device offers no discard then, and zeros are written as data.
+    Refuse,
+}
+
+/// How a volume is served.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeOptions {
+    /// Requests under way at a time.
+    pub slots: usize,
+    /// What "punch a hole" does.
+    pub punch_hole: PunchHole,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        // The queue depth of Linux's loop driver.
+        ServeOptions { slots: 128, punch_hole: PunchHole::default() }
+    }
+}
+
+/// A volume that waits for requests, as other threads see it: what [`crate::Fuse::mount`] takes. Its tasks
+/// end when this or the file system that took it is gone, after the requests under way.
+pub struct Served {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) block_bytes: u32,
+    pub(crate) read_only: bool,
+    pub(crate) punch_hole: PunchHole,
+    pub(crate) jobs: RemoteSender<Job>,
+    pub(crate) spare: Arc<Spare>,
+    pub(crate) ended: Answer<()>,
+}
+
+/// Makes `volume` ready to be a file. Its tasks run on `rt`, which is the runtime of the calling thread.
+///
+/// The thread is marked as one that block devices depend on (`PR_SET_IO_FLUSHER`) if the process may do
+/// that: without the mark, memory that it asks for could be reclaimed by writing to the device it serves.
+pub fn serve<V: BlockVolume>(rt: &Handle, volume: Rc<V>, options: ServeOptions) -> Served {
+    flusher::mark_this_thread();
+    let (jobs, receiver) = bridge::channel(QUEUE);
+    let (ending, ended) = bridge::oneshot();
+    let spare = Arc::new(Spare::default());
+    let served = Served {
+        name: volume.name(),
+        bytes: volume.sectors().bytes(),
+        block_bytes: volume.logical_block_bytes(),
+        read_only: volume.read_only(),
+        punch_hole: options.punch_hole,
+        jobs,
+        spare: spare.clone(),
+        ended,
+    };
+    let service = Rc::new(Service {
+        rt: rt.clone(),
+        volume: ByteVolume::new(volume, rt.pool().clone()),
+        spare,
+        jobs: Cell::new(Some(receiver)),
+        turn: Mutex::default(),
+        limit: options.slots.max(1),
+        slots: Cell::new(0),
+        busy: Cell::new(0),
+        _ending: ending,
+    });
+    service.start_slot();
+    served
+}
+
+struct Service<V> {
+    rt: Handle,
+    volume: ByteVolume<V>,
+    spare: Arc<Spare>,
+    /// With the slot whose turn it is while that one waits; gone at the end.
+    jobs: Cell<Option<RemoteReceiver<Job>>>,
+    turn: Mutex,
+    limit: usize,
+    slots: Cell<usize>,
+    /// Slots that carry out a request.
+    busy: Cell<usize>,
+    /// Dropped last, when no slot is left and the volume has been let go of.
+    _ending: Reply<()>,
+}
+
+impl<V: BlockVolume> Service<V> {
+    fn start_slot(self: &Rc<Self>) {
+        self.slots.set(self.slots.get() + 1);
+        self.rt.spawn(self.clone().slot());
+    }
+
+    async fn slot(self: Rc<Self>) {
+        loop {
+            let turn = self.turn.lock().await;
+            let Some(mut jobs) = self.jobs.take() else { return };
+            // If there is none, the receiver is dropped, and every other slot ends when it is its turn.
+            let Some(job) = jobs.recv().await else { return };
+            self.jobs.set(Some(jobs));
+            drop(turn);
+            self.busy.set(self.busy.get() + 1);
+            if self.busy.get() == self.slots.get() && self.slots.get() < self.limit {
+                self.start_slot();
+            }
+            self.carry_out(job).await;
+            self.busy.set(self.busy.get() - 1);
+        }
+    }
+
+    async fn carry_out(&self, job: Job) {
+        match job {
+            Job::Read { offset, bytes, reply } => match self.volume.read(offset, bytes).await {
+                Ok((buffer, data)) => reply.data(&buffer.as_slice()[data]),
+                Err(e) => reply.error(errno::of_volume_error(&e)),
+            },
+            Job::Write { offset, data, durable, reply } => {
+                let asked = data.len();
+                let staged = self.volume.stage(offset, &data);
+                self.spare.give_back(data);
+                let stored = staged.len();
+                if stored == 0 && asked > 0 {
+                    return reply.error(Errno::ENOSPC);
+                }
+                match self.volume.write(staged, durable).await {
+                    // A request carries no more than fits into this number.
+                    Ok(()) => reply.written(u32::try_from(stored).unwrap_or(u32::MAX)),
+                    Err(e) => reply.error(errno::of_volume_error(&e)),
+                }
+            }
+            Job::Flush { reply } => finish(reply, self.volume.flush().await),
+            Job::Punch { offset, bytes, reply } => {
+                finish(reply, self.volume.zero(offset, bytes, true).await);
+            }
+            Job::Zero { offset, bytes, reply } => {
+                finish(reply, self.volume.zero(offset, bytes, false).await);
+            }
+        }
+    }
+}
+
+fn finish(reply: ReplyEmpty, result: Result<(), io::VolumeError>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno::of_volume_error(&e)),
+    }
+}

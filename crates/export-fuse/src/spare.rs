@@ -1,0 +1,75 @@
+//! Memory in which written data crosses from a session's thread to the volume's.
+//!
+//! Buffers of the volume's thread cannot leave it, so written data is copied once more. Owns the pieces of
+//! memory that are not in use, a bounded number of them, so that a write does not allocate.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many pieces are kept.
+const KEEP: usize = 64;
+
+/// A larger piece is kept only in the place of a few: bounds the memory that lies idle.
+const KEEP_LARGE: usize = 8;
+const LARGE_BYTES: usize = 128 << 10;
+
+#[derive(Default)]
+struct Free {
+    small: Vec<Vec<u8>>,
+    large: Vec<Vec<u8>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Spare {
+    free: Mutex<Free>,
+}
+
+impl Spare {
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        // Nothing that can panic runs under the lock.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of `bytes`.
+    pub(crate) fn copy_of(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut free = self.lock();
+        let piece = if bytes.len() < LARGE_BYTES { free.small.pop() } else { free.large.pop() };
+        drop(free);
+        let mut piece = piece.unwrap_or_default();
+        piece.extend_from_slice(bytes);
+        piece
+    }
+
+    /// Takes a piece back.
+    pub(crate) fn give_back(&self, mut piece: Vec<u8>) {
+        piece.clear();
+        let mut free = self.lock();
+        if piece.capacity() < LARGE_BYTES {
+            if free.small.len() < KEEP {
+                free.small.push(piece);
+            }
+        } else if free.large.len() < KEEP_LARGE {
+            free.large.push(piece);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_and_kept_within_bounds() {
+        let spare = Spare::default();
+        let piece = spare.copy_of(b"abc");
+        let at = piece.as_ptr();
+        spare.give_back(piece);
+        let again = spare.copy_of(b"xyz");
+        assert_eq!((again.as_ptr(), &again[..]), (at, &b"xyz"[..]));
+        for _ in 0..2 * KEEP {
+            spare.give_back(Vec::with_capacity(4096));
+            spare.give_back(Vec::with_capacity(1 << 20));
+        }
+        let free = spare.lock();
+        assert_eq!((free.small.len(), free.large.len()), (KEEP, KEEP_LARGE));
+    }
+}

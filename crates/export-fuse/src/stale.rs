@@ -1,0 +1,83 @@
+//! What a process that died left behind: its mount, whose every use is an error ("Transport endpoint is not
+//! connected"), and loop devices over files of that mount.
+//!
+//! Owns the clean-up before a new mount. Blocks: not for the thread of a driver.
+//!
+//! Invariant: nothing that works is touched. A mount is only taken away if it is of our type and answers
+//! "not connected"; a loop device only if its file lies in such a mount.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::FuseError;
+use crate::mount::{self, FS_TYPE};
+use crate::{loopdev, mountinfo, users};
+
+/// Makes `dir` free for a new mount. Returns what was done, for the log.
+pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
+    let mut notes = Vec::new();
+    // Several dead ones may lie on top of each other.
+    while let Some(entry) =
+        mountinfo::topmost(dir).map_err(|source| FuseError::Mount { dir: dir.to_path_buf(), source })?
+    {
+        let occupied = |what: String| FuseError::Occupied { dir: dir.to_path_buf(), what };
+        let answer = fs::symlink_metadata(dir);
+        let dead = matches!(&answer, Err(e) if e.raw_os_error() == Some(libc::ENOTCONN));
+        match (dead, entry.fs_type == FS_TYPE) {
+            (true, true) => {
+                notes.extend(free_loop_devices(dir));
+                mount::detach_lazily(dir)
+                    .map_err(|source| FuseError::Unmount { dir: dir.to_path_buf(), source })?;
+                notes.push(format!(
+                    "{}: unmounted what a process that has died left mounted there",
+                    dir.display()
+                ));
+            }
+            (true, false) => {
+                return Err(occupied(format!(
+                    "a file system of type {} whose process has died",
+                    entry.fs_type
+                )));
+            }
+            (false, true) => return Err(occupied("a file system of a running ubcache".to_string())),
+            // An ordinary file system may be a mount point again.
+            (false, false) => break,
+        }
+    }
+    Ok(notes)
+}
+
+/// Takes loop devices off files in `dir`.
+fn free_loop_devices(dir: &Path) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (device, file) in loop_devices().unwrap_or_default() {
+        if !file.starts_with(dir) {
+            continue;
+        }
+        let name = device.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let users = users::of_block_device(&name);
+        let what = format!("{} over {}, of a process that has died", device.display(), file.display());
+        notes.push(match loopdev::clear(&device) {
+            Err(e) => format!("{what}: cannot be taken away: {e}"),
+            Ok(()) if users.is_empty() => format!("{what}: taken away"),
+            Ok(()) => format!(
+                "{what}: every access to it fails, and it goes away when it is let go of ({})",
+                users::in_words(&users)
+            ),
+        });
+    }
+    notes
+}
+
+/// Loop devices in use, and their files as the kernel names them.
+fn loop_devices() -> io::Result<Vec<(PathBuf, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let name = entry.file_name();
+        if let Ok(file) = fs::read_to_string(entry.path().join("loop/backing_file")) {
+            found.push((Path::new("/dev").join(&name), PathBuf::from(file.trim_end_matches('\n'))));
+        }
+    }
+    Ok(found)
+}
