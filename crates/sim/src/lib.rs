@@ -1,15 +1,22 @@
 //! The simulator: the engine on simulated disks and virtual time, judged by an oracle of what it promises.
 //!
-//! Owns the simulated world (`world`, `disk`, `image`), what sectors hold (`stamp`), the oracle of the durability
-//! contract (`oracle`), the options that a seed stands for (`options`), the clients (`client`) and whole runs
-//! (`run`). One seed is one run, always the same. Nothing sees this crate; it sees everything.
+//! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
+//! durability contract (`oracle`), the options that a seed stands for (`options`), the clients (`client`), one boot
+//! (`session`), whole runs (`run`) and independent judgement of images (`judge`). One seed is one run, always the
+//! same. Nothing sees this crate; it sees everything.
 //!
 //! Invariants: no clock, no thread, no randomness but the seed's; a fault that the engine does not claim to survive
 //! is not injected.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod disk;
 pub mod image;
+pub mod judge;
+pub mod options;
+pub mod oracle;
 pub mod rig;
+pub mod run;
+pub mod session;
 pub mod stamp;
 pub mod world;

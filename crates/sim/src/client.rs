@@ -1,0 +1,217 @@
+//! A client of a volume: issues requests and tells the oracle.
+//!
+//! Owns the way from a request to the volume that serves it now: the volume behind a client can be exchanged while
+//! no request is under way (detached, stopped, attached again). Every answer is checked at once; a wrong one is a
+//! panic, which ends the run and names the seed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use engine::Volume;
+use format::{Sector, Sectors};
+use io::sync::Event;
+use io::{Handle, VolumeError, WriteFlags, ZeroFlags};
+
+use crate::oracle::{Oracle, What};
+use crate::stamp::{Content, SECTOR, decode, fill_data};
+use crate::world::World;
+
+/// A client of one volume. See the module head.
+pub struct Client {
+    /// Number of the volume in the run.
+    pub number: u8,
+    /// What the volume may hold.
+    pub oracle: Rc<RefCell<Oracle>>,
+    world: World,
+    rt: Handle,
+    volume: RefCell<Option<Rc<Volume>>>,
+    in_flight: Cell<usize>,
+    paused: Cell<bool>,
+    changed: Event,
+    /// Errors are no surprise.
+    tolerant: Cell<bool>,
+    errors: Cell<u64>,
+}
+
+impl Client {
+    /// A client of a volume that is not there yet.
+    pub fn new(world: &World, rt: Handle, number: u8, oracle: Rc<RefCell<Oracle>>) -> Rc<Client> {
+        Rc::new(Client {
+            number,
+            oracle,
+            world: world.clone(),
+            rt,
+            volume: RefCell::new(None),
+            in_flight: Cell::new(0),
+            paused: Cell::new(false),
+            changed: Event::default(),
+            tolerant: Cell::new(false),
+            errors: Cell::new(0),
+        })
+    }
+
+    /// The volume that serves the client.
+    pub fn volume(&self) -> Option<Rc<Volume>> {
+        self.volume.borrow().clone()
+    }
+
+    /// Requests go to this volume from now on.
+    pub fn set_volume(&self, volume: Option<Rc<Volume>>) {
+        *self.volume.borrow_mut() = volume;
+    }
+
+    /// Errors are allowed from now on, or not.
+    pub fn set_tolerant(&self, tolerant: bool) {
+        self.tolerant.set(tolerant);
+    }
+
+    /// Requests that failed.
+    pub fn errors(&self) -> u64 {
+        self.errors.get()
+    }
+
+    /// Size of the volume.
+    pub fn size(&self) -> u64 {
+        self.oracle.borrow().size()
+    }
+
+    /// Holds new requests back and waits for those under way.
+    pub async fn pause(&self) {
+        self.changed.wait_until(|| !self.paused.get()).await;
+        self.paused.set(true);
+        self.changed.wait_until(|| self.in_flight.get() == 0).await;
+    }
+
+    /// Lets requests go on.
+    pub fn resume(&self) {
+        self.paused.set(false);
+        self.changed.notify_all();
+    }
+
+    async fn enter(self: &Rc<Self>) -> Option<(Rc<Volume>, InFlight)> {
+        self.changed.wait_until(|| !self.paused.get()).await;
+        let volume = self.volume()?;
+        self.in_flight.set(self.in_flight.get() + 1);
+        Some((volume, InFlight(self.clone())))
+    }
+
+    fn failed(&self, what: &str, start: u64, sectors: u64, e: &VolumeError) {
+        self.errors.set(self.errors.get() + 1);
+        self.world.log(|| format!("client {}: {what} {start}+{sectors}: {e}", self.number));
+        // A volume that lives in the cache alone cannot grow beyond it.
+        let no_space = matches!(e, VolumeError::NoSpace(_)) && self.is_flash_only();
+        assert!(
+            self.tolerant.get() || no_space,
+            "volume {}: {what} of {sectors} sectors at {start} failed: {e}",
+            self.number
+        );
+    }
+
+    fn is_flash_only(&self) -> bool {
+        self.volume().is_some_and(|v| v.is_flash_only())
+    }
+
+    fn log(&self, what: &str, start: u64, sectors: u64, id: u32, stage: &str) {
+        self.world.log(|| format!("client {}: {stage} {what} {start}+{sectors} #{id}", self.number));
+    }
+
+    /// Writes stamped sectors.
+    pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
+        let Some((volume, _guard)) = self.enter().await else { return false };
+        let id = self.oracle.borrow_mut().begin(What::Data, start, sectors);
+        // Not at the beginning of its buffer, as in the middle of a larger request of a client.
+        let skip = (id as usize % 3) * SECTOR;
+        let mut buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
+        for (i, s) in buffer.as_mut()[skip..].chunks_exact_mut(SECTOR).enumerate() {
+            fill_data(s, self.number, start + i as u64, id);
+        }
+        self.log(if fua { "durable write" } else { "write" }, start, sectors, id, "begins");
+        let flags = WriteFlags { fua };
+        let result = volume.write(Sector(start), Sectors(sectors), buffer, skip, flags).await;
+        self.log("write", start, sectors, id, "ends");
+        self.world.note(u64::from(id) << 1 | u64::from(result.is_ok()));
+        self.oracle.borrow_mut().end(id, result.is_ok(), fua);
+        if let Err(e) = &result {
+            self.failed("write", start, sectors, e);
+        }
+        result.is_ok()
+    }
+
+    /// Reads and checks. Returns what was there.
+    pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
+        let (volume, _guard) = self.enter().await?;
+        let reading = self.oracle.borrow_mut().begin_read(start, sectors);
+        let skip = (start as usize % 2) * SECTOR;
+        let buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
+        self.log("read", start, sectors, 0, "begins");
+        let (buffer, result) = volume.read(Sector(start), Sectors(sectors), buffer, skip).await;
+        self.log("read", start, sectors, 0, "ends");
+        self.world.note(start << 1 | u64::from(result.is_ok()));
+        let bytes = &buffer.as_slice()[skip..];
+        match result {
+            Ok(()) => {
+                if let Err(wrong) = self.oracle.borrow_mut().end_read(&reading, bytes) {
+                    panic!("{wrong}");
+                }
+                Some(bytes.chunks_exact(SECTOR).map(decode).collect())
+            }
+            Err(e) => {
+                self.oracle.borrow_mut().fail_read(reading);
+                self.failed("read", start, sectors, &e);
+                None
+            }
+        }
+    }
+
+    /// Flushes.
+    pub async fn flush(self: &Rc<Self>) -> bool {
+        let Some((volume, _guard)) = self.enter().await else { return false };
+        let flushing = self.oracle.borrow_mut().begin_flush();
+        self.log("flush", 0, 0, 0, "begins");
+        let result = volume.flush().await;
+        self.log("flush", 0, 0, 0, "ends");
+        self.world.note(u64::from(result.is_ok()));
+        self.oracle.borrow_mut().end_flush(flushing, result.is_ok());
+        if let Err(e) = &result {
+            self.failed("flush", 0, 0, e);
+        }
+        result.is_ok()
+    }
+
+    /// Discards.
+    pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
+        let Some((volume, _guard)) = self.enter().await else { return false };
+        let id = self.oracle.borrow_mut().begin(What::Discard, start, sectors);
+        self.log("discard", start, sectors, id, "begins");
+        let result = volume.discard(Sector(start), Sectors(sectors)).await;
+        self.log("discard", start, sectors, id, "ends");
+        self.oracle.borrow_mut().end(id, result.is_ok(), false);
+        if let Err(e) = &result {
+            self.failed("discard", start, sectors, e);
+        }
+        result.is_ok()
+    }
+
+    /// Writes zeros.
+    pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
+        let Some((volume, _guard)) = self.enter().await else { return false };
+        let id = self.oracle.borrow_mut().begin(What::Zero, start, sectors);
+        self.log("zeroes", start, sectors, id, "begins");
+        let result = volume.write_zeroes(Sector(start), Sectors(sectors), flags).await;
+        self.log("zeroes", start, sectors, id, "ends");
+        self.oracle.borrow_mut().end(id, result.is_ok(), flags.fua);
+        if let Err(e) = &result {
+            self.failed("write of zeros", start, sectors, e);
+        }
+        result.is_ok()
+    }
+}
+
+struct InFlight(Rc<Client>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.changed.notify_all();
+    }
+}

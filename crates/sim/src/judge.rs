@@ -1,0 +1,96 @@
+//! Independent judgement of what is on the disks: by crate `inspect`, which shares no code with the engine.
+//!
+//! Owns the check of the structures and the extraction of contents from images. Works on images of any moment: the
+//! engine promises that every one of them is sound.
+
+use std::io;
+
+use format::Sectors;
+use inspect::extract::Extracted;
+use inspect::{CheckOptions, ExtractError, ExtractOptions, Extraction, Mode, ReadAt, SetView, Sink, Target};
+
+use crate::image::Image;
+use crate::stamp::SECTOR;
+
+/// Checks the structures of a set. Any finding worse than a notice is an error, and so is clean data that differs
+/// from the backing device (durability contract 9).
+///
+/// # Errors
+/// What was found.
+pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
+    let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
+    let report = inspect::check_set(cache, &sources, CheckOptions { compare_clean: true });
+    let differing = report
+        .summary
+        .iter()
+        .flat_map(|s| &s.devices)
+        .filter_map(|d| d.clean_extents_differing_from_backing)
+        .sum::<u64>();
+    if report.errors > 0 || differing > 0 {
+        return Err(format!("{differing} clean extents differ from the backing device; {report}"));
+    }
+    Ok(())
+}
+
+/// What is to be extracted.
+pub enum What<'a> {
+    /// A cached device.
+    Cached(&'a Image),
+    /// The flash-only volume.
+    Flash,
+}
+
+struct Collect(Vec<u8>);
+
+impl Sink for Collect {
+    fn begin(&mut self, total: Sectors) -> io::Result<()> {
+        self.0.reserve(total.bytes() as usize);
+        Ok(())
+    }
+
+    fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn zeros(&mut self, n: Sectors) -> io::Result<()> {
+        self.0.resize(self.0.len() + n.0 as usize * SECTOR, 0);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The contents of a volume; `None` if the image has none to give (never initialised, no such volume, or a device
+/// that ran without the cache).
+///
+/// # Errors
+/// If the contents cannot be right.
+pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String> {
+    let view = SetView::open(cache, Mode::Strict).map_err(|e| e.to_string())?;
+    let target = match what {
+        What::Cached(backing) => Target::Cached(*backing),
+        What::Flash => {
+            let volume = view.volumes().next();
+            match volume {
+                Some((inode, _)) => Target::Volume(inode),
+                None => return Ok(None),
+            }
+        }
+    };
+    let extraction = match Extraction::new(&view, cache, target, ExtractOptions::default()) {
+        Ok(e) => e,
+        Err(ExtractError::VoidSlot { .. }) => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let mut to = Collect(Vec::new());
+    let done: Result<Extracted, ExtractError> =
+        extraction.run(&mut to, &mut |_| std::ops::ControlFlow::Continue(()));
+    let done = done.map_err(|e| e.to_string())?;
+    if done.lost_sectors > 0 {
+        return Err(format!("extraction lost {} sectors: {:?}", done.lost_sectors, done.lost));
+    }
+    Ok(Some(to.0))
+}

@@ -1,0 +1,472 @@
+//! The oracle: what every sector of a volume may hold, by the durability contract.
+//!
+//! Owns the history of changes (writes, zeros, discards) and for each sector the changes whose outcome may be there
+//! now (*visible*) or after a crash (*allowed*). Must not know the engine.
+//!
+//! Rules, in the words of the contract (`A` comes before `B` if `A` ended before `B` was issued):
+//! * a completed change hides every change before it from readers; changes under way may be seen or not;
+//! * a durable change (it carried FUA, or a flush ended that was issued after it had ended) rules out every change
+//!   before it for ever; without that a crash may bring back any of them;
+//! * a change that failed or was cut off may have happened or not;
+//! * after a discard a sector holds zeros, the device's garbage, or something that it held before;
+//! * what was read after a recovery stays: nothing else from before the crash is allowed any more.
+
+use crate::stamp::{Content, SECTOR, decode};
+
+/// Number of a change of a volume; its data carries it. Change 0 is what was there in the beginning.
+pub type ChangeId = u32;
+
+/// What a change does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// Writes its stamp.
+    Data,
+    /// Writes zeros.
+    Zero,
+    /// Discards.
+    Discard,
+    /// Nothing: what a discard was seen to have left.
+    Seen(Content),
+}
+
+const RUNNING: u64 = u64::MAX;
+
+#[derive(Clone, Debug)]
+struct Change {
+    what: What,
+    start: u64,
+    sectors: u64,
+    issued: u64,
+    ended: u64,
+    /// It succeeded.
+    certain: bool,
+    durable: bool,
+}
+
+impl Change {
+    fn covers(&self, sector: u64) -> bool {
+        (self.start..self.start + self.sectors).contains(&sector)
+    }
+
+    fn is_before(&self, other: &Change) -> bool {
+        self.ended < other.issued
+    }
+}
+
+/// A change that is allowed in a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Allowed {
+    id: ChangeId,
+    visible: bool,
+}
+
+/// A read under way.
+pub struct Reading {
+    start: u64,
+    issued: u64,
+    /// For each sector the visible changes when it was issued; empty stands for change 0 alone.
+    seen: Vec<Vec<ChangeId>>,
+}
+
+/// A flush under way.
+#[derive(Clone, Copy)]
+pub struct Flushing {
+    issued: u64,
+}
+
+/// See the module head.
+#[derive(Clone)]
+pub struct Oracle {
+    volume: u8,
+    clock: u64,
+    changes: Vec<Change>,
+    /// Empty stands for change 0, visible.
+    sectors: Vec<Vec<Allowed>>,
+    /// Certain changes that are not durable.
+    volatile: Vec<ChangeId>,
+    /// When the last crash was.
+    crash: u64,
+    /// Requests that ended.
+    ended: u64,
+}
+
+impl Oracle {
+    /// A volume of `sectors`, which hold their stamps of write 0, or zeros.
+    pub fn new(volume: u8, sectors: u64, zeros: bool) -> Oracle {
+        let what = if zeros { What::Zero } else { What::Data };
+        let first = Change { what, start: 0, sectors, issued: 0, ended: 0, certain: true, durable: true };
+        Oracle {
+            volume,
+            clock: 1,
+            changes: vec![first],
+            sectors: vec![Vec::new(); sectors as usize],
+            volatile: Vec::new(),
+            crash: 0,
+            ended: 0,
+        }
+    }
+
+    /// Size of the volume.
+    pub fn size(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+
+    /// Requests that have ended so far: progress.
+    pub fn requests_ended(&self) -> u64 {
+        self.ended
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn list(&mut self, sector: u64) -> &mut Vec<Allowed> {
+        let list = &mut self.sectors[sector as usize];
+        if list.is_empty() {
+            list.push(Allowed { id: 0, visible: true });
+        }
+        list
+    }
+
+    fn allowed(&self, sector: u64) -> &[Allowed] {
+        const FIRST: &[Allowed] = &[Allowed { id: 0, visible: true }];
+        let list = &self.sectors[sector as usize];
+        if list.is_empty() { FIRST } else { list }
+    }
+
+    /// A change is issued.
+    pub fn begin(&mut self, what: What, start: u64, sectors: u64) -> ChangeId {
+        let issued = self.tick();
+        let id = self.changes.len() as ChangeId;
+        self.changes.push(Change {
+            what,
+            start,
+            sectors,
+            issued,
+            ended: RUNNING,
+            certain: false,
+            durable: false,
+        });
+        for s in start..start + sectors {
+            self.list(s).push(Allowed { id, visible: true });
+        }
+        id
+    }
+
+    /// A change has ended.
+    pub fn end(&mut self, id: ChangeId, ok: bool, durable: bool) {
+        let now = self.tick();
+        self.ended += 1;
+        let c = &mut self.changes[id as usize];
+        c.ended = now;
+        c.certain = ok;
+        if !ok {
+            return;
+        }
+        let c = c.clone();
+        for s in c.start..c.start + c.sectors {
+            let changes = &self.changes;
+            for a in &mut self.sectors[s as usize] {
+                if a.id != id && changes[a.id as usize].is_before(&c) {
+                    a.visible = false;
+                }
+            }
+        }
+        if durable {
+            self.make_durable(id);
+        } else {
+            self.volatile.push(id);
+        }
+    }
+
+    fn make_durable(&mut self, id: ChangeId) {
+        self.changes[id as usize].durable = true;
+        let c = self.changes[id as usize].clone();
+        for s in c.start..c.start + c.sectors {
+            let changes = &self.changes;
+            self.sectors[s as usize].retain(|a| a.id == id || !changes[a.id as usize].is_before(&c));
+        }
+    }
+
+    /// A flush is issued.
+    pub fn begin_flush(&mut self) -> Flushing {
+        Flushing { issued: self.tick() }
+    }
+
+    /// A flush has ended.
+    pub fn end_flush(&mut self, f: Flushing, ok: bool) {
+        self.ended += 1;
+        if !ok {
+            return;
+        }
+        let (covered, rest): (Vec<ChangeId>, Vec<ChangeId>) =
+            self.volatile.iter().partition(|id| self.changes[**id as usize].ended < f.issued);
+        self.volatile = rest;
+        for id in covered {
+            self.make_durable(id);
+        }
+    }
+
+    /// The volume was stopped in order: everything is durable.
+    pub fn stopped(&mut self) {
+        for id in std::mem::take(&mut self.volatile) {
+            self.make_durable(id);
+        }
+        self.cut_off();
+    }
+
+    /// The machine failed, or the process: what was not durable may be gone, what was under way may have happened.
+    pub fn crashed(&mut self) {
+        self.volatile.clear();
+        self.cut_off();
+        for list in &mut self.sectors {
+            list.iter_mut().for_each(|a| a.visible = true);
+        }
+        self.crash = self.tick();
+    }
+
+    fn cut_off(&mut self) {
+        let now = self.tick();
+        for c in self.changes.iter_mut().filter(|c| c.ended == RUNNING) {
+            c.ended = now;
+        }
+    }
+
+    /// A read is issued.
+    pub fn begin_read(&mut self, start: u64, sectors: u64) -> Reading {
+        let issued = self.tick();
+        let visible = |list: &Vec<Allowed>| -> Vec<ChangeId> {
+            list.iter().filter(|a| a.visible).map(|a| a.id).collect()
+        };
+        let range = start as usize..(start + sectors) as usize;
+        let seen = self.sectors[range].iter().map(visible).collect();
+        Reading { start, issued, seen }
+    }
+
+    /// A read has failed.
+    pub fn fail_read(&mut self, _: Reading) {
+        self.ended += 1;
+    }
+
+    /// A read has ended: checks what it returned.
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not.
+    pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
+        self.ended += 1;
+        for (i, sector_bytes) in bytes.chunks_exact(SECTOR).enumerate() {
+            let sector = r.start + i as u64;
+            let found = decode(sector_bytes);
+            let first = [0];
+            let seen: &[ChangeId] = match &r.seen[i] {
+                s if s.is_empty() => &first,
+                s => s,
+            };
+            let matching: Vec<ChangeId> =
+                seen.iter().copied().filter(|id| self.matches(*id, sector, found)).collect();
+            if matching.is_empty() {
+                if !self.issued_meanwhile(r.issued, sector, found) {
+                    return Err(self.complain("a read", sector, found, seen));
+                }
+            } else {
+                self.settle(r.issued, sector, found, &matching);
+            }
+        }
+        Ok(())
+    }
+
+    /// A change that was issued while a read was under way may be seen by it.
+    fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
+        let newer = self.changes.iter().enumerate().rev().take_while(|(_, c)| c.issued > since);
+        let mut newer = newer.filter(|(_, c)| c.covers(sector));
+        newer.any(|(id, _)| self.matches(id as ChangeId, sector, found))
+    }
+
+    /// A read saw the outcome of `matching`: what ended before the read and did not match is not there any more.
+    fn settle(&mut self, issued: u64, sector: u64, found: Content, matching: &[ChangeId]) {
+        if self.sectors[sector as usize].is_empty() {
+            return;
+        }
+        let settled = matching.iter().all(|id| self.changes[*id as usize].ended < issued);
+        if !settled {
+            return;
+        }
+        let crash = self.crash;
+        let old = matching.iter().all(|id| self.changes[*id as usize].ended <= crash);
+        let changes = &self.changes;
+        let list = &mut self.sectors[sector as usize];
+        for a in list.iter_mut() {
+            a.visible &= changes[a.id as usize].ended >= issued || matching.contains(&a.id);
+        }
+        if old {
+            list.retain(|a| changes[a.id as usize].ended > crash || matching.contains(&a.id));
+        }
+        if let [one] = *matching
+            && changes[one as usize].what == What::Discard
+        {
+            self.discard_settled(sector, found, one, old);
+        }
+    }
+
+    /// What a discard has left does not change by itself.
+    fn discard_settled(&mut self, sector: u64, found: Content, discard: ChangeId, old: bool) {
+        let seen = self.changes.len() as ChangeId;
+        let mut c = self.changes[discard as usize].clone();
+        (c.what, c.start, c.sectors) = (What::Seen(found), sector, 1);
+        self.changes.push(c);
+        let list = &mut self.sectors[sector as usize];
+        if old {
+            list.retain(|a| a.id != discard);
+        }
+        for a in list.iter_mut().filter(|a| a.id == discard) {
+            a.visible = false;
+        }
+        list.push(Allowed { id: seen, visible: true });
+    }
+
+    /// Whether a change leaves this in a sector.
+    fn matches(&self, id: ChangeId, sector: u64, found: Content) -> bool {
+        let c = &self.changes[id as usize];
+        match (c.what, found) {
+            (What::Data, Content::Data { volume, sector: s, write }) => {
+                volume == self.volume && s == sector && write == id
+            }
+            (What::Zero, Content::Zero) => true,
+            (What::Seen(content), found) => content == found,
+            (What::Discard, Content::Zero | Content::Garbage { .. }) => true,
+            (What::Discard, Content::Data { volume, sector: s, write }) => {
+                volume == self.volume
+                    && s == sector
+                    && self
+                        .changes
+                        .get(write as usize)
+                        .is_some_and(|w| w.what == What::Data && w.covers(sector) && w.issued < c.ended)
+            }
+            _ => false,
+        }
+    }
+
+    /// Checks what a sector holds after a crash, without anybody having read it.
+    ///
+    /// # Errors
+    /// If it holds what it must not.
+    pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, String> {
+        let found = decode(bytes);
+        let ids: Vec<ChangeId> = self.allowed(sector).iter().map(|a| a.id).collect();
+        if ids.iter().any(|id| self.matches(*id, sector, found)) {
+            return Ok(found);
+        }
+        Err(self.complain("the disks", sector, found, &ids))
+    }
+
+    fn complain(&self, who: &str, sector: u64, found: Content, allowed: &[ChangeId]) -> String {
+        let name = |id: &ChangeId| {
+            let c = &self.changes[*id as usize];
+            let durable = if c.durable { ", durable" } else { "" };
+            let how = match (c.ended, c.certain) {
+                (RUNNING, _) => "under way",
+                (_, true) => "done",
+                (_, false) => "failed or cut off",
+            };
+            format!("#{id} {:?} {}+{} ({how}{durable})", c.what, c.start, c.sectors)
+        };
+        let expected: Vec<String> = allowed.iter().map(name).collect();
+        let origin = match found {
+            Content::Data { volume, write, .. } if volume == self.volume => {
+                self.changes.get(write as usize).map(|_| format!(" = {}", name(&write)))
+            }
+            _ => None,
+        };
+        let history: Vec<String> = (0..self.changes.len() as ChangeId)
+            .filter(|id| self.changes[*id as usize].covers(sector))
+            .map(|id| name(&id))
+            .collect();
+        format!(
+            "volume {} sector {sector}: {who} found {found:?}{}; expected one of: {}; all changes of the sector: {}",
+            self.volume,
+            origin.unwrap_or_default(),
+            expected.join(", "),
+            history.join(", ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stamp::fill_data;
+
+    fn stamped(sector: u64, write: ChangeId) -> Vec<u8> {
+        let mut bytes = vec![0; SECTOR];
+        fill_data(&mut bytes, 1, sector, write);
+        bytes
+    }
+
+    fn reads(o: &mut Oracle, sector: u64, bytes: &[u8]) -> bool {
+        let r = o.begin_read(sector, 1);
+        o.clone().end_read(&r, bytes).is_ok()
+    }
+
+    #[test]
+    fn readers_see_the_last_completed_write_or_one_under_way() {
+        let mut o = Oracle::new(1, 8, false);
+        let a = o.begin(What::Data, 0, 4);
+        assert!(reads(&mut o, 2, &stamped(2, 0)) && reads(&mut o, 2, &stamped(2, a)));
+        o.end(a, true, false);
+        assert!(!reads(&mut o, 2, &stamped(2, 0)) && reads(&mut o, 2, &stamped(2, a)));
+        assert!(!reads(&mut o, 2, &stamped(3, a)), "the right write in the wrong place");
+        assert!(reads(&mut o, 5, &stamped(5, 0)));
+        let r = o.begin_read(2, 1);
+        let b = o.begin(What::Data, 0, 4);
+        o.end(b, true, false);
+        assert!(o.end_read(&r, &stamped(2, b)).is_ok(), "issued while the read was under way");
+    }
+
+    #[test]
+    fn a_crash_brings_back_what_was_not_ruled_out() {
+        let mut o = Oracle::new(1, 8, false);
+        let a = o.begin(What::Data, 0, 1);
+        o.end(a, true, false);
+        let f = o.begin_flush();
+        let b = o.begin(What::Data, 0, 1);
+        o.end(b, true, false);
+        o.end_flush(f, true);
+        let mut after = o.clone();
+        after.crashed();
+        assert!(!reads(&mut after, 0, &stamped(0, 0)), "the flush covered the first write");
+        assert!(reads(&mut after, 0, &stamped(0, a)) && reads(&mut after, 0, &stamped(0, b)));
+        let r = after.begin_read(0, 1);
+        assert!(after.end_read(&r, &stamped(0, a)).is_ok());
+        after.crashed();
+        assert!(!reads(&mut after, 0, &stamped(0, b)), "it was read after the recovery and must stay");
+        o.stopped();
+        assert!(!reads(&mut o, 0, &stamped(0, a)) && reads(&mut o, 0, &stamped(0, b)));
+    }
+
+    #[test]
+    fn a_failed_write_may_have_happened() {
+        let mut o = Oracle::new(1, 8, true);
+        let a = o.begin(What::Data, 0, 2);
+        o.end(a, false, false);
+        assert!(reads(&mut o, 0, &stamped(0, a)) && reads(&mut o, 0, &[0; SECTOR]));
+        let r = o.begin_read(0, 1);
+        assert!(o.end_read(&r, &[0; SECTOR]).is_ok());
+        assert!(!reads(&mut o, 0, &stamped(0, a)), "it was seen not to have happened");
+        assert!(reads(&mut o, 1, &stamped(1, a)));
+    }
+
+    #[test]
+    fn a_discard_leaves_one_thing() {
+        let mut o = Oracle::new(1, 8, false);
+        let d = o.begin(What::Discard, 0, 1);
+        o.end(d, true, false);
+        assert!(reads(&mut o, 0, &[0; SECTOR]) && reads(&mut o, 0, &stamped(0, 0)));
+        assert!(!reads(&mut o, 0, &stamped(1, 0)));
+        let r = o.begin_read(0, 1);
+        assert!(o.end_read(&r, &[0; SECTOR]).is_ok());
+        assert!(!reads(&mut o, 0, &stamped(0, 0)));
+        o.crashed();
+        assert!(reads(&mut o, 0, &stamped(0, 0)), "nothing made the discard durable");
+    }
+}
