@@ -82,9 +82,10 @@ impl Volume {
         self.writeback.foreground(core);
         let end = start + sectors;
         let (outer_start, outer_end) = self.widened(core, start, end);
-        let _range = self.ranges.change(outer_start, outer_end).await;
+        let range = self.ranges.change(outer_start, outer_end).await;
         if !self.attached().is_some_and(|(c, _)| Rc::ptr_eq(&c, core)) {
-            // Detached while waiting.
+            // Detached while waiting; the other path takes its own range.
+            drop(range);
             return self.write_uncached(start, sectors, buffer, offset_bytes, fua).await.map_err(into_engine);
         }
         let mut write = Write { start, end, buffer, offset_bytes, fua };
