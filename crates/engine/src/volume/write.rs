@@ -160,7 +160,7 @@ impl Volume {
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        write: Write,
+        mut write: Write,
         decision: Decision,
     ) -> Result<(), EngineError> {
         if self.backing().is_none() {
@@ -187,6 +187,18 @@ impl Volume {
         if path != WritePath::Writeback {
             inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?;
             path = write_path(&inputs, decision);
+        }
+        if path == WritePath::Writeback {
+            // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
+            let (first, last) = self.widened(core, write.start, write.end);
+            if (first, last) != (write.start, write.end) {
+                write = self.merge(core, inode, write, first, last).await?;
+            }
+            let block = core.geometry.block_sectors.0;
+            if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
+                // A volume may begin or end inside a block; such a block is never cached.
+                path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
+            }
         }
         if path == WritePath::Writeback {
             match self.write_back(core, inode, &write, Stream::Dirty).await {
