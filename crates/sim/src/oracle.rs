@@ -31,6 +31,9 @@ pub enum What {
 
 const RUNNING: u64 = u64::MAX;
 
+/// Changes of a sector that a complaint lists.
+const HISTORY: usize = 6;
+
 #[derive(Clone, Debug)]
 struct Change {
     what: What,
@@ -278,8 +281,8 @@ impl Oracle {
 
     /// A change that was issued while a read was under way may be seen by it.
     fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
-        let newer = self.changes.iter().enumerate().rev().take_while(|(_, c)| c.issued > since);
-        let mut newer = newer.filter(|(_, c)| c.covers(sector));
+        let newer = |(_, c): &(usize, &Change)| c.issued > since && c.covers(sector);
+        let mut newer = self.changes.iter().enumerate().filter(newer);
         newer.any(|(id, _)| self.matches(id as ChangeId, sector, found))
     }
 
@@ -378,12 +381,11 @@ impl Oracle {
             }
             _ => None,
         };
-        let history: Vec<String> = (0..self.changes.len() as ChangeId)
-            .filter(|id| self.changes[*id as usize].covers(sector))
-            .map(|id| name(&id))
-            .collect();
+        let of_sector =
+            (0..self.changes.len() as ChangeId).rev().filter(|id| self.changes[*id as usize].covers(sector));
+        let history: Vec<String> = of_sector.take(HISTORY).map(|id| name(&id)).collect();
         format!(
-            "volume {} sector {sector}: {who} found {found:?}{}; expected one of: {}; all changes of the sector: {}",
+            "volume {} sector {sector}: {who} found {found:?}{}; expected one of: {}; last changes of the sector: {}",
             self.volume,
             origin.unwrap_or_default(),
             expected.join(", "),
