@@ -1,6 +1,6 @@
 //! Sets that a real kernel wrote, opened by the engine: every byte is there, also after everything was written back,
 //! after a restart, and on the backing device alone.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::rc::Rc;
 
