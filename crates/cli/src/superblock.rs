@@ -15,15 +15,24 @@ use crate::failure::Failure;
 /// Sectors up to the end of a superblock.
 pub(crate) const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
 
+/// Refuses what is too small for a superblock.
+pub(crate) fn has_room(source: &dyn inspect::ReadAt) -> Result<(), Failure> {
+    room(source.name(), source.sectors())
+}
+
+fn room(name: &str, sectors: Sectors) -> Result<(), Failure> {
+    if sectors >= HEAD {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "{name}: expected at least {HEAD} sectors for a superblock, found {sectors}"
+    )))
+}
+
 /// The bytes where a superblock belongs.
 pub(crate) async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
     let info = disk.info();
-    if info.sectors < HEAD {
-        return Err(Failure::Failed(format!(
-            "{}: expected at least {HEAD} sectors for a superblock, found {}",
-            info.name, info.sectors
-        )));
-    }
+    room(&info.name, info.sectors)?;
     let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(SUPERBLOCK_BYTES)).await;
     result?;
     Ok(buffer.as_slice().to_vec())

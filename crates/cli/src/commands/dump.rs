@@ -8,7 +8,7 @@ use inspect::{Mode, SetView};
 
 use crate::failure::Failure;
 use crate::look::Looker;
-use crate::out;
+use crate::{out, superblock};
 
 /// A structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -63,6 +63,7 @@ impl Dump {
             text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
         };
         let device = Looker::new(self.in_use)?.open(&self.device)?;
+        superblock::has_room(&device.source)?;
         if self.what == What::Superblock {
             let doc = dump::superblock(&device.source)?;
             out::document(self.json, &doc)?;

@@ -332,13 +332,6 @@ impl Make {
         let label = label_bytes(label).ok_or_else(|| {
             fail(format!("label: expected at most 32 bytes without NUL, found {}", label.len()))
         })?;
-        if !self.data_offset.is_multiple_of(block.0) {
-            // The kernel would serve such a device and cache nothing of it.
-            return Err(fail(format!(
-                "data offset: expected a multiple of the block size of {block} sectors, found {}",
-                self.data_offset
-            )));
-        }
         if info.sectors.0 <= self.data_offset {
             return Err(fail(format!(
                 "too small: expected more than {} sectors, found {}",
@@ -357,6 +350,13 @@ impl Make {
             label,
         };
         let sb = BackingSuper::format(&want).map_err(|e| fail(e.to_string()))?;
+        if !self.data_offset.is_multiple_of(block.0) {
+            // The kernel would serve such a device and cache nothing of it.
+            return Err(fail(format!(
+                "data offset: expected a multiple of the block size of {block} sectors, found {}",
+                self.data_offset
+            )));
+        }
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_backing(info.sectors, info.logical_block_bytes).map(drop))?;
         let made = Made {
@@ -392,8 +392,12 @@ fn describe(bytes: &[u8]) -> String {
     let Ok(raw) = RawSuperblock::from_prefix(bytes) else { return "holds a bcache superblock".into() };
     // Of a device of any size: what it says about itself is wanted, not whether it is usable.
     let any = Sectors(u64::MAX);
-    if let Ok(sb) = raw.check_cache(any, 0) {
-        return format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid());
+    let damaged = |e: format::Corrupt| format!("holds a bcache superblock that is damaged ({e})");
+    if identify(bytes) == Identity::Cache {
+        return match raw.check_cache(any, 0) {
+            Ok(sb) => format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid()),
+            Err(e) => damaged(e),
+        };
     }
     match raw.check_backing(any, 0) {
         Ok(sb) => {
@@ -404,7 +408,7 @@ fn describe(bytes: &[u8]) -> String {
             let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
             format!("is the bcache backing device {}{label}, state {}{dirty}", sb.uuid(), sb.state().name())
         }
-        Err(e) => format!("holds a bcache superblock that is damaged ({e})"),
+        Err(e) => damaged(e),
     }
 }
 

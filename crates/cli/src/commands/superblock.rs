@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::failure::Failure;
 use crate::look::Looker;
-use crate::out;
+use crate::{out, superblock};
 
 /// Show the superblock of a device
 ///
@@ -25,6 +25,7 @@ impl Super {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         // One block, written as a unit: nothing torn can be seen of a device in use.
         let device = Looker::new(true)?.open(&self.device)?;
+        superblock::has_room(&device.source)?;
         let doc = inspect::dump::superblock(&device.source)?;
         out::document(self.json, &doc)?;
         match &doc.problem {

@@ -1,0 +1,17 @@
+//! Tests of the program as its users meet it: as a process with arguments, files, signals and sockets.
+//!
+//! They need programs that speak NBD and make file systems; a test whose program is missing says which Debian package
+//! has it: fio, libnbd-bin, qemu-utils, e2fsprogs, util-linux.
+
+mod bad_input;
+mod clients;
+mod common_checks;
+mod crash;
+mod demo;
+mod extract;
+mod fixtures;
+mod flush;
+mod make;
+mod multicall;
+mod up;
+mod world;

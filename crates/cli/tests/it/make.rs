@@ -1,0 +1,275 @@
+//! `make`, and `super` on what it made: field by field against the format description (sections 2 and 13).
+
+use crate::common_checks::resealed;
+use crate::world::*;
+
+fn u16_at(sb: &[u8], at: usize) -> u64 {
+    u64::from(u16::from_le_bytes(sb[at..at + 2].try_into().unwrap()))
+}
+
+fn u64_at(sb: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(sb[at..at + 8].try_into().unwrap())
+}
+
+const MAGIC: [u8; 16] =
+    [0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81];
+
+/// Bytes of a superblock, after the checks that hold for both kinds.
+fn superblock(path: &str) -> Vec<u8> {
+    let image = read(path);
+    assert!(image[..4096].iter().all(|b| *b == 0), "sectors 0 to 7 are zero");
+    let sb = image[4096..8192].to_vec();
+    assert_eq!(u64_at(&sb, 8), 8, "offset");
+    assert_eq!(sb[24..40], MAGIC);
+    assert!(sb[40..56].iter().any(|b| *b != 0), "uuid");
+    assert_eq!(u64_at(&sb, 112), 0, "seq");
+    assert_eq!(sb[200..204], [0; 4], "last_mount");
+    assert_eq!(u16_at(&sb, 206), 0, "keys");
+    assert!(sb[208..].iter().all(|b| *b == 0), "journal buckets and tail");
+    assert_eq!(u64_at(&sb, 0), format::checksum::crc64(&sb[8..208]), "checksum");
+    sb
+}
+
+#[test]
+fn a_set_with_defaults() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 1 << 30), dir.sparse("hdd", 4 << 30));
+    let said = run(&["make", "-C", &ssd, "-B", &hdd, "--json"]).ok();
+    let doc = said.json();
+    let (c, b) = (superblock_head(&ssd), superblock_head(&hdd));
+
+    assert_eq!(u64_at(&c, 16), 0, "version");
+    assert_eq!(u64_at(&c, 104), 0, "flags: not initialised, no discard, lru");
+    assert_eq!(u64_at(&c, 184), 2048, "nbuckets");
+    assert_eq!([u16_at(&c, 192), u16_at(&c, 194)], [1, 1024], "block and bucket size");
+    assert_eq!(
+        [u16_at(&c, 196), u16_at(&c, 198), u16_at(&c, 204)],
+        [1, 0, 1],
+        "nr_in_set, nr_this_dev, first_bucket"
+    );
+    assert!(c[72..104].iter().all(|b| *b == 0), "label");
+
+    assert_eq!(u64_at(&b, 16), 1, "version");
+    assert_eq!(u64_at(&b, 104), 0, "flags: writethrough, not attached");
+    assert_eq!(u64_at(&b, 184), 0, "data_offset of version 1");
+    assert_eq!([u16_at(&b, 192), u16_at(&b, 194)], [1, 1024]);
+    assert_eq!([u16_at(&b, 196), u16_at(&b, 198), u16_at(&b, 204)], [0, 0, 0]);
+    assert_eq!(c[56..72], b[56..72], "one set");
+    assert_ne!(c[40..56], b[40..56], "two devices");
+
+    assert_eq!(doc["schema_version"], 1);
+    let made = doc["devices"].as_array().unwrap();
+    assert_eq!(made.len(), 2);
+    assert_eq!((made[0]["kind"].as_str(), made[1]["kind"].as_str()), (Some("cache"), Some("backing")));
+    assert_eq!((made[0]["nbuckets"].as_u64(), made[0]["bucket_sectors"].as_u64()), (Some(2048), Some(1024)));
+    assert_eq!(made[1]["data_sectors"].as_u64(), Some((4 << 30) / 512 - 16));
+
+    let shown = run(&["super", &ssd, "--json"]).ok().json();
+    assert_eq!(shown["set_uuid"], doc["set_uuid"]);
+    assert_eq!(shown["uuid"], made[0]["uuid"]);
+    assert_eq!(shown["cache"]["nbuckets"], 2048);
+    assert_eq!(shown["cache"]["synchronous"], false);
+    let shown = run(&["super", &hdd, "--json"]).ok().json();
+    assert_eq!(shown["set_uuid"], doc["set_uuid"]);
+    assert_eq!(shown["backing"]["data_offset"], 16);
+    assert_eq!(shown["backing"]["state_name"], "detached");
+    run(&["check", &ssd, &hdd]).ok();
+}
+
+/// The superblock of a file that is too large to be read whole.
+fn superblock_head(path: &str) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut head = vec![0; 64 << 10];
+    std::fs::File::open(path).unwrap().read_exact_at(&mut head, 0).unwrap();
+    let dir = Dir::new();
+    superblock(&dir.file("head", &head))
+}
+
+#[test]
+fn every_option_is_in_the_superblock() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 64 << 20));
+    let set = "12345678-9abc-4def-8123-456789abcdef";
+    let args = ["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--block", "4k", "--data-offset", "64"];
+    let more = ["--writeback", "--discard", "--cache-replacement-policy", "fifo", "--label", "große Platte"];
+    run(&[&args[..], &more, &["--cset-uuid", set]].concat()).ok();
+    let (c, b) = (superblock(&ssd), superblock(&hdd));
+    assert_eq!(u64_at(&c, 104), 0b110, "discard, fifo");
+    assert_eq!([u16_at(&c, 192), u16_at(&c, 194), u16_at(&c, 204)], [8, 128, 1]);
+    assert_eq!(u64_at(&b, 16), 4, "version with a data offset");
+    assert_eq!(u64_at(&b, 184), 64, "data_offset");
+    assert_eq!(u64_at(&b, 104), 1, "writeback");
+    assert_eq!(&b[72..72 + 13], "große Platte".as_bytes());
+    let uuid =
+        [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0x4d, 0xef, 0x81, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef];
+    assert_eq!((&c[56..72], &b[56..72]), (&uuid[..], &uuid[..]));
+    let said = run(&["super", &hdd]).ok();
+    said.says(&["dev.data.first_sector\t64", "dev.data.cache_mode\t1 [writeback]", set]);
+}
+
+/// Sectors reserved at the start depend on the bucket size: floor(23 / bucket) + 1 buckets.
+#[test]
+fn bucket_sizes() {
+    let dir = Dir::new();
+    for (bucket, size, sectors, first) in [
+        ("4k", 4u64 << 20, 8, 3),
+        ("8k", 8 << 20, 16, 2),
+        ("16k", 8 << 20, 32, 1),
+        ("16M", 4 << 30, 32768, 1),
+    ] {
+        let ssd = dir.sparse(&format!("ssd-{bucket}"), size);
+        run(&["make", "-C", &ssd, "--bucket", bucket]).ok();
+        let c = superblock_head(&ssd);
+        assert_eq!((u64_at(&c, 16), u16_at(&c, 194), u16_at(&c, 204)), (0, sectors, first), "{bucket}");
+        assert_eq!(u64_at(&c, 184), size / 512 / sectors, "{bucket}");
+    }
+    // 32 MiB do not fit 16 bits: version 5, feature 2, the logarithm.
+    let ssd = dir.sparse("large", 8 << 30);
+    run(&["make", "-C", &ssd, "--bucket", "32M"]).ok();
+    let c = superblock_head(&ssd);
+    assert_eq!((u64_at(&c, 16), u64_at(&c, 128), u16_at(&c, 194)), (5, 2, 16));
+    assert_eq!((u64_at(&c, 184), u16_at(&c, 204)), (256, 1));
+    run(&["super", &ssd]).ok().says(&["dev.sectors_per_bucket\t65536"]);
+    run(&["check", &ssd]).ok();
+}
+
+#[test]
+fn a_backing_device_alone_belongs_nowhere() {
+    let dir = Dir::new();
+    let hdd = dir.sparse("hdd", 1 << 20);
+    let doc = run(&["make", "-B", &hdd, "--json"]).ok().json();
+    assert!(doc.get("set_uuid").is_none(), "{doc}");
+    assert!(superblock(&hdd)[56..72].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn several_backing_devices_share_the_set() {
+    let dir = Dir::new();
+    let ssd = dir.sparse("ssd", 64 << 20);
+    let disks = ["a", "b", "c"].map(|n| dir.sparse(n, 1 << 20));
+    run(&["make", "-B", &disks[0], "-C", &ssd, "-B", &disks[1], "-B", &disks[2], "--bucket", "64k"]).ok();
+    let set = superblock(&ssd)[56..72].to_vec();
+    let mut uuids: Vec<Vec<u8>> = Vec::new();
+    for d in &disks {
+        let sb = superblock(d);
+        assert_eq!(sb[56..72], set);
+        uuids.push(sb[40..56].to_vec());
+    }
+    uuids.sort();
+    uuids.dedup();
+    assert_eq!(uuids.len(), 3);
+}
+
+/// Sizes that make no sense are refused with the numbers, and nothing is written to any device.
+#[test]
+fn bad_sizes() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 8 << 20));
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["--bucket", "1M"], &["too small", "at least 128 buckets", "give 64"]),
+        (&["--bucket", "2k"], &["bucket_size", "at least 8", "found 4"]),
+        (&["--bucket", "48k"], &["power of two", "found 96"]),
+        (&["--block", "8k", "--bucket", "64k"], &["block_size", "up to 8 sectors", "found 16"]),
+        (&["--block", "1536", "--bucket", "64k"], &["block_size", "power of two", "found 3"]),
+        (&["--data-offset", "8", "--bucket", "64k"], &["data_offset", "at least 16", "found 8"]),
+        (
+            &["--data-offset", "16385", "--bucket", "64k"],
+            &["too small", "more than 16385 sectors, found 16384"],
+        ),
+        (
+            &["--data-offset", "20", "--block", "4k", "--bucket", "64k"],
+            &["multiple of the block size of 8", "found 20"],
+        ),
+        (
+            &["--label", "a label of more than thirty-two bytes", "--bucket", "64k"],
+            &["at most 32 bytes", "found 37"],
+        ),
+    ];
+    for (args, words) in cases {
+        run(&[&["make", "-C", &ssd, "-B", &hdd], args].concat()).refused(words);
+        for path in [&ssd, &hdd] {
+            assert!(read(path).iter().all(|b| *b == 0), "{args:?}");
+        }
+    }
+    for bad in [&["--bucket", "0"][..], &["--bucket", "1000"], &["--bucket", "x"], &["--cset-uuid", "x"]] {
+        run(&[&["make", "-C", &ssd], bad].concat()).usage();
+    }
+    run(&["make", "-C", &ssd, "--cset-uuid", "00000000-0000-0000-0000-000000000000"]).usage();
+    run(&["make", "-C", &ssd, "--writeback"]).usage();
+    run(&["make", "-C", &ssd, "--label", "x"]).usage();
+    run(&["make", "-B", &hdd, "--discard"]).usage();
+    run(&["make", "-C", &ssd, "-C", &hdd]).usage().says(&["one cache device"]);
+    run(&["make", "-C", &ssd, "-B", &ssd]).usage().says(&["the same device"]);
+}
+
+/// One device that must not be overwritten keeps the others as they are.
+#[test]
+fn all_or_nothing() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let fresh = dir.sparse("fresh", 8 << 20);
+    let said = run(&["make", "-C", &fresh, "-B", &hdd, "--bucket", "8k"]);
+    said.refused(&[&hdd, "\"disk one\"", "state dirty", "nowhere else", "--wipe"]);
+    assert!(read(&fresh).iter().all(|b| *b == 0));
+    let said = run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k"]);
+    said.refused(&["is the cache device", "is the bcache backing device"]);
+    let [ssd_bytes, hdd_bytes, _] = dirty_set();
+    assert!(&read(&ssd) == ssd_bytes && &read(&hdd) == hdd_bytes);
+}
+
+#[test]
+fn with_the_operators_word() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe"]).ok();
+    assert_eq!(u64_at(&superblock(&ssd), 104), 0);
+    // The old set is not to be seen any more, whatever is left of it.
+    run(&["check", &ssd, &hdd]).ok().says(&["never initialised"]);
+
+    // `--wipe` is about bcache alone.
+    let other = dir.sparse("other", 8 << 20);
+    let mut mkfs = tool("mkfs.ext4", "e2fsprogs");
+    mkfs.args(["-q", "-F", &other]);
+    succeed(mkfs);
+    run(&["make", "-B", &other, "--wipe"]).refused(&["ext4", "--force"]);
+    run(&["make", "-B", &other, "--force"]).ok();
+    superblock(&other);
+    assert_eq!(blockio::probe_signature(other.as_ref()).unwrap().map(|s| s.kind), Some("bcache"));
+}
+
+/// Signatures that the superblock does not cover are erased, or the device would still look like something else.
+#[test]
+fn every_old_signature_goes() {
+    let dir = Dir::new();
+    let mut image = vec![0; 8 << 20];
+    image[0x1_0040..0x1_0048].copy_from_slice(b"_BHRfS_M");
+    image[512..520].copy_from_slice(b"EFI PART");
+    let end = image.len();
+    image[end - 512..end - 504].copy_from_slice(b"EFI PART");
+    let path = dir.file("disk", &image);
+    run(&["make", "-B", &path]).refused(&["btrfs"]);
+    assert!(read(&path) == image);
+    run(&["make", "-B", &path, "--force"]).ok();
+    assert_eq!(blockio::probe_signature(path.as_ref()).unwrap().map(|s| s.kind), Some("bcache"));
+    let after = read(&path);
+    assert!(after[0x1_0040..0x1_0048].iter().chain(&after[end - 512..]).all(|b| *b == 0));
+}
+
+#[test]
+fn what_the_kernel_would_not_register_is_said() {
+    let dir = Dir::new();
+    let ssd = dir.sparse("ssd", 16 << 20);
+    run(&["make", "-C", &ssd, "--bucket", "64k"]).ok().says(&["warning", "513"]);
+}
+
+/// A superblock that is not as the rules say: what is wrong is on stderr, everything else is shown all the same.
+#[test]
+fn broken_superblocks_are_shown() {
+    let dir = Dir::new();
+    let [ssd, _, _] = dirty_set();
+    let path = dir.file("ssd", &resealed(ssd, 192, &3u16.to_le_bytes()));
+    let said = run(&["super", &path]).refused(&["block_size", "power of two", "found 3"]);
+    assert!(said.out.contains("dev.sectors_per_block\t3"), "{said}");
+    let doc = run(&["super", &path, "--json"]).refused(&[]).json();
+    assert_eq!(doc["problem"]["found"], "3");
+}

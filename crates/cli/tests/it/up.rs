@@ -1,0 +1,292 @@
+//! `up`: its lines, exports, settings and signals.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use ubcache_cli::nbd_client::Client;
+
+use crate::world::*;
+
+fn fresh(dir: &Dir, options: &[&str]) -> [String; 2] {
+    let files = [dir.sparse("ssd", 16 << 20), dir.sparse("hdd", 16 << 20)];
+    let args = ["make", "-C", &files[0], "-B", &files[1], "--bucket", "16k"];
+    run(&[&args, options].concat()).ok();
+    files
+}
+
+#[test]
+fn the_ready_line_as_text() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let socket = dir.path("a b.sock");
+    let mut child = Command::new(program())
+        .args(["up", "-C", &ssd, "-B", &hdd, "--export", &format!("nbd={socket}")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    let escaped = socket.replace(' ', "%20");
+    assert_eq!(line, format!("bcache0 ready: nbd+unix:///bcache0?socket={escaped}\n"));
+    signal(child.id(), Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!Path::new(&socket).exists(), "the socket goes with the server");
+}
+
+#[test]
+fn the_ready_line_as_json() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &["--label", "x"]);
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=nbd={}", dir.path("s"))]);
+    let event = up.ready[0].clone();
+    assert_eq!(event["volume"], "bcache0");
+    assert_eq!(event["size_bytes"].as_u64(), Some((16 << 20) - DATA_OFFSET));
+    assert_eq!(event["backing"], hdd);
+    assert_eq!(event["backing_uuid"], run(&["super", &hdd, "--json"]).ok().json()["uuid"]);
+    assert_eq!(event["exports"][0]["kind"], "nbd");
+    let said = up.stop();
+    assert!(said.contains("has been initialised") && said.contains("SIGTERM"), "{said}");
+}
+
+/// Names follow the order of -B; flash-only volumes come last; each is found under its name alone.
+#[test]
+fn several_volumes() {
+    let dir = Dir::new();
+    let ssd = dir.sparse("ssd", 16 << 20);
+    let disks = [("b", 2u64), ("a", 3)].map(|(n, mib)| dir.sparse(n, mib << 20));
+    run(&["make", "-C", &ssd, "-B", &disks[0], "-B", &disks[1], "--bucket", "16k"]).ok();
+    let socket = dir.path("s");
+    let export = format!("--export=nbd={socket}");
+    let up = Up::start(&dir, 2, &["-C", &ssd, "-B", &disks[1], "-B", &disks[0], &export]);
+    let size = |name: &str| Client::connect(Path::new(&socket), name).map(|c| c.size_bytes());
+    assert_eq!(size("bcache0").unwrap(), (3 << 20) - DATA_OFFSET);
+    assert_eq!(size("bcache1").unwrap(), (2 << 20) - DATA_OFFSET);
+    assert!(size("").is_err(), "the empty name is one of two");
+    assert!(size("bcache2").is_err());
+    up.stop();
+}
+
+#[test]
+fn the_empty_name_with_one_volume() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let socket = dir.path("s");
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=nbd={socket}")]);
+    assert_eq!(Client::connect(Path::new(&socket), "").unwrap().size_bytes(), (16 << 20) - DATA_OFFSET);
+    up.stop();
+}
+
+/// What is written through one export is read through the other.
+#[test]
+fn several_exports() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &["--writeback"]);
+    let (a, b) = (dir.path("a"), dir.path("b"));
+    let exports = [&a, &b].map(|s| format!("--export=nbd={s}"));
+    let up =
+        Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &exports[0], &exports[1], "--export=nbd=localhost:0"]);
+    let ways = up.ready[0]["exports"].as_array().unwrap().clone();
+    assert_eq!(ways.len(), 3);
+    let mut first = Client::connect(Path::new(&a), "").unwrap();
+    first.write(8192, &[5; 512]).unwrap();
+    assert_eq!(Client::connect(Path::new(&b), "").unwrap().read(8192, 512).unwrap(), [5; 512]);
+    let tcp = ways[2]["address"].as_str().unwrap();
+    assert!(tcp.starts_with("nbd://") && !tcp.contains(":0/"), "{tcp}");
+    let mut info = tool("nbdinfo", "libnbd-bin");
+    info.args(["--size", tcp]);
+    assert_eq!(succeed(info).trim(), ((16 << 20) - DATA_OFFSET).to_string());
+    drop(first);
+    up.stop();
+}
+
+#[test]
+fn auto_says_what_it_chose() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd]);
+    let way = up.ready[0]["exports"][0].clone();
+    let said = up.stop();
+    assert!(said.contains("export: "), "{said}");
+    let address = way["address"].as_str().unwrap().to_owned();
+    assert!(!address.is_empty(), "{said}");
+}
+
+#[test]
+fn settings_reach_the_engine() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let export = format!("--export=nbd={}", dir.path("s"));
+    let base = ["-C", &ssd, "-B", &hdd, &export];
+    let more = ["--set=cache_mode=writeback", "--set", "label=new", "--set=set.io_error_limit=3"];
+    let up = Up::start(&dir, 1, &[&base[..], &more].concat());
+    up.stop();
+    // These two are in the superblock.
+    let sb = run(&["super", &hdd, "--json"]).ok().json();
+    assert_eq!(
+        (sb["backing"]["cache_mode_name"].as_str(), sb["label"].as_str()),
+        (Some("writeback"), Some("new"))
+    );
+
+    let refused = |setting: &str| run(&[&["up"], &base[..], &["--set", setting]].concat()).usage();
+    refused("no_such=1").says(&["no such tunable", "writeback_percent"]);
+    refused("io_error_limit=1").says(&["set.io_error_limit", "device.io_error_limit"]);
+    refused("cache_mode=sideways").says(&["writethrough, writeback"]);
+    refused("writeback_percent=much").says(&["0 to 40"]);
+    refused("writeback_percent").says(&["KEY=VALUE"]);
+}
+
+#[test]
+fn figures_on_request() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &["--writeback"]);
+    let socket = dir.path("s");
+    let mut up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=nbd={socket}")]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    client.write(0, &[1; 4096]).unwrap();
+    client.read(0, 4096).unwrap();
+    client.read(1 << 20, 4096).unwrap();
+    client.flush().unwrap();
+    let stats = up.stats();
+    assert_eq!((stats["schema_version"].as_u64(), stats["event"].as_str()), (Some(1), Some("stats")));
+    let volume = &stats["volumes"][0];
+    assert_eq!(volume["dirty_bytes"], 4096);
+    assert_eq!((&volume["cache_hits"], &volume["cache_misses"]), (&1.into(), &1.into()));
+    assert_eq!((&volume["writes"], &volume["reads"], &volume["flushes"]), (&1.into(), &2.into(), &1.into()));
+    assert_eq!(volume["state"], "dirty");
+    assert_eq!(stats["set"]["dirty_bytes"], 4096);
+    drop(client);
+    up.stop();
+}
+
+/// Without its cache, a device that has nothing dirty: what the cache had of it is void from then on.
+#[test]
+fn without_the_cache() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let socket = dir.path("s");
+    let export = format!("--export=nbd={socket}");
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    client.write(0, &[1; 4096]).unwrap();
+    client.read(0, 4096).unwrap();
+    drop(client);
+    up.stop();
+
+    let up = Up::start(&dir, 1, &["-B", &hdd, "--without-cache", &export]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+    client.write(0, &[2; 4096]).unwrap();
+    drop(client);
+    let said = up.stop();
+    assert!(said.contains("void from now on"), "{said}");
+    run(&["super", &hdd]).ok().says(&["inconsistent"]);
+
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    assert_eq!(client.read(0, 4096).unwrap(), [2; 4096], "not what the cache had");
+    drop(client);
+    up.stop();
+    run(&["check", &ssd, &hdd]).ok();
+    run(&["up", "-B", &hdd, "--without-cache", "--set=set.errors=panic", &export]).usage();
+    run(&["up", "-B", &hdd, "-C", &ssd, "--without-cache"]).usage();
+}
+
+/// A stop answers what is under way; afterwards everything that was answered is there, flushed or not.
+#[test]
+fn a_stop_under_load_loses_nothing() {
+    for (i, number) in [Signal::INT, Signal::TERM].into_iter().enumerate() {
+        let dir = Dir::new();
+        let [ssd, hdd] = fresh(&dir, &["--writeback"]);
+        let socket = dir.path("s");
+        let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=nbd={socket}")]);
+        let mut client = Client::connect(Path::new(&socket), "").unwrap();
+        let mut answered = Vec::new();
+        let (mut sent, pid) = (0u64, up.pid());
+        loop {
+            while client.pending() < 16 {
+                sent += 1;
+                let at = sent % 1000 * 4096;
+                if client.ask_write(at, &[(sent % 251) as u8; 4096], false, sent).is_err() {
+                    break;
+                }
+            }
+            if sent == 500 + i as u64 * 16 || sent > 500 && answered.len() == 484 {
+                signal(pid, number);
+            }
+            match client.receive() {
+                Ok(reply) if reply.error == 0 => answered.push(reply.tag),
+                // Refused because of the stop; what comes later is refused too.
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        let (status, said) = up.ended();
+        assert_eq!(status.code(), Some(0), "{said}");
+        assert!(answered.len() >= 400, "{}", answered.len());
+        run(&["check", &ssd, &hdd]).ok();
+        let out = dir.path("out");
+        run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out]).ok();
+        let contents = read(&out);
+        // A block may hold a later write than the last answered one.
+        for tag in &answered {
+            let at = (tag % 1000 * 4096) as usize;
+            let later = (*tag..=sent).step_by(1000).map(|t| (t % 251) as u8);
+            assert!(
+                later.into_iter().any(|b| contents[at..at + 4096].iter().all(|c| *c == b)),
+                "write {tag}"
+            );
+        }
+    }
+}
+
+/// Clients that do not read their answers cannot hold up a second signal.
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &["--writeback"]);
+    let socket = dir.path("s");
+    let args = ["-C", &ssd, "-B", &hdd, &format!("--export=nbd={socket}"), "--simulate-delay-ms=1500"];
+    let up = Up::start(&dir, 1, &args);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    // A miss, which takes a while.
+    client.ask(ubcache_cli::nbd_client::Ask::Read(4096), 0, 1).unwrap();
+    client.ask(ubcache_cli::nbd_client::Ask::Flush, 0, 2).unwrap();
+    assert_eq!(client.receive().unwrap().tag, 2);
+    signal(up.pid(), Signal::INT);
+    wait_until("the stop", || up.said().contains("stopping"));
+    signal(up.pid(), Signal::INT);
+    let (status, said) = up.ended();
+    assert_eq!(status.code(), Some(130), "{said}");
+    run(&["check", &ssd, &hdd]).ok();
+}
+
+#[test]
+fn the_end_of_the_input_stops_it() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let export = format!("--export=nbd={}", dir.path("s"));
+    let mut command = Command::new(program());
+    command.args(["up", "-C", &ssd, "-B", &hdd, &export, "--stdin"]);
+    Said::of(output(command)).ok().says(&["bcache0 ready"]);
+}
+
+#[test]
+fn slow_disks_are_slow() {
+    let dir = Dir::new();
+    let [_, hdd] = fresh(&dir, &[]);
+    let socket = dir.path("s");
+    let export = format!("--export=nbd={socket}");
+    let up = Up::start(&dir, 1, &["-B", &hdd, "--without-cache", &export, "--simulate-hdd"]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    let start = std::time::Instant::now();
+    for i in 0..20u64 {
+        client.read(i * 7_654_400 % (15 << 20), 4096).unwrap();
+    }
+    // The shortest seek takes 1 ms.
+    assert!(start.elapsed().as_millis() >= 20, "{:?}", start.elapsed());
+    drop(client);
+    up.stop();
+}
