@@ -142,9 +142,21 @@ async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
         .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
 }
 
+/// Blocks that the journal of a new set has at least: enough for every leaf of a small index to need a new root.
+const MIN_JOURNAL_BLOCKS: u64 = 64;
+
+/// How many buckets a new journal gets: as many as the kernel gives it, more if buckets are tiny.
+fn journal_buckets(superblock: &CacheSuper) -> u16 {
+    let g = superblock.geometry();
+    let blocks_each = g.bucket_sectors.0 / g.block_sectors.0;
+    let most = u64::from(g.nbuckets / 8).min(256);
+    let wanted = MIN_JOURNAL_BLOCKS.div_ceil(blocks_each).min(most);
+    superblock.default_journal_buckets().max(wanted as u16)
+}
+
 /// Makes a new device a working, empty set.
 async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) -> Result<(), EngineError> {
-    let count = superblock.default_journal_buckets();
+    let count = journal_buckets(superblock);
     superblock.set_journal_buckets(count).map_err(|c| place.corrupt(SUPERBLOCK_SECTOR, &c))?;
     let g = *superblock.geometry();
     let magic = superblock.set_magic();
