@@ -37,6 +37,14 @@ pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) 
     let set_uuid = Uuid([7; 16]);
     let cache = Disk::new(Rc::new(MemDisk::new("cache", cache_sectors, 512)), rt.clone());
     let backing = Disk::new(Rc::new(MemDisk::new("backing", backing_sectors, 512)), rt.clone());
+    // Memory is allocated now, not when it is first written to: that would be measured as well.
+    let mut at = Sector(0);
+    while at < Sector(cache_sectors.0) {
+        let n = Sectors((cache_sectors.0 - at.0).min(2048));
+        let buffer = rt.pool().zeroed(n.bytes() as usize);
+        cache.write(at, buffer, false).await.unwrap_or_else(|e| panic!("{e}"));
+        at += n;
+    }
     let bucket_sectors = Sectors(1024);
     let block_sectors = Sectors(8);
     let cache_super = CacheSuper::format(&CacheFormat {
