@@ -24,14 +24,16 @@ use crate::error::FuseError;
 use crate::service::{Job, PunchHole, Served};
 use crate::spare::Spare;
 
-/// Largest request, which the kernel cuts to what it can do.
+/// Largest request, which the kernel cuts to what it can do. It counts pages: from memory that does not
+/// begin at a page, which a loop device never has, requests are shorter and may end within a sector.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Asynchronous requests of the whole file system that may be under way: four loop devices full of them.
 const MAX_BACKGROUND: u16 = 512;
 
-/// How long the kernel may believe what it was told. Nothing changes while it is mounted.
-const TTL: Duration = Duration::from_secs(3600);
+/// How long the kernel may believe what it was told. Nothing changes while it is mounted, and no request to
+/// a file asks; but a file system whose process has died should not look alive.
+const TTL: Duration = Duration::from_secs(1);
 
 /// Unit of the block counts, and the granularity that a loop device gives its discards.
 const BLOCK_BYTES: u32 = 4096;

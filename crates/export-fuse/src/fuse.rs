@@ -178,7 +178,8 @@ impl Fuse {
             let (path, direct_io) = on_thread(&self.live.dir, move || {
                 let device = LoopDevice::attach(&file, block_bytes, read_only)?;
                 if !discards {
-                    device.hide_discard();
+                    // Refused, as it should be.
+                    let _ = device.try_discard();
                 }
                 let made = (device.path().to_path_buf(), device.has_direct_io());
                 // Listed here and not by who waits: that one may have gone away.
@@ -254,7 +255,7 @@ fn set_up(dir: &Path, fs: VolumeFs, options: FuseOptions) -> Result<(Arc<Live>, 
     let session = session::start(fs, device, options.threads).map_err(failed)?;
     live.lock().session = Some(session);
     // Answered by the threads that were just started: a look that they work.
-    std::fs::metadata(&dir).map_err(failed)?;
+    rustix::fs::statfs(&dir).map_err(|e| failed(e.into()))?;
     Ok((live, notes))
 }
 
@@ -273,52 +274,63 @@ fn take_down(live: &Live) -> Result<(), FuseError> {
         state.loops.pop();
     }
     let deadline = Instant::now() + LET_GO;
-    if let Some(mount) = &state.mount {
-        loop {
-            match mount.unmount() {
-                // The loop driver holds the file until the last look at the device has ended.
-                Err(FuseError::FilesInUse { users, .. }) if users.is_empty() && Instant::now() < deadline => {
-                    std::thread::sleep(LET_GO_STEP);
-                }
-                other => break other?,
+    while let Some(mount) = &state.mount
+        && !state.has_ended()
+    {
+        match mount.unmount() {
+            Ok(()) => break,
+            // The loop driver holds the file until the last look at the device has ended.
+            Err(FuseError::FilesInUse { users, .. }) if users.is_empty() && Instant::now() < deadline => {
+                std::thread::sleep(LET_GO_STEP);
             }
+            Err(e) => return Err(e),
         }
     }
-    let (mount, session) = (state.mount.take(), state.session.take());
-    drop(state);
-    if end_session(mount, session) {
+    if state.end_session() {
         return Ok(());
     }
     let source = io::Error::other("it is still mounted in another mount namespace");
     Err(FuseError::Session { dir: live.dir.clone(), source })
 }
 
-/// Waits until the session's threads have ended, which they do when the kernel ends the connection. False
-/// if it does not: then they are left to themselves.
-fn end_session(mount: Option<Mount>, session: Option<BackgroundSession>) -> bool {
-    let Some(session) = session else { return true };
-    let ends_within = |limit: Duration| {
+impl State {
+    /// Whether the kernel has ended the connection: then nothing of ours is mounted any more.
+    fn has_ended(&self) -> bool {
+        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+    }
+
+    fn ends_within(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        while !session.guard.is_finished() && Instant::now() < deadline {
+        while !self.has_ended() && Instant::now() < deadline {
             std::thread::sleep(LET_GO_STEP);
         }
-        session.guard.is_finished()
-    };
-    let ended = ends_within(LET_GO) || {
-        // Unmounted, but somebody else still sees the file system.
-        mount.is_some_and(|m| m.end_connection().is_ok()) && ends_within(LET_GO)
-    };
-    if ended {
-        // A thread that ended badly has no requests any more either.
-        let _ = session.join();
+        self.has_ended()
     }
-    ended
+
+    /// Waits until the session's threads have ended, as they do when the file system is mounted nowhere.
+    /// False if they do not, and everything is as before.
+    fn end_session(&mut self) -> bool {
+        let ended = self.ends_within(LET_GO) || {
+            // Unmounted, but somebody else still sees the file system.
+            let mount = self.mount.as_ref();
+            mount.is_some_and(|m| m.end_connection().is_ok()) && self.ends_within(LET_GO)
+        };
+        if ended {
+            self.mount = None;
+            if let Some(session) = self.session.take() {
+                // A thread that ended badly has no requests any more either.
+                let _ = session.join();
+            }
+        }
+        ended
+    }
 }
 
 /// The hard way: nothing here waits for a request to be answered, so it may run on any thread.
 fn abort(state: &mut State, dir: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(mount) = &state.mount
+        && !state.has_ended()
         && let Err(e) = mount.abort()
     {
         notes.push(format!("{}: cannot be unmounted: {e}", dir.display()));
@@ -342,9 +354,7 @@ fn abort(state: &mut State, dir: &Path) -> Vec<String> {
 fn tear_down(live: &Live) -> (Vec<String>, bool) {
     let mut state = live.lock();
     let mut notes = abort(&mut state, &live.dir);
-    let (mount, session) = (state.mount.take(), state.session.take());
-    drop(state);
-    let ended = end_session(mount, session);
+    let ended = state.end_session();
     if !ended {
         notes.push(format!("{}: somebody still sees the files", live.dir.display()));
     }

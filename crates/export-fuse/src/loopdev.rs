@@ -22,6 +22,7 @@ const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+const BLKDISCARD: libc::c_ulong = 0x1277;
 
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_PARTSCAN: u32 = 8;
@@ -204,11 +205,14 @@ impl LoopDevice {
         self.direct_io
     }
 
-    /// Offers no discard. Without this the device would offer it until the first one is refused.
-    pub(crate) fn hide_discard(&self) {
-        let knob = Path::new("/sys/block").join(self.name()).join("queue/discard_max_bytes");
-        // A matter of looks.
-        let _ = std::fs::write(knob, "0");
+    /// Lets the kernel find out that the file takes no discards: it offers them until the first one was
+    /// refused. Only for a file that refuses them. (Not by the limit in sysfs, which outlives the device
+    /// and would be there for the next file on it.)
+    pub(crate) fn try_discard(&self) -> io::Result<()> {
+        let device = OpenOptions::new().write(true).open(&self.path)?;
+        let range: [u64; 2] = [0, 4096];
+        // SAFETY: the kernel reads two numbers of 64 bits during the call.
+        result_of(unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) }).map(drop)
     }
 
     /// Writes back what the page cache holds and takes the file off the device, if nobody uses it. The

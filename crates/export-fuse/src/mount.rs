@@ -32,7 +32,7 @@ pub(crate) const HELPER: &str = "fusermount3";
 /// A mounted file system. Not unmounted when dropped: see [`Mount::unmount`] and [`Mount::abort`].
 pub(crate) struct Mount {
     dir: PathBuf,
-    /// The file system's device number; with this one tells it from others.
+    /// The file system's device number, its own for as long as it exists.
     device: (u32, u32),
     by_helper: bool,
 }
@@ -220,7 +220,9 @@ impl Mount {
     }
 
     fn is_on_top(&self) -> io::Result<bool> {
-        Ok(mountinfo::topmost(&self.dir)?.is_some_and(|m| m.device == self.device))
+        // The number alone is not enough: once it is free, the next file system gets it.
+        let top = mountinfo::topmost(&self.dir)?;
+        Ok(top.is_some_and(|m| m.device == self.device && m.fs_type == FS_TYPE))
     }
 }
 

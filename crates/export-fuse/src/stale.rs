@@ -10,6 +10,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::error::FuseError;
 use crate::mount::{self, FS_TYPE};
 use crate::{loopdev, mountinfo, users};
@@ -22,8 +24,8 @@ pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
         mountinfo::topmost(dir).map_err(|source| FuseError::Mount { dir: dir.to_path_buf(), source })?
     {
         let occupied = |what: String| FuseError::Occupied { dir: dir.to_path_buf(), what };
-        let answer = fs::symlink_metadata(dir);
-        let dead = matches!(&answer, Err(e) if e.raw_os_error() == Some(libc::ENOTCONN));
+        // Not stat(2), which the kernel may answer from what it remembers.
+        let dead = rustix::fs::statfs(dir).err() == Some(Errno::NOTCONN);
         match (dead, entry.fs_type == FS_TYPE) {
             (true, true) => {
                 notes.extend(free_loop_devices(dir));
