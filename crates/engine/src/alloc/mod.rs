@@ -117,6 +117,11 @@ impl Allocator {
         if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
     }
 
+    /// No bucket is ready for a btree node.
+    pub(crate) fn is_short_of_btree(&self) -> bool {
+        self.ready_len() <= self.reserves.below(Purpose::Btree)
+    }
+
     /// Puts buckets into the list. Their generations are durable.
     pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
         self.ready.borrow_mut().extend(buckets);

@@ -6,10 +6,11 @@
 
 use std::rc::Rc;
 
-use format::{BucketNr, BucketPrio, Gen, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
+use format::{BucketNr, BucketPrio, Gen, JsetRoots, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
 
 use super::{Buckets, Purpose};
 use crate::error::EngineError;
+use crate::journal::Urgency;
 use crate::set::Core;
 
 /// What the newest chain says.
@@ -148,13 +149,14 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
         next_bucket = u64::from(bucket.0);
     }
     let nr = core.nr_this_dev;
-    core.journal
-        .commit_roots(|r| {
-            if let Some(slot) = r.prio_bucket.get_mut(nr) {
-                *slot = next_bucket;
-            }
-        })
-        .await?;
+    // Leaves that are written to free the journal may wait for the buckets that this makes ready.
+    let urgency = || if core.alloc.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
+    let change = |r: &mut JsetRoots| {
+        if let Some(slot) = r.prio_bucket.get_mut(nr) {
+            *slot = next_bucket;
+        }
+    };
+    core.journal.commit_roots(urgency, change).await?;
     core.alloc.prio_seq.set(seq);
     let old = core.alloc.prio_chain.replace(chain);
     if core.alloc.prio_chain_is_ours.replace(true) {

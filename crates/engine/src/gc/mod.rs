@@ -16,6 +16,7 @@ use format::{Gen, Inode, Sector};
 
 use crate::error::EngineError;
 use crate::index::{Bound, NodeId};
+use crate::journal::Urgency;
 use crate::set::Core;
 
 /// A leaf is rewritten when it has a stale pointer of this age (the kernel's semantics, section 8.4).
@@ -101,7 +102,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     // Nothing from before the walk is replayed any more once these are written.
     let pinned: Vec<NodeId> = core.tree.borrow().pinned_before(start_seq);
     core.write_leaves(pinned).await?;
-    core.journal.commit_roots(|_| ()).await?;
+    core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     core.buckets.borrow_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= start_seq {
         core.void.borrow_mut().retain(|i| !void.contains(i));

@@ -18,6 +18,7 @@ use super::node::NodeId;
 use super::tree::Tree;
 use crate::error::EngineError;
 use crate::flush::Tick;
+use crate::journal::Urgency;
 use crate::set::Core;
 
 /// Leaves are written when their oldest unwritten key is this old (the kernel's semantics, section 9).
@@ -259,10 +260,10 @@ pub(crate) async fn reclaim_task(core: Rc<Core>) {
             core.write_leaves(pinning).await?;
             if core.journal.can_advance() {
                 // Says in the ring that the old entries are not needed any more.
-                core.journal.commit_roots(|_| ()).await?;
+                core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             } else if core.journal.is_pressed() {
-                // Nothing to free before more keys come.
-                core.journal.next_entry().await;
+                // Nothing to free before something else happens.
+                core.journal.changed().await;
             }
             Ok::<(), EngineError>(())
         };

@@ -8,7 +8,7 @@
 //! Invariant: one replacement at a time (the structure lock), so parents are never changed by two.
 
 use format::bset::{BsetBuilder, appendable_words, padded_bytes};
-use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors};
+use format::{Bkey, BucketNr, Inode, JournalSeq, JsetRoots, Ptr, Sector, Sectors};
 
 use super::append::key_of;
 use super::entry::Entry;
@@ -18,6 +18,7 @@ use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::Purpose;
 use crate::error::EngineError;
 use crate::flush::Tick;
+use crate::journal::Urgency;
 use crate::set::Core;
 
 /// A new node gets at most this share of its words, so that it can take further sets.
@@ -122,6 +123,8 @@ impl Core {
             if let Some(b) = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut()) {
                 return Ok(b);
             }
+            // Priorities that wait for the journal must not wait any more.
+            self.journal.look_again();
             self.alloc.wait(Purpose::Btree, || self.check().is_err()).await;
         }
     }
@@ -296,13 +299,14 @@ impl Core {
     /// Makes the way from the root to `new` durable, in place of `old`: their parent's next set, a new parent, or a
     /// new root in the journal.
     async fn link(&self, new: &[NodeId], old: &[NodeId]) -> Result<(), EngineError> {
+        let (new_leaves, old_leaves) = (new, old);
         let (mut new, mut old) = (new.to_vec(), old.to_vec());
         // Internal nodes replaced on the way up: freed once the top of the change is durable.
         let mut replaced: Vec<NodeId> = Vec::new();
         loop {
             let parent = new.first().and_then(|id| self.tree.borrow().node(*id).parent);
             let Some(parent) = parent else {
-                self.link_root(&new).await?;
+                self.link_root(&new, new_leaves, old_leaves).await?;
                 break;
             };
             if let Some((sector, buffer)) = self.parent_set(parent, &new, &old) {
@@ -385,8 +389,15 @@ impl Core {
         Ok(new)
     }
 
-    /// `new` are the top of the tree: one is the root, several get a root above them. The journal says so.
-    async fn link_root(&self, new: &[NodeId]) -> Result<(), EngineError> {
+    /// `new` are the top of the tree: one is the root, several get a root above them. The journal says so, and in the
+    /// same entry gives up what the leaves were pinning: with the new root all their keys are in durable nodes. So in
+    /// the smallest of journals, too, a new root frees space.
+    async fn link_root(
+        &self,
+        new: &[NodeId],
+        new_leaves: &[NodeId],
+        old_leaves: &[NodeId],
+    ) -> Result<(), EngineError> {
         let root = match new {
             [one] => *one,
             several => {
@@ -417,30 +428,39 @@ impl Core {
             let n = tree.node(root);
             (n.key(), n.level)
         };
-        self.journal
-            .commit_roots(|r| {
-                r.btree_root = key;
-                r.btree_level = level;
-            })
-            .await
+        self.release_pins(old_leaves, new_leaves);
+        let change = |r: &mut JsetRoots| {
+            r.btree_root = key;
+            r.btree_level = level;
+        };
+        self.journal.commit_roots(|| Urgency::Frees, change).await
     }
 
-    /// The new leaves are durable and reachable: releases what the old ones held.
-    fn finish(&self, old: &[NodeId], new: &[NodeId]) {
+    /// Releases the journal entries of leaves that were replaced; what came to the new ones since stays pinned.
+    fn release_pins(&self, old: &[NodeId], new: &[NodeId]) {
         let tree = &mut *self.tree.borrow_mut();
         for id in new {
-            let node = tree.node_mut(*id);
-            node.busy = false;
-            if let Some(seq) = node.leaf_mut().pin_inflight.take() {
+            if let Some(seq) = tree.node_mut(*id).leaf_mut().pin_inflight.take() {
                 self.journal.unpin(seq);
             }
         }
         for id in old {
-            let mut node = tree.remove_node(*id);
-            let leaf = node.leaf_mut();
+            let leaf = tree.node_mut(*id).leaf_mut();
             for seq in leaf.pin_pending.take().into_iter().chain(leaf.pin_inflight.take()) {
                 self.journal.unpin(seq);
             }
+        }
+    }
+
+    /// The new leaves are durable and reachable: releases what the old ones held.
+    fn finish(&self, old: &[NodeId], new: &[NodeId]) {
+        self.release_pins(old, new);
+        let tree = &mut *self.tree.borrow_mut();
+        for id in new {
+            tree.node_mut(*id).busy = false;
+        }
+        for id in old {
+            let node = tree.remove_node(*id);
             self.free_node_bucket(node.ptr);
         }
         self.journal.pins_released();

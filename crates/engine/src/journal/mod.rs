@@ -10,7 +10,9 @@
 //!   metadata its roots point to, are durable before it is;
 //! * entry n+1 is issued after entry n is durable: the ring never has a gap;
 //! * a key enters the open entry only if that entry has a place in the ring ([`Ring`]), so writing it never waits
-//!   for space.
+//!   for space;
+//! * keys, and roots that can wait, leave enough of the ring for what frees it: each pinned leaf may need a new root,
+//!   and new priorities for its bucket, before its pin is released.
 
 mod pins;
 mod replay;
@@ -52,6 +54,43 @@ struct State {
     roots: JsetRoots,
 }
 
+impl State {
+    /// Blocks that keys leave: for each pinned leaf a new root and new priorities, and a few more.
+    fn reserve_of_keys(&self) -> u64 {
+        (2 * (self.pins.total() + 1) + 4).min(self.ring.blocks() / 2)
+    }
+
+    /// Blocks that roots leave which can wait.
+    fn reserve_of_roots(&self) -> u64 {
+        (self.pins.total() + 2).min(self.ring.blocks() / 4)
+    }
+}
+
+/// Counts somebody who waits for space.
+struct Refused<'a>(&'a Cell<usize>);
+
+impl<'a> Refused<'a> {
+    fn begin(count: &'a Cell<usize>) -> Refused<'a> {
+        count.set(count.get() + 1);
+        Refused(count)
+    }
+}
+
+impl Drop for Refused<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Whether an entry that carries new roots can wait for space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Urgency {
+    /// It waits while less is left of the ring than leaves may need to be written.
+    CanWait,
+    /// It is part of what frees the ring.
+    Frees,
+}
+
 /// Geometry of the journal on the cache device.
 pub(crate) struct Layout {
     pub(crate) buckets: Vec<BucketNr>,
@@ -73,6 +112,8 @@ pub(crate) struct Journal {
     delay: Cell<Nanos>,
     work: Event,
     progress: Event,
+    /// Who waits for space in the ring.
+    refused: Cell<usize>,
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
 }
@@ -112,6 +153,7 @@ impl Journal {
             delay: Cell::new(Nanos::from_ms(100)),
             work: Event::default(),
             progress: Event::default(),
+            refused: Cell::new(0),
             entries_written: Cell::new(0),
             bytes_written: Cell::new(0),
         }
@@ -146,7 +188,7 @@ impl Journal {
         let words = s.words + key.words();
         let bytes = HEADER_BYTES + 8 * words;
         let last_seq = s.pins.oldest(s.open);
-        if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, true, last_seq) {
+        if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, s.reserve_of_keys(), last_seq) {
             return None;
         }
         if s.keys.is_empty() {
@@ -171,18 +213,23 @@ impl Journal {
             }
         }
         self.work.notify_all();
-        self.progress
-            .wait_until(|| {
-                self.failed.borrow().is_some() || self.entries_written.get() != entries || self.has_key_room()
-            })
-            .await;
+        let room =
+            || self.failed.borrow().is_some() || self.entries_written.get() != entries || self.has_key_room();
+        self.wait_refused(room).await;
         self.check_failed()
     }
 
     fn has_key_room(&self) -> bool {
         let s = &mut *self.state.borrow_mut();
         let last_seq = s.pins.oldest(s.open);
-        s.keys.is_empty() && s.ring.has_room(HEADER_BYTES + 24, true, last_seq)
+        s.keys.is_empty() && s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
+    }
+
+    /// Waits for space; meanwhile leaves are written.
+    async fn wait_refused(&self, room: impl FnMut() -> bool) {
+        let _refused = Refused::begin(&self.refused);
+        self.progress.notify_all();
+        self.progress.wait_until(room).await;
     }
 
     /// Pins were released: there may be room again.
@@ -190,8 +237,11 @@ impl Journal {
         self.progress.notify_all();
     }
 
-    /// Less than half of the ring is left: leaves that pin old entries should be written.
+    /// Less than half of the ring is left, or somebody waits: leaves that pin old entries should be written.
     pub(crate) fn is_pressed(&self) -> bool {
+        if self.refused.get() > 0 {
+            return true;
+        }
         let s = self.state.borrow();
         let (left, total) = s.ring.left();
         left.0 * 2 < total.0
@@ -202,14 +252,11 @@ impl Journal {
         self.progress.wait_until(|| self.is_pressed() || stop()).await;
     }
 
-    /// Waits until another entry is written, or nothing more will be.
-    pub(crate) async fn next_entry(&self) {
-        let entries = self.entries_written.get();
-        self.progress
-            .wait_until(|| {
-                self.entries_written.get() != entries || self.stopping.get() || self.failed.borrow().is_some()
-            })
-            .await;
+    /// Waits until something about the journal changes.
+    pub(crate) async fn changed(&self) {
+        if !self.stopping.get() && self.failed.borrow().is_none() {
+            self.progress.changed().await;
+        }
     }
 
     /// The newest entry in the ring bucket that holds the oldest needed one: giving up everything up to it frees
@@ -248,8 +295,18 @@ impl Journal {
         self.commit(newest).await
     }
 
-    /// Changes the roots and waits until an entry that carries them is durable.
-    pub(crate) async fn commit_roots(&self, change: impl FnOnce(&mut JsetRoots)) -> Result<(), EngineError> {
+    /// Changes the roots and waits until an entry that carries them is durable. `urgency` is looked at again whenever
+    /// the journal changes; the change itself happens at once when it says [`Urgency::Frees`].
+    pub(crate) async fn commit_roots(
+        &self,
+        urgency: impl Fn() -> Urgency,
+        change: impl FnOnce(&mut JsetRoots),
+    ) -> Result<(), EngineError> {
+        if !self.has_root_room(urgency()) {
+            let room = || self.failed.borrow().is_some() || self.has_root_room(urgency());
+            self.wait_refused(room).await;
+        }
+        self.check_failed()?;
         let seq = {
             let s = &mut *self.state.borrow_mut();
             change(&mut s.roots);
@@ -257,6 +314,21 @@ impl Journal {
             s.open
         };
         self.commit(seq).await
+    }
+
+    fn has_root_room(&self, urgency: Urgency) -> bool {
+        let s = &mut *self.state.borrow_mut();
+        // An entry that is written anyway has its place.
+        if urgency == Urgency::Frees || s.forced || !s.keys.is_empty() {
+            return true;
+        }
+        let last_seq = s.pins.oldest(s.open);
+        s.ring.has_room(HEADER_BYTES, s.reserve_of_roots(), last_seq)
+    }
+
+    /// Ends the waits of whoever may not have to wait any more.
+    pub(crate) fn look_again(&self) {
+        self.progress.notify_all();
     }
 
     pub(crate) fn pin(&self, seq: JournalSeq) {
@@ -346,7 +418,7 @@ impl Journal {
             let s = &mut *self.state.borrow_mut();
             let bytes = HEADER_BYTES + 8 * s.words;
             let last_seq = s.pins.oldest(s.open);
-            if !s.ring.has_room(bytes, !s.keys.is_empty(), last_seq) {
+            if !s.ring.has_room(bytes, 0, last_seq) {
                 return Err(EngineError::NoSpace(format!(
                     "{}: no room in the journal for entry {} ({bytes} bytes)",
                     self.disk.info().name,

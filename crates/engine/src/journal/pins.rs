@@ -11,12 +11,13 @@ use format::JournalSeq;
 pub(crate) struct Pins {
     base: JournalSeq,
     counts: VecDeque<u32>,
+    total: u64,
 }
 
 impl Pins {
     /// Entries from `base` on may get pins.
     pub(crate) fn new(base: JournalSeq) -> Pins {
-        Pins { base, counts: VecDeque::new() }
+        Pins { base, counts: VecDeque::new(), total: 0 }
     }
 
     fn index(&self, seq: JournalSeq) -> usize {
@@ -30,12 +31,19 @@ impl Pins {
             self.counts.resize(i + 1, 0);
         }
         self.counts[i] += 1;
+        self.total += 1;
     }
 
     pub(crate) fn unpin(&mut self, seq: JournalSeq) {
         let i = self.index(seq);
         let count = self.counts.get_mut(i).filter(|c| **c > 0);
         *count.unwrap_or_else(|| panic!("journal entry {seq} is not pinned")) -= 1;
+        self.total -= 1;
+    }
+
+    /// How many pins there are.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
     }
 
     /// The oldest entry that is needed, at most `open`; everything before it is forgotten.

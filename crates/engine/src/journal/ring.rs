@@ -5,8 +5,8 @@
 //! Invariants:
 //! * a bucket is overwritten only when its newest entry is older than the `last_seq` of the newest *durable* entry,
 //!   because until then a crash would look for it;
-//! * entries with keys leave [`Ring::reserve`] free buckets untouched, unless the entry itself gives up others:
-//!   what frees the journal (a new root, new priorities, an advanced `last_seq`) always finds room.
+//! * whoever takes a place says how many blocks must be left behind it once the entry is durable (with the buckets
+//!   that the entry itself gives up): so what frees the journal always finds room.
 
 use format::{JournalSeq, Sectors};
 
@@ -43,11 +43,6 @@ impl Ring {
         Ring { bucket_sectors, block_sectors, current, used_in_current, newest_in, durable_last_seq }
     }
 
-    /// Buckets kept for entries without keys.
-    fn reserve(&self) -> usize {
-        if self.newest_in.len() >= 8 { 2 } else { 1 }
-    }
-
     /// Size of an entry of `bytes`, padded to whole blocks.
     pub(crate) fn padded(&self, bytes: usize) -> Sectors {
         let block = self.block_sectors.bytes();
@@ -70,25 +65,38 @@ impl Ring {
     }
 
     fn next_is_free(&self) -> bool {
-        let next = (self.current + 1) % self.newest_in.len();
+        let next = self.next();
         next != self.current && self.newest_in[next] < self.durable_last_seq
     }
 
-    /// Whether an entry of `bytes` has a place now. `last_seq` is what it would carry.
-    pub(crate) fn has_room(&self, bytes: usize, keys: bool, last_seq: JournalSeq) -> bool {
-        if self.padded(bytes) <= self.room_in_current() {
-            return true;
-        }
-        if !self.next_is_free() {
-            return false;
-        }
-        if !keys {
-            return true;
-        }
-        let (free, _) = self.free();
-        // Once the entry is durable, buckets below its `last_seq` are free, the current one among them.
-        let gained = self.free_below(last_seq) - free + usize::from(self.newest_in[self.current] < last_seq);
-        free > self.reserve() || free - 1 + gained >= self.reserve()
+    fn next(&self) -> usize {
+        (self.current + 1) % self.newest_in.len()
+    }
+
+    /// Blocks of the ring.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.newest_in.len() as u64 * (self.bucket_sectors.0 / self.block_sectors.0)
+    }
+
+    /// Blocks that are left once an entry of `bytes` that carries `last_seq` is durable; `None` if there is no place
+    /// for it now.
+    fn left_behind(&self, bytes: usize, last_seq: JournalSeq) -> Option<u64> {
+        let need = self.padded(bytes);
+        let (current, room) = if need <= self.room_in_current() {
+            (self.current, self.room_in_current())
+        } else if self.next_is_free() {
+            (self.next(), self.bucket_sectors)
+        } else {
+            return None;
+        };
+        let others = self.newest_in.iter().enumerate().filter(|(i, _)| *i != current);
+        let free = others.filter(|(_, newest)| **newest < last_seq).count() as u64;
+        Some(((room - need).0 + free * self.bucket_sectors.0) / self.block_sectors.0)
+    }
+
+    /// Whether an entry of `bytes` has a place now and leaves `reserve` blocks. `last_seq` is what it would carry.
+    pub(crate) fn has_room(&self, bytes: usize, reserve: u64, last_seq: JournalSeq) -> bool {
+        self.left_behind(bytes, last_seq).is_some_and(|left| left >= reserve)
     }
 
     /// Takes the place for an entry. [`Ring::has_room`] must have said yes.
@@ -100,7 +108,7 @@ impl Ring {
                 "journal bucket {} would be overwritten while it is needed",
                 self.current
             );
-            self.current = (self.current + 1) % self.newest_in.len();
+            self.current = self.next();
             self.used_in_current = Sectors::ZERO;
         }
         let slot = Slot { bucket: self.current, offset: self.used_in_current };
@@ -141,24 +149,30 @@ mod tests {
     }
 
     #[test]
-    fn entries_with_keys_leave_the_reserve() {
+    fn entries_leave_the_reserve() {
         let mut r = ring(4);
         let mut seq = JournalSeq(1);
-        // Everything from entry 1 on is needed: keys may fill all but one bucket.
+        // Everything from entry 1 on is needed.
         let mut taken = 0;
-        while r.has_room(512, true, JournalSeq(1)) {
+        while r.has_room(512, 10, JournalSeq(1)) {
             r.take(512, seq);
             seq = seq.next();
             taken += 1;
         }
-        assert_eq!(taken, 3 * 8);
-        assert!(r.has_room(512, false, JournalSeq(1)), "the reserve is there for entries without keys");
+        assert_eq!(taken, 4 * 8 - 10);
+        assert!(r.has_room(512, 9, JournalSeq(1)));
+        assert!(r.has_room(5 * 512, 0, JournalSeq(1)), "in the last bucket");
         // An entry that gives up two buckets may use the reserve itself.
-        assert!(r.has_room(512, true, JournalSeq(20)));
-        let slot = r.take(512, seq);
-        assert_eq!(slot, Slot { bucket: 3, offset: Sectors(0) });
-        r.durable(JournalSeq(20));
+        assert!(r.has_room(512, 10, JournalSeq(17)));
+        for _ in 0..10 {
+            assert!(r.has_room(512, 0, JournalSeq(1)));
+            r.take(512, seq);
+            seq = seq.next();
+        }
+        assert!(!r.has_room(512, 0, JournalSeq(17)), "what it gives up is not free before it is durable");
+        r.durable(JournalSeq(17));
         assert_eq!(r.free().0, 2);
+        assert_eq!(r.take(512, seq), Slot { bucket: 0, offset: Sectors(0) });
     }
 
     #[test]
@@ -166,7 +180,7 @@ mod tests {
         let mut r = ring(2);
         for s in 1..100 {
             let seq = JournalSeq(s);
-            assert!(r.has_room(4096, true, seq), "entry {s}");
+            assert!(r.has_room(4096, 8, seq), "entry {s}");
             r.take(4096, seq);
             r.durable(seq);
         }

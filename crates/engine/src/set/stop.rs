@@ -5,6 +5,7 @@
 
 use super::CacheSet;
 use crate::error::EngineError;
+use crate::journal::Urgency;
 
 impl CacheSet {
     /// Stops the volumes and the set. Everything that was written is durable afterwards.
@@ -27,7 +28,7 @@ impl CacheSet {
             core.write_all_leaves().await?;
             core.journal.commit_keys().await?;
             if core.journal.can_advance() {
-                core.journal.commit_roots(|_| ()).await?;
+                core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             }
             Ok(())
         };

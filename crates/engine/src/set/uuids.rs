@@ -7,6 +7,7 @@ use format::{Bkey, Inode, Ptr, Uuid, UuidEntry};
 
 use super::core::Core;
 use crate::error::EngineError;
+use crate::journal::Urgency;
 
 impl Core {
     /// The slot of a device.
@@ -40,7 +41,7 @@ impl Core {
         self.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(self.geometry.meta_sectors, ptr);
-        self.journal.commit_roots(|r| r.uuid_bucket = key).await?;
+        self.journal.commit_roots(|| Urgency::CanWait, |r| r.uuid_bucket = key).await?;
         if let Some(p) = old.pointer() {
             let buckets = &mut *self.buckets.borrow_mut();
             let b = buckets.bucket_of(p);
