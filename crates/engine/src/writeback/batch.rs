@@ -49,9 +49,12 @@ pub(super) async fn write_back(
     // Contract 4: the flush begins after the writes and ends before any key says clean.
     backing.gate.ensure(backing.gate.latest()).await?;
     let mut written = Sectors::ZERO;
-    for (start, size, ptr) in cleaned {
-        written += size;
-        mark_clean(core, inode, start, size, ptr).await?;
+    for e in cleaned {
+        written += e.size;
+        mark_clean(core, inode, e.start, e.size, e.ptr).await?;
+        // Only now may a change go past the cache: one that came earlier would find a dirty key, and behind its back
+        // the key would become a clean one with old data.
+        drop(e.guard);
     }
     result.map(|()| written)
 }
@@ -114,7 +117,7 @@ fn runs(extents: Vec<Extent>) -> Vec<Run> {
     runs
 }
 
-type Cleaned = Vec<(Sector, Sectors, Ptr)>;
+type Cleaned = Vec<Extent>;
 
 /// Reads and writes all extents. Returns those that are on the backing device now, and the first error.
 async fn write_out(
@@ -179,17 +182,13 @@ async fn write_out(
         let done = future.await;
         backing.gate.wrote();
         match done.result {
-            Ok(()) => cleaned.extend(run.extents.iter().map(|e| (e.start, e.size, e.ptr))),
+            Ok(()) => cleaned.extend(run.extents),
             Err(e) => {
                 backing.failed_with_limit(volume.tunables.borrow().io_error_limit);
                 if result.is_ok() {
                     result = Err(e.into());
                 }
             }
-        }
-        // The write has ended: changes of the range may begin.
-        for e in run.extents {
-            drop(e.guard);
         }
     }
     (cleaned, result)
