@@ -18,7 +18,7 @@ pub(crate) use self::core::Core;
 pub use self::core::{EngineCounters, SetEvent};
 pub(crate) use backing::Backing;
 pub use open::SetOptions;
-pub(crate) use open::read_backing;
+pub(crate) use open::open_backing;
 
 use crate::error::EngineError;
 use crate::volume::Volume;

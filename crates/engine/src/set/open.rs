@@ -63,6 +63,8 @@ impl CacheSet {
     /// device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let mut superblock = read_cache(&cache).await?;
+        // What a process that died has left in the device's cache counts from now on, so it must stay.
+        cache.flush().await?;
         let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
         if superblock.has_obsolete_large_bucket() {
             return Err(EngineError::Invalid(format!(
@@ -120,7 +122,7 @@ async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
 }
 
 /// Reads and checks the superblock of a backing device.
-pub(crate) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
+async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
     let raw = read_superblock(disk).await?;
     let info = disk.info();
     raw.check_backing(info.sectors, info.logical_block_bytes)
@@ -466,5 +468,7 @@ fn start_volumes(core: &Rc<Core>) {
 /// Opens a backing device without deciding anything about it.
 pub(crate) async fn open_backing(disk: Disk) -> Result<Rc<Backing>, EngineError> {
     let superblock = read_backing(&disk).await?;
+    // As for the cache: what is read from now on must stay, the superblock's state above all.
+    disk.flush().await?;
     Ok(Rc::new(Backing::new(disk, superblock)))
 }
