@@ -297,18 +297,24 @@ impl Oracle {
         }
         let crash = self.crash;
         let old = matching.iter().all(|id| self.changes[*id as usize].ended <= crash);
-        let changes = &self.changes;
-        let list = &mut self.sectors[sector as usize];
-        for a in list.iter_mut() {
-            a.visible &= changes[a.id as usize].ended >= issued || matching.contains(&a.id);
+        // By content: reads that overlapped may have written down the same under several numbers.
+        let mut list = std::mem::take(&mut self.sectors[sector as usize]);
+        let fits: Vec<bool> = list.iter().map(|a| self.matches(a.id, sector, found)).collect();
+        for (a, fits) in list.iter_mut().zip(&fits) {
+            a.visible &= *fits || self.changes[a.id as usize].ended >= issued;
         }
         if old {
-            list.retain(|a| changes[a.id as usize].ended > crash || matching.contains(&a.id));
+            let mut fits = fits.iter();
+            list.retain(|a| fits.next() == Some(&true) || self.changes[a.id as usize].ended > crash);
         }
-        if let [one] = *matching
-            && changes[one as usize].what == What::Discard
-        {
-            self.discard_settled(sector, found, one, old);
+        let visible = |what: fn(What) -> bool| {
+            let mut all = list.iter().filter(|a| a.visible && self.matches(a.id, sector, found));
+            all.any(|a| what(self.changes[a.id as usize].what))
+        };
+        let only_discards = !visible(|w| w != What::Discard) && visible(|w| w == What::Discard);
+        self.sectors[sector as usize] = list;
+        if let ([one], true) = (matching, only_discards) {
+            self.discard_settled(sector, found, *one, old);
         }
     }
 

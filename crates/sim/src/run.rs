@@ -3,6 +3,7 @@
 //! Owns the life of a run and its report. Every failure, whether the oracle's, the judges' or an assertion of the
 //! engine, ends the run with the seed and one command that replays it.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -157,6 +158,10 @@ fn note_panics() {
                 Some(place) => {
                     let at = info.location().map(|l| format!(" at {}:{}", l.file(), l.line()));
                     place.push_str(&at.unwrap_or_default());
+                    let trace = Backtrace::capture();
+                    if trace.status() == BacktraceStatus::Captured {
+                        place.push_str(&format!("\n{trace}"));
+                    }
                     true
                 }
                 None => false,
