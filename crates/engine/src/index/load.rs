@@ -208,6 +208,7 @@ pub(crate) async fn load_tree(
             parent: w.parent,
             busy: false,
             birth: 0,
+            replaced: false,
             body: Body::Internal(Vec::new()),
         };
         if let Some(what) = &parsed.torn {
@@ -224,7 +225,7 @@ pub(crate) async fn load_tree(
                 node.written = node.sectors;
             }
             children = live_children(reader, &w, &parsed.keys, buckets)?;
-            node.body = Body::Internal(vec![NodeId(u32::MAX); children.len()]);
+            node.body = Body::Internal(vec![NodeId::NONE; children.len()]);
         }
         let id = match &mut tree {
             None => {
@@ -340,7 +341,8 @@ impl Core {
             let (key, sector) = {
                 let tree = &mut *self.tree.borrow_mut();
                 // Gone, or loaded meanwhile: the caller looks again.
-                let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Ok(()) };
+                let leaf = tree.try_node(id).filter(|n| n.level == 0 && !n.replaced);
+                let Some(node) = leaf else { return Ok(()) };
                 if node.leaf().extents.is_some() {
                     return Ok(());
                 }

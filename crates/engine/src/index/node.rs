@@ -8,9 +8,18 @@ use io::Nanos;
 use super::extents::Extents;
 use crate::flush::Tick;
 
-/// Names a node in memory, for as long as it lives.
+/// Names a node in memory. The name of a node that is gone never names another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct NodeId(pub(crate) u32);
+pub(crate) struct NodeId {
+    pub(super) slot: u32,
+    /// Order in which nodes were made.
+    pub(super) birth: u64,
+}
+
+impl NodeId {
+    /// The name of no node.
+    pub(super) const NONE: NodeId = NodeId { slot: u32::MAX, birth: 0 };
+}
 
 /// The greatest position that a node covers; the position of its key.
 pub(crate) type Bound = (Inode, Sector);
@@ -29,6 +38,8 @@ pub(crate) struct Node {
     pub(crate) birth: u64,
     /// A write of the node is in flight, or it is being replaced: no second writer.
     pub(crate) busy: bool,
+    /// Another node has taken its place in memory: it lives on only until that one is durable.
+    pub(crate) replaced: bool,
     pub(crate) body: Body,
 }
 

@@ -183,6 +183,7 @@ impl Core {
         }
         for id in ids {
             tree.take_extents(*id);
+            tree.node_mut(*id).replaced = true;
         }
         let mut groups = kept.chunks(share);
         let mut new = Vec::with_capacity(count);
@@ -269,6 +270,7 @@ impl Core {
             parent,
             busy: true,
             birth: 0,
+            replaced: false,
             body: if level == 0 { Body::Leaf(Leaf::default()) } else { Body::Internal(Vec::new()) },
         }
     }

@@ -65,7 +65,7 @@ pub(crate) enum Via {
 
 pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
-    free: Vec<NodeId>,
+    free: Vec<u32>,
     root: NodeId,
     leaves: Vec<(Bound, NodeId)>,
     dirty: BTreeMap<Inode, u64>,
@@ -80,7 +80,7 @@ impl Tree {
         let mut t = Tree {
             nodes: Vec::new(),
             free: Vec::new(),
-            root: NodeId(0),
+            root: NodeId::NONE,
             leaves: Vec::new(),
             dirty: BTreeMap::new(),
             clock: 0,
@@ -113,33 +113,37 @@ impl Tree {
     pub(crate) fn add_node(&mut self, mut node: Node) -> NodeId {
         node.birth = self.next_birth;
         self.next_birth += 1;
-        match self.free.pop() {
-            Some(id) => {
-                self.nodes[id.0 as usize] = Some(node);
-                id
+        let birth = node.birth;
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.nodes[slot as usize] = Some(node);
+                slot
             }
             None => {
                 self.nodes.push(Some(node));
-                NodeId((self.nodes.len() - 1) as u32)
+                (self.nodes.len() - 1) as u32
             }
-        }
+        };
+        NodeId { slot, birth }
     }
 
     pub(crate) fn remove_node(&mut self, id: NodeId) -> Node {
-        self.free.push(id);
-        self.nodes[id.0 as usize].take().expect("a node is removed once")
-    }
-
-    pub(crate) fn node(&self, id: NodeId) -> &Node {
-        self.nodes[id.0 as usize].as_ref().expect("a node id names a live node")
+        assert!(self.try_node(id).is_some(), "a node is removed once");
+        self.free.push(id.slot);
+        self.nodes[id.slot as usize].take().expect("looked at above")
     }
 
     pub(crate) fn try_node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.0 as usize)?.as_ref()
+        self.nodes.get(id.slot as usize)?.as_ref().filter(|n| n.birth == id.birth)
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> &Node {
+        self.try_node(id).expect("a node id names a live node")
     }
 
     pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes[id.0 as usize].as_mut().expect("a node id names a live node")
+        let node = self.nodes.get_mut(id.slot as usize).and_then(Option::as_mut);
+        node.filter(|n| n.birth == id.birth).expect("a node id names a live node")
     }
 
     pub(crate) fn node_count(&self) -> usize {
@@ -244,7 +248,7 @@ impl Tree {
         let id = self.leaf_at(inode, start);
         let end = self.clip_to_leaf(id, inode, end);
         let size = end - start;
-        let node = self.nodes[id.0 as usize].as_mut().expect("a leaf of the directory lives");
+        let node = self.nodes[id.slot as usize].as_mut().expect("a leaf of the directory lives");
         let Body::Leaf(leaf) = &mut node.body else { panic!("the directory names leaves") };
         let extents = leaf.extents.as_mut().ok_or(NotLoaded(id))?;
         let entry = match (new, via) {
