@@ -325,16 +325,14 @@ impl Volume {
             if let Some(p) = core.try_place(stream, at, want) {
                 return Ok(p);
             }
-            if core.alloc.starved.get() && core.buckets.borrow().reclaimable() == 0 {
+            let nothing_left = || core.alloc.starved.get() && core.buckets.borrow().reclaimable() == 0;
+            if nothing_left() {
                 // Only writeback can make room now, and the backing device need not wait for that.
                 self.writeback.wake();
                 return Err(NotTaken::ByCache);
             }
-            let give_up = || core.is_failed() || core.alloc.starved.get();
-            core.alloc.wait(Purpose::Data, give_up).await;
-            if core.alloc.starved.get() {
-                self.rt.yield_now().await;
-            }
+            // Starved with something left: a walk of the index is under way, and ends this wait.
+            core.alloc.wait(Purpose::Data, || core.is_failed() || nothing_left()).await;
         }
     }
 
