@@ -126,6 +126,10 @@ impl Buckets {
         Sectors(u64::from(self.get(b).live_sectors))
     }
 
+    pub(crate) fn dirty(&self, b: BucketNr) -> Sectors {
+        Sectors(u64::from(self.get(b).dirty_sectors))
+    }
+
     pub(crate) fn pins(&self, b: BucketNr) -> u16 {
         self.get(b).pins
     }

@@ -49,7 +49,11 @@ impl Reserves {
     pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Reserves {
         let n = nbuckets as usize;
         let _ = geometry;
-        Reserves { moving: (n / 1024).max(1), btree: (n / 128).clamp(6, 64), prio: prio_buckets as usize }
+        Reserves {
+            moving: (n / 128).clamp(1, 256),
+            btree: (n / 128).clamp(6, 64),
+            prio: prio_buckets as usize,
+        }
     }
 
     /// Buckets that must stay in the list when one is taken for `purpose`.

@@ -78,7 +78,11 @@ pub(crate) async fn refill_task(core: Rc<Core>) {
                 core.alloc.kick();
                 core.alloc.wanted.changed().await;
             }
-            Ok(_) => core.alloc.starved.set(false),
+            Ok(_) => {
+                core.alloc.starved.set(false);
+                // Buckets were used up: packing may be due.
+                core.gc_event.notify_all();
+            }
             Err(e) => {
                 core.metadata_failed(e);
                 return;

@@ -9,6 +9,8 @@
 
 mod moving;
 
+pub(crate) use moving::compact_task;
+
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -61,7 +63,7 @@ pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
     result?;
     core.counters.borrow_mut().gc_runs += 1;
     if core.tunables.borrow().copy_gc_enabled {
-        moving::run(core).await?;
+        moving::run(core, moving::Victims::Partial).await?;
     }
     Ok(())
 }

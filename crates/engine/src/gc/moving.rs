@@ -1,6 +1,8 @@
 //! The moving garbage collector: packs the live data of emptyish buckets together, so that whole buckets come free.
 //!
-//! Runs after a walk if `copy_gc_enabled` says so. A moved extent keeps its state; its new key is journaled if it is
+//! Runs after a walk if `copy_gc_enabled` says so, and by itself when dirty data fills many buckets thinly: random
+//! overwrites leave a little in each bucket, which would stop the cache from taking more long before it is full of
+//! data. A moved extent keeps its state; its new key is journaled if it is
 //! dirty, so replay can never bring the old place back over the new one (defect 8 of the kernel's semantics,
 //! section 18); and it is inserted only where the index still has the very extent that was copied.
 
@@ -23,13 +25,59 @@ struct Found {
     dirty: bool,
 }
 
+/// Share of the buckets in use from which thinly filled ones are packed: below the first writeback cutoff, so that
+/// fragmentation alone never makes writes go past the cache.
+const COMPACT_FROM_PERCENT: u8 = 30;
+
+/// Which buckets to empty.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Victims {
+    /// Any that are not nearly full.
+    Partial,
+    /// Those that hold a little dirty data: the clean ones come free without being copied.
+    ThinlyDirty,
+}
+
+/// Whether dirty data takes more than twice the buckets that it would fill, and enough of them to matter.
+fn is_fragmented(core: &Core) -> bool {
+    let buckets = core.buckets.borrow();
+    if (buckets.in_use_percent() as u8) < COMPACT_FROM_PERCENT {
+        return false;
+    }
+    let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
+    let used = u64::from(buckets.len() - buckets.available()) * core.geometry.bucket_sectors.0;
+    used > dirty * 2
+}
+
+/// Packs thinly filled buckets whenever there are too many of them.
+pub(crate) async fn compact_task(core: Rc<Core>) {
+    loop {
+        core.gc_event.wait_until(|| core.is_stopping() || is_fragmented(&core)).await;
+        if core.is_stopping() {
+            return;
+        }
+        let moved = core.counters.borrow().moved_extents;
+        if let Err(e) = run(&core, Victims::ThinlyDirty).await {
+            core.metadata_failed(e);
+            return;
+        }
+        core.alloc.wanted.notify_all();
+        if core.counters.borrow().moved_extents == moved {
+            // Nothing to pack, or no room to pack into: look again when something has changed.
+            core.gc_event.changed().await;
+        }
+        core.rt.yield_now().await;
+    }
+}
+
 /// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
-fn candidates(core: &Core) -> BTreeSet<BucketNr> {
+fn candidates(core: &Core, which: Victims) -> BTreeSet<BucketNr> {
     let buckets = core.buckets.borrow();
     let bucket_sectors = core.geometry.bucket_sectors;
     let mut partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
+        .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (buckets.live(b), b))
         .filter(|(live, _)| *live > Sectors::ZERO && live.0 * 4 < bucket_sectors.0 * 3)
         .collect();
@@ -46,8 +94,8 @@ fn candidates(core: &Core) -> BTreeSet<BucketNr> {
         .collect()
 }
 
-pub(super) async fn run(core: &Rc<Core>) -> Result<(), EngineError> {
-    let victims = candidates(core);
+pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineError> {
+    let victims = candidates(core, which);
     if victims.len() < 2 {
         return Ok(());
     }

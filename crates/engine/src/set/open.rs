@@ -448,6 +448,7 @@ fn start_tasks(core: &Rc<Core>) {
     rt.spawn(evict_task(core.clone()));
     rt.spawn(refill_task(core.clone()));
     rt.spawn(crate::gc::gc_task(core.clone()));
+    rt.spawn(crate::gc::compact_task(core.clone()));
 }
 
 fn start_volumes(core: &Rc<Core>) {
