@@ -42,6 +42,12 @@ pub(super) async fn write_back(
 ) -> Result<Sectors, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Sectors::ZERO) };
     let extents = collect(volume, core, inode, limit).await?;
+    if extents.is_empty() {
+        return Ok(Sectors::ZERO);
+    }
+    // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
+    // backing device would hold newer data behind it (contract 9).
+    core.journal.commit_keys().await?;
     let (cleaned, result) = write_out(volume, core, &backing, extents).await;
     if cleaned.is_empty() {
         return result.map(|()| Sectors::ZERO);
