@@ -28,6 +28,10 @@ use crate::socket_op::{SocketKind, SocketOp};
 /// How long a TCP connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often, and in which intervals, the socket of a dead process is looked at until it is gone: 2 s in all.
+const DEATH_TRIES: u32 = 100;
+const BETWEEN_DEATH_TRIES: Duration = Duration::from_millis(20);
+
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -299,10 +303,25 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(in_use());
     }
-    match UnixStream::connect(path) {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        _ => Err(in_use()),
+    for _ in 0..DEATH_TRIES {
+        match UnixStream::connect(path) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return fs::remove_file(path),
+            // The kernel takes a ring down some time after its process was killed, and with it the socket on which
+            // an accept was under way.
+            Ok(stream) if listener_is_dead(&stream) => {
+                drop(stream);
+                std::thread::sleep(BETWEEN_DEATH_TRIES);
+            }
+            _ => break,
+        }
     }
+    Err(in_use())
+}
+
+/// Whether the process that listens at the other end has ended. Of one in another namespace nothing is known.
+fn listener_is_dead(stream: &UnixStream) -> bool {
+    let Ok(peer) = rustix::net::sockopt::socket_peercred(stream) else { return false };
+    rustix::process::test_kill_process(peer.pid) == Err(rustix::io::Errno::SRCH)
 }
 
 /// The ring waits for blocking sockets itself and reports non-blocking ones as not ready; poll(2)
