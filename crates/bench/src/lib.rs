@@ -19,6 +19,10 @@ pub struct Rig {
     pub set: CacheSet,
     /// Its cached device.
     pub volume: Rc<Volume>,
+    /// The devices, for opening them again on another driver.
+    pub cache: Rc<MemDisk>,
+    /// See `cache`.
+    pub backing: Rc<MemDisk>,
 }
 
 /// A driver for benches.
@@ -34,9 +38,24 @@ pub fn driver() -> Driver {
 /// # Panics
 /// If the set does not come up.
 pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) -> Rig {
+    rig_of(rt, cache_sectors, backing_sectors, Sectors(8)).await
+}
+
+/// The same with blocks of any size.
+///
+/// # Panics
+/// If the set does not come up.
+pub async fn rig_of(
+    rt: &Handle,
+    cache_sectors: Sectors,
+    backing_sectors: Sectors,
+    block_sectors: Sectors,
+) -> Rig {
     let set_uuid = Uuid([7; 16]);
-    let cache = Disk::new(Rc::new(MemDisk::new("cache", cache_sectors, 512)), rt.clone());
-    let backing = Disk::new(Rc::new(MemDisk::new("backing", backing_sectors, 512)), rt.clone());
+    let cache_device = Rc::new(MemDisk::new("cache", cache_sectors, 512));
+    let backing_device = Rc::new(MemDisk::new("backing", backing_sectors, 512));
+    let cache = Disk::new(cache_device.clone(), rt.clone());
+    let backing = Disk::new(backing_device.clone(), rt.clone());
     // Memory is allocated now, not when it is first written to: that would be measured as well.
     let mut at = Sector(0);
     while at < Sector(cache_sectors.0) {
@@ -46,7 +65,6 @@ pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) 
         at += n;
     }
     let bucket_sectors = Sectors(1024);
-    let block_sectors = Sectors(8);
     let cache_super = CacheSuper::format(&CacheFormat {
         uuid: Uuid([1; 16]),
         set_uuid,
@@ -85,5 +103,5 @@ pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) 
     for k in ["congested_read_threshold_us", "congested_write_threshold_us"] {
         set.set(k, "0").await.unwrap_or_else(|e| panic!("{e}"));
     }
-    Rig { set, volume }
+    Rig { set, volume, cache: cache_device, backing: backing_device }
 }

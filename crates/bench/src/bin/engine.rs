@@ -27,7 +27,7 @@ fn main() {
     let rt = driver.handle();
     driver.block_on(async {
         let space = Sectors(blocks * 8);
-        let Rig { set, volume } = rig(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
+        let Rig { set, volume, .. } = rig(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
         let mut rng = Rng::new(1);
         // Every second block, in random order: no two extents can be joined.
         let mut order: Vec<u64> = (0..blocks).collect();
