@@ -403,13 +403,18 @@ impl Session {
         let id = client.oracle.borrow_mut().begin(crate::oracle::What::Zero, 0, size);
         self.flash_made.set(false);
         client.set_volume(None);
-        set.delete_volume(inode).await?;
-        let volume = set.create_volume(uuid_of(FLASH), Sectors(size), "flash").await?;
-        client.oracle.borrow_mut().end(id, true, true);
-        self.flash_made.set(true);
-        client.set_volume(Some(volume));
+        let made = async {
+            set.delete_volume(inode).await?;
+            set.create_volume(uuid_of(FLASH), Sectors(size), "flash").await
+        };
+        let made = made.await;
+        client.oracle.borrow_mut().end(id, made.is_ok(), made.is_ok());
+        if let Ok(volume) = &made {
+            self.flash_made.set(true);
+            client.set_volume(Some(volume.clone()));
+        }
         client.resume();
-        Ok(())
+        made.map(drop)
     }
 
     /// Everything is written back, and the devices are clean.
