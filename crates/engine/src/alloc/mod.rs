@@ -90,6 +90,10 @@ pub(crate) struct Allocator {
     pub(crate) prio_chain_is_ours: Cell<bool>,
     /// The last refill found nothing to invalidate.
     pub(crate) starved: Cell<bool>,
+    /// Rounds of invalidation, and how many of them are durable.
+    invalidated: Cell<u64>,
+    settled: Cell<u64>,
+    settling: Event,
 }
 
 impl Allocator {
@@ -106,6 +110,9 @@ impl Allocator {
             prio_seq: Cell::new(0),
             prio_chain_is_ours: Cell::new(false),
             starved: Cell::new(false),
+            invalidated: Cell::new(0),
+            settled: Cell::new(0),
+            settling: Event::default(),
         }
     }
 
@@ -156,6 +163,26 @@ impl Allocator {
         self.waiting.set(self.waiting.get() - 1);
     }
 
+    /// Buckets were invalidated; their new generations are not durable yet.
+    pub(crate) fn invalidated(&self) {
+        self.invalidated.set(self.invalidated.get() + 1);
+    }
+
+    /// All generations are durable as they are.
+    pub(crate) fn settled(&self) {
+        self.settled.set(self.invalidated.get());
+        self.settling.notify_all();
+    }
+
+    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or
+    /// `give_up` holds.
+    pub(crate) async fn generations_durable(&self, give_up: impl Fn() -> bool) {
+        let round = self.invalidated.get();
+        if self.settled.get() < round {
+            self.settling.wait_until(|| give_up() || self.settled.get() >= round).await;
+        }
+    }
+
     /// Somebody waits for buckets.
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.get() > 0
@@ -165,5 +192,6 @@ impl Allocator {
     pub(crate) fn kick(&self) {
         self.refilled.notify_all();
         self.wanted.notify_all();
+        self.settling.notify_all();
     }
 }

@@ -40,7 +40,9 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
     if picked.is_empty() {
         return Ok(0);
     }
+    core.alloc.invalidated();
     write_prios(core).await?;
+    core.alloc.settled();
     if core.discards_buckets() {
         let geometry = &core.geometry;
         let discards: Vec<_> = picked

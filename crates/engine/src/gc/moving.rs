@@ -152,8 +152,7 @@ async fn move_extent(core: &Rc<Core>, f: &Found) -> Result<bool, EngineError> {
         core.observe_cache_io(&written);
         let tick = core.gate.wrote();
         if written.is_ok() {
-            let how = if f.dirty { How::Journaled } else { How::LeafOnly(tick) };
-            replace(core, f, at, placed.size, from, placed.ptr, how).await?;
+            replace(core, f, at, placed.size, from, placed.ptr, How::LeafOnly(tick)).await?;
             core.counters.borrow_mut().moved_extents += 1;
         }
         core.release(placed);
@@ -162,7 +161,8 @@ async fn move_extent(core: &Rc<Core>, f: &Found) -> Result<bool, EngineError> {
     Ok(true)
 }
 
-/// Where the index still says `from`, it says `to` now.
+/// Where the index still says `from`, it says `to` now; `how` is good enough for clean copies that no crash can bring
+/// back. For the others the journal must know: whoever forgets the new copy must not be surprised by the old one.
 async fn replace(
     core: &Rc<Core>,
     f: &Found,
@@ -180,7 +180,10 @@ async fn replace(
         let blocked = match core.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
-                Kind::Hit { ptr, dirty, .. } if ptr == from.advanced(delta) && dirty == f.dirty => {
+                Kind::Hit { ptr, dirty, may_be_durable }
+                    if ptr == from.advanced(delta) && dirty == f.dirty =>
+                {
+                    let how = if dirty || may_be_durable { How::Journaled } else { how };
                     let new = Some((to.advanced(delta), dirty));
                     match core.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {

@@ -42,7 +42,9 @@ impl Core {
             return Ok(());
         }
         let result = self.replace_leaves(ids).await;
-        if result.is_err() {
+        if let Err(e) = &result {
+            // The new leaves may be in use already, and cannot be reached on disk.
+            self.metadata_failed(e.clone());
             let tree = &mut *self.tree.borrow_mut();
             for id in ids {
                 if tree.try_node(*id).is_some() {

@@ -41,9 +41,6 @@ pub(crate) enum Kind {
     Hole {
         /// The journal entry that made it a hole, if that may not be durable yet.
         seq: Option<JournalSeq>,
-        /// A key for the range exists, only its pointer is stale: a crash before the new generation is durable
-        /// would bring it back.
-        ghost: bool,
     },
     /// Cached at `ptr` (of the asked position).
     Hit {
@@ -215,18 +212,18 @@ impl Tree {
         leaf.last_used = clock;
         let extents = leaf.extents.as_ref().ok_or(NotLoaded(id))?;
         let Some(e) = extents.first_behind(inode, start).filter(|e| e.start() < end) else {
-            return Ok(Segment { end, kind: Kind::Hole { seq: None, ghost: false } });
+            return Ok(Segment { end, kind: Kind::Hole { seq: None } });
         };
         if e.start() > start {
-            return Ok(Segment { end: e.start(), kind: Kind::Hole { seq: None, ghost: false } });
+            return Ok(Segment { end: e.start(), kind: Kind::Hole { seq: None } });
         }
         let here = e.clipped(start, end);
         let kind = if here.is_tombstone() {
-            Kind::Hole { seq: Some(here.hole_seq()), ghost: false }
+            Kind::Hole { seq: Some(here.hole_seq()) }
         } else if buckets.is_current(here.ptr()) {
             Kind::Hit { ptr: here.ptr(), dirty: here.dirty(), may_be_durable: here.may_be_durable() }
         } else {
-            Kind::Hole { seq: None, ghost: true }
+            Kind::Hole { seq: None }
         };
         Ok(Segment { end: here.end(), kind })
     }

@@ -216,10 +216,15 @@ impl Core {
         }
     }
 
-    /// Writes metadata durably.
+    /// Writes metadata durably; the set fails if that fails.
     pub(crate) async fn write_metadata(&self, sector: Sector, buffer: Buffer) -> Result<(), EngineError> {
         let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
-        self.cache.write(sector, buffer, true).await?;
+        let written = self.cache.write(sector, buffer, true).await.map_err(EngineError::from);
+        if let Err(e) = written {
+            // Memory is ahead of the device now, whoever asked for the write.
+            self.metadata_failed(e.clone());
+            return Err(e);
+        }
         self.set_counters.borrow_mut().count_btree_written(sectors);
         Ok(())
     }

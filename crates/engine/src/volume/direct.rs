@@ -200,7 +200,7 @@ impl Volume {
         let mut at = start;
         while at < end {
             let seg = core.segment_loaded(inode, at, end).await?;
-            if matches!(seg.kind, Kind::Hit { .. } | Kind::Hole { ghost: true, .. }) {
+            if matches!(seg.kind, Kind::Hit { .. }) {
                 newest = newest.max(core.change(inode, at, seg.end, None, How::Journaled).await?);
             }
             at = seg.end;
@@ -242,9 +242,7 @@ impl Volume {
             let seg = core.segment_loaded(inode, at, end).await?;
             let how = match seg.kind {
                 Kind::Hit { dirty: true, .. } => None,
-                Kind::Hit { may_be_durable: true, .. } | Kind::Hole { ghost: true, .. } => {
-                    Some(How::Journaled)
-                }
+                Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
                 Kind::Hit { .. } => Some(How::LeafOnly(core.gate.latest())),
                 Kind::Hole { seq, .. } => {
                     newest = newest.max(seq.unwrap_or(JournalSeq(0)));
@@ -265,7 +263,10 @@ impl Volume {
                 }
             }
         }
-        core.journal.commit(newest).await
+        core.journal.commit(newest).await?;
+        // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
+        core.alloc.generations_durable(|| core.is_failed()).await;
+        core.check()
     }
 
     /// Discards or zeroes a range of a device that has no cache.
