@@ -144,7 +144,9 @@ impl Session {
         for t in tasks {
             t.await;
         }
+        self.world.log(|| "the clients are done".into());
         operator.await?;
+        self.world.log(|| "the operator is done".into());
         if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.plan.errors) {
             return Err(format!("the set has failed: {e}"));
         }
@@ -316,7 +318,9 @@ impl Session {
             next = self.left.get().saturating_sub(100 / o.acts_per_hundred);
             let act = o.acts[rng.below(o.acts.len() as u64) as usize];
             self.world.log(|| format!("operator: {act:?}"));
-            if let Err(e) = self.act(act, &mut rng).await {
+            let result = self.act(act, &mut rng).await;
+            self.world.log(|| format!("operator: {act:?} ends"));
+            if let Err(e) = result {
                 if !self.plan.errors {
                     return Err(format!("{act:?}: {e}"));
                 }
