@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     Failed(String),
     /// It was called in a wrong way.
     Usage(String),
+    /// A second signal ended it; the exit code is the shell's for programs that a signal ended.
+    Signalled(u8),
     /// It worked and found a problem, which it has shown already.
     Found,
 }
@@ -33,7 +35,7 @@ impl Failure {
     pub(crate) fn message(&self) -> Option<&str> {
         match self {
             Failure::Failed(text) | Failure::Usage(text) => Some(text),
-            Failure::Found => None,
+            Failure::Found | Failure::Signalled(_) => None,
         }
     }
 
@@ -41,6 +43,7 @@ impl Failure {
         match self {
             Failure::Failed(_) | Failure::Found => 1,
             Failure::Usage(_) => Failure::USAGE,
+            Failure::Signalled(code) => *code,
         }
     }
 }
@@ -57,6 +60,7 @@ macro_rules! failed {
 
 failed!(
     blockio::OpenError,
+    export_fuse::FuseError,
     engine::EngineError,
     export_nbd::EndpointError,
     export_nbd::ExportError,

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use blockio::wrap::{DelayDisk, Delays, HddModel, SlowDisk};
 use blockio::{Driver, FileDevice, OpenOptions, Signals};
@@ -26,7 +27,7 @@ pub(crate) struct Interrupt {
 
 impl Interrupt {
     pub(crate) fn new() -> Result<Interrupt, Failure> {
-        exit_at_second_signal()?;
+        exit_at_second_signal(Duration::ZERO)?;
         Interrupt::without_exit()
     }
 
@@ -57,31 +58,38 @@ impl Wake for Unpark {
     }
 }
 
-/// Ends the process at the second signal, whatever its other threads do then. The exit code is the shell's for
-/// programs that a signal ended.
-pub(crate) fn exit_at_second_signal() -> Result<(), Failure> {
+/// What a shell says of a program that this signal ended.
+pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
+    match signal {
+        blockio::Signal::Interrupt => 130,
+        blockio::Signal::Terminate => 143,
+    }
+}
+
+/// Ends the process at the second signal, whatever its other threads do then, if it does not end by itself within
+/// `grace`; at the third one in any case.
+pub(crate) fn exit_at_second_signal(grace: Duration) -> Result<(), Failure> {
     let mut signals = signals()?;
     let watch = move || {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut seen = 0;
-        loop {
-            let signal = {
-                let mut next = pin!(signals.next());
-                loop {
-                    match next.as_mut().poll(&mut Context::from_waker(&waker)) {
-                        Poll::Ready(signal) => break signal,
-                        Poll::Pending => std::thread::park(),
-                    }
+        let mut wait = |deadline: Option<Instant>| {
+            let mut next = pin!(signals.next());
+            loop {
+                match (next.as_mut().poll(&mut Context::from_waker(&waker)), deadline) {
+                    (Poll::Ready(signal), _) => return Some(signal),
+                    (Poll::Pending, None) => std::thread::park(),
+                    (Poll::Pending, Some(at)) => match at.checked_duration_since(Instant::now()) {
+                        Some(left) => std::thread::park_timeout(left),
+                        None => return None,
+                    },
                 }
-            };
-            seen += 1;
-            if seen == 2 {
-                out::warn("ended at once by a second signal; what was flushed before is safe");
-                std::process::exit(match signal {
-                    blockio::Signal::Interrupt => 130,
-                    blockio::Signal::Terminate => 143,
-                });
             }
+        };
+        wait(None);
+        if let Some(second) = wait(None) {
+            wait(Some(Instant::now() + grace));
+            out::warn("ended at once by a second signal; what was flushed before is safe");
+            std::process::exit(exit_code(second).into());
         }
     };
     let spawned = std::thread::Builder::new().name("ubcache-exit".into()).spawn(watch);

@@ -83,7 +83,7 @@ impl fmt::Display for Report {
 
 impl Flush {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        session::exit_at_second_signal()?;
+        session::exit_at_second_signal(std::time::Duration::ZERO)?;
         let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         let report = driver.block_on(self.flush(&driver))?;

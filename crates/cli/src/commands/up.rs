@@ -6,6 +6,7 @@
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::time::Duration;
 
 use blockio::bridge::{self, RemoteReceiver};
 use blockio::{Driver, DriverOptions, Signals};
@@ -20,6 +21,9 @@ use crate::failure::Failure;
 use crate::out;
 use crate::session::{self, Devices, Session, Simulation};
 use crate::tunables::{Owner, Setting};
+
+/// How long a second signal gives the exports to be taken away from whoever uses them.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// How often the engine's events are fetched.
 const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
@@ -78,7 +82,7 @@ impl Up {
             return Err(Failure::Usage("there is no cache set whose tunables could be set".into()));
         }
         self.export.iter().try_for_each(exports::check)?;
-        session::exit_at_second_signal()?;
+        session::exit_at_second_signal(GRACE)?;
         let signals = session::signals()?;
         let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
@@ -95,12 +99,21 @@ impl Up {
             Ok(()) => self.watch(driver, &session, &mut signals).await,
             Err(e) => Err(e),
         };
-        let mut stopped = Ok(());
-        for export in running {
-            stopped = stopped.and(export.stop().await);
+        let stop = Box::pin(async {
+            let mut stopped = Ok(());
+            for export in running {
+                stopped = stopped.and(export.stop().await);
+            }
+            stopped.and(session.stop().await)
+        });
+        match select(stop, pin!(signals.next())).await {
+            Either::Left(stopped) => result.and(stopped),
+            // What was not stopped by now has been dropped.
+            Either::Right(signal) => {
+                out::warn("ended at once by a second signal; what was flushed before is safe");
+                Err(Failure::Signalled(session::exit_code(signal)))
+            }
         }
-        let stopped = stopped.and(session.stop().await);
-        result.and(stopped)
     }
 
     /// Settings, exports, and the lines that say ready.
@@ -136,12 +149,12 @@ impl Up {
         };
         let context = Context { driver, volumes: &session.volumes, id, remote: self.allow_remote };
         for spec in &self.export {
-            running.push(exports::start(spec, &context)?);
+            running.push(exports::start(spec, &context).await?);
         }
         session.log_events();
         for volume in &session.volumes {
             let name = volume.name();
-            let ways: Vec<exports::Way> = running.iter().map(|r| r.way(&name)).collect();
+            let ways: Vec<exports::Way> = running.iter().flat_map(|r| r.ways(&name)).collect();
             if self.json {
                 let ways: Vec<_> =
                     ways.iter().map(|w| json!({"kind": w.kind, "address": w.address})).collect();

@@ -1,4 +1,6 @@
 //! `--export auto`: the best export that this build and this host offer, and why.
+//!
+//! In this order: ublk (not built), FUSE with loop devices, NBD on a unix socket.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -6,17 +8,35 @@ use std::path::{Path, PathBuf};
 
 use export_nbd::Endpoint;
 
-use super::Spec;
+use super::{Context, Running, fuse, nbd};
 use crate::failure::Failure;
+use crate::out;
 
-/// Chooses; the text says what was chosen and why not something better.
-pub(super) fn choose(id: &str) -> Result<(Spec, String), Failure> {
-    let socket = runtime_dir()?.join(format!("{id}.sock"));
-    let why = format!(
-        "export: NBD on {}, as this build has neither ublk nor FUSE (choose with --export)",
+/// Starts the best one, and says which and why.
+pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
+    let dir = runtime_dir()?;
+    let why = match fuse::obstacle() {
+        None => {
+            // A container's rules, for one, only show when one mounts.
+            match fuse::start(&dir.join(&context.id), true, context).await {
+                Ok(fuse) => {
+                    out::note(
+                        "export: FUSE and loop devices, as this build has no ublk (choose with --export)",
+                    );
+                    return Ok(Running::Fuse(fuse));
+                }
+                Err(e) => e.message().unwrap_or_default().to_owned(),
+            }
+        }
+        Some(why) => why,
+    };
+    let socket = dir.join(format!("{}.sock", context.id));
+    out::note(format!(
+        "export: NBD on {}, as this build has no ublk, and there can be no block devices by FUSE: {why} (choose with \
+         --export)",
         socket.display()
-    );
-    Ok((Spec::Nbd(Endpoint::Unix(socket)), why))
+    ));
+    nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)
 }
 
 /// A directory for sockets that nobody else can write to.

@@ -1,5 +1,108 @@
-//! `--export fuse=DIR`.
+//! `--export fuse=DIR`: every volume is a file in a directory and, where root may make them, a loop device over it.
 
-/// Why it cannot be had.
-pub(super) const UNAVAILABLE: &str =
-    "this build has no FUSE export: use --export nbd=SOCKET, and nbd-client where a block device is needed";
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use engine::VolumeRef;
+use export_fuse::{FuseError, FuseOptions, ServeOptions, probe, serve};
+use io::{Handle, Nanos};
+
+use super::{Context, Way};
+use crate::failure::Failure;
+use crate::out;
+
+/// How often a stop is tried again that was refused because somebody uses a volume.
+const AGAIN: Nanos = Nanos::from_ms(500);
+
+/// A mounted directory of volumes.
+pub(crate) struct Fuse {
+    fuse: export_fuse::Fuse,
+    rt: Handle,
+    /// Made for this run; goes with it.
+    own_dir: Option<PathBuf>,
+}
+
+/// Why the host cannot offer block devices this way; `None` if it can.
+pub(super) fn obstacle() -> Option<String> {
+    let host = probe();
+    host.fuse.and(host.loop_device).err()
+}
+
+/// Mounts at `dir`. `own`: the directory is for this run alone.
+pub(super) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
+    let rt = context.driver.handle();
+    let served = |v: &Rc<engine::Volume>| serve(&rt, Rc::new(VolumeRef(v.clone())), ServeOptions::default());
+    let volumes = context.volumes.iter().map(served).collect();
+    let fuse = export_fuse::Fuse::mount(dir, volumes, FuseOptions::default()).await?;
+    for note in fuse.notes() {
+        out::note(note);
+    }
+    let mut this = Fuse { fuse, rt, own_dir: own.then(|| dir.to_path_buf()) };
+    if let Err(why) = probe().loop_device {
+        out::note(format!("no block devices, only files: {why}"));
+        return Ok(this);
+    }
+    match this.fuse.attach_loop_devices().await {
+        Ok(()) => Ok(this),
+        Err(e) => {
+            let _ = this.take_away().await;
+            Err(e.into())
+        }
+    }
+}
+
+impl Fuse {
+    pub(super) fn ways(&self, volume: &str) -> Vec<Way> {
+        let Some(exported) = self.fuse.exports().find(|e| e.name == volume) else { return Vec::new() };
+        let way = |kind, path: &Path| Way { kind, address: path.display().to_string() };
+        let device = exported.loop_device.iter().map(|d| way("loop", d));
+        device.chain([way("fuse", &exported.file)]).collect()
+    }
+
+    /// Waits as long as somebody uses a volume: taking it away would lose what that program has not written yet.
+    pub(super) async fn stop(mut self) -> Result<(), Failure> {
+        let mut told = String::new();
+        loop {
+            match self.fuse.stop().await {
+                Ok(()) => break,
+                Err(refused) => {
+                    let refused = *refused;
+                    self.fuse = refused.fuse;
+                    let why = refused.error.to_string();
+                    if !in_use(&refused.error) {
+                        return Err(refused.error.into());
+                    }
+                    if why != told {
+                        out::warn(format!(
+                            "{why}: waiting for that to end; a second signal takes it away by force"
+                        ));
+                        told = why;
+                    }
+                    self.rt.sleep(AGAIN).await;
+                }
+            }
+        }
+        remove(self.own_dir.as_deref());
+        Ok(())
+    }
+
+    /// At once, whoever uses what.
+    pub(super) async fn take_away(self) -> Result<(), Failure> {
+        for note in self.fuse.stop_by_force().await {
+            out::warn(note);
+        }
+        remove(self.own_dir.as_deref());
+        Ok(())
+    }
+}
+
+fn in_use(e: &FuseError) -> bool {
+    matches!(e, FuseError::FilesInUse { .. } | FuseError::LoopInUse { .. })
+}
+
+fn remove(dir: Option<&Path>) {
+    if let Some(dir) = dir {
+        // Somebody may have put something there; then it stays.
+        let _ = std::fs::remove_dir(dir);
+    }
+}

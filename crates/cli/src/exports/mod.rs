@@ -18,7 +18,6 @@ use engine::Volume;
 use export_nbd::Endpoint;
 
 use crate::failure::Failure;
-use crate::out;
 
 /// What the operator asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,7 +61,7 @@ pub(crate) struct Context<'a> {
 /// A way to reach one volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Way {
-    /// `nbd`, `fuse` or `ublk`.
+    /// `nbd` for a URI, `fuse` for a file, `loop` for a block device.
     pub(crate) kind: &'static str,
     /// URI or path.
     pub(crate) address: String,
@@ -71,47 +70,51 @@ pub(crate) struct Way {
 /// An export that runs.
 pub(crate) enum Running {
     Nbd(nbd::Nbd),
+    Fuse(fuse::Fuse),
 }
 
 impl Running {
-    /// How the volume of this name is reached.
-    pub(crate) fn way(&self, volume: &str) -> Way {
+    /// How the volume of this name is reached, the best way first.
+    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
         match self {
-            Running::Nbd(nbd) => nbd.way(volume),
+            Running::Nbd(nbd) => vec![nbd.way(volume)],
+            Running::Fuse(fuse) => fuse.ways(volume),
         }
     }
 
-    /// Refuses new requests, answers those under way, and goes.
+    /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
+    /// export at once, under whoever uses it.
     pub(crate) async fn stop(self) -> Result<(), Failure> {
         match self {
             Running::Nbd(nbd) => {
                 nbd.stop().await;
                 Ok(())
             }
+            Running::Fuse(fuse) => fuse.stop().await,
         }
     }
 }
 
 /// Starts an export.
-pub(crate) fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
+pub(crate) async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
     match spec {
-        Spec::Auto => {
-            let (spec, why) = auto::choose(&context.id)?;
-            out::note(why);
-            start(&spec, context)
-        }
+        Spec::Auto => auto::start(context).await,
         Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
         Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd),
-        Spec::Fuse(_) => Err(Failure::Failed(fuse::UNAVAILABLE.into())),
+        Spec::Fuse(dir) => fuse::start(dir, false, context).await.map(Running::Fuse),
     }
+}
+
+/// Whether volumes can be block devices on this host; else why not.
+pub(crate) fn block_devices() -> Result<(), String> {
+    fuse::obstacle().map_or(Ok(()), Err)
 }
 
 /// Refuses what this build does not have, before any device is touched.
 pub(crate) fn check(spec: &Spec) -> Result<(), Failure> {
     match spec {
-        Spec::Auto | Spec::Nbd(_) => Ok(()),
+        Spec::Auto | Spec::Nbd(_) | Spec::Fuse(_) => Ok(()),
         Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
-        Spec::Fuse(_) => Err(Failure::Failed(fuse::UNAVAILABLE.into())),
     }
 }
 
