@@ -128,7 +128,11 @@ impl<V: BlockVolume> ByteVolume<V> {
 
     /// Makes a range read as zeros.
     pub(crate) async fn zero(&self, offset: u64, bytes: u64, may_unmap: bool) -> Result<(), VolumeError> {
-        let end = offset.saturating_add(self.cut(offset, bytes));
+        let bytes = self.cut(offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let end = offset + bytes;
         let first = offset.next_multiple_of(SECTOR_BYTES).min(end);
         let last = (end / SECTOR_BYTES * SECTOR_BYTES).max(first);
         for (from, to) in [(offset, first), (last, end)] {
@@ -149,5 +153,201 @@ impl<V: BlockVolume> ByteVolume<V> {
     /// Makes everything that completed before durable.
     pub(crate) async fn flush(&self) -> Result<(), VolumeError> {
         self.volume.flush().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use io::{Clock, Handle, Nanos, RangeStatus, Rng, Runtime, Schedule};
+
+    use super::*;
+
+    struct Still;
+
+    impl Clock for Still {
+        fn now(&self) -> Nanos {
+            Nanos(0)
+        }
+
+        fn wall_seconds(&self) -> u64 {
+            0
+        }
+    }
+
+    struct Shuffled(Rng);
+
+    impl Schedule for Shuffled {
+        fn pick(&mut self, ready: usize) -> usize {
+            self.0.below(ready as u64) as usize
+        }
+    }
+
+    /// Lets others run before and after each operation takes effect.
+    struct Slow {
+        rt: Handle,
+        bytes: RefCell<Vec<u8>>,
+        broken: Cell<bool>,
+    }
+
+    impl Slow {
+        async fn at<T>(&self, f: impl FnOnce(&mut Vec<u8>) -> T) -> Result<T, VolumeError> {
+            for _ in 0..self.rt.random() % 4 {
+                self.rt.yield_now().await;
+            }
+            let value = f(&mut self.bytes.borrow_mut());
+            for _ in 0..self.rt.random() % 4 {
+                self.rt.yield_now().await;
+            }
+            if self.broken.get() { Err(VolumeError::Failed("broken".into())) } else { Ok(value) }
+        }
+    }
+
+    fn bytes_of(sector: Sector, sectors: Sectors) -> Range<usize> {
+        sector.bytes() as usize..(sector.bytes() + sectors.bytes()) as usize
+    }
+
+    impl BlockVolume for Slow {
+        fn name(&self) -> String {
+            "slow".into()
+        }
+
+        fn sectors(&self) -> Sectors {
+            sectors_of(self.bytes.borrow().len())
+        }
+
+        fn logical_block_bytes(&self) -> u32 {
+            512
+        }
+
+        fn optimal_io_bytes(&self) -> u32 {
+            0
+        }
+
+        fn read_only(&self) -> bool {
+            false
+        }
+
+        async fn read(
+            &self,
+            sector: Sector,
+            sectors: Sectors,
+            mut buffer: Buffer,
+            _offset_bytes: usize,
+        ) -> (Buffer, Result<(), VolumeError>) {
+            let got = self.at(|b| b[bytes_of(sector, sectors)].to_vec()).await;
+            let result = got.map(|b| buffer.as_mut().copy_from_slice(&b));
+            (buffer, result)
+        }
+
+        async fn write(
+            &self,
+            sector: Sector,
+            sectors: Sectors,
+            buffer: Buffer,
+            _offset_bytes: usize,
+            _flags: WriteFlags,
+        ) -> Result<(), VolumeError> {
+            self.at(|b| b[bytes_of(sector, sectors)].copy_from_slice(buffer.as_slice())).await
+        }
+
+        async fn flush(&self) -> Result<(), VolumeError> {
+            Ok(())
+        }
+
+        async fn discard(&self, _sector: Sector, _sectors: Sectors) -> Result<(), VolumeError> {
+            unreachable!("a discard leaves anything behind")
+        }
+
+        async fn write_zeroes(
+            &self,
+            sector: Sector,
+            sectors: Sectors,
+            _flags: ZeroFlags,
+        ) -> Result<(), VolumeError> {
+            self.at(|b| b[bytes_of(sector, sectors)].fill(0)).await
+        }
+
+        async fn status(&self, _sector: Sector, _sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
+            unreachable!("nobody asks")
+        }
+    }
+
+    const SIZE: u64 = 8 * 512;
+
+    fn world(seed: u64) -> (Runtime, Rc<Slow>, Rc<ByteVolume<Slow>>) {
+        let runtime = Runtime::new(Rc::new(Still), seed);
+        let rt = runtime.handle();
+        let bytes = RefCell::new(vec![0xee; SIZE as usize]);
+        let slow = Rc::new(Slow { rt: rt.clone(), bytes, broken: Cell::new(false) });
+        (runtime, slow.clone(), Rc::new(ByteVolume::new(slow, rt.pool().clone())))
+    }
+
+    /// Writers that own a range each, next to each other, in any order: every range ends as the last of
+    /// its own writes left it.
+    #[test]
+    fn neighbours_do_not_undo_each_other() {
+        for seed in 0..200 {
+            let (runtime, slow, volume) = world(seed);
+            let mut rng = Rng::new(seed);
+            let mut ends: Vec<u64> = (0..7).map(|_| rng.below(SIZE)).chain([512, 1024, SIZE]).collect();
+            ends.sort_unstable();
+            let mut start = 0;
+            let mut owners = Vec::new();
+            for end in ends {
+                let volume = volume.clone();
+                let mut rng = rng.fork();
+                owners.push((
+                    start,
+                    end,
+                    runtime.handle().spawn(async move {
+                        let mut last = 0xee;
+                        for _ in 0..4 {
+                            last = rng.next_u64() as u8;
+                            if rng.chance(1, 4) {
+                                last = 0;
+                                volume.zero(start, end - start, true).await.unwrap();
+                            } else {
+                                let staged = volume.stage(start, &vec![last; (end - start) as usize]);
+                                volume.write(staged, false).await.unwrap();
+                            }
+                            let (buffer, data) = volume.read(start, (end - start) as u32).await.unwrap();
+                            assert!(buffer.as_slice()[data].iter().all(|b| *b == last), "seed {seed}");
+                        }
+                        last
+                    }),
+                ));
+                start = end;
+            }
+            runtime.run(&mut Shuffled(Rng::new(seed)), usize::MAX);
+            for (start, end, owner) in owners {
+                let last = owner.try_take().unwrap_or_else(|| panic!("seed {seed}: a writer hangs"));
+                let bytes = slow.bytes.borrow();
+                assert!(bytes[start as usize..end as usize].iter().all(|b| *b == last), "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_cuts_and_failures_are_passed_on() {
+        let (runtime, slow, volume) = world(1);
+        let task = runtime.handle().spawn(async move {
+            assert_eq!(volume.stage(SIZE - 3, &[1; 10]).len(), 3);
+            assert_eq!(volume.stage(SIZE, &[1; 10]).len(), 0);
+            assert_eq!(volume.stage(u64::MAX, &[1; 10]).len(), 0);
+            assert_eq!(volume.read(SIZE - 3, 10).await.unwrap().1.len(), 3);
+            assert_eq!(volume.read(u64::MAX, 10).await.unwrap().1.len(), 0);
+            volume.zero(SIZE - 3, u64::MAX, false).await.unwrap();
+            volume.zero(u64::MAX, u64::MAX, false).await.unwrap();
+            slow.broken.set(true);
+            assert!(volume.read(5, 5).await.is_err());
+            assert!(volume.write(volume.stage(5, &[1; 5]), false).await.is_err());
+            assert!(volume.zero(5, 1500, false).await.is_err());
+            slow.broken.set(false);
+            volume.write(volume.stage(5, &[1; 5]), false).await.unwrap();
+        });
+        runtime.run(&mut io::Fifo, usize::MAX);
+        assert_eq!(task.try_take(), Some(()), "nobody waits for a lock that a failure left");
     }
 }

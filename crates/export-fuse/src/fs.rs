@@ -21,7 +21,8 @@ use fuser::{
 };
 
 use crate::error::FuseError;
-use crate::service::{Job, PunchHole, Served};
+use crate::hole::PunchHole;
+use crate::service::{Job, Served};
 use crate::spare::Spare;
 
 /// Largest request, which the kernel cuts to what it can do. It counts pages: from memory that does not

@@ -19,9 +19,10 @@ use fuser::BackgroundSession;
 
 use crate::error::FuseError;
 use crate::fs::VolumeFs;
+use crate::hole::PunchHole;
 use crate::loopdev::LoopDevice;
 use crate::mount::{self, Mount, MountBy};
-use crate::service::{PunchHole, Served};
+use crate::service::Served;
 use crate::{mountinfo, session, stale, users};
 
 /// How long the kernel's loop driver may take to let go of a file after it was told to.

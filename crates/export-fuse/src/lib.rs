@@ -16,6 +16,7 @@ mod flusher;
 mod fs;
 mod fuse;
 mod gate;
+mod hole;
 mod loopdev;
 mod mount;
 mod mountinfo;
@@ -28,7 +29,8 @@ mod users;
 
 pub use error::FuseError;
 pub use fuse::{Exported, Fuse, FuseOptions, Refused};
+pub use hole::PunchHole;
 pub use mount::MountBy;
 pub use probe::{Availability, probe};
-pub use service::{PunchHole, ServeOptions, Served, serve};
+pub use service::{ServeOptions, Served, serve};
 pub use users::User;

@@ -18,6 +18,7 @@ use io::sync::Mutex;
 use io::{BlockVolume, Handle};
 
 use crate::bytes::ByteVolume;
+use crate::hole::PunchHole;
 use crate::spare::Spare;
 use crate::{errno, flusher};
 
@@ -31,18 +32,6 @@ pub(crate) enum Job {
     Flush { reply: ReplyEmpty },
     Punch { offset: u64, bytes: u64, reply: ReplyEmpty },
     Zero { offset: u64, bytes: u64, reply: ReplyEmpty },
-}
-
-/// What "punch a hole" does. The kernel's loop driver sends it for two requests that it does not tell
-/// apart: a discard, which may do nothing, and zeros that may be unmapped, which must read as zeros.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum PunchHole {
-    /// The range is made to read as zeros, and may be unmapped. Always right, and slow if the volume can do
-    /// no better than to write zeros.
-    #[default]
-    Zero,
-    /// Not supported: a loop device offers no discard then, and zeros are written as data.
-    Refuse,
 }
 
 /// How a volume is served.

@@ -2,6 +2,14 @@
 //!
 //! Owns their number and their start. They read, decode and hand over; replies come from the volumes'
 //! threads. Must not know who mounted the file system or will unmount it: they end when it is.
+//!
+//! Why threads, and not reads of `/dev/fuse` on a volume's ring: one file system may serve volumes of several
+//! threads, the protocol's codec exists and is used by many (fuser), and at depth the two threads work side
+//! by side. It costs one crossing for each request. Measured on two busy cores, a volume in memory, 4 KiB on
+//! the file, best of five: a session that answers by itself does 65k reads/s at depth 1 and 200k at 16; with
+//! the crossing 52k and 131k. So the crossing is 4 µs for a single request; at depth 16 the volume's thread
+//! is woken once for some 15 requests. One, two and four threads did not differ beyond the noise for small
+//! requests; for large writes, which are copied here, a second one helped (1.6 instead of 1.4 GiB/s).
 
 use std::io;
 use std::os::fd::OwnedFd;

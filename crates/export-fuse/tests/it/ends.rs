@@ -153,16 +153,16 @@ impl Drop for Killed {
 }
 
 fn serve_in_child(dir: &Path) -> (Killed, PathBuf) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "ends::child_that_serves", "--nocapture"])
         .env("UBCACHE_TEST_SERVE_AT", dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
+        .expect("this program starts");
+    let output = BufReader::new(child.stdout.take().expect("a pipe"));
     let child = Killed(child);
-    let line = output.lines().map(|l| l.unwrap()).find(|l| l.starts_with("ready: "));
+    let line = output.lines().map(|l| l.expect("text")).find(|l| l.starts_with("ready: "));
     let line = line.expect("the child says that it is ready");
     (child, PathBuf::from(&line["ready: ".len()..]))
 }
