@@ -329,6 +329,31 @@ mod tests {
         }
     }
 
+    /// A write of whole sectors that has completed is not undone around a few bytes that somebody else
+    /// writes meanwhile; nor are zeros.
+    #[test]
+    fn a_part_does_not_bring_back_what_the_whole_replaced() {
+        for seed in 0..200 {
+            let (runtime, slow, volume) = world(seed);
+            let (whole, part) = (volume.clone(), volume);
+            runtime.handle().spawn(async move {
+                for value in 1..6 {
+                    whole.write(whole.stage(0, &[value; 1024]), false).await.unwrap();
+                    whole.zero(512, 512, true).await.unwrap();
+                }
+            });
+            runtime.handle().spawn(async move {
+                for _ in 0..6 {
+                    part.write(part.stage(500, &[9; 24]), false).await.unwrap();
+                }
+            });
+            runtime.run(&mut Shuffled(Rng::new(seed)), usize::MAX);
+            let bytes = slow.bytes.borrow();
+            assert!(bytes[..500].iter().all(|b| *b == 5), "seed {seed}");
+            assert!(bytes[524..1024].iter().all(|b| *b == 0), "seed {seed}");
+        }
+    }
+
     #[test]
     fn the_end_cuts_and_failures_are_passed_on() {
         let (runtime, slow, volume) = world(1);
