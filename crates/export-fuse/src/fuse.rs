@@ -59,8 +59,8 @@ pub struct Exported {
 
 /// A mounted file system of volumes.
 ///
-/// Dropping it without [`Fuse::stop`] ends it under whoever uses it, without waiting: what was written and
-/// not flushed is in the state of a crash.
+/// Dropping it, or the future of [`Fuse::stop`], ends it under whoever uses it, without waiting: what was
+/// written and not flushed is in the state of a crash.
 pub struct Fuse {
     live: Arc<Live>,
     files: Vec<FileInfo>,
@@ -260,18 +260,19 @@ fn set_up(dir: &Path, fs: VolumeFs, options: FuseOptions) -> Result<(Arc<Live>, 
     Ok((live, notes))
 }
 
-/// The polite way.
-fn take_down(live: &Live) -> Result<(), FuseError> {
+/// The polite way. Ends soon if nobody waits for it any more, so that the hard way is taken.
+fn take_down(live: &Arc<Live>) -> Result<(), FuseError> {
+    let waits = || Arc::strong_count(live) > 1;
     let mut state = live.lock();
     let busy = users::of_directory(&live.dir);
     if !busy.is_empty() {
         return Err(FuseError::FilesInUse { dir: live.dir.clone(), users: busy });
     }
     for (_, device) in &state.loops {
-        device.refuse_users()?;
+        device.refuse_users(&waits)?;
     }
     while let Some((_, device)) = state.loops.last() {
-        device.detach()?;
+        device.detach(&waits)?;
         state.loops.pop();
     }
     let deadline = Instant::now() + LET_GO;
@@ -281,7 +282,9 @@ fn take_down(live: &Live) -> Result<(), FuseError> {
         match mount.unmount() {
             Ok(()) => break,
             // The loop driver holds the file until the last look at the device has ended.
-            Err(FuseError::FilesInUse { users, .. }) if users.is_empty() && Instant::now() < deadline => {
+            Err(FuseError::FilesInUse { users, .. })
+                if users.is_empty() && Instant::now() < deadline && waits() =>
+            {
                 std::thread::sleep(LET_GO_STEP);
             }
             Err(e) => return Err(e),

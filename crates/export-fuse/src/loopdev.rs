@@ -217,12 +217,14 @@ impl LoopDevice {
 
     /// Writes back what the page cache holds and takes the file off the device, if nobody uses it. The
     /// kernel lets go of the file soon after.
-    pub(crate) fn detach(&self) -> Result<(), FuseError> {
+    ///
+    /// `waits`: whether somebody still waits for this.
+    pub(crate) fn detach(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let failed = |step| {
             let device = self.path.clone();
             move |source| FuseError::Loop { device, step, source }
         };
-        self.refuse_users()?;
+        self.refuse_users(waits)?;
         let mut options = OpenOptions::new();
         // Exclusive: nobody mounts it from here on.
         let device = match options.read(true).custom_flags(libc::O_EXCL).open(&self.path) {
@@ -250,7 +252,7 @@ impl LoopDevice {
     }
 
     /// Waits a moment for processes that only have a look, then refuses.
-    pub(crate) fn refuse_users(&self) -> Result<(), FuseError> {
+    pub(crate) fn refuse_users(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let deadline = Instant::now() + GLANCE;
         loop {
             let users = users::of_block_device(&self.name());
@@ -258,7 +260,7 @@ impl LoopDevice {
             if users.is_empty() {
                 return Ok(());
             }
-            if lasting || Instant::now() >= deadline {
+            if lasting || Instant::now() >= deadline || !waits() {
                 return Err(FuseError::LoopInUse { device: self.path.clone(), users });
             }
             std::thread::sleep(GLANCE_STEP);

@@ -91,6 +91,23 @@ fn force_takes_everything_away_and_says_from_whom() {
     drop(file);
 }
 
+/// What a second signal does to an export that waits for somebody to let go.
+#[test]
+fn a_stop_that_nobody_waits_for_any_more_becomes_a_forced_one() {
+    if !host::ready(&[]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = RamDisk::new("bcache0", MIB);
+    let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
+    let open = File::open(server.device()).unwrap();
+    server.abandon();
+    host::soon("the export is gone", || !host::is_mount_point(&server.dir));
+    assert!(std::os::unix::fs::FileExt::read_at(&open, &mut [0; 4096], 0).is_err());
+    drop(open);
+    host::soon("the loop device is free", || host::loops_over(&server.dir).is_empty());
+}
+
 #[test]
 fn an_operator_who_unmounts_by_hand_is_not_in_the_way() {
     if !host::ready(&[]) {

@@ -113,3 +113,12 @@ pub fn fuse_control() -> Option<Mounted> {
     run("mount", &["-t", "fusectl", "fusectl", text(at)]);
     Some(Mounted { at: at.to_path_buf(), done: false })
 }
+
+/// Waits for something that has to happen soon.
+pub fn soon(what: &str, condition: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "{what}: not within a minute");
+        std::thread::yield_now();
+    }
+}

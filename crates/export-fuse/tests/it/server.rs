@@ -14,6 +14,8 @@ use crate::ram::{RamDisk, RamVolume};
 enum Command {
     Stop(Reply<Result<(), String>>),
     Force(Reply<Vec<String>>),
+    /// Begins to stop and loses patience.
+    Abandon(Reply<()>),
 }
 
 /// How the export is to be made.
@@ -78,7 +80,7 @@ impl Server {
                     notes: fuse.notes().to_vec(),
                     dir: fuse.dir().to_path_buf(),
                 }));
-                obey(fuse, inbox).await;
+                obey(driver.handle(), fuse, inbox).await;
                 true
             });
             for volume in volumes {
@@ -117,6 +119,13 @@ impl Server {
         notes
     }
 
+    /// Begins to stop and drops that before it has come to an end.
+    pub fn abandon(&mut self) {
+        let commands = self.commands.as_ref().expect("still running");
+        commands.call(Command::Abandon).expect("the server answers");
+        self.commands = None;
+    }
+
     fn join(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
@@ -125,7 +134,7 @@ impl Server {
     }
 }
 
-async fn obey(fuse: Fuse, mut inbox: blockio::bridge::RemoteReceiver<Command>) {
+async fn obey(rt: io::Handle, fuse: Fuse, mut inbox: blockio::bridge::RemoteReceiver<Command>) {
     let mut fuse = Some(fuse);
     while let Some(command) = inbox.recv().await {
         let Some(running) = fuse.take() else { return };
@@ -137,6 +146,11 @@ async fn obey(fuse: Fuse, mut inbox: blockio::bridge::RemoteReceiver<Command>) {
                     reply.send(Err(refused.error.to_string()));
                 }
             },
+            Command::Abandon(reply) => {
+                let patience = std::pin::pin!(rt.sleep(io::Nanos::from_ms(100)));
+                io::sync::select(Box::pin(running.stop()), patience).await;
+                return reply.send(());
+            }
             Command::Force(reply) => return reply.send(running.stop_by_force().await),
         }
     }
