@@ -80,7 +80,7 @@ impl CacheSet {
                 ));
             }
             None => {
-                let Some(inode) = core.free_slot() else {
+                let Some(inode) = core.free_slot_after_walk().await? else {
                     return refuse(format!("all {} slots of the set are in use", core.uuids.borrow().len()));
                 };
                 let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
@@ -150,7 +150,7 @@ impl CacheSet {
             return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
         }
         let _config = core.config_lock.lock().await;
-        let Some(inode) = core.free_slot() else {
+        let Some(inode) = core.free_slot_after_walk().await? else {
             return Err(EngineError::Invalid(format!(
                 "all {} slots of the set are in use",
                 core.uuids.borrow().len()

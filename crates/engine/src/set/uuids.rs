@@ -3,6 +3,8 @@
 //! Owns writing the table: as a whole, into a bucket of its own, effective with the next journal entry (format
 //! section 7). Slots of devices that are gone are used again once no key of theirs is left in the index.
 
+use std::rc::Rc;
+
 use format::{Bkey, Inode, Ptr, Uuid, UuidEntry};
 
 use super::core::Core;
@@ -23,6 +25,16 @@ impl Core {
         let reusable = |i: usize| uuids[i].is_invalidated() && !void.contains(&Inode(i as u32));
         let free = (0..uuids.len()).find(|i| uuids[*i].is_free());
         free.or_else(|| (0..uuids.len()).find(|i| reusable(*i))).map(|i| Inode(i as u32))
+    }
+
+    /// The same, after a walk of the index if need be: at first every slot that was given up counts as used, because
+    /// keys of it may be left.
+    pub(crate) async fn free_slot_after_walk(self: &Rc<Self>) -> Result<Option<Inode>, EngineError> {
+        if let Some(inode) = self.free_slot() {
+            return Ok(Some(inode));
+        }
+        crate::gc::collect(self).await?;
+        Ok(self.free_slot())
     }
 
     /// Changes the table and waits until it is durable. The caller holds the config lock.

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use format::{BackingState, Inode, Sectors};
+use format::{BackingState, BackingSuper, Inode, Sectors};
 
 use super::Volume;
 use crate::error::EngineError;
@@ -33,8 +33,15 @@ impl Volume {
         }
         // Data written back may still be on its way to the medium, and it counts as clean from now on.
         backing.gate.ensure(backing.gate.latest()).await?;
-        backing.update(|sb| sb.set_state(BackingState::Stale)).await?;
-        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "inconsistent" });
+        let changed = |sb: &mut BackingSuper| {
+            // One that was being detached may already be free of the set.
+            if sb.state() != BackingState::None {
+                sb.set_state(BackingState::Stale);
+            }
+        };
+        backing.update(changed).await?;
+        let state = if backing.state() == BackingState::None { "no cache" } else { "inconsistent" };
+        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state });
         self.detached();
         Ok(())
     }
