@@ -7,13 +7,19 @@ use std::io;
 
 use format::Sectors;
 use inspect::extract::Extracted;
-use inspect::{CheckOptions, ExtractError, ExtractOptions, Extraction, Mode, ReadAt, SetView, Sink, Target};
+use inspect::{
+    CheckOptions, ExtractError, ExtractOptions, Extraction, Finding, Invariant, Mode, ReadAt, SetView,
+    Severity, Sink, Target,
+};
 
 use crate::image::Image;
 use crate::stamp::SECTOR;
 
 /// Checks the structures of a set. Any finding worse than a notice is an error, and so is clean data that differs
 /// from the backing device (durability contract 9).
+///
+/// One thing is forgiven, because the format has no protection against it: the last set of a btree node may be torn
+/// by a power cut. Then nothing may be lost without it, and the contents are judged without it.
 ///
 /// # Errors
 /// What was found.
@@ -26,10 +32,15 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
         .flat_map(|s| &s.devices)
         .filter_map(|d| d.clean_extents_differing_from_backing)
         .sum::<u64>();
-    if report.errors > 0 || differing > 0 {
+    let torn = report.findings.iter().filter(|f| is_torn_set(f)).count() as u64;
+    if report.errors > torn || differing > 0 {
         return Err(format!("{differing} clean extents differ from the backing device; {report}"));
     }
     Ok(())
+}
+
+fn is_torn_set(f: &Finding) -> bool {
+    f.invariant == Invariant::NodeReadable && f.to_string().contains("in the last set of the node")
 }
 
 /// What is to be extracted.
@@ -69,7 +80,12 @@ impl Sink for Collect {
 /// # Errors
 /// If the contents cannot be right.
 pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String> {
-    let view = SetView::open(cache, Mode::Strict).map_err(|e| e.to_string())?;
+    let view = SetView::open(cache, Mode::BestEffort).map_err(|e| e.to_string())?;
+    let mut bad = view.findings.list().iter().filter(|f| f.severity > Severity::Notice && !is_torn_set(f));
+    if let Some(f) = bad.next() {
+        return Err(f.to_string());
+    }
+    let best_effort = view.findings.list().iter().any(is_torn_set);
     let target = match what {
         What::Cached(backing) => Target::Cached(*backing),
         What::Flash => {
@@ -80,11 +96,12 @@ pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String
             }
         }
     };
-    let extraction = match Extraction::new(&view, cache, target, ExtractOptions::default()) {
-        Ok(e) => e,
-        Err(ExtractError::VoidSlot { .. }) => return Ok(None),
-        Err(e) => return Err(e.to_string()),
-    };
+    let extraction =
+        match Extraction::new(&view, cache, target, ExtractOptions { best_effort, dirty_only: false }) {
+            Ok(e) => e,
+            Err(ExtractError::VoidSlot { .. }) => return Ok(None),
+            Err(e) => return Err(e.to_string()),
+        };
     let mut to = Collect(Vec::new());
     let done: Result<Extracted, ExtractError> =
         extraction.run(&mut to, &mut |_| std::ops::ControlFlow::Continue(()));
