@@ -169,8 +169,7 @@ impl Up {
                     "exports": ways,
                 }))?;
             } else {
-                let ways: Vec<String> = ways.into_iter().map(|w| w.address).collect();
-                out::print(&format!("{name} ready: {}\n", ways.join(", ")))?;
+                out::print(&format!("{name} ready: {}\n", exports::in_words(&ways)))?;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use engine::VolumeRef;
-use export_fuse::{FuseError, FuseOptions, ServeOptions, probe, serve};
+use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
 use super::{Context, Way};
@@ -31,7 +31,12 @@ pub(super) fn obstacle() -> Option<String> {
 /// Mounts at `dir`. `own`: the directory is for this run alone.
 pub(super) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
     let rt = context.driver.handle();
-    let served = |v: &Rc<engine::Volume>| serve(&rt, Rc::new(VolumeRef(v.clone())), ServeOptions::default());
+    let served = |v: &Rc<engine::Volume>| {
+        // Zeros and discards go to the backing device; a flash-only volume just forgets.
+        let punch_hole = v.backing_name().map_or(PunchHole::Zero, |b| PunchHole::for_device(Path::new(&b)));
+        let options = ServeOptions { punch_hole, ..ServeOptions::default() };
+        serve(&rt, Rc::new(VolumeRef(v.clone())), options)
+    };
     let volumes = context.volumes.iter().map(served).collect();
     let fuse = export_fuse::Fuse::mount(dir, volumes, FuseOptions::default()).await?;
     for note in fuse.notes() {

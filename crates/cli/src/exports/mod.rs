@@ -67,6 +67,21 @@ pub(crate) struct Way {
     pub(crate) address: String,
 }
 
+/// What an operator reads: a file under a block device is only its explanation.
+pub(crate) fn in_words(ways: &[Way]) -> String {
+    let mut text = String::new();
+    let mut before = "";
+    for way in ways {
+        match (before, way.kind) {
+            ("", _) => text.push_str(&way.address),
+            ("loop", "fuse") => text.push_str(&format!(" (file {})", way.address)),
+            _ => text.push_str(&format!(", {}", way.address)),
+        }
+        before = way.kind;
+    }
+    text
+}
+
 /// An export that runs.
 pub(crate) enum Running {
     Nbd(nbd::Nbd),
@@ -121,6 +136,15 @@ pub(crate) fn check(spec: &Spec) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_are_put_in_words() {
+        let way = |kind, address: &str| Way { kind, address: address.to_owned() };
+        let (socket, device, file) = (way("nbd", "nbd://x"), way("loop", "/dev/loop0"), way("fuse", "/m/v"));
+        assert_eq!(in_words(&[device.clone(), file.clone()]), "/dev/loop0 (file /m/v)");
+        assert_eq!(in_words(&[socket.clone(), device, file.clone()]), "nbd://x, /dev/loop0 (file /m/v)");
+        assert_eq!(in_words(&[file, socket]), "/m/v, nbd://x");
+    }
 
     #[test]
     fn options_are_told_apart() {

@@ -290,3 +290,110 @@ fn slow_disks_are_slow() {
     drop(client);
     up.stop();
 }
+
+/// Whether this host lets us make loop devices over FUSE; a test that needs them says so and ends if not.
+fn block_devices() -> bool {
+    let host = export_fuse::probe();
+    let why = host.fuse.and(host.loop_device).err();
+    if let Some(why) = &why {
+        eprintln!("skipped: {why}");
+    }
+    why.is_none()
+}
+
+fn mount(device: &str, dir: &str) {
+    std::fs::create_dir_all(dir).unwrap();
+    let mut mount = tool("mount", "util-linux");
+    mount.args(["-t", "ext4", device, dir]);
+    succeed(mount);
+}
+
+fn unmount(dir: &str) {
+    let mut unmount = tool("umount", "util-linux");
+    unmount.arg(dir);
+    succeed(unmount);
+}
+
+/// A block device with a file system; the stop waits until it is unmounted.
+#[test]
+fn a_block_device_by_fuse() {
+    if !block_devices() {
+        return;
+    }
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 256 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback"]).ok();
+    let volumes = dir.path("volumes");
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=fuse={volumes}")]);
+    let ways = up.ready[0]["exports"].as_array().unwrap().clone();
+    assert_eq!((ways[0]["kind"].as_str(), ways[1]["kind"].as_str()), (Some("loop"), Some("fuse")));
+    let (device, file) = (up.uri(0), ways[1]["address"].as_str().unwrap().to_owned());
+    assert_eq!(file, format!("{volumes}/bcache0"));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), (256 << 20) - DATA_OFFSET);
+    let mut mkfs = tool("mkfs.ext4", "e2fsprogs");
+    mkfs.args(["-q", "-F", &device]);
+    succeed(mkfs);
+    let mnt = dir.path("mnt");
+    mount(&device, &mnt);
+    let contents: Vec<u8> = (0..5_000_000u32).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(format!("{mnt}/file"), &contents).unwrap();
+    signal(up.pid(), Signal::TERM);
+    wait_until("the refusal", || up.said().contains("in use"));
+    assert!(std::fs::read(format!("{mnt}/file")).unwrap() == contents, "still served");
+    unmount(&mnt);
+    let (status, said) = up.ended();
+    assert_eq!(status.code(), Some(0), "{said}");
+    run(&["check", &ssd, &hdd]).ok();
+
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=fuse={volumes}")]);
+    mount(&up.uri(0), &mnt);
+    assert!(std::fs::read(format!("{mnt}/file")).unwrap() == contents);
+    unmount(&mnt);
+    up.stop();
+    run(&["flush", "-C", &ssd, "-B", &hdd]).ok();
+    let mut fsck = tool("e2fsck", "e2fsprogs");
+    fsck.args(["-fn", &format!("{hdd}?offset={DATA_OFFSET}")]);
+    succeed(fsck);
+}
+
+/// A second signal does not wait for anybody; what was synced before is there.
+#[test]
+fn a_second_signal_takes_a_mounted_device_away() {
+    if !block_devices() {
+        return;
+    }
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 256 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback"]).ok();
+    let volumes = dir.path("volumes");
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=fuse={volumes}")]);
+    let device = up.uri(0);
+    let mut mkfs = tool("mkfs.ext4", "e2fsprogs");
+    mkfs.args(["-q", "-F", &device]);
+    succeed(mkfs);
+    let mnt = dir.path("mnt");
+    mount(&device, &mnt);
+    std::fs::write(format!("{mnt}/file"), b"synced").unwrap();
+    std::fs::File::open(format!("{mnt}/file")).unwrap().sync_all().unwrap();
+    signal(up.pid(), Signal::TERM);
+    wait_until("the refusal", || up.said().contains("in use"));
+    signal(up.pid(), Signal::TERM);
+    let (status, said) = up.ended();
+    assert_eq!(status.code(), Some(143), "{said}");
+    let mut unmount = tool("umount", "util-linux");
+    unmount.args(["-l", &mnt]);
+    succeed(unmount);
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(&volumes), "{mounts}");
+    run(&["check", &ssd, &hdd]).ok();
+    let out = dir.path("out");
+    run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out]).ok();
+    let mut debugfs = tool("debugfs", "e2fsprogs");
+    // The journal of the file system is replayed by the one who opens it for writing.
+    let mut fsck = tool("e2fsck", "e2fsprogs");
+    fsck.args(["-fy", &out]);
+    let code = output(fsck).status.code();
+    assert!(matches!(code, Some(0 | 1)), "{code:?}");
+    debugfs.args(["-R", "cat file", &out]);
+    assert_eq!(succeed(debugfs), "synced");
+}

@@ -188,12 +188,6 @@ pub fn read(path: &str) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Changes some bytes of a file.
-pub fn patch(path: &str, offset: u64, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).expect("a file");
-    file.write_all_at(bytes, offset).expect("room");
-}
-
 /// A running `ubcache up`, which has said that its volumes are ready.
 pub struct Up {
     child: Child,

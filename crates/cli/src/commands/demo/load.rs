@@ -3,25 +3,22 @@
 //! Owns the working set: which blocks there are and which write was the last of each. A block has at most one request
 //! under way, so every read has one right answer.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use io::Rng;
 
+use super::target::{Request, Target};
 use crate::failure::Failure;
-use crate::nbd_client::{Ask, Client};
 use crate::out;
 use crate::session::Interrupt;
 
 /// Size of a request.
 pub(super) const BLOCK_BYTES: usize = 4096;
 /// Requests under way.
-const DEPTH: usize = 8;
+pub(super) const DEPTH: usize = 8;
 /// Of a hundred requests, so many are reads.
 const READS_PERCENT: u64 = 70;
-/// How long a request may take before the demonstration gives up.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest latency that is told apart, in microseconds.
 const MOST_US: u64 = 60_000_000;
@@ -50,6 +47,12 @@ impl WorkingSet {
         }
         let block = |n: u64| Block { position: n * BLOCK_BYTES as u64, version: 0, busy: false };
         WorkingSet { blocks: taken.into_iter().map(block).collect(), rng }
+    }
+
+    /// The first `count` blocks of a file that is filled by [`Load::fill`].
+    pub(super) fn file(count: usize) -> WorkingSet {
+        let block = |n: usize| Block { position: (n * BLOCK_BYTES) as u64, version: 0, busy: false };
+        WorkingSet { blocks: (0..count).map(block).collect(), rng: Rng::new(4) }
     }
 
     /// All blocks, in random order.
@@ -106,39 +109,48 @@ impl Load {
         self.set.blocks.iter().map(|b| (b.position, contents(b.position, b.version)))
     }
 
+    /// The contents of a file all of whose blocks have been written once, in order.
+    pub(super) fn fill(&mut self) -> Vec<u8> {
+        self.writes += 1;
+        let version = self.writes;
+        let blocks = self.set.blocks.iter_mut().flat_map(|b| {
+            b.version = version;
+            contents(b.position, version)
+        });
+        blocks.collect()
+    }
+
     /// Uses blocks over and over for a time.
     pub(super) fn run_for(
         &mut self,
-        socket: &Path,
+        target: Target,
         what: &'static str,
         time: Duration,
         interrupt: &mut Interrupt,
     ) -> Result<Figures, Failure> {
-        self.run(socket, what, time, false, interrupt)
+        self.run(target, what, time, false, interrupt)
     }
 
     /// Uses each block once; ends early when the time is over.
     pub(super) fn run_once(
         &mut self,
-        socket: &Path,
+        target: Target,
         what: &'static str,
         time: Duration,
         interrupt: &mut Interrupt,
     ) -> Result<Figures, Failure> {
-        self.run(socket, what, time, true, interrupt)
+        self.run(target, what, time, true, interrupt)
     }
 
     fn run(
         &mut self,
-        socket: &Path,
+        mut target: Target,
         what: &'static str,
         time: Duration,
         once: bool,
         interrupt: &mut Interrupt,
     ) -> Result<Figures, Failure> {
-        let lost = |e: std::io::Error| Failure::Failed(format!("{what}: the volume does not answer: {e}"));
-        let mut client = Client::connect(socket, "").map_err(lost)?;
-        client.set_timeout(Some(PATIENCE)).map_err(lost)?;
+        let lost = |e: std::io::Error| Failure::Failed(format!("{what}: {e}"));
         let mut latency = Histogram::new_with_bounds(1, MOST_US, 3).map_err(Failure::of)?;
         let mut progress = out::Progress::new(what);
         let total = if once { self.set.blocks.len() as u64 } else { u64::MAX };
@@ -147,7 +159,7 @@ impl Load {
         // By tag, which is the number of the block: when it was sent, and the version that it writes.
         let mut under_way: Vec<Option<(Instant, Option<u32>)>> = vec![None; self.set.blocks.len()];
         loop {
-            while client.pending() < DEPTH && sent < total && start.elapsed() < time && !interrupt.came() {
+            while target.pending() < DEPTH && sent < total && start.elapsed() < time && !interrupt.came() {
                 let Some(next) = order.pop() else {
                     order = self.set.shuffled();
                     continue;
@@ -160,20 +172,19 @@ impl Load {
                 }
                 sent += 1;
                 let (position, tag) = (block.position, next as u64);
-                let version = if read {
-                    client.ask(Ask::Read(BLOCK_BYTES as u32), position, tag).map_err(lost)?;
-                    None
+                let (request, version) = if read {
+                    (Request::Read(BLOCK_BYTES), None)
                 } else {
                     self.writes += 1;
-                    client.ask_write(position, &contents(position, self.writes), false, tag).map_err(lost)?;
-                    Some(self.writes)
+                    (Request::Write(contents(position, self.writes)), Some(self.writes))
                 };
+                target.ask(request, position, tag).map_err(lost)?;
                 under_way[next] = Some((Instant::now(), version));
             }
-            if client.pending() == 0 {
+            if target.pending() == 0 {
                 break;
             }
-            let reply = client.receive().map_err(lost)?;
+            let reply = target.receive().map_err(lost)?;
             let Some((at, block)) = usize::try_from(reply.tag)
                 .ok()
                 .and_then(|n| Some((under_way.get_mut(n)?.take()?, self.set.blocks.get_mut(n)?)))
@@ -182,12 +193,10 @@ impl Load {
             };
             let (sent_at, version) = at;
             let sector = block.position / 512;
-            if reply.error != 0 {
-                return Err(Failure::Failed(format!("{what}: sector {sector}: error {}", reply.error)));
-            }
+            let data = reply.data.map_err(|e| Failure::Failed(format!("{what}: sector {sector}: {e}")))?;
             match version {
                 Some(version) => block.version = version,
-                None if reply.data == contents(block.position, block.version) => self.verified_reads += 1,
+                None if data == contents(block.position, block.version) => self.verified_reads += 1,
                 None => {
                     return Err(Failure::Failed(format!(
                         "{what}: sector {sector}: expected write {}, found something else",

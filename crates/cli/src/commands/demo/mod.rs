@@ -6,9 +6,11 @@
 //! Invariants: it ends by itself; whatever way it ends, its files and processes are gone. Everything that has to be
 //! taken away is owned by a value whose drop does that, and signals only make the running step fail.
 
+mod filesystem;
 mod load;
 mod server;
 mod table;
+mod target;
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -21,9 +23,11 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::out;
 use crate::session::Interrupt;
+use filesystem::Mounted;
 use load::{Load, WorkingSet};
 use server::Server;
 use table::{Row, Table};
+use target::Target;
 
 const SSD_BYTES: u64 = 256 << 20;
 const HDD_BYTES: u64 = 2 << 30;
@@ -41,8 +45,8 @@ const SECOND_PASS: Duration = Duration::from_secs(6);
 /// Show in a minute and a half what a cache does
 ///
 /// Makes a sparse "SSD" of 256 MiB and a sparse "HDD" of 2 GiB, which is slowed down like a disk with a moving head,
-/// and measures random reads and writes on the disk alone and through the cache. Then verifies everything that was
-/// written. Needs no privileges; nothing is left behind.
+/// and measures random reads and writes on the disk alone and through the cache: as root on a mounted ext4, else by NBD.
+/// Then verifies everything that was written. Nothing is left behind.
 #[derive(Args, Debug)]
 pub(crate) struct Demo {
     /// Where to put the files [default: the directory for temporary files]
@@ -103,62 +107,155 @@ impl Drop for Place {
     }
 }
 
+/// How the load reaches the volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By a file on ext4 on a block device.
+    Ext4,
+    /// By NBD.
+    Nbd,
+}
+
+/// The devices of the demonstration.
+struct Devices<'a> {
+    place: &'a Place,
+    ssd: String,
+    hdd: String,
+}
+
+impl Devices<'_> {
+    /// Starts a server with the backing device slowed down.
+    fn serve(&self, way: Way, args: &[&str]) -> Result<Server, Failure> {
+        let export = match way {
+            Way::Ext4 => format!("fuse={}", self.place.path("volumes").display()),
+            Way::Nbd => format!("nbd={}", self.socket().display()),
+        };
+        Server::start(self.place, &[&["-B", &self.hdd, "--simulate-hdd"], args].concat(), &export)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.path("nbd.sock")
+    }
+
+    fn mount(&self, server: &Server) -> Result<Mounted, Failure> {
+        let device = server.address("loop")?;
+        let dir = self.place.path("mnt");
+        say(&format!("$ mount {device} mnt"))?;
+        Mounted::mount(&device, &dir)
+    }
+
+    fn target(&self, mounted: Option<&Mounted>) -> Result<Target, Failure> {
+        let target = match mounted {
+            Some(m) => Target::file(&m.file()),
+            None => Target::nbd(&self.socket()),
+        };
+        target.map_err(|e| Failure::Failed(format!("the volume cannot be used: {e}")))
+    }
+}
+
 fn demonstrate(place: &Place, interrupt: &mut Interrupt) -> Result<(), Failure> {
-    let ssd = place.sparse("ssd", SSD_BYTES)?;
-    let hdd = place.sparse("hdd", HDD_BYTES)?;
-    let socket = place.path("nbd.sock");
+    let ssd = place.sparse("ssd", SSD_BYTES)?.display().to_string();
+    let hdd = place.sparse("hdd", HDD_BYTES)?.display().to_string();
+    let devices = Devices { place, ssd, hdd };
     say(
         "A cache set on two sparse files: an \"SSD\" of 256 MiB, and an \"HDD\" of 2 GiB that is slowed down",
     )?;
     say("to a disk with a moving head (about 4 ms for short seeks, 8 ms for long ones, 150 MB/s).\n")?;
-    let [ssd_arg, hdd_arg] = [&ssd, &hdd].map(|p| p.display().to_string());
-    run(place, &["make", "-C", &ssd_arg, "-B", &hdd_arg, "--bucket", "64k", "--writeback"])?;
-
-    let working_set = WorkingSet::spread(BLOCKS, HDD_BYTES - (1 << 20));
-    let mut load = Load::new(working_set);
+    run(place, &["make", "-C", &devices.ssd, "-B", &devices.hdd, "--bucket", "64k", "--writeback"])?;
+    let way = match filesystem::obstacle() {
+        None => Way::Ext4,
+        Some(why) => {
+            say(&format!("\n(Measured by NBD instead of on a mounted ext4: {why}.)"))?;
+            Way::Nbd
+        }
+    };
+    let mut load = Load::new(match way {
+        Way::Ext4 => WorkingSet::file(BLOCKS),
+        Way::Nbd => WorkingSet::spread(BLOCKS, HDD_BYTES - (1 << 20)),
+    });
     let mut table = Table::default();
+    measure_alone(&devices, way, &mut load, &mut table, interrupt)?;
+    measure_cached(&devices, way, &mut load, &mut table, interrupt)?;
+    say("")?;
+    out::print(&table.to_string())?;
+    say(&table.verdict())?;
+    prove(&devices, way, &load)
+}
 
-    say("\nThe HDD alone: 4 KiB requests at random over 2 GiB, 70 % reads, 8 at a time")?;
-    let alone = Server::start(place, &["-B", &hdd_arg, "--without-cache", "--simulate-hdd"], &socket)?;
-    let figures = load.run_for(&socket, "HDD alone", ALONE, interrupt)?;
-    alone.stop()?;
+fn measure_alone(
+    devices: &Devices<'_>,
+    way: Way,
+    load: &mut Load,
+    table: &mut Table,
+    interrupt: &mut Interrupt,
+) -> Result<(), Failure> {
+    say("\nThe HDD alone: 4 KiB requests at random, 70 % reads, 8 at a time")?;
+    let server = devices.serve(way, &["--without-cache"])?;
+    let mut mounted = None;
+    if way == Way::Ext4 {
+        let device = server.address("loop")?;
+        say(&format!("$ mkfs.ext4 {device}"))?;
+        filesystem::make(&device)?;
+        let fs = devices.mount(&server)?;
+        fs.fill(&load.fill())?;
+        mounted = Some(fs);
+    }
+    let figures = load.run_for(devices.target(mounted.as_ref())?, "HDD alone", ALONE, interrupt)?;
     table.push(Row::new("HDD alone", figures));
+    mounted.map_or(Ok(()), Mounted::unmount)?;
+    server.stop()
+}
 
+fn measure_cached(
+    devices: &Devices<'_>,
+    way: Way,
+    load: &mut Load,
+    table: &mut Table,
+    interrupt: &mut Interrupt,
+) -> Result<(), Failure> {
     say("\nWith the cache: the same blocks, first each one once, then again and again")?;
     // Every request is to go through the cache, however busy this host is.
-    let settings = [
+    let args = [
+        "-C",
+        &devices.ssd,
         "--set=sequential_cutoff=0",
         "--set=congested_read_threshold_us=0",
         "--set=congested_write_threshold_us=0",
         "--set=writeback_delay=3",
         "--set=writeback_percent=10",
     ];
-    let mut args = vec!["-C", &ssd_arg, "-B", &hdd_arg, "--simulate-hdd"];
-    args.extend(settings);
-    let mut cached = Server::start(place, &args, &socket)?;
-    let before = cached.stats()?;
-    let figures = load.run_once(&socket, "first pass", FIRST_PASS, interrupt)?;
-    let first = cached.stats()?;
-    table.push(Row::new("cached, first pass", figures).with_cache(&before, &first));
-    let figures = load.run_for(&socket, "second pass", SECOND_PASS, interrupt)?;
-    let second = cached.stats()?;
-    table.push(Row::new("cached, second pass", figures).with_cache(&first, &second));
-    cached.stop()?;
+    let mut server = devices.serve(way, &args)?;
+    let mounted = if way == Way::Ext4 { Some(devices.mount(&server)?) } else { None };
+    let mut before = server.stats()?;
+    let figures = load.run_once(devices.target(mounted.as_ref())?, "first pass", FIRST_PASS, interrupt)?;
+    let after = server.stats()?;
+    table.push(Row::new("cached, first pass", figures).with_cache(&before, &after));
+    before = after;
+    let figures = load.run_for(devices.target(mounted.as_ref())?, "second pass", SECOND_PASS, interrupt)?;
+    let after = server.stats()?;
+    table.push(Row::new("cached, second pass", figures).with_cache(&before, &after));
+    mounted.map_or(Ok(()), Mounted::unmount)?;
+    server.stop()
+}
 
-    say("")?;
-    out::print(&table.to_string())?;
-    say(&table.verdict())?;
-
+fn prove(devices: &Devices<'_>, way: Way, load: &Load) -> Result<(), Failure> {
+    let Devices { place, ssd, hdd } = devices;
     say("\nStopped in good order; newer data than the HDD has is in the cache. Is everything there?")?;
-    run(place, &["check", &ssd_arg, &hdd_arg])?;
+    run(place, &["check", ssd, hdd])?;
     let copy = place.path("copy");
     let copy_arg = copy.display().to_string();
-    run(place, &["extract", "-C", &ssd_arg, "-B", &hdd_arg, "-o", &copy_arg])?;
-    let blocks = verify(&load, &copy, 0)?;
+    run(place, &["extract", "-C", ssd, "-B", hdd, "-o", &copy_arg])?;
+    let blocks = match way {
+        Way::Nbd => verify(load, &copy, 0)?,
+        Way::Ext4 => verify_file_system(place, load, &copy_arg)?,
+    };
     remove(&copy)?;
-    run(place, &["flush", "-C", &ssd_arg, "-B", &hdd_arg])?;
-    run(place, &["check", &ssd_arg, &hdd_arg])?;
-    verify(&load, &hdd, DATA_OFFSET_BYTES)?;
+    run(place, &["flush", "-C", ssd, "-B", hdd])?;
+    run(place, &["check", ssd, hdd])?;
+    match way {
+        Way::Nbd => verify(load, Path::new(hdd), DATA_OFFSET_BYTES)?,
+        Way::Ext4 => verify_file_system(place, load, &format!("{hdd}?offset={DATA_OFFSET_BYTES}"))?,
+    };
 
     say("\nProved:")?;
     say(&format!(
@@ -167,7 +264,21 @@ fn demonstrate(place: &Place, interrupt: &mut Interrupt) -> Result<(), Failure> 
     ))?;
     say(&format!("  - cache merged over HDD (extract) has the last write of all {blocks} blocks"))?;
     say("  - after flush the HDD alone has them too")?;
+    if way == Way::Ext4 {
+        say("  - both times e2fsck found nothing wrong with the file system")?;
+    }
     say("  - check found every structure of the set in order, before and after")
+}
+
+/// Checks a file system in an image and compares the load's file in it; returns how many blocks that has.
+fn verify_file_system(place: &Place, load: &Load, image: &str) -> Result<usize, Failure> {
+    say(&format!("$ e2fsck -fn {}", short(place, &[image])))?;
+    filesystem::tool("e2fsck", &["-fn", image])?;
+    let out = place.path("load");
+    filesystem::tool("debugfs", &["-R", &format!("dump load {}", out.display()), image])?;
+    let blocks = verify(load, &out, 0)?;
+    remove(&out)?;
+    Ok(blocks)
 }
 
 /// Where data begins on the backing device.

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ pub(super) struct Server {
     child: Child,
     lines: Receiver<String>,
     messages: PathBuf,
+    ready: Value,
 }
 
 /// Figures of the running set.
@@ -34,8 +35,8 @@ pub(super) struct Stats {
 
 impl Server {
     /// Starts `ubcache up` and waits until its volume is ready.
-    pub(super) fn start(place: &Place, args: &[&str], socket: &Path) -> Result<Server, Failure> {
-        let export = format!("--export=nbd={}", socket.display());
+    pub(super) fn start(place: &Place, args: &[&str], export: &str) -> Result<Server, Failure> {
+        let export = format!("--export={export}");
         say(&format!("$ ubcache up {}", short(place, &[args, &[&export]].concat())))?;
         let messages = place.path("up.log");
         let log = File::create(&messages).map_err(|e| Failure::at(&messages, "cannot be created", e))?;
@@ -59,8 +60,8 @@ impl Server {
                 }
             });
         }
-        let server = Server { child, lines, messages };
-        server.event("ready")?;
+        let mut server = Server { child, lines, messages, ready: Value::Null };
+        server.ready = server.event("ready")?;
         Ok(server)
     }
 
@@ -74,6 +75,13 @@ impl Server {
             self.lines.recv_timeout(PATIENCE).map_err(|_| failed(format!("expected to be told {kind}")))?;
         let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
+    }
+
+    /// How the volume is reached by this kind of export.
+    pub(super) fn address(&self, kind: &str) -> Result<String, Failure> {
+        let ways = self.ready["exports"].as_array().into_iter().flatten();
+        let way = ways.filter(|w| w["kind"] == kind).find_map(|w| w["address"].as_str());
+        way.map(str::to_owned).ok_or_else(|| Failure::Failed(format!("ubcache up offers no {kind}")))
     }
 
     pub(super) fn stats(&mut self) -> Result<Stats, Failure> {

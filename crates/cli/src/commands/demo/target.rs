@@ -1,0 +1,152 @@
+//! What the load goes to: a volume by NBD, or a file on a file system.
+//!
+//! Owns the requests under way. A file is opened for direct I/O, so that the page cache of this host plays no part, and
+//! a thread per request stands for the program that waits for it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ::io::BufferPool;
+
+use super::load::DEPTH;
+use crate::nbd_client::{Ask, Client};
+
+/// How long a request may take before the demonstration gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A request.
+pub(super) enum Request {
+    Read(usize),
+    Write(Vec<u8>),
+}
+
+/// Its outcome.
+pub(super) struct Reply {
+    pub(super) tag: u64,
+    /// What was read.
+    pub(super) data: io::Result<Vec<u8>>,
+}
+
+pub(super) struct Job {
+    request: Request,
+    position: u64,
+    tag: u64,
+}
+
+/// Where requests go.
+pub(super) enum Target {
+    Nbd(Box<Client>),
+    File(Workers),
+}
+
+/// Threads that carry out requests on a file. They have let go of it when the value is gone.
+pub(super) struct Workers {
+    /// `None` at the end, which tells the threads.
+    jobs: Option<Sender<Job>>,
+    replies: Receiver<Reply>,
+    pending: usize,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Target {
+    /// The only volume of the server on a socket.
+    pub(super) fn nbd(socket: &Path) -> io::Result<Target> {
+        let client = Client::connect(socket, "")?;
+        client.set_timeout(Some(PATIENCE))?;
+        Ok(Target::Nbd(Box::new(client)))
+    }
+
+    /// A file.
+    pub(super) fn file(path: &Path) -> io::Result<Target> {
+        let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)?;
+        let (file, (jobs, waiting), (sender, replies)) = (Arc::new(file), channel(), channel());
+        let waiting = Arc::new(Mutex::new(waiting));
+        let mut workers = Workers { jobs: Some(jobs), replies, pending: 0, threads: Vec::new() };
+        for _ in 0..DEPTH {
+            let (file, waiting, sender) = (file.clone(), waiting.clone(), sender.clone());
+            let builder = std::thread::Builder::new().name("ubcache-load".into());
+            workers.threads.push(builder.spawn(move || work(&file, &waiting, &sender))?);
+        }
+        Ok(Target::File(workers))
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        match self {
+            Target::Nbd(client) => client.pending(),
+            Target::File(workers) => workers.pending,
+        }
+    }
+
+    pub(super) fn ask(&mut self, request: Request, position: u64, tag: u64) -> io::Result<()> {
+        match (self, request) {
+            (Target::Nbd(client), Request::Read(bytes)) => {
+                client.ask(Ask::Read(u32::try_from(bytes).unwrap_or(u32::MAX)), position, tag)
+            }
+            (Target::Nbd(client), Request::Write(data)) => client.ask_write(position, &data, false, tag),
+            (Target::File(workers), request) => {
+                workers.pending += 1;
+                let jobs = workers.jobs.as_ref().ok_or_else(gone)?;
+                jobs.send(Job { request, position, tag }).map_err(|_| gone())
+            }
+        }
+    }
+
+    pub(super) fn receive(&mut self) -> io::Result<Reply> {
+        match self {
+            Target::Nbd(client) => {
+                let reply = client.receive()?;
+                let errno = i32::try_from(reply.error).unwrap_or(5);
+                let data = if errno == 0 { Ok(reply.data) } else { Err(io::Error::from_raw_os_error(errno)) };
+                Ok(Reply { tag: reply.tag, data })
+            }
+            Target::File(workers) => {
+                let reply = workers.replies.recv_timeout(PATIENCE).map_err(|_| gone())?;
+                workers.pending -= 1;
+                Ok(reply)
+            }
+        }
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "requests are not answered any more")
+}
+
+/// One thread of those that carry out requests on a file; it ends with the target.
+fn work(file: &File, waiting: &Mutex<Receiver<Job>>, replies: &Sender<Reply>) {
+    // For its alignment.
+    let pool = BufferPool::default();
+    loop {
+        let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job { request, position, tag }) = job else { return };
+        let data = match request {
+            Request::Read(bytes) => {
+                let mut buffer = pool.take(bytes);
+                file.read_exact_at(buffer.as_mut(), position).map(|()| buffer.as_slice().to_vec())
+            }
+            Request::Write(data) => {
+                file.write_all_at(pool.copy_of(&data).as_slice(), position).map(|()| Vec::new())
+            }
+        };
+        if replies.send(Reply { tag, data }).is_err() {
+            return;
+        }
+    }
+}
