@@ -140,6 +140,10 @@ pub struct Options {
     pub congestion: bool,
     /// `writeback_batch_sectors`.
     pub writeback_batch: u32,
+    /// `writeback_running`.
+    pub writeback_running: bool,
+    /// `cutoff_writeback` and `cutoff_writeback_sync`.
+    pub cutoffs: (u8, u8),
 }
 
 fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
@@ -164,12 +168,13 @@ fn mode(rng: &mut Rng) -> CacheMode {
     if rng.chance(1, 2) { CacheMode::Writeback } else { one_of(rng, &modes) }
 }
 
-fn layout(rng: &mut Rng) -> Layout {
-    let big = rng.chance(1, 4);
+fn layout(rng: &mut Rng, pressure: bool) -> Layout {
+    let big = rng.chance(1, if pressure { 20 } else { 4 });
     let bucket_sectors = if big { 128 } else { one_of(rng, &[8, 8, 16, 32]) };
     let logical_block_bytes = one_of(rng, &[512, 512, 4096]);
     let block_sectors = if logical_block_bytes == 4096 { 8 } else { one_of(rng, &[1, 1, 2, 8]) };
-    let nbuckets = if big { 128 + rng.below(64) } else { 128 + rng.below(3) * 64 + rng.below(400) };
+    let more = if pressure { rng.below(20) } else { rng.below(3) * 64 + rng.below(400) };
+    let nbuckets = 128 + if big { rng.below(64) } else { more };
     let backing = |rng: &mut Rng| {
         let logical_block_bytes = if block_sectors == 8 { one_of(rng, &[512, 4096]) } else { 512 };
         let least = block_sectors.max(u64::from(logical_block_bytes) / 512);
@@ -184,7 +189,7 @@ fn layout(rng: &mut Rng) -> Layout {
             data_offset,
             block_sectors: least,
             logical_block_bytes,
-            mode: mode(rng),
+            mode: if pressure { CacheMode::Writeback } else { mode(rng) },
             stripe_bytes,
             discard: rng.chance(3, 4),
         }
@@ -205,7 +210,9 @@ impl Options {
     /// The options that a seed stands for.
     pub fn from_seed(seed: u64) -> Options {
         let rng = &mut Rng::new(seed ^ 0x6f70_7469_6f6e_7321);
-        let layout = layout(rng);
+        // A cache that is small for what is written, and is not emptied in time.
+        let pressure = rng.chance(1, 4);
+        let layout = layout(rng, pressure);
         let weights = Weights {
             read: one_of(rng, &[0, 5, 20, 60]),
             write: one_of(rng, &[10, 40, 80]),
@@ -222,20 +229,21 @@ impl Options {
         }
         let cache_sectors = layout.nbuckets * layout.bucket_sectors;
         let flash = rng.chance(1, 4);
+        let flash_parts = if pressure { one_of(rng, &[8, 10, 12]) } else { one_of(rng, &[1, 2, 5]) };
         let faulty = rng.chance(1, 5);
         Options {
             seed,
-            flash_sectors: if flash { cache_sectors / one_of(rng, &[2, 4, 10]) / 8 * 8 } else { 0 },
+            flash_sectors: if flash { cache_sectors * flash_parts / 80 * 8 } else { 0 },
             order: one_of(rng, &[Order::Fifo, Order::Lifo, Order::Random, Order::Random]),
             cache_speed: speed(rng),
             backing_speed: speed(rng),
             depth: one_of(rng, &[1, 2, 4, 16]),
             boots: 1 + rng.below(4),
-            requests: one_of(rng, &[20, 60, 150, 400]),
+            requests: if pressure { 500 } else { one_of(rng, &[20, 60, 150, 400]) },
             weights,
-            max_sectors: one_of(rng, &[1, 8, 16, 64, 512]),
+            max_sectors: if pressure { one_of(rng, &[8, 64]) } else { one_of(rng, &[1, 8, 16, 64, 512]) },
             align_sectors: one_of(rng, &[1, 1, layout.block_sectors, 8]),
-            hot_percent: one_of(rng, &[0, 50, 90]),
+            hot_percent: if pressure { 0 } else { one_of(rng, &[0, 50, 90]) },
             sequential_percent: one_of(rng, &[0, 20, 80]),
             fua_percent: one_of(rng, &[0, 5, 50]),
             max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
@@ -255,9 +263,11 @@ impl Options {
             read_back_percent: one_of(rng, &[100, 100, 20, 0]),
             node_cache_bytes: one_of(rng, &[1, 20_000, 1 << 30]),
             journal_delay_ms: one_of(rng, &[0, 100, 100, 2000]),
-            writeback_delay: one_of(rng, &[0, 1, 30]),
+            writeback_delay: if pressure { 30 } else { one_of(rng, &[0, 1, 30]) },
             writeback_percent: one_of(rng, &[0, 10, 40]),
-            sequential_cutoff: one_of(rng, &[0, 4096, 65536, 4 << 20]),
+            writeback_running: rng.chance(if pressure { 1 } else { 3 }, 4),
+            cutoffs: if pressure { (70, 90) } else { one_of(rng, &[(40, 70), (40, 70), (1, 5), (70, 90)]) },
+            sequential_cutoff: if pressure { 0 } else { one_of(rng, &[0, 4096, 65536, 4 << 20]) },
             congestion: rng.chance(1, 4),
             writeback_batch: one_of(rng, &[8, 64, 65536]),
             layout,

@@ -163,6 +163,7 @@ impl Session {
         t.btree_cache_limit = o.node_cache_bytes;
         t.journal_delay_ms = o.journal_delay_ms;
         t.writeback_batch_sectors = o.writeback_batch;
+        (t.cutoff_writeback, t.cutoff_writeback_sync) = o.cutoffs;
         if !o.congestion {
             (t.congested_read_threshold_us, t.congested_write_threshold_us) = (0, 0);
         }
@@ -192,6 +193,7 @@ impl Session {
         let o = &self.options;
         volume.set("writeback_delay", &o.writeback_delay.to_string()).await?;
         volume.set("writeback_percent", &o.writeback_percent.to_string()).await?;
+        volume.set("writeback_running", if o.writeback_running { "1" } else { "0" }).await?;
         volume.set("sequential_cutoff", &o.sequential_cutoff.to_string()).await
     }
 
