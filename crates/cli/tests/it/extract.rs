@@ -27,7 +27,7 @@ fn over_a_file_that_is_there() {
     let [ssd, hdd] = dirty_files(&dir);
     let out = dir.file("out", &[9; 10 << 20]);
     run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out, "--force"]).ok();
-    assert!(&read(&out) == &dirty_set()[2]);
+    assert!(read(&out) == dirty_set()[2]);
 }
 
 #[test]

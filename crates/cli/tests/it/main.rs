@@ -3,6 +3,9 @@
 //! They need programs that speak NBD and make file systems; a test whose program is missing says which Debian package
 //! has it: fio, libnbd-bin, qemu-utils, e2fsprogs, util-linux.
 
+// Every function here is part of a test, also those that the lint does not know for one.
+#![allow(clippy::unwrap_used)]
+
 mod bad_input;
 mod clients;
 mod common_checks;
