@@ -34,8 +34,8 @@ impl Place {
         let dir = Dir::new();
         let (ssd, hdd) = (dir.sparse("ssd", 64 << 20), dir.sparse("hdd", 512 << 20));
         run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback"]).ok();
-        let volumes = dir.root().canonicalize().unwrap().join("volumes");
-        let mount_point = dir.root().canonicalize().unwrap().join("mnt");
+        let root = dir.root().canonicalize().expect("a directory");
+        let (volumes, mount_point) = (root.join("volumes"), root.join("mnt"));
         Place { dir, ssd, hdd, _debris: Debris(volumes.clone()), volumes, mount_point }
     }
 
@@ -59,15 +59,16 @@ impl Place {
 
 /// The loop device of the only volume.
 fn device(up: &Up) -> PathBuf {
-    let ways = up.ready[0]["exports"].as_array().unwrap();
-    let kinds: Vec<&str> = ways.iter().map(|w| w["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["loop", "fuse"]);
-    assert_eq!(fs::metadata(ways[1]["address"].as_str().unwrap()).unwrap().len(), up.ready[0]["size_bytes"]);
-    PathBuf::from(ways[0]["address"].as_str().unwrap())
+    let ways = up.ready[0]["exports"].as_array().expect("a list");
+    let text = |way: usize, key: &str| ways[way][key].as_str().expect("a text");
+    assert_eq!((ways.len(), text(0, "kind"), text(1, "kind")), (2, "loop", "fuse"));
+    let file = fs::metadata(text(1, "address")).expect("a file");
+    assert_eq!(file.len(), up.ready[0]["size_bytes"]);
+    PathBuf::from(text(0, "address"))
 }
 
 fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates' folder").to_path_buf()
 }
 
 /// Names and sums of everything under `dir`.

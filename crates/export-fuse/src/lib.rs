@@ -3,7 +3,7 @@
 //!
 //! [`serve`] makes a volume ready on its own thread, [`Fuse::mount`] makes files of such volumes,
 //! [`Fuse::attach_loop_devices`] makes block devices of the files, [`Fuse::stop`] takes all of it away in
-//! the right order, and [`probe`] tells beforehand what the host offers. Must not know the cache.
+//! the right order, and [`probe()`] tells beforehand what the host offers. Must not know the cache.
 //!
 //! Invariants: nothing here blocks the thread of a driver; every request is answered; nothing that is in
 //! use is taken away unless by force.
