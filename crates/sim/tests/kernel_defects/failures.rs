@@ -143,3 +143,24 @@ fn d18_a_clean_device_answers_every_request_while_its_cache_fails() {
         });
     }
 }
+
+/// What belongs to 18: whoever asks for it (`stop_when_cache_set_failed`) gets a device that fails with its cache,
+/// and its superblock still names the cache.
+#[test]
+fn d18_a_device_that_is_to_stop_with_its_cache_does() {
+    play(Layout::small(CacheMode::Writethrough), |b| async move {
+        b.tune("stop_when_cache_set_failed", "always").await;
+        b.write(100, 8, 1).await;
+        b.flush().await;
+        b.rig.cache.set_faults(all_of(&EVERYTHING));
+        b.sleep_ms(500).await;
+        let mut failed = false;
+        for i in 0..64 {
+            failed |= b.try_read(i * 8, 8).await.is_err();
+        }
+        assert!(failed && b.set.failure().is_some());
+        assert!(b.try_read(100, 8).await.is_err() && b.try_write(100, 8, 2, false).await.is_err());
+        assert_eq!(b.v.state(), Some(BackingState::Clean));
+        assert_eq!(on_backing(&b.rig, 100, 8), [1; 8]);
+    });
+}

@@ -42,6 +42,10 @@ fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
             b.set.gc().await.unwrap();
             b.set.gc().await.unwrap();
             assert_eq!(b.set.status().dirty, vec![]);
+            assert!(
+                b.set.status().cached_sectors <= Sectors(256),
+                "what the reads brought in is all there is"
+            );
             b.v.stop().await;
             b.set.stop().await.unwrap();
         });
