@@ -85,6 +85,24 @@ impl CacheSet {
         }
     }
 
+    /// Statistics of all devices of the set together, by the views of the kernel.
+    pub fn with_stats<T>(&self, f: impl FnOnce(&mut crate::stats::CacheStats) -> T) -> T {
+        let stats = &mut *self.core.stats.borrow_mut();
+        stats.tick(self.core.rt.now());
+        f(stats)
+    }
+
+    /// Zeroes the totals of the set: statistics, and what was counted about writeback (`clear_stats`).
+    pub fn clear_stats(&self) {
+        self.core.stats.borrow_mut().clear_total();
+        self.core.set_counters.borrow_mut().clear_for_set();
+    }
+
+    /// What was written to the cache device, and what became of its keys.
+    pub fn set_counters(&self) -> crate::stats::SetCounters {
+        *self.core.set_counters.borrow()
+    }
+
     /// Counts of the engine's own work.
     pub fn counters(&self) -> EngineCounters {
         *self.core.counters.borrow()

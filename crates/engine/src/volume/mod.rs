@@ -219,6 +219,11 @@ impl Volume {
         f(stats)
     }
 
+    /// Zeroes the total view of the statistics (`clear_stats`).
+    pub fn clear_stats(&self) {
+        self.stats.borrow_mut().clear_total();
+    }
+
     /// Counts of requests.
     pub fn request_counters(&self) -> RequestCounters {
         *self.requests.borrow()
