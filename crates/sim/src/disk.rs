@@ -9,7 +9,7 @@
 //!   ones), each with any of the versions it has had since it was last durable; parts of requests under way included.
 //! * **Kill.** The process dies and the device does not: what the device holds stays, durable or not; each request
 //!   under way is carried out completely or not at all.
-//! * **Errors.** Reads, writes and flushes fail on demand or by chance. A failed write leaves any mixture of old and
+//! * **Errors.** Reads, writes and flushes fail on demand or by chance, or all of them from some moment on. A failed write leaves any mixture of old and
 //!   new sectors, a failed flush makes nothing durable. Nothing is damaged that was not being written.
 //! * **Discards.** A discarded block keeps its contents, or becomes zeros, or garbage; it stays what it became.
 //! * **Held requests.** A test can hold requests back and let them go on later.
@@ -260,6 +260,10 @@ struct State {
     faults: Vec<Fault>,
     /// One in so many requests fails; 0 for none.
     errors_one_in: u64,
+    /// Every request from this step on fails.
+    dies_at: Option<u64>,
+    /// Flushes and FUA do nothing. No such device is in the fault model: this tests the simulator.
+    lies: bool,
     holds: Vec<Matching>,
     garbage: u64,
     counters: Counters,
@@ -293,6 +297,8 @@ impl SimDisk {
                 speed: Speed::even(50),
                 faults: Vec::new(),
                 errors_one_in: 0,
+                dies_at: None,
+                lies: false,
                 holds: Vec::new(),
                 garbage: 0,
                 counters: Counters::default(),
@@ -355,6 +361,18 @@ impl SimDisk {
     /// Lets one in `n` requests fail; 0 for none.
     pub fn set_errors(&self, one_in: u64) {
         self.state.borrow_mut().errors_one_in = one_in;
+    }
+
+    /// After so many more requests the device fails all of them.
+    pub fn die_after(&self, requests: u64) {
+        let s = &mut *self.state.borrow_mut();
+        // A request takes two steps.
+        s.dies_at = Some(s.step + 2 * requests);
+    }
+
+    /// The device says that data is durable when it is not. It breaks every promise; see `tests/canary.rs`.
+    pub fn lie(&self) {
+        self.state.borrow_mut().lies = true;
     }
 
     /// Holds back requests that are submitted from now on and match.
@@ -452,6 +470,7 @@ impl SimDisk {
         s.holds.clear();
         s.faults.clear();
         s.errors_one_in = 0;
+        s.dies_at = None;
     }
 
     fn end_after(&self, op: u64, delay: Nanos) {
@@ -478,6 +497,9 @@ impl SimDisk {
                 }
                 return true;
             }
+        }
+        if s.dies_at.is_some_and(|at| s.step >= at) {
+            return true;
         }
         s.errors_one_in > 0 && request.op != Op::Discard && rng.chance(1, s.errors_one_in)
     }
@@ -566,13 +588,14 @@ impl SimDisk {
                     }
                 }
             }
+            Op::Flush if s.lies => {}
             Op::Flush => s.medium.make_durable(|u| u.ended.is_some_and(|e| e < r.submitted)),
             Op::Write { .. } | Op::Discard | Op::WriteZeroes => {
                 if let Some((from, data)) = r.left.take() {
                     s.medium.apply(op, r.request.sector + Sectors(from), data);
                 }
                 s.medium.ended(op, step);
-                if r.request.op == (Op::Write { fua: true }) {
+                if r.request.op == (Op::Write { fua: true }) && !s.lies {
                     s.medium.make_durable(|u| u.op == op);
                 }
             }

@@ -69,6 +69,15 @@ pub const ACTS: [Act; 11] = [
     Act::Recreate,
 ];
 
+/// Which devices lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lying {
+    /// The cache device.
+    Cache,
+    /// The backing devices.
+    Backing,
+}
+
 /// The options of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -122,6 +131,10 @@ pub struct Options {
     pub backing_errors: u64,
     /// Percent of boots with errors.
     pub error_percent: u64,
+    /// Percent of boots with errors in which a device dies for good (until the next boot).
+    pub death_percent: u64,
+    /// Devices lie about what is durable: never drawn, for testing the simulator.
+    pub lying: Option<Lying>,
     /// Percent of boots in which the backing devices are served without the cache.
     pub alone_percent: u64,
     /// Percent of the volumes that is read after a start.
@@ -212,7 +225,16 @@ impl Options {
         let rng = &mut Rng::new(seed ^ 0x6f70_7469_6f6e_7321);
         // A cache that is small for what is written, and is not emptied in time.
         let pressure = rng.chance(1, 4);
-        let layout = layout(rng, pressure);
+        let mut layout = layout(rng, pressure);
+        // An index of several levels.
+        let forest = !pressure && rng.chance(1, 60);
+        if forest {
+            (layout.bucket_sectors, layout.block_sectors, layout.nbuckets) = (8, 1, 2000);
+            layout.logical_block_bytes = 512;
+            layout.backings.truncate(1);
+            let b = &mut layout.backings[0];
+            (b.block_sectors, b.logical_block_bytes, b.data_sectors) = (1, 512, 30_000);
+        }
         let weights = Weights {
             read: one_of(rng, &[0, 5, 20, 60]),
             write: one_of(rng, &[10, 40, 80]),
@@ -239,11 +261,23 @@ impl Options {
             backing_speed: speed(rng),
             depth: one_of(rng, &[1, 2, 4, 16]),
             boots: 1 + rng.below(4),
-            requests: if pressure { 500 } else { one_of(rng, &[20, 60, 150, 400]) },
+            requests: if forest {
+                6000
+            } else if pressure {
+                500
+            } else {
+                one_of(rng, &[20, 60, 150, 400])
+            },
             weights,
-            max_sectors: if pressure { one_of(rng, &[8, 64]) } else { one_of(rng, &[1, 8, 16, 64, 512]) },
-            align_sectors: one_of(rng, &[1, 1, layout.block_sectors, 8]),
-            hot_percent: if pressure { 0 } else { one_of(rng, &[0, 50, 90]) },
+            max_sectors: if forest {
+                1
+            } else if pressure {
+                one_of(rng, &[8, 64])
+            } else {
+                one_of(rng, &[1, 8, 16, 64, 512])
+            },
+            align_sectors: if forest { 1 } else { one_of(rng, &[1, 1, layout.block_sectors, 8]) },
+            hot_percent: if pressure || forest { 0 } else { one_of(rng, &[0, 50, 90]) },
             sequential_percent: one_of(rng, &[0, 20, 80]),
             fua_percent: one_of(rng, &[0, 5, 50]),
             max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
@@ -251,7 +285,7 @@ impl Options {
             acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
             crash_percent: one_of(rng, &[0, 50, 90, 100]),
             kill_percent: one_of(rng, &[0, 0, 50]),
-            crash_effects: one_of(rng, &[40, 300, 2000]),
+            crash_effects: if forest { 30_000 } else { one_of(rng, &[40, 300, 2000]) },
             keep: one_of(
                 rng,
                 &[Keep::Nothing, Keep::Everything, Keep::Some(1), Keep::Some(4), Keep::Some(7)],
@@ -259,6 +293,8 @@ impl Options {
             cache_errors: if faulty { one_of(rng, &[0, 20, 200, 1000]) } else { 0 },
             backing_errors: if faulty { one_of(rng, &[0, 20, 200, 1000]) } else { 0 },
             error_percent: if faulty { 60 } else { 0 },
+            death_percent: if faulty { one_of(rng, &[0, 50, 100]) } else { 0 },
+            lying: None,
             alone_percent: one_of(rng, &[0, 0, 0, 30]),
             read_back_percent: one_of(rng, &[100, 100, 20, 0]),
             node_cache_bytes: one_of(rng, &[1, 20_000, 1 << 30]),

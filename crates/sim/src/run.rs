@@ -14,7 +14,7 @@ use io::{Nanos, Rng};
 
 use crate::client::Client;
 use crate::judge;
-use crate::options::Options;
+use crate::options::{Lying, Options};
 use crate::oracle::Oracle;
 use crate::rig::Rig;
 use crate::session::{Plan, Session};
@@ -257,8 +257,12 @@ impl Run {
         self.rig.cache.set_speed(o.cache_speed);
         self.rig.backings.iter().for_each(|b| b.set_speed(o.backing_speed));
         if errors {
-            self.rig.cache.set_errors(o.cache_errors);
-            self.rig.backings.iter().for_each(|b| b.set_errors(o.backing_errors));
+            self.inject_errors(&o);
+        }
+        match o.lying {
+            Some(Lying::Cache) => self.rig.cache.lie(),
+            Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
+            None => {}
         }
         self.world.cut_power_at(crash.map(|n| self.world.effects() + n));
         self.world.log(|| format!("BOOT, crash after {crash:?}, errors {errors}, alone {}", plan.alone));
@@ -295,6 +299,18 @@ impl Run {
         }
         self.end_boot(machine, &session, in_order, errors);
         Ok(())
+    }
+
+    fn inject_errors(&mut self, o: &Options) {
+        let rng = &mut self.rng;
+        if rng.below(100) < o.death_percent {
+            let after = rng.below(600);
+            let backing = &self.rig.backings[rng.below(self.rig.backings.len() as u64) as usize];
+            if rng.chance(2, 3) { &self.rig.cache } else { backing }.die_after(after);
+        } else {
+            self.rig.cache.set_errors(o.cache_errors);
+            self.rig.backings.iter().for_each(|b| b.set_errors(o.backing_errors));
+        }
     }
 
     fn end_boot(

@@ -1,0 +1,25 @@
+//! The tester is tested: on devices that lie about what is durable, seeds must fail.
+
+use sim::options::{Lying, Options};
+use sim::run::run;
+
+fn failures(lying: Lying) -> u32 {
+    let mut failed = 0;
+    for seed in 0..150 {
+        let options = Options { lying: Some(lying), ..Options::from_seed(seed) };
+        failed += u32::from(run(options, false).is_err());
+    }
+    failed
+}
+
+#[test]
+fn a_lying_cache_device_is_found_out() {
+    let n = failures(Lying::Cache);
+    assert!(n > 30, "{n} of 150 seeds noticed it");
+}
+
+#[test]
+fn a_lying_backing_device_is_found_out() {
+    let n = failures(Lying::Backing);
+    assert!(n > 10, "{n} of 150 seeds noticed it");
+}
