@@ -251,11 +251,21 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn killed_again_and_again() {
-    let seed = number("UBCACHE_CRASH_SEED", 1);
-    let rounds = number("UBCACHE_CRASH_ROUNDS", 50);
+    killed(1, 12 << 20, &["--bucket", "16k"]);
+}
+
+/// Most requests are less than a block then.
+#[test]
+fn killed_with_large_blocks() {
+    killed(2, 16 << 20, &["--bucket", "64k", "--block", "4k", "--cache-replacement-policy", "fifo"]);
+}
+
+fn killed(seed: u64, cache_bytes: u64, options: &[&str]) {
+    let seed = number("UBCACHE_CRASH_SEED", seed);
+    let rounds = number("UBCACHE_CRASH_ROUNDS", 25);
     let dir = Dir::new();
-    let (ssd, hdd) = (dir.sparse("ssd", 12 << 20), dir.sparse("hdd", 24 << 20));
-    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "16k", "--writeback"]).ok();
+    let (ssd, hdd) = (dir.sparse("ssd", cache_bytes), dir.sparse("hdd", 24 << 20));
+    run(&[&["make", "-C", &ssd, "-B", &hdd, "--writeback"], options].concat()).ok();
     let mut world = World { oracle: Oracle::new(), rng: io::Rng::new(seed), version: 0 };
     let (socket, out) = (dir.path("sock"), dir.path("out"));
     let export = format!("--export=nbd={socket}");
