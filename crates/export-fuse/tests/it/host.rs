@@ -15,7 +15,8 @@ pub fn ready(programs: &[&str]) -> bool {
     assert_eq!(host.fuse, Ok(()), "this test needs FUSE {hint}");
     assert_eq!(host.loop_device, Ok(()), "this test needs root and loop devices {hint}");
     for program in programs {
-        let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+        let found =
+            Command::new("sh").args(["-c", &format!("command -v {program}")]).env("PATH", path()).output();
         assert!(
             found.expect("a shell").status.success(),
             "this test needs the program {program} (Debian: e2fsprogs, util-linux, fio, fuse3) {hint}"
@@ -39,8 +40,14 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
 
 /// Runs a program, which may fail. None is given for ever.
 pub fn outcome(program: &str, arguments: &[&str]) -> Output {
-    let command = Command::new("timeout").args(["-k", "5", "120", program]).args(arguments).output();
-    command.unwrap_or_else(|e| panic!("{program}: {e}"))
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "120", program]).args(arguments).env("PATH", path());
+    command.output().unwrap_or_else(|e| panic!("{program}: {e}"))
+}
+
+/// Where programs are looked for: tools for disks are not on everybody's path.
+fn path() -> String {
+    std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin"
 }
 
 pub fn text(path: &Path) -> &str {
