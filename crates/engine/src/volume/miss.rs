@@ -10,7 +10,7 @@ use format::{Inode, Sector, Sectors};
 use io::Buffer;
 
 use super::{RangeGuard, Volume};
-use crate::alloc::Stream;
+use crate::alloc::{Purpose, Stream};
 use crate::index::{How, Kind};
 use crate::policy::bypass::BypassReason;
 use crate::set::Core;
@@ -61,6 +61,12 @@ impl Volume {
         let mut at = start;
         while at < end {
             let Some(placed) = core.try_place(Stream::Clean, (inode, at), end - at) else {
+                // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
+                let give_up = || core.is_stopping() || core.alloc.starved.get();
+                if miss.is_valid() && !give_up() {
+                    core.alloc.wait(Purpose::Data, give_up).await;
+                    continue;
+                }
                 let left = end - at;
                 self.stats.borrow_mut().not_cached(BypassReason::NoBucket, left);
                 return;
