@@ -63,8 +63,10 @@ impl Speed {
 pub enum Kind {
     /// Reads.
     Read,
-    /// Writes, with or without FUA; zeros.
+    /// Writes without FUA; zeros.
     Write,
+    /// Writes with FUA.
+    DurableWrite,
     /// Flushes.
     Flush,
     /// Discards.
@@ -75,7 +77,8 @@ impl Kind {
     fn of(op: Op) -> Kind {
         match op {
             Op::Read => Kind::Read,
-            Op::Write { .. } | Op::WriteZeroes => Kind::Write,
+            Op::Write { fua: false } | Op::WriteZeroes => Kind::Write,
+            Op::Write { fua: true } => Kind::DurableWrite,
             Op::Flush => Kind::Flush,
             Op::Discard => Kind::Discard,
         }
@@ -437,6 +440,21 @@ impl SimDisk {
                 s.medium.apply(op, at, data);
             }
         }
+    }
+
+    /// What would be left if the power failed now. Nothing changes.
+    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
+        let s = self.state.borrow();
+        let mut medium = s.medium.clone();
+        let of_eight = if keep == Keep::Everything { 8 } else { 4 };
+        for (op, r) in &s.running {
+            if let Some((from, data)) = &r.left
+                && rng.chance(of_eight, 8)
+            {
+                medium.apply(*op, r.request.sector + Sectors(*from), data.clone());
+            }
+        }
+        medium.after_power_cut(keep, rng)
     }
 
     /// The power fails: see the module head.

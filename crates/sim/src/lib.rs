@@ -2,7 +2,7 @@
 //!
 //! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
 //! durability contract (`oracle`), the options that a seed stands for (`options`), the clients (`client`), one boot
-//! (`session`), whole runs (`run`) and independent judgement of images (`judge`). One seed is one run, always the
+//! (`session`), whole runs (`run`), scripted ones (`story`) and independent judgement of images (`judge`). One seed is one run, always the
 //! same. Nothing sees this crate; it sees everything.
 //!
 //! Invariants: no clock, no thread, no randomness but the seed's; a fault that the engine does not claim to survive
@@ -19,4 +19,5 @@ pub mod rig;
 pub mod run;
 pub mod session;
 pub mod stamp;
+pub mod story;
 pub mod world;

@@ -1,0 +1,372 @@
+//! Scripted runs: a test tells what happens, boot by boot, and where the power fails.
+//!
+//! Owns the way from one boot to the next, with the oracle and the judges in between. A story that is told twice is
+//! the same story; [`every_crash`] tells it again and again and cuts the power at every moment of it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use engine::{CacheSet, SetOptions, Volume};
+use format::{Sector, Sectors};
+use io::{Handle, JoinHandle, Nanos, Rng};
+
+use crate::client::Client;
+use crate::disk::{Keep, SimDisk};
+use crate::image::Image;
+use crate::judge;
+use crate::oracle::Oracle;
+use crate::rig::{Layout, Parts, Rig, uuid_of};
+use crate::stamp::{Content, SECTOR};
+use crate::world::{Machine, Order, Outcome, World};
+
+/// Virtual time for one boot of a story.
+const LIMIT: Nanos = Nanos::from_secs(100_000);
+
+/// One boot of a story, as its tasks see it.
+#[derive(Clone)]
+pub struct Boot {
+    /// For tasks.
+    pub rt: Handle,
+    /// The world.
+    pub world: World,
+    /// Devices, to open the set with.
+    pub parts: Parts,
+    /// The cache device.
+    pub cache: Rc<SimDisk>,
+    /// The backing devices.
+    pub backings: Vec<Rc<SimDisk>>,
+    /// A client of each cached device; then one of the flash-only volume, if there is one.
+    pub clients: Vec<Rc<Client>>,
+    set: Rc<RefCell<Option<CacheSet>>>,
+}
+
+impl Boot {
+    /// The set.
+    ///
+    /// # Panics
+    /// If it was not opened.
+    pub fn set(&self) -> CacheSet {
+        self.set.borrow().clone().expect("the set is open")
+    }
+
+    /// The volume behind a client.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn volume(&self, i: usize) -> Rc<Volume> {
+        self.clients[i].volume().expect("the volume is there")
+    }
+
+    /// Opens the set with default settings and registers everything.
+    ///
+    /// # Panics
+    /// If the engine refuses.
+    pub async fn open(&self) {
+        self.open_with(SetOptions::default()).await;
+    }
+
+    /// Opens the set and registers everything.
+    ///
+    /// # Panics
+    /// If the engine refuses.
+    pub async fn open_with(&self, options: SetOptions) {
+        let (set, volumes) = self.parts.open(options).await.expect("the set opens");
+        for (c, v) in self.clients.iter().zip(volumes) {
+            c.set_volume(Some(v));
+        }
+        *self.set.borrow_mut() = Some(set.clone());
+        if let Some(c) = self.clients.get(self.backings.len()) {
+            let there = set.volumes().into_iter().find(|v| v.is_flash_only());
+            let flash = match there {
+                Some(v) => v,
+                None => {
+                    let size = Sectors(c.size());
+                    set.create_volume(uuid_of(100), size, "flash").await.expect("the volume is made")
+                }
+            };
+            c.set_volume(Some(flash));
+        }
+    }
+
+    /// Sets a tunable of a volume.
+    ///
+    /// # Panics
+    /// If the engine refuses.
+    pub async fn tune(&self, i: usize, name: &str, value: &str) {
+        self.volume(i).set(name, value).await.expect("the tunable is set");
+    }
+
+    /// Starts a write and does not wait for it.
+    pub fn write_beside(&self, i: usize, start: u64, sectors: u64, fua: bool) -> JoinHandle<bool> {
+        let c = self.clients[i].clone();
+        self.rt.spawn(async move { c.write(start, sectors, fua).await })
+    }
+
+    /// Lets time pass.
+    pub async fn sleep_ms(&self, ms: u64) {
+        self.rt.sleep(Nanos::from_ms(ms)).await;
+    }
+
+    /// Reads a whole volume; the oracle checks it.
+    pub async fn read_all(&self, i: usize) -> Vec<Content> {
+        let c = &self.clients[i];
+        let (mut at, mut all) = (0, Vec::new());
+        while at < c.size() {
+            let n = 128.min(c.size() - at);
+            all.extend(c.read(at, n).await.unwrap_or_default());
+            at += n;
+        }
+        all
+    }
+
+    /// Stops everything in order.
+    ///
+    /// # Panics
+    /// If the engine could not.
+    pub async fn stop(&self) {
+        for c in &self.clients {
+            if let Some(v) = c.volume() {
+                v.stop().await;
+            }
+        }
+        if let Some(set) = self.set.borrow().clone() {
+            set.stop().await.expect("the set stops");
+        }
+    }
+
+    fn give_up(&self) {
+        self.clients.iter().for_each(|c| c.set_volume(None));
+        if let Some(set) = self.set.take() {
+            set.abandon();
+        }
+    }
+}
+
+/// How a boot ended.
+enum End {
+    /// Its tale was told to the end.
+    Told,
+    /// The power failed.
+    Cut,
+}
+
+/// A story. See the module head.
+pub struct Story {
+    /// The devices.
+    pub rig: Rig,
+    /// What the volumes may hold.
+    pub oracles: Vec<Rc<RefCell<Oracle>>>,
+    order: Order,
+    running: Option<(Machine, Boot)>,
+}
+
+impl Story {
+    /// A story on new devices, with a flash-only volume of `flash_sectors` if that is not 0.
+    pub fn new(seed: u64, layout: Layout, flash_sectors: u64) -> Story {
+        let world = World::new(seed);
+        let mut oracles = Vec::new();
+        for (i, b) in layout.backings.iter().enumerate() {
+            let size = b.data_sectors / b.block_sectors * b.block_sectors;
+            oracles.push(Rc::new(RefCell::new(Oracle::new(i as u8, size, false))));
+        }
+        if flash_sectors > 0 {
+            let i = oracles.len() as u8;
+            oracles.push(Rc::new(RefCell::new(Oracle::new(i, flash_sectors, true))));
+        }
+        Story { rig: Rig::new(&world, layout), oracles, order: Order::Fifo, running: None }
+    }
+
+    fn begin<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> End {
+        assert!(self.running.is_none(), "the last boot was not ended");
+        // What a boot is told about the power was set before it.
+        let machine = Machine::boot(&self.rig.world, self.order);
+        let client = |(i, o): (usize, &Rc<RefCell<Oracle>>)| {
+            Client::new(&self.rig.world, machine.handle(), i as u8, o.clone())
+        };
+        let boot = Boot {
+            rt: machine.handle(),
+            world: self.rig.world.clone(),
+            parts: self.rig.parts(&machine),
+            cache: self.rig.cache.clone(),
+            backings: self.rig.backings.clone(),
+            clients: self.oracles.iter().enumerate().map(client).collect(),
+            set: Rc::default(),
+        };
+        let task = machine.handle().spawn(tale(boot.clone()));
+        let mut machine = machine;
+        let outcome = machine.run(&task, LIMIT);
+        assert!(self.rig.disks().all(|d| !d.was_misused()), "a request broke the contract of devices");
+        let end = match outcome {
+            Outcome::Done(()) => End::Told,
+            Outcome::PowerCut => End::Cut,
+            Outcome::Stuck(why) => {
+                let set = boot.set.borrow().as_ref().map(|s| format!("{:?}", s.status()));
+                let disks: Vec<String> = self.rig.disks().map(|d| d.dump()).collect();
+                panic!("{why}; {}; {}", disks.join("; "), set.unwrap_or_default())
+            }
+        };
+        self.running = Some((machine, boot));
+        end
+    }
+
+    /// Tells a boot to its end and leaves the machine on: [`Story::power_cut`] or [`Story::kill`] come next.
+    ///
+    /// # Panics
+    /// If it does not end, or anything is not as it must be.
+    pub fn boot<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> &mut Story {
+        assert!(matches!(self.begin(tale), End::Told), "nobody cut the power");
+        self
+    }
+
+    /// Tells a boot at whose end everything was stopped in order; then the power is cut.
+    ///
+    /// # Panics
+    /// If it does not end, or anything is not as it must be.
+    pub fn boot_and_stop<F: Future<Output = ()> + 'static>(
+        &mut self,
+        tale: impl FnOnce(Boot) -> F,
+    ) -> &mut Story {
+        self.boot(tale);
+        self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
+        self.switch_off(|rig, machine| rig.power_cut(machine, Keep::Nothing));
+        self
+    }
+
+    fn switch_off(&mut self, how: impl FnOnce(&Rig, Machine)) {
+        let (machine, boot) = self.running.take().expect("the machine is on");
+        how(&self.rig, machine);
+        boot.give_up();
+        self.rig.world.power_on();
+    }
+
+    /// The power fails.
+    ///
+    /// # Panics
+    /// If the machine is off.
+    pub fn power_cut(&mut self, keep: Keep) -> &mut Story {
+        self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
+        self.switch_off(|rig, machine| rig.power_cut(machine, keep));
+        self
+    }
+
+    /// The process dies.
+    ///
+    /// # Panics
+    /// If the machine is off.
+    pub fn kill(&mut self) -> &mut Story {
+        self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
+        self.switch_off(Rig::kill);
+        self
+    }
+
+    /// Has crate `inspect` judge what is on the disks: structures and contents.
+    ///
+    /// # Panics
+    /// If anything is not as it must be.
+    #[track_caller]
+    pub fn judge(&mut self) -> &mut Story {
+        let cache = self.rig.cache.image();
+        let backings: Vec<Image> = self.rig.backings.iter().map(|b| b.image()).collect();
+        judge_images(&cache, &backings, &self.oracles).unwrap_or_else(|e| panic!("{e}"));
+        self
+    }
+
+    /// A last boot without faults: everything can be read, written back and stopped; then the backing devices have it
+    /// all by themselves.
+    ///
+    /// # Panics
+    /// If anything is not as it must be.
+    pub fn happy_end(&mut self) {
+        self.boot_and_stop(|b| async move {
+            b.open().await;
+            for i in 0..b.clients.len() {
+                b.read_all(i).await;
+                b.volume(i).drained().await.expect("everything is written back");
+            }
+            b.stop().await;
+        });
+        self.judge();
+        for (i, b) in self.rig.layout.backings.iter().enumerate() {
+            let (image, oracle) = (self.rig.backings[i].image(), self.oracles[i].borrow());
+            for sector in 0..oracle.size() {
+                let bytes = image.read_vec(Sector(b.data_offset + sector), Sectors(1));
+                oracle.check_sector(sector, &bytes).unwrap_or_else(|e| panic!("backing device alone: {e}"));
+            }
+        }
+    }
+}
+
+fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>>]) -> Result<(), String> {
+    let initialised =
+        inspect::SetView::open(cache, inspect::Mode::BestEffort).is_ok_and(|v| v.is_initialised());
+    if !initialised {
+        return Ok(());
+    }
+    judge::check(cache, backings)?;
+    for (i, oracle) in oracles.iter().enumerate() {
+        let what = backings.get(i).map_or(judge::What::Flash, judge::What::Cached);
+        if let Some(bytes) = judge::extract(cache, &what)? {
+            let oracle = oracle.borrow();
+            for (sector, s) in bytes.chunks_exact(SECTOR).take(oracle.size() as usize).enumerate() {
+                oracle.check_sector(sector as u64, s)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tells a boot after a `prologue`, again and again, and cuts the power at every `step`th effect; of each crash
+/// several outcomes are tried, and each must have a happy end. Returns how many crashes there were.
+///
+/// # Panics
+/// If anything is not as it must be; the message says at which effect.
+pub fn every_crash<P, T>(
+    seed: u64,
+    make: impl Fn() -> Story,
+    prologue: impl Fn(Boot) -> P,
+    tale: impl Fn(Boot) -> T,
+    step: u64,
+) -> u64
+where
+    P: Future<Output = ()> + 'static,
+    T: Future<Output = ()> + 'static,
+{
+    let keeps = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
+    let mut crashes = 0;
+    let mut at = 1;
+    loop {
+        let mut story = make();
+        story.boot_and_stop(&prologue);
+        let world = story.rig.world.clone();
+        world.cut_power_at(Some(world.effects() + at));
+        let end = story.begin(&tale);
+        if matches!(end, End::Told) {
+            story.kill().happy_end();
+            return crashes;
+        }
+        crashes += 1;
+        story.oracles.iter().for_each(|o| o.borrow_mut().crashed());
+        let rng = &mut Rng::new(seed ^ at);
+        let tries = [keeps[0], keeps[1 + rng.below(3) as usize], keeps[2 + rng.below(2) as usize]];
+        let outcomes: Vec<Vec<Image>> =
+            tries.iter().map(|k| story.rig.disks().map(|d| d.after_power_cut(*k, rng)).collect()).collect();
+        let oracles: Vec<Oracle> = story.oracles.iter().map(|o| o.borrow().clone()).collect();
+        story.switch_off(|rig, machine| rig.power_cut(machine, Keep::Nothing));
+        for (images, keep) in outcomes.into_iter().zip(tries) {
+            for (disk, image) in story.rig.disks().zip(images) {
+                disk.load(image);
+            }
+            for (o, was) in story.oracles.iter().zip(&oracles) {
+                *o.borrow_mut() = was.clone();
+            }
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                story.judge().happy_end();
+            }));
+            if let Err(e) = told {
+                eprintln!("the crash was before effect {at} of the tale, {keep:?} survived");
+                std::panic::resume_unwind(e);
+            }
+        }
+        at += step;
+    }
+}
