@@ -367,12 +367,12 @@ impl Volume {
         self.detaching.set(false);
     }
 
-    /// Waits until no dirty data is left.
+    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go.
     ///
     /// # Errors
     /// If the set fails, or the volume is stopped.
     pub async fn drained(&self) -> Result<(), EngineError> {
-        let Some((core, inode)) = self.attached() else { return Ok(()) };
+        let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
         self.writeback.begin_drain();
         let dirty =
             || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
