@@ -163,6 +163,27 @@ impl Client {
         }
     }
 
+    /// Asks a volume what it knows about its holes: what it calls zeros must be able to be zeros.
+    pub async fn check_status(self: &Rc<Self>) {
+        let Some((volume, _guard)) = self.enter().await else { return };
+        let (mut at, size) = (0, self.size());
+        while at < size {
+            let Ok(runs) = volume.status(Sector(at), Sectors(size - at)).await else { return };
+            assert!(!runs.is_empty(), "no status for sector {at} of {size}");
+            for run in runs {
+                assert!(run.sectors > Sectors::ZERO, "an empty run at sector {at}");
+                let zeros = [0; SECTOR];
+                for sector in (at..at + run.sectors.0).filter(|_| run.zero) {
+                    if let Err(wrong) = self.oracle.borrow().check_sector(sector, &zeros) {
+                        panic!("the status says zeros: {wrong}");
+                    }
+                }
+                at += run.sectors.0;
+            }
+        }
+        assert_eq!(at, size, "the status goes beyond the volume");
+    }
+
     /// Flushes.
     pub async fn flush(self: &Rc<Self>) -> bool {
         let Some((volume, _guard)) = self.enter().await else { return false };

@@ -133,6 +133,8 @@ pub struct Options {
     pub error_percent: u64,
     /// Percent of boots with errors in which a device dies for good (until the next boot).
     pub death_percent: u64,
+    /// Percent of boots with errors in which a range of the cache device cannot be read.
+    pub bad_sectors_percent: u64,
     /// Devices lie about what is durable: never drawn, for testing the simulator.
     pub lying: Option<Lying>,
     /// Percent of boots in which the backing devices are served without the cache.
@@ -228,6 +230,11 @@ impl Options {
         let mut layout = layout(rng, pressure);
         // An index of several levels.
         let forest = !pressure && rng.chance(1, 60);
+        // Every bucket is reused until its generation wraps around.
+        let churn = pressure && rng.chance(1, 20);
+        if churn {
+            (layout.bucket_sectors, layout.nbuckets) = (8, 128);
+        }
         if forest {
             (layout.bucket_sectors, layout.block_sectors, layout.nbuckets) = (8, 1, 2000);
             layout.logical_block_bytes = 512;
@@ -269,7 +276,9 @@ impl Options {
                 one_of(rng, &[20, 60, 150, 400])
             },
             weights,
-            max_sectors: if forest {
+            max_sectors: if churn {
+                64
+            } else if forest {
                 1
             } else if pressure {
                 one_of(rng, &[8, 64])
@@ -285,7 +294,7 @@ impl Options {
             acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
             crash_percent: one_of(rng, &[0, 50, 90, 100]),
             kill_percent: one_of(rng, &[0, 0, 50]),
-            crash_effects: if forest { 30_000 } else { one_of(rng, &[40, 300, 2000]) },
+            crash_effects: if forest || churn { 30_000 } else { one_of(rng, &[40, 300, 2000]) },
             keep: one_of(
                 rng,
                 &[Keep::Nothing, Keep::Everything, Keep::Some(1), Keep::Some(4), Keep::Some(7)],
@@ -294,6 +303,7 @@ impl Options {
             backing_errors: if faulty { one_of(rng, &[0, 20, 200, 1000]) } else { 0 },
             error_percent: if faulty { 60 } else { 0 },
             death_percent: if faulty { one_of(rng, &[0, 50, 100]) } else { 0 },
+            bad_sectors_percent: if faulty { one_of(rng, &[0, 0, 50]) } else { 0 },
             lying: None,
             alone_percent: one_of(rng, &[0, 0, 0, 30]),
             read_back_percent: one_of(rng, &[100, 100, 20, 0]),
@@ -301,7 +311,7 @@ impl Options {
             journal_delay_ms: one_of(rng, &[0, 100, 100, 2000]),
             writeback_delay: if pressure { 30 } else { one_of(rng, &[0, 1, 30]) },
             writeback_percent: one_of(rng, &[0, 10, 40]),
-            writeback_running: rng.chance(if pressure { 1 } else { 3 }, 4),
+            writeback_running: churn || rng.chance(if pressure { 1 } else { 3 }, 4),
             cutoffs: if pressure { (70, 90) } else { one_of(rng, &[(40, 70), (40, 70), (1, 5), (70, 90)]) },
             sequential_cutoff: if pressure { 0 } else { one_of(rng, &[0, 4096, 65536, 4 << 20]) },
             congestion: rng.chance(1, 4),

@@ -13,6 +13,7 @@ use std::sync::Once;
 use io::{Nanos, Rng};
 
 use crate::client::Client;
+use crate::disk::{Fault, Kind, Matching};
 use crate::judge;
 use crate::options::{Lying, Options};
 use crate::oracle::Oracle;
@@ -307,6 +308,11 @@ impl Run {
             let after = rng.below(600);
             let backing = &self.rig.backings[rng.below(self.rig.backings.len() as u64) as usize];
             if rng.chance(2, 3) { &self.rig.cache } else { backing }.die_after(after);
+        } else if rng.below(100) < o.bad_sectors_percent {
+            let at = rng.below(o.layout.nbuckets * o.layout.bucket_sectors);
+            let range = at..at + [1, 8, 64][rng.below(3) as usize];
+            let matching = Matching { kind: Kind::Read, range };
+            self.rig.cache.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
         } else {
             self.rig.cache.set_errors(o.cache_errors);
             self.rig.backings.iter().for_each(|b| b.set_errors(o.backing_errors));

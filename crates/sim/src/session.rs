@@ -236,6 +236,9 @@ impl Session {
                 }
                 at += n;
             }
+            if percent == 100 {
+                client.check_status().await;
+            }
         }
         Ok(())
     }

@@ -129,7 +129,8 @@ impl Boot {
                 v.stop().await;
             }
         }
-        if let Some(set) = self.set.borrow().clone() {
+        let set = self.set.borrow().clone();
+        if let Some(set) = set {
             set.stop().await.expect("the set stops");
         }
     }

@@ -60,7 +60,7 @@ async fn modes(b: Boot) {
         let n = n as u64;
         let beside = [
             b.write_beside(0, 16 * n, 40, false),
-            b.write_beside(0, 16 * n + 20, 40, n % 2 == 0),
+            b.write_beside(0, 16 * n + 20, 40, n.is_multiple_of(2)),
             b.write_beside(0, 3, 5, false),
         ];
         assert!(c.read(0, 120).await.is_some());
