@@ -78,10 +78,11 @@ fn regressions() {
     // Found by earlier versions of the engine, in this order: writes that bypass and waited during a detach; roots
     // that filled the journal; a clean key behind the back of a discard; names of nodes used twice; a writer that
     // did not sleep; a walk that failed on the operator's behalf; clean copies that came back; slots of which none
-    // was free; torn sets.
-    for seed in
-        [2, 117, 141, 149, 170, 199, 221, 253, 282, 292, 517, 839, 1455, 1533, 2278, 2460, 5224, 11542, 12663]
-    {
+    // was free; torn sets; a write that chose the cache before a detach began.
+    for seed in [
+        2, 117, 141, 149, 170, 199, 221, 253, 282, 292, 517, 839, 1455, 1533, 2278, 2460, 5224, 11542, 12663,
+        200_284,
+    ] {
         run(seed..seed + 1);
     }
 }

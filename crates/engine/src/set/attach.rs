@@ -195,18 +195,39 @@ impl CacheSet {
     /// # Errors
     /// If data cannot be written back; the device stays attached then.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        let core = &self.core;
         let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
             return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
         };
         volume.begin_detach();
-        volume.drained().await?;
-        let _config = core.config_lock.lock().await;
-        let guard = volume.block_all().await;
-        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
+        let result = self.detach_drained(volume, inode, &backing).await;
+        if result.is_err() {
+            // It goes on as before; one that lost its cache meanwhile has nothing to cancel.
             volume.cancel_detach();
-            return Err(EngineError::Invalid(format!("{}: dirty data is left", volume.label_or_name())));
         }
+        result
+    }
+
+    /// The volume takes no new dirty data: once what it has is written back, it is let go.
+    async fn detach_drained(
+        &self,
+        volume: &Rc<Volume>,
+        inode: Inode,
+        backing: &Rc<Backing>,
+    ) -> Result<(), EngineError> {
+        let core = &self.core;
+        let (_config, guard) = loop {
+            volume.drained().await?;
+            let config = core.config_lock.lock().await;
+            let guard = volume.block_all().await;
+            core.check()?;
+            if volume.inode() != Some(inode) {
+                return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+            }
+            // A write that had chosen the cache before the detaching began may have ended only now.
+            if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO {
+                break (config, guard);
+            }
+        };
         backing.gate.ensure(backing.gate.latest()).await?;
         backing
             .update(|sb| {
