@@ -115,6 +115,8 @@ pub(crate) struct Opened {
     pub(crate) file: OwnedFd,
     pub(crate) info: DeviceInfo,
     pub(crate) is_block: bool,
+    /// A regular file of a file system in memory.
+    pub(crate) in_memory: bool,
     pub(crate) read_only: bool,
     pub(crate) memory_align_bytes: u32,
     pub(crate) note: Option<String>,
@@ -170,7 +172,8 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
         info.sectors = format::Sectors(info.sectors.0 / block_sectors * block_sectors);
     }
     let note = (!notes.is_empty()).then(|| notes.join("; "));
-    Ok(Opened { file: file.into(), info, is_block, read_only, memory_align_bytes, note })
+    let in_memory = !is_block && info::is_in_memory(file.as_fd());
+    Ok(Opened { file: file.into(), info, is_block, in_memory, read_only, memory_align_bytes, note })
 }
 
 fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {

@@ -109,6 +109,16 @@ fn whole_blocks(bytes: u64, logical_block_bytes: u32) -> Sectors {
     Sectors::from_bytes_floor(bytes / block * block)
 }
 
+/// Whether the regular file `fd` lives in memory alone (tmpfs, ramfs).
+pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
+    /// `include/uapi/linux/magic.h`.
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    rustix::fs::fstatfs(fd).is_ok_and(|s| {
+        [TMPFS_MAGIC, RAMFS_MAGIC].iter().any(|&magic| s.f_type == magic as rustix::fs::FsWord)
+    })
+}
+
 /// Asks the file system by punching a hole behind the end of the file, where nothing is.
 fn punches_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
     let behind = bytes.next_multiple_of(1 << 20);

@@ -41,6 +41,9 @@ pub(crate) enum Step {
     Next(Cmd),
     /// The same again, but where waiting is allowed: the kernel was short of something.
     NextBlocking(Cmd),
+    /// Another command, which the kernel carries out at once without waiting for any device: made on this
+    /// thread, because every hand-over would cost more than the call.
+    NextHere(Cmd),
     /// It has ended.
     Done,
 }
@@ -66,6 +69,9 @@ struct Inner {
     backend: Backend,
     /// Results that were taken from a backend and not yet worked on; kept for its storage.
     results: Vec<(u64, i32)>,
+    /// Results of calls made on this thread. They wait for the next turn like all others, so that a task
+    /// whose operations never wait does not keep the thread to itself.
+    here: Vec<(u64, i32)>,
     closed: bool,
     /// Closed, and the kernel knows nothing of ours any more.
     quiet: bool,
@@ -144,6 +150,7 @@ impl Reactor {
             free: None,
             backend,
             results: Vec::new(),
+            here: Vec::new(),
             closed: false,
             quiet: false,
         };
@@ -216,24 +223,28 @@ impl Reactor {
         slot.body = Body::Busy(op);
         let id = OpId::new(at, slot.generation);
         let Body::Busy(op) = &mut slot.body else { unreachable!("set above") };
-        match first(op) {
-            Step::Next(cmd) => self.issue(&mut inner.backend, id, cmd, false),
-            Step::NextBlocking(cmd) => self.issue(&mut inner.backend, id, cmd, true),
-            Step::Done => unreachable!("an operation starts with a command"),
-        }
+        let step = first(op);
+        assert!(!matches!(step, Step::Done), "an operation starts with a command");
+        self.issue(&mut inner.backend, &mut inner.here, id, step);
         Ok(id)
     }
 
-    fn issue(&self, backend: &mut Backend, id: OpId, cmd: Cmd, blocking: bool) {
-        self.count(|c| c.commands += 1);
-        let taken = match backend {
-            Backend::Uring(u) => !blocking && u.push_cmd(id.0, cmd),
-            Backend::Polled(p) if cmd.is_socket() => {
-                p.push_socket(id.0, cmd);
-                true
+    /// Gives the command of `step`, if it has one, to whoever carries it out.
+    fn issue(&self, backend: &mut Backend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
+        let (cmd, taken) = match (step, backend) {
+            (Step::Done, _) => return,
+            (Step::NextHere(cmd), _) => {
+                here.push((id.0, cmd.call()));
+                (cmd, true)
             }
-            Backend::Polled(_) => false,
+            (Step::Next(cmd), Backend::Uring(u)) => (cmd, u.push_cmd(id.0, cmd)),
+            (Step::Next(cmd), Backend::Polled(p)) if cmd.is_socket() => {
+                p.push_socket(id.0, cmd);
+                (cmd, true)
+            }
+            (Step::Next(cmd) | Step::NextBlocking(cmd), _) => (cmd, false),
         };
+        self.count(|c| c.commands += 1);
         if !taken {
             self.shared.workers.run_cmd(id.0, cmd);
         }
@@ -300,11 +311,12 @@ impl Reactor {
 
     /// Whether results of helper threads or of sockets wait to be taken in.
     pub(crate) fn has_results(&self) -> bool {
-        let polled = match &self.shared.inner.borrow().backend {
+        let inner = self.shared.inner.borrow();
+        let polled = match &inner.backend {
             Backend::Uring(_) => false,
             Backend::Polled(p) => p.has_done(),
         };
-        polled || self.shared.workers.has_done()
+        polled || !inner.here.is_empty() || self.shared.workers.has_done()
     }
 
     /// Submits what is queued, waits for something to happen, at most for `timeout`, and takes it in.
@@ -325,6 +337,7 @@ impl Reactor {
         let mut results = {
             let inner = &mut *self.shared.inner.borrow_mut();
             let mut results = std::mem::take(&mut inner.results);
+            results.append(&mut inner.here);
             match &mut inner.backend {
                 Backend::Uring(u) => u.reap(&mut results),
                 Backend::Polled(p) => p.take_done(&mut results),
@@ -447,12 +460,8 @@ impl Inner {
             Op::Socket(op) => op.advance(result),
         };
         match step {
-            Step::Next(cmd) => {
-                reactor.issue(&mut self.backend, id, cmd, false);
-                None
-            }
-            Step::NextBlocking(cmd) => {
-                reactor.issue(&mut self.backend, id, cmd, true);
+            Step::Next(_) | Step::NextBlocking(_) | Step::NextHere(_) => {
+                reactor.issue(&mut self.backend, &mut self.here, id, step);
                 None
             }
             Step::Done => match op {
