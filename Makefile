@@ -3,11 +3,12 @@
 
 CARGO ?= cargo
 
-.PHONY: help demo test lint bench deps build
+.PHONY: help demo test vm-test lint bench deps build
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
 	@echo 'make test   every test'
+	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse'
 	@echo 'make lint   formatting, clippy, documentation'
 	@echo 'make bench  benches of the engine and of the exports'
 	@echo 'make build  the release binary, target/release/ubcache'
@@ -24,9 +25,14 @@ test:
 	@scripts/deps test
 	@scripts/test
 
+vm-test:
+	@scripts/deps vm
+	@scripts/vm-test
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) clippy -p ubcache-vm --features vm --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
 
 bench:

@@ -1,0 +1,72 @@
+//! Directories of tests, and disks in files.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::said::run;
+
+/// A directory for one test, removed at its end.
+pub struct Dir {
+    dir: tempfile::TempDir,
+}
+
+impl Dir {
+    /// A new one.
+    #[allow(clippy::new_without_default)] // it makes something on the disk
+    pub fn new() -> Dir {
+        Dir { dir: tempfile::Builder::new().prefix("ubcache-vm-").tempdir().expect("a directory") }
+    }
+
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A new disk of zeros, which takes room only where it is written.
+    pub fn disk(&self, name: &str, bytes: u64) -> Disk {
+        let path = self.path(&format!("{name}.img"));
+        File::create_new(&path).and_then(|f| f.set_len(bytes)).expect("room for a sparse file");
+        Disk { name: name.to_owned(), path, iops: None }
+    }
+
+    /// Another disk with the same contents as `disk` has now.
+    pub fn copy_of(&self, disk: &Disk, name: &str) -> Disk {
+        let path = self.path(&format!("{name}.img"));
+        run(Path::new("cp"), &[Path::new("--sparse=always"), &disk.path, &path]).ok();
+        Disk { name: name.to_owned(), path, iops: disk.iops }
+    }
+}
+
+/// A disk: a raw image here, `/dev/disk/<name>` in a guest.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Its serial number in the guest; at most 20 characters.
+    pub name: String,
+    /// The image.
+    pub path: PathBuf,
+    /// Requests it takes each second; `None`: as many as come.
+    pub iops: Option<u32>,
+}
+
+impl Disk {
+    /// The same disk, with a limit: 150 is a hard disk, 3000 an SSD. Each request takes its part of a second, whatever
+    /// its size.
+    pub fn slow(&self, iops: u32) -> Disk {
+        Disk { iops: Some(iops), ..self.clone() }
+    }
+
+    /// Its path in a guest.
+    pub fn guest(&self) -> String {
+        format!("/dev/disk/{}", self.name)
+    }
+
+    /// The path of the image as text.
+    pub fn host(&self) -> &str {
+        self.path.to_str().expect("a plain path")
+    }
+}

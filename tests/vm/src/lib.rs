@@ -1,0 +1,52 @@
+//! A kernel in a virtual machine as judge of what ubcache writes, and as its client.
+//!
+//! Owns machines, disks, and what guests run; tests are in `tests/`, need the feature `vm`, and are run by
+//! `make vm-test`. Must not know how the engine works: it judges from outside.
+//!
+//! ```no_run
+//! use ubcache_vm::*;
+//!
+//! let dir = Dir::new();                                   // gone at the end of the test
+//! let disk = dir.disk("backing", 64 << 20);               // sparse file here, /dev/disk/backing there
+//! let mut vm = Vm::build("my test")
+//!     .disk(&disk)                                        // or disk.slow(150): a hard disk
+//!     .tools(&["fio", "mkfs.xfs"])                        // programs of the host, with their libraries
+//!     .program(built("ubcache"))                          // a program of this workspace
+//!     .boot();                                            // 3 to 6 seconds
+//! vm.sh("modprobe xfs && mkfs.xfs /dev/disk/backing && mount /dev/disk/backing /mnt").ok();
+//! vm.sh("(fio --name=x --directory=/mnt --size=8M --rw=randwrite; echo done >/dev/ports/progress) >/tmp/log 2>&1 &").ok();
+//! vm.wait_for_progress("fio ends", |p| p.contains("done")); // or vm.wait_for("a mount", "mountpoint /mnt")
+//! let said = vm.sh("df /mnt; exit 3");                    // said.code, said.out, said.err; .ok() demands 0
+//! assert_eq!(said.code, 3);
+//! vm.cut_power();                                         // kills QEMU; then boot another Vm on the same disks
+//! ```
+//!
+//! * The guest is Debian's cloud kernel 6.12 with busybox; modules of `initramfs::MODULES` are on board, `modprobe`
+//!   loads them. There is no udev. Root is a ramdisk: nothing of it survives.
+//! * **Power cuts**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
+//!   requests under way are lost or kept in part. The guest sees disks with volatile write caches and flushes them.
+//! * A test that fails leaves the console's log in `<target>/vm-logs`.
+//! * Two processors, 768 MiB, emulated (`UBCACHE_VM_ACCEL=kvm` where the host can do that): an instruction takes about
+//!   ten times as long as usual. `UBCACHE_VM_SKIP=1` skips all tests, loudly.
+
+pub mod artifacts;
+mod cpio;
+pub mod disk;
+pub mod host;
+pub mod initramfs;
+pub mod said;
+pub mod vm;
+
+pub use disk::{Dir, Disk};
+pub use host::built;
+pub use said::{PATIENCE, Said, run, run_within, tool, wait_until};
+pub use vm::Vm;
+
+/// Whether the user asked to skip these tests; says so. Every test that boots a machine asks first.
+pub fn skipped(test: &str) -> bool {
+    let skip = std::env::var_os("UBCACHE_VM_SKIP").is_some_and(|v| v != "0" && !v.is_empty());
+    if skip {
+        eprintln!("SKIPPED on request (UBCACHE_VM_SKIP): {test}");
+    }
+    skip
+}
