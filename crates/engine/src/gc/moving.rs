@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
+use io::Buffer;
 
-use crate::alloc::{Purpose, Stream};
+use crate::alloc::{Placed, Purpose, Stream};
 use crate::error::EngineError;
 use crate::index::{Bound, How, Kind};
 use crate::set::Core;
@@ -24,6 +25,18 @@ struct Found {
     ptr: Ptr,
     dirty: bool,
 }
+
+/// A piece of an extent on its way.
+struct Piece<'a> {
+    found: &'a Found,
+    at: Sector,
+    from: Ptr,
+    placed: Placed,
+}
+
+/// What is copied at once, so that foreground requests never queue behind more than this.
+const BATCH_SECTORS: Sectors = Sectors(2048);
+const BATCH_PIECES: usize = 64;
 
 /// Share of the buckets in use from which thinly filled ones are packed: below the first writeback cutoff, so that
 /// fragmentation alone never makes writes go past the cache.
@@ -121,57 +134,109 @@ pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineErr
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };
-        for f in found {
-            if !move_extent(core, &f).await? {
-                return Ok(());
-            }
+        if !move_extents(core, &found).await? {
+            return Ok(());
         }
         core.rt.yield_now().await;
     }
 }
 
-/// Copies one extent; false if there is no room for more.
-async fn move_extent(core: &Rc<Core>, f: &Found) -> Result<bool, EngineError> {
-    let mut at = f.start;
-    let end = f.start + f.size;
-    while at < end {
-        core.check()?;
-        let from = f.ptr.advanced(at - f.start);
-        let Some(placed) = core.try_place(Stream::Moving, (f.inode, at), end - at) else {
-            // Without a bucket there is nothing to pack into.
-            core.alloc.wait(Purpose::Moving, || true).await;
-            return Ok(false);
-        };
-        let buffer = core.rt.pool().take(placed.size.bytes() as usize);
-        let (buffer, read) = core.cache.read(from.offset(), buffer).await;
-        core.observe_cache_io(&read);
-        let written = match read {
-            Ok(()) => core.cache.write(placed.ptr.offset(), buffer, false).await,
-            Err(e) => Err(e),
-        };
-        core.observe_cache_io(&written);
-        let tick = core.gate.wrote();
-        if written.is_ok() {
-            replace(core, f, at, placed.size, from, placed.ptr, How::LeafOnly(tick)).await?;
+/// Copies extents, many at once; false if there is no room for more.
+async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineError> {
+    let mut batch = Vec::with_capacity(BATCH_PIECES);
+    let mut left = BATCH_SECTORS;
+    for f in found {
+        let mut at = f.start;
+        let end = f.start + f.size;
+        while at < end {
+            core.check()?;
+            let want = Sectors((end - at).0.min(left.0));
+            let Some(placed) = core.try_place(Stream::Moving, (f.inode, at), want) else {
+                copy(core, &mut batch).await?;
+                // Without a bucket there is nothing to pack into.
+                core.alloc.wait(Purpose::Moving, || true).await;
+                return Ok(false);
+            };
+            batch.push(Piece { found: f, at, from: f.ptr.advanced(at - f.start), placed });
+            at += placed.size;
+            left -= placed.size;
+            if left == Sectors::ZERO || batch.len() == BATCH_PIECES {
+                copy(core, &mut batch).await?;
+                left = BATCH_SECTORS;
+            }
+        }
+    }
+    copy(core, &mut batch).await?;
+    Ok(true)
+}
+
+/// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
+async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
+    let mut reads = Vec::with_capacity(batch.len());
+    for p in batch.iter() {
+        let buffer = core.rt.pool().take(p.placed.size.bytes() as usize);
+        reads.push(core.cache.start_read(p.from.offset(), p.placed.size, buffer, 0));
+    }
+    let mut data = Vec::with_capacity(batch.len());
+    for read in reads {
+        let done = read.await;
+        core.observe_cache_io(&done.result);
+        data.push(done.buffer.filter(|_| done.result.is_ok()));
+    }
+    let copied = write(core, batch, data).await;
+    let tick = core.gate.wrote();
+    for (p, copied) in batch.iter().zip(&copied) {
+        if *copied {
+            replace(core, p, How::LeafOnly(tick)).await?;
             core.counters.borrow_mut().moved_extents += 1;
         }
-        core.release(placed);
-        at += placed.size;
     }
-    Ok(true)
+    for p in batch.drain(..) {
+        core.release(p.placed);
+    }
+    Ok(())
+}
+
+/// Writes what was read of each piece to its new place; says for each whether it is there.
+async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
+    let mut copied = vec![false; batch.len()];
+    let mut writes = Vec::new();
+    let mut first = 0;
+    while first < batch.len() {
+        let (Some(piece), Some(Some(_))) = (batch.get(first), data.get(first)) else {
+            first += 1;
+            continue;
+        };
+        let mut sectors = piece.placed.size;
+        let mut last = first + 1;
+        while let (Some(next), Some(Some(_))) = (batch.get(last), data.get(last))
+            && next.placed.ptr == piece.placed.ptr.advanced(sectors)
+        {
+            sectors += next.placed.size;
+            last += 1;
+        }
+        let mut buffer = core.rt.pool().take(sectors.bytes() as usize);
+        let mut at = 0;
+        for part in data.iter().take(last).skip(first).flatten() {
+            buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
+            at += part.len();
+        }
+        let write = core.cache.start_write(piece.placed.ptr.offset(), sectors, buffer, 0, false);
+        writes.push((first..last, write));
+        first = last;
+    }
+    for (pieces, write) in writes {
+        let done = write.await;
+        core.observe_cache_io(&done.result);
+        copied[pieces].fill(done.result.is_ok());
+    }
+    copied
 }
 
 /// Where the index still says `from`, it says `to` now; `how` is good enough for clean copies that no crash can bring
 /// back. For the others the journal must know: whoever forgets the new copy must not be surprised by the old one.
-async fn replace(
-    core: &Rc<Core>,
-    f: &Found,
-    start: Sector,
-    size: Sectors,
-    from: Ptr,
-    to: Ptr,
-    how: How,
-) -> Result<(), EngineError> {
+async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), EngineError> {
+    let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
     while at < end {

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use format::{Inode, JournalSeq, Sector, Sectors};
-use io::{Buffer, VolumeError};
+use io::{Buffer, IoError, IoFuture, Nanos, VolumeError};
 
 use super::Volume;
 use super::direct::Direct;
@@ -19,6 +19,7 @@ use crate::index::{How, Kind};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
+use crate::policy::congestion::Direction;
 use crate::set::Core;
 
 /// Why a write could not be taken by the cache.
@@ -49,6 +50,14 @@ impl Drop for DirtyWrite<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
+}
+
+/// A part of a write on its way to the cache device.
+#[derive(Clone, Copy)]
+struct Piece {
+    at: Sector,
+    placed: Placed,
+    began: Nanos,
 }
 
 /// A write as it travels through the paths.
@@ -265,35 +274,70 @@ impl Volume {
         let mut at = write.start;
         while at < write.end {
             let placed = self.place(core, stream, (inode, at), write.end - at).await?;
-            let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-            let data = write.buffer.clone();
-            let began = self.rt.now();
-            let done = core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false).await;
-            core.gate.wrote();
-            core.observe_cache_io(&done.result);
-            if let Err(e) = done.result {
-                core.release(placed);
-                return Err(if self.backing().is_some() {
-                    NotTaken::ByCache
-                } else {
-                    NotTaken::Failed(e.into())
-                });
+            let first = self.start_piece(core, write, at, placed);
+            at += placed.size;
+            // The common write is one piece. The pieces of others travel together, as far as there is room at once.
+            let mut more = Vec::new();
+            while at < write.end
+                && let Some(placed) = core.try_place(stream, (inode, at), write.end - at)
+            {
+                more.push(self.start_piece(core, write, at, placed));
+                at += placed.size;
             }
-            let now = self.rt.now();
-            core.congestion.borrow_mut().observe_latency(
-                crate::policy::congestion::Direction::Write,
-                now.since(began),
-                now,
-            );
-            core.set_counters.borrow_mut().count_written(placed.size);
-            let end = at + placed.size;
-            let changed = core.change(inode, at, end, Some((placed.ptr, true)), How::Journaled).await;
-            core.release(placed);
-            newest = newest.max(changed?);
-            at = end;
+            newest = newest.max(self.finish_pieces(core, inode, first, more).await?);
         }
         self.writeback.dirtied();
         Ok(newest)
+    }
+
+    fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, IoFuture) {
+        let offset = write.offset_bytes + (at - write.start).bytes() as usize;
+        let piece = Piece { at, placed, began: self.rt.now() };
+        let data = write.buffer.clone();
+        (piece, core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false))
+    }
+
+    /// Waits until the data of a piece is in the cache.
+    async fn piece_written(&self, core: &Core, piece: Piece, future: IoFuture) -> Result<(), IoError> {
+        let done = future.await;
+        core.gate.wrote();
+        core.observe_cache_io(&done.result);
+        done.result?;
+        let now = self.rt.now();
+        core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(piece.began), now);
+        core.set_counters.borrow_mut().count_written(piece.placed.size);
+        Ok(())
+    }
+
+    /// Waits for the data of all pieces, then puts their keys into the index: none of them if one failed.
+    async fn finish_pieces(
+        &self,
+        core: &Rc<Core>,
+        inode: Inode,
+        first: (Piece, IoFuture),
+        more: Vec<(Piece, IoFuture)>,
+    ) -> Result<JournalSeq, NotTaken> {
+        let (first, future) = first;
+        let mut written = self.piece_written(core, first, future).await;
+        let mut pieces = Vec::with_capacity(more.len());
+        for (piece, future) in more {
+            written = written.and(self.piece_written(core, piece, future).await);
+            pieces.push(piece);
+        }
+        let mut outcome = match written {
+            Ok(()) => Ok(JournalSeq(0)),
+            Err(_) if self.backing().is_some() => Err(NotTaken::ByCache),
+            Err(e) => Err(NotTaken::Failed(e.into())),
+        };
+        for Piece { at, placed, .. } in std::iter::once(first).chain(pieces) {
+            if let Ok(newest) = outcome {
+                let new = Some((placed.ptr, true));
+                let changed = core.change(inode, at, at + placed.size, new, How::Journaled).await;
+                outcome = changed.map(|seq| newest.max(seq)).map_err(NotTaken::Failed);
+            }
+            core.release(placed);
+        }
+        outcome
     }
 
     /// Writes whole blocks of a flash-only volume.
