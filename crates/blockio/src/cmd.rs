@@ -59,6 +59,12 @@ pub(crate) enum Cmd {
         fd: RawFd,
         msg: *const libc::msghdr,
     },
+    /// For the driver of a character device; only the ring has these.
+    Command {
+        fd: RawFd,
+        code: u32,
+        payload: [u8; 16],
+    },
 }
 
 // SAFETY: a command is handed to a helper thread while its operation, and with it the memory and the
@@ -81,7 +87,8 @@ impl Cmd {
             | Cmd::Write { fd, .. }
             | Cmd::Flush { fd }
             | Cmd::Fallocate { fd, .. }
-            | Cmd::Discard { fd, .. } => (fd, 0),
+            | Cmd::Discard { fd, .. }
+            | Cmd::Command { fd, .. } => (fd, 0),
         }
     }
 
@@ -112,6 +119,9 @@ impl Cmd {
             Cmd::Send { fd, msg } => {
                 let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
                 opcode::SendMsg::new(types::Fd(fd), msg).flags(flags).build()
+            }
+            Cmd::Command { fd, code, payload } => {
+                opcode::UringCmd16::new(types::Fd(fd), code).cmd(payload).build()
             }
         })
     }
@@ -149,6 +159,8 @@ impl Cmd {
                 Cmd::Recv { fd, ptr, len, .. } => {
                     libc::recv(fd, ptr.cast(), len as usize, libc::MSG_DONTWAIT)
                 }
+                // Never here: commands are sent where the ring has them only.
+                Cmd::Command { .. } => return -libc::EOPNOTSUPP,
                 Cmd::Send { fd, msg } => libc::sendmsg(fd, msg, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
             }
         };

@@ -133,7 +133,7 @@ impl Device for FileDevice {
         let op = DeviceOp::new(self.inner.clone(), request, completer, self.reactor.pool());
         let started = self.reactor.start(Op::Device(op), |op| match op {
             Op::Device(op) => op.next(),
-            Op::Socket(_) => unreachable!("made above"),
+            Op::Socket(_) | Op::Command(_) => unreachable!("made above"),
         });
         if let Err(Op::Device(mut op)) = started {
             op.errno = Some(libc::ECANCELED);

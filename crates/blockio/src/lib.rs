@@ -14,11 +14,14 @@
 pub mod bridge;
 mod claim;
 mod cmd;
+mod command;
 pub mod conformance;
 mod driver;
 mod file;
+pub mod flusher;
 mod holder;
 mod info;
+pub mod mountinfo;
 mod net;
 mod polled;
 mod reactor;
@@ -26,11 +29,13 @@ mod signals;
 mod signature;
 mod socket_op;
 mod uring;
+pub mod users;
 mod wake;
 mod workers;
 pub mod wrap;
 
 pub use claim::{Access, Claim, OpenError, OpenOptions};
+pub use command::{CommandFile, CommandFuture};
 pub use driver::{Backend, Driver, DriverOptions, SystemClock};
 pub use file::FileDevice;
 pub use net::{Address, Connection, Listener, Message, Piece};

@@ -135,7 +135,7 @@ impl SocketFuture {
         let op = Op::Socket(SocketOp::new(socket.clone(), kind));
         let started = reactor.start(op, |op| match op {
             Op::Socket(op) => Step::Next(op.command()),
-            Op::Device(_) => unreachable!("made above"),
+            Op::Device(_) | Op::Command(_) => unreachable!("made above"),
         });
         let state = match started {
             Ok(id) => FutureState::Running(id),
@@ -143,7 +143,7 @@ impl SocketFuture {
                 op.fail(libc::ECANCELED);
                 FutureState::Refused(op)
             }
-            Err(Op::Device(_)) => unreachable!("made above"),
+            Err(Op::Device(_) | Op::Command(_)) => unreachable!("made above"),
         };
         SocketFuture { reactor: reactor.clone(), state }
     }

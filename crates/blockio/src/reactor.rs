@@ -7,9 +7,10 @@
 //! before**. Whoever waits for it may go away: the operation is then an orphan, a socket operation is
 //! asked to end, a device operation runs to its end, and the slot is freed by the result either way.
 //! Closing the reactor ([`Reactor::close`], done by the driver's drop) cancels what waits for a peer
-//! and waits for everything else; later operations fail with `ECANCELED`.
+//! and waits for everything else but commands to devices (module `command`); later operations fail with
+//! `ECANCELED`.
 //!
-//! Must not know what operations mean: `file` and `net` do.
+//! Must not know what operations mean: `file`, `net` and `command` do.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,6 +20,7 @@ use std::task::Waker;
 use ::io::Nanos;
 
 use crate::cmd::Cmd;
+use crate::command::CommandOp;
 use crate::file::DeviceOp;
 use crate::polled::Polled;
 use crate::socket_op::{MsgBlock, SocketOp};
@@ -33,6 +35,7 @@ const SPARE_BLOCKS: usize = 64;
 pub(crate) enum Op {
     Device(DeviceOp),
     Socket(SocketOp),
+    Command(CommandOp),
 }
 
 /// What an operation wants after a result.
@@ -278,7 +281,34 @@ impl Reactor {
     pub(crate) fn take_socket(&self, id: OpId) -> SocketOp {
         match self.shared.inner.borrow_mut().release(id) {
             Op::Socket(op) => op,
-            Op::Device(_) => unreachable!("named by a waiter of a socket operation"),
+            _ => unreachable!("named by a waiter of a socket operation"),
+        }
+    }
+
+    /// Whether commands can be sent to devices.
+    pub(crate) fn takes_commands(&self) -> bool {
+        match &self.shared.inner.borrow().backend {
+            Backend::Uring(u) => u.takes_commands,
+            Backend::Polled(_) => false,
+        }
+    }
+
+    /// Looks at or changes the command `id`, whose waiter the caller is.
+    pub(crate) fn with_command<R>(&self, id: OpId, f: impl FnOnce(&mut CommandOp) -> R) -> R {
+        let inner = &mut *self.shared.inner.borrow_mut();
+        let slot = &mut inner.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "the waiter of a command owns its slot");
+        match &mut slot.body {
+            Body::Busy(Op::Command(op)) => f(op),
+            _ => unreachable!("the waiter of a command owns its slot"),
+        }
+    }
+
+    /// Takes an answered command out of its slot.
+    pub(crate) fn take_command(&self, id: OpId) -> CommandOp {
+        match self.shared.inner.borrow_mut().release(id) {
+            Op::Command(op) => op,
+            _ => unreachable!("named by a waiter of a command"),
         }
     }
 
@@ -384,6 +414,8 @@ impl Reactor {
             let unfinished = self.shared.inner.borrow().busy().any(|(_, op)| match op {
                 Op::Device(_) => true,
                 Op::Socket(s) => !s.has_ended(),
+                // Answered when its driver likes.
+                Op::Command(_) => false,
             });
             if !unfinished {
                 break;
@@ -397,6 +429,12 @@ impl Reactor {
             }
         }
         let inner = &mut *self.shared.inner.borrow_mut();
+        let unanswered = inner.busy().any(|(_, op)| matches!(op, Op::Command(c) if !c.has_ended()));
+        if unanswered {
+            // Only the end of the process takes these from their drivers: until then ring, files and buffers
+            // stay where they are (`Shared::drop`).
+            return;
+        }
         if let Backend::Uring(u) = &mut inner.backend {
             let mut late = Vec::new();
             u.quiesce(&mut late);
@@ -458,6 +496,7 @@ impl Inner {
         let step = match op {
             Op::Device(op) => op.advance(result),
             Op::Socket(op) => op.advance(result),
+            Op::Command(op) => op.advance(result),
         };
         match step {
             Step::Next(_) | Step::NextBlocking(_) | Step::NextHere(_) => {
@@ -467,10 +506,12 @@ impl Inner {
             Step::Done => match op {
                 Op::Device(_) => match self.release(id) {
                     Op::Device(op) => Some(Ended::Device(op)),
-                    op @ Op::Socket(_) => Some(Ended::Orphan(op)),
+                    op => Some(Ended::Orphan(op)),
                 },
                 Op::Socket(s) if s.is_abandoned() => Some(Ended::Orphan(self.release(id))),
                 Op::Socket(s) => s.take_waker().map(Ended::Waker),
+                Op::Command(c) if c.is_abandoned() => Some(Ended::Orphan(self.release(id))),
+                Op::Command(c) => c.take_waker().map(Ended::Waker),
             },
         }
     }
@@ -480,8 +521,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
         if !inner.quiet {
-            // The driver closes its reactor before it lets go of it, so only a panic on the way leads
-            // here. The kernel may still write to what the slots and the ring own: leaking it is safe.
+            // A driver did not answer a command, or there was a panic on the way to closing the reactor. The kernel may still write to what the slots and the ring own: leaking it is safe.
             std::mem::forget(std::mem::take(&mut inner.slots));
             std::mem::forget(std::mem::replace(&mut inner.backend, Backend::Polled(Polled::default())));
         }

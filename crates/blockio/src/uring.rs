@@ -32,6 +32,8 @@ pub(crate) struct Uring {
     wake_count: Box<u64>,
     /// Set-up flags that the kernel granted, for the log.
     pub(crate) granted: &'static str,
+    /// Commands to devices can be sent.
+    pub(crate) takes_commands: bool,
 }
 
 /// Why there is no ring.
@@ -67,6 +69,7 @@ impl Uring {
         if let Some((_, name)) = needed.iter().find(|(code, _)| !probe.is_supported(*code)) {
             return Err(too_old(name));
         }
+        let takes_commands = probe.is_supported(opcode::UringCmd16::CODE);
         Ok(Uring {
             ring,
             overflow: VecDeque::new(),
@@ -74,6 +77,7 @@ impl Uring {
             wake_armed: false,
             wake_count: Box::new(0),
             granted,
+            takes_commands,
         })
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::users::{User, in_words};
+use blockio::users::{User, in_words};
 
 /// Why a file system could not be mounted, a loop device not be set up, or either not be taken away.
 #[derive(Debug, thiserror::Error)]

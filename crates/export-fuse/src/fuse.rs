@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockio::bridge::{self, Answer};
+use blockio::{mountinfo, users};
 use fuser::BackgroundSession;
 
 use crate::error::FuseError;
@@ -23,7 +24,7 @@ use crate::hole::PunchHole;
 use crate::loopdev::LoopDevice;
 use crate::mount::{self, Mount, MountBy};
 use crate::service::Served;
-use crate::{mountinfo, session, stale, users};
+use crate::{session, stale};
 
 /// How long the kernel's loop driver may take to let go of a file after it was told to.
 const LET_GO: Duration = Duration::from_secs(5);

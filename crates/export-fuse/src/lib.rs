@@ -12,25 +12,22 @@
 mod bytes;
 mod errno;
 mod error;
-mod flusher;
 mod fs;
 mod fuse;
 mod gate;
 mod hole;
 mod loopdev;
 mod mount;
-mod mountinfo;
 mod probe;
 mod service;
 mod session;
 mod spare;
 mod stale;
-mod users;
 
+pub use blockio::users::User;
 pub use error::FuseError;
 pub use fuse::{Exported, Fuse, FuseOptions, Refused};
 pub use hole::PunchHole;
 pub use mount::MountBy;
 pub use probe::{Availability, probe};
 pub use service::{ServeOptions, Served, serve};
-pub use users::User;

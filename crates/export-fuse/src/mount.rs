@@ -16,12 +16,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use blockio::{mountinfo, users};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::FuseError;
-use crate::{mountinfo, users};
 
 /// Type of our mounts, as the kernel lists it.
 pub(crate) const FS_TYPE: &str = "fuse.ubcache";

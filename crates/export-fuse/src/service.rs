@@ -13,14 +13,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockio::bridge::{self, Answer, RemoteReceiver, RemoteSender, Reply};
+use blockio::flusher;
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 use io::sync::Mutex;
 use io::{BlockVolume, Handle};
 
 use crate::bytes::ByteVolume;
+use crate::errno;
 use crate::hole::PunchHole;
 use crate::spare::Spare;
-use crate::{errno, flusher};
 
 /// Requests that wait in the queue before session threads do.
 const QUEUE: usize = 64;

@@ -14,9 +14,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use blockio::flusher;
 use fuser::{BackgroundSession, Config, Session, SessionACL};
 
-use crate::flusher;
 use crate::fs::VolumeFs;
 
 /// Answers the requests that come from `device` until the file system is unmounted. Blocks while the

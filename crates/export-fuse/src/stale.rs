@@ -10,11 +10,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use blockio::{mountinfo, users};
 use rustix::io::Errno;
 
 use crate::error::FuseError;
+use crate::loopdev;
 use crate::mount::{self, FS_TYPE};
-use crate::{loopdev, mountinfo, users};
 
 /// Makes `dir` free for a new mount. Returns what was done, for the log.
 pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {

@@ -26,8 +26,55 @@ const KEEP_BYTES_PER_CLASS: usize = 16 << 20;
 #[repr(C, align(4096))]
 struct Page([u8; BUFFER_ALIGN_BYTES]);
 
+/// Memory from this size on is asked for in a way that the system need not touch it before it is used: buffers of an
+/// export's largest request mostly carry small ones.
+const LAZY_BYTES: usize = 128 << 10;
+
+enum Memory {
+    Pages(Box<[Page]>),
+    /// The aligned part of a plain allocation begins at `start`.
+    Lazy {
+        bytes: Vec<u8>,
+        start: usize,
+    },
+}
+
+impl Memory {
+    /// Zeros.
+    fn new(pages: usize) -> Option<Memory> {
+        let len = pages.checked_mul(BUFFER_ALIGN_BYTES)?;
+        if len < LAZY_BYTES {
+            return <[Page]>::new_box_zeroed_with_elems(pages).ok().map(Memory::Pages);
+        }
+        let bytes = u8::new_vec_zeroed(len.checked_add(BUFFER_ALIGN_BYTES)?).ok()?;
+        let start = bytes.as_ptr().align_offset(BUFFER_ALIGN_BYTES);
+        Some(Memory::Lazy { bytes, start })
+    }
+
+    fn len_bytes(&self) -> usize {
+        match self {
+            Memory::Pages(pages) => pages.len() * BUFFER_ALIGN_BYTES,
+            Memory::Lazy { bytes, .. } => bytes.len() - BUFFER_ALIGN_BYTES,
+        }
+    }
+
+    fn as_bytes(&self, len: usize) -> &[u8] {
+        match self {
+            Memory::Pages(pages) => &pages.as_bytes()[..len],
+            Memory::Lazy { bytes, start } => &bytes[*start..][..len],
+        }
+    }
+
+    fn as_mut_bytes(&mut self, len: usize) -> &mut [u8] {
+        match self {
+            Memory::Pages(pages) => &mut pages.as_mut_bytes()[..len],
+            Memory::Lazy { bytes, start } => &mut bytes[*start..][..len],
+        }
+    }
+}
+
 struct Storage {
-    pages: Box<[Page]>,
+    memory: Memory,
     class: usize,
 }
 
@@ -55,9 +102,9 @@ impl BufferPool {
         let pooled = self.inner.free.get(class).and_then(|f| f.borrow_mut().pop());
         let storage = pooled.unwrap_or_else(|| {
             let pages = if class < CLASSES { 1 << class } else { pages };
-            let pages = <[Page]>::new_box_zeroed_with_elems(pages)
-                .unwrap_or_else(|_| panic!("out of memory: {len_bytes} byte buffer"));
-            Rc::new(Storage { pages, class })
+            let memory =
+                Memory::new(pages).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"));
+            Rc::new(Storage { memory, class })
         });
         Buffer { storage: Some(storage), pool: self.inner.clone(), len_bytes }
     }
@@ -102,7 +149,7 @@ impl Buffer {
 
     /// How many bytes the memory behind the buffer holds.
     pub fn capacity(&self) -> usize {
-        self.storage().pages.len() * BUFFER_ALIGN_BYTES
+        self.storage().memory.len_bytes()
     }
 
     /// Changes the length within the capacity. Bytes that appear have unspecified contents.
@@ -116,14 +163,14 @@ impl Buffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        &self.storage().pages.as_bytes()[..self.len_bytes]
+        self.storage().memory.as_bytes(self.len_bytes)
     }
 
     /// The bytes for writing; `None` while another handle shares them.
     pub fn get_mut(&mut self) -> Option<&mut [u8]> {
         let len = self.len_bytes;
         let storage = self.storage.as_mut().expect("storage lives until drop");
-        Rc::get_mut(storage).map(|s| &mut s.pages.as_mut_bytes()[..len])
+        Rc::get_mut(storage).map(|s| s.memory.as_mut_bytes(len))
     }
 
     /// The bytes for writing.
@@ -157,7 +204,7 @@ impl Drop for Buffer {
         }
         if let Some(free) = self.pool.free.get(storage.class) {
             let mut free = free.borrow_mut();
-            if (free.len() + 1) * storage.pages.len() * BUFFER_ALIGN_BYTES <= KEEP_BYTES_PER_CLASS {
+            if (free.len() + 1) * storage.memory.len_bytes() <= KEEP_BYTES_PER_CLASS {
                 free.push(storage);
             }
         }
@@ -184,6 +231,20 @@ mod tests {
         let at = b.as_slice().as_ptr();
         drop(b);
         assert_eq!(pool.take(8192).as_slice().as_ptr(), at);
+    }
+
+    #[test]
+    fn large_buffers_are_zeros_and_aligned_too() {
+        for len in [LAZY_BYTES - 1, LAZY_BYTES, LAZY_BYTES + 1, 3 << 20, 100 << 20] {
+            let pool = BufferPool::default();
+            let mut b = pool.take(len);
+            assert_eq!(b.as_slice().as_ptr() as usize % BUFFER_ALIGN_BYTES, 0);
+            assert!(b.capacity() >= len && b.capacity().is_multiple_of(BUFFER_ALIGN_BYTES));
+            assert!(b.as_slice().iter().all(|&x| x == 0));
+            let whole = b.capacity();
+            b.set_len(whole);
+            b.as_mut()[whole - 1] = 1;
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl fmt::Display for User {
 }
 
 /// All of them in a sentence.
-pub(crate) fn in_words(users: &[User]) -> String {
+pub fn in_words(users: &[User]) -> String {
     if users.is_empty() {
         return "the system does not say by whom".to_string();
     }
@@ -96,7 +96,7 @@ fn number_of(sys: &Path) -> Option<(u32, u32)> {
 }
 
 /// Everybody who uses the block device `name` (`loop3`) or a partition of it.
-pub(crate) fn of_block_device(name: &str) -> Vec<User> {
+pub fn of_block_device(name: &str) -> Vec<User> {
     let family = Family::of(name);
     let mut users = Vec::new();
     for mount in mountinfo::mounts().unwrap_or_default() {
@@ -123,7 +123,7 @@ pub(crate) fn of_block_device(name: &str) -> Vec<User> {
 }
 
 /// The processes that have something in `dir` open, run from it or stand in it.
-pub(crate) fn of_directory(dir: &Path) -> Vec<User> {
+pub fn of_directory(dir: &Path) -> Vec<User> {
     processes(|path| path.starts_with(dir))
 }
 

@@ -9,24 +9,24 @@ use std::path::{Path, PathBuf};
 
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct MountEntry {
+pub struct MountEntry {
     /// Major and minor number of the file system's device; belongs to this file system alone.
-    pub(crate) device: (u32, u32),
+    pub device: (u32, u32),
     /// Where it is mounted.
-    pub(crate) at: PathBuf,
+    pub at: PathBuf,
     /// Type, with subtype.
-    pub(crate) fs_type: String,
+    pub fs_type: String,
     /// What is mounted: a device or a name.
-    pub(crate) source: OsString,
+    pub source: OsString,
 }
 
 /// Every mount that this process sees, in the order in which they were made.
-pub(crate) fn mounts() -> io::Result<Vec<MountEntry>> {
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
 /// The mount that one reaches by `path`, which is absolute and without links.
-pub(crate) fn topmost(path: &Path) -> io::Result<Option<MountEntry>> {
+pub fn topmost(path: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|m| m.at == path))
 }
 
@@ -48,7 +48,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
 }
 
 /// Blanks, tabs, newlines and backslashes stand as a backslash and three octal digits.
-pub(crate) fn unescaped(field: &[u8]) -> OsString {
+pub fn unescaped(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
@@ -72,7 +72,7 @@ pub(crate) fn unescaped(field: &[u8]) -> OsString {
 
 /// What `path` looks like to a program that lists it with other things, for comparison with lists of the
 /// kernel: absolute, links in the directory part resolved, the last part as it is.
-pub(crate) fn located(path: &Path) -> io::Result<PathBuf> {
+pub fn located(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     match (absolute.parent(), absolute.file_name()) {
         // The last part is not looked at: a dead file system there answers nothing but errors.

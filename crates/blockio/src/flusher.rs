@@ -9,7 +9,7 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// Marks the calling thread for good. Without the right to do so (CAP_SYS_RESOURCE) nothing happens: then
 /// the file system serves programs, but no loop device, as that needs root too.
-pub(crate) fn mark_this_thread() {
+pub fn mark_this_thread() {
     // SAFETY: this request reads no memory; unused arguments are zero as it demands.
     let _ = unsafe {
         libc::prctl(
