@@ -6,6 +6,7 @@
 
 mod append;
 mod change;
+mod dirty;
 mod entry;
 mod extents;
 mod load;

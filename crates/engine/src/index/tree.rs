@@ -7,17 +7,19 @@
 //! Invariants: the leaves' bounds are ascending and the last one is the greatest position, so every position has
 //! exactly one leaf; a leaf's extents lie behind the bound of the leaf before it and not behind its own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use format::{Gen, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
+use super::dirty::DirtyDevices;
 use super::entry::{Entry, MAX_POSITION};
 use super::extents::Extents;
 use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
 use crate::flush::Tick;
 use crate::gc::Survey;
+use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
 /// The greatest position: bound of the last leaf and of the root.
 pub(crate) const MAX_BOUND: Bound = (Inode(0xF_FFFF), Sector(i64::MAX as u64));
@@ -65,7 +67,7 @@ pub(crate) struct Tree {
     free: Vec<u32>,
     root: NodeId,
     leaves: Vec<(Bound, NodeId)>,
-    dirty: BTreeMap<Inode, u64>,
+    dirty: DirtyDevices,
     clock: u64,
     next_birth: u64,
     loaded_bytes: usize,
@@ -79,7 +81,7 @@ impl Tree {
             free: Vec::new(),
             root: NodeId::NONE,
             leaves: Vec::new(),
-            dirty: BTreeMap::new(),
+            dirty: DirtyDevices::default(),
             clock: 0,
             next_birth: 0,
             loaded_bytes: 0,
@@ -256,7 +258,7 @@ impl Tree {
             (None, Via::Journal(seq)) => Some(Entry::tombstone(end, size, seq).unwritten().journaled()),
             (None, Via::LeafOnly(_)) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
         };
-        let dirty_count = self.dirty.entry(inode).or_insert(0);
+        let device = self.dirty.device_mut(inode);
         let before = extents.memory_bytes_hint();
         extents.replace(inode, start, end, entry, |old| {
             if old.is_tombstone() {
@@ -264,7 +266,7 @@ impl Tree {
             }
             let was_current = buckets.sub(old.ptr(), old.size(), old.dirty());
             if was_current && old.dirty() {
-                *dirty_count -= old.size().0;
+                device.remove(old.start(), old.size());
                 leaf.dirty_sectors -= old.size().0;
             }
         });
@@ -272,7 +274,7 @@ impl Tree {
         if let Some((ptr, dirty)) = new {
             assert!(buckets.add(ptr, size, dirty), "a new extent points to a bucket that was invalidated");
             if dirty {
-                *dirty_count += size.0;
+                device.add(start, size);
                 leaf.dirty_sectors += size.0;
             }
         }
@@ -295,12 +297,47 @@ impl Tree {
 
     /// Live dirty sectors of a device.
     pub(crate) fn dirty_sectors(&self, inode: Inode) -> Sectors {
-        Sectors(self.dirty.get(&inode).copied().unwrap_or(0))
+        self.dirty.sectors(inode)
     }
 
     /// Every device with dirty sectors.
     pub(crate) fn all_dirty(&self) -> impl Iterator<Item = (Inode, Sectors)> + '_ {
-        self.dirty.iter().map(|(i, n)| (*i, Sectors(*n)))
+        self.dirty.all()
+    }
+
+    /// The dirty stripes of a device for which they are counted.
+    pub(crate) fn dirty_stripes(&self, inode: Inode) -> Option<&DirtyStripes> {
+        self.dirty.stripes(inode)
+    }
+
+    /// Begins to count the dirty stripes of a device; [`Tree::count_stripes`] does it.
+    pub(crate) fn begin_stripes(&mut self, inode: Inode, geometry: StripeGeometry) {
+        self.dirty.device_mut(inode).begin_stripes(geometry);
+    }
+
+    /// Counts stripes in the leaf that covers `from`; returns where the next one begins, if the device goes on there.
+    pub(crate) fn count_stripes(
+        &mut self,
+        inode: Inode,
+        from: Sector,
+        buckets: &Buckets,
+    ) -> Result<Option<Sector>, NotLoaded> {
+        let id = self.leaf_at(inode, from);
+        let node = self.node(id);
+        let next = (node.bound.0 == inode).then_some(node.bound.1);
+        let mut found = Vec::new();
+        if node.leaf().dirty_sectors > 0 {
+            let extents = node.leaf().extents.as_ref().ok_or(NotLoaded(id))?;
+            let dirty = |e: &Entry| !e.is_tombstone() && e.dirty() && buckets.is_current(e.ptr());
+            found.extend(extents.iter_from(inode, from).filter(dirty).map(|e| (e.start(), e.size())));
+        }
+        self.dirty.device_mut(inode).count_stripes(next.unwrap_or(Sector(u64::MAX)), found.into_iter());
+        Ok(next)
+    }
+
+    /// Nobody asks for the stripes of this device any more.
+    pub(crate) fn forget_stripes(&mut self, inode: Inode) {
+        self.dirty.device_mut(inode).forget_stripes();
     }
 
     /// Counts the extents of a leaf that was just read for the first time: live data into the bucket table and the
@@ -309,7 +346,7 @@ impl Tree {
         let mut leaf_dirty = 0;
         for (inode, e) in extents.iter().filter(|(_, e)| !e.is_tombstone()) {
             if buckets.add(e.ptr(), e.size(), e.dirty()) && e.dirty() {
-                *self.dirty.entry(inode).or_insert(0) += e.size().0;
+                self.dirty.device_mut(inode).add(e.start(), e.size());
                 leaf_dirty += e.size().0;
             }
         }
@@ -435,9 +472,7 @@ impl Tree {
             }
             if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
                 dirty_gone += e.size().0;
-                if let Some(n) = dirty.get_mut(&inode) {
-                    *n -= e.size().0;
-                }
+                dirty.device_mut(inode).remove(e.start(), e.size());
             }
             false
         });

@@ -201,6 +201,10 @@ impl BlockVolume for VolumeRef {
         self.0.block_bytes()
     }
 
+    fn physical_block_bytes(&self) -> u32 {
+        self.0.physical_block_bytes()
+    }
+
     fn optimal_io_bytes(&self) -> u32 {
         self.0.optimal_io_bytes()
     }

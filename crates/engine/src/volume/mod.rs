@@ -202,6 +202,13 @@ impl Volume {
         sectors.bytes() as u32
     }
 
+    /// Unit that is stored without reading what is around it, in bytes: the largest block of volume, set and devices.
+    pub fn physical_block_bytes(&self) -> u32 {
+        let backing = self.backing.as_ref().map_or(0, |b| b.disk.info().physical_block_bytes);
+        let cache = self.attached().map_or(0, |(core, _)| core.geometry.block_sectors.bytes() as u32);
+        self.block_bytes().max(backing).max(cache)
+    }
+
     /// Preferred size of requests, in bytes; 0 for none.
     pub fn optimal_io_bytes(&self) -> u32 {
         self.backing.as_ref().map_or(0, |b| b.disk.info().optimal_io_bytes)

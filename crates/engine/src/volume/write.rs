@@ -20,6 +20,7 @@ use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
 use crate::policy::congestion::Direction;
+use crate::policy::stripes::StripeGeometry;
 use crate::set::Core;
 
 /// Why a write could not be taken by the cache.
@@ -417,6 +418,15 @@ impl Volume {
         done.result.map_err(VolumeError::from)
     }
 
+    /// The stripes of the backing device, if it is expensive to write a part of one.
+    pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
+        let backing = self.backing()?;
+        let info = backing.disk.info();
+        let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
+        let expensive = info.partial_stripes_expensive && optimal > Sectors::ZERO;
+        expensive.then(|| StripeGeometry::new(optimal, self.offset, self.size()))
+    }
+
     /// Whether a stripe that the range touches has dirty data, on devices where partial stripes are expensive.
     async fn touches_dirty_stripe(
         &self,
@@ -425,15 +435,7 @@ impl Volume {
         start: Sector,
         end: Sector,
     ) -> Result<bool, EngineError> {
-        let Some(backing) = self.backing().filter(|b| b.disk.info().partial_stripes_expensive) else {
-            return Ok(false);
-        };
-        let info = backing.disk.info();
-        let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
-        if optimal == Sectors::ZERO {
-            return Ok(false);
-        }
-        let stripes = crate::policy::stripes::StripeGeometry::new(optimal, self.offset, self.size());
+        let Some(stripes) = self.expensive_stripes() else { return Ok(false) };
         let (first, _) = stripes.extent(stripes.stripe_of(start));
         let (last, len) = stripes.extent(stripes.stripe_of(end - Sectors(1)));
         self.overlaps_dirty(core, inode, first, last + len).await

@@ -9,7 +9,7 @@ use format::{Inode, Ptr, Sector, Sectors};
 use io::IoFuture;
 
 use crate::error::EngineError;
-use crate::index::{How, Kind, NotLoaded};
+use crate::index::{How, Kind, MAX_POSITION, NotLoaded};
 use crate::set::{Backing, Core};
 use crate::volume::{RangeGuard, Volume};
 
@@ -65,47 +65,117 @@ pub(super) async fn write_back(
     result.map(|()| written)
 }
 
-/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
+/// What goes into a batch.
+struct Picked {
+    extents: Vec<Extent>,
+    sectors: Sectors,
+    limit: Sectors,
+}
+
+impl Picked {
+    fn is_full(&self) -> bool {
+        self.extents.len() >= MAX_KEYS || self.sectors >= self.limit
+    }
+}
+
+/// What to write back next: stripes that are dirty as a whole, where partial ones are expensive; without any, the
+/// next dirty extents of the sweep.
 async fn collect(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
     inode: Inode,
     limit: Sectors,
 ) -> Result<Vec<Extent>, EngineError> {
-    let mut extents: Vec<Extent> = Vec::new();
-    let mut total = Sectors::ZERO;
+    let mut picked = Picked { extents: Vec::new(), sectors: Sectors::ZERO, limit };
+    collect_stripes(volume, core, inode, &mut picked).await?;
+    if picked.extents.is_empty() {
+        collect_sweep(volume, core, inode, &mut picked).await?;
+    }
+    Ok(picked.extents)
+}
+
+/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
+async fn collect_sweep(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    picked: &mut Picked,
+) -> Result<(), EngineError> {
     let first = volume.writeback.cursor.get();
-    let mut at = first;
+    let mut at = pick(volume, core, inode, first, MAX_POSITION, true, picked).await?;
+    // A sweep ends at the end of the device; what lies before goes into the next batch, in order.
+    if at == MAX_POSITION {
+        at = Sector(0);
+        if picked.extents.is_empty() {
+            at = pick(volume, core, inode, Sector(0), first, true, picked).await?;
+        }
+    }
+    volume.writeback.cursor.set(at);
+    Ok(())
+}
+
+/// Stripes of which every sector is dirty, whole ones only; none where nobody counts stripes.
+async fn collect_stripes(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    picked: &mut Picked,
+) -> Result<(), EngineError> {
+    let first = volume.writeback.stripe_cursor.get();
+    let mut from = first;
     let mut wrapped = first == Sector(0);
-    while extents.len() < MAX_KEYS && total < limit {
+    while !picked.is_full() {
+        let next = {
+            let tree = core.tree.borrow();
+            let Some(stripes) = tree.dirty_stripes(inode) else { return Ok(()) };
+            stripes.full_dirty_stripes(from).find(|(start, _)| *start >= from)
+        };
+        match next {
+            Some((start, _)) if wrapped && start >= first && first > Sector(0) => break,
+            Some((start, size)) => {
+                from = start + size;
+                pick(volume, core, inode, start, from, false, picked).await?;
+            }
+            None if wrapped => break,
+            None => {
+                wrapped = true;
+                from = Sector(0);
+            }
+        }
+    }
+    volume.writeback.stripe_cursor.set(from);
+    Ok(())
+}
+
+/// Picks dirty extents of `[from, end)`, ascending, until the batch is full if it is to look at that. Returns where
+/// it stopped.
+async fn pick(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    from: Sector,
+    end: Sector,
+    until_full: bool,
+    picked: &mut Picked,
+) -> Result<Sector, EngineError> {
+    let mut at = from;
+    while at < end && !(until_full && picked.is_full()) {
         core.check()?;
         let next = core.tree.borrow().next_dirty(inode, at, &core.buckets.borrow());
         match next {
             Err(NotLoaded(id)) => core.load_leaf(id).await?,
-            Ok(Some((start, size, ptr))) => {
-                if wrapped && start >= first && first > Sector(0) {
-                    break;
-                }
-                let size = Sectors(size.0.min(MAX_RUN.0));
+            Ok(Some((start, size, ptr))) if start < end => {
+                let size = Sectors(size.0.min(MAX_RUN.0).min((end - start).0));
                 at = start + size;
                 if let Some(guard) = volume.ranges.try_writeback(start, at) {
-                    total += size;
-                    extents.push(Extent { start, size, ptr, guard });
+                    picked.sectors += size;
+                    picked.extents.push(Extent { start, size, ptr, guard });
                 }
             }
-            Ok(None) if wrapped => break,
-            Ok(None) => {
-                wrapped = true;
-                at = Sector(0);
-                // A sweep ends here; what lies before goes into the next batch, in order.
-                if !extents.is_empty() {
-                    break;
-                }
-            }
+            Ok(_) => return Ok(end),
         }
     }
-    volume.writeback.cursor.set(at);
-    Ok(extents)
+    Ok(at)
 }
 
 /// Joins extents that follow each other on the backing device.

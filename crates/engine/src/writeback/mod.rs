@@ -12,10 +12,11 @@ mod batch;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use format::{BackingState, Sector, Sectors};
+use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
 use io::sync::{Either, Event, select};
 
+use crate::index::NotLoaded;
 use crate::policy::writeback_rate::{IdleInputs, RateDebug, RateInputs, WritebackRate};
 use crate::set::Core;
 use crate::volume::Volume;
@@ -32,6 +33,8 @@ pub(crate) struct Writeback {
     rate: RefCell<WritebackRate>,
     /// Where the sweep goes on.
     cursor: Cell<Sector>,
+    /// Where the search for full stripes goes on.
+    stripe_cursor: Cell<Sector>,
     /// When the oldest data that is dirty now became dirty.
     dirty_since: Cell<Option<Nanos>>,
     /// Waits for everything to be written back, without regard to rate and delay.
@@ -49,6 +52,7 @@ impl Writeback {
         Writeback {
             rate: RefCell::new(WritebackRate::new(now)),
             cursor: Cell::new(Sector(0)),
+            stripe_cursor: Cell::new(Sector(0)),
             dirty_since: Cell::new(None),
             draining: Cell::new(0),
             failures: Cell::new(0),
@@ -155,6 +159,40 @@ pub(crate) async fn run(volume: Rc<Volume>) {
         if core.is_stopping() || volume.is_stopping() {
             break;
         }
+        count_stripes(&volume, &core, inode).await;
+        sweep(&volume, &core, inode).await;
+        core.tree.borrow_mut().forget_stripes(inode);
+    }
+    wb.running.set(false);
+    wb.progress.notify_all();
+}
+
+/// Counts the stripes of a device that wants to be written in whole ones. An index that cannot be read is found by
+/// everybody else as well.
+async fn count_stripes(volume: &Volume, core: &Core, inode: Inode) {
+    let Some(geometry) = volume.expensive_stripes() else { return };
+    core.tree.borrow_mut().begin_stripes(inode, geometry);
+    let mut from = Some(Sector(0));
+    while let Some(at) = from
+        && core.check().is_ok()
+    {
+        let counted = core.tree.borrow_mut().count_stripes(inode, at, &core.buckets.borrow());
+        match counted {
+            Ok(next) => from = next,
+            Err(NotLoaded(id)) if core.load_leaf(id).await.is_ok() => {}
+            Err(NotLoaded(_)) => return,
+        }
+        core.rt.yield_now().await;
+    }
+}
+
+/// Writes back what is due, for as long as the volume is attached to this set.
+async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
+    let wb = &volume.writeback;
+    while volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, core) && i == inode) {
+        if core.is_stopping() || volume.is_stopping() {
+            break;
+        }
         let now = volume.rt.now();
         let dirty = core.tree.borrow().dirty_sectors(inode);
         if dirty == Sectors::ZERO {
@@ -174,7 +212,7 @@ pub(crate) async fn run(volume: Rc<Volume>) {
             wb.dirty_since.set(Some(now));
         }
         let seen_dirty = dirty > Sectors::ZERO;
-        match volume.writeback_due(&core, dirty) {
+        match volume.writeback_due(core, dirty) {
             Some(due) if due <= now => {}
             due => {
                 // Anything that can change the answer ends the wait.
@@ -184,7 +222,7 @@ pub(crate) async fn run(volume: Rc<Volume>) {
                         || volume.attached().is_none()
                         || (core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO) != seen_dirty
                         || volume
-                            .writeback_due(&core, core.tree.borrow().dirty_sectors(inode))
+                            .writeback_due(core, core.tree.borrow().dirty_sectors(inode))
                             .is_some_and(|d| due.is_none_or(|old| d < old))
                 };
                 let wait = std::pin::pin!(wb.wake.wait_until(changed));
@@ -199,18 +237,18 @@ pub(crate) async fn run(volume: Rc<Volume>) {
                 continue;
             }
         }
-        let limit = batch_limit(&volume, &core);
-        match batch::write_back(&volume, &core, inode, limit).await {
+        let limit = batch_limit(volume, core);
+        match batch::write_back(volume, core, inode, limit).await {
             Ok(written) => {
                 wb.failures.set(0);
                 wb.progress.notify_all();
                 let delay =
-                    wb.rate.borrow_mut().delay_after(written, volume.unlimited(&core), volume.rt.now());
+                    wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), volume.rt.now());
                 if written == Sectors::ZERO {
                     // Everything dirty is being changed just now.
                     volume.rt.sleep(Nanos::from_ms(1)).await;
                 } else if delay > Nanos(0) {
-                    let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(&core);
+                    let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(core);
                     let wait = std::pin::pin!(wb.wake.wait_until(urgent));
                     match select(wait, volume.rt.sleep(delay)).await {
                         Either::Left(()) | Either::Right(()) => {}
@@ -226,8 +264,6 @@ pub(crate) async fn run(volume: Rc<Volume>) {
             }
         }
     }
-    wb.running.set(false);
-    wb.progress.notify_all();
 }
 
 /// How much one batch may write: about a second's worth, so that the flush at its end is shared by as much as the

@@ -1,0 +1,150 @@
+//! How much of each device is dirty, and in which stripes where that matters.
+//!
+//! Owns the exact count of live dirty sectors by inode, kept in step by the tree with every change. For a device on
+//! which partial stripes are expensive it can count each stripe too. That count starts when the device is attached,
+//! long after the index was read: a walk counts leaf after leaf, and changes are followed up to where the walk has
+//! come, so that nothing is counted twice. Must not know buckets or generations.
+//!
+//! Invariant: with a count of stripes, exactly the live dirty sectors before `counted` are in it.
+
+use std::collections::BTreeMap;
+
+use format::{Inode, Sector, Sectors};
+
+use crate::policy::stripes::{DirtyStripes, StripeGeometry};
+
+/// See the module head.
+#[derive(Default)]
+pub(crate) struct DirtyDevices {
+    devices: BTreeMap<Inode, DirtyDevice>,
+}
+
+/// One device's count.
+#[derive(Default)]
+pub(crate) struct DirtyDevice {
+    sectors: u64,
+    stripes: Option<Counted>,
+}
+
+struct Counted {
+    stripes: DirtyStripes,
+    /// Where the walk has come.
+    until: Sector,
+}
+
+impl DirtyDevices {
+    /// The count of one device, to be changed.
+    pub(crate) fn device_mut(&mut self, inode: Inode) -> &mut DirtyDevice {
+        self.devices.entry(inode).or_default()
+    }
+
+    /// Live dirty sectors of a device.
+    pub(crate) fn sectors(&self, inode: Inode) -> Sectors {
+        Sectors(self.devices.get(&inode).map_or(0, |d| d.sectors))
+    }
+
+    /// Every device that ever had dirty sectors.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Inode, Sectors)> + '_ {
+        self.devices.iter().map(|(inode, d)| (*inode, Sectors(d.sectors)))
+    }
+
+    /// The stripes of a device, as far as they have been counted.
+    pub(crate) fn stripes(&self, inode: Inode) -> Option<&DirtyStripes> {
+        self.devices.get(&inode).and_then(|d| d.stripes.as_ref()).map(|c| &c.stripes)
+    }
+}
+
+impl DirtyDevice {
+    /// These sectors were not dirty before.
+    pub(crate) fn add(&mut self, start: Sector, sectors: Sectors) {
+        self.sectors += sectors.0;
+        if let Some(c) = &mut self.stripes {
+            c.stripes.add(start, c.part(start, sectors));
+        }
+    }
+
+    /// These sectors are no longer dirty.
+    pub(crate) fn remove(&mut self, start: Sector, sectors: Sectors) {
+        self.sectors -= sectors.0;
+        if let Some(c) = &mut self.stripes {
+            c.stripes.remove(start, c.part(start, sectors));
+        }
+    }
+
+    /// Begins to count stripes; nothing is counted yet.
+    pub(crate) fn begin_stripes(&mut self, geometry: StripeGeometry) {
+        self.stripes = Some(Counted { stripes: DirtyStripes::new(geometry, true), until: Sector(0) });
+    }
+
+    /// The walk comes to `until`, and these are the dirty extents that it found since it was last heard of.
+    pub(crate) fn count_stripes(&mut self, until: Sector, found: impl Iterator<Item = (Sector, Sectors)>) {
+        let Some(c) = &mut self.stripes else { return };
+        let from = c.until;
+        for (start, sectors) in found {
+            let first = start.max(from);
+            let last = (start + sectors).min(until);
+            if first < last {
+                c.stripes.add(first, last - first);
+            }
+        }
+        c.until = until;
+    }
+
+    /// Nobody asks for stripes any more.
+    pub(crate) fn forget_stripes(&mut self) {
+        self.stripes = None;
+    }
+}
+
+impl Counted {
+    /// The part of an extent that the walk has passed.
+    fn part(&self, start: Sector, sectors: Sectors) -> Sectors {
+        let end = (start + sectors).min(self.until);
+        if start < end { end - start } else { Sectors::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Inode = Inode(1);
+
+    fn geometry() -> StripeGeometry {
+        StripeGeometry::new(Sectors(8192), Sector(0), Sectors(8192 * 4))
+    }
+
+    fn full(d: &DirtyDevices) -> Vec<u64> {
+        d.stripes(ONE).map_or(Vec::new(), |s| s.full_dirty_stripes(Sector(0)).map(|(s, _)| s.0).collect())
+    }
+
+    /// Half of a stripe is dirty when the walk begins; changes come before and behind it.
+    #[test]
+    fn changes_before_and_behind_the_walk_are_counted_once() {
+        let mut d = DirtyDevices::default();
+        d.device_mut(ONE).add(Sector(0), Sectors(4096));
+        d.device_mut(ONE).add(Sector(8192), Sectors(8192));
+        d.device_mut(ONE).begin_stripes(geometry());
+        // Behind the walk: it will find them itself.
+        d.device_mut(ONE).add(Sector(4096), Sectors(4096));
+        d.device_mut(ONE).remove(Sector(8192), Sectors(8));
+        assert!(full(&d).is_empty());
+        // The walk's leaf ends in the middle of an extent of the next stripe.
+        let found =
+            [(Sector(0), Sectors(4096)), (Sector(4096), Sectors(4096)), (Sector(8200), Sectors(8184))];
+        d.device_mut(ONE).count_stripes(Sector(10000), found.into_iter());
+        assert_eq!(full(&d), [0]);
+        // Across the border of the walk.
+        d.device_mut(ONE).remove(Sector(9996), Sectors(8));
+        d.device_mut(ONE).add(Sector(9996), Sectors(8));
+        d.device_mut(ONE).add(Sector(8192), Sectors(8));
+        d.device_mut(ONE).count_stripes(Sector(u64::MAX), [(Sector(8192), Sectors(8192))].into_iter());
+        assert_eq!(full(&d), [0, 8192]);
+        assert_eq!(d.sectors(ONE), Sectors(16384));
+        d.device_mut(ONE).remove(Sector(8), Sectors(8));
+        assert_eq!(full(&d), [8192]);
+        d.device_mut(ONE).forget_stripes();
+        assert!(full(&d).is_empty());
+        assert_eq!(d.sectors(ONE), Sectors(16376));
+    }
+}
