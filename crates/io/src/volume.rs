@@ -79,6 +79,11 @@ pub trait BlockVolume: 'static {
     /// Unit that clients should keep to: 512 or 4096.
     fn logical_block_bytes(&self) -> u32;
 
+    /// Unit that is stored without reading what is around it; at least the logical block.
+    fn physical_block_bytes(&self) -> u32 {
+        self.logical_block_bytes()
+    }
+
     /// Preferred size of requests, 0 for no preference.
     fn optimal_io_bytes(&self) -> u32;
 
