@@ -3,8 +3,8 @@
 //! The order keeps every sector's content unambiguous after a crash (durability contract 7, 8 and 9):
 //!
 //! 1. writeback of the range that is under way ends: it would overwrite the new data with older;
-//! 2. clean copies in the cache that a crash could bring back become durable holes *before* the backing device
-//!    changes;
+//! 2. clean copies in the cache that a crash could bring back become durable holes, and dirty keys that hide such
+//!    copies durable, *before* the backing device changes;
 //! 3. the backing device is written (and, beside it, a clean copy into the cache);
 //! 4. over dirty data: the backing device is flushed, and only then are the dirty keys replaced;
 //! 5. the clean copy enters the index.
@@ -227,7 +227,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Step 2: no clean copy of the range can come back after this.
+    /// Step 2: no clean copy of the range can come back after this, neither from its own key nor from behind dirty
+    /// keys: those are durable before the backing device changes.
     async fn forget_clean(
         &self,
         core: &Core,
@@ -236,12 +237,16 @@ impl Volume {
         end: Sector,
     ) -> Result<(), EngineError> {
         let mut newest = JournalSeq(0);
+        let mut over_dirty = false;
         let mut at = start;
         while at < end {
             core.check()?;
             let seg = core.segment_loaded(inode, at, end).await?;
             let how = match seg.kind {
-                Kind::Hit { dirty: true, .. } => None,
+                Kind::Hit { dirty: true, .. } => {
+                    over_dirty = true;
+                    None
+                }
                 Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
                 Kind::Hit { .. } => Some(How::LeafOnly(core.gate.latest())),
                 Kind::Hole { seq, .. } => {
@@ -264,6 +269,9 @@ impl Volume {
             }
         }
         core.journal.commit(newest).await?;
+        if over_dirty {
+            core.journal.commit_keys().await?;
+        }
         // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
         core.alloc.generations_durable(|| core.is_failed()).await;
         core.check()

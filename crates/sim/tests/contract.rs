@@ -1,0 +1,72 @@
+//! The durability contract, told as stories where random runs need many seeds to come upon a breach of it.
+#![allow(clippy::unwrap_used)]
+
+use engine::SetOptions;
+use format::{CacheMode, Sectors};
+use sim::disk::{Keep, Kind, Matching};
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// Nothing becomes durable by itself while the story is told.
+const NEVER_MS: u16 = 60_000;
+
+/// Opens a set whose cache holds a durable clean copy of the first 512 sectors, and newer dirty data over a few
+/// of them, of which nothing is durable: no flush, a journal that is in no hurry, and no new bucket, whose generation
+/// would have to be durable. From now on nothing can become durable on the cache device.
+async fn dirty_over_a_clean_copy(b: &Boot) {
+    let mut options = SetOptions::default();
+    options.tunables.journal_delay_ms = NEVER_MS;
+    b.open_with(options).await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    b.tune(0, "writeback_running", "0").await;
+    assert!(b.clients[0].read(0, 512).await.is_some());
+    // The leaf is written, and the superblock says dirty.
+    b.sleep_ms(90_000).await;
+    assert_eq!(b.set().status().cached_sectors, Sectors(512));
+    assert!(b.clients[0].write(1000, 1, true).await);
+    assert!(b.clients[0].write(128, 4, false).await);
+    assert_eq!(b.volume(0).dirty_sectors(), Sectors(5));
+    b.cache.hold(Matching::all(Kind::Flush));
+    b.cache.hold(Matching::all(Kind::DurableWrite));
+}
+
+/// Contract 9: after a crash the older clean copy would be believed, and the sectors would change when it is evicted.
+#[test]
+fn writeback_waits_until_the_dirty_keys_are_durable() {
+    for keep in [Keep::Nothing, Keep::Some(2), Keep::Some(6)] {
+        let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
+        story.boot(|b| async move {
+            dirty_over_a_clean_copy(&b).await;
+            let volume = b.volume(0);
+            b.rt.spawn(async move { volume.drained().await });
+            b.sleep_ms(2000).await;
+            assert!(b.cache.held() > 0, "the journal is on its way");
+        });
+        story.power_cut(keep).judge().happy_end();
+    }
+}
+
+/// The same for what goes past the cache over dirty data alone.
+#[test]
+fn direct_changes_wait_until_the_dirty_keys_are_durable() {
+    for way in ["detaching", "discard"] {
+        for keep in [Keep::Everything, Keep::Nothing, Keep::Some(2), Keep::Some(6)] {
+            let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
+            story.boot(move |b| async move {
+                dirty_over_a_clean_copy(&b).await;
+                let c = b.clients[0].clone();
+                match way {
+                    "discard" => drop(b.rt.spawn(async move { c.discard(128, 4).await })),
+                    _ => {
+                        let (set, volume) = (b.set(), b.volume(0));
+                        b.rt.spawn(async move { set.detach(&volume).await });
+                        b.write_beside(0, 128, 4, false);
+                    }
+                }
+                b.sleep_ms(2000).await;
+                assert!(b.cache.held() > 0, "the journal is on its way");
+            });
+            story.power_cut(keep).judge().happy_end();
+        }
+    }
+}
