@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use blockio::{Backend, CommandFile, Driver, DriverOptions};
 
 fn null(driver: &Driver) -> std::io::Result<CommandFile> {
-    let file = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let file = File::options().read(true).write(true).open("/dev/null").expect("every system has it");
     // SAFETY: this driver does not look at commands at all.
     unsafe { CommandFile::new(driver.reactor(), file.into(), 8192) }
 }
