@@ -1,0 +1,111 @@
+//! What can go wrong outside of requests, each with what the operator can do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a device could not be made, recovered or taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum UblkError {
+    /// The kernel has no ublk driver, or it is not loaded.
+    #[error(
+        "ublk cannot be used: {} is missing: load the driver (`modprobe ublk_drv` as root; Linux 6.5 or later, built \
+         with CONFIG_BLK_DEV_UBLK), or choose another --export",
+        crate::abi::CONTROL
+    )]
+    NoDriver,
+    /// This user may not use the driver.
+    #[error(
+        "ublk cannot be used: {}: permission denied: run as root, or let users make devices by a udev rule that opens \
+         it and gives /dev/ublkc* and /dev/ublkb* to their owners",
+        crate::abi::CONTROL
+    )]
+    NoPermission,
+    /// The driver cannot be opened for another reason.
+    #[error("ublk cannot be used: {}: {source}", crate::abi::CONTROL)]
+    Control {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The driver does not know a command that is needed.
+    #[error(
+        "ublk cannot be used: the kernel's driver does not know the command \"{0}\": Linux 6.5 or later is needed"
+    )]
+    TooOld(&'static str),
+    /// There is no ring to serve requests on.
+    #[error("ublk cannot be used: {0}")]
+    NoRing(io::Error),
+    /// Somebody has a device of this number.
+    #[error("/dev/ublkb{number} is taken{}: choose another number, or leave it out", by(*.pid))]
+    Taken {
+        /// The number asked for.
+        number: u32,
+        /// Who serves that device, where the driver says so.
+        pid: Option<i32>,
+    },
+    /// Another process serves this volume.
+    #[error(
+        "/dev/ublkb{number}: process {pid} serves this volume: stop it first, or let it hand the device over \
+         (`ubcache up --takeover`)"
+    )]
+    InService {
+        /// Its device.
+        number: u32,
+        /// Its process.
+        pid: i32,
+    },
+    /// A device that was left behind is not like the volume any more.
+    #[error(
+        "/dev/ublkb{number} was left behind with {found} sectors, and the volume has {expected}: whoever uses the device \
+         must let go of it; it is taken away when it is served with the right volume and then stopped"
+    )]
+    Changed {
+        /// The device.
+        number: u32,
+        /// Sectors of the volume.
+        expected: u64,
+        /// Sectors of the device.
+        found: u64,
+    },
+    /// A device was left behind, and the driver does not let go of its old server.
+    #[error(
+        "/dev/ublkb{number}, left behind by process {pid}, cannot be recovered: the driver still waits for that process"
+    )]
+    NotQuiet {
+        /// The device.
+        number: u32,
+        /// Its former process.
+        pid: i32,
+    },
+    /// The character device by which a device is served cannot be opened.
+    #[error("{}: {source}", path.display())]
+    Node {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The driver refused a command.
+    #[error("/dev/ublkb{number}: {step}: {source}")]
+    Refused {
+        /// The device.
+        number: u32,
+        /// What was tried.
+        step: &'static str,
+        /// What the driver said.
+        source: io::Error,
+    },
+    /// The driver refused to make a device.
+    #[error("ublk: cannot make a device with {queues} queues of depth {depth}: {source}")]
+    Add {
+        /// Queues asked for.
+        queues: u16,
+        /// Depth asked for.
+        depth: u16,
+        /// What the driver said.
+        source: io::Error,
+    },
+}
+
+fn by(pid: Option<i32>) -> String {
+    pid.map(|p| format!(" by process {p}")).unwrap_or_default()
+}

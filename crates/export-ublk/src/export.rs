@@ -1,0 +1,156 @@
+//! The devices of all volumes of a session.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use blockio::Driver;
+use blockio::users::{self, User};
+use io::BlockVolume;
+
+use crate::control::Control;
+use crate::device::{Device, Host, KernelNode, Shape};
+use crate::error::UblkError;
+use crate::find::Identity;
+use crate::sysfs;
+
+/// How devices are made.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Options {
+    /// Number of the first volume's device; the others follow. `None`: the driver chooses.
+    pub number: Option<u32>,
+    /// Queues and depth of each.
+    pub shape: Shape,
+}
+
+/// A volume that is a block device now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exported {
+    /// The volume's name.
+    pub volume: String,
+    /// The block device.
+    pub path: PathBuf,
+    /// The process that had left the device behind, if it was there already.
+    pub recovered_from: Option<i32>,
+}
+
+/// Block devices that are served. Dropping this leaves them as the death of the process does.
+pub struct Ublk<V: BlockVolume> {
+    host: Rc<Host<KernelNode>>,
+    devices: Vec<(String, Device<V, KernelNode>)>,
+    notes: Vec<String>,
+}
+
+/// Why this host, or this user, can have no devices; `None` if it can. Loads the driver if that is possible. May block
+/// for a moment.
+pub fn obstacle() -> Option<String> {
+    Control::open().err().map(|e| e.to_string())
+}
+
+impl<V: BlockVolume> Ublk<V> {
+    /// Makes a device for each volume, or recovers the one that was left behind with its identity. They are served on
+    /// the thread of `driver`, which is marked as one that block devices depend on.
+    ///
+    /// # Errors
+    /// Devices that were made before the error are taken away again; those that were recovered are left as they were.
+    pub async fn start(
+        driver: &Driver,
+        volumes: Vec<(Rc<V>, Identity)>,
+        options: Options,
+    ) -> Result<Ublk<V>, UblkError> {
+        if !driver.reactor().is_uring() {
+            let why = format!("requests come through io_uring, and I/O is done by {}", driver.backend_note());
+            return Err(UblkError::NoRing(std::io::Error::other(why)));
+        }
+        blockio::flusher::mark_this_thread();
+        let reactor = driver.reactor().clone();
+        let control = reactor.blocking(Control::open).await?;
+        let node = KernelNode(reactor.clone());
+        let host = Rc::new(Host { control, node, rt: driver.handle(), reactor });
+        let mut this = Ublk { host, devices: Vec::new(), notes: Vec::new() };
+        for (i, (volume, identity)) in volumes.into_iter().enumerate() {
+            let name = volume.name();
+            let number = options.number.map(|n| n + i as u32);
+            match Device::start(&this.host, volume, identity, number, options.shape).await {
+                Ok(mut device) => {
+                    this.notes.extend(device.note.take());
+                    this.note_differences(&device, number, options.shape);
+                    this.devices.push((name, device));
+                }
+                Err(e) => {
+                    this.give_up().await;
+                    return Err(e);
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    fn note_differences(&mut self, device: &Device<V, KernelNode>, number: Option<u32>, shape: Shape) {
+        let Some(pid) = device.recovered_from else { return };
+        let path = device.path();
+        let path = path.display();
+        self.notes.push(format!("{path}: recovered; process {pid} had left it behind"));
+        if number.is_some_and(|n| n != device.number()) || device.shape() != shape {
+            let Shape { queues, depth } = device.shape();
+            self.notes.push(format!("{path}: keeps its number, {queues} queues and depth {depth}"));
+        }
+    }
+
+    /// What the operator should know.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The devices.
+    pub fn exports(&self) -> Vec<Exported> {
+        let exported = |(volume, device): &(String, Device<V, KernelNode>)| Exported {
+            volume: volume.clone(),
+            path: device.path(),
+            recovered_from: device.recovered_from,
+        };
+        self.devices.iter().map(exported).collect()
+    }
+
+    /// Who uses a device, as far as this process can see.
+    pub async fn users(&self) -> Vec<User> {
+        let names: Vec<String> = self.devices.iter().map(|(_, d)| sysfs::disk_name(d.number())).collect();
+        let look = move || names.iter().flat_map(|n| users::of_block_device(n)).collect();
+        self.host.reactor.blocking(look).await
+    }
+
+    /// From now on every request fails: for devices that are taken away under whoever uses them.
+    pub fn fail_everything(&self) {
+        self.devices.iter().for_each(|(_, d)| d.fail_everything());
+    }
+
+    /// Takes the devices away, in use or not: see [`Ublk::users`]. Requests are served until there are none any more.
+    ///
+    /// # Errors
+    /// The first one; the other devices are taken away all the same.
+    pub async fn stop(self) -> Result<(), UblkError> {
+        let mut result = Ok(());
+        for (_, device) in self.devices {
+            result = result.and(device.remove().await);
+        }
+        result
+    }
+
+    /// Answers the requests under way and begins no more. The devices stay with what is asked of them, and the driver
+    /// lets go of this process when it ends; whoever starts with the same identities goes on with them.
+    pub async fn hand_over(&self) {
+        for (_, device) in &self.devices {
+            device.leave().await;
+        }
+    }
+
+    /// After an error: takes away what is new, and leaves what was recovered.
+    pub async fn give_up(self) {
+        for (_, device) in self.devices {
+            match device.recovered_from {
+                Some(_) => device.leave().await,
+                // There is an error to tell already.
+                None => drop(device.remove().await),
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Devices that a process left behind: who they were for.
+//!
+//! The driver keeps 64 bits for the server of a device. They hold a checksum of what the device stands for (set and
+//! volume), so that whoever serves the same volume again finds its device without any file or registry.
+
+use format::checksum::crc64;
+
+use crate::abi::{self, DeviceInfo};
+use crate::control::Control;
+use crate::error::UblkError;
+use crate::sysfs;
+
+/// What a device stands for, across processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity(u64);
+
+impl Identity {
+    /// The identity of whatever these parts name together, such as the UUIDs of a set and of a backing device.
+    pub fn of(parts: &[&[u8]]) -> Identity {
+        let mut bytes = b"ubcache ublk".to_vec();
+        for part in parts {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(*part);
+        }
+        // Zero is what other servers leave there.
+        Identity(crc64(&bytes).max(1))
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+/// A device of a volume, in service or left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// Its number.
+    pub number: u32,
+    /// The process that serves it, or served it last.
+    pub pid: i32,
+    /// Whether that process runs.
+    pub alive: bool,
+}
+
+/// The device of this identity; nobody's if there is none.
+pub(crate) fn find(control: &Control, identity: Identity) -> Option<DeviceInfo> {
+    control
+        .port()
+        .devices()
+        .into_iter()
+        .filter_map(|number| control.info(number).ok())
+        .find(|info| info.server_flags == identity.bits() && info.flags & abi::F_USER_RECOVERY != 0)
+}
+
+/// Devices of these identities, in service or left behind. May block for a moment.
+///
+/// # Errors
+/// If the driver cannot be asked.
+pub fn left_behind(identities: &[Identity]) -> Result<Vec<Left>, UblkError> {
+    if !sysfs::is_root() {
+        // Nothing outlives processes without privileges.
+        return Ok(Vec::new());
+    }
+    let control = Control::open()?;
+    let found = identities.iter().filter_map(|i| find(&control, *i));
+    let left = |info: DeviceInfo| Left {
+        number: info.device,
+        pid: info.server_pid,
+        alive: info.state == abi::STATE_LIVE && control.port().is_alive(info.server_pid),
+    };
+    Ok(found.map(left).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_tell_parts_apart() {
+        let of = Identity::of;
+        assert_eq!(of(&[b"ab", b"c"]), of(&[b"ab", b"c"]));
+        assert_ne!(of(&[b"ab", b"c"]), of(&[b"a", b"bc"]));
+        assert_ne!(of(&[]), of(&[b""]));
+    }
+}

@@ -1,0 +1,83 @@
+//! What a volume is like, in the words of the driver.
+
+use io::BlockVolume;
+
+use crate::abi::{self, BasicParams, DiscardParams, Params};
+
+/// Largest discard, in sectors: 1 GiB. The volume's keys for as much are dropped in one go.
+const MAX_DISCARD_SECTORS: u32 = 1 << 21;
+
+/// Largest write of zeros, in sectors: 64 MiB. A device that has no command for zeros has to write them.
+const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 17;
+
+/// Largest optimal size that is believed, in bytes.
+const MAX_OPTIMAL_BYTES: u32 = 1 << 30;
+
+/// Parameters of the device for `volume`, whose requests carry at most `max_io_bytes`.
+pub(crate) fn of(volume: &impl BlockVolume, max_io_bytes: u32) -> Params {
+    let logical = volume.logical_block_bytes().clamp(512, 4096);
+    let physical = volume.physical_block_bytes().max(logical);
+    let optimal = volume.optimal_io_bytes();
+    // The driver takes powers of two only; RAID stripes over three disks are none.
+    let optimal_shift = if optimal.is_power_of_two() && optimal <= MAX_OPTIMAL_BYTES && optimal >= logical {
+        shift(optimal)
+    } else {
+        shift(logical)
+    };
+    let read_only = if volume.read_only() { abi::ATTR_READ_ONLY } else { 0 };
+    Params {
+        len: size_of::<Params>() as u32,
+        types: abi::PARAM_BASIC | abi::PARAM_DISCARD,
+        basic: BasicParams {
+            // Not rotational: what the cache is for.
+            attrs: read_only | abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA,
+            logical_shift: shift(logical),
+            physical_shift: shift(physical),
+            io_opt_shift: optimal_shift,
+            io_min_shift: shift(physical),
+            max_sectors: max_io_bytes / 512,
+            chunk_sectors: 0,
+            device_sectors: volume.sectors().0,
+            virt_boundary_mask: 0,
+        },
+        discard: DiscardParams {
+            alignment_bytes: 0,
+            granularity_bytes: physical,
+            max_discard_sectors: MAX_DISCARD_SECTORS,
+            max_write_zeroes_sectors: MAX_WRITE_ZEROES_SECTORS,
+            max_segments: 1,
+            reserved: 0,
+        },
+        pad: 0,
+    }
+}
+
+fn shift(bytes: u32) -> u8 {
+    // Below 32.
+    bytes.next_power_of_two().trailing_zeros() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Ram;
+
+    #[test]
+    fn blocks_and_limits() {
+        let volume = Ram { logical: 512, physical: 4096, optimal: 65536, ..Ram::new(1000) };
+        let p = of(&volume, 512 << 10);
+        assert_eq!((p.len, p.types), (64, 3));
+        assert_eq!(p.basic.attrs, abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA);
+        assert_eq!((p.basic.logical_shift, p.basic.physical_shift, p.basic.io_opt_shift), (9, 12, 16));
+        assert_eq!((p.basic.max_sectors, p.basic.device_sectors), (1024, 1000));
+        assert_eq!((p.discard.granularity_bytes, p.discard.max_segments), (4096, 1));
+    }
+
+    #[test]
+    fn sizes_that_are_no_powers_of_two_are_left_out() {
+        let volume = Ram { logical: 4096, physical: 512, optimal: 3 << 16, read_only: true, ..Ram::new(8) };
+        let p = of(&volume, 4096);
+        assert_eq!((p.basic.logical_shift, p.basic.physical_shift, p.basic.io_opt_shift), (12, 12, 12));
+        assert_ne!(p.basic.attrs & abi::ATTR_READ_ONLY, 0);
+    }
+}

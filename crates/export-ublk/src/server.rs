@@ -1,0 +1,182 @@
+//! Serving: a task for each tag fetches a request, has the volume carry it out, and answers it with the next fetch.
+//!
+//! Owns the tasks of one device and what they have in common: how many requests are under way, and whether requests are
+//! carried out, failed (the device is taken away by force) or left for the next process (it is handed over). A request
+//! costs no allocation and no task of its own. Each tag has a buffer of the largest request: the driver copies what is
+//! written there before it completes the fetch, and what was read from there with the answer.
+//!
+//! Invariants: a request that was given to the volume is awaited to its end and then answered; one that is left for the
+//! next process was not begun. A buffer that the volume still holds is not given to the driver.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+
+use io::sync::Event;
+use io::{BlockVolume, Buffer, Handle, JoinHandle, WriteFlags, ZeroFlags};
+
+use crate::abi::{self, IoDescriptor};
+use crate::request::{Request, failure};
+
+/// The driver, as tags see it.
+pub(crate) trait Requests: 'static {
+    /// Answers the request of a tag, if there is one, and waits for its next. Gives the driver's result and the buffer.
+    fn next(
+        &self,
+        queue: u16,
+        tag: u16,
+        answer: Option<i32>,
+        buffer: Buffer,
+    ) -> impl Future<Output = (i32, Option<Buffer>)>;
+
+    /// What is asked for.
+    fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Serving,
+    /// Everything is an I/O error.
+    Failing,
+    /// Nothing is begun or answered any more.
+    Leaving,
+}
+
+/// See the module head.
+pub(crate) struct Server<V, R> {
+    rt: Handle,
+    volume: Rc<V>,
+    requests: R,
+    max_io_bytes: u32,
+    mode: Cell<Mode>,
+    busy: Cell<usize>,
+    idle: Event,
+    /// The first result of a fetch that was neither a request nor the device's end.
+    broken: Cell<Option<i32>>,
+}
+
+/// The tasks of a device.
+pub(crate) struct Tags(Vec<JoinHandle<()>>);
+
+impl Tags {
+    /// Waits until all have ended.
+    pub(crate) async fn ended(self) {
+        for task in self.0 {
+            task.await;
+        }
+    }
+}
+
+impl<V: BlockVolume, R: Requests> Server<V, R> {
+    /// Starts to fetch requests on the runtime of this thread.
+    pub(crate) fn start(
+        rt: Handle,
+        volume: Rc<V>,
+        requests: R,
+        (queues, depth): (u16, u16),
+        max_io_bytes: u32,
+    ) -> (Rc<Server<V, R>>, Tags) {
+        let server = Rc::new(Server {
+            rt: rt.clone(),
+            volume,
+            requests,
+            max_io_bytes,
+            mode: Cell::new(Mode::Serving),
+            busy: Cell::new(0),
+            idle: Event::default(),
+            broken: Cell::new(None),
+        });
+        let all = (0..queues).flat_map(|queue| (0..depth).map(move |tag| (queue, tag)));
+        let tasks = all.map(|(queue, tag)| rt.spawn(server.clone().serve(queue, tag))).collect();
+        (server, Tags(tasks))
+    }
+
+    /// From now on every request is answered with an I/O error.
+    pub(crate) fn fail_everything(&self) {
+        self.mode.set(Mode::Failing);
+    }
+
+    /// From now on requests are left alone; returns when those under way are answered.
+    pub(crate) async fn leave(&self) {
+        self.mode.set(Mode::Leaving);
+        self.idle.wait_until(|| self.busy.get() == 0).await;
+        // The tasks that answered have asked for it; the driver's thread tells the kernel on its next turn, which comes
+        // before this task goes on.
+        self.rt.yield_now().await;
+    }
+
+    /// The error number with which the driver ended a fetch, if that ever happened.
+    pub(crate) fn broken(&self) -> Option<i32> {
+        self.broken.get()
+    }
+
+    fn buffer(&self) -> Buffer {
+        self.rt.pool().take(self.max_io_bytes as usize)
+    }
+
+    async fn serve(self: Rc<Self>, queue: u16, tag: u16) {
+        let mut buffer = self.buffer();
+        let mut answer = None;
+        loop {
+            let (result, back) = self.requests.next(queue, tag, answer, buffer).await;
+            match (result, back) {
+                (abi::RESULT_OK, Some(back)) => buffer = back,
+                (abi::RESULT_OK | abi::RESULT_ABORT, _) => return,
+                (error, _) => {
+                    self.broken.set(self.broken.get().or(Some(-error)));
+                    return;
+                }
+            }
+            let descriptor = self.requests.descriptor(queue, tag);
+            match (self.mode.get(), Request::decode(&descriptor, self.max_io_bytes)) {
+                (Mode::Leaving, _) => return std::future::pending().await,
+                (Mode::Failing, _) => answer = Some(-libc::EIO),
+                (Mode::Serving, Err(errno)) => answer = Some(-errno),
+                (Mode::Serving, Ok(request)) => {
+                    self.busy.set(self.busy.get() + 1);
+                    let (back, result) = self.carry_out(request, buffer).await;
+                    buffer = back;
+                    answer = Some(result);
+                    self.busy.set(self.busy.get() - 1);
+                    if self.busy.get() == 0 {
+                        self.idle.notify_all();
+                    }
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&self, request: Request, buffer: Buffer) -> (Buffer, i32) {
+        let volume = &*self.volume;
+        let mut buffer = buffer;
+        let result = match request {
+            Request::Read { sector, sectors } => {
+                let (back, result) = volume.read(sector, sectors, buffer, 0).await;
+                buffer = back;
+                if buffer.is_shared() || buffer.capacity() < self.max_io_bytes as usize {
+                    // The driver takes the data from the buffer into which it puts the next request's.
+                    let mut other = self.buffer();
+                    let data = ..sectors.bytes() as usize;
+                    if result.is_ok() {
+                        other.as_mut()[data].copy_from_slice(&buffer.as_slice()[data]);
+                    }
+                    buffer = other;
+                }
+                result
+            }
+            Request::Write { sector, sectors, fua } => {
+                let result = volume.write(sector, sectors, buffer.clone(), 0, WriteFlags { fua }).await;
+                if buffer.is_shared() {
+                    buffer = self.buffer();
+                }
+                result
+            }
+            Request::Flush => volume.flush().await,
+            Request::Discard { sector, sectors } => volume.discard(sector, sectors).await,
+            Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
+                volume.write_zeroes(sector, sectors, ZeroFlags { fua, may_unmap }).await
+            }
+        };
+        (buffer, result.map_or_else(|e| failure(&e), |()| request.success()))
+    }
+}

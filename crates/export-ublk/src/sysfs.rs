@@ -1,0 +1,96 @@
+//! What the system knows of ublk devices beside their driver: nodes, queues, processes.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::abi;
+
+/// The character device by which a device is served.
+pub(crate) fn node(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkc{number}"))
+}
+
+/// The name of the block device.
+pub(crate) fn disk_name(number: u32) -> String {
+    format!("ublkb{number}")
+}
+
+/// The block device.
+pub(crate) fn disk(number: u32) -> PathBuf {
+    PathBuf::from("/dev").join(disk_name(number))
+}
+
+/// Numbers of the devices that there are, smallest first.
+pub(crate) fn devices() -> Vec<u32> {
+    let entries =
+        fs::read_dir("/sys/class/ublk-char").or_else(|_| fs::read_dir("/dev")).into_iter().flatten();
+    let mut numbers: Vec<u32> = entries
+        .flatten()
+        .filter_map(|e| {
+            e.file_name().to_str().and_then(|n| n.strip_prefix("ublkc")).and_then(|n| n.parse().ok())
+        })
+        .filter(|n| *n < abi::MAX_DEVICES)
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Whether a process runs. One that has ended and waits for its parent has closed its files.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name is in brackets and can hold anything; the state follows the last one.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Asks for the driver's module. What comes of it shows when the driver is opened.
+pub(crate) fn load_driver() {
+    let quiet = Stdio::null;
+    let _ = Command::new("modprobe")
+        .args(["-q", "ublk_drv"])
+        .stdin(quiet())
+        .stdout(quiet())
+        .stderr(quiet())
+        .status();
+}
+
+/// Leaves one tag of each queue without a request, always.
+///
+/// The driver notices at once that a server has died if a fetch was outstanding in each queue. Where every tag had a
+/// request, older drivers (before Linux 6.15) notice by the block layer's timeout, after 30 seconds. The scheduler has
+/// to be `none`, as others give requests other numbers than tags; scheduling is done below the cache.
+///
+/// # Errors
+/// What could not be written, in words.
+pub(crate) fn keep_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
+    let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
+    for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
+        let path = queue.join(name);
+        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_told_from_their_remains() {
+        assert!(is_alive(std::process::id() as i32));
+        assert!(!is_alive(i32::MAX));
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while is_alive(pid) {
+            assert!(std::time::Instant::now() < deadline, "a child that was not waited for is a zombie");
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+}
