@@ -235,13 +235,14 @@ impl CacheSet {
                 sb.set_state(BackingState::None);
             })
             .await?;
-        let now = core.rt.wall_seconds() as u32;
+        // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
         core.void.borrow_mut().insert(inode);
-        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         volume.detached();
         core.backings.borrow_mut().remove(&inode);
         core.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
         drop(guard);
+        let now = core.rt.wall_seconds() as u32;
+        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.request_gc();
         core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
