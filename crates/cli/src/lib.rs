@@ -5,11 +5,13 @@
 //! superblocks, nor how a request is served: it puts devices, sets and exports together.
 //!
 //! Where things are: `commands` has one file per command; `session` brings a set up and down for those that use the
-//! engine; `look` opens devices for those that only read; `exports` has one file per kind of export; `multicall` knows
+//! engine; `look` opens devices for those that only read; `console` obeys
+//! commands for a running set; `exports` has one file per kind of export; `multicall` knows
 //! the arguments of bcache-tools.
 #![forbid(unsafe_code)]
 
 mod commands;
+mod console;
 mod events;
 mod exports;
 mod failure;

@@ -17,6 +17,7 @@ use format::{BackingSuper, CacheSuper};
 use io::{Device, Disk, Nanos};
 
 use crate::failure::Failure;
+use crate::tunables::{Owner, Setting};
 use crate::{events, out, superblock};
 
 /// Notices SIGINT and SIGTERM in work that does not wait for anything. A second one ends the process at once.
@@ -237,6 +238,20 @@ impl Session {
             session.volumes.push(volume);
         }
         Ok(session)
+    }
+
+    /// Changes a tunable of the set, or of every cached device.
+    pub(crate) async fn apply(&self, setting: &Setting) -> Result<(), Failure> {
+        match (setting.owner, &self.set) {
+            (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
+            (Owner::Set, None) => {}
+            (Owner::Device, _) => {
+                for volume in self.volumes.iter().filter(|v| !v.is_flash_only()) {
+                    volume.set(&setting.key, &setting.value).await?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Tells the operator what happened since the last call.

@@ -3,19 +3,17 @@
 //! Order of the start: arguments, devices, set, settings, exports, and only then the lines that say so. Order of the
 //! stop: exports (which answer what is under way), volumes and set, devices.
 
-use std::io::BufRead;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use blockio::bridge::{self, RemoteReceiver};
 use blockio::{Driver, DriverOptions, Signals};
 use clap::Args;
-use engine::stats::View;
 use io::Nanos;
 use io::sync::{Either, select};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::console;
 use crate::exports::{self, Context, Running, Spec};
 use crate::failure::Failure;
 use crate::out;
@@ -62,7 +60,8 @@ pub(crate) struct Up {
     /// Make each request to the backing devices take this much longer
     #[arg(long, value_name = "MS", default_value_t = 0, hide_short_help = true)]
     simulate_delay_ms: u64,
-    /// Take commands from standard input: `stats` prints figures as JSON; the end of the input stops
+    /// Take commands from standard input, one a line, and answer with JSON: `stats`, `set KEY=VALUE`,
+    /// `detach VOLUME`, `create SIZE [LABEL]` (a flash-only volume), `gc`; the end of the input stops
     #[arg(long, hide_short_help = true)]
     stdin: bool,
 }
@@ -130,15 +129,7 @@ impl Up {
             ));
         }
         for setting in &self.set {
-            match (setting.owner, &session.set) {
-                (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
-                (Owner::Set, None) => {}
-                (Owner::Device, _) => {
-                    for volume in session.volumes.iter().filter(|v| !v.is_flash_only()) {
-                        volume.set(&setting.key, &setting.value).await?;
-                    }
-                }
-            }
+            session.apply(setting).await?;
         }
         for (i, volume) in session.volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
@@ -177,17 +168,22 @@ impl Up {
 
     /// Until a signal or the end of the input.
     async fn watch(&self, driver: &Driver, session: &Session, signals: &mut Signals) -> Result<(), Failure> {
-        let mut input = if self.stdin { Some(read_stdin()?) } else { None };
+        let mut input = if self.stdin { Some(console::lines()?) } else { None };
+        // The command that is being carried out: it must not be cut short by what else happens.
+        let mut command: Option<Pin<Box<dyn Future<Output = Value> + '_>>> = None;
         loop {
-            let next = pin!(async {
-                match &mut input {
-                    Some(input) => input.recv().await,
-                    None => std::future::pending().await,
-                }
-            });
-            let tick = driver.handle().sleep(EVENTS_EVERY);
-            let inner = pin!(select(next, tick));
-            let event = select(pin!(signals.next()), inner).await;
+            let event = {
+                let next = pin!(async {
+                    match (&mut command, &mut input) {
+                        (Some(command), _) => Said::Answer(command.as_mut().await),
+                        (None, Some(input)) => Said::Line(input.recv().await),
+                        (None, None) => std::future::pending().await,
+                    }
+                });
+                let tick = driver.handle().sleep(EVENTS_EVERY);
+                let inner = pin!(select(next, tick));
+                select(pin!(signals.next()), inner).await
+            };
             session.log_events();
             match event {
                 Either::Left(signal) => {
@@ -198,70 +194,22 @@ impl Up {
                     out::note(format!("{name}: stopping"));
                     return Ok(());
                 }
-                Either::Right(Either::Left(None)) => return Ok(()),
-                Either::Right(Either::Left(Some(line))) => match line.trim() {
-                    "stats" => out::print_json_line(&stats(session))?,
-                    other => out::warn(format!("{other:?} is no command: expected stats")),
-                },
+                Either::Right(Either::Left(Said::Line(None))) => return Ok(()),
+                Either::Right(Either::Left(Said::Line(Some(line)))) => {
+                    command = Some(Box::pin(async move { console::obey(session, &line).await }));
+                }
+                Either::Right(Either::Left(Said::Answer(answer))) => {
+                    command = None;
+                    out::print_json_line(&answer)?;
+                }
                 Either::Right(Either::Right(())) => {}
             }
         }
     }
 }
 
-/// The lines of standard input. The thread that reads them ends with the input or with the process.
-fn read_stdin() -> Result<RemoteReceiver<String>, Failure> {
-    let (sender, receiver) = bridge::channel(16);
-    let read = move || {
-        for line in std::io::stdin().lock().lines() {
-            if line.map(|l| sender.send(l)).is_err() {
-                return;
-            }
-        }
-    };
-    let spawned = std::thread::Builder::new().name("ubcache-stdin".into()).spawn(read);
-    spawned.map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))?;
-    Ok(receiver)
-}
-
-/// The figures of a session.
-fn stats(session: &Session) -> serde_json::Value {
-    let set = session.set.as_ref().map(|set| {
-        let s = set.status();
-        json!({
-            "uuid": s.set_uuid.to_string(),
-            "in_use_percent": s.in_use_percent,
-            "cached_bytes": s.cached_sectors.bytes(),
-            "dirty_bytes": s.dirty.iter().map(|(_, n)| n.bytes()).sum::<u64>(),
-            "btree_nodes": s.btree_nodes,
-            "index_bytes": s.index_bytes,
-            "journal_bytes_written": s.journal_written.1,
-            "failed": s.failed,
-        })
-    });
-    let volumes = session.volumes.iter().map(|v| {
-        let total = v.with_stats(|s| s.view(View::Total));
-        let requests = v.request_counters();
-        json!({
-            "name": v.name(),
-            "state": v.state().map(|s| s.name()),
-            "dirty_bytes": v.dirty_sectors().bytes(),
-            "cache_hits": total.cache_hits,
-            "cache_misses": total.cache_misses,
-            "cache_bypass_hits": total.cache_bypass_hits,
-            "cache_bypass_misses": total.cache_bypass_misses,
-            "bypassed_bytes": total.bypassed_bytes,
-            "reads": requests.reads.requests,
-            "read_bytes": requests.reads.bytes,
-            "writes": requests.writes.requests,
-            "written_bytes": requests.writes.bytes,
-            "flushes": requests.flushes,
-        })
-    });
-    json!({
-        "schema_version": 1,
-        "event": "stats",
-        "set": set,
-        "volumes": volumes.collect::<Vec<_>>(),
-    })
+/// What comes of standard input.
+enum Said {
+    Line(Option<String>),
+    Answer(Value),
 }

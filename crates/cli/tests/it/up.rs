@@ -161,6 +161,51 @@ fn figures_on_request() {
     up.stop();
 }
 
+/// A running set is changed by commands on its standard input; what they did is there after a restart.
+#[test]
+fn commands_on_standard_input() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &["--writeback"]);
+    let socket = dir.path("s");
+    let export = format!("--export=nbd={socket}");
+    let mut up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    client.write(0, &[7; 4096]).unwrap();
+    let done = |answer: &serde_json::Value| assert_eq!(answer["event"], "done", "{answer}");
+    let error = |answer: &serde_json::Value| {
+        assert_eq!(answer["event"], "error", "{answer}");
+        answer["error"].as_str().unwrap().to_owned()
+    };
+    assert!(error(&up.ask("nonsense")).contains("stats"));
+    assert!(error(&up.ask("set writeback_percent=abc")).contains("writeback_percent"));
+    assert!(error(&up.ask("detach bcache7")).contains("bcache7"));
+    assert!(error(&up.ask("create 0")).contains("0 bytes"));
+    done(&up.ask("set label=from-the-console"));
+    done(&up.ask("set writeback_percent=0"));
+    done(&up.ask("create 1M scratch"));
+    done(&up.ask("gc"));
+    assert_eq!(up.stats()["volumes"][0]["dirty_bytes"], 4096, "still waits for its delay");
+    done(&up.ask("detach bcache0"));
+    assert_eq!(up.stats()["volumes"][0]["state"], "no cache");
+    assert!(error(&up.ask("detach bcache0")).contains("not attached"));
+    client.write(4096, &[8; 4096]).unwrap();
+    assert_eq!(client.read(0, 8192).unwrap(), [[7; 4096], [8; 4096]].concat());
+    drop(client);
+    up.stop();
+    run(&["check", &ssd]).ok();
+    assert_eq!(
+        run(&["super", "--json", &hdd]).ok().json()["label"],
+        "from-the-console",
+        "persistent, as in the kernel"
+    );
+
+    let up = Up::start(&dir, 1, &["-C", &ssd, &export]);
+    let mut client = Client::connect(Path::new(&socket), "").unwrap();
+    client.write(0, &[9; 4096]).unwrap();
+    drop(client);
+    up.stop();
+}
+
 /// Without its cache, a device that has nothing dirty: what the cache had of it is void from then on.
 #[test]
 fn without_the_cache() {

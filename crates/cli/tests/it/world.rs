@@ -262,7 +262,14 @@ impl Up {
     }
 
     pub fn stats(&mut self) -> Value {
-        self.child.stdin.as_mut().expect("a pipe").write_all(b"stats\n").expect("it runs");
+        self.ask("stats")
+    }
+
+    /// One command on its standard input, and the answer.
+    #[track_caller]
+    pub fn ask(&mut self, command: &str) -> Value {
+        let line = format!("{command}\n");
+        self.child.stdin.as_mut().expect("a pipe").write_all(line.as_bytes()).expect("it runs");
         let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no answer: {}", self.said()));
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"))
     }
