@@ -2,9 +2,11 @@
 //!
 //! Owns the cache directory (`UBCACHE_VM_CACHE`, else `ubcache-vm` under `XDG_CACHE_HOME` or `~/.cache`):
 //!
-//!     <package>.deb, <package>.deb.sha256    as downloaded; the checksum is compared at each use
-//!     <version>/boot/vmlinuz-…, <version>/lib/modules/…    unpacked, modules uncompressed, `depmod` done
-//!     <version>/complete                     written last
+//! ```text
+//! <package>.deb, <package>.deb.sha256    as downloaded; the checksum is compared at each use
+//! <version>/boot/vmlinuz-…, <version>/lib/modules/…    unpacked, modules uncompressed, `depmod` done
+//! <version>/complete                     written last
+//! ```
 //!
 //! Nothing is installed on the host and no root is needed: apt gets lists and a cache of its own in that directory.
 //! Once a kernel is there the network is not needed any more. `UBCACHE_VM_KERNEL=<directory>` names an unpacked kernel
