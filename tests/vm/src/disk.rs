@@ -31,14 +31,14 @@ impl Dir {
     pub fn disk(&self, name: &str, bytes: u64) -> Disk {
         let path = self.path(&format!("{name}.img"));
         File::create_new(&path).and_then(|f| f.set_len(bytes)).expect("room for a sparse file");
-        Disk { name: name.to_owned(), path, iops: None }
+        Disk { name: name.to_owned(), path, iops: None, bytes_per_second: None }
     }
 
     /// Another disk with the same contents as `disk` has now.
     pub fn copy_of(&self, disk: &Disk, name: &str) -> Disk {
         let path = self.path(&format!("{name}.img"));
         run(Path::new("cp"), &[Path::new("--sparse=always"), &disk.path, &path]).ok();
-        Disk { name: name.to_owned(), path, iops: disk.iops }
+        Disk { name: name.to_owned(), path, ..disk.clone() }
     }
 }
 
@@ -51,6 +51,8 @@ pub struct Disk {
     pub path: PathBuf,
     /// Requests it takes each second; `None`: as many as come.
     pub iops: Option<u32>,
+    /// Bytes it moves each second; `None`: as many as come.
+    pub bytes_per_second: Option<u64>,
 }
 
 impl Disk {
@@ -58,6 +60,11 @@ impl Disk {
     /// its size.
     pub fn slow(&self, iops: u32) -> Disk {
         Disk { iops: Some(iops), ..self.clone() }
+    }
+
+    /// The same disk, which moves no more than this, so that large requests are not free.
+    pub fn limited(&self, bytes_per_second: u64) -> Disk {
+        Disk { bytes_per_second: Some(bytes_per_second), ..self.clone() }
     }
 
     /// Its path in a guest.

@@ -30,15 +30,21 @@
 //!   ten times as long as usual. `UBCACHE_VM_SKIP=1` skips all tests, loudly.
 
 pub mod artifacts;
+pub mod bcache;
 mod cpio;
 pub mod disk;
 pub mod host;
 pub mod initramfs;
+pub mod load;
+pub mod ours;
 pub mod said;
 pub mod vm;
 
+pub use bcache::Kernel;
 pub use disk::{Dir, Disk};
 pub use host::built;
+pub use load::{Map, Model, Plan};
+pub use ours::{Set, Up};
 pub use said::{PATIENCE, Said, run, run_within, tool, wait_until};
 pub use vm::Vm;
 

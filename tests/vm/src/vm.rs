@@ -121,6 +121,9 @@ impl Builder {
             if let Some(iops) = disk.iops {
                 drive += &format!(",throttling.iops-total={iops}");
             }
+            if let Some(bytes) = disk.bytes_per_second {
+                drive += &format!(",throttling.bps-total={bytes}");
+            }
             c.args(["-drive", &drive]);
             c.args(["-device", &format!("virtio-blk-pci,drive=disk{i},serial={}", disk.name)]);
         }

@@ -1,0 +1,317 @@
+//! The kernel's bcache in a guest: registration, settings, load, an orderly stop, and its messages.
+//!
+//! Owns what the guest's sysfs looks like. A device is named by its disk; a flash-only volume by its slot.
+
+use std::time::Duration;
+
+use crate::disk::Disk;
+use crate::load::{Map, Model, Plan};
+use crate::said::Said;
+use crate::vm::{Builder, Vm};
+
+/// A machine whose kernel has bcache.
+pub struct Kernel {
+    /// The machine.
+    pub vm: Vm,
+    disks: Vec<Disk>,
+}
+
+/// What bcache says when all is well. Everything else it says is a complaint.
+const GOOD_WORDS: &[&str] = &[
+    "registered cache device",
+    "registered backing device",
+    "Caching vd",
+    "Caching disabled for",
+    "Cache set",
+    "stopped",
+    "journal replay done",
+    // Only for sets that were never used, and tests of those ask for it.
+    "invalidating existing data",
+];
+
+/// What no kernel says whose disks and memory are well.
+const BAD_WORDS: &[&str] = &["BUG:", "WARNING:", "Oops", "Call Trace", "I/O error", "blocked for more than"];
+
+/// A way to speak of a cached device or volume of bcache.
+#[derive(Clone, Copy, Debug)]
+pub enum Served<'a> {
+    /// That of this backing device.
+    Of(&'a Disk),
+    /// The flash-only volume in this slot.
+    Volume(u32),
+}
+
+impl<'a> From<&'a Disk> for Served<'a> {
+    fn from(disk: &'a Disk) -> Served<'a> {
+        Served::Of(disk)
+    }
+}
+
+impl Kernel {
+    /// Boots a machine with these disks, and loads bcache.
+    #[track_caller]
+    pub fn boot(label: &str, disks: &[&Disk]) -> Kernel {
+        Kernel::boot_with(Vm::build(label), disks)
+    }
+
+    /// The same for a machine that has more.
+    #[track_caller]
+    pub fn boot_with(mut builder: Builder, disks: &[&Disk]) -> Kernel {
+        for disk in disks {
+            builder = builder.disk(disk);
+        }
+        let mut vm = builder.program(load_program()).tools(&["make-bcache"]).boot();
+        vm.new_messages();
+        vm.sh("modprobe bcache").ok();
+        Kernel { vm, disks: disks.iter().map(|d| (*d).clone()).collect() }
+    }
+
+    /// Formats with the tool of old; the disks must be empty.
+    #[track_caller]
+    pub fn make(&mut self, args: &str) -> Said {
+        self.vm.sh(&format!("make-bcache {args}")).ok()
+    }
+
+    /// Registers disks, one after the other, and waits until all that have a volume have it. A cache device has none.
+    #[track_caller]
+    pub fn register(&mut self, disks: &[&Disk]) {
+        for disk in disks {
+            let device = disk.guest();
+            self.vm.sh(&format!("readlink -f {device} > /sys/fs/bcache/register")).ok();
+            let dir = self.sysfs(disk);
+            self.vm.wait_for(
+                &format!("{} is registered", disk.name),
+                &format!("test -e {dir}/dev || test -e {dir}/set"),
+            );
+        }
+        self.tune();
+    }
+
+    /// A registration that must be refused.
+    #[track_caller]
+    pub fn register_fails(&mut self, disk: &Disk) {
+        let said = self.vm.sh(&format!("readlink -f {} > /sys/fs/bcache/register", disk.guest()));
+        assert_ne!(said.code, 0, "{} was registered", disk.name);
+    }
+
+    /// Everything through the cache: no bypass of what looks sequential or because of slow devices.
+    #[track_caller]
+    fn tune(&mut self) {
+        self.vm.sh(
+            "for f in /sys/block/vd*/bcache/sequential_cutoff; do [ ! -e $f ] || echo 0 >$f || exit 1; done
+             for f in /sys/fs/bcache/*-*/congested_*_threshold_us; do [ ! -e $f ] || echo 0 >$f || exit 1; done",
+        )
+        .ok();
+    }
+
+    fn sysfs(&self, disk: &Disk) -> String {
+        format!("/sys/block/$(basename $(readlink -f {}))/bcache", disk.guest())
+    }
+
+    /// The directory of a volume in sysfs.
+    fn directory(&self, served: Served<'_>) -> String {
+        match served {
+            Served::Of(disk) => self.sysfs(disk),
+            Served::Volume(slot) => format!("/sys/fs/bcache/*-*/volume{slot}"),
+        }
+    }
+
+    /// The block device, as the shell of the guest finds it.
+    pub fn device<'a>(&self, served: impl Into<Served<'a>>) -> String {
+        format!("/dev/$(basename $(readlink -f {}/dev))", self.directory(served.into()))
+    }
+
+    /// A setting or state of a volume, for example `state`, `label`, `dirty_data`.
+    #[track_caller]
+    pub fn get<'a>(&mut self, served: impl Into<Served<'a>>, key: &str) -> String {
+        let dir = self.directory(served.into());
+        self.vm.sh(&format!("cat {dir}/{key}")).ok().line().to_owned()
+    }
+
+    /// Sets something of a volume.
+    #[track_caller]
+    pub fn set<'a>(&mut self, served: impl Into<Served<'a>>, key: &str, value: &str) {
+        let dir = self.directory(served.into());
+        self.vm.sh(&format!("echo '{value}' > {dir}/{key}")).ok();
+    }
+
+    /// Something of the (only) set.
+    #[track_caller]
+    pub fn get_of_set(&mut self, key: &str) -> String {
+        self.vm.sh(&format!("cat /sys/fs/bcache/*-*/{key}")).ok().line().to_owned()
+    }
+
+    /// Sets something of the (only) set.
+    #[track_caller]
+    pub fn set_of_set(&mut self, key: &str, value: &str) {
+        self.vm.sh(&format!("echo '{value}' > $(echo /sys/fs/bcache/*-*/{key})")).ok();
+    }
+
+    /// The UUID of the (only) set.
+    #[track_caller]
+    pub fn set_uuid(&mut self) -> String {
+        self.vm.sh("basename /sys/fs/bcache/*-*").ok().line().to_owned()
+    }
+
+    /// The cache mode, as chosen among the others.
+    #[track_caller]
+    pub fn cache_mode(&mut self, backing: &Disk) -> String {
+        let all = self.get(backing, "cache_mode");
+        all.split(['[', ']']).nth(1).unwrap_or_default().to_owned()
+    }
+
+    /// Attaches a device that is registered to the (only) set.
+    #[track_caller]
+    pub fn attach(&mut self, backing: &Disk) {
+        let uuid = self.set_uuid();
+        self.set(backing, "attach", &uuid);
+        self.tune();
+    }
+
+    /// Detaches, which writes dirty data back first.
+    #[track_caller]
+    pub fn detach(&mut self, backing: &Disk) {
+        self.set(backing, "detach", "1");
+        let dir = self.sysfs(backing);
+        self.vm.wait_for("it is detached", &format!("grep -q 'no cache' {dir}/state"));
+    }
+
+    /// Waits until everything is written back.
+    #[track_caller]
+    pub fn write_back(&mut self, backing: &Disk) {
+        self.set(backing, "writeback_percent", "0");
+        self.set(backing, "writeback_delay", "0");
+        self.set(backing, "writeback_running", "1");
+        let dir = self.sysfs(backing);
+        self.vm.wait_for("all is written back", &format!("grep -q clean {dir}/state"));
+    }
+
+    /// Keeps dirty data where it is.
+    #[track_caller]
+    pub fn keep_dirty(&mut self, backing: &Disk) {
+        self.set(backing, "writeback_running", "0");
+    }
+
+    /// Creates a flash-only volume in the (only) set; returns its slot.
+    #[track_caller]
+    pub fn create_volume(&mut self, slot: u32, size: &str) {
+        self.set_of_set("flash_vol_create", size);
+        self.vm.wait_for("a volume", &format!("test -e /sys/fs/bcache/*-*/volume{slot}/dev"));
+        self.tune();
+    }
+
+    /// Runs a load to its end and tells the model.
+    #[track_caller]
+    pub fn load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan, model: &mut Model) {
+        let device = self.device(served);
+        self.vm.sh_within(LOAD, &format!("ubcache-vm-load run {device} {plan}")).ok();
+        model.ran(plan);
+    }
+
+    /// Starts a load.
+    #[track_caller]
+    pub fn begin_load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan) {
+        let device = self.device(served);
+        self.vm.sh(&format!("ubcache-vm-load run {device} {plan} >/tmp/load-{} 2>&1 &", plan.seed)).ok();
+    }
+
+    /// Waits until a load that was started has made this many requests, all workers together, flushed.
+    #[track_caller]
+    pub fn wait_for_load(&mut self, plan: &Plan, requests: u32) {
+        let enough = |progress: &str| flushed(plan, progress).iter().sum::<u32>() >= requests;
+        self.vm.wait_for_progress(&format!("{requests} requests of load {}", plan.seed), enough);
+    }
+
+    /// What the volume holds.
+    #[track_caller]
+    pub fn map<'a>(&mut self, served: impl Into<Served<'a>>, tag: u32) -> Map {
+        let device = self.device(served);
+        let said = self.vm.sh_within(LOAD, &format!("ubcache-vm-load map {device} {tag}")).ok();
+        if !said.err.is_empty() {
+            eprintln!("{}", said.err);
+        }
+        Map::from_bytes(&said.bytes)
+    }
+
+    /// Compares every sector of a volume with the model.
+    #[track_caller]
+    pub fn judge<'a>(&mut self, served: impl Into<Served<'a>>, model: &mut Model) {
+        let map = self.map(served, model.tag);
+        model.judge(&map, "the kernel");
+    }
+
+    /// Stops volumes and set in good order, looks for complaints, and switches off.
+    #[track_caller]
+    pub fn stop(mut self) {
+        self.stop_set();
+        self.no_complaints();
+        self.vm.cut_power();
+    }
+
+    /// Stops volumes and set, and waits until the kernel has let go of all disks.
+    #[track_caller]
+    pub fn stop_set(&mut self) {
+        self.vm
+            .sh("for f in /sys/block/bcache*/bcache/stop; do [ ! -e $f ] || echo 1 >$f; done
+             for f in /sys/fs/bcache/*-*/stop; do [ ! -e $f ] || echo 1 >$f; done")
+            .ok();
+        self.vm.wait_for(
+            "everything is stopped",
+            "! ls -d /sys/block/bcache* /sys/fs/bcache/*-* /sys/block/vd*/bcache",
+        );
+    }
+
+    /// Looks for complaints, cuts the power in the middle of whatever is going on, and returns the progress.
+    #[track_caller]
+    pub fn cut_power(mut self) -> String {
+        self.no_complaints();
+        self.vm.cut_power()
+    }
+
+    /// The kernel must have said nothing since the last time but what it says when all is well.
+    #[track_caller]
+    pub fn no_complaints(&mut self) {
+        let bad = self.complaints();
+        assert!(bad.is_empty(), "the kernel complains:\n{}", bad.join("\n"));
+    }
+
+    /// What the kernel had to complain about since the last time.
+    #[track_caller]
+    pub fn complaints(&mut self) -> Vec<String> {
+        let lines = self.vm.new_messages();
+        let bad = |line: &String| {
+            let of_bcache = line.contains("bcache:") && !GOOD_WORDS.iter().any(|w| line.contains(w));
+            of_bcache || BAD_WORDS.iter().any(|w| line.contains(w))
+        };
+        lines.into_iter().filter(bad).collect()
+    }
+
+    /// The disks it has.
+    pub fn disks(&self) -> &[Disk] {
+        &self.disks
+    }
+}
+
+/// How long a load, or reading a whole volume, may take.
+pub const LOAD: Duration = Duration::from_secs(300);
+
+/// For each worker how many requests are flushed for sure, by the progress of a machine.
+pub fn flushed(plan: &Plan, progress: &str) -> Vec<u32> {
+    let mut flushed = vec![0; plan.workers as usize];
+    // A power cut may have torn the last line.
+    let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
+    for line in whole.lines() {
+        let numbers: Vec<u64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
+        let [seed, worker, requests] = numbers[..] else { continue };
+        if seed == plan.seed
+            && let Some(f) = flushed.get_mut(worker as usize)
+        {
+            *f = requests as u32;
+        }
+    }
+    flushed
+}
+
+fn load_program() -> std::path::PathBuf {
+    crate::host::beside_tests("ubcache-vm-load")
+}
