@@ -10,7 +10,7 @@ help:
 	@echo 'make test   every test'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse'
 	@echo 'make lint   formatting, clippy, documentation'
-	@echo 'make bench  benches of the engine and of the exports'
+	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
 	@echo 'make build  the release binary, target/release/ubcache'
 	@echo 'make deps   the packages that the above need'
 
@@ -36,8 +36,8 @@ lint:
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
 
 bench:
-	@scripts/deps bench
-	@scripts/bench
+	@scripts/deps all
+	@scripts/bench $(JOBS)
 
 deps:
 	@scripts/deps all

@@ -1,0 +1,39 @@
+//! B3: random 4 KiB writes with fdatasync(2) after every ten, over three times the cache, for a minute: the workload of
+//! a database or an object store, before and after the cache is full.
+
+use crate::fio;
+use crate::machine::{Backing, CACHE_MIB, Cache, Lab};
+use crate::result::Results;
+use crate::subject::Subject;
+
+const SECONDS: u32 = 60;
+/// At the beginning and at the end, what is averaged.
+const PART_SECONDS: usize = 10;
+
+/// Runs it once.
+pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
+    let (cache, backing) = lab.fresh(Cache::Ram, Backing::Hdd);
+    let running = subject.start(&mut lab.vm, &cache, &backing);
+    let span = if subject == Subject::RawCache { CACHE_MIB } else { CACHE_MIB * 3 };
+    let seconds = lab.seconds(SECONDS);
+    let options = format!("--rw=randwrite --bs=4k --iodepth=1 --fdatasync=10 --size={span}M --norandommap");
+    let found = fio::run(&mut lab.vm, &running.device, Some(seconds), &options, true);
+    let mean = |part: &[(f64, f64)]| part.iter().map(|p| p.1).sum::<f64>() / part.len().max(1) as f64;
+    let points = &found.over_time;
+    let first = points.get(..PART_SECONDS.min(points.len())).unwrap_or_default();
+    let last = points.get(points.len().saturating_sub(PART_SECONDS)..).unwrap_or_default();
+    let name = subject.name();
+    results.add("B3", "writes, the first 10 s", "IOPS", true, name, mean(first));
+    results.add("B3", "writes, the last 10 s", "IOPS", true, name, mean(last));
+    let worst = points.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
+    results.add(
+        "B3",
+        "writes, the worst second",
+        "IOPS",
+        true,
+        name,
+        if worst.is_finite() { worst } else { 0.0 },
+    );
+    results.draw("B3", "synchronous writes per second", name, found.over_time);
+    running.stop(&mut lab.vm);
+}

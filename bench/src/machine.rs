@@ -1,0 +1,122 @@
+//! The virtual machine and its devices.
+//!
+//! | name | what |
+//! |---|---|
+//! | `ram` | a RAM disk of the guest, 600 MiB: a cache device without latency |
+//! | `ssd` | 600 MiB, 3000 requests a second |
+//! | `hdd` | 2000 MiB, 150 requests and 150 MB a second |
+//! | `fast` | 1 GiB, as fast as the host: a backing device that is not in the way |
+
+use std::collections::BTreeMap;
+
+use ubcache_vm::{Dir, Vm, built};
+
+const MIB: u64 = 1 << 20;
+/// Size of the cache devices.
+pub const CACHE_MIB: u64 = 600;
+/// Size of the slow backing device.
+pub const HDD_MIB: u64 = 2000;
+
+/// A device for the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cache {
+    /// The RAM disk.
+    Ram,
+    /// 3000 requests a second.
+    Ssd,
+}
+
+/// A device to be cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// 150 requests a second.
+    Hdd,
+    /// Not in the way.
+    Fast,
+}
+
+/// A booted machine with its devices.
+pub struct Lab {
+    /// The machine.
+    pub vm: Vm,
+    /// Durations are divided by this.
+    pub hurry: u32,
+    _dir: Dir,
+}
+
+impl Lab {
+    /// Boots.
+    ///
+    /// # Panics
+    /// If the machine does not come up, or a program is missing.
+    pub fn boot(hurry: u32) -> Lab {
+        let dir = Dir::new();
+        let ssd = dir.disk("ssd", CACHE_MIB * MIB).slow(3000);
+        let hdd = dir.disk("hdd", HDD_MIB * MIB).slow(150).limited(150_000_000);
+        let fast = dir.disk("fast", 1024 * MIB);
+        let mut vm = Vm::build("side-by-side")
+            .disk(&ssd)
+            .disk(&hdd)
+            .disk(&fast)
+            .memory_mib(2600)
+            .tools(&["fio", "make-bcache", "dmsetup", "sysbench", "mkfs.ext4"])
+            .program(built("ubcache"))
+            .boot();
+        vm.sh(
+            "modprobe bcache; modprobe ublk_drv; modprobe dm_mod; modprobe dm_cache; modprobe dm_cache_smq; \
+               modprobe dm_writecache; modprobe loop",
+        )
+        .ok();
+        Lab { vm, hurry, _dir: dir }
+    }
+
+    /// Seconds for a run that takes `seconds` when there is no hurry.
+    pub fn seconds(&self, seconds: u32) -> u32 {
+        (seconds / self.hurry).max(2)
+    }
+
+    /// Both devices as new; their paths.
+    pub fn fresh(&mut self, cache: Cache, backing: Backing) -> (String, String) {
+        let cache = match cache {
+            Cache::Ram => {
+                // Two of them: dm-cache wants a device for its metadata.
+                let sectors_kib = CACHE_MIB * 1024;
+                self.vm
+                    .sh(&format!("rmmod brd 2>/dev/null; modprobe brd rd_nr=2 rd_size={sectors_kib}"))
+                    .ok();
+                "/dev/ram0"
+            }
+            Cache::Ssd => "/dev/disk/ssd",
+        };
+        let backing = match backing {
+            Backing::Hdd => "/dev/disk/hdd",
+            Backing::Fast => "/dev/disk/fast",
+        };
+        self.vm.sh("lsmod | grep -q ^brd || modprobe brd rd_nr=2 rd_size=65536").ok();
+        for device in [cache, backing, "/dev/ram1"] {
+            self.vm.sh(&format!("dd if=/dev/zero of={device} bs=1M count=4 conv=fsync 2>/dev/null")).ok();
+        }
+        (cache.into(), backing.into())
+    }
+
+    /// What a reader of the figures must know.
+    pub fn describe(&mut self) -> BTreeMap<String, String> {
+        let mut about = BTreeMap::new();
+        let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
+        let host = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = host.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown");
+        say("host processor", model.trim_start_matches(['\t', ':', ' ']).to_owned());
+        say("host processors", std::thread::available_parallelism().map_or(0, usize::from).to_string());
+        say("guest", "QEMU, 2 processors, 2600 MiB of memory".into());
+        say("guest kernel", self.vm.sh("uname -r").ok().line().to_owned());
+        say("fio", self.vm.sh("fio --version").ok().line().to_owned());
+        say("ubcache", self.vm.sh("ubcache --version").ok().line().to_owned());
+        say("commit", commit());
+        about
+    }
+}
+
+fn commit() -> String {
+    let out = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
+    out.map_or("unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+}

@@ -1,0 +1,66 @@
+//! Side by side: raw devices, kernel bcache, dm-cache, dm-writecache and ubcache over ublk, on the same devices with
+//! the same jobs, in one boot of one virtual machine.
+//!
+//! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `report` writes JSON, a table and
+//! plots. Figures are for comparison inside one run only: the machine is emulated.
+
+mod fio;
+mod jobs;
+mod machine;
+mod plot;
+mod report;
+mod result;
+mod subject;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use jobs::Job;
+use subject::Subject;
+
+/// Benchmarks of ubcache beside its peers, in a virtual machine.
+#[derive(Parser, Debug)]
+#[command(name = "side-by-side", version, max_term_width = 100)]
+struct Cli {
+    /// Which benchmarks; all if none is named
+    #[arg(value_enum, ignore_case = true)]
+    jobs: Vec<Job>,
+    /// How many times each is run; the median and the spread are reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    repeat: u32,
+    /// Only these contenders
+    #[arg(long = "subject", value_enum, ignore_case = true)]
+    subjects: Vec<Subject>,
+    /// Makes everything this many times shorter, to try things out: such figures are not comparable
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60))]
+    hurry: u32,
+    /// Where results go
+    #[arg(long, default_value = "bench/results")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let all = |chosen: &[Job]| if chosen.is_empty() { Job::ALL.to_vec() } else { chosen.to_vec() };
+    let subjects = if cli.subjects.is_empty() { Subject::ALL.to_vec() } else { cli.subjects.clone() };
+    let mut lab = machine::Lab::boot(cli.hurry);
+    let mut results = result::Results::new(lab.describe(), cli.hurry);
+    for job in all(&cli.jobs) {
+        for repetition in 1..=cli.repeat {
+            for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
+                eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
+                job.run(&mut lab, subject, &mut results);
+                // What is there so far: a run takes long, and a part of it is worth keeping.
+                if let Err(e) = report::write(&results, &cli.out) {
+                    eprintln!("{}: {e}", cli.out.display());
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+    }
+    println!("{}", report::markdown(&results));
+    println!("written to {}", cli.out.display());
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,121 @@
+//! What was measured. Plain data; must not know how it came about.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// One figure of one contender, all its repetitions.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// The benchmark: `B1`.
+    pub job: String,
+    /// What of it: `randread depth 16`.
+    pub what: String,
+    /// Unit of the values: `IOPS`, `ms`, `s`.
+    pub unit: String,
+    /// Whether more is better.
+    pub more_is_better: bool,
+    /// The contender.
+    pub subject: String,
+    /// One value a repetition, in their order.
+    pub values: Vec<f64>,
+}
+
+impl Figure {
+    /// The middle value; of an even number the lower one of the two.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Smallest and largest value.
+    pub fn spread(&self) -> (f64, f64) {
+        let fold = |f: fn(f64, f64) -> f64, from| self.values.iter().copied().fold(from, f);
+        (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
+    }
+}
+
+/// Values over time, for a plot; of the last repetition.
+#[derive(Clone, Debug, Serialize)]
+pub struct Series {
+    /// The benchmark.
+    pub job: String,
+    /// What is drawn: `writes per second`.
+    pub what: String,
+    /// The contender.
+    pub subject: String,
+    /// Seconds since the beginning, and the value.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Everything of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    /// Layout of this document.
+    pub schema_version: u32,
+    /// Machine, versions, devices.
+    pub machine: BTreeMap<String, String>,
+    /// 1 for figures that can be compared with others.
+    pub hurry: u32,
+    /// Figures in the order of their first measurement.
+    pub figures: Vec<Figure>,
+    /// Plots.
+    pub series: Vec<Series>,
+}
+
+impl Results {
+    /// Nothing measured yet.
+    pub fn new(machine: BTreeMap<String, String>, hurry: u32) -> Results {
+        Results { schema_version: 1, machine, hurry, figures: Vec::new(), series: Vec::new() }
+    }
+
+    /// Adds a value to the figure that it belongs to.
+    pub fn add(
+        &mut self,
+        job: &str,
+        what: &str,
+        unit: &str,
+        more_is_better: bool,
+        subject: &str,
+        value: f64,
+    ) {
+        eprintln!("    {what}: {value:.1} {unit}");
+        let same = |f: &&mut Figure| f.job == job && f.what == what && f.subject == subject;
+        if let Some(f) = self.figures.iter_mut().find(same) {
+            f.values.push(value);
+            return;
+        }
+        self.figures.push(Figure {
+            job: job.into(),
+            what: what.into(),
+            unit: unit.into(),
+            more_is_better,
+            subject: subject.into(),
+            values: vec![value],
+        });
+    }
+
+    /// Puts a series in the place of that of an earlier repetition.
+    pub fn draw(&mut self, job: &str, what: &str, subject: &str, points: Vec<(f64, f64)>) {
+        self.series.retain(|s| !(s.job == job && s.what == what && s.subject == subject));
+        self.series.push(Series { job: job.into(), what: what.into(), subject: subject.into(), points });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spreads() {
+        let mut r = Results::new(BTreeMap::new(), 1);
+        for v in [3.0, 1.0, 2.0] {
+            r.add("B1", "x", "IOPS", true, "raw", v);
+        }
+        assert_eq!((r.figures[0].median(), r.figures[0].spread()), (2.0, (1.0, 3.0)));
+        r.add("B1", "x", "IOPS", true, "raw", 9.0);
+        assert_eq!(r.figures[0].median(), 2.0);
+        assert_eq!(r.figures.len(), 1);
+    }
+}
