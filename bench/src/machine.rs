@@ -8,8 +8,9 @@
 //! | `fast` | 1 GiB, as fast as the host: a backing device that is not in the way |
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use ubcache_vm::{Dir, Vm, built};
+use ubcache_vm::{Dir, Vm};
 
 const MIB: u64 = 1 << 20;
 /// Size of the cache devices.
@@ -60,7 +61,7 @@ impl Lab {
             .disk(&fast)
             .memory_mib(2600)
             .tools(&["fio", "make-bcache", "dmsetup", "sysbench", "mkfs.ext4"])
-            .program(built("ubcache"))
+            .program(ubcache())
             .boot();
         vm.sh(
             "modprobe bcache; modprobe ublk_drv; modprobe dm_mod; modprobe dm_cache; modprobe dm_cache_smq; \
@@ -114,6 +115,13 @@ impl Lab {
         say("commit", commit());
         about
     }
+}
+
+/// The program beside this one: both are built together.
+fn ubcache() -> PathBuf {
+    let path = std::env::current_exe().map(|exe| exe.with_file_name("ubcache")).unwrap_or_default();
+    assert!(path.is_file(), "{} is not there: `make bench` builds it", path.display());
+    path
 }
 
 fn commit() -> String {
