@@ -29,6 +29,9 @@ use crate::info;
 /// Tries of a claim that fails although no lasting holder is known: udev and blkid look at devices for
 /// a few milliseconds after each change, and so do our own read-only openings.
 const TRIES: u32 = 10;
+/// Tries where nobody at all is found: a process that was killed holds its devices until the requests that it had under
+/// way are done.
+const TRIES_AFTER_A_DEATH: u32 = 250;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// What a device is opened for.
@@ -248,7 +251,8 @@ fn retry<T>(
             Err(e) if e.raw_os_error() == Some(busy) => {
                 let holder = holder();
                 tries += 1;
-                if tries == TRIES || holder.as_ref().is_some_and(|h| h.lasting) {
+                let enough = if holder.is_some() { TRIES } else { TRIES_AFTER_A_DEATH };
+                if tries >= enough || holder.as_ref().is_some_and(|h| h.lasting) {
                     let holder = holder.map(|h| h.who);
                     return Err(OpenError::InUse { path: path.to_path_buf(), holder });
                 }

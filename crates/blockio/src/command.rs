@@ -45,6 +45,11 @@ impl CommandFile {
         Ok(CommandFile { file: Rc::new(file), reactor: reactor.clone(), memory_bytes })
     }
 
+    /// The device.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
     /// Sends the command `code` with `head` and, behind it, the address of `buffer`. The future gives the
     /// driver's result and the buffer; dropping it leaves both to the driver.
     ///

@@ -1,6 +1,6 @@
 //! The signals that ask the process to stop, as something a task can wait for.
 //!
-//! Owns the handlers of SIGINT and SIGTERM, which only write the signal's number to a pipe, and one
+//! Owns the handlers of SIGINT, SIGTERM and SIGUSR2, which only write the signal's number to a pipe, and one
 //! thread that reads the pipe and wakes every [`Signals`] in the process, on whatever driver it is.
 //! Installed on first use and never removed. What to do with a signal, and with a second one, is the
 //! caller's decision.
@@ -22,6 +22,8 @@ pub enum Signal {
     Interrupt,
     /// SIGTERM: the service manager.
     Terminate,
+    /// SIGUSR2: the next process, which wants to go on with what this one serves.
+    HandOver,
 }
 
 #[derive(Default)]
@@ -69,8 +71,11 @@ fn install() -> io::Result<Arc<Hub>> {
         let mut byte = [0u8; 1];
         // The write end is never closed, so this ends with the process.
         while pipe.read_exact(&mut byte).is_ok() {
-            let signal =
-                if i32::from(byte[0]) == libc::SIGINT { Signal::Interrupt } else { Signal::Terminate };
+            let signal = match i32::from(byte[0]) {
+                libc::SIGINT => Signal::Interrupt,
+                libc::SIGUSR2 => Signal::HandOver,
+                _ => Signal::Terminate,
+            };
             let mut state = lock(&theirs);
             state.seen.push(signal);
             let waiting = std::mem::take(&mut state.waiting);
@@ -78,7 +83,7 @@ fn install() -> io::Result<Arc<Hub>> {
             waiting.into_iter().for_each(Waker::wake);
         }
     })?;
-    for number in [libc::SIGINT, libc::SIGTERM] {
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR2] {
         // SAFETY: all zeros is a value of this C struct; the handler does only what signal handlers may,
         // and the struct lives during the call.
         let result = unsafe {
@@ -101,7 +106,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Begins to listen; from now on SIGINT and SIGTERM do not end the process by themselves.
+    /// Begins to listen; from now on SIGINT, SIGTERM and SIGUSR2 do not end the process by themselves.
     ///
     /// # Errors
     /// If no pipe or thread can be had.

@@ -64,6 +64,7 @@ failed!(
     engine::EngineError,
     export_nbd::EndpointError,
     export_nbd::ExportError,
+    export_ublk::UblkError,
     inspect::ExtractError,
     inspect::OpenError,
     inspect::OpenFileError,

@@ -6,7 +6,7 @@
 //!
 //! Where things are: `commands` has one file per command; `session` brings a set up and down for those that use the
 //! engine; `look` opens devices for those that only read; `console` obeys
-//! commands for a running set; `exports` has one file per kind of export; `multicall` knows
+//! commands for a running set; `exports` has one file per kind of export; `takeover` makes another process hand over; `multicall` knows
 //! the arguments of bcache-tools.
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod out;
 mod session;
 mod size;
 mod superblock;
+mod takeover;
 mod tunables;
 
 use std::ffi::OsString;

@@ -64,6 +64,7 @@ pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
     match signal {
         blockio::Signal::Interrupt => 130,
         blockio::Signal::Terminate => 143,
+        blockio::Signal::HandOver => 140,
     }
 }
 

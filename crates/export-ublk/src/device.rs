@@ -8,12 +8,13 @@
 //! Invariants: a device that was made and could not be started is deleted; one that was found is never deleted but by
 //! [`Device::remove`].
 
+use std::cell::OnceCell;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use ::io::{BlockVolume, Buffer, Handle, Nanos};
-use blockio::{CommandFile, Reactor};
+use blockio::{CommandFile, CommandFuture, Reactor};
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, DeviceInfo, IoCommand, IoDescriptor};
@@ -31,6 +32,8 @@ pub(crate) const MAX_IO_BYTES: u32 = 512 << 10;
 const QUIET_WITHIN: Nanos = Nanos::from_ms(45_000);
 /// How long nodes may take to appear and to get their owner.
 const NODE_WITHIN: Nanos = Nanos::from_ms(5_000);
+/// Long enough for the driver's thread to submit what is queued.
+const A_TURN: Nanos = Nanos::from_ms(1);
 /// How often either is looked at.
 const AGAIN: Nanos = Nanos::from_ms(5);
 
@@ -75,7 +78,8 @@ pub(crate) struct KernelNode(pub(crate) Reactor);
 /// Requests through the ring of the volume's thread.
 pub(crate) struct RingRequests {
     commands: CommandFile,
-    descriptors: Descriptors,
+    shape: Shape,
+    descriptors: OnceCell<Descriptors>,
 }
 
 impl Node for KernelNode {
@@ -85,13 +89,13 @@ impl Node for KernelNode {
         let path = sysfs::node(info.device);
         let failed = |source| UblkError::Node { path: path.clone(), source };
         let file = control::open_node(&path).map_err(failed)?;
-        let descriptors = Descriptors::map(&file, info.queues, info.depth).map_err(failed)?;
         let memory_bytes = info.max_io_bytes as usize;
         // SAFETY: `file` is a device of the ublk driver. Its commands copy one request's data from or to the address
         // that they carry, at most `max_io_bytes` (by that the driver limits requests), and only before the fetch of the
         // request completes or while the command that answers it is submitted.
         let commands = unsafe { CommandFile::new(&self.0, file, memory_bytes) }.map_err(UblkError::NoRing)?;
-        Ok(RingRequests { commands, descriptors })
+        let shape = Shape { queues: info.queues, depth: info.depth };
+        Ok(RingRequests { commands, shape, descriptors: OnceCell::new() })
     }
 
     fn started(&self, info: &DeviceInfo) -> Result<(), String> {
@@ -103,16 +107,26 @@ impl Node for KernelNode {
 }
 
 impl Requests for RingRequests {
-    async fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> (i32, Option<Buffer>) {
+    type Next = CommandFuture;
+
+    fn prepare(&self) -> io::Result<()> {
+        let descriptors = Descriptors::map(self.commands.file(), self.shape.queues, self.shape.depth)?;
+        // Done once.
+        let _ = self.descriptors.set(descriptors);
+        Ok(())
+    }
+
+    fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> CommandFuture {
         let code = if answer.is_some() { abi::IO_COMMIT_AND_FETCH } else { abi::IO_FETCH };
         let command = IoCommand { queue, tag, result: answer.unwrap_or(-1), address: 0 };
         let mut head = [0u8; 8];
         head.copy_from_slice(&command.as_bytes()[..8]);
-        self.commands.send(code, head, buffer).await
+        self.commands.send(code, head, buffer)
     }
 
     fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor {
-        self.descriptors.get(queue, tag)
+        let descriptors = self.descriptors.get().expect("mapped before the device is in service");
+        descriptors.get(queue, tag)
     }
 }
 
@@ -214,7 +228,19 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
     ) -> Result<Device<V, N>, UblkError> {
         let number = info.device;
         let params = params::of(&*volume, info.max_io_bytes);
-        host.control(move |c| c.set_params(number, params)).await?;
+        let deadline = host.rt.now().after(NODE_WITHIN);
+        loop {
+            match host.control(move |c| c.set_params(number, params)).await {
+                // Of users without privileges the driver wants to see that the node is theirs, which udev makes it.
+                Err(UblkError::Refused { source, .. }) if is_early(&source) && !is_privileged(&info) => {
+                    if host.rt.now() >= deadline {
+                        return Err(UblkError::NotOwner { number });
+                    }
+                    host.rt.sleep(AGAIN).await;
+                }
+                other => break other?,
+            }
+        }
         let device = Device::serve(host, volume, info).await?;
         match host.control(move |c| c.start(number, own_pid())).await {
             Ok(()) => Ok(device),
@@ -250,7 +276,8 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         Ok(device)
     }
 
-    /// Opens the character device and begins to fetch.
+    /// Opens the character device, has every tag fetched, and only then maps the descriptors: so a process that dies on
+    /// the way can be followed by another (Linux 6.12 lets nobody map after one that mapped and did not fetch).
     async fn serve(host: &Rc<Host<N>>, volume: Rc<V>, info: DeviceInfo) -> Result<Device<V, N>, UblkError> {
         let deadline = host.rt.now().after(NODE_WITHIN);
         let requests = loop {
@@ -263,7 +290,16 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         };
         let shape = (info.queues, info.depth);
         let (server, tags) = Server::start(host.rt.clone(), volume, requests, shape, info.max_io_bytes);
-        Ok(Device { host: host.clone(), info, server, tags, recovered_from: None, note: None })
+        // A timer fires after the thread's turn with the kernel.
+        host.rt.sleep(A_TURN).await;
+        let device = Device { host: host.clone(), info, server, tags, recovered_from: None, note: None };
+        match device.server.prepare() {
+            Ok(()) => Ok(device),
+            Err(source) => {
+                device.leave().await;
+                Err(UblkError::Node { path: sysfs::node(info.device), source })
+            }
+        }
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -316,6 +352,10 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
             None => Ok(()),
         }
     }
+}
+
+fn is_privileged(info: &DeviceInfo) -> bool {
+    info.flags & abi::F_UNPRIVILEGED_DEV == 0
 }
 
 fn own_pid() -> i32 {

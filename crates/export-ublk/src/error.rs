@@ -42,6 +42,15 @@ pub enum UblkError {
         /// Who serves that device, where the driver says so.
         pid: Option<i32>,
     },
+    /// A user without privileges does not get the node of the device that was made for him.
+    #[error(
+        "/dev/ublkc{number} does not become this user's: a udev rule has to give /dev/ublkc* and /dev/ublkb* to their \
+         owners"
+    )]
+    NotOwner {
+        /// The device.
+        number: u32,
+    },
     /// Another process serves this volume.
     #[error(
         "/dev/ublkb{number}: process {pid} serves this volume: stop it first, or let it hand the device over \

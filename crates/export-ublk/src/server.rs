@@ -20,14 +20,17 @@ use crate::request::{Request, failure};
 
 /// The driver, as tags see it.
 pub(crate) trait Requests: 'static {
-    /// Answers the request of a tag, if there is one, and waits for its next. Gives the driver's result and the buffer.
-    fn next(
-        &self,
-        queue: u16,
-        tag: u16,
-        answer: Option<i32>,
-        buffer: Buffer,
-    ) -> impl Future<Output = (i32, Option<Buffer>)>;
+    /// Waits for the driver's result, then gives it and the buffer.
+    type Next: Future<Output = (i32, Option<Buffer>)> + 'static;
+
+    /// Makes descriptors readable; called when every tag was asked for, before the device is in service.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn prepare(&self) -> std::io::Result<()>;
+
+    /// Answers the request of a tag, if there is one, and asks for its next, at once: not when the future is polled.
+    fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> Self::Next;
 
     /// What is asked for.
     fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor;
@@ -87,8 +90,19 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
             broken: Cell::new(None),
         });
         let all = (0..queues).flat_map(|queue| (0..depth).map(move |tag| (queue, tag)));
-        let tasks = all.map(|(queue, tag)| rt.spawn(server.clone().serve(queue, tag))).collect();
+        // All are asked for before any task runs, so that they go to the driver together: of a process that dies when
+        // some were fetched and others not, Linux 6.12 cannot recover a device again.
+        let asked: Vec<_> = all
+            .map(|(queue, tag)| (queue, tag, server.requests.next(queue, tag, None, server.buffer())))
+            .collect();
+        let serve = |(queue, tag, first)| rt.spawn(server.clone().serve(queue, tag, first));
+        let tasks = asked.into_iter().map(serve).collect();
         (server, Tags(tasks))
+    }
+
+    /// See [`Requests::prepare`].
+    pub(crate) fn prepare(&self) -> std::io::Result<()> {
+        self.requests.prepare()
     }
 
     /// From now on every request is answered with an I/O error.
@@ -114,35 +128,34 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         self.rt.pool().take(self.max_io_bytes as usize)
     }
 
-    async fn serve(self: Rc<Self>, queue: u16, tag: u16) {
-        let mut buffer = self.buffer();
-        let mut answer = None;
+    async fn serve(self: Rc<Self>, queue: u16, tag: u16, first: R::Next) {
+        let mut next = first;
         loop {
-            let (result, back) = self.requests.next(queue, tag, answer, buffer).await;
-            match (result, back) {
-                (abi::RESULT_OK, Some(back)) => buffer = back,
+            let mut buffer = match next.await {
+                (abi::RESULT_OK, Some(buffer)) => buffer,
                 (abi::RESULT_OK | abi::RESULT_ABORT, _) => return,
                 (error, _) => {
                     self.broken.set(self.broken.get().or(Some(-error)));
                     return;
                 }
-            }
+            };
             let descriptor = self.requests.descriptor(queue, tag);
-            match (self.mode.get(), Request::decode(&descriptor, self.max_io_bytes)) {
+            let answer = match (self.mode.get(), Request::decode(&descriptor, self.max_io_bytes)) {
                 (Mode::Leaving, _) => return std::future::pending().await,
-                (Mode::Failing, _) => answer = Some(-libc::EIO),
-                (Mode::Serving, Err(errno)) => answer = Some(-errno),
+                (Mode::Failing, _) => -libc::EIO,
+                (Mode::Serving, Err(errno)) => -errno,
                 (Mode::Serving, Ok(request)) => {
                     self.busy.set(self.busy.get() + 1);
                     let (back, result) = self.carry_out(request, buffer).await;
                     buffer = back;
-                    answer = Some(result);
                     self.busy.set(self.busy.get() - 1);
                     if self.busy.get() == 0 {
                         self.idle.notify_all();
                     }
+                    result
                 }
-            }
+            };
+            next = self.requests.next(queue, tag, Some(answer), buffer);
         }
     }
 

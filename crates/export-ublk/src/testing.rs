@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -399,18 +400,20 @@ impl FakeRequests {
 }
 
 impl Requests for FakeRequests {
-    async fn next(
-        &self,
-        queue: u16,
-        tag: u16,
-        answer: Option<i32>,
-        mut buffer: Buffer,
-    ) -> (i32, Option<Buffer>) {
+    type Next = Pin<Box<dyn Future<Output = (i32, Option<Buffer>)>>>;
+
+    fn prepare(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> Self::Next {
         let (reply, waiting) = bridge::oneshot();
         {
             let mut state = self.0.fake.state();
             let at = self.at(&state, queue, tag);
-            let Some(dev) = state.devices.get_mut(&self.0.number) else { return (abi::RESULT_ABORT, None) };
+            let Some(dev) = state.devices.get_mut(&self.0.number) else {
+                return Box::pin(async { (abi::RESULT_ABORT, None) });
+            };
             let slot = &mut dev.tags[at];
             assert_eq!(answer.is_some(), slot.current.is_some(), "an answer for each request");
             if let (Some(result), Some((ask, to))) = (answer, slot.current.take()) {
@@ -426,14 +429,19 @@ impl Requests for FakeRequests {
             dev.pump();
         }
         self.0.fake.changed();
-        if waiting.await.is_err() {
-            return (abi::RESULT_ABORT, Some(buffer));
-        }
-        let state = self.0.fake.state();
-        let at = self.at(&state, queue, tag);
-        let (ask, _) = state.devices[&self.0.number].tags[at].current.as_ref().unwrap();
-        buffer.as_mut()[..ask.data.len()].copy_from_slice(&ask.data);
-        (abi::RESULT_OK, Some(buffer))
+        let requests = FakeRequests(self.0.clone());
+        Box::pin(async move {
+            let mut buffer = buffer;
+            if waiting.await.is_err() {
+                return (abi::RESULT_ABORT, Some(buffer));
+            }
+            let state = requests.0.fake.state();
+            let at = requests.at(&state, queue, tag);
+            let (ask, _) = state.devices[&requests.0.number].tags[at].current.as_ref().unwrap();
+            buffer.as_mut()[..ask.data.len()].copy_from_slice(&ask.data);
+            drop(state);
+            (abi::RESULT_OK, Some(buffer))
+        })
     }
 
     fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor {

@@ -9,19 +9,24 @@ use std::time::Duration;
 
 use blockio::{Driver, DriverOptions, Signals};
 use clap::Args;
+use export_ublk::Shape;
 use io::Nanos;
 use io::sync::{Either, select};
 use serde_json::{Value, json};
 
 use crate::console;
-use crate::exports::{self, Context, Running, Spec};
+use crate::exports::{self, Context, Force, Running, Spec};
 use crate::failure::Failure;
 use crate::out;
 use crate::session::{self, Devices, Session, Simulation};
+use crate::takeover;
 use crate::tunables::{Owner, Setting};
 
 /// How long a second signal gives the exports to be taken away from whoever uses them.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// How long exports that are told to use force may take.
+const FORCED_WITHIN: Nanos = Nanos::from_ms(2500);
 
 /// How often the engine's events are fetched.
 const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
@@ -31,6 +36,10 @@ const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
 /// Volumes are named bcache0, bcache1 and so on: first those of the backing devices in the order given, then
 /// flash-only volumes. One line per volume on standard output says when it is ready and how it is reached. Runs until
 /// SIGINT or SIGTERM; a second one ends it at once. A cache device that was never used is initialised.
+///
+/// A device of the kernel (ublk) stays when this process is killed: whoever uses it waits, and the same command goes on
+/// with it. `--takeover` does so while the process still runs: a new version of this program can go on under a mounted
+/// file system.
 #[derive(Args, Debug)]
 pub(crate) struct Up {
     /// Cache device
@@ -39,7 +48,7 @@ pub(crate) struct Up {
     /// Backing device
     #[arg(short = 'B', long = "backing", value_name = "DEV")]
     backing: Vec<PathBuf>,
-    /// How clients reach the volumes: auto, ublk, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR
+    /// How clients reach the volumes: auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR
     #[arg(long, value_name = "EXPORT", default_value = "auto")]
     export: Vec<Spec>,
     /// Value of a tunable, by the kernel's name
@@ -48,6 +57,15 @@ pub(crate) struct Up {
     /// Serve backing devices without their cache; refused if they have dirty data in it
     #[arg(long, conflicts_with = "cache")]
     without_cache: bool,
+    /// Hardware queues of each ublk device; as many as processors, at most 4, if nothing is said
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    ublk_queues: Option<u16>,
+    /// Requests in each of these queues at a time; 128 if nothing is said
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=4096))]
+    ublk_depth: Option<u16>,
+    /// Make the process that serves this set by ublk hand it over, and go on with its devices
+    #[arg(long, requires = "cache")]
+    takeover: bool,
     /// Let other hosts connect; NBD has no password
     #[arg(long)]
     allow_remote: bool,
@@ -66,6 +84,13 @@ pub(crate) struct Up {
     stdin: bool,
 }
 
+/// How serving ends.
+#[derive(Clone, Copy)]
+enum End {
+    Stop,
+    HandOver,
+}
+
 impl Up {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.cache.is_none() && self.backing.is_empty() {
@@ -80,10 +105,21 @@ impl Up {
         if self.without_cache && self.set.iter().any(|s| s.owner == Owner::Set) {
             return Err(Failure::Usage("there is no cache set whose tunables could be set".into()));
         }
+        if self.takeover && !self.export.iter().any(|e| matches!(e, Spec::Auto | Spec::Ublk(_))) {
+            return Err(Failure::Usage("only ublk devices can be taken over: expected --export ublk".into()));
+        }
+        if self.export.iter().filter(|e| matches!(e, Spec::Auto | Spec::Ublk(_))).count() > 1 {
+            return Err(Failure::Usage(
+                "a volume has one ublk device: expected --export ublk or auto once".into(),
+            ));
+        }
         self.export.iter().try_for_each(exports::check)?;
         session::exit_at_second_signal(GRACE)?;
         let signals = session::signals()?;
-        let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
+        let Shape { queues, depth } = self.ublk_shape();
+        // Room for the fetches of a device at once.
+        let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
+        let options = DriverOptions { seed: session::seed(), ring_entries, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         out::note(format!("I/O by {}", driver.backend_note()));
         driver.block_on(self.serve(&driver, signals))
@@ -91,27 +127,53 @@ impl Up {
 
     async fn serve(&self, driver: &Driver, mut signals: Signals) -> Result<(), Failure> {
         let simulation = Simulation { hdd: self.simulate_hdd, delay_ms: self.simulate_delay_ms };
+        if let (true, Some(cache)) = (self.takeover, &self.cache) {
+            takeover::take_over(driver, cache, &self.backing).await?;
+        }
         let devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
         let session = Session::start(devices).await?;
         let mut running = Vec::new();
-        let result = match self.start(driver, &session, &mut running).await {
-            Ok(()) => self.watch(driver, &session, &mut signals).await,
+        let ended = match self.start(driver, &session, &mut running).await {
+            Ok(()) => self.watch(driver, &session, &mut signals, &running).await,
             Err(e) => Err(e),
         };
-        let stop = Box::pin(async {
+        let (end, result) = match ended {
+            Ok(end) => (Some(end), Ok(())),
+            Err(e) => (None, Err(e)),
+        };
+        let force = Force::default();
+        let takes_force = running.iter().any(Running::takes_force);
+        let mut stop = Box::pin(async {
             let mut stopped = Ok(());
+            // Kept to the end: the driver of the kernel gets them back from the process, not from us.
+            let mut handed_over = Vec::new();
             for export in running {
-                stopped = stopped.and(export.stop().await);
+                match end {
+                    Some(End::Stop) => stopped = stopped.and(export.stop(&force).await),
+                    Some(End::HandOver) => handed_over.extend(export.hand_over().await),
+                    None => stopped = stopped.and(export.give_up(&force).await),
+                }
             }
             stopped.and(session.stop().await)
         });
-        match select(stop, pin!(signals.next())).await {
-            Either::Left(stopped) => result.and(stopped),
-            // What was not stopped by now has been dropped.
-            Either::Right(signal) => {
-                out::warn("ended at once by a second signal; what was flushed before is safe");
-                Err(Failure::Signalled(session::exit_code(signal)))
-            }
+        let second = match select(stop.as_mut(), pin!(signals.next())).await {
+            Either::Left(stopped) => return result.and(stopped),
+            Either::Right(signal) => signal,
+        };
+        out::warn("ended at once by a second signal; what was flushed before is safe");
+        if takes_force {
+            force.use_it();
+            // What takes longer is dropped.
+            select(stop.as_mut(), driver.handle().sleep(FORCED_WITHIN)).await;
+        }
+        Err(Failure::Signalled(session::exit_code(second)))
+    }
+
+    fn ublk_shape(&self) -> Shape {
+        let default = Shape::default();
+        Shape {
+            queues: self.ublk_queues.unwrap_or(default.queues),
+            depth: self.ublk_depth.unwrap_or(default.depth),
         }
     }
 
@@ -138,7 +200,8 @@ impl Up {
             (Some(set), _) => set.uuid().to_string(),
             (None, first) => first.and_then(|v| v.backing_uuid()).unwrap_or_default().to_string(),
         };
-        let context = Context { driver, volumes: &session.volumes, id, remote: self.allow_remote };
+        let ublk = self.ublk_shape();
+        let context = Context { driver, volumes: &session.volumes, id, remote: self.allow_remote, ublk };
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }
@@ -167,7 +230,13 @@ impl Up {
     }
 
     /// Until a signal or the end of the input.
-    async fn watch(&self, driver: &Driver, session: &Session, signals: &mut Signals) -> Result<(), Failure> {
+    async fn watch(
+        &self,
+        driver: &Driver,
+        session: &Session,
+        signals: &mut Signals,
+        running: &[Running],
+    ) -> Result<End, Failure> {
         let mut input = if self.stdin { Some(console::lines()?) } else { None };
         // The command that is being carried out: it must not be cut short by what else happens.
         let mut command: Option<Pin<Box<dyn Future<Output = Value> + '_>>> = None;
@@ -186,15 +255,22 @@ impl Up {
             };
             session.log_events();
             match event {
+                Either::Left(blockio::Signal::HandOver) => {
+                    if running.iter().all(Running::can_be_handed_over) {
+                        out::note("SIGUSR2: another process takes over");
+                        return Ok(End::HandOver);
+                    }
+                    out::warn("SIGUSR2: a FUSE export cannot be handed over: serving on");
+                }
                 Either::Left(signal) => {
                     let name = match signal {
                         blockio::Signal::Interrupt => "SIGINT",
-                        blockio::Signal::Terminate => "SIGTERM",
+                        blockio::Signal::Terminate | blockio::Signal::HandOver => "SIGTERM",
                     };
                     out::note(format!("{name}: stopping"));
-                    return Ok(());
+                    return Ok(End::Stop);
                 }
-                Either::Right(Either::Left(Said::Line(None))) => return Ok(()),
+                Either::Right(Either::Left(Said::Line(None))) => return Ok(End::Stop),
                 Either::Right(Either::Left(Said::Line(Some(line)))) => {
                     command = Some(Box::pin(async move { console::obey(session, &line).await }));
                 }

@@ -1,6 +1,6 @@
-//! `--export auto`: the best export that this build and this host offer, and why.
+//! `--export auto`: the best export that this host offers, and why.
 //!
-//! In this order: ublk (not built), FUSE with loop devices, NBD on a unix socket.
+//! In this order: ublk, FUSE with loop devices, NBD on a unix socket.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -8,21 +8,30 @@ use std::path::{Path, PathBuf};
 
 use export_nbd::Endpoint;
 
-use super::{Context, Running, fuse, nbd};
+use super::{Context, Running, fuse, nbd, ublk};
 use crate::failure::Failure;
 use crate::out;
 
 /// Starts the best one, and says which and why.
 pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
+    let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
+        None => match ublk::start(None, context).await {
+            Ok(ublk) => {
+                out::note("export: ublk (choose with --export)");
+                return Ok(Running::Ublk(ublk));
+            }
+            Err(e) if ublk::may_fall_back(&e) => e.to_string(),
+            Err(e) => return Err(e.into()),
+        },
+        Some(why) => why,
+    };
     let dir = runtime_dir()?;
-    let why = match fuse::obstacle() {
+    let no_fuse = match fuse::obstacle() {
         None => {
             // A container's rules, for one, only show when one mounts.
             match fuse::start(&dir.join(&context.id), true, context).await {
                 Ok(fuse) => {
-                    out::note(
-                        "export: FUSE and loop devices, as this build has no ublk (choose with --export)",
-                    );
+                    out::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
                     return Ok(Running::Fuse(fuse));
                 }
                 Err(e) => e.message().unwrap_or_default().to_owned(),
@@ -32,8 +41,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     };
     let socket = dir.join(format!("{}.sock", context.id));
     out::note(format!(
-        "export: NBD on {}, as this build has no ublk, and there can be no block devices by FUSE: {why} (choose with \
-         --export)",
+        "export: NBD on {}, as there can be no block devices: {no_ublk}; by FUSE: {no_fuse} (choose with --export)",
         socket.display()
     ));
     nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)

@@ -18,14 +18,18 @@ use engine::Volume;
 use export_nbd::Endpoint;
 
 use crate::failure::Failure;
+pub(crate) use ublk::{Force, servers};
+
+/// Device numbers of the ublk driver are below this; some room for more volumes than one.
+const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
 /// What the operator asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Spec {
     /// The best that build and host offer.
     Auto,
-    /// A block device by the ublk driver.
-    Ublk,
+    /// A block device by the ublk driver; the number of the first volume's, if it matters.
+    Ublk(Option<u32>),
     /// A socket on which the volumes are NBD exports.
     Nbd(Endpoint),
     /// A directory in which the volumes are files, with loop devices on them.
@@ -41,9 +45,13 @@ impl FromStr for Spec {
         }
         match text.split_once('=') {
             None if text == "auto" => Ok(Spec::Auto),
-            None if text == "ublk" => Ok(Spec::Ublk),
+            None if text == "ublk" => Ok(Spec::Ublk(None)),
+            Some(("ublk", number)) => match number.parse() {
+                Ok(number) if number < MAX_NUMBER => Ok(Spec::Ublk(Some(number))),
+                _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
+            },
             Some(("fuse", dir)) if !dir.is_empty() => Ok(Spec::Fuse(PathBuf::from(dir))),
-            _ => Err("expected auto, ublk, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
+            _ => Err("expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
         }
     }
 }
@@ -56,12 +64,14 @@ pub(crate) struct Context<'a> {
     pub(crate) id: String,
     /// Other hosts may connect.
     pub(crate) remote: bool,
+    /// Queues and depth of ublk devices.
+    pub(crate) ublk: export_ublk::Shape,
 }
 
 /// A way to reach one volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Way {
-    /// `nbd` for a URI, `fuse` for a file, `loop` for a block device.
+    /// `nbd` for a URI, `fuse` for a file, `loop` and `ublk` for a block device.
     pub(crate) kind: &'static str,
     /// URI or path.
     pub(crate) address: String,
@@ -86,6 +96,7 @@ pub(crate) fn in_words(ways: &[Way]) -> String {
 pub(crate) enum Running {
     Nbd(nbd::Nbd),
     Fuse(fuse::Fuse),
+    Ublk(ublk::Ublk),
 }
 
 impl Running {
@@ -94,13 +105,15 @@ impl Running {
         match self {
             Running::Nbd(nbd) => vec![nbd.way(volume)],
             Running::Fuse(fuse) => fuse.ways(volume),
+            Running::Ublk(ublk) => ublk.ways(volume),
         }
     }
 
     /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
     /// export at once, under whoever uses it.
-    pub(crate) async fn stop(self) -> Result<(), Failure> {
+    pub(crate) async fn stop(self, force: &Force) -> Result<(), Failure> {
         match self {
+            Running::Ublk(ublk) => ublk.stop(force).await,
             Running::Nbd(nbd) => {
                 nbd.stop().await;
                 Ok(())
@@ -108,13 +121,52 @@ impl Running {
             Running::Fuse(fuse) => fuse.stop().await,
         }
     }
+
+    /// Whether a stop can be told to use force, and has to be awaited then.
+    pub(crate) fn takes_force(&self) -> bool {
+        matches!(self, Running::Ublk(_))
+    }
+
+    /// Whether another process can go on with this export, or its clients are used to reconnecting.
+    pub(crate) fn can_be_handed_over(&self) -> bool {
+        !matches!(self, Running::Fuse(_))
+    }
+
+    /// Answers requests under way and begins no more. What the kernel keeps for the next process lasts until it comes.
+    pub(crate) async fn hand_over(self) -> Option<Running> {
+        match self {
+            Running::Ublk(ublk) => {
+                ublk.hand_over().await;
+                Some(Running::Ublk(ublk))
+            }
+            Running::Nbd(nbd) => {
+                nbd.stop().await;
+                None
+            }
+            Running::Fuse(_) => Some(self),
+        }
+    }
+
+    /// Stops after an error elsewhere. What was there before this process stays.
+    pub(crate) async fn give_up(self, force: &Force) -> Result<(), Failure> {
+        match self {
+            Running::Ublk(ublk) => {
+                ublk.give_up().await;
+                Ok(())
+            }
+            other => other.stop(force).await,
+        }
+    }
 }
 
 /// Starts an export.
 pub(crate) async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
+    if matches!(spec, Spec::Nbd(_) | Spec::Fuse(_)) {
+        ublk::warn_of_left(context).await;
+    }
     match spec {
         Spec::Auto => auto::start(context).await,
-        Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
+        Spec::Ublk(number) => Ok(Running::Ublk(ublk::start(*number, context).await?)),
         Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd),
         Spec::Fuse(dir) => fuse::start(dir, false, context).await.map(Running::Fuse),
     }
@@ -125,11 +177,11 @@ pub(crate) fn block_devices() -> Result<(), String> {
     fuse::obstacle().map_or(Ok(()), Err)
 }
 
-/// Refuses what this build does not have, before any device is touched.
+/// Refuses what this host does not have, before any device is touched.
 pub(crate) fn check(spec: &Spec) -> Result<(), Failure> {
     match spec {
         Spec::Auto | Spec::Nbd(_) | Spec::Fuse(_) => Ok(()),
-        Spec::Ublk => Err(Failure::Failed(ublk::UNAVAILABLE.into())),
+        Spec::Ublk(_) => ublk::obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why))),
     }
 }
 
@@ -149,10 +201,23 @@ mod tests {
     #[test]
     fn options_are_told_apart() {
         assert_eq!("auto".parse(), Ok(Spec::Auto));
-        assert_eq!("ublk".parse(), Ok(Spec::Ublk));
+        assert_eq!("ublk".parse(), Ok(Spec::Ublk(None)));
+        assert_eq!("ublk=7".parse(), Ok(Spec::Ublk(Some(7))));
         assert_eq!("fuse=/mnt".parse(), Ok(Spec::Fuse("/mnt".into())));
         assert_eq!("nbd=/run/x".parse(), Ok(Spec::Nbd(Endpoint::Unix("/run/x".into()))));
-        for bad in ["", "nbd", "nbd=", "fuse", "fuse=", "ublk=1", "auto=x", "nbd=host:"] {
+        for bad in [
+            "",
+            "nbd",
+            "nbd=",
+            "fuse",
+            "fuse=",
+            "ublk=",
+            "ublk=x",
+            "ublk=-1",
+            "ublk=1048576",
+            "auto=x",
+            "nbd=host:",
+        ] {
             assert!(bad.parse::<Spec>().is_err(), "{bad:?}");
         }
     }

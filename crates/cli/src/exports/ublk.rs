@@ -1,4 +1,154 @@
-//! `--export ublk`.
+//! `--export ublk[=N]`: every volume is a block device of the kernel.
 
-/// Why it cannot be had.
-pub(super) const UNAVAILABLE: &str = "this build has no ublk export: use --export fuse=DIR for a block device (as root), or --export nbd=SOCKET";
+use std::rc::Rc;
+
+use blockio::Driver;
+use engine::{Volume, VolumeRef};
+use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
+use io::sync::{Event, select};
+use io::{Handle, Nanos};
+
+use super::{Context, Way};
+use crate::failure::Failure;
+use crate::out;
+
+/// How often a stop is tried again that was refused because somebody uses a volume.
+const AGAIN: Nanos = Nanos::from_ms(500);
+
+/// Slots of flash-only volumes that are looked at when a set is not open.
+const SLOTS: u32 = 64;
+
+/// Block devices that are served.
+pub(crate) struct Ublk {
+    devices: Devices<VolumeRef>,
+    rt: Handle,
+}
+
+/// Why the host cannot offer block devices this way; `None` if it can.
+pub(super) fn obstacle() -> Option<String> {
+    export_ublk::obstacle()
+}
+
+/// What a volume's device stands for: the set, and the backing device or the slot in it.
+fn identity(id: &str, volume: &Volume) -> Identity {
+    match (volume.backing_uuid(), volume.inode()) {
+        (Some(uuid), _) => of_backing(id, &uuid.to_string()),
+        (None, inode) => of_slot(id, inode.map_or(0, |i| i.0)),
+    }
+}
+
+fn of_backing(id: &str, uuid: &str) -> Identity {
+    Identity::of(&[id.as_bytes(), b"backing", uuid.as_bytes()])
+}
+
+fn of_slot(id: &str, slot: u32) -> Identity {
+    Identity::of(&[id.as_bytes(), b"slot", &slot.to_le_bytes()])
+}
+
+/// The processes that serve devices of a set with these backing devices, each once.
+pub(crate) async fn servers(
+    driver: &Driver,
+    id: &str,
+    backing_uuids: &[String],
+) -> Result<Vec<i32>, Failure> {
+    let mut wanted: Vec<Identity> = backing_uuids.iter().map(|u| of_backing(id, u)).collect();
+    wanted.extend((0..SLOTS).map(|slot| of_slot(id, slot)));
+    let found = driver.reactor().blocking(move || left_behind(&wanted)).await?;
+    let mut pids: Vec<i32> = found.iter().filter(|l| l.alive).map(|l| l.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+/// Says so if a device was left behind that this start does not go on with: whoever uses it waits.
+pub(super) async fn warn_of_left(context: &Context<'_>) {
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        return;
+    }
+    let wanted: Vec<Identity> = context.volumes.iter().map(|v| identity(&context.id, v)).collect();
+    for left in context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default() {
+        out::warn(format!(
+            "/dev/ublkb{}, left behind by process {}, waits to be served again: whoever uses it waits too (--export ublk)",
+            left.number, left.pid
+        ));
+    }
+}
+
+/// Makes or recovers a device for each volume.
+pub(super) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
+    let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identity(&context.id, v));
+    let volumes = context.volumes.iter().map(served).collect();
+    let options = Options { number, shape: context.ublk };
+    let devices = Devices::start(context.driver, volumes, options).await?;
+    for note in devices.notes() {
+        out::note(note);
+    }
+    Ok(Ublk { devices, rt: context.driver.handle() })
+}
+
+/// Whether the other kinds of exports would do in place of one that failed so. Not where a device of this very volume
+/// exists, which somebody may be using.
+pub(super) fn may_fall_back(e: &UblkError) -> bool {
+    !matches!(e, UblkError::InService { .. } | UblkError::Changed { .. } | UblkError::NotQuiet { .. })
+}
+
+impl Ublk {
+    pub(super) fn ways(&self, volume: &str) -> Vec<Way> {
+        let exports = self.devices.exports();
+        let mine = exports.iter().filter(|e| e.volume == volume);
+        mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
+    }
+
+    /// Waits as long as somebody uses a device, unless told to use force.
+    pub(super) async fn stop(self, force: &Force) -> Result<(), Failure> {
+        let mut told = String::new();
+        while !force.is_on() {
+            let users = self.devices.users().await;
+            if users.is_empty() {
+                break;
+            }
+            let why = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            if why != told {
+                out::warn(format!("{why}: waiting for that to end; a second signal takes it away by force"));
+                told = why;
+            }
+            select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
+        }
+        if force.is_on() {
+            self.devices.fail_everything();
+        }
+        Ok(self.devices.stop().await?)
+    }
+
+    /// Leaves the devices to the next process.
+    pub(super) async fn hand_over(&self) {
+        self.devices.hand_over().await;
+    }
+
+    /// After an error elsewhere.
+    pub(super) async fn give_up(self) {
+        self.devices.give_up().await;
+    }
+}
+
+/// Tells exports that are being stopped not to wait for whoever uses them.
+#[derive(Default)]
+pub(crate) struct Force {
+    on: std::cell::Cell<bool>,
+    event: Event,
+}
+
+impl Force {
+    pub(crate) fn use_it(&self) {
+        self.on.set(true);
+        self.event.notify_all();
+    }
+
+    fn is_on(&self) -> bool {
+        self.on.get()
+    }
+
+    async fn on(&self) {
+        self.event.wait_until(|| self.on.get()).await;
+    }
+}

@@ -141,7 +141,9 @@ fn sockets_that_cannot_be_had() {
     up(&format!("nbd={file}")).refused(&[&file]);
     assert_eq!(read(&file), b"precious");
     up("nbd=0.0.0.0:0").refused(&["other hosts", "--allow-remote"]);
-    up("ublk").refused(&["ublk", "nbd="]);
+    for bad in ["ublk=", "ublk=x", "ublk=99999999"] {
+        up(bad).usage();
+    }
     up("nbd=").usage();
     up("nbd=host:port").usage();
     up("sideways").usage().says(&["auto", "fuse=DIR"]);

@@ -1,0 +1,76 @@
+//! `up --takeover`: goes on with what another process serves.
+//!
+//! The order: everything that can be checked without owning the devices is checked; the process that serves the set is
+//! found through its ublk devices and told by a signal to hand over; it answers what is under way, brings the set down,
+//! leaves its devices in the driver's keeping and ends; its claims end with it. Then the start goes on as always, which
+//! recovers the devices. Must not know how a set is served.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blockio::{Access, Claim, Driver, FileDevice, OpenOptions};
+use io::Disk;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::exports;
+use crate::failure::Failure;
+use crate::{out, superblock};
+
+/// How long a process may take to answer what is under way and to bring its set down.
+const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+
+/// Opens a device that somebody else owns, for a look.
+fn look_at(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
+    let options = OpenOptions { access: Access::ReadOnly, claim: Claim::None, ..OpenOptions::default() };
+    let device = FileDevice::open(driver.reactor(), path, &options)?;
+    Ok(Disk::new(Rc::new(device), driver.handle()))
+}
+
+/// Makes whoever serves the set of these devices hand it over. Returns when that process has ended.
+///
+/// # Errors
+/// If the devices are not what they should be, or the other process does not end; it serves on then.
+pub(crate) async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
+    let set = superblock::cache(&look_at(driver, cache)?, cache).await?.set_uuid();
+    let mut uuids = Vec::new();
+    for path in backings {
+        let disk = look_at(driver, path)?;
+        let superblock = superblock::backing(&disk, path).await?;
+        superblock::belongs(&disk.info().name, &superblock, set)?;
+        uuids.push(superblock.uuid().to_string());
+    }
+    let servers = exports::servers(driver, &set.to_string(), &uuids).await?;
+    let &[pid] = &servers[..] else {
+        if servers.is_empty() {
+            out::note("nobody serves this set by ublk: there is nothing to take over");
+            return Ok(());
+        }
+        return Err(Failure::Failed(format!("processes {servers:?} serve this set together: stop them")));
+    };
+    let refused = |what: &str, e: rustix::io::Errno| Failure::Failed(format!("process {pid}: {what}: {e}"));
+    let process = Pid::from_raw(pid).ok_or_else(|| refused("not a process", rustix::io::Errno::SRCH))?;
+    let handle = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("cannot be watched", e))?;
+    // Now that the number cannot be given to another process any more: it still is the one.
+    if exports::servers(driver, &set.to_string(), &uuids).await? != servers {
+        return Err(Failure::Failed(format!("process {pid} went away at this very moment: try again")));
+    }
+    pidfd_send_signal(&handle, Signal::USR2).map_err(|e| refused("cannot be told to hand over", e))?;
+    out::note(format!("process {pid} hands over"));
+    let ended = driver.reactor().blocking(move || {
+        loop {
+            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&PATIENCE)) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return other,
+            }
+        }
+    });
+    match ended.await {
+        Ok(0) => Err(Failure::Failed(format!(
+            "process {pid} has not handed over within {} seconds; it still serves",
+            PATIENCE.tv_sec
+        ))),
+        Ok(_) => Ok(()),
+        Err(e) => Err(refused("cannot be waited for", e)),
+    }
+}
