@@ -84,6 +84,8 @@ invariants! {
     SetOrder = "10" "set-order",
     /// Keys of a node lie in the node's range.
     NodeRange = "11" "node-range",
+    /// What the sets of a leaf amount to takes no more space than the sets: a kernel merges them in place.
+    MergedSize = "11a" "merged-size",
     /// Children cover the range of their parent, each position once.
     NodePartition = "12" "node-partition",
     /// Extents are well-formed, in one bucket, of a known device and inside it.
@@ -418,6 +420,7 @@ mod tests {
         let numbers: Vec<_> = Invariant::ALL.iter().map(|i| i.number()).collect();
         let mut expected: Vec<String> = (1..=20).map(|n| n.to_string()).collect();
         expected.insert(18, "18a".into());
+        expected.insert(11, "11a".into());
         assert_eq!(numbers, expected);
     }
 }

@@ -14,6 +14,7 @@ use format::{Bkey, Inode, JournalSeq, Sector};
 use io::{Buffer, Nanos};
 
 use super::entry::Entry;
+use super::merged::Merged;
 use super::node::NodeId;
 use super::tree::Tree;
 use crate::error::EngineError;
@@ -30,6 +31,7 @@ struct Snapshot {
     sector: Sector,
     newest_seq: JournalSeq,
     unjournaled: Option<Tick>,
+    merged: Merged,
 }
 
 /// The key of an entry in a set.
@@ -94,7 +96,8 @@ impl Core {
         self.check()
     }
 
-    /// Takes the unwritten keys for the next set; `None` if the node has no room for them.
+    /// Takes the unwritten keys for the next set; `None` if the node has no room for them, or for what its sets would
+    /// amount to then.
     fn snapshot(&self, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
         let block = self.geometry.block_sectors;
         let node = tree.node_mut(id);
@@ -103,11 +106,15 @@ impl Core {
         let (set_seq, ptr) = (node.set_seq, node.ptr);
         let sector = ptr.offset() + node.written;
         let extents = node.leaf().extents.as_ref()?;
+        let merged = node.leaf().merged.with_set(extents);
         let words: usize = extents.iter_unwritten().map(|(i, e)| key_of(i, e).words()).sum();
         if words > room {
             return None;
         }
         let bytes = format::bset::padded_bytes(words.max(1), block)?;
+        if words > 0 && !merged.fits(written_bytes + bytes) {
+            return None;
+        }
         let mut buffer = self.rt.pool().zeroed(bytes);
         if words > 0 {
             let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
@@ -128,7 +135,8 @@ impl Core {
         leaf.unwritten_words = 0;
         assert!(leaf.pin_inflight.is_none(), "one write at a time");
         leaf.pin_inflight = leaf.pin_pending.take();
-        Some(Snapshot { buffer, sector, newest_seq: leaf.newest_seq, unjournaled: leaf.unjournaled.take() })
+        let (newest_seq, unjournaled) = (leaf.newest_seq, leaf.unjournaled.take());
+        Some(Snapshot { buffer, sector, newest_seq, unjournaled, merged })
     }
 
     /// Makes everything durable that a set with keys up to these may name.
@@ -165,6 +173,9 @@ impl Core {
             Ok(()) => {
                 node.written += sectors;
                 let leaf = node.leaf_mut();
+                if sectors > format::Sectors::ZERO {
+                    leaf.merged = s.merged;
+                }
                 if let Some(x) = leaf.extents.as_mut() {
                     // What these holes hide on disk is hidden by the set from now on.
                     x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());

@@ -47,7 +47,7 @@ impl Entry {
         self
     }
 
-    /// The same entry, whose key went into the journal.
+    /// The same entry, whose key a crash may bring back: it went into the journal, or an older set covers it.
     pub(crate) fn journaled(mut self) -> Entry {
         self.target |= JOURNALED;
         self
@@ -77,7 +77,8 @@ impl Entry {
         self.target & UNWRITTEN != 0
     }
 
-    /// Whether a crash may bring this very entry back: it is in a written set or in the journal.
+    /// Whether a crash may bring this very entry back: it is, or a larger one that it was part of, in a written set or in
+    /// the journal.
     pub(crate) fn may_be_durable(self) -> bool {
         self.target & (UNWRITTEN | JOURNALED) != UNWRITTEN
     }
@@ -104,6 +105,13 @@ impl Entry {
 
     pub(crate) fn mark_unwritten(&mut self) {
         self.target |= UNWRITTEN;
+    }
+
+    /// The next set of its node shall hold it, although an older one may do so already.
+    pub(crate) fn mark_rewritten(&mut self) {
+        if !self.is_unwritten() {
+            self.target |= UNWRITTEN | JOURNALED;
+        }
     }
 
     /// Drops the first `n` sectors.

@@ -235,6 +235,8 @@ impl Extents {
         if first.end() > end {
             let mut tail = first;
             tail.cut_front(end - first.start());
+            // Goes into the next set again, or the sets would amount to more keys than they hold (see `merged`).
+            tail.mark_rewritten();
             return self.insert_behind(next, inode, tail);
         }
         chunk.fix_last_end();

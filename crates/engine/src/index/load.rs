@@ -8,11 +8,12 @@
 use std::collections::VecDeque;
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Geometry, Inode, Sector, Sectors, SetMagic, for_each_set};
+use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Sector, Sectors, SetMagic, for_each_set};
 use io::{Buffer, Disk, IoFuture};
 
 use super::entry::{Entry, MAX_POSITION};
 use super::extents::Extents;
+use super::merged::Merged;
 use super::node::{Body, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT};
@@ -137,20 +138,26 @@ impl Reader<'_> {
     }
 }
 
-/// The extents that the sets of a leaf amount to (format section 8.3).
-fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Extents {
+/// The extents that the sets of a leaf amount to (format section 8.3), and what they amount to with the holes.
+fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> (Extents, Merged) {
     let mut x = Extents::new(bucket_sectors);
     for k in keys {
         let (Some(start), true) = (k.start(), k.size() > Sectors::ZERO && k.offset() <= MAX_POSITION) else {
             continue;
         };
         let entry = match k.pointer() {
-            Some(p) if p.is_available() => Some(Entry::extent(k.offset(), k.size(), k.dirty(), p)),
-            _ => None,
+            Some(p) if p.is_available() => Entry::extent(k.offset(), k.size(), k.dirty(), p),
+            _ => Entry::tombstone(k.offset(), k.size(), JournalSeq(0)),
         };
-        x.replace(k.inode(), start, k.offset(), entry, |_| {});
+        // What is cut must not be told from what is not, or they would not join again.
+        x.replace(k.inode(), start, k.offset(), Some(entry.unwritten()), |_| {});
     }
-    x
+    let merged = Merged::of_extents(&x);
+    x.retain(|_, e| {
+        e.mark_written();
+        !e.is_tombstone()
+    });
+    (x, merged)
 }
 
 /// What the start found besides the tree.
@@ -243,7 +250,11 @@ pub(crate) async fn load_tree(
             *slot = id;
         }
         if w.level == 0 {
-            t.set_extents(id, extents_of(&parsed.keys, reader.geometry.bucket_sectors));
+            let (extents, merged) = extents_of(&parsed.keys, reader.geometry.bucket_sectors);
+            t.set_extents(id, extents);
+            let leaf = t.node_mut(id).leaf_mut();
+            leaf.merged = merged;
+            leaf.must_rewrite |= !merged.fits(parsed.summary.written_bytes);
         }
         let mut path = w.path.clone();
         path.push(bucket);
@@ -376,7 +387,9 @@ impl Core {
                 // A leaf that is not in memory is clean and nobody replaces it without loading it.
                 tree.node_mut(id).leaf_mut().loading = false;
                 if let Ok(p) = &parsed {
-                    tree.set_extents(id, extents_of(&p.keys, self.geometry.bucket_sectors));
+                    let (extents, merged) = extents_of(&p.keys, self.geometry.bucket_sectors);
+                    tree.set_extents(id, extents);
+                    tree.node_mut(id).leaf_mut().merged = merged;
                     self.counters.borrow_mut().btree_reads += 1;
                 }
             }

@@ -10,6 +10,7 @@ mod dirty;
 mod entry;
 mod extents;
 mod load;
+mod merged;
 mod node;
 mod rewrite;
 mod tree;

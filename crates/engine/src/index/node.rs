@@ -6,6 +6,7 @@ use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
 use super::extents::Extents;
+use super::merged::Merged;
 use crate::flush::Tick;
 
 /// Names a node in memory. The name of a node that is gone never names another one.
@@ -55,6 +56,8 @@ pub(crate) struct Leaf {
     /// `None` while the leaf is only on disk.
     pub(crate) extents: Option<Extents>,
     pub(crate) loading: bool,
+    /// What the sets on disk amount to.
+    pub(crate) merged: Merged,
     /// Live dirty sectors (kept while the leaf is not in memory).
     pub(crate) dirty_sectors: u64,
     /// Words of keys that no set holds yet (an upper bound).

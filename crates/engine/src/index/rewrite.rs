@@ -13,6 +13,7 @@ use format::{Bkey, BucketNr, Inode, JournalSeq, JsetRoots, Ptr, Sector, Sectors}
 use super::append::key_of;
 use super::entry::Entry;
 use super::extents::Extents;
+use super::merged::Merged;
 use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::Purpose;
@@ -249,6 +250,7 @@ impl Core {
         node.body = Body::Leaf(Leaf {
             dirty_sectors,
             newest_seq,
+            merged: Merged::of_set(keys.len()),
             unwritten_words: carried_holes * 3,
             unwritten_since: self.rt.now(),
             pin_inflight: pin,

@@ -259,7 +259,7 @@ impl Tree {
             (None, Via::LeafOnly(_)) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
         };
         let device = self.dirty.device_mut(inode);
-        let before = extents.memory_bytes_hint();
+        let (before, entries) = (extents.memory_bytes_hint(), extents.len());
         extents.replace(inode, start, end, entry, |old| {
             if old.is_tombstone() {
                 return;
@@ -281,7 +281,8 @@ impl Tree {
         if leaf.unwritten_words == 0 {
             leaf.unwritten_since = now;
         }
-        leaf.unwritten_words += 3;
+        // In the middle of an older entry, the part behind is written again.
+        leaf.unwritten_words += if extents.len() > entries + 1 { 6 } else { 3 };
         match via {
             Via::Journal(seq) => {
                 leaf.newest_seq = leaf.newest_seq.max(seq);

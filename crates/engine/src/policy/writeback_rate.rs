@@ -32,7 +32,7 @@ const FRAGMENT_LOW: u8 = 50;
 const FRAGMENT_MID: u8 = 57;
 const FRAGMENT_HIGH: u8 = 64;
 /// Fragmentation (used space over dirty data) up to which it does not count (runtime semantics 11.4).
-const FRAGMENT_TOLERATED: i128 = 3;
+const FRAGMENT_TOLERATED: u128 = 3;
 /// Writeback that is this much ahead of the limiter or less keeps up with the rate (runtime semantics
 /// 11.4).
 const KEEPS_UP: Nanos = Nanos::from_ms(1);
@@ -157,7 +157,7 @@ impl RateInputs {
         {
             return None;
         }
-        let fragmentation = i128::from(used) * i128::from(self.bucket.0) / i128::from(self.dirty.0);
+        let fragmentation = u128::from(used) * u128::from(self.bucket.0) / u128::from(self.dirty.0);
         if fragmentation <= FRAGMENT_TOLERATED {
             return None;
         }

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use format::bset::BSET_HEADER_BYTES;
 use format::{
     Bkey, BucketNr, CacheSuper, DamageKind, Inode, Jset, Node, Sector, Sectors, SetKind, check_set_order,
     parse_node,
@@ -222,7 +223,9 @@ impl Walk<'_> {
             }
         }
         let live = if next.level == 0 {
-            self.leaf(id, &node)
+            let (live, merged_words) = self.leaf(id, &node);
+            self.check_merged(scan, &node, merged_words, &place)?;
+            live
         } else {
             self.internal(scan, id, next, &node, damaged, &place)?
         };
@@ -369,8 +372,34 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Applies the sets of a leaf. Returns how many ranges it says something about.
-    fn leaf(&mut self, id: NodeId, node: &Node) -> u64 {
+    /// A kernel merges the sets of a leaf into one at the start of the node, and puts what it adds behind the blocks
+    /// that the sets take on disk: what is merged must not reach there.
+    fn check_merged(
+        &self,
+        scan: &mut Scan<'_>,
+        node: &Node,
+        words: usize,
+        place: &Place,
+    ) -> Result<(), Stop> {
+        let needed = BSET_HEADER_BYTES + 8 * words;
+        if needed <= node.written_bytes {
+            return Ok(());
+        }
+        let (expected, found) = (format!("at most the {} bytes of the sets", node.written_bytes), needed);
+        let (severity, invariant) = (Severity::Error, Invariant::MergedSize);
+        scan.report(Finding::new(
+            severity,
+            invariant,
+            place.clone(),
+            "bytes of the merged sets",
+            expected,
+            found,
+        ))
+    }
+
+    /// Applies the sets of a leaf. Returns how many ranges it says something about, and the words that keys for these
+    /// take.
+    fn leaf(&mut self, id: NodeId, node: &Node) -> (u64, usize) {
         let mut own = ExtentMap::default();
         for key in node.sets.iter().flat_map(|set| &set.keys) {
             if let Some(piece) = Piece::of(key, Origin::Node(id)) {
@@ -380,7 +409,8 @@ impl Walk<'_> {
         for (inode, piece) in own.iter() {
             self.extents.insert(inode, *piece);
         }
-        count(own.len())
+        let words = own.iter().map(|(_, piece)| if piece.ptr.is_some() { 3 } else { 2 }).sum();
+        (count(own.len()), words)
     }
 
     /// Finds the children of an internal node and queues them. Returns how many there are.
