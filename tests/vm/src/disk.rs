@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::said::run;
 
-/// A directory for one test, removed at its end.
+/// A directory for one test, removed at its end; if the test fails and `UBCACHE_VM_KEEP` is set, it stays, images and all.
 pub struct Dir {
     dir: tempfile::TempDir,
 }
@@ -39,6 +39,15 @@ impl Dir {
         let path = self.path(&format!("{name}.img"));
         run(Path::new("cp"), &[Path::new("--sparse=always"), &disk.path, &path]).ok();
         Disk { name: name.to_owned(), path, ..disk.clone() }
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("UBCACHE_VM_KEEP").is_some() {
+            self.dir.disable_cleanup(true);
+            eprintln!("the images are kept in {}", self.dir.path().display());
+        }
     }
 }
 

@@ -25,7 +25,7 @@
 //!   loads them. There is no udev. Root is a ramdisk: nothing of it survives.
 //! * **Power cuts**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
 //!   requests under way are lost or kept in part. The guest sees disks with volatile write caches and flushes them.
-//! * A test that fails leaves the console's log in `<target>/vm-logs`.
+//! * A test that fails leaves the console's log in `<target>/vm-logs`, and with `UBCACHE_VM_KEEP=1` its images.
 //! * Two processors, 768 MiB, emulated (`UBCACHE_VM_ACCEL=kvm` where the host can do that): an instruction takes about
 //!   ten times as long as usual. `UBCACHE_VM_SKIP=1` skips all tests, loudly.
 
