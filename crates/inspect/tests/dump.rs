@@ -14,6 +14,17 @@ fn json(doc: &impl serde::Serialize) -> Json {
     json
 }
 
+/// bcache-super-show prints no zeros in front of a checksum.
+#[test]
+fn a_checksum_that_begins_with_zeros() {
+    let image = cache("03-writeback-clean-stop");
+    let mut doc = dump::superblock(&cache_source(&image)).unwrap();
+    doc.csum = "007C4E1D35AB7A44".into();
+    doc.csum_expected = Some(doc.csum.clone());
+    assert!(doc.to_string().contains("sb.csum\t\t\t7C4E1D35AB7A44 [match]\n"), "{doc}");
+    assert_eq!(json(&doc)["csum"], "007C4E1D35AB7A44");
+}
+
 #[test]
 fn super_of_a_cache_device() {
     let image = cache("03-writeback-clean-stop");

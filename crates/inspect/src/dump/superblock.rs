@@ -226,6 +226,12 @@ fn named(value: u64, name: Option<&str>) -> String {
     name.map_or_else(|| value.to_string(), |name| format!("{value} [{name}]"))
 }
 
+/// A number without the zeros in front, as bcache-super-show prints checksums.
+fn without_zeros(digits: &str) -> &str {
+    let short = digits.trim_start_matches('0');
+    if short.is_empty() { "0" } else { short }
+}
+
 /// `found [match]`, or what was expected.
 fn matched(found: impl fmt::Display, expected: impl fmt::Display) -> String {
     let (found, expected) = (found.to_string(), expected.to_string());
@@ -242,7 +248,7 @@ impl fmt::Display for SuperblockDoc {
         line(f, "sb.magic", &if self.magic_ok { "ok" } else { "bad magic" })?;
         line(f, "sb.first_sector", &matched(self.first_sector, SUPERBLOCK_SECTOR))?;
         let expected = self.csum_expected.as_deref().unwrap_or("unknown: too many journal buckets");
-        line(f, "sb.csum", &matched(&self.csum, expected))?;
+        line(f, "sb.csum", &matched(without_zeros(&self.csum), without_zeros(expected)))?;
         let kind = match self.kind {
             "unknown" => "unknown".to_owned(),
             kind => format!("{kind} device"),
