@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use blockio::Driver;
-use blockio::users::{self, User};
+use blockio::users;
 use io::BlockVolume;
 
 use crate::control::Control;
@@ -111,10 +111,20 @@ impl<V: BlockVolume> Ublk<V> {
         self.devices.iter().map(exported).collect()
     }
 
-    /// Who uses a device, as far as this process can see.
-    pub async fn users(&self) -> Vec<User> {
-        let names: Vec<String> = self.devices.iter().map(|(_, d)| sysfs::disk_name(d.number())).collect();
-        let look = move || names.iter().flat_map(|n| users::of_block_device(n)).collect();
+    /// Who uses a device, in words; `None` if nobody does, and then nothing that was written to one is left in the page
+    /// cache either.
+    pub async fn in_use(&self) -> Option<String> {
+        let numbers: Vec<u32> = self.devices.iter().map(|(_, d)| d.number()).collect();
+        let look = move || {
+            let users: Vec<_> =
+                numbers.iter().flat_map(|n| users::of_block_device(&sysfs::disk_name(*n))).collect();
+            if !users.is_empty() {
+                return Some(users::in_words(&users));
+            }
+            // An error of the disk itself is none that waiting would end.
+            let busy = numbers.iter().find(|n| matches!(sysfs::settle(**n), Ok(false)))?;
+            Some(format!("{} is in use", sysfs::disk(*busy).display()))
+        };
         self.host.reactor.blocking(look).await
     }
 
@@ -123,7 +133,7 @@ impl<V: BlockVolume> Ublk<V> {
         self.devices.iter().for_each(|(_, d)| d.fail_everything());
     }
 
-    /// Takes the devices away, in use or not: see [`Ublk::users`]. Requests are served until there are none any more.
+    /// Takes the devices away, in use or not: see [`Ublk::in_use`]. Requests are served until there are none any more.
     ///
     /// # Errors
     /// The first one; the other devices are taken away all the same.

@@ -1,6 +1,8 @@
 //! What the system knows of ublk devices beside their driver: nodes, queues, processes.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -74,6 +76,32 @@ pub(crate) fn keep_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
         fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
     }
     Ok(())
+}
+
+/// Makes what the page cache holds of a disk durable if nobody has a claim on the disk; false if somebody has.
+///
+/// A file system that is being unmounted is in no table any more while it still writes, but it has its claim; a program
+/// that is closing the disk has no descriptor any more while the system writes its data. A disk that is stopped then
+/// would lose both.
+///
+/// # Errors
+/// What the system said.
+pub(crate) fn settle(number: u32) -> io::Result<bool> {
+    let opened = File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(disk(number));
+    match opened {
+        Ok(disk) => disk.sync_all().map(|()| true),
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+        // A read-only disk holds nothing back; one that is gone neither.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::EROFS | libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENXIO)
+            ) =>
+        {
+            Ok(true)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod device;
 mod executor;
 mod rng;
 mod runtime;
+mod survivor;
 pub mod sync;
 #[cfg(test)]
 mod testing;
@@ -28,5 +29,6 @@ pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use rng::Rng;
 pub use runtime::{Clock, Handle, Runtime};
+pub use survivor::{KEPT_ENTRIES, KEPT_WORDS, Survivor, SurvivorRef};
 pub use timer::{Nanos, Sleep};
 pub use volume::{BlockVolume, RangeStatus, VolumeError, WriteFlags, ZeroFlags};

@@ -205,6 +205,11 @@ impl Up {
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }
+        if let Some(why) = session.not_kept.as_ref().filter(|_| running.iter().any(Running::takes_force)) {
+            out::warn(format!(
+                "if this process is killed, the last writes that were not flushed are lost: {why}"
+            ));
+        }
         session.log_events();
         for volume in &session.volumes {
             let name = volume.name();

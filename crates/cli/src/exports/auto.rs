@@ -47,8 +47,8 @@ pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)
 }
 
-/// A directory for sockets that nobody else can write to.
-fn runtime_dir() -> Result<PathBuf, Failure> {
+/// A directory for sockets and the like that nobody else can write to.
+pub(super) fn runtime_dir() -> Result<PathBuf, Failure> {
     let euid = rustix::process::geteuid().as_raw();
     let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_absolute());
     let candidates = [

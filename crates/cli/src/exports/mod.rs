@@ -20,6 +20,11 @@ use export_nbd::Endpoint;
 use crate::failure::Failure;
 pub(crate) use ublk::{Force, servers};
 
+/// A directory of this run of the machine that nobody else can write to.
+pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
+    auto::runtime_dir()
+}
+
 /// Device numbers of the ublk driver are below this; some room for more volumes than one.
 const MAX_NUMBER: u32 = (1 << 20) - 1024;
 

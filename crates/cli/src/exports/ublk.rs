@@ -103,11 +103,7 @@ impl Ublk {
     pub(super) async fn stop(self, force: &Force) -> Result<(), Failure> {
         let mut told = String::new();
         while !force.is_on() {
-            let users = self.devices.users().await;
-            if users.is_empty() {
-                break;
-            }
-            let why = users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let Some(why) = self.devices.in_use().await else { break };
             if why != told {
                 out::warn(format!("{why}: waiting for that to end; a second signal takes it away by force"));
                 told = why;

@@ -14,6 +14,7 @@
 //! * keys, and roots that can wait, leave enough of the ring for what frees it: each pinned leaf may need a new root,
 //!   and new priorities for its bucket, before its pin is released.
 
+mod kept;
 mod pins;
 mod replay;
 mod ring;
@@ -24,10 +25,11 @@ use std::rc::Rc;
 use format::{Bkey, BucketNr, JournalSeq, Sector, Sectors, SetMagic};
 use format::{JsetBuilder, JsetRoots};
 use io::sync::{Either, Event, select};
-use io::{Disk, Nanos};
+use io::{Disk, Nanos, SurvivorRef};
 
 use crate::error::EngineError;
 use crate::flush::FlushGate;
+pub(crate) use kept::surviving;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
 pub(crate) use ring::Ring;
@@ -116,6 +118,8 @@ pub(crate) struct Journal {
     refused: Cell<usize>,
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
+    /// Where keys are put that no entry on the device has yet.
+    survivor: RefCell<Option<SurvivorRef>>,
 }
 
 impl Journal {
@@ -156,6 +160,7 @@ impl Journal {
             refused: Cell::new(0),
             entries_written: Cell::new(0),
             bytes_written: Cell::new(0),
+            survivor: RefCell::default(),
         }
     }
 
@@ -198,7 +203,36 @@ impl Journal {
         }
         s.words = words;
         s.keys.push(*key);
+        if let Some(survivor) = &*self.survivor.borrow() {
+            kept::keep(&**survivor, s.open, key);
+        }
         Some(s.open)
+    }
+
+    /// From now on keys survive the process in `survivor` until their entries are durable.
+    pub(crate) fn set_survivor(&self, survivor: SurvivorRef) {
+        survivor.reset();
+        *self.survivor.borrow_mut() = Some(survivor);
+    }
+
+    /// What survives belongs to a device whose superblock has one of these sequence numbers.
+    pub(crate) fn tie_survivor(&self, superblock_seqs: [u64; 2]) {
+        if let Some(survivor) = &*self.survivor.borrow() {
+            survivor.tie(superblock_seqs);
+        }
+    }
+
+    /// Writes keys that survived a process as the open entry: as many as an entry had room for. For recovery, before
+    /// anything else happens.
+    pub(crate) async fn adopt(&self, keys: &[Bkey]) -> Result<(), EngineError> {
+        {
+            let s = &mut *self.state.borrow_mut();
+            assert!(s.keys.is_empty(), "keys are adopted before there are others");
+            s.words = keys.iter().map(Bkey::words).sum();
+            s.keys.extend_from_slice(keys);
+            s.forced = true;
+        }
+        self.write_entry().await
     }
 
     /// Waits until [`Journal::try_add`] is worth another try.

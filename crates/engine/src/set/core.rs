@@ -231,12 +231,16 @@ impl Core {
 
     /// Writes the cache superblock as it is in memory. The caller holds the config lock.
     pub(crate) async fn write_superblock(&self) -> Result<(), EngineError> {
-        let bytes = {
+        let (bytes, before, after) = {
             let sb = &mut *self.superblock.borrow_mut();
+            let before = sb.seq();
             sb.prepare_write(self.rt.wall_seconds());
-            sb.encode()
+            (sb.encode(), before, sb.seq())
         };
-        self.write_metadata(SUPERBLOCK_SECTOR, self.rt.pool().copy_of(&bytes)).await
+        self.journal.tie_survivor([before, after]);
+        self.write_metadata(SUPERBLOCK_SECTOR, self.rt.pool().copy_of(&bytes)).await?;
+        self.journal.tie_survivor([after, after]);
+        Ok(())
     }
 
     pub(crate) fn node_cache_limit_bytes(&self) -> usize {

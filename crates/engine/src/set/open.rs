@@ -13,7 +13,7 @@ use format::{
     PrioHeader, Ptr, RawSuperblock, Replay, Sector, Sectors, encode_prio_set,
 };
 use io::sync::{Event, Mutex, Queue};
-use io::{Disk, Rng};
+use io::{Disk, Rng, SurvivorRef};
 
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR, SetEvent};
 use super::{Backing, CacheSet};
@@ -24,7 +24,7 @@ use crate::index::{
     MAX_POSITION, NotLoaded, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree,
     reclaim_task, write_old_leaves_task,
 };
-use crate::journal::{Journal, Layout, scan};
+use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
 use crate::stats::{CacheErrors, CacheStats, SetCounters};
@@ -41,6 +41,9 @@ pub struct SetOptions {
     pub tunables: SetTunables,
     /// Seed of the set's random choices (bset sequence numbers, random replacement).
     pub seed: u64,
+    /// Memory that outlives the process: with it the process can die and nothing that was answered is lost, flushed or
+    /// not. It is for this cache device alone.
+    pub survivor: Option<SurvivorRef>,
 }
 
 /// Everything read from disk before the set runs.
@@ -78,7 +81,7 @@ impl CacheSet {
             events.push(SetEvent::Initialised);
         }
         let gate = Rc::new(FlushGate::new(cache.clone()));
-        let mut r = recover(&cache, &place, &superblock, &gate).await?;
+        let mut r = recover(&cache, &place, &superblock, &gate, options.survivor.clone()).await?;
         events.append(&mut r.events);
         let old_uuids = r.old_uuids;
         let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options)) };
@@ -230,15 +233,20 @@ async fn recover(
     place: &Place,
     superblock: &CacheSuper,
     gate: &Rc<FlushGate>,
+    survivor: Option<SurvivorRef>,
 ) -> Result<Recovered, EngineError> {
     let g = superblock.geometry();
     let magic = superblock.set_magic();
     let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
-    let found = scan(cache, place, g, magic, &ring_buckets, superblock.discard()).await?;
+    let mut found = scan(cache, place, g, magic, &ring_buckets, superblock.discard()).await?;
     let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
     let bad_journal = |c: &format::Corrupt| place.corrupt(journal_sector, c);
     let newest =
         found.replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
+    let on_device = found.replay.entries.len();
+    if let Some(s) = &survivor {
+        found.replay.entries.extend(surviving(&**s, superblock.seq(), &newest, g));
+    }
     newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
     for e in &found.replay.entries {
         e.check_keys(g).map_err(|c| bad_journal(&c))?;
@@ -278,6 +286,13 @@ async fn recover(
     let roots = newest.roots();
     let journal = Journal::new(cache.clone(), gate.clone(), layout, found.ring, newest.seq, oldest, roots);
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, place)?;
+    // What survived only in memory becomes a part of the journal before anything new does.
+    for entry in found.replay.entries.iter().skip(on_device) {
+        journal.adopt(&entry.keys).await?;
+    }
+    if let Some(survivor) = survivor {
+        journal.set_survivor(survivor);
+    }
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
     let old_uuids = newest.version == 0;

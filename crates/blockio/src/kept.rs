@@ -1,0 +1,243 @@
+//! Memory that outlives the process: a mapped file in a file system that is memory itself.
+//!
+//! Owns the layout of that file. The next process of the same machine finds in it what this one put there, to the last
+//! instruction, since the pages belong to the kernel; after a restart of the machine it is worthless, and the number of
+//! the boot in it says so. Everything is 64-bit words in the byte order of this machine:
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | magic and version |
+//! | 1, 2 | number of the boot |
+//! | 3, 4 | states to which the contents are tied |
+//! | 512 + 4096 n | sequence number of an entry, n is its lowest bit |
+//! | 513 + 4096 n | how many words it has |
+//! | 514 + 4096 n … | the words |
+//!
+//! Invariant: a count covers only words that are there, so it is stored behind them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::io::{KEPT_ENTRIES, KEPT_WORDS, Survivor};
+
+const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x01");
+const HALF: usize = 4096;
+const HALVES_AT: usize = 512;
+const WORDS: usize = HALVES_AT + KEPT_ENTRIES * HALF;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// See the module head.
+pub struct KeptFile {
+    words: *const AtomicU64,
+    path: PathBuf,
+    /// Holds the lock.
+    _file: File,
+}
+
+impl KeptFile {
+    /// Opens the file at `path`, which only one process may do at a time, or makes it. What does not belong to this
+    /// boot of the machine is forgotten.
+    ///
+    /// # Errors
+    /// If the directory is not in a file system in memory, somebody else has the file, or the system refuses.
+    pub fn open(path: &Path) -> io::Result<KeptFile> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(path)?;
+        if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS_MAGIC {
+            drop(file);
+            let _ = std::fs::remove_file(path);
+            return Err(io::Error::other("not in a file system that is memory (tmpfs)"));
+        }
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let len = (WORDS * 8) as u64;
+        let known = file.metadata()?.len() == len;
+        if !known {
+            file.set_len(0)?;
+        }
+        // All pages are there from now on: storing cannot fail.
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                WORDS * 8,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let kept = KeptFile { words: start.cast(), path: path.to_path_buf(), _file: file };
+        let boot = boot_number()?;
+        let found = [kept.load(0), kept.load(1), kept.load(2)];
+        if found != [MAGIC, boot[0], boot[1]] {
+            kept.reset();
+            kept.tie([0, 0]);
+            kept.store(1, boot[0]);
+            kept.store(2, boot[1]);
+            kept.store(0, MAGIC);
+        }
+        Ok(kept)
+    }
+
+    /// Removes the file: nothing is to be kept any more.
+    pub fn remove(&self) {
+        self.reset();
+        // Whoever opens it next makes a new one.
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < WORDS, "word {at} of {WORDS}");
+        // SAFETY: the mapping has this many words, is aligned to a page, and lives as long as this value; other
+        // processes that map the file change it by stores of whole words at most, which atomics allow for.
+        unsafe { &*self.words.add(at) }
+    }
+
+    fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Release);
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open` with this length; nothing refers to it any more.
+        unsafe { libc::munmap(self.words.cast_mut().cast(), WORDS * 8) };
+    }
+}
+
+fn boot_number() -> io::Result<[u64; 2]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    Ok([(number >> 64) as u64, number as u64])
+}
+
+impl Survivor for KeptFile {
+    fn keep(&self, seq: u64, words: &[u64]) {
+        let half = HALVES_AT + (seq as usize % KEPT_ENTRIES) * HALF;
+        if self.load(half) != seq {
+            self.store(half + 1, 0);
+            self.store(half, seq);
+        }
+        let count = self.load(half + 1) as usize;
+        assert!(count + words.len() <= KEPT_WORDS, "a journal entry has fewer words");
+        for (i, word) in words.iter().enumerate() {
+            self.store(half + 2 + count + i, *word);
+        }
+        self.store(half + 1, (count + words.len()) as u64);
+    }
+
+    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+        let mut entries: Vec<_> = (0..KEPT_ENTRIES)
+            .map(|n| HALVES_AT + n * HALF)
+            .map(|half| {
+                let count = usize::try_from(self.load(half + 1)).unwrap_or(0);
+                let words = if count > KEPT_WORDS { 0 } else { count };
+                (self.load(half), (0..words).map(|i| self.load(half + 2 + i)).collect::<Vec<_>>())
+            })
+            .filter(|(_, words)| !words.is_empty())
+            .collect();
+        entries.sort_by_key(|(seq, _)| *seq);
+        entries
+    }
+
+    fn reset(&self) {
+        for n in 0..KEPT_ENTRIES {
+            self.store(HALVES_AT + n * HALF + 1, 0);
+            self.store(HALVES_AT + n * HALF, 0);
+        }
+    }
+
+    fn tie(&self, states: [u64; 2]) {
+        self.store(3, states[0]);
+        self.store(4, states[1]);
+    }
+
+    fn tied(&self) -> [u64; 2] {
+        [self.load(3), self.load(4)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory in memory, which every Linux has for this.
+    fn dir() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").unwrap()
+    }
+
+    #[test]
+    fn the_next_process_finds_what_was_kept() {
+        let dir = dir();
+        let path = dir.path().join("kept");
+        let file = KeptFile::open(&path).unwrap();
+        assert_eq!(file.kept(), []);
+        file.tie([7, 8]);
+        file.keep(10, &[1, 2, 3]);
+        file.keep(11, &[4]);
+        file.keep(10, &[5]);
+        drop(file);
+        let file = KeptFile::open(&path).unwrap();
+        assert_eq!(file.kept(), [(10, vec![1, 2, 3, 5]), (11, vec![4])]);
+        assert_eq!(file.tied(), [7, 8]);
+        file.keep(12, &[6]);
+        assert_eq!(file.kept(), [(11, vec![4]), (12, vec![6])]);
+        file.keep(13, &vec![9; KEPT_WORDS]);
+        assert_eq!(file.kept()[1].1.len(), KEPT_WORDS);
+        file.reset();
+        assert_eq!(file.kept(), []);
+        file.remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn another_boot_and_damage_leave_nothing() {
+        let dir = dir();
+        let path = dir.path().join("kept");
+        let damage = |at: usize| {
+            let file = KeptFile::open(&path).unwrap();
+            file.tie([1, 1]);
+            file.keep(4, &[1]);
+            file.store(at, u64::MAX);
+            drop(file);
+            KeptFile::open(&path).unwrap().kept()
+        };
+        assert_eq!(damage(0), []);
+        assert_eq!(damage(1), []);
+        assert_eq!(damage(HALVES_AT + 1), [], "an impossible count");
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(KeptFile::open(&path).unwrap().kept(), []);
+    }
+
+    #[test]
+    fn one_process_at_a_time_and_only_in_memory() {
+        let dir = dir();
+        let path = dir.path().join("kept");
+        let first = KeptFile::open(&path).unwrap();
+        assert!(KeptFile::open(&path).is_err());
+        drop(first);
+        KeptFile::open(&path).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(KeptFile::open(&link).is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Keys that survived a process although no entry on the device has them: from and to words, and which ones count.
+//!
+//! What a [`Survivor`] kept is not a structure on a disk, but it can be of another time: it is tied to the sequence
+//! number of the superblock, which every program that registers the device raises, and entries that are on the device
+//! by now do not count.
+
+use format::{Bkey, Geometry, JournalSeq, Jset, Ptr};
+use io::Survivor;
+
+/// Puts a key where it survives.
+pub(super) fn keep(survivor: &dyn Survivor, seq: JournalSeq, key: &Bkey) {
+    let words = [key.high, key.low, key.ptr.0];
+    survivor.keep(seq.0, &words[..key.words().min(words.len())]);
+}
+
+/// The keys in words that were kept; what cannot be a key ends them.
+fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
+    let mut keys = Vec::new();
+    while let [high, low, rest @ ..] = words {
+        let mut key = Bkey { high: *high, low: *low, ptr: Ptr(0) };
+        words = match (key.nptrs(), rest) {
+            (0, rest) => rest,
+            (1, [ptr, rest @ ..]) => {
+                key.ptr = Ptr(*ptr);
+                rest
+            }
+            _ => break,
+        };
+        keys.push(key);
+    }
+    keys
+}
+
+/// What was kept of entries behind `newest`, the newest on the device, as the entries that follow it. `superblock_seq`
+/// is that of the superblock as it was found.
+pub(crate) fn surviving(
+    survivor: &dyn Survivor,
+    superblock_seq: u64,
+    newest: &Jset,
+    geometry: &Geometry,
+) -> Vec<Jset> {
+    if !survivor.tied().contains(&superblock_seq) {
+        return Vec::new();
+    }
+    let behind = survivor.kept().into_iter().filter(|(seq, _)| *seq > newest.seq.0);
+    let mut seq = newest.seq;
+    let entries = behind.map(|(_, words)| {
+        seq = seq.next();
+        Jset { seq, keys: keys_of(&words), ..newest.clone() }
+    });
+    // Keys of another geometry would mean that it is another device after all.
+    entries.take_while(|entry| entry.check_keys(geometry).is_ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use format::{Gen, Inode, Sector, Sectors};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Words(RefCell<Vec<u64>>);
+
+    impl Survivor for Words {
+        fn keep(&self, _: u64, words: &[u64]) {
+            self.0.borrow_mut().extend_from_slice(words);
+        }
+
+        fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+            vec![(1, self.0.borrow().clone())]
+        }
+
+        fn reset(&self) {}
+
+        fn tie(&self, _: [u64; 2]) {}
+
+        fn tied(&self) -> [u64; 2] {
+            [0, 0]
+        }
+    }
+
+    #[test]
+    fn keys_come_back_as_they_were() {
+        let words = Words::default();
+        let extent =
+            |end| Bkey::extent(Inode(3), Sector(end), Sectors(8), true, Ptr::new(0, Sector(end), Gen(2)));
+        let keys = [extent(8), Bkey::hole(Inode(3), Sector(24), Sectors(16)), extent(100)];
+        for key in &keys {
+            keep(&words, JournalSeq(1), key);
+        }
+        assert_eq!(words.0.borrow().len(), 8);
+        assert_eq!(keys_of(&words.0.borrow()), keys);
+        // A process that died while it wrote one leaves a part of it.
+        let some = &words.0.borrow()[..7];
+        assert_eq!(keys_of(some), keys[..2]);
+        assert_eq!(keys_of(&[u64::MAX; 9]), []);
+    }
+}

@@ -1,0 +1,55 @@
+//! Memory that outlives the process, but not the machine.
+//!
+//! A write that was answered and not flushed may be lost with the power, like in the cache of any disk. It must not be
+//! lost with the process where clients outlive that and go on as if nothing had happened (ublk's user recovery): to
+//! them it would be a disk that forgets while it has power. What the engine knows beyond the devices are the keys of at
+//! most two journal entries: the open one, and one being written. It puts them here, and the next process finds them.
+//!
+//! Invariant of every implementation: what was kept before the process died is there, in order, whatever instruction
+//! was the last one. Must not know what the words mean.
+
+use std::fmt;
+use std::ops::Deref;
+use std::rc::Rc;
+
+/// See the module head.
+pub trait Survivor {
+    /// Appends words to what is kept of entry `seq`. Entry `seq - 2` is forgotten by the first of them.
+    fn keep(&self, seq: u64, words: &[u64]);
+
+    /// What is kept, by entry, oldest first.
+    fn kept(&self) -> Vec<(u64, Vec<u64>)>;
+
+    /// Forgets everything.
+    fn reset(&self);
+
+    /// Ties what is kept to a state of the device: it counts only where one of these two numbers is found.
+    fn tie(&self, states: [u64; 2]);
+
+    /// The states to which it is tied.
+    fn tied(&self) -> [u64; 2];
+}
+
+/// A shared [`Survivor`].
+#[derive(Clone)]
+pub struct SurvivorRef(pub Rc<dyn Survivor>);
+
+impl Deref for SurvivorRef {
+    type Target = dyn Survivor;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for SurvivorRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SurvivorRef(tied to {:?})", self.tied())
+    }
+}
+
+/// How many entries are kept.
+pub const KEPT_ENTRIES: usize = 2;
+
+/// Most words that are kept of an entry: more than the largest journal entry has.
+pub const KEPT_WORDS: usize = 4096 - 2;
