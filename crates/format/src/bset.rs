@@ -13,6 +13,7 @@ use crate::bytes::{as_u64, floor_to_block, pad_to_block};
 use crate::checksum::{crc64, crc64_seeded};
 use crate::error::{Corrupt, Structure, Value};
 use crate::key::{Bkey, Ptr, WORD_BYTES};
+use crate::key_buffer::KeyBuffer;
 use crate::magic::SetMagic;
 use crate::units::{Inode, Sector, Sectors};
 
@@ -75,13 +76,8 @@ pub fn appendable_words(
 /// length bounds the set: give it no more than what is left of the node.
 #[derive(Debug)]
 pub struct BsetBuilder<B> {
-    buf: B,
-    block_sectors: Sectors,
+    keys: KeyBuffer<B>,
     seq: u64,
-    /// Bytes that the padded set may have.
-    limit: usize,
-    /// Bytes of header and keys so far.
-    len: usize,
 }
 
 impl<B: AsMut<[u8]>> BsetBuilder<B> {
@@ -90,17 +86,15 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
     ///
     /// # Panics
     /// If `seq` is zero, or the buffer is shorter than a block.
-    pub fn begin(mut buf: B, seq: u64, block_sectors: Sectors) -> BsetBuilder<B> {
-        let room = buf.as_mut().len();
-        let limit = floor_to_block(room, block_sectors).unwrap_or(0);
-        assert!(limit >= BSET_HEADER_BYTES, "buffer of {room} bytes holds no bset");
+    pub fn begin(buf: B, seq: u64, block_sectors: Sectors) -> BsetBuilder<B> {
+        let keys = KeyBuffer::begin(buf, usize::MAX, BSET_HEADER_BYTES, block_sectors, "bset");
         assert!(seq != 0, "a node's seq is not zero");
-        BsetBuilder { buf, block_sectors, seq, limit, len: BSET_HEADER_BYTES }
+        BsetBuilder { keys, seq }
     }
 
     /// Forgets the keys.
     pub fn clear(&mut self) {
-        self.len = BSET_HEADER_BYTES;
+        self.keys.clear();
     }
 
     /// Appends a key. Keys must come in the order that [`check_set_order`] asks for. False, and nothing
@@ -108,58 +102,39 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
     #[inline]
     #[must_use]
     pub fn push_key(&mut self, key: &Bkey) -> bool {
-        let room = self.buf.as_mut().get_mut(self.len..self.limit).unwrap_or_default();
-        match key.encode_to(room) {
-            Some(bytes) => {
-                self.len = self.len.saturating_add(bytes);
-                true
-            }
-            None => false,
-        }
+        self.keys.push(key)
     }
 
     /// True if a key with a pointer fits.
     pub fn has_room(&self) -> bool {
-        self.limit.saturating_sub(self.len) >= Bkey::MAX_BYTES
+        self.keys.has_room()
     }
 
     /// Words of keys so far. A set without keys is valid only as the first of its node.
     pub fn words(&self) -> usize {
-        self.len.saturating_sub(BSET_HEADER_BYTES) / WORD_BYTES
+        self.keys.words()
     }
 
     /// Length in bytes that [`BsetBuilder::finish`] would return now.
     pub fn padded_bytes(&self) -> usize {
-        pad_to_block(self.len, self.block_sectors).unwrap_or(self.limit).min(self.limit)
+        self.keys.padded_bytes()
     }
 
     /// Writes header, padding and checksum. Returns the padded length in bytes: so many bytes of the
     /// buffer go into the node. `node_ptr` is the pointer of the key that leads to the node, generation
     /// included; it seeds the checksum.
     pub fn finish(&mut self, set_magic: SetMagic, node_ptr: Ptr) -> usize {
-        let padded = self.padded_bytes();
         let mut header = RawBset::new_zeroed();
         header.magic = set_magic.bset().into();
         header.seq = self.seq.into();
         header.version = BSET_VERSION.into();
         header.keys = u32::try_from(self.words()).unwrap_or(u32::MAX).into();
-        let len = self.len;
-        let buf = self.buf.as_mut();
-        if let Some(front) = buf.get_mut(..BSET_HEADER_BYTES) {
-            front.copy_from_slice(header.as_bytes());
-        }
-        // Zeroed, so that the padding shows nothing of what the buffer held before.
-        buf.get_mut(len..padded).unwrap_or_default().fill(0);
-        let csum = bset_csum(BSET_VERSION, node_ptr, buf.get(8..len).unwrap_or_default());
-        if let Some(front) = buf.get_mut(..8) {
-            front.copy_from_slice(&csum.to_le_bytes());
-        }
-        padded
+        self.keys.finish(header.as_bytes(), |bytes| bset_csum(BSET_VERSION, node_ptr, bytes))
     }
 
     /// The buffer.
     pub fn into_inner(self) -> B {
-        self.buf
+        self.keys.into_inner()
     }
 }
 

@@ -13,11 +13,12 @@ use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::bytes::{as_u64, floor_to_block, pad_to_block};
+use crate::bytes::{as_u64, pad_to_block};
 use crate::checksum::crc64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::geometry::Geometry;
 use crate::key::{Bkey, Keys, WORD_BYTES};
+use crate::key_buffer::KeyBuffer;
 use crate::magic::SetMagic;
 use crate::units::{BucketNr, JournalSeq, Sector, Sectors};
 
@@ -342,12 +343,7 @@ pub fn parse_bucket(
 /// length bounds the entry, and so does [`MAX_JSET_BYTES`].
 #[derive(Debug)]
 pub struct JsetBuilder<B> {
-    buf: B,
-    block_sectors: Sectors,
-    /// Bytes that the padded entry may have.
-    limit: usize,
-    /// Bytes of header and keys so far.
-    len: usize,
+    keys: KeyBuffer<B>,
 }
 
 impl<B: AsMut<[u8]>> JsetBuilder<B> {
@@ -355,45 +351,36 @@ impl<B: AsMut<[u8]>> JsetBuilder<B> {
     ///
     /// # Panics
     /// If the buffer cannot hold an entry without keys, padded to whole blocks.
-    pub fn begin(mut buf: B, block_sectors: Sectors) -> JsetBuilder<B> {
-        let room = buf.as_mut().len().min(MAX_JSET_BYTES);
-        let limit = floor_to_block(room, block_sectors).unwrap_or(0);
-        assert!(limit >= JSET_HEADER_BYTES, "buffer of {room} bytes holds no journal entry");
-        JsetBuilder { buf, block_sectors, limit, len: JSET_HEADER_BYTES }
+    pub fn begin(buf: B, block_sectors: Sectors) -> JsetBuilder<B> {
+        let keys = KeyBuffer::begin(buf, MAX_JSET_BYTES, JSET_HEADER_BYTES, block_sectors, "journal entry");
+        JsetBuilder { keys }
     }
 
     /// Forgets the keys.
     pub fn clear(&mut self) {
-        self.len = JSET_HEADER_BYTES;
+        self.keys.clear();
     }
 
     /// Appends a key. False, and nothing done, if there is no room.
     #[inline]
     #[must_use]
     pub fn push_key(&mut self, key: &Bkey) -> bool {
-        let room = self.buf.as_mut().get_mut(self.len..self.limit).unwrap_or_default();
-        match key.encode_to(room) {
-            Some(bytes) => {
-                self.len = self.len.saturating_add(bytes);
-                true
-            }
-            None => false,
-        }
+        self.keys.push(key)
     }
 
     /// True if a key with a pointer fits.
     pub fn has_room(&self) -> bool {
-        self.limit.saturating_sub(self.len) >= Bkey::MAX_BYTES
+        self.keys.has_room()
     }
 
     /// Words of keys so far.
     pub fn words(&self) -> usize {
-        self.len.saturating_sub(JSET_HEADER_BYTES) / WORD_BYTES
+        self.keys.words()
     }
 
     /// Length in bytes that [`JsetBuilder::finish`] would return now.
     pub fn padded_bytes(&self) -> usize {
-        pad_to_block(self.len, self.block_sectors).unwrap_or(self.limit).min(self.limit)
+        self.keys.padded_bytes()
     }
 
     /// Writes header, padding and checksum. Returns the padded length in bytes: so many bytes of the
@@ -405,35 +392,22 @@ impl<B: AsMut<[u8]>> JsetBuilder<B> {
         last_seq: JournalSeq,
         roots: &JsetRoots,
     ) -> usize {
-        let words = self.words();
-        let padded = self.padded_bytes();
         let mut header = RawJset::new_zeroed();
         header.magic = set_magic.jset().into();
         header.seq = seq.0.into();
         header.version = JSET_VERSION.into();
-        header.keys = u32::try_from(words).unwrap_or(u32::MAX).into();
+        header.keys = u32::try_from(self.words()).unwrap_or(u32::MAX).into();
         header.last_seq = last_seq.0.into();
         roots.uuid_bucket.encode_to(&mut header.uuid_bucket);
         roots.btree_root.encode_to(&mut header.btree_root);
         header.btree_level = roots.btree_level.into();
         header.prio_bucket = roots.prio_bucket.map(U64::new);
-        let len = self.len;
-        let buf = self.buf.as_mut();
-        if let Some(front) = buf.get_mut(..JSET_HEADER_BYTES) {
-            front.copy_from_slice(header.as_bytes());
-        }
-        // Zeroed, so that the padding shows nothing of what the buffer held before.
-        buf.get_mut(len..padded).unwrap_or_default().fill(0);
-        let csum = crc64(buf.get(8..len).unwrap_or_default());
-        if let Some(front) = buf.get_mut(..8) {
-            front.copy_from_slice(&csum.to_le_bytes());
-        }
-        padded
+        self.keys.finish(header.as_bytes(), crc64)
     }
 
     /// The buffer.
     pub fn into_inner(self) -> B {
-        self.buf
+        self.keys.into_inner()
     }
 }
 

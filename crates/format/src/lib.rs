@@ -34,6 +34,7 @@ pub mod units;
 pub mod uuid_table;
 
 mod bytes;
+mod key_buffer;
 
 pub use bset::{BsetBuilder, SetKind, check_set_order};
 pub use error::{Corrupt, Family, Structure, Value};
