@@ -96,7 +96,9 @@ impl CacheSet {
             }
         };
         self.refuse_dirty_outside(inode, &backing).await?;
-        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO && backing.ensure_dirty().await? {
+        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO
+            && backing.ensure_dirty(|| core.check()).await?
+        {
             core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
         }
         let volume = Volume::cached(core, inode, backing.clone());

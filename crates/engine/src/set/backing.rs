@@ -120,12 +120,17 @@ impl Backing {
         Ok(())
     }
 
-    /// Waits until the superblock says dirty: no dirty write may be acknowledged before.
-    pub(crate) async fn ensure_dirty(&self) -> Result<bool, EngineError> {
+    /// Waits until the superblock says dirty: no dirty write may be acknowledged before. `allowed` fails if the device
+    /// has no cache any more by the time that its turn has come: stale must not become dirty.
+    pub(crate) async fn ensure_dirty(
+        &self,
+        allowed: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<bool, EngineError> {
         if self.durable_state.get() == BackingState::Dirty {
             return Ok(false);
         }
         let _lock = self.write_lock.lock().await;
+        allowed()?;
         if self.durable_state.get() == BackingState::Dirty {
             return Ok(false);
         }

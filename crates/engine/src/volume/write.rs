@@ -266,7 +266,7 @@ impl Volume {
     ) -> Result<JournalSeq, NotTaken> {
         let _dirty = DirtyWrite::begin(&self.dirty_in_flight);
         if let Some(backing) = self.backing()
-            && backing.ensure_dirty().await?
+            && backing.ensure_dirty(|| core.check()).await?
         {
             let device = backing.disk.info().name.to_string();
             core.emit(crate::set::SetEvent::State { device, state: "dirty" });
