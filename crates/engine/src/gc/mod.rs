@@ -101,9 +101,10 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
         passed = bound;
         first = false;
     }
-    // Nothing from before the walk is replayed any more once these are written.
-    let pinned: Vec<NodeId> = core.tree.borrow().pinned_before(start_seq);
-    core.write_leaves(pinned).await?;
+    // Nothing from before the walk is replayed any more once these are written, and no node on disk has pointers that
+    // the walk has not seen because they were replaced in memory.
+    let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
+    core.write_leaves(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     core.buckets.borrow_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= start_seq {

@@ -207,10 +207,7 @@ impl Core {
     /// Writes every leaf that has something unwritten, and waits for it.
     pub(crate) async fn write_all_leaves(self: &Rc<Self>) -> Result<(), EngineError> {
         loop {
-            let next = {
-                let tree = self.tree.borrow();
-                tree.leaves().filter(|id| !tree.node(*id).leaf().is_clean()).collect::<Vec<_>>()
-            };
+            let next = self.tree.borrow().changed_leaves();
             if next.is_empty() {
                 return Ok(());
             }

@@ -452,13 +452,9 @@ impl Tree {
         }
     }
 
-    /// Leaves that pin a journal entry before `seq`.
-    pub(crate) fn pinned_before(&self, seq: JournalSeq) -> Vec<NodeId> {
-        let pins = |id: &NodeId| {
-            let leaf = self.node(*id).leaf();
-            leaf.pin_pending.into_iter().chain(leaf.pin_inflight).any(|p| p < seq)
-        };
-        self.leaves().filter(pins).collect()
+    /// Leaves that are not on disk as they are in memory.
+    pub(crate) fn changed_leaves(&self) -> Vec<NodeId> {
+        self.leaves().filter(|id| !self.node(*id).leaf().is_clean()).collect()
     }
 
     /// Removes the entries of void slots from a leaf in memory; the leaf must be rewritten then.
