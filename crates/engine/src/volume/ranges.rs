@@ -102,6 +102,11 @@ impl Ranges {
         }
     }
 
+    /// Waits until any range is released.
+    pub(crate) async fn released(&self) {
+        self.changed.changed().await;
+    }
+
     /// Begins writeback of a range, unless a change or other writeback overlaps it.
     pub(crate) fn try_writeback(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
         if self.any(Class::Change, start, end) || self.any(Class::Writeback, start, end) {

@@ -245,8 +245,12 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 let delay =
                     wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), volume.rt.now());
                 if written == Sectors::ZERO {
-                    // Everything dirty is being changed just now.
-                    volume.rt.sleep(Nanos::from_ms(1)).await;
+                    // Everything dirty is being changed just now: once something no longer is, it is looked at again.
+                    let released = std::pin::pin!(volume.ranges.released());
+                    match select(released, volume.rt.sleep(RETRY_DELAY)).await {
+                        Either::Left(()) => volume.rt.sleep(Nanos::from_ms(1)).await,
+                        Either::Right(()) => {}
+                    }
                 } else if delay > Nanos(0) {
                     let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(core);
                     let wait = std::pin::pin!(wb.wake.wait_until(urgent));
