@@ -11,6 +11,10 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+#[cfg(feature = "canary")]
+pub mod canary;
+#[cfg(not(feature = "canary"))]
+mod canary;
 mod error;
 mod flush;
 mod gc;
@@ -24,6 +28,9 @@ mod testing;
 pub mod tunables;
 mod volume;
 mod writeback;
+
+/// Deliberate bugs can be switched on in this build: it is the simulator's own.
+pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use error::{Damage, EngineError};
 pub use set::{CacheSet, EngineCounters, SetEvent, SetOptions, SetStatus};

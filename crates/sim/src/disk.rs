@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use format::{Sector, Sectors};
 use io::{Buffer, Completer, Device, DeviceInfo, IoError, Nanos, Op, Request, Rng};
+use serde::{Deserialize, Serialize};
 
 use crate::image::Image;
 use crate::stamp::{SECTOR, fill_garbage};
@@ -32,15 +33,18 @@ use crate::world::World;
 const EIO: i32 = 5;
 
 /// How long requests take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Speed {
     /// At least this.
+    #[serde(with = "crate::plan::as_ns")]
     pub base: Nanos,
     /// At most this much more.
+    #[serde(with = "crate::plan::as_ns")]
     pub spread: Nanos,
     /// One in so many takes `slow`; 0 for none.
     pub slow_one_in: u64,
     /// See `slow_one_in`.
+    #[serde(with = "crate::plan::as_ns")]
     pub slow: Nanos,
 }
 
@@ -119,7 +123,7 @@ pub struct Fault {
 }
 
 /// What survives a power cut of what is not durable.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Keep {
     /// Nothing.
     Nothing,
@@ -263,8 +267,8 @@ struct State {
     faults: Vec<Fault>,
     /// One in so many requests fails; 0 for none.
     errors_one_in: u64,
-    /// Every request from this step on fails.
-    dies_at: Option<u64>,
+    /// Every request that is submitted in these steps fails.
+    outage: Range<u64>,
     /// Flushes and FUA do nothing. No such device is in the fault model: this tests the simulator.
     lies: bool,
     holds: Vec<Matching>,
@@ -300,7 +304,7 @@ impl SimDisk {
                 speed: Speed::even(50),
                 faults: Vec::new(),
                 errors_one_in: 0,
-                dies_at: None,
+                outage: 0..0,
                 lies: false,
                 holds: Vec::new(),
                 garbage: 0,
@@ -368,9 +372,15 @@ impl SimDisk {
 
     /// After so many more requests the device fails all of them.
     pub fn die_after(&self, requests: u64) {
+        self.fail_between(requests, None);
+    }
+
+    /// After so many more requests the device fails all of them; after `then` more it is back.
+    pub fn fail_between(&self, requests: u64, then: Option<u64>) {
         let s = &mut *self.state.borrow_mut();
         // A request takes two steps.
-        s.dies_at = Some(s.step + 2 * requests);
+        let from = s.step + 2 * requests;
+        s.outage = from..then.map_or(u64::MAX, |n| from + 2 * n);
     }
 
     /// The device says that data is durable when it is not. It breaks every promise; see `tests/canary.rs`.
@@ -488,7 +498,7 @@ impl SimDisk {
         s.holds.clear();
         s.faults.clear();
         s.errors_one_in = 0;
-        s.dies_at = None;
+        s.outage = 0..0;
     }
 
     fn end_after(&self, op: u64, delay: Nanos) {
@@ -516,7 +526,7 @@ impl SimDisk {
                 return true;
             }
         }
-        if s.dies_at.is_some_and(|at| s.step >= at) {
+        if s.outage.contains(&s.step) {
             return true;
         }
         s.errors_one_in > 0 && request.op != Op::Discard && rng.chance(1, s.errors_one_in)
@@ -679,6 +689,9 @@ impl Device for SimDisk {
             r.seen = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
         }
         let held = r.held;
+        if self.number == 0 && r.request.op == (Op::Write { fua: true }) {
+            self.world.durable_write();
+        }
         s.running.insert(op, r);
         if !held {
             self.end_after(op, delay);

@@ -16,7 +16,7 @@ use crate::image::Image;
 use crate::stamp::SECTOR;
 
 /// Checks the structures of a set. Any finding worse than a notice is an error, and so is clean data that differs
-/// from the backing device (durability contract 9).
+/// from the backing device (durability contract 9), and dirty data of a device that says clean (6).
 ///
 /// One thing is forgiven, because the format has no protection against it: the last set of a btree node may be torn
 /// by a power cut. Then nothing may be lost without it, and the contents are judged without it.
@@ -35,6 +35,13 @@ pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
     let torn = report.findings.iter().filter(|f| is_torn_set(f)).count() as u64;
     if report.errors > torn || differing > 0 {
         return Err(format!("{differing} clean extents differ from the backing device; {report}"));
+    }
+    // Contract 6: clean in the superblock means that no dirty key is left, durably.
+    let slots = report.summary.iter().flat_map(|s| &s.devices);
+    for d in slots.filter(|d| d.kind == "cached" && d.dirty_sectors > 0) {
+        if d.backing.as_ref().is_some_and(|b| b.state == "clean") {
+            return Err(format!("{} dirty sectors of a device that says clean; {report}", d.dirty_sectors));
+        }
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The simulator: the engine on simulated disks and virtual time, judged by an oracle of what it promises.
 //!
 //! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
-//! durability contract (`oracle`), the options that a seed stands for (`options`), the clients (`client`), one boot
-//! (`session`), whole runs (`run`), scripted ones (`story`) and independent judgement of images (`judge`). One seed is one run, always the
-//! same. Nothing sees this crate; it sees everything.
+//! durability contract (`oracle`), what a run does (`plan`) and what a seed stands for (`generate`), the clients
+//! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`story`) and
+//! independent judgement of images (`judge`). One seed is one run, always the same. Nothing sees this crate; it sees
+//! everything.
 //!
 //! Invariants: no clock, no thread, no randomness but the seed's; a fault that the engine does not claim to survive
 //! is not injected.
@@ -11,13 +12,15 @@
 
 pub mod client;
 pub mod disk;
+pub mod generate;
 pub mod image;
 pub mod judge;
-pub mod options;
 pub mod oracle;
+pub mod plan;
 pub mod rig;
 pub mod run;
 pub mod session;
+pub mod shrink;
 pub mod stamp;
 pub mod story;
 pub mod world;

@@ -9,8 +9,10 @@ use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 use io::Disk;
+use serde::{Deserialize, Serialize};
 
 use crate::disk::{Keep, SimDisk};
+use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
 use crate::world::{Machine, Order, World};
 
@@ -18,7 +20,7 @@ use crate::world::{Machine, Order, World};
 const SUPERBLOCK: Sector = Sector(8);
 
 /// A backing device.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BackingLayout {
     /// Size of the data.
     pub data_sectors: u64,
@@ -29,6 +31,7 @@ pub struct BackingLayout {
     /// Logical block size of the device.
     pub logical_block_bytes: u32,
     /// Cache mode to begin with.
+    #[serde(with = "crate::plan::as_mode")]
     pub mode: CacheMode,
     /// Preferred I/O size, 0 for none; partial stripes are expensive then.
     pub stripe_bytes: u32,
@@ -37,7 +40,7 @@ pub struct BackingLayout {
 }
 
 /// Sizes of everything.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     /// Bucket size.
     pub bucket_sectors: u64,
@@ -48,6 +51,7 @@ pub struct Layout {
     /// Logical block size of the cache device.
     pub logical_block_bytes: u32,
     /// Victim selection.
+    #[serde(with = "crate::plan::as_replacement")]
     pub replacement: Replacement,
     /// Buckets are discarded before reuse.
     pub discard: bool,
@@ -137,22 +141,31 @@ impl Rig {
 
     /// Switches the machine off and the power of every device. Tasks end where they stand.
     pub fn power_cut(&self, machine: Machine, keep: Keep) {
+        self.cut(machine, Cut::Power(keep, keep));
+    }
+
+    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand.
+    pub fn cut(&self, machine: Machine, cut: Cut) {
         self.world.cut_power();
         drop(machine);
-        for d in self.disks() {
-            d.power_cut(keep);
-        }
-        self.world.log(|| format!("POWER CUT, keep {keep:?}"));
+        let (cache, backing) = match cut {
+            Cut::Power(cache, backing) => (Some(cache), Some(backing)),
+            Cut::Cache(keep) => (Some(keep), None),
+            Cut::Backing(keep) => (None, Some(keep)),
+            Cut::Kill => (None, None),
+        };
+        let cut = |disk: &SimDisk, keep: Option<Keep>| match keep {
+            Some(keep) => disk.power_cut(keep),
+            None => disk.kill(),
+        };
+        cut(&self.cache, cache);
+        self.backings.iter().for_each(|b| cut(b, backing));
+        self.world.log(|| format!("CUT, cache: {cache:?}, backing devices: {backing:?}"));
     }
 
     /// Kills the process; the devices stay on.
     pub fn kill(&self, machine: Machine) {
-        self.world.cut_power();
-        drop(machine);
-        for d in self.disks() {
-            d.kill();
-        }
-        self.world.log(|| "KILL".into());
+        self.cut(machine, Cut::Kill);
     }
 
     /// A device as tasks of `machine` see it.

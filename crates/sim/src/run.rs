@@ -15,15 +15,15 @@ use io::{Nanos, Rng};
 use crate::client::Client;
 use crate::disk::{Fault, Kind, Matching};
 use crate::judge;
-use crate::options::{Lying, Options};
 use crate::oracle::Oracle;
+use crate::plan::{Boot, Cut, Faults, Lying, Plan};
 use crate::rig::Rig;
-use crate::session::{Plan, Session};
+use crate::session::Session;
 use crate::stamp::{Content, SECTOR};
 use crate::world::{Outcome, World};
 
 /// Virtual time for one boot; everything ends long before.
-const BOOT_LIMIT: Nanos = Nanos::from_secs(200_000);
+const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
 
 /// What happened in a run, or in many.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -32,14 +32,24 @@ pub struct Report {
     pub runs: u64,
     /// Times that the machine was switched on.
     pub boots: u64,
-    /// Power cuts.
+    /// Crashes, of any kind: each is followed by a recovery, or by another crash in it.
+    pub crashes: u64,
+    /// Crashes while the set was being opened.
+    pub in_recovery: u64,
+    /// Crashes while the set was being opened after such a crash.
+    pub in_second_recovery: u64,
+    /// Power cuts of all devices.
     pub power_cuts: u64,
+    /// Power cuts of the cache device alone, or the backing devices alone.
+    pub partial_cuts: u64,
     /// Deaths of the process.
     pub kills: u64,
     /// Orderly stops.
     pub stops: u64,
     /// Boots without the cache.
     pub alone: u64,
+    /// Boots in which a backing device was not there.
+    pub absent: u64,
     /// Boots with failing devices.
     pub with_errors: u64,
     /// Boots at whose end the set had failed.
@@ -73,15 +83,19 @@ pub struct Report {
 impl Report {
     /// Adds what happened in another run.
     pub fn add(&mut self, other: &Report) {
-        let Report { runs, boots, power_cuts, kills, stops, alone, with_errors, set_failures, .. } = other;
-        self.runs += runs;
-        self.boots += boots;
-        self.power_cuts += power_cuts;
-        self.kills += kills;
-        self.stops += stops;
-        self.alone += alone;
-        self.with_errors += with_errors;
-        self.set_failures += set_failures;
+        self.runs += other.runs;
+        self.boots += other.boots;
+        self.crashes += other.crashes;
+        self.in_recovery += other.in_recovery;
+        self.in_second_recovery += other.in_second_recovery;
+        self.power_cuts += other.power_cuts;
+        self.partial_cuts += other.partial_cuts;
+        self.kills += other.kills;
+        self.stops += other.stops;
+        self.alone += other.alone;
+        self.absent += other.absent;
+        self.with_errors += other.with_errors;
+        self.set_failures += other.set_failures;
         self.requests += other.requests;
         self.effects += other.effects;
         self.detaches += other.detaches;
@@ -100,18 +114,18 @@ impl Report {
 /// A run that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its options.
-    pub options: Box<Options>,
+    /// What it did.
+    pub plan: Box<Plan>,
     /// What was wrong.
     pub what: String,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seed = self.options.seed;
+        let seed = self.plan.seed;
         writeln!(f, "seed {seed} failed: {}", self.what)?;
-        writeln!(f, "options: {:?}", self.options)?;
-        write!(f, "replay: cargo run -p ubcache-sim --release -- --seed {seed} --verbose")
+        writeln!(f, "replay: cargo run -p ubcache-sim --release -- --seed {seed} --verbose")?;
+        write!(f, "shrink: cargo run -p ubcache-sim --release -- --seed {seed} --shrink {seed}.plan")
     }
 }
 
@@ -120,16 +134,16 @@ impl fmt::Display for Failure {
 /// # Errors
 /// If anything is not as it must be.
 pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Failure> {
-    run(Options::from_seed(seed), verbose)
+    run(&Plan::from_seed(seed), verbose)
 }
 
-/// Runs these options.
+/// Runs a plan.
 ///
 /// # Errors
 /// If anything is not as it must be.
-pub fn run(options: Options, verbose: bool) -> Result<Report, Failure> {
+pub fn run(plan: &Plan, verbose: bool) -> Result<Report, Failure> {
     let run = AssertUnwindSafe(|| {
-        let mut run = Run::new(options.clone(), verbose);
+        let mut run = Run::new(plan, verbose);
         run.all().map(|()| run.report)
     });
     note_panics();
@@ -141,7 +155,7 @@ pub fn run(options: Options, verbose: bool) -> Result<Report, Failure> {
         Ok(Err(what)) => what,
         Err(message) => format!("{}{panic}", panic_message(&*message)),
     };
-    Err(Failure { options: Box::new(options), what })
+    Err(Failure { plan: Box::new(plan.clone()), what })
 }
 
 thread_local! {
@@ -179,94 +193,74 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
 }
 
-struct Run {
-    options: Rc<Options>,
-    rng: Rng,
+struct Run<'a> {
+    plan: &'a Plan,
     world: World,
     rig: Rig,
     oracles: Vec<Rc<RefCell<Oracle>>>,
     flash_made: Rc<Cell<bool>>,
     initialised: bool,
+    /// How many boots in a row ended before the set was open.
+    cut_short: u64,
     report: Report,
 }
 
-impl Run {
-    fn new(options: Options, verbose: bool) -> Run {
-        let options = Rc::new(options);
-        let mut rng = Rng::new(options.seed);
+impl<'a> Run<'a> {
+    fn new(plan: &'a Plan, verbose: bool) -> Run<'a> {
+        let mut rng = Rng::new(plan.seed);
         let world = World::new(rng.next_u64());
         world.set_verbose(verbose);
-        let rig = Rig::new(&world, options.layout.clone());
+        let rig = Rig::new(&world, plan.layout.clone());
         let mut oracles = Vec::new();
-        for (i, b) in options.layout.backings.iter().enumerate() {
+        for (i, b) in plan.layout.backings.iter().enumerate() {
             let size = b.data_sectors / b.block_sectors * b.block_sectors;
             oracles.push(Rc::new(RefCell::new(Oracle::new(i as u8, size, false))));
         }
-        if options.flash_sectors > 0 {
+        if plan.flash_sectors > 0 {
             let i = oracles.len() as u8;
-            oracles.push(Rc::new(RefCell::new(Oracle::new(i, options.flash_sectors, true))));
+            oracles.push(Rc::new(RefCell::new(Oracle::new(i, plan.flash_sectors, true))));
         }
         let report = Report { runs: 1, ..Report::default() };
         let flash_made = Rc::default();
-        Run { options, rng, world, rig, oracles, flash_made, initialised: false, report }
+        Run { plan, world, rig, oracles, flash_made, initialised: false, cut_short: 0, report }
     }
 
     fn all(&mut self) -> Result<(), String> {
-        for _ in 0..self.options.boots {
-            self.any_boot()?;
+        let mut drained = false;
+        for boot in &self.plan.boots {
+            let in_order = self.boot(boot)?;
+            drained = in_order && boot.drain && !boot.alone && boot.absent.is_empty();
         }
-        self.last_boots()?;
-        self.judge_clean()?;
+        self.judge_crashed()?;
+        if drained {
+            self.judge_clean()?;
+        }
         self.report.effects = self.world.effects();
         self.report.hash = self.world.hash();
         Ok(())
     }
 
-    fn any_boot(&mut self) -> Result<(), String> {
-        let o = self.options.clone();
-        let rng = &mut self.rng;
-        let errors = rng.below(100) < o.error_percent;
-        let alone = rng.below(100) < o.alone_percent;
-        let crash = (rng.below(100) < o.crash_percent).then(|| {
-            // Often while the set is being opened.
-            let most = if rng.chance(1, 4) { 40 } else { o.crash_effects };
-            1 + rng.below(most)
-        });
-        let plan = Plan { alone, errors, requests: o.requests, drain: false, read_all: false };
-        self.boot(plan, crash)
-    }
-
-    /// Faults are off: what is left must work out.
-    fn last_boots(&mut self) -> Result<(), String> {
-        let plan = |drain, read_all| Plan { alone: false, errors: false, requests: 10, drain, read_all };
-        self.boot(plan(true, true), None)?;
-        if self.rng.chance(1, 2) {
-            self.boot(plan(false, true), None)?;
-            self.boot(plan(true, true), None)?;
-        }
-        Ok(())
-    }
-
-    fn boot(&mut self, plan: Plan, crash: Option<u64>) -> Result<(), String> {
+    /// Returns whether everything was stopped in order.
+    fn boot(&mut self, boot: &Boot) -> Result<bool, String> {
         self.report.boots += 1;
-        let errors = plan.errors;
-        self.report.alone += u64::from(plan.alone);
-        self.report.with_errors += u64::from(errors);
+        self.report.alone += u64::from(boot.alone);
+        self.report.absent += u64::from(!boot.absent.is_empty());
+        self.report.with_errors += u64::from(boot.faults.is_some());
         let judged = self.judge_crashed()?;
-        let o = self.options.clone();
-        let mut machine = self.rig.boot(o.order);
-        self.rig.cache.set_speed(o.cache_speed);
-        self.rig.backings.iter().for_each(|b| b.set_speed(o.backing_speed));
-        if errors {
-            self.inject_errors(&o);
+        let mut machine = self.rig.boot(self.plan.order);
+        self.rig.cache.set_speed(boot.cache_speed);
+        self.rig.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
+        if let Some(faults) = &boot.faults {
+            self.inject(faults);
         }
-        match o.lying {
+        match self.plan.lying {
             Some(Lying::Cache) => self.rig.cache.lie(),
             Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
             None => {}
         }
-        self.world.cut_power_at(crash.map(|n| self.world.effects() + n));
-        self.world.log(|| format!("BOOT, crash after {crash:?}, errors {errors}, alone {}", plan.alone));
+        self.world.cut_power_at(boot.crash.map(|n| self.world.effects() + n));
+        self.world.cut_power_in_durable_write(boot.crash_in_durable_write);
+        self.world.log(|| format!("BOOT {}, crash after {:?}", self.report.boots, boot.crash));
         let clients: Vec<Rc<Client>> = self
             .oracles
             .iter()
@@ -274,15 +268,9 @@ impl Run {
             .map(|(i, o)| Client::new(&self.world, machine.handle(), i as u8, o.clone()))
             .collect();
         let parts = self.rig.parts(&machine);
-        let session = Session::new(
-            o.clone(),
-            plan,
-            self.world.clone(),
-            parts,
-            clients,
-            judged,
-            self.flash_made.clone(),
-        );
+        let flash_made = self.flash_made.clone();
+        let world = self.world.clone();
+        let session = Session::new(self.plan, boot.clone(), world, parts, clients, judged, flash_made);
         let theirs = session.clone();
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
@@ -295,27 +283,22 @@ impl Run {
             Outcome::PowerCut => false,
             Outcome::Stuck(why) => return Err(format!("{why}; {}", self.dump(&session))),
         };
-        if self.rng.below(100) < 10 {
-            self.world.pass(Nanos::from_secs(self.rng.below(100_000)));
-        }
-        self.end_boot(machine, &session, in_order, errors);
-        Ok(())
+        self.world.pass(Nanos::from_secs(boot.off_seconds));
+        self.end_boot(machine, &session, boot, in_order);
+        Ok(in_order)
     }
 
-    fn inject_errors(&mut self, o: &Options) {
-        let rng = &mut self.rng;
-        if rng.below(100) < o.death_percent {
-            let after = rng.below(600);
-            let backing = &self.rig.backings[rng.below(self.rig.backings.len() as u64) as usize];
-            if rng.chance(2, 3) { &self.rig.cache } else { backing }.die_after(after);
-        } else if rng.below(100) < o.bad_sectors_percent {
-            let at = rng.below(o.layout.nbuckets * o.layout.bucket_sectors);
-            let range = at..at + [1, 8, 64][rng.below(3) as usize];
-            let matching = Matching { kind: Kind::Read, range };
+    fn inject(&mut self, faults: &Faults) {
+        self.rig.cache.set_errors(faults.cache_one_in);
+        self.rig.backings.iter().for_each(|b| b.set_errors(faults.backing_one_in));
+        if let Some(o) = &faults.outage
+            && let Some(disk) = self.rig.disks().nth(o.device)
+        {
+            disk.fail_between(o.after, o.requests);
+        }
+        if let Some((at, sectors)) = faults.unreadable {
+            let matching = Matching { kind: Kind::Read, range: at..at + sectors };
             self.rig.cache.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
-        } else {
-            self.rig.cache.set_errors(o.cache_errors);
-            self.rig.backings.iter().for_each(|b| b.set_errors(o.backing_errors));
         }
     }
 
@@ -323,11 +306,12 @@ impl Run {
         &mut self,
         machine: crate::world::Machine,
         session: &Rc<Session>,
+        boot: &Boot,
         in_order: bool,
-        errors: bool,
     ) {
         if in_order {
             self.report.stops += 1;
+            self.cut_short = 0;
             for (oracle, client) in self.oracles.iter().zip(&session.clients) {
                 // What was not served was not stopped either.
                 if client.volume().is_some() {
@@ -337,20 +321,25 @@ impl Run {
             self.initialised |= session.set().is_some();
             session.give_up();
             // The devices lose their power, too: a stop must have made everything durable.
-            self.rig.power_cut(machine, self.options.keep);
+            self.rig.power_cut(machine, crate::disk::Keep::Nothing);
             return;
         }
-        let kill = !self.world.is_off() || errors || self.rng.below(100) < self.options.kill_percent;
         for oracle in &self.oracles {
             oracle.borrow_mut().crashed();
         }
-        if kill {
-            self.report.kills += 1;
-            self.rig.kill(machine);
-        } else {
-            self.report.power_cuts += 1;
-            self.rig.power_cut(machine, self.options.keep);
+        self.report.crashes += 1;
+        self.cut_short = if session.was_opened() { 0 } else { self.cut_short + 1 };
+        self.report.in_recovery += u64::from(self.cut_short > 0);
+        self.report.in_second_recovery += u64::from(self.cut_short > 1);
+        // What failed devices were told counts only as long as they keep their power.
+        let killed = !self.world.is_off() || boot.faults.is_some();
+        let cut = if killed { Cut::Kill } else { boot.cut };
+        match cut {
+            Cut::Power(..) => self.report.power_cuts += 1,
+            Cut::Cache(_) | Cut::Backing(_) => self.report.partial_cuts += 1,
+            Cut::Kill => self.report.kills += 1,
         }
+        self.rig.cut(machine, cut);
         session.give_up();
     }
 
@@ -420,8 +409,7 @@ impl Run {
 
     /// Everything was written back: the backing devices have it all.
     fn judge_clean(&mut self) -> Result<(), String> {
-        self.judge_crashed()?;
-        for (i, b) in self.options.layout.backings.iter().enumerate() {
+        for (i, b) in self.plan.layout.backings.iter().enumerate() {
             let (image, oracle) = (self.rig.backings[i].image(), self.oracles[i].borrow());
             for sector in 0..oracle.size() {
                 let bytes = image.read_vec(format::Sector(b.data_offset + sector), format::Sectors(1));

@@ -3,14 +3,16 @@
 //! Owns what happens between power on and power off. Must not know what survives; that is the run's business.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::{BackingState, Sectors};
+use io::sync::Event;
 use io::{Handle, Nanos, Rng, ZeroFlags};
 
 use crate::client::Client;
-use crate::options::{Act, Options};
+use crate::plan::{Act, Boot, Plan, Request};
 use crate::rig::{Parts, uuid_of};
 use crate::stamp::Content;
 use crate::world::World;
@@ -21,26 +23,14 @@ const READ_BACK: u64 = 96;
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
 
-/// What one boot is to do.
-pub struct Plan {
-    /// The backing devices are served without the cache, where that loses nothing.
-    pub alone: bool,
-    /// Devices fail requests.
-    pub errors: bool,
-    /// Requests to be issued.
-    pub requests: u64,
-    /// Everything is written back before the end, and must be within bounds.
-    pub drain: bool,
-    /// The volumes are read as a whole at the start.
-    pub read_all: bool,
-}
-
 /// Everything that the tasks of one boot share.
 pub struct Session {
-    /// The options of the run.
-    pub options: Rc<Options>,
-    /// The plan.
-    pub plan: Plan,
+    /// What this boot is to do.
+    pub boot: Boot,
+    /// Requests under way at once, for each volume.
+    depth: u64,
+    /// For the engine.
+    seed: u64,
     /// The world.
     pub world: World,
     /// The devices.
@@ -53,8 +43,12 @@ pub struct Session {
     pub flash_made: Rc<Cell<bool>>,
     rt: Handle,
     set: RefCell<Option<CacheSet>>,
-    left: Cell<u64>,
+    /// What each volume is still to be asked.
+    queues: Vec<RefCell<VecDeque<Request>>>,
     issued: Cell<u64>,
+    issued_more: Event,
+    clients_done: Cell<bool>,
+    opened: Cell<bool>,
     detaches: Cell<u64>,
 }
 
@@ -62,8 +56,8 @@ impl Session {
     /// A boot that has not begun.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
-        options: Rc<Options>,
-        plan: Plan,
+        plan: &Plan,
+        boot: Boot,
         world: World,
         parts: Parts,
         clients: Vec<Rc<Client>>,
@@ -71,10 +65,16 @@ impl Session {
         flash_made: Rc<Cell<bool>>,
     ) -> Rc<Session> {
         let rt = parts.cache.runtime().clone();
-        let left = Cell::new(plan.requests);
+        let queues: Vec<RefCell<VecDeque<Request>>> = clients.iter().map(|_| RefCell::default()).collect();
+        for (volume, request) in &boot.requests {
+            if let Some(queue) = queues.get(*volume) {
+                queue.borrow_mut().push_back(request.clone());
+            }
+        }
         Rc::new(Session {
-            options,
-            plan,
+            boot,
+            depth: plan.depth,
+            seed: plan.seed,
             world,
             parts,
             clients,
@@ -82,8 +82,11 @@ impl Session {
             flash_made,
             rt,
             set: RefCell::new(None),
-            left,
+            queues,
             issued: Cell::new(0),
+            issued_more: Event::default(),
+            clients_done: Cell::new(false),
+            opened: Cell::new(false),
             detaches: Cell::new(0),
         })
     }
@@ -96,6 +99,15 @@ impl Session {
     /// Requests that were issued, and detaches that ended.
     pub fn counts(&self) -> (u64, u64) {
         (self.issued.get(), self.detaches.get())
+    }
+
+    /// Whether the set was opened, and everything registered.
+    pub fn was_opened(&self) -> bool {
+        self.opened.get()
+    }
+
+    fn tolerant(&self) -> bool {
+        self.boot.faults.is_some()
     }
 
     /// After a power cut: lets go of everything that would keep itself alive.
@@ -118,47 +130,50 @@ impl Session {
     /// If the engine refused what it should have done.
     pub async fn run(self: Rc<Self>) -> Result<bool, String> {
         for c in &self.clients {
-            c.set_tolerant(self.plan.errors);
+            c.set_tolerant(self.tolerant());
         }
-        let opened = if self.plan.alone { self.open_alone().await } else { self.open().await };
+        let opened = if self.boot.alone { self.open_alone().await } else { self.open().await };
         match opened {
             Ok(()) => {}
-            Err(e) if self.plan.errors => {
+            Err(e) if self.tolerant() => {
                 self.world.log(|| format!("opening failed: {e}"));
                 return Ok(false);
             }
             Err(e) => return Err(format!("opening failed: {e}")),
         }
+        self.opened.set(true);
         self.read_back().await?;
         let mut tasks = Vec::new();
         for (i, client) in self.clients.iter().enumerate() {
-            for _ in 0..self.options.depth {
+            for _ in 0..self.depth {
                 if client.volume().is_some() {
-                    let (this, client, rng) = (self.clone(), client.clone(), self.rng());
-                    tasks.push(self.rt.spawn(async move { this.work(i, client, rng).await }));
+                    let this = self.clone();
+                    tasks.push(self.rt.spawn(async move { this.work(i).await }));
                 }
             }
         }
-        let (this, rng) = (self.clone(), self.rng());
-        let operator = self.rt.spawn(async move { this.operate(rng).await });
+        let this = self.clone();
+        let operator = self.rt.spawn(async move { this.operate().await });
         for t in tasks {
             t.await;
         }
         self.world.log(|| "the clients are done".into());
+        self.clients_done.set(true);
+        self.issued_more.notify_all();
         operator.await?;
         self.world.log(|| "the operator is done".into());
-        if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.plan.errors) {
+        if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.tolerant()) {
             return Err(format!("the set has failed: {e}"));
         }
-        if self.plan.drain {
+        if self.boot.drain {
             self.drain().await?;
         }
         self.stop().await
     }
 
     async fn open(&self) -> Result<(), EngineError> {
-        let o = &self.options;
-        let mut options = SetOptions { seed: o.seed, ..SetOptions::default() };
+        let o = &self.boot.settings;
+        let mut options = SetOptions { seed: self.seed, ..SetOptions::default() };
         let t = &mut options.tunables;
         t.btree_cache_limit = o.node_cache_bytes;
         t.journal_delay_ms = o.journal_delay_ms;
@@ -169,7 +184,10 @@ impl Session {
         }
         let set = CacheSet::open(self.parts.cache.clone(), options).await?;
         *self.set.borrow_mut() = Some(set.clone());
-        for (disk, client) in self.parts.backings.iter().zip(&self.clients) {
+        for (i, (disk, client)) in self.parts.backings.iter().zip(&self.clients).enumerate() {
+            if self.boot.absent.contains(&i) {
+                continue;
+            }
             let volume = set.register(disk.clone()).await?;
             self.tune(&volume).await?;
             client.set_volume(Some(volume));
@@ -190,7 +208,10 @@ impl Session {
     }
 
     async fn tune(&self, volume: &Volume) -> Result<(), EngineError> {
-        let o = &self.options;
+        let o = &self.boot.settings;
+        if let Some(mode) = &o.cache_mode {
+            volume.set("cache_mode", mode).await?;
+        }
         volume.set("writeback_delay", &o.writeback_delay.to_string()).await?;
         volume.set("writeback_percent", &o.writeback_percent.to_string()).await?;
         volume.set("writeback_running", if o.writeback_running { "1" } else { "0" }).await?;
@@ -213,7 +234,7 @@ impl Session {
 
     async fn read_back(&self) -> Result<(), String> {
         let mut rng = self.rng();
-        let percent = if self.plan.read_all { 100 } else { self.options.read_back_percent };
+        let percent = self.boot.read_back_percent;
         for (i, client) in self.clients.iter().enumerate() {
             let size = client.size();
             let mut at = 0;
@@ -222,7 +243,7 @@ impl Session {
                 if rng.below(100) < percent
                     && let Some(found) = client.read(at, n).await
                     && let Some(judged) = self.judged.get(i).and_then(Option::as_ref)
-                    && !self.plan.alone
+                    && !self.boot.alone
                 {
                     let expected = &judged[at as usize..(at + n) as usize];
                     if let Some(k) = found.iter().zip(expected).position(|(f, e)| f != e) {
@@ -243,90 +264,34 @@ impl Session {
         Ok(())
     }
 
-    fn next_request(&self) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        if left > 0 {
-            self.issued.set(self.issued.get() + 1);
-        }
-        left > 0
-    }
-
     /// A client that works until the requests are used up.
-    async fn work(&self, _number: usize, client: Rc<Client>, mut rng: Rng) {
-        let o = &self.options;
-        let w = &o.weights;
-        let total = w.read + w.write + w.flush + w.discard + w.zeroes + w.pause;
-        let mut last_end = 0;
-        while self.next_request() {
-            let (start, sectors) = self.range(&mut rng, client.size(), last_end);
-            let mut n = rng.below(total);
-            let mut is = |weight: u64| {
-                let hit = n < weight;
-                n = n.wrapping_sub(weight);
-                hit
-            };
-            if is(w.read) {
-                client.read(start, sectors).await;
-                last_end = start + sectors;
-            } else if is(w.write) {
-                client.write(start, sectors, rng.below(100) < o.fua_percent).await;
-                last_end = start + sectors;
-            } else if is(w.flush) {
-                client.flush().await;
-            } else if is(w.discard) {
-                let (start, sectors) = self.larger(&mut rng, client.size(), start, sectors);
-                client.discard(start, sectors).await;
-            } else if is(w.zeroes) {
-                let (start, sectors) = self.larger(&mut rng, client.size(), start, sectors);
-                let flags = ZeroFlags { fua: rng.below(100) < o.fua_percent, may_unmap: rng.chance(1, 2) };
-                client.write_zeroes(start, sectors, flags).await;
-            } else {
-                self.rt.sleep(Nanos(rng.below(o.max_pause.0 + 1))).await;
+    async fn work(&self, i: usize) {
+        let client = &self.clients[i];
+        loop {
+            let Some(request) = self.queues[i].borrow_mut().pop_front() else { return };
+            self.issued.set(self.issued.get() + 1);
+            self.issued_more.notify_all();
+            match request {
+                Request::Read { start, sectors } => drop(client.read(start, sectors).await),
+                Request::Write { start, sectors, fua } => drop(client.write(start, sectors, fua).await),
+                Request::Flush => drop(client.flush().await),
+                Request::Discard { start, sectors } => drop(client.discard(start, sectors).await),
+                Request::Zeroes { start, sectors, fua, may_unmap } => {
+                    client.write_zeroes(start, sectors, ZeroFlags { fua, may_unmap }).await;
+                }
+                Request::Pause { ns } => self.rt.sleep(Nanos(ns)).await,
             }
         }
     }
 
-    /// Where a request goes.
-    fn range(&self, rng: &mut Rng, size: u64, last_end: u64) -> (u64, u64) {
-        let o = &self.options;
-        let align = o.align_sectors.max(1);
-        let most = o.max_sectors.min(size).max(align);
-        // Small ones more often than large ones.
-        let log = rng.below(u64::from(most.ilog2()) + 1);
-        let sectors = (1 + rng.below(1 << log) + rng.below(1 << log)).min(most).next_multiple_of(align);
-        let space = if rng.below(100) < o.hot_percent { (size / 8).max(align) } else { size };
-        let mut start = rng.below(space) / align * align;
-        if rng.below(100) < o.sequential_percent && last_end < size {
-            start = last_end / align * align;
-        }
-        (start, sectors.min(size - start))
-    }
-
-    /// Discards and zeros are often much larger than writes.
-    fn larger(&self, rng: &mut Rng, size: u64, start: u64, sectors: u64) -> (u64, u64) {
-        let factor = [1, 1, 8, 64][rng.below(4) as usize];
-        (start, (sectors * factor).min(size - start))
-    }
-
-    async fn operate(self: &Rc<Self>, mut rng: Rng) -> Result<(), String> {
-        let o = &self.options;
-        if o.acts.is_empty() || o.acts_per_hundred == 0 || self.plan.alone {
-            return Ok(());
-        }
-        let mut next = self.left.get();
-        while self.left.get() > 0 {
-            if self.left.get() > next {
-                self.rt.sleep(Nanos(1 + rng.below(2_000_000))).await;
-                continue;
-            }
-            next = self.left.get().saturating_sub(100 / o.acts_per_hundred);
-            let act = o.acts[rng.below(o.acts.len() as u64) as usize];
+    async fn operate(self: &Rc<Self>) -> Result<(), String> {
+        for (after, act) in &self.boot.acts {
+            self.issued_more.wait_until(|| self.clients_done.get() || self.issued.get() >= *after).await;
             self.world.log(|| format!("operator: {act:?}"));
-            let result = self.act(act, &mut rng).await;
+            let result = self.act(act).await;
             self.world.log(|| format!("operator: {act:?} ends"));
             if let Err(e) = result {
-                if !self.plan.errors {
+                if !self.tolerant() {
                     return Err(format!("{act:?}: {e}"));
                 }
                 self.world.log(|| format!("operator: {act:?}: {e}"));
@@ -335,46 +300,20 @@ impl Session {
         Ok(())
     }
 
-    async fn act(self: &Rc<Self>, act: Act, rng: &mut Rng) -> Result<(), EngineError> {
+    async fn act(self: &Rc<Self>, act: &Act) -> Result<(), EngineError> {
         let Some(set) = self.set() else { return Ok(()) };
-        let cached = &self.clients[..self.parts.backings.len()];
-        let i = rng.below(cached.len() as u64) as usize;
-        let client = &cached[i];
-        let Some(volume) = client.volume() else { return Ok(()) };
-        let mut any = |of: &[&'static str]| of[rng.below(of.len() as u64) as usize];
+        let volume = |i: usize| self.clients.get(i).filter(|_| i < self.parts.backings.len())?.volume();
         match act {
-            Act::Mode => {
-                let mode = any(&["writeback", "writeback", "writethrough", "writearound", "none"]);
-                volume.set("cache_mode", mode).await
-            }
-            Act::Writeback => {
-                let (name, values): (_, &[_]) = match any(&["percent", "delay", "running", "rate"]) {
-                    "percent" => ("writeback_percent", &["0", "10", "40"]),
-                    "delay" => ("writeback_delay", &["0", "1", "30"]),
-                    "running" => ("writeback_running", &["0", "1", "1"]),
-                    _ => ("writeback_rate", &["1", "1000", "1000000"]),
-                };
-                volume.set(name, any(values)).await
-            }
-            Act::Sequential => volume.set("sequential_cutoff", any(&["0", "4096", "65536", "4194304"])).await,
+            Act::Tune { volume: i, name, value } => match volume(*i) {
+                Some(v) => v.set(name, value).await,
+                None => Ok(()),
+            },
+            Act::TuneSet { name, value } => set.set(name, value).await,
             Act::Gc => set.gc().await,
-            Act::CopyGc => {
-                set.set("copy_gc_enabled", any(&["0", "1", "1"])).await?;
-                set.gc().await
-            }
-            Act::GcAlwaysRewrite => {
-                set.set("gc_always_rewrite", "1").await?;
-                let result = set.gc().await;
-                set.set("gc_always_rewrite", "0").await?;
-                result
-            }
-            Act::Cutoff => {
-                set.set("cutoff_writeback_sync", any(&["5", "70", "90"])).await?;
-                set.set("cutoff_writeback", any(&["1", "40", "70"])).await
-            }
-            Act::JournalDelay => set.set("journal_delay_ms", any(&["0", "10", "100", "5000"])).await,
-            Act::Label => volume.set("label", any(&["", "a", "some other name"])).await,
-            Act::Detach => self.detach(&set, i, volume, rng).await,
+            Act::Detach { volume: i, ns } => match volume(*i) {
+                Some(v) => self.detach(&set, *i, v, *ns).await,
+                None => Ok(()),
+            },
             Act::Recreate => self.recreate(&set).await,
         }
     }
@@ -385,12 +324,12 @@ impl Session {
         set: &CacheSet,
         i: usize,
         volume: Rc<Volume>,
-        rng: &mut Rng,
+        pause_ns: u64,
     ) -> Result<(), EngineError> {
         let client = &self.clients[i];
         set.detach(&volume).await?;
         self.detaches.set(self.detaches.get() + 1);
-        self.rt.sleep(Nanos(rng.below(3_000_000_000))).await;
+        self.rt.sleep(Nanos(pause_ns)).await;
         client.pause().await;
         volume.stop().await;
         let volume = set.register(self.parts.backings[i].clone()).await;
@@ -456,13 +395,13 @@ impl Session {
             let result = set.stop().await;
             if let Err(e) = result {
                 self.world.log(|| format!("stop: {e}"));
-                if !self.plan.errors {
+                if !self.tolerant() {
                     return Err(format!("stop: {e}"));
                 }
                 in_order = false;
             }
         }
         // A device that fails may have kept from the medium what a stop promises.
-        Ok(in_order && !self.plan.errors)
+        Ok(in_order && !self.tolerant())
     }
 }

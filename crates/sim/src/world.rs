@@ -28,6 +28,7 @@ struct Inner {
     hash: Cell<u64>,
     effects: Cell<u64>,
     cut_at: Cell<Option<u64>>,
+    durable_writes_left: Cell<Option<u64>>,
     off: Cell<bool>,
     verbose: Cell<bool>,
 }
@@ -51,6 +52,7 @@ impl World {
                 hash: Cell::new(0xcbf2_9ce4_8422_2325),
                 effects: Cell::new(0),
                 cut_at: Cell::new(None),
+                durable_writes_left: Cell::new(None),
                 off: Cell::new(false),
                 verbose: Cell::new(false),
             }),
@@ -122,6 +124,20 @@ impl World {
         self.inner.cut_at.set(effect);
     }
 
+    /// The power fails as soon as this many durable writes were submitted that count (or never).
+    pub fn cut_power_in_durable_write(&self, n: Option<u64>) {
+        self.inner.durable_writes_left.set(n);
+    }
+
+    /// A durable write that counts was submitted.
+    pub fn durable_write(&self) {
+        let left = self.inner.durable_writes_left.get().map(|n| n.saturating_sub(1));
+        self.inner.durable_writes_left.set(left);
+        if left == Some(0) {
+            self.cut_power();
+        }
+    }
+
     /// Cuts the power now.
     pub fn cut_power(&self) {
         self.inner.off.set(true);
@@ -136,6 +152,7 @@ impl World {
     pub fn power_on(&self) {
         self.inner.off.set(false);
         self.inner.cut_at.set(None);
+        self.inner.durable_writes_left.set(None);
         let gone = std::mem::take(&mut *self.inner.events.borrow_mut());
         self.inner.queue.borrow_mut().clear();
         drop(gone);
@@ -189,7 +206,7 @@ impl Clock for WorldClock {
 }
 
 /// Which ready task runs next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Order {
     /// First come, first served, as in production.
     Fifo,

@@ -1,13 +1,13 @@
 //! The tester is tested: on devices that lie about what is durable, seeds must fail.
 
-use sim::options::{Lying, Options};
+use sim::plan::{Lying, Plan};
 use sim::run::run;
 
 fn failures(lying: Lying) -> u32 {
     let mut failed = 0;
     for seed in 0..150 {
-        let options = Options { lying: Some(lying), ..Options::from_seed(seed) };
-        failed += u32::from(run(options, false).is_err());
+        let plan = Plan { lying: Some(lying), ..Plan::from_seed(seed) };
+        failed += u32::from(run(&plan, false).is_err());
     }
     failed
 }

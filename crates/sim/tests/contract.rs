@@ -48,7 +48,7 @@ fn writeback_waits_until_the_dirty_keys_are_durable() {
 
 /// The same for what goes past the cache over dirty data alone.
 #[test]
-fn direct_changes_wait_until_the_dirty_keys_are_durable() {
+pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
     for way in ["detaching", "discard"] {
         for keep in [Keep::Everything, Keep::Nothing, Keep::Some(2), Keep::Some(6)] {
             let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use format::{BucketNr, Sectors};
 
 use super::write_prios;
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::policy::replacement::Candidate;
 use crate::set::Core;
@@ -41,6 +42,10 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
         return Ok(0);
     }
     core.alloc.invalidated();
+    let early = bug(Bug::ReuseBeforeGenerations);
+    if early {
+        core.alloc.put_ready(picked.clone());
+    }
     write_prios(core).await?;
     core.alloc.settled();
     if core.discards_buckets() {
@@ -57,7 +62,9 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
         }
     }
     let n = picked.len();
-    core.alloc.put_ready(picked);
+    if !early {
+        core.alloc.put_ready(picked);
+    }
     Ok(n)
 }
 

@@ -13,6 +13,7 @@ use format::{BucketNr, Inode, Ptr, Sector, Sectors};
 use io::Buffer;
 
 use crate::alloc::{Placed, Purpose, Stream};
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Bound, How, Kind};
 use crate::set::Core;
@@ -248,8 +249,9 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
                 Kind::Hit { ptr, dirty, may_be_durable }
                     if ptr == from.advanced(delta) && dirty == f.dirty =>
                 {
+                    let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let how = if dirty || may_be_durable { How::Journaled } else { how };
-                    let new = Some((to.advanced(delta), dirty));
+                    let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
                     match core.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {
                             at = done;

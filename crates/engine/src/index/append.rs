@@ -17,6 +17,7 @@ use super::entry::Entry;
 use super::merged::Merged;
 use super::node::NodeId;
 use super::tree::Tree;
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::Tick;
 use crate::journal::Urgency;
@@ -135,6 +136,11 @@ impl Core {
         leaf.unwritten_words = 0;
         assert!(leaf.pin_inflight.is_none(), "one write at a time");
         leaf.pin_inflight = leaf.pin_pending.take();
+        if bug(Bug::PinsReleasedEarly)
+            && let Some(seq) = leaf.pin_inflight.take()
+        {
+            self.journal.unpin(seq);
+        }
         let (newest_seq, unjournaled) = (leaf.newest_seq, leaf.unjournaled.take());
         Some(Snapshot { buffer, sector, newest_seq, unjournaled, merged })
     }
@@ -148,7 +154,7 @@ impl Core {
         if newest > self.journal.durable() {
             self.journal.commit(newest).await?;
         }
-        if let Some(tick) = unjournaled {
+        if let Some(tick) = unjournaled.filter(|_| !bug(Bug::LeafBeforeData)) {
             self.gate.ensure(tick).await?;
             let backings: Vec<_> = self.backings.borrow().values().cloned().collect();
             for b in backings {

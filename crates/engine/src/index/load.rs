@@ -17,6 +17,7 @@ use super::merged::Merged;
 use super::node::{Body, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT};
+use crate::canary::{Mark, mark};
 use crate::error::{EngineError, Place};
 use crate::set::{Core, SetEvent};
 
@@ -95,6 +96,7 @@ impl Reader<'_> {
         match for_each_set(bytes.as_slice(), key, self.magic, self.geometry.block_sectors, visit) {
             Ok(summary) => Ok(Parsed { summary, torn: None, keys }),
             Err(d) if d.kind == DamageKind::TornLastSet => {
+                mark(Mark::TornSet);
                 Ok(Parsed { summary: d.before, torn: Some(d.error.to_string()), keys })
             }
             Err(d) => {
@@ -264,6 +266,9 @@ pub(crate) async fn load_tree(
     }
     let mut tree = tree.ok_or_else(|| reader.place.damage(Sector(0), "btree: no root"))?;
     tree.rebuild_directory();
+    if seen.len() > 1 {
+        mark(Mark::TreeLoaded);
+    }
     for b in seen {
         buckets.mark_metadata(b);
     }

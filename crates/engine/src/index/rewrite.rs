@@ -17,6 +17,7 @@ use super::merged::Merged;
 use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::Purpose;
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::Tick;
 use crate::journal::Urgency;
@@ -317,7 +318,9 @@ impl Core {
             };
             if let Some((sector, buffer)) = self.parent_set(parent, &new, &old) {
                 let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
-                self.write_metadata(sector, buffer).await?;
+                if !bug(Bug::SplitWithoutParent) {
+                    self.write_metadata(sector, buffer).await?;
+                }
                 self.tree.borrow_mut().node_mut(parent).written += sectors;
                 break;
             }

@@ -8,7 +8,8 @@ use format::{
 };
 use io::Disk;
 
-use super::Ring;
+use super::{HEADER_BYTES, Ring};
+use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 
 /// What the ring holds.
@@ -38,6 +39,7 @@ pub(crate) async fn scan(
         let buffer = disk.runtime().pool().take(geometry.bucket_sectors.bytes() as usize);
         let (buffer, result) = disk.read(start, buffer).await;
         result?;
+        let buffer = tear_mended(buffer, magic, geometry.block_sectors);
         let found = parse_bucket(buffer.as_slice(), magic, geometry.block_sectors)
             .map_err(|c| place.corrupt(start, &c))?;
         newest_in.push(found.max_seq().unwrap_or(JournalSeq(0)));
@@ -60,6 +62,9 @@ pub(crate) async fn scan(
             ),
         ));
     };
+    if end_bytes < geometry.bucket_sectors.bytes() {
+        mark(Mark::TailAfterNewest);
+    }
     let replay = select_replay(entries, discard).map_err(|c| place.corrupt(first, &c))?;
     let newest_entry =
         replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
@@ -68,4 +73,26 @@ pub(crate) async fn scan(
     let last_seq = newest_entry.last_seq;
     let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, current, used, last_seq);
     Ok(Found { replay, ring })
+}
+
+/// The deliberate bug that takes a torn entry for a whole one: gives the first thing that is none the checksum that it
+/// would need. Otherwise the buffer as it is.
+fn tear_mended(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::Buffer {
+    if !bug(Bug::TornEntryValid) {
+        return buffer;
+    }
+    let end = match parse_bucket(buffer.as_slice(), magic, block) {
+        Ok(found) => found.stopped_at,
+        Err(_) => return buffer,
+    };
+    // Checksum, magic, version, sequence number, last needed one, version and number of words (format section 9.1).
+    let Some(torn) = buffer.as_mut().get_mut(end..) else { return buffer };
+    let words = torn.get(28..32).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
+    if let Some(covered) = torn.get(8..HEADER_BYTES + 8 * words) {
+        let sum = format::checksum::crc64(covered);
+        if let Some(place) = torn.get_mut(..8) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    buffer
 }

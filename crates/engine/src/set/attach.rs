@@ -12,6 +12,7 @@ use io::Disk;
 use super::core::SetEvent;
 use super::open::open_backing;
 use super::{Backing, CacheSet};
+use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::volume::Volume;
@@ -33,6 +34,7 @@ impl CacheSet {
         let name = backing.disk.info().name.clone();
         let refuse = |why: String| Err(EngineError::Invalid(format!("{name}: {why}")));
         if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+            mark(Mark::RefusedTwice);
             return refuse(format!(
                 "a device with UUID {} is already attached to set {}",
                 backing.uuid(),
@@ -41,6 +43,7 @@ impl CacheSet {
         }
         let state = backing.state();
         if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
+            mark(Mark::RefusedOtherSet);
             return refuse(format!(
                 "is {} and attached to cache set {}, expected set {}",
                 state.name(),
@@ -63,16 +66,22 @@ impl CacheSet {
         let now = core.rt.wall_seconds() as u32;
         if let Some(inode) = slot
             && matches!(state, BackingState::None | BackingState::Stale)
+            && !bug(Bug::StaleSlotReused)
         {
             // The device ran without this cache: what the cache has of it is void.
+            mark(Mark::SlotOfStale);
             core.void.borrow_mut().insert(inode);
             core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
             core.request_gc();
             slot = None;
         }
         let inode = match slot {
-            Some(inode) => inode,
+            Some(inode) => {
+                mark(Mark::KnownSlot);
+                inode
+            }
             None if state == BackingState::Dirty => {
+                mark(Mark::RefusedUnknownDirty);
                 return refuse(format!(
                     "has dirty data in a cache, but cache set {} does not know its UUID {}",
                     self.uuid(),
@@ -80,6 +89,7 @@ impl CacheSet {
                 ));
             }
             None => {
+                mark(Mark::NewSlot);
                 let Some(inode) = core.free_slot_after_walk().await? else {
                     return refuse(format!("all {} slots of the set are in use", core.uuids.borrow().len()));
                 };
@@ -96,10 +106,12 @@ impl CacheSet {
             }
         };
         self.refuse_dirty_outside(inode, &backing).await?;
-        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO
-            && backing.ensure_dirty(|| core.check()).await?
-        {
-            core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
+        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
+            mark(Mark::KnownDirty);
+            if backing.ensure_dirty(|| core.check()).await? {
+                mark(Mark::DirtyKeysOfClean);
+                core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
+            }
         }
         let volume = Volume::cached(core, inode, backing.clone());
         core.backings.borrow_mut().insert(inode, backing);
@@ -125,6 +137,7 @@ impl CacheSet {
             if let Some((at, sectors, _)) = found
                 && !(inside && at >= start)
             {
+                mark(Mark::RefusedTruncated);
                 return Err(EngineError::Invalid(format!(
                     "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
                      {start} and {end}, where the device has its data: was it truncated?",
@@ -218,7 +231,9 @@ impl CacheSet {
     ) -> Result<(), EngineError> {
         let core = &self.core;
         let (_config, guard) = loop {
-            volume.drained().await?;
+            if !bug(Bug::DetachWithDirtyData) {
+                volume.drained().await?;
+            }
             let config = core.config_lock.lock().await;
             let guard = volume.block_all().await;
             core.check()?;
@@ -226,9 +241,10 @@ impl CacheSet {
                 return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
             }
             // A write that had chosen the cache before the detaching began may have ended only now.
-            if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO {
+            if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
                 break (config, guard);
             }
+            mark(Mark::DetachedLate);
         };
         backing.gate.ensure(backing.gate.latest()).await?;
         backing

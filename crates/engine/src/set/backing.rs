@@ -11,6 +11,7 @@ use io::sync::Mutex;
 use io::{Disk, IoError};
 
 use super::core::SUPERBLOCK_SECTOR;
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::{FlushGate, Tick};
 use crate::stats::{BackingErrors, ErrorVerdict};
@@ -130,7 +131,9 @@ impl Backing {
             return Ok(false);
         }
         let _lock = self.write_lock.lock().await;
-        allowed()?;
+        if !bug(Bug::DirtyAfterStale) {
+            allowed()?;
+        }
         if self.durable_state.get() == BackingState::Dirty {
             return Ok(false);
         }

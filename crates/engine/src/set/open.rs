@@ -18,6 +18,7 @@ use io::{Disk, Rng, SurvivorRef};
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR, SetEvent};
 use super::{Backing, CacheSet};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
+use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 use crate::flush::FlushGate;
 use crate::index::{
@@ -67,7 +68,9 @@ impl CacheSet {
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let mut superblock = read_cache(&cache).await?;
         // What a process that died has left in the device's cache counts from now on, so it must stay.
-        cache.flush().await?;
+        if !bug(Bug::OpenWithoutFlush) {
+            cache.flush().await?;
+        }
         let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
         if superblock.has_obsolete_large_bucket() {
             return Err(EngineError::Invalid(format!(
@@ -77,6 +80,7 @@ impl CacheSet {
         }
         let mut events = Vec::new();
         if !superblock.sync() {
+            mark(Mark::Initialised);
             initialise(&cache, &place, &mut superblock).await?;
             events.push(SetEvent::Initialised);
         }
@@ -144,6 +148,7 @@ async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
     result?;
     RawSuperblock::from_prefix(buffer.as_slice())
         .cloned()
+        .inspect_err(|_| mark(Mark::NoSuperblock))
         .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
 }
 
@@ -265,7 +270,10 @@ async fn recover(
     let (mut tree, mut events) = (loaded.tree, loaded.events);
     // Every key of the journal raises generations before anything is judged stale (format section 10).
     for ptr in found.replay.entries.iter().flat_map(|e| &e.keys).filter_map(|k| k.pointer()) {
-        if ptr.is_available() {
+        if ptr.is_available() && !bug(Bug::ReplayRaisesNothing) {
+            if ptr.generation().age_of(buckets.generation(buckets.bucket_of(ptr))) > 0 {
+                mark(Mark::ReplayRaised);
+            }
             buckets.raise(buckets.bucket_of(ptr), ptr.generation());
         }
     }
@@ -307,10 +315,23 @@ fn replay_keys(
     journal: &Journal,
     place: &Place,
 ) -> Result<(), EngineError> {
-    for entry in &replay.entries {
+    let skipped = usize::from(bug(Bug::ReplayBeginsTooLate));
+    if replay.entries.iter().all(|e| e.keys.is_empty()) {
+        mark(Mark::NothingToReplay);
+    }
+    for entry in replay.entries.iter().skip(skipped) {
         for key in &entry.keys {
             let end = key.offset();
             let Some(mut start) = key.start().filter(|s| *s < end) else { continue };
+            mark(Mark::Replayed);
+            if key.pointer().is_none() {
+                mark(Mark::ReplayedHole);
+                if bug(Bug::ReplayDropsHoles) {
+                    continue;
+                }
+            } else if key.pointer().is_some_and(|p| !buckets.is_current(p)) {
+                mark(Mark::ReplayedStale);
+            }
             if end > MAX_POSITION {
                 return Err(place.damage(
                     Sector(0),
@@ -437,10 +458,13 @@ fn void_unreachable(core: &Rc<Core>) {
     let mut void = core.void.borrow_mut();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
+            mark(Mark::VoidSlot);
             void.insert(Inode(i as u32));
         }
     }
-    void.extend(tree.all_dirty().map(|(i, _)| i).filter(|i| !live(*i)));
+    void.extend(
+        tree.all_dirty().map(|(i, _)| i).filter(|i| !live(*i)).inspect(|_| mark(Mark::UnreachableDirty)),
+    );
     drop(void);
     if !core.void.borrow().is_empty() {
         core.request_gc();
@@ -476,6 +500,7 @@ fn start_volumes(core: &Rc<Core>) {
         .map(|(i, u)| (Inode(i as u32), *u))
         .collect();
     for (inode, slot) in slots {
+        mark(Mark::FlashVolume);
         let volume = Volume::flash_only(core, inode, slot.sectors, slot.label());
         core.volumes.borrow_mut().push(volume);
     }

@@ -7,6 +7,7 @@ use io::{BlockVolume, Buffer, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
 
 use super::Volume;
 use super::direct::Direct;
+use crate::canary::{Bug, bug};
 use crate::index::Kind;
 
 /// Writes of zeros up to this size go through the cache like data.
@@ -97,7 +98,16 @@ impl Volume {
                 return settle.await.map_err(VolumeError::from);
             };
             if !core.is_failed() {
-                let (journal, direct) = io::sync::join(core.journal.commit_keys(), settle).await;
+                let (journal, direct) = io::sync::join(
+                    async {
+                        if bug(Bug::FlushBeforeJournal) {
+                            return Ok(());
+                        }
+                        core.journal.commit_keys().await
+                    },
+                    settle,
+                )
+                .await;
                 direct?;
                 match journal {
                     Ok(()) => return Ok(()),

@@ -17,6 +17,7 @@ use io::{Op, VolumeError};
 use super::Volume;
 use super::write::{Write, into_engine};
 use crate::alloc::{Placed, Stream};
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Blocked, How, Kind};
 use crate::policy::bypass::BypassReason;
@@ -218,7 +219,9 @@ impl Volume {
         fua: bool,
     ) -> Result<(), EngineError> {
         let Some(backing) = self.backing() else { return Ok(()) };
-        backing.settle_direct_writes().await?;
+        if !bug(Bug::DirtyDroppedBeforeFlush) {
+            backing.settle_direct_writes().await?;
+        }
         let newest = self.drop_mapped(core, inode, start, end).await?;
         if fua {
             core.journal.commit(newest).await?;
@@ -268,12 +271,16 @@ impl Volume {
                 }
             }
         }
-        core.journal.commit(newest).await?;
-        if over_dirty {
+        if !bug(Bug::HoleNotDurable) {
+            core.journal.commit(newest).await?;
+        }
+        if over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
             core.journal.commit_keys().await?;
         }
         // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
-        core.alloc.generations_durable(|| core.is_failed()).await;
+        if !bug(Bug::GenerationsNotAwaited) {
+            core.alloc.generations_durable(|| core.is_failed()).await;
+        }
         core.check()
     }
 

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use format::{BackingState, BackingSuper, Inode, Sectors};
 
 use super::Volume;
+use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::set::{Core, SetEvent};
 use crate::tunables::StopWhenFailed;
@@ -29,13 +30,17 @@ impl Volume {
         let dirty = core.tree.borrow().dirty_sectors(inode);
         let always = self.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
         if dirty > Sectors::ZERO || always {
+            mark(Mark::LostDirty);
             return Err(failure);
         }
         // Data written back may still be on its way to the medium, and it counts as clean from now on.
         backing.gate.ensure(backing.gate.latest()).await?;
         let changed = |sb: &mut BackingSuper| {
             // One that was being detached may already be free of the set.
-            if sb.state() != BackingState::None {
+            if sb.state() == BackingState::None {
+                mark(Mark::LostDetached);
+            } else if !bug(Bug::LostButNotStale) {
+                mark(Mark::LostClean);
                 sb.set_state(BackingState::Stale);
             }
         };

@@ -11,6 +11,7 @@ use io::Buffer;
 
 use super::{RangeGuard, Volume};
 use crate::alloc::{Purpose, Stream};
+use crate::canary::{Bug, bug};
 use crate::index::{How, Kind};
 use crate::policy::bypass::BypassReason;
 use crate::set::Core;
@@ -105,13 +106,13 @@ impl Volume {
         while at < end {
             // Everything up to the change itself is looked at anew after each wait.
             let mine = self.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, core) && i == inode);
-            if !mine || core.is_stopping() || !miss.is_valid() {
+            if !mine || core.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
                 collided = true;
                 break;
             }
             let blocked = match core.segment(inode, at, end) {
                 Err(e) => e.into(),
-                Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) => {
+                Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                     let here = ptr.advanced(at - start);
                     match core.try_change(inode, at, seg.end, Some((here, false)), how) {
                         Ok((done, _)) => {

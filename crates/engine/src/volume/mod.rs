@@ -25,6 +25,7 @@ use io::{Disk, Handle, VolumeError};
 
 pub(crate) use ranges::{RangeGuard, Ranges};
 
+use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::policy::bypass::{BypassInputs, Decision, RequestHints, RequestKind, decide};
 use crate::policy::sequential::{SequentialDetector, StreamHint};
@@ -113,15 +114,17 @@ impl Volume {
         let name = backing.disk.info().name.clone();
         match backing.state() {
             BackingState::Dirty if !lose_dirty => {
+                mark(Mark::AloneRefused);
                 return Err(EngineError::Invalid(format!(
                     "{name}: has dirty data in cache set {}: serving it without that set would lose the data",
                     backing.set_uuid()
                 )));
             }
             BackingState::Clean | BackingState::Dirty => {
+                mark(Mark::AloneStale);
                 backing.update(|sb| sb.set_state(BackingState::Stale)).await?;
             }
-            BackingState::None | BackingState::Stale => {}
+            BackingState::None | BackingState::Stale => mark(Mark::AloneFree),
         }
         let block = backing.block_sectors().0.max(1);
         let sectors = Sectors(backing.data_sectors().0 / block * block);
@@ -409,7 +412,9 @@ impl Volume {
             return Ok(());
         }
         // The keys that say clean are durable before the superblock is.
-        core.journal.commit_keys().await?;
+        if !bug(Bug::CleanStateBeforeCleanKeys) {
+            core.journal.commit_keys().await?;
+        }
         let clean =
             || core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
         if backing.ensure_clean(clean).await? {

@@ -16,6 +16,8 @@ use std::rc::Rc;
 use format::Sector;
 use io::sync::Event;
 
+use crate::canary::{Bug, bug};
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
     Change,
@@ -67,7 +69,8 @@ impl Ranges {
 
     /// Begins a change once no other one overlaps it.
     pub(crate) async fn change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
-        let blocked = || self.closing.get() || self.any(Class::Change, start, end);
+        let blocked =
+            || self.closing.get() || (self.any(Class::Change, start, end) && !bug(Bug::ChangesOverlap));
         if blocked() {
             self.changed.wait_until(|| !blocked()).await;
         }
@@ -88,7 +91,7 @@ impl Ranges {
 
     fn begin_change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
         for h in self.held.borrow_mut().iter_mut() {
-            if h.class == Class::Miss && h.overlaps(start, end) {
+            if h.class == Class::Miss && h.overlaps(start, end) && !bug(Bug::FirstInvalidationSkipped) {
                 h.valid = false;
             }
         }
@@ -97,7 +100,7 @@ impl Ranges {
 
     /// Waits until nothing of the range is being written back. The caller holds it as a change, so nothing new begins.
     pub(crate) async fn writeback_done(&self, start: Sector, end: Sector) {
-        if self.any(Class::Writeback, start, end) {
+        if self.any(Class::Writeback, start, end) && !bug(Bug::WritebackNotAwaited) {
             self.changed.wait_until(|| !self.any(Class::Writeback, start, end)).await;
         }
     }
@@ -117,7 +120,7 @@ impl Ranges {
 
     /// A miss begins to read the backing device.
     pub(crate) fn miss(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
-        let valid = !self.any(Class::Change, start, end);
+        let valid = bug(Bug::SecondInvalidationSkipped) || !self.any(Class::Change, start, end);
         self.hold(start, end, Class::Miss, valid)
     }
 

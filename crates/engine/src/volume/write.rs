@@ -14,6 +14,7 @@ use io::{Buffer, IoError, IoFuture, Nanos, VolumeError};
 use super::Volume;
 use super::direct::Direct;
 use crate::alloc::{Placed, Purpose, Stream};
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{How, Kind};
 use crate::policy::bypass::{
@@ -250,7 +251,7 @@ impl Volume {
     }
 
     async fn finish_write(&self, core: &Core, write: &Write, seq: JournalSeq) -> Result<(), EngineError> {
-        if write.fua {
+        if write.fua && !bug(Bug::FuaBeforeJournal) {
             core.journal.commit(seq).await?;
         }
         core.check()
@@ -266,6 +267,7 @@ impl Volume {
     ) -> Result<JournalSeq, NotTaken> {
         let _dirty = DirtyWrite::begin(&self.dirty_in_flight);
         if let Some(backing) = self.backing()
+            && !bug(Bug::DirtyStateForgotten)
             && backing.ensure_dirty(|| core.check()).await?
         {
             let device = backing.disk.info().name.to_string();

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use format::{Inode, Ptr, Sector, Sectors};
 use io::IoFuture;
 
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{How, Kind, MAX_POSITION, NotLoaded};
 use crate::set::{Backing, Core};
@@ -47,13 +48,17 @@ pub(super) async fn write_back(
     }
     // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
     // backing device would hold newer data behind it (contract 9).
-    core.journal.commit_keys().await?;
+    if !bug(Bug::WritebackBeforeDirtyKey) {
+        core.journal.commit_keys().await?;
+    }
     let (cleaned, result) = write_out(volume, core, &backing, extents).await;
     if cleaned.is_empty() {
         return result.map(|()| Sectors::ZERO);
     }
     // Contract 4: the flush begins after the writes and ends before any key says clean.
-    backing.gate.ensure(backing.gate.latest()).await?;
+    if !bug(Bug::CleanBeforeBackingFlush) {
+        backing.gate.ensure(backing.gate.latest()).await?;
+    }
     let mut written = Sectors::ZERO;
     for e in cleaned {
         written += e.size;

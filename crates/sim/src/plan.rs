@@ -1,0 +1,335 @@
+//! A plan: everything that a run does, spelled out, as a file that a person can read and shorten.
+//!
+//! Owns the types and their form on disk: lines that begin with `#` tell the story, the rest is JSON. A seed stands for
+//! a plan (`generate`); the same plan is always the same run. What a plan does not spell out (how long requests take,
+//! which unflushed sectors survive, which ready task runs) follows from its `seed`.
+
+use std::fmt::Write as _;
+
+use io::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{Keep, Speed};
+use crate::rig::Layout;
+use crate::world::Order;
+
+/// Which devices lie about what is durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Lying {
+    /// The cache device.
+    Cache,
+    /// The backing devices.
+    Backing,
+}
+
+/// Settings that a boot begins with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Cache mode of every device; none to leave what its superblock says.
+    pub cache_mode: Option<String>,
+    /// Bytes of index in memory.
+    pub node_cache_bytes: u64,
+    /// `journal_delay_ms`.
+    pub journal_delay_ms: u16,
+    /// `writeback_batch_sectors`.
+    pub writeback_batch: u32,
+    /// `cutoff_writeback` and `cutoff_writeback_sync`.
+    pub cutoffs: (u8, u8),
+    /// Congestion is tracked.
+    pub congestion: bool,
+    /// `writeback_delay`.
+    pub writeback_delay: u32,
+    /// `writeback_percent`.
+    pub writeback_percent: u8,
+    /// `writeback_running`.
+    pub writeback_running: bool,
+    /// `sequential_cutoff`.
+    pub sequential_cutoff: u32,
+}
+
+/// A device: 0 is the cache, then the backing devices.
+pub type DeviceNumber = usize;
+
+/// A device fails every request for a while.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Outage {
+    /// Which one.
+    pub device: DeviceNumber,
+    /// After so many requests to it.
+    pub after: u64,
+    /// It is back after so many more; never if there is no number.
+    pub requests: Option<u64>,
+}
+
+/// What fails in a boot.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Faults {
+    /// One in so many requests to the cache device fails; 0 for none.
+    pub cache_one_in: u64,
+    /// The same for backing devices.
+    pub backing_one_in: u64,
+    /// A device goes away, perhaps to come back.
+    pub outage: Option<Outage>,
+    /// First sector and number of sectors of the cache device that cannot be read.
+    pub unreadable: Option<(u64, u64)>,
+}
+
+/// A client's request. Positions and lengths in sectors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Request {
+    Read {
+        start: u64,
+        sectors: u64,
+    },
+    Write {
+        start: u64,
+        sectors: u64,
+        fua: bool,
+    },
+    Flush,
+    Discard {
+        start: u64,
+        sectors: u64,
+    },
+    Zeroes {
+        start: u64,
+        sectors: u64,
+        fua: bool,
+        may_unmap: bool,
+    },
+    /// Nothing, for so many nanoseconds.
+    Pause {
+        ns: u64,
+    },
+}
+
+/// What the operator does.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Act {
+    /// Sets a tunable of a cached device.
+    Tune {
+        /// The device.
+        volume: usize,
+        /// Its tunable.
+        name: String,
+        /// The value.
+        value: String,
+    },
+    /// Sets a tunable of the set.
+    TuneSet {
+        /// The tunable.
+        name: String,
+        /// The value.
+        value: String,
+    },
+    /// Walks the index.
+    Gc,
+    /// Detaches a device, and attaches it again after so many nanoseconds.
+    Detach {
+        /// The device.
+        volume: usize,
+        /// The pause.
+        ns: u64,
+    },
+    /// Deletes the flash-only volume and makes a new one.
+    Recreate,
+}
+
+/// How a boot ends that does not end in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Cut {
+    /// The power of all devices fails: this survives on the cache device, and this on backing devices.
+    Power(Keep, Keep),
+    /// Only the cache device loses its power, and the process dies.
+    Cache(Keep),
+    /// Only the backing devices lose their power, and the process dies.
+    Backing(Keep),
+    /// The process dies, the devices stay on.
+    Kill,
+}
+
+/// One boot: from power on to power off.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Boot {
+    /// Speed of the cache device.
+    pub cache_speed: Speed,
+    /// Speed of the backing devices.
+    pub backing_speed: Speed,
+    /// Settings.
+    pub settings: Settings,
+    /// The backing devices are served without the cache, where that loses nothing.
+    pub alone: bool,
+    /// Backing devices that are not there.
+    pub absent: Vec<usize>,
+    /// What fails.
+    pub faults: Option<Faults>,
+    /// Percent of the volumes that is read after the start.
+    pub read_back_percent: u64,
+    /// Requests: the number of the volume, and what it is asked. Each volume's are carried out by `depth` clients.
+    pub requests: Vec<(usize, Request)>,
+    /// What the operator does, and after how many requests.
+    pub acts: Vec<(u64, Act)>,
+    /// Everything is written back before the end.
+    pub drain: bool,
+    /// The power fails before this effect of a device, counted from power on.
+    pub crash: Option<u64>,
+    /// The power fails while this durable write to the cache device is under way, counted from power on.
+    pub crash_in_durable_write: Option<u64>,
+    /// How it ends if it does not end in order.
+    pub cut: Cut,
+    /// The machine is off for so long afterwards.
+    pub off_seconds: u64,
+}
+
+/// A whole run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// For everything that is not spelled out.
+    pub seed: u64,
+    /// Devices.
+    pub layout: Layout,
+    /// Size of the flash-only volume; 0 for none.
+    pub flash_sectors: u64,
+    /// Order of tasks.
+    pub order: Order,
+    /// Requests under way at once, for each volume.
+    pub depth: u64,
+    /// Devices lie about what is durable: never drawn, for testing the simulator.
+    pub lying: Option<Lying>,
+    /// The boots.
+    pub boots: Vec<Boot>,
+}
+
+impl Plan {
+    /// The plan as a file, with a story at its head.
+    ///
+    /// # Panics
+    /// Never: every value of a plan can be written.
+    pub fn to_text(&self, story: &str) -> String {
+        let mut text = String::new();
+        for line in story.lines() {
+            let _ = writeln!(text, "{}", format!("# {line}").trim_end());
+        }
+        let mut whole = self.clone();
+        let boots = std::mem::take(&mut whole.boots);
+        let json =
+            |v: serde_json::Result<String>| v.unwrap_or_else(|e| panic!("a plan that is no JSON: {e}"));
+        let head = json(serde_json::to_string(&whole));
+        let Some(head) = head.strip_suffix("[]}") else { panic!("the boots come last: {head}") };
+        let _ = writeln!(text, "{head}[");
+        for (i, b) in boots.iter().enumerate() {
+            let mut b = b.clone();
+            let requests = std::mem::take(&mut b.requests);
+            let requests: Vec<String> = requests.iter().map(|r| json(serde_json::to_string(r))).collect();
+            let whole = json(serde_json::to_string(&b));
+            let comma = if i + 1 < boots.len() { "," } else { "" };
+            let spelled = format!("\"requests\":[\n  {}]", requests.join(",\n  "));
+            let _ = writeln!(text, "{}{comma}", whole.replacen("\"requests\":[]", &spelled, 1));
+        }
+        text + "]}\n"
+    }
+
+    /// Reads a plan from a file's text.
+    ///
+    /// # Errors
+    /// If it is none: where, and what was expected.
+    pub fn from_text(text: &str) -> Result<Plan, String> {
+        let body: String =
+            text.lines().map(|l| if l.starts_with('#') { "\n".into() } else { format!("{l}\n") }).collect();
+        serde_json::from_str(&body).map_err(|e| e.to_string())
+    }
+
+    /// Requests and acts of all boots: how long the plan is.
+    pub fn len(&self) -> usize {
+        self.boots.iter().map(|b| 1 + b.requests.len() + b.acts.len()).sum()
+    }
+
+    /// Whether nothing happens at all.
+    pub fn is_empty(&self) -> bool {
+        self.boots.is_empty()
+    }
+}
+
+/// A span as a number of nanoseconds.
+pub mod as_ns {
+    use super::Nanos;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(v: &Nanos, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(v.0)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Those of the deserializer.
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Nanos, D::Error> {
+        u64::deserialize(d).map(Nanos)
+    }
+}
+
+macro_rules! by_name {
+    ($module:ident, $type:ty, $all:expr, $name:expr) => {
+        /// A value by its name.
+        pub mod $module {
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+            /// Writes it.
+            ///
+            /// # Errors
+            /// Those of the serializer.
+            pub fn serialize<S: Serializer>(v: &$type, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(&($name)(v))
+            }
+
+            /// Reads it.
+            ///
+            /// # Errors
+            /// If there is no such name.
+            pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let found = String::deserialize(d)?;
+                let all = $all.into_iter().find(|v| ($name)(v) == found);
+                all.ok_or_else(|| D::Error::custom(format!("unknown name {found:?}")))
+            }
+        }
+    };
+}
+
+by_name!(
+    as_mode,
+    format::CacheMode,
+    [
+        format::CacheMode::Writeback,
+        format::CacheMode::Writethrough,
+        format::CacheMode::Writearound,
+        format::CacheMode::None
+    ],
+    |m: &format::CacheMode| m.name().to_owned()
+);
+by_name!(
+    as_replacement,
+    format::Replacement,
+    [format::Replacement::Lru, format::Replacement::Fifo, format::Replacement::Random],
+    |r: &format::Replacement| format!("{r:?}").to_lowercase()
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_its_file() {
+        for seed in 0..300 {
+            let plan = Plan::from_seed(seed);
+            let text = plan.to_text("a story\n\nof two paragraphs");
+            assert!(text.starts_with("# a story\n#\n# of two"), "{text}");
+            assert_eq!(Plan::from_text(&text).as_ref(), Ok(&plan), "seed {seed}");
+        }
+        assert!(Plan::from_text("# nothing\n{").is_err());
+    }
+}
