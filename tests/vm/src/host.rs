@@ -19,7 +19,7 @@ pub fn built(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is not built in {}: `make vm-test` does it", target.display()))
 }
 
-/// A program of this package, in the profile of the tests.
+/// A program of this package (what guests run), in the profile of the tests.
 ///
 /// # Panics
 /// If it is not there.

@@ -1,9 +1,10 @@
 //! The load in a guest: runs a plan against a device, or says what the device holds.
 //!
-//! usage: ubcache-vm-load run DEV KEY=VALUE... | ubcache-vm-load map DEV TAG
+//! usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG | files DIR FIRST LAST WORKERS | verify DIR REPORTED...
 //!
 //! `run` writes a line `<seed> <worker> <requests>` to `/dev/ports/progress` after each flush; `map` writes a u32 for
-//! each sector to stdout.
+//! each sector to stdout. `files` reports `files <worker> <request>` in the same way; `verify` takes for each worker the
+//! last request that was reported, and prints the newest request found.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use ubcache_vm::load::stamp::SECTOR;
-use ubcache_vm::load::{FileTarget, Plan, run};
+use ubcache_vm::load::{FileTarget, Plan, files, run};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,7 +21,13 @@ fn main() -> ExitCode {
     let result = match args[..] {
         ["run", device, ref plan @ ..] => Plan::parse(plan.iter().copied()).and_then(|p| load(device, &p)),
         ["map", device, tag] => map(device, tag),
-        _ => Err("usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG".into()),
+        ["files", dir, first, last, workers] => replace_files(dir, first, last, workers),
+        ["verify", dir, ref reported @ ..] => verify_files(dir, reported),
+        _ => {
+            Err("usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG | files DIR FIRST LAST WORKERS | \
+                  verify DIR REPORTED..."
+                .into())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -29,6 +36,38 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|e| format!("{text}: {e}"))
+}
+
+fn replace_files(dir: &str, first: &str, last: &str, workers: &str) -> Result<(), String> {
+    let (first, last, workers) = (number(first)?, number(last)?, number(workers)?);
+    let progress = OpenOptions::new().write(true).open("/dev/ports/progress").map_err(|e| e.to_string())?;
+    let progress = Mutex::new(progress);
+    let (progress, dir) = (&progress, Path::new(dir));
+    let worker = |worker: u32| {
+        files::run(dir, worker, first, last, |request| {
+            let mut to = progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            to.write_all(format!("files {worker} {request}\n").as_bytes()).expect("the host listens");
+        })
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..workers).map(|w| scope.spawn(move || worker(w))).collect();
+        let ended = all.into_iter().map(|t| t.join().map_err(|_| "a worker panicked".to_owned()));
+        ended.into_iter().try_for_each(|r| r?.map_err(|e| e.to_string()))
+    })
+}
+
+fn verify_files(dir: &str, reported: &[&str]) -> Result<(), String> {
+    let mut newest = 0;
+    for (worker, reported) in (0..).zip(reported) {
+        newest =
+            newest.max(files::verify(Path::new(dir), worker, number(reported)?).map_err(|e| e.to_string())?);
+    }
+    println!("{newest}");
+    Ok(())
 }
 
 fn load(device: &str, plan: &Plan) -> Result<(), String> {

@@ -4,6 +4,7 @@
 //! A plan is a pure function of its numbers, so the same requests come from the program in a guest and from a thread
 //! here, and the model knows them without having seen them.
 
+pub mod files;
 pub mod model;
 pub mod plan;
 pub mod run;

@@ -55,13 +55,21 @@ pub struct Model {
     certain: Vec<u32>,
     /// Besides the certain version: later ones that were on their way when the power went.
     later: BTreeMap<u64, Vec<u32>>,
+    /// The same after a crash of the kernel; see [`Model::kernel_interrupted`].
+    open: BTreeMap<u64, Vec<u32>>,
     last_version: u32,
 }
 
 impl Model {
     /// A volume of zeros.
     pub fn new(tag: u32, sectors: u64) -> Model {
-        Model { tag, certain: vec![0; sectors as usize], later: BTreeMap::new(), last_version: 0 }
+        Model {
+            tag,
+            certain: vec![0; sectors as usize],
+            later: BTreeMap::new(),
+            open: BTreeMap::new(),
+            last_version: 0,
+        }
     }
 
     /// How many sectors it has.
@@ -84,6 +92,7 @@ impl Model {
 
     fn set(&mut self, sector: u64, version: u32) {
         self.later.remove(&sector);
+        self.open.remove(&sector);
         if let Some(v) = self.certain.get_mut(sector as usize) {
             *v = version;
         }
@@ -126,9 +135,20 @@ impl Model {
         self.last_version = self.last_version.max(plan.last_version());
     }
 
+    /// The same for a load that a crash of the kernel interrupted. Its bypassed writes can be on the backing device with
+    /// an older copy in the cache, or the reverse, and nobody can tell later which is right: such a sector may change
+    /// until it is written again (docs/compat.md, item 5).
+    pub fn kernel_interrupted(&mut self, plan: &Plan, flushed: &[u32]) {
+        self.interrupted(plan, flushed);
+        for (sector, mut versions) in std::mem::take(&mut self.later) {
+            let open = self.open.entry(sector).or_default();
+            open.append(&mut versions);
+        }
+    }
+
     /// Sectors whose contents a crash left open.
     pub fn open_sectors(&self) -> usize {
-        self.later.len()
+        self.later.len() + self.open.len()
     }
 
     /// Compares every sector. What a crash left open is certain from now on: it must not change any more.
@@ -145,6 +165,9 @@ impl Model {
                 continue;
             }
             let allowed = later.get(&sector).map_or(&[][..], Vec::as_slice);
+            if self.open.get(&sector).is_some_and(|open| open.contains(found)) {
+                continue;
+            }
             if allowed.contains(found) {
                 *certain = *found;
             } else {
@@ -173,6 +196,22 @@ mod tests {
 
     fn map_of(model: &Model) -> Map {
         Map { versions: model.certain.clone(), foreign: BTreeMap::new() }
+    }
+
+    #[test]
+    fn a_crash_of_the_kernel_leaves_it_open_until_the_next_write() {
+        let mut model = Model::new(1, 4096);
+        let before = map_of(&model);
+        let plan = model.plan(1);
+        model.kernel_interrupted(&plan, &[0; 4]);
+        let (&sector, versions) = model.open.iter().next().unwrap();
+        let mut after = before.clone();
+        after.versions[sector as usize] = versions[0];
+        for map in [&after, &before, &after] {
+            model.judge(map, "either is right");
+        }
+        model.put(0..4096, 0);
+        assert!(std::panic::catch_unwind(move || model.judge(&after, "written since")).is_err());
     }
 
     #[test]

@@ -19,7 +19,7 @@ fn kernel_loses_power(w: &mut World, label: &str, seed: u64, requests: u32) {
     kernel.begin_load(&w.backing, &plan);
     kernel.wait_for_load(&plan, requests);
     let progress = kernel.cut_power();
-    w.model.interrupted(&plan, &flushed(&plan, &progress));
+    w.model.kernel_interrupted(&plan, &flushed(&plan, &progress));
     assert!(w.model.open_sectors() > 0, "the load had ended");
     w.check();
 }

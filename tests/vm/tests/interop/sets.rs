@@ -100,7 +100,7 @@ fn given_up_dirty_data_stays_away() {
     let mut w = World::made();
     w.our_turn(1, KEEP_DIRTY);
     let mut kernel = Kernel::boot("alone", &[&w.backing]);
-    kernel.vm.sh("readlink -f /dev/disk/backing > /sys/fs/bcache/register").ok();
+    kernel.vm.sh("echo $(readlink -f /dev/disk/backing) > /sys/fs/bcache/register").ok();
     kernel.vm.wait_for("it is registered", "test -e /sys/block/vd*/bcache/running");
     kernel.vm.sh("echo 1 > $(echo /sys/block/vd*/bcache/running)").ok();
     kernel.vm.wait_for("it is there", "test -e /sys/block/bcache0");

@@ -79,7 +79,7 @@ fn data_at_an_odd_sector() {
 #[test]
 fn the_kernels_data_offset() {
     unless_skipped!("the_kernels_data_offset");
-    let mut w = World::new();
+    let mut w = World::with_cache(80 << 20);
     w.model = Model::new(1, BACKING_BYTES / 512 - 4096);
     let mut kernel = Kernel::boot("their-offset", &[&w.cache, &w.backing]);
     let options = "--writeback --data-offset 4096 --cache_replacement_policy=random --discard";
