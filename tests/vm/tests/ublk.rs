@@ -333,6 +333,11 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
              ubcache up -C /tmp/c2 -B /tmp/b2 --export ublk=0")
         .refused(&["/dev/ublkb0 is taken by process", "choose another number"]);
     guest.sh("ubcache check /tmp/c2 /tmp/b2").ok();
+    // Another export of the same command cannot be had: the device goes again.
+    guest
+        .sh("ubcache up -C /tmp/c2 -B /tmp/b2 --export ublk=9 --export nbd=/no/such/dir/socket")
+        .refused(&["/no/such/dir"]);
+    guest.sh("[ ! -e /dev/ublkb9 ] && [ ! -e /dev/ublkc9 ] && [ -e /dev/ublkb0 ]").ok();
     // The same set is served already.
     guest.sh("ubcache up $devices --export ublk").refused(&["in use"]);
     guest.sh("down").ok();
