@@ -96,7 +96,7 @@ fn filesystem(label: &str, tools: &[&'static str], make: &str, mount: &str, chec
         if round > 0 {
             let said =
                 vm.sh(&format!("ubcache-vm-load verify /mnt {}", done.map(|d| d.to_string()).join(" "))).ok();
-            newest = said.line().parse::<u32>().unwrap().max(newest);
+            newest = said.line().parse::<u32>().expect("a number").max(newest);
             vm.sh("umount /mnt").ok();
             vm.sh(&format!("{check} {DEVICE}")).ok();
             vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();

@@ -101,7 +101,8 @@ impl World {
     /// The backing device alone has everything.
     #[track_caller]
     pub fn all_is_written_back(&mut self) {
-        let offset = self.set().superblock(&self.backing)["backing"]["data_offset"].as_u64().unwrap();
+        let offset =
+            self.set().superblock(&self.backing)["backing"]["data_offset"].as_u64().expect("a number");
         let found = ubcache_vm::load::raw_map(&self.backing.path, offset, self.model.tag);
         self.model.judge(&found, "the backing device alone");
     }
