@@ -8,7 +8,7 @@ CARGO ?= cargo
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
 	@echo 'make test   every test'
-	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse'
+	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make lint   formatting, clippy, documentation'
 	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
 	@echo 'make build  the release binary, target/release/ubcache'

@@ -99,9 +99,11 @@ fn two_backing_devices_on_one_set() {
     }
     kernel.stop();
     set.check();
-    let up = set.up(2, &[]);
     for (i, model) in models.iter_mut().enumerate() {
         set.judge(i, model);
+    }
+    let up = set.up(2, &[]);
+    for (i, model) in models.iter_mut().enumerate() {
         up.judge(i, model);
     }
     up.stop();
