@@ -1,7 +1,7 @@
 //! ubcache on the host: a set in image files, made, served over NBD, checked, extracted, flushed, by its command line.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -145,8 +145,8 @@ impl Up {
         let mut child = Command::new(built("ubcache"))
             .arg("up")
             .args(args)
-            .arg("--json")
-            .stdin(Stdio::null())
+            .args(["--json", "--stdin"])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(File::create(&messages).expect("a file in the test's directory"))
             .spawn()
@@ -169,6 +169,17 @@ impl Up {
                 .push(event["volume"].as_str().unwrap_or_else(|| panic!("{event}: no volume")).to_owned());
         }
         up
+    }
+
+    /// Gives a command on its standard input, for example `detach bcache0`; it must succeed.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("a pipe");
+        writeln!(stdin, "{line}").unwrap_or_else(|e| panic!("{line}: {e}: {}", self.said()));
+        let answer =
+            self.lines.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("{line}: {e}: {}", self.said()));
+        let event: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{answer}: {e}"));
+        assert_eq!(event["event"], "done", "{line}: {answer}");
     }
 
     /// What it said on stderr so far.

@@ -158,3 +158,45 @@ fn flash_only_volumes() {
     w.check();
     volume.judge(&w.set().extract_volume(1, 9), "extract");
 }
+
+/// We create a volume, detach a device, and attach it again; the kernel finds all three as they are.
+#[test]
+fn what_we_did_to_a_set() {
+    unless_skipped!("what_we_did_to_a_set");
+    let mut w = World::made();
+    let plan = w.plan(1);
+    let mut up = w.set().up(1, KEEP_DIRTY);
+    up.load(0, &plan, &mut w.model);
+    up.ask("create 4M scratch");
+    up.ask("detach bcache0");
+    let plan = w.plan(2);
+    up.load(0, &plan, &mut w.model);
+    up.stop();
+    w.set().check();
+    assert_eq!(w.state(), "detached");
+    w.all_is_written_back();
+    let mut kernel = w.kernel("detached");
+    assert_eq!(kernel.get(&w.backing, "state"), "no cache");
+    assert_eq!(kernel.get(Served::Volume(1), "label"), "scratch");
+    kernel.judge(&w.backing, &mut w.model);
+    kernel.stop();
+
+    // Attached again, which takes another slot.
+    let mut volume = Model::new(2, (4 << 20) / 512);
+    let plans = [w.plan(3), volume.plan(4)];
+    let up = w.set().up(2, KEEP_DIRTY);
+    up.judge(0, &mut w.model);
+    up.load(0, &plans[0], &mut w.model);
+    up.load(1, &plans[1], &mut volume);
+    up.stop();
+    w.check();
+    let mut kernel = w.kernel("attached");
+    assert_eq!(kernel.get(&w.backing, "state"), "dirty");
+    kernel.judge(&w.backing, &mut w.model);
+    kernel.judge(Served::Volume(1), &mut volume);
+    let plan = volume.plan(5);
+    kernel.load(Served::Volume(1), &plan, &mut volume);
+    kernel.stop();
+    w.check();
+    volume.judge(&w.set().extract_volume(1, 2), "extract");
+}
