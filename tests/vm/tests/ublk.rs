@@ -228,6 +228,9 @@ fn the_death_of_the_server_is_a_pause() {
         let said =
             guest.sh("crash; from=$(now_ms); up && echo ready after $(($(now_ms) - from)) ms && moves").ok();
         println!("round {round}: {}", said.out.replace('\n', ", "));
+        // A second is the aim; an emulated machine beside others gets five.
+        let moves = said.out.split("moves after ").nth(1).and_then(|t| t.split(' ').next()).unwrap();
+        assert!(moves.parse::<u32>().unwrap() < 5000, "{said}");
         let said = guest.sh("tail -n 5 /tmp/up.err").ok();
         assert!(said.out.contains("/dev/ublkb0: recovered"), "{said}");
     }
