@@ -292,6 +292,18 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Makes what was answered durable and leaves the rest as it is, like a process that dies: for the next one, which
+    /// replays the journal sooner than this one could bring everything into order, and clients wait for it.
+    pub(crate) async fn leave(&self) -> Result<(), Failure> {
+        for volume in &self.volumes {
+            volume.flush().await?;
+        }
+        self.log_events();
+        Ok(())
+    }
+}
+
 /// The memory that outlives the process which has this cache device: by the set and by what the device is, since a copy
 /// of it is another one.
 fn kept_file(disk: &Disk, superblock: &CacheSuper) -> Result<KeptFile, Failure> {

@@ -1,7 +1,7 @@
 //! `up --takeover`: goes on with what another process serves.
 //!
 //! The order: everything that can be checked without owning the devices is checked; the process that serves the set is
-//! found through its ublk devices and told by a signal to hand over; it answers what is under way, brings the set down,
+//! found through its ublk devices and told by a signal to hand over; it answers what is under way, makes it durable,
 //! leaves its devices in the driver's keeping and ends; its claims end with it. Then the start goes on as always, which
 //! recovers the devices. Must not know how a set is served.
 
@@ -17,7 +17,7 @@ use crate::exports;
 use crate::failure::Failure;
 use crate::{out, superblock};
 
-/// How long a process may take to answer what is under way and to bring its set down.
+/// How long a process may take to answer what is under way and to make it durable.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// Opens a device that somebody else owns, for a look.

@@ -154,7 +154,10 @@ impl Up {
                     None => stopped = stopped.and(export.give_up(&force).await),
                 }
             }
-            stopped.and(session.stop().await)
+            match end {
+                Some(End::HandOver) => stopped.and(session.leave().await),
+                _ => stopped.and(session.stop().await),
+            }
         });
         let second = match select(stop.as_mut(), pin!(signals.next())).await {
             Either::Left(stopped) => return result.and(stopped),
