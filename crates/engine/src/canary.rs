@@ -150,8 +150,6 @@ table! {
         LostDirty,
         /// The cache is lost while the device is being detached.
         LostDetached,
-        /// A detach begins again, because of a write that had chosen the cache before.
-        DetachedLate,
     }
 }
 

@@ -467,6 +467,38 @@ impl SimDisk {
         medium.after_power_cut(keep, rng)
     }
 
+    /// What would be left if the power failed now, for every subset of the writes that are not durable, if there are
+    /// at most `most` of them; else for none, all, each alone, and all but one. Writes survive whole here.
+    pub fn every_outcome(&self, most: usize) -> Vec<Image> {
+        let s = self.state.borrow();
+        let mut writes: Vec<(Sector, Rc<[u8]>)> =
+            s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone())).collect();
+        for r in s.running.values() {
+            if let Some((from, data)) = &r.left {
+                writes.push((r.request.sector + Sectors(*from), data.clone()));
+            }
+        }
+        let outcome = |kept: &dyn Fn(usize) -> bool| {
+            let mut image = s.medium.durable.clone();
+            for (i, (sector, data)) in writes.iter().enumerate() {
+                if kept(i) {
+                    image.write(*sector, data);
+                }
+            }
+            image
+        };
+        let n = writes.len();
+        if n <= most {
+            return (0..1_u32 << n).map(|set| outcome(&|i| set >> i & 1 == 1)).collect();
+        }
+        let mut all = vec![outcome(&|_| false), outcome(&|_| true)];
+        for one in 0..n {
+            all.push(outcome(&|i| i == one));
+            all.push(outcome(&|i| i != one));
+        }
+        all
+    }
+
     /// The power fails: see the module head.
     pub fn power_cut(&self, keep: Keep) {
         let s = &mut *self.state.borrow_mut();

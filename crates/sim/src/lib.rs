@@ -2,7 +2,7 @@
 //!
 //! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
 //! durability contract (`oracle`), what a run does (`plan`) and what a seed stands for (`generate`), the clients
-//! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`story`) and
+//! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`story`), damaged images (`rot`) and
 //! independent judgement of images (`judge`). One seed is one run, always the same. Nothing sees this crate; it sees
 //! everything.
 //!
@@ -18,6 +18,7 @@ pub mod judge;
 pub mod oracle;
 pub mod plan;
 pub mod rig;
+pub mod rot;
 pub mod run;
 pub mod session;
 pub mod shrink;

@@ -316,6 +316,9 @@ fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>
     Ok(())
 }
 
+/// What may be left of a crash, on the cache device and on the backing devices.
+type Outcomes = Vec<Vec<Image>>;
+
 /// Tells a boot after a `prologue`, again and again, and cuts the power at every `step`th effect; of each crash
 /// several outcomes are tried, and each must have a happy end. Returns how many crashes there were.
 ///
@@ -332,8 +335,54 @@ where
     P: Future<Output = ()> + 'static,
     T: Future<Output = ()> + 'static,
 {
-    let keeps = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
-    let mut crashes = 0;
+    let some = |story: &Story, at: u64| -> Outcomes {
+        let keeps = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
+        let rng = &mut Rng::new(seed ^ at);
+        let tries = [keeps[0], keeps[1 + rng.below(3) as usize], keeps[2 + rng.below(2) as usize]];
+        tries.iter().map(|k| story.rig.disks().map(|d| d.after_power_cut(*k, rng)).collect()).collect()
+    };
+    crash_everywhere(make, prologue, tale, step, some).0
+}
+
+/// The same at every single effect, with every subset of the writes that are not durable, as long as a device has at
+/// most `most` of them. Returns how many crashes there were, and how many outcomes were tried.
+///
+/// # Panics
+/// If anything is not as it must be; the message says at which effect.
+pub fn every_outcome<P, T>(
+    make: impl Fn() -> Story,
+    prologue: impl Fn(Boot) -> P,
+    tale: impl Fn(Boot) -> T,
+    most: usize,
+) -> (u64, u64)
+where
+    P: Future<Output = ()> + 'static,
+    T: Future<Output = ()> + 'static,
+{
+    let all = |story: &Story, _: u64| -> Outcomes {
+        let mut all: Outcomes = vec![Vec::new()];
+        for d in story.rig.disks() {
+            let of_disk = d.every_outcome(most);
+            let with = |known: &Vec<Image>, next: &Image| known.iter().chain([next]).cloned().collect();
+            all = all.iter().flat_map(|known| of_disk.iter().map(move |i| with(known, i))).collect();
+        }
+        all
+    };
+    crash_everywhere(make, prologue, tale, 1, all)
+}
+
+fn crash_everywhere<P, T>(
+    make: impl Fn() -> Story,
+    prologue: impl Fn(Boot) -> P,
+    tale: impl Fn(Boot) -> T,
+    step: u64,
+    outcomes_of: impl Fn(&Story, u64) -> Outcomes,
+) -> (u64, u64)
+where
+    P: Future<Output = ()> + 'static,
+    T: Future<Output = ()> + 'static,
+{
+    let (mut crashes, mut tried) = (0, 0);
     let mut at = 1;
     loop {
         let mut story = make();
@@ -343,17 +392,15 @@ where
         let end = story.begin(&tale);
         if matches!(end, End::Told) {
             story.kill().happy_end();
-            return crashes;
+            return (crashes, tried);
         }
         crashes += 1;
         story.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        let rng = &mut Rng::new(seed ^ at);
-        let tries = [keeps[0], keeps[1 + rng.below(3) as usize], keeps[2 + rng.below(2) as usize]];
-        let outcomes: Vec<Vec<Image>> =
-            tries.iter().map(|k| story.rig.disks().map(|d| d.after_power_cut(*k, rng)).collect()).collect();
+        let outcomes = outcomes_of(&story, at);
         let oracles: Vec<Oracle> = story.oracles.iter().map(|o| o.borrow().clone()).collect();
         story.switch_off(|rig, machine| rig.power_cut(machine, Keep::Nothing));
-        for (images, keep) in outcomes.into_iter().zip(tries) {
+        for (n, images) in outcomes.into_iter().enumerate() {
+            tried += 1;
             for (disk, image) in story.rig.disks().zip(images) {
                 disk.load(image);
             }
@@ -364,7 +411,7 @@ where
                 story.judge().happy_end();
             }));
             if let Err(e) = told {
-                eprintln!("the crash was before effect {at} of the tale, {keep:?} survived");
+                eprintln!("the crash was before effect {at} of the tale, with its outcome {n}");
                 std::panic::resume_unwind(e);
             }
         }

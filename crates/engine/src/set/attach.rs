@@ -244,7 +244,6 @@ impl CacheSet {
             if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
                 break (config, guard);
             }
-            mark(Mark::DetachedLate);
         };
         backing.gate.ensure(backing.gate.latest()).await?;
         backing

@@ -125,6 +125,7 @@ async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
     let raw = read_superblock(disk).await?;
     let info = disk.info();
     raw.check_cache(info.sectors, info.logical_block_bytes)
+        .inspect_err(|_| mark(Mark::NoSuperblock))
         .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
 }
 
@@ -148,7 +149,6 @@ async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
     result?;
     RawSuperblock::from_prefix(buffer.as_slice())
         .cloned()
-        .inspect_err(|_| mark(Mark::NoSuperblock))
         .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
 }
 

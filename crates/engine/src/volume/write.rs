@@ -5,7 +5,6 @@
 //! cache has no room: so a dirty key is only ever replaced by another dirty key, or after the backing device was
 //! written and flushed. Data first, then the key in journal and index, then the answer.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use format::{Inode, JournalSeq, Sector, Sectors};
@@ -38,19 +37,24 @@ impl From<EngineError> for NotTaken {
     }
 }
 
-/// Counts a dirty write until its keys are in the index.
-struct DirtyWrite<'a>(&'a Cell<usize>);
+/// Counts a dirty write until its keys are in the index, or it has failed; whoever waits until nothing is dirty looks
+/// again then.
+struct DirtyWrite<'a>(&'a Volume);
 
 impl<'a> DirtyWrite<'a> {
-    fn begin(count: &'a Cell<usize>) -> DirtyWrite<'a> {
-        count.set(count.get() + 1);
-        DirtyWrite(count)
+    fn begin(volume: &'a Volume) -> DirtyWrite<'a> {
+        volume.dirty_in_flight.set(volume.dirty_in_flight.get() + 1);
+        DirtyWrite(volume)
     }
 }
 
 impl Drop for DirtyWrite<'_> {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        let left = self.0.dirty_in_flight.get() - 1;
+        self.0.dirty_in_flight.set(left);
+        if left == 0 {
+            self.0.writeback.progress.notify_all();
+        }
     }
 }
 
@@ -265,7 +269,7 @@ impl Volume {
         write: &Write,
         stream: Stream,
     ) -> Result<JournalSeq, NotTaken> {
-        let _dirty = DirtyWrite::begin(&self.dirty_in_flight);
+        let _dirty = DirtyWrite::begin(self);
         if let Some(backing) = self.backing()
             && !bug(Bug::DirtyStateForgotten)
             && backing.ensure_dirty(|| core.check()).await?

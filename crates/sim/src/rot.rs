@@ -1,0 +1,266 @@
+//! Damaged images: bits that flip, writes that went astray or were lost, at rest, where no contract says what is left.
+//!
+//! Owns the damage and what a set on a damaged image is asked. The engine may refuse, fail or answer, but it must not
+//! panic, wait for ever, or touch what is not its own. What it answers is not judged: the format has no checksums over
+//! data, and metadata may have been damaged together with its checksum.
+
+use std::rc::Rc;
+
+use engine::{SetOptions, Volume};
+use format::checksum::crc64;
+use format::{RawSuperblock, Sector, Sectors};
+use io::{Nanos, Rng, WriteFlags};
+
+use crate::image::Image;
+use crate::plan::{Plan, Request};
+use crate::rig::{Layout, Rig};
+use crate::run::run;
+use crate::stamp::SECTOR;
+use crate::world::{Machine, Order, Outcome, World};
+
+/// Virtual time for one image.
+const LIMIT: Nanos = Nanos::from_secs(100_000);
+/// Bytes of the header of a journal entry, and of the places in it.
+const JSET_HEADER: usize = 240;
+
+/// What happened to an image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// A bit flipped.
+    Flip {
+        /// Where.
+        sector: u64,
+        /// Which of the sector's bits.
+        bit: u16,
+    },
+    /// A write went astray: these sectors are somewhere else, too.
+    Astray {
+        /// From here.
+        from: u64,
+        /// To here.
+        to: u64,
+        /// How many.
+        sectors: u64,
+    },
+    /// A write was lost that the device had said was done.
+    Lost {
+        /// Where.
+        sector: u64,
+        /// How many sectors.
+        sectors: u64,
+    },
+}
+
+impl Damage {
+    /// Any damage of a disk with so many sectors, by four numbers.
+    pub fn of(kind: u8, at: u64, other: u64, amount: u16, size: u64) -> Damage {
+        let (at, other) = (at % size, other % size);
+        let sectors = 1 + u64::from(amount % 16);
+        let fits = |at: u64| sectors.min(size - at);
+        match kind % 4 {
+            0 => Damage::Astray { from: at, to: other, sectors: fits(at.max(other)) },
+            1 => Damage::Lost { sector: at, sectors: fits(at) },
+            _ => Damage::Flip { sector: at, bit: amount % (8 * SECTOR as u16) },
+        }
+    }
+
+    /// Does it.
+    pub fn apply(self, image: &mut Image) {
+        match self {
+            Damage::Flip { sector, bit } => {
+                let mut bytes = image.read_vec(Sector(sector), Sectors(1));
+                bytes[usize::from(bit / 8)] ^= 1 << (bit % 8);
+                image.write(Sector(sector), &bytes);
+            }
+            Damage::Astray { from, to, sectors } => {
+                let bytes = image.read_vec(Sector(from), Sectors(sectors));
+                image.write(Sector(to), &bytes);
+            }
+            Damage::Lost { sector, sectors } => {
+                image.write(Sector(sector), &vec![0; sectors as usize * SECTOR]);
+            }
+        }
+    }
+}
+
+/// Gives every journal entry and every priority set of a cache the checksum that it needs, so that what lies behind
+/// checksums is reached, too.
+pub fn mend_checksums(image: &mut Image) {
+    let head = image.read_vec(Sector(8), Sectors(8));
+    let Ok(raw) = RawSuperblock::from_prefix(&head) else { return };
+    let Ok(superblock) = raw.check_cache(image.size(), 512) else { return };
+    let (g, magic) = (*superblock.geometry(), superblock.set_magic());
+    let mut at = Sector(0);
+    while at.0 < image.size().0 {
+        let first = image.read_vec(at, Sectors(1));
+        let word =
+            |i: usize| first.get(i..i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+        let words = (word(24) >> 32) as usize;
+        let covered = if word(8) == magic.jset() && words < 4096 {
+            JSET_HEADER + 8 * words
+        } else if word(8) == magic.pset() {
+            g.meta_sectors.bytes() as usize
+        } else {
+            0
+        };
+        let sectors = covered.div_ceil(SECTOR) as u64;
+        if covered > 0 && at.0 + sectors <= image.size().0 {
+            let mut bytes = image.read_vec(at, Sectors(sectors));
+            let sum = crc64(&bytes[8..covered]);
+            bytes[..8].copy_from_slice(&sum.to_le_bytes());
+            image.write(at, &bytes);
+        }
+        at += Sectors(1);
+    }
+}
+
+/// Devices as a short life has left them, with an index, a journal to be replayed, and dirty data.
+pub struct Images {
+    layout: Layout,
+    /// The cache device.
+    pub cache: Image,
+    /// The backing devices.
+    pub backings: Vec<Image>,
+}
+
+impl Images {
+    /// What a life left that was cut off.
+    ///
+    /// # Panics
+    /// If the life itself goes wrong.
+    pub fn of_a_life(seed: u64) -> Images {
+        let layout = Layout { nbuckets: 160, ..Layout::small(format::CacheMode::Writeback) };
+        let world = World::new(seed);
+        let rig = Rig::new(&world, layout.clone());
+        let mut m = rig.boot(Order::Fifo);
+        let (rt, parts) = (m.handle(), rig.parts(&m));
+        m.block_on(async move {
+            let (set, v) = parts.open(SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
+            let _ = v[0].set("sequential_cutoff", "0").await;
+            let _ = v[0].set("writeback_running", "0").await;
+            for i in 0..60 {
+                let buffer = rt.pool().zeroed(3 * SECTOR);
+                let _ =
+                    v[0].write(Sector(i * 7), Sectors(3), buffer, 0, WriteFlags { fua: i % 8 == 0 }).await;
+                let _ = v[0].read(Sector(600 + i * 8), Sectors(8), rt.pool().take(8 * SECTOR), 0).await;
+            }
+            let _ = set.gc().await;
+            for i in 0..40 {
+                let buffer = rt.pool().zeroed(SECTOR);
+                let _ = v[0].write(Sector(i * 11), Sectors(1), buffer, 0, WriteFlags::default()).await;
+            }
+            let _ = v[0].flush().await;
+        });
+        rig.kill(m);
+        let backings = rig.backings.iter().map(|b| b.image()).collect();
+        Images { layout, cache: rig.cache.image(), backings }
+    }
+
+    /// Opens the set on these images and asks it a few things, whatever comes back.
+    ///
+    /// # Errors
+    /// If it waits for ever, or a request broke the contract of devices.
+    pub fn serve(&self, cache: Image) -> Result<(), String> {
+        let world = World::new(1);
+        let rig = Rig::new(&world, self.layout.clone());
+        rig.cache.load(cache);
+        rig.backings.iter().zip(&self.backings).for_each(|(d, i)| d.load(i.clone()));
+        let mut machine: Machine = rig.boot(Order::Fifo);
+        let (rt, parts) = (machine.handle(), rig.parts(&machine));
+        let task = machine.handle().spawn(async move {
+            let Ok((set, volumes)) = parts.open(SetOptions::default()).await else { return };
+            for v in &volumes {
+                ask(&rt, v).await;
+            }
+            let _ = set.gc().await;
+            for v in &volumes {
+                let _ = v.drained().await;
+                v.stop().await;
+            }
+            let _ = set.stop().await;
+            set.abandon();
+        });
+        let outcome = machine.run(&task, LIMIT);
+        if let Some(d) = rig.disks().find(|d| d.was_misused()) {
+            return Err(format!("a request broke the contract of devices: {}", d.dump()));
+        }
+        match outcome {
+            Outcome::Done(()) => Ok(()),
+            Outcome::PowerCut => Err("the power was cut".into()),
+            Outcome::Stuck(why) => Err(why),
+        }
+    }
+}
+
+async fn ask(rt: &io::Handle, v: &Rc<Volume>) {
+    let size = v.size().0;
+    let mut at = 0;
+    while at < size {
+        let n = 64.min(size - at);
+        let _ = v.read(Sector(at), Sectors(n), rt.pool().take(n as usize * SECTOR), 0).await;
+        at += n;
+    }
+    for at in (0..size.saturating_sub(16)).step_by(97) {
+        let buffer = rt.pool().zeroed(5 * SECTOR);
+        let _ = v.write(Sector(at), Sectors(5), buffer, 0, WriteFlags { fua: at % 2 == 0 }).await;
+    }
+    let _ = v.discard(Sector(size / 4), Sectors(size / 4)).await;
+    let _ = v.flush().await;
+}
+
+/// A fuzzer's bytes as damage: ten bytes each, the first byte says whether checksums are mended.
+///
+/// # Errors
+/// As [`Images::serve`].
+pub fn fuzz_image(images: &Images, input: &[u8]) -> Result<(), String> {
+    let Some((mend, rest)) = input.split_first() else { return Ok(()) };
+    let mut cache = images.cache.clone();
+    for piece in rest.chunks_exact(10).take(32) {
+        let number = |r: std::ops::Range<usize>| piece[r].iter().fold(0_u64, |n, b| n << 8 | u64::from(*b));
+        let damage = Damage::of(piece[0], number(1..4), number(4..7), number(7..9) as u16, cache.size().0);
+        damage.apply(&mut cache);
+    }
+    if mend % 2 == 1 {
+        mend_checksums(&mut cache);
+    }
+    images.serve(cache)
+}
+
+/// Random damage as a fuzzer would give it.
+pub fn random_input(rng: &mut Rng) -> Vec<u8> {
+    let n = 1 + rng.below(4) as usize;
+    (0..1 + 10 * n).map(|_| rng.next_u64() as u8).collect()
+}
+
+/// A fuzzer's bytes as a stream of operations against the model: eight bytes choose the devices and everything that
+/// is not spelled out, then each request takes five.
+///
+/// # Errors
+/// Whatever the oracle says.
+pub fn fuzz_stream(input: &[u8]) -> Result<(), String> {
+    let Some((head, rest)) = input.split_at_checked(8) else { return Ok(()) };
+    let mut seed = [0; 8];
+    seed.copy_from_slice(head);
+    let mut plan = Plan::from_seed(u64::from_le_bytes(seed) % 100_000);
+    let boots = plan.boots.len();
+    let mut pieces = rest.chunks_exact(5);
+    for boot in plan.boots.iter_mut().take(boots.saturating_sub(1)) {
+        boot.requests = pieces.by_ref().take(60).map(|p| request(p, plan.layout.backings.len())).collect();
+    }
+    run(&plan, false).map(drop).map_err(|f| f.what)
+}
+
+fn request(piece: &[u8], volumes: usize) -> (usize, Request) {
+    // Every volume has at least this many sectors.
+    let start = u64::from(piece[1]) % 48;
+    let sectors = 1 + u64::from(piece[2]) % 16;
+    let (fua, may_unmap) = (piece[3] & 1 == 1, piece[3] & 2 == 2);
+    let request = match piece[0] % 6 {
+        0 => Request::Read { start, sectors },
+        1 | 2 => Request::Write { start, sectors, fua },
+        3 => Request::Flush,
+        4 => Request::Discard { start, sectors },
+        _ => Request::Zeroes { start, sectors, fua, may_unmap },
+    };
+    (usize::from(piece[4]) % volumes, request)
+}
