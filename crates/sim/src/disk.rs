@@ -14,7 +14,12 @@
 //! * **Discards.** A discarded block keeps its contents, or becomes zeros, or garbage; it stays what it became.
 //! * **Held requests.** A test can hold requests back and let them go on later.
 //!
-//! Not in the model: bits that rot, writes that go astray, devices that lie about flushes.
+//! * **Outages.** All requests fail from some moment on, for good or for a while.
+//!
+//! Each device has its own faults; a cut can take the power of all devices, of the cache device alone or of the backing
+//! devices alone, with another share surviving on each (`plan::Cut`). Bits that flip and writes that go astray or are
+//! lost are done to images at rest (`rot`). Devices that lie about flushes are no fault that the engine claims to
+//! survive: they test the simulator (`tests/canary.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
