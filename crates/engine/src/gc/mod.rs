@@ -104,7 +104,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     // Nothing from before the walk is replayed any more once these are written, and no node on disk has pointers that
     // the walk has not seen because they were replaced in memory.
     let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
-    core.write_leaves(changed).await?;
+    core.write_leaves_unhurried(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     core.buckets.borrow_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= start_seq {
@@ -135,11 +135,13 @@ async fn clean_leaf(
     let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
     let must = core.tree.borrow().node(id).leaf().must_rewrite;
     if must || always || survey.max_age > MAX_STALE_AGE || survey.stale > survey.live.max(64) {
+        core.journal.wait_room_to_spare().await?;
         core.rewrite(&[id]).await?;
         return Ok(true);
     }
     let group = small_siblings(core, id, survey.live);
     if group.len() > 1 {
+        core.journal.wait_room_to_spare().await?;
         core.rewrite(&group).await?;
         return Ok(true);
     }

@@ -239,6 +239,17 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Writes leaves that nothing waits for, each when the journal has room for its new root.
+    pub(crate) async fn write_leaves_unhurried(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
+        for id in ids {
+            self.journal.wait_room_to_spare().await?;
+            self.write_leaf(id).await?;
+        }
+        Ok(())
+    }
+}
+
 /// Writes the leaves that were queued. Several of these tasks run side by side.
 pub(crate) async fn leaf_writer_task(core: Rc<Core>) {
     while let Some(id) = core.leaf_work.pop().await {
@@ -304,7 +315,7 @@ pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
             };
             tree.leaves().filter(is_old).collect()
         };
-        if let Err(e) = core.write_leaves(old).await {
+        if let Err(e) = core.write_leaves_unhurried(old).await {
             core.metadata_failed(e);
             return;
         }

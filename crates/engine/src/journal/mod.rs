@@ -255,9 +255,23 @@ impl Journal {
     }
 
     fn has_key_room(&self) -> bool {
+        self.state.borrow().keys.is_empty() && self.has_room_to_spare()
+    }
+
+    /// Waits until the ring has more room than those need who free it. For changes of the roots that can wait and free
+    /// nothing themselves: many of them would fill the ring while the leaf that holds it up waits for its turn.
+    pub(crate) async fn wait_room_to_spare(&self) -> Result<(), EngineError> {
+        let room = || self.failed.borrow().is_some() || self.stopping.get() || self.has_room_to_spare();
+        if !room() {
+            self.wait_refused(room).await;
+        }
+        self.check_failed()
+    }
+
+    fn has_room_to_spare(&self) -> bool {
         let s = &mut *self.state.borrow_mut();
         let last_seq = s.pins.oldest(s.open);
-        s.keys.is_empty() && s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
+        s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
     }
 
     /// Waits for space; meanwhile leaves are written.
@@ -449,6 +463,9 @@ impl Journal {
 
     /// Closes the open entry and writes it.
     async fn write_entry(&self) -> Result<(), EngineError> {
+        // After a failure pins may have been released for roots that were refused then: an entry that gives up older
+        // ones for them would lose their keys.
+        self.check_failed()?;
         let (buffer, keys, slot, seq, last_seq) = {
             let s = &mut *self.state.borrow_mut();
             let bytes = HEADER_BYTES + 8 * s.words;
