@@ -169,6 +169,13 @@ impl Core {
     /// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
     fn swap_leaves(&self, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Replacement {
         let tree = &mut *self.tree.borrow_mut();
+        // Keys of void slots are not carried over, so they no longer count: a slot that is used again would have dirty
+        // sectors for ever that nobody finds.
+        let void = self.void.borrow();
+        if !void.is_empty() {
+            ids.iter().for_each(|id| tree.purge(*id, &void, &mut self.buckets.borrow_mut()));
+        }
+        drop(void);
         let kept: Vec<(Inode, Entry)> = self.kept(tree, ids).collect();
         let count = self.nodes_needed(tree, ids);
         let share = kept.len().div_ceil(count).max(1);
