@@ -81,6 +81,8 @@ pub(crate) async fn refill_task(core: Rc<Core>) {
                 // needs writeback. Either wakes this task.
                 core.alloc.starved.set(true);
                 core.starved.notify_all();
+                // A walk that waits for the journal must not wait any more.
+                core.journal.look_again();
                 if core.buckets.borrow().reclaimable() > 0 {
                     core.request_gc();
                 }

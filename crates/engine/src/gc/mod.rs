@@ -135,13 +135,13 @@ async fn clean_leaf(
     let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
     let must = core.tree.borrow().node(id).leaf().must_rewrite;
     if must || always || survey.max_age > MAX_STALE_AGE || survey.stale > survey.live.max(64) {
-        core.journal.wait_room_to_spare().await?;
+        core.wait_room_for_roots().await?;
         core.rewrite(&[id]).await?;
         return Ok(true);
     }
     let group = small_siblings(core, id, survey.live);
     if group.len() > 1 {
-        core.journal.wait_room_to_spare().await?;
+        core.wait_room_for_roots().await?;
         core.rewrite(&group).await?;
         return Ok(true);
     }

@@ -243,10 +243,17 @@ impl Core {
     /// Writes leaves that nothing waits for, each when the journal has room for its new root.
     pub(crate) async fn write_leaves_unhurried(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
         for id in ids {
-            self.journal.wait_room_to_spare().await?;
+            self.wait_room_for_roots().await?;
             self.write_leaf(id).await?;
         }
         Ok(())
+    }
+
+    /// Waits until the journal has room for roots that can wait. They cannot when there are no buckets: what frees the
+    /// journal needs buckets too, and the walk that makes room for everybody must not be held up.
+    pub(crate) async fn wait_room_for_roots(&self) -> Result<(), EngineError> {
+        let urgent = || self.alloc.starved.get() || self.alloc.is_short_of_btree();
+        self.journal.wait_room_to_spare(urgent).await
     }
 }
 

@@ -258,10 +258,12 @@ impl Journal {
         self.state.borrow().keys.is_empty() && self.has_room_to_spare()
     }
 
-    /// Waits until the ring has more room than those need who free it. For changes of the roots that can wait and free
-    /// nothing themselves: many of them would fill the ring while the leaf that holds it up waits for its turn.
-    pub(crate) async fn wait_room_to_spare(&self) -> Result<(), EngineError> {
-        let room = || self.failed.borrow().is_some() || self.stopping.get() || self.has_room_to_spare();
+    /// Waits until the ring has more room than those need who free it, or `urgent` says that there is no time for that.
+    /// For changes of the roots that can wait and free nothing themselves: many of them would fill the ring while the
+    /// leaf that holds it up waits for its turn.
+    pub(crate) async fn wait_room_to_spare(&self, urgent: impl Fn() -> bool) -> Result<(), EngineError> {
+        let room =
+            || self.failed.borrow().is_some() || self.stopping.get() || urgent() || self.has_room_to_spare();
         if !room() {
             self.wait_refused(room).await;
         }
