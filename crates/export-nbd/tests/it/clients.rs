@@ -172,7 +172,7 @@ fn errors_reach_clients() {
 
 fn fio(server: &Running, jobs: &[&str]) {
     let uri = format!("--uri={}", server.uri());
-    let mut args = vec!["--name=verify", "--ioengine=nbd", &uri];
+    let mut args = vec!["--name=verify", "--ioengine=nbd", "--verify_state_save=0", &uri];
     args.extend(jobs);
     run_ok(FIO, "fio", &args);
 }
