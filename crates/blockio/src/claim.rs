@@ -120,6 +120,8 @@ pub(crate) struct Opened {
     pub(crate) is_block: bool,
     /// A regular file of a file system in memory.
     pub(crate) in_memory: bool,
+    /// A regular file of a file system that another process or host serves.
+    pub(crate) served_by_others: bool,
     pub(crate) read_only: bool,
     pub(crate) memory_align_bytes: u32,
     pub(crate) note: Option<String>,
@@ -176,7 +178,9 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     }
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     let in_memory = !is_block && info::is_in_memory(file.as_fd());
-    Ok(Opened { file: file.into(), info, is_block, in_memory, read_only, memory_align_bytes, note })
+    let served_by_others = !is_block && info::is_served_by_others(file.as_fd());
+    let file = file.into();
+    Ok(Opened { file, info, is_block, in_memory, served_by_others, read_only, memory_align_bytes, note })
 }
 
 fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {

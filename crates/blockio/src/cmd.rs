@@ -78,6 +78,11 @@ impl Cmd {
         matches!(self, Cmd::Accept { .. } | Cmd::Recv { .. } | Cmd::Send { .. })
     }
 
+    /// The file.
+    pub(crate) fn fd(self) -> RawFd {
+        self.readiness().0
+    }
+
     /// The file and the readiness to wait for before a socket command can make progress.
     pub(crate) fn readiness(self) -> (RawFd, libc::c_short) {
         match self {

@@ -4,7 +4,8 @@
 //! `EINTR` and `EAGAIN` are continued here. Direct I/O where the file takes it, else buffered with
 //! fdatasync(2) for flushes, which keeps the same promises through the page cache. A file in memory
 //! (tmpfs) is read, written and flushed on the driver's thread, as long as the transfer is small: io_uring
-//! would hand each to a kernel thread, which costs several times the copy.
+//! would hand each to a kernel thread, which costs several times the copy. A file of a file system that another
+//! process or host serves (FUSE, NFS) goes to helper threads: there io_uring may wait on the driver's thread.
 //!
 //! What becomes of a request:
 //!
@@ -50,6 +51,8 @@ pub(crate) struct FileInner {
     is_block: bool,
     /// A regular file of a file system in memory, which never waits for a device.
     in_memory: bool,
+    /// A regular file for whose requests a helper thread waits.
+    served_by_others: bool,
     read_only: bool,
     /// Alignment that direct I/O asks of memory.
     memory_align_bytes: usize,
@@ -76,12 +79,14 @@ impl FileDevice {
     }
 
     fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
-        let Opened { file, info, is_block, in_memory, read_only, memory_align_bytes, note } = opened;
+        let Opened { file, info, is_block, in_memory, served_by_others, read_only, memory_align_bytes, note } =
+            opened;
         let inner = FileInner {
             file,
             info,
             is_block,
             in_memory,
+            served_by_others,
             read_only,
             memory_align_bytes: memory_align_bytes as usize,
             zeroing: Cell::new(Zeroing::ZeroRange),
@@ -240,7 +245,11 @@ impl DeviceOp {
                 What::Discard | What::WriteZeroes => false,
             };
         let cmd = self.command();
-        if here { Step::NextHere(cmd) } else { Step::Next(cmd) }
+        match (here, self.file.served_by_others) {
+            (true, _) => Step::NextHere(cmd),
+            (false, true) => Step::NextBlocking(cmd),
+            (false, false) => Step::Next(cmd),
+        }
     }
 
     /// Takes in a result of the kernel.
@@ -262,7 +271,7 @@ impl DeviceOp {
                 _ => Zeroing::Write,
             };
             self.file.zeroing.set(self.zeroing);
-            return Step::Next(self.command());
+            return self.next();
         }
         self.errno = Some(errno);
         Step::Done

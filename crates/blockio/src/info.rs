@@ -119,6 +119,15 @@ pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
+/// Whether somebody else serves the file system of the regular file `fd`: another process or another host. Submitting a
+/// request there can wait for as long as they like, whatever flags say that it should not.
+pub(crate) fn is_served_by_others(fd: BorrowedFd<'_>) -> bool {
+    /// `include/uapi/linux/magic.h`: FUSE, NFS, SMB (both), 9P, Ceph, AFS, Coda.
+    const MAGICS: [u64; 8] =
+        [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x5346_414f, 0x7375_7245];
+    rustix::fs::fstatfs(fd).is_ok_and(|s| MAGICS.iter().any(|&magic| s.f_type == magic as rustix::fs::FsWord))
+}
+
 /// Asks the file system by punching a hole behind the end of the file, where nothing is.
 fn punches_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
     let behind = bytes.next_multiple_of(1 << 20);

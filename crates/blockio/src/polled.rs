@@ -13,8 +13,10 @@ use crate::wake::Wake;
 pub(crate) struct Polled {
     waiting: Vec<(u64, Cmd)>,
     done: Vec<(u64, i32)>,
-    /// Kept for its storage.
+    /// Kept for its storage, as is the next.
     fds: Vec<libc::pollfd>,
+    /// For each waiting command its place in `fds`.
+    places: Vec<usize>,
 }
 
 impl Polled {
@@ -44,14 +46,23 @@ impl Polled {
         out.append(&mut self.done);
     }
 
-    /// Waits until a socket is ready, a wake-up comes or `timeout` is over; then tries what is ready.
-    pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
+    /// Fills the list for poll(2), and for each waiting command its place in it. `shared`: one place for each socket.
+    fn list(&mut self, wake: &Wake, shared: bool) {
         self.fds.clear();
+        self.places.clear();
         self.fds.push(libc::pollfd { fd: wake.raw_fd(), events: libc::POLLIN, revents: 0 });
         for (_, cmd) in &self.waiting {
             let (fd, events) = cmd.readiness();
-            self.fds.push(libc::pollfd { fd, events, revents: 0 });
+            let known = if shared { self.fds.iter().position(|p| p.fd == fd) } else { None };
+            match known.and_then(|at| self.fds.get_mut(at)) {
+                Some(place) => place.events |= events,
+                None => self.fds.push(libc::pollfd { fd, events, revents: 0 }),
+            }
+            self.places.push(known.unwrap_or(self.fds.len() - 1));
         }
+    }
+
+    fn poll(&mut self, timeout: Option<Nanos>) -> i32 {
         let spec = timeout.map(|t| libc::timespec {
             tv_sec: i64::try_from(t.0 / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: (t.0 % 1_000_000_000) as i64,
@@ -62,6 +73,19 @@ impl Polled {
         let ready = unsafe {
             libc::ppoll(self.fds.as_mut_ptr(), self.fds.len() as libc::nfds_t, spec_ptr, std::ptr::null())
         };
+        if ready < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { ready }
+    }
+
+    /// Waits until a socket is ready, a wake-up comes or `timeout` is over; then tries what is ready.
+    pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
+        self.list(wake, false);
+        let mut ready = self.poll(timeout);
+        if ready == -libc::EINVAL {
+            // A list has at most as many places as the process may have descriptors, but a socket can be received
+            // from and sent to at once.
+            self.list(wake, true);
+            ready = self.poll(timeout);
+        }
         if ready <= 0 {
             // Time is over, or a signal came: the driver looks around and waits again.
             return;
@@ -73,7 +97,7 @@ impl Polled {
         }
         // From the back, so that removal does not move what is still to be looked at.
         for at in (0..self.waiting.len()).rev() {
-            if self.fds[at + 1].revents == 0 {
+            if self.fds[self.places[at]].revents == 0 {
                 continue;
             }
             let (user_data, cmd) = self.waiting[at];

@@ -1,11 +1,14 @@
 //! Helper threads for what would block the driver's thread.
 //!
-//! Owns the threads and their queue: ioctls that io_uring does not have, every device operation of the
-//! pool backend, and closures of callers. Threads start when there is work for them and end after the
-//! last handle is gone. A command's memory belongs to its operation in the reactor (module `cmd`);
-//! results are collected in a list that the driver empties, with a wake-up for each sleep of the driver.
+//! Owns the threads and their queues: ioctls that io_uring does not have, every device operation of the
+//! pool backend, operations on file systems that wait where they should not, and closures of callers.
+//! Each device has a queue and a share of threads of its own: one that stands still holds up nobody
+//! else. Threads start when there is work for them and end after the last handle is gone. A command's
+//! memory belongs to its operation in the reactor (module `cmd`); results are collected in a list that
+//! the driver empties, with a wake-up for each sleep of the driver.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::cmd::Cmd;
@@ -16,12 +19,58 @@ enum Job {
     Closure(Box<dyn FnOnce() + Send>),
 }
 
+/// Jobs of one device, or closures.
+struct Class {
+    device: Option<RawFd>,
+    queue: VecDeque<Job>,
+    running: usize,
+}
+
+impl Class {
+    /// Jobs that may begin if there are threads for them.
+    fn startable(&self, max_threads: usize) -> usize {
+        self.queue.len().min(max_threads.saturating_sub(self.running))
+    }
+}
+
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    /// Each that ever had a job; the first was served least recently.
+    classes: Vec<Class>,
     threads: usize,
     idle: usize,
     stop: bool,
+}
+
+impl State {
+    fn startable(&self, max_threads: usize) -> usize {
+        self.classes.iter().map(|c| c.startable(max_threads)).sum()
+    }
+
+    fn push(&mut self, device: Option<RawFd>, job: Job) {
+        match self.classes.iter_mut().find(|c| c.device == device) {
+            Some(class) => class.queue.push_back(job),
+            None => self.classes.push(Class { device, queue: VecDeque::from([job]), running: 0 }),
+        }
+    }
+
+    /// A job that may begin now.
+    fn pop(&mut self, max_threads: usize) -> Option<(Option<RawFd>, Job)> {
+        let at = self.classes.iter().position(|c| c.startable(max_threads) > 0)?;
+        let mut class = self.classes.remove(at);
+        let job = class.queue.pop_front();
+        class.running += 1;
+        let device = class.device;
+        self.classes.push(class);
+        job.map(|job| (device, job))
+    }
+
+    /// A job of this class has ended.
+    fn ended(&mut self, device: Option<RawFd>) {
+        if let Some(class) = self.classes.iter_mut().find(|c| c.device == device) {
+            class.running -= 1;
+        }
+    }
 }
 
 struct Shared {
@@ -29,12 +78,13 @@ struct Shared {
     work: Condvar,
     done: Mutex<Vec<(u64, i32)>>,
     wake: Arc<Wake>,
+    /// For each class.
+    max_threads: usize,
 }
 
-/// The pool; dropping it lets the threads end once their queue is empty.
+/// The pool; dropping it lets the threads end once their queues are empty.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
-    max_threads: usize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -43,25 +93,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Workers {
+    /// `max_threads` for each device.
     pub(crate) fn new(max_threads: usize, wake: Arc<Wake>) -> Workers {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), done: Mutex::default(), wake };
-        Workers { shared: Arc::new(shared), max_threads: max_threads.max(1) }
+        let shared = Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            done: Mutex::default(),
+            wake,
+            max_threads: max_threads.max(1),
+        };
+        Workers { shared: Arc::new(shared) }
     }
 
     /// Runs a command; its result comes back by [`Workers::take_done`] under `user_data`.
     pub(crate) fn run_cmd(&self, user_data: u64, cmd: Cmd) {
-        self.push(Job::Cmd(user_data, cmd));
+        self.push(Some(cmd.fd()), Job::Cmd(user_data, cmd));
     }
 
     /// Runs a closure, which reports by its own means.
     pub(crate) fn run_closure(&self, closure: Box<dyn FnOnce() + Send>) {
-        self.push(Job::Closure(closure));
+        self.push(None, Job::Closure(closure));
     }
 
-    fn push(&self, job: Job) {
+    fn push(&self, device: Option<RawFd>, job: Job) {
         let mut state = lock(&self.shared.state);
-        state.queue.push_back(job);
-        let start = state.queue.len() > state.idle && state.threads < self.max_threads;
+        state.push(device, job);
+        let start = state.startable(self.shared.max_threads) > state.idle;
         if start {
             state.threads += 1;
         }
@@ -77,10 +134,11 @@ impl Workers {
             state.threads -= 1;
             if state.threads == 0 {
                 // No thread can be had at all: slow, but the operation must end.
-                while let Some(job) = state.queue.pop_front() {
+                while let Some((device, job)) = state.pop(self.shared.max_threads) {
                     drop(state);
                     run(&self.shared, job);
                     state = lock(&self.shared.state);
+                    state.ended(device);
                 }
             }
         }
@@ -118,10 +176,11 @@ fn run(shared: &Shared, job: Job) {
 fn serve(shared: &Shared) {
     let mut state = lock(&shared.state);
     loop {
-        if let Some(job) = state.queue.pop_front() {
+        if let Some((device, job)) = state.pop(shared.max_threads) {
             drop(state);
             run(shared, job);
             state = lock(&shared.state);
+            state.ended(device);
         } else if state.stop {
             state.threads -= 1;
             return;

@@ -62,6 +62,35 @@ fn on_a_thread_without_io_uring(errno: i32, expected: &str) {
     .unwrap();
 }
 
+/// Whoever waits for something that does not come holds up nobody else.
+#[test]
+fn a_pool_that_is_stuck_serves_other_devices() {
+    let options = DriverOptions { backend: Backend::Pool, max_threads: 2, ..DriverOptions::default() };
+    let driver = Driver::new(options).unwrap();
+    let dir = common::dir();
+    let path = sparse_file(dir.path(), "disk", Sectors(64));
+    let device = FileDevice::open(driver.reactor(), &path, &OpenOptions::default()).unwrap();
+    let disk = Disk::new(Rc::new(device), driver.handle());
+    let (release, stuck): (Vec<_>, Vec<_>) = (0..5).map(|_| std::sync::mpsc::channel::<()>()).unzip();
+    let waits: Vec<_> = stuck
+        .into_iter()
+        .map(|end| {
+            let reactor = driver.reactor().clone();
+            driver.handle().spawn(async move { reactor.blocking(move || end.recv().is_err()).await })
+        })
+        .collect();
+    driver.block_on(async {
+        for i in 0..20 {
+            disk.write(Sector(i), disk.runtime().pool().copy_of(&[9; 512]), false).await.unwrap();
+            disk.flush().await.unwrap();
+        }
+        drop(release);
+        for wait in waits {
+            assert!(wait.await);
+        }
+    });
+}
+
 #[test]
 fn a_container_that_forbids_io_uring() {
     on_a_thread_without_io_uring(libc::EPERM, "seccomp");
