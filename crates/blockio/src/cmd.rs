@@ -31,6 +31,14 @@ pub(crate) enum Cmd {
         offset: u64,
         durable: bool,
     },
+    /// Writes what lies in several places one behind the other; `iovecs` belongs to the operation like the memory.
+    WriteGathered {
+        fd: RawFd,
+        iovecs: *const libc::iovec,
+        count: u32,
+        offset: u64,
+        durable: bool,
+    },
     Flush {
         fd: RawFd,
     },
@@ -90,6 +98,7 @@ impl Cmd {
             Cmd::Send { fd, .. } => (fd, libc::POLLOUT),
             Cmd::Read { fd, .. }
             | Cmd::Write { fd, .. }
+            | Cmd::WriteGathered { fd, .. }
             | Cmd::Flush { fd }
             | Cmd::Fallocate { fd, .. }
             | Cmd::Discard { fd, .. }
@@ -106,6 +115,10 @@ impl Cmd {
             Cmd::Write { fd, ptr, len, offset, durable } => {
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
                 opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).rw_flags(flags).build()
+            }
+            Cmd::WriteGathered { fd, iovecs, count, offset, durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Writev::new(types::Fd(fd), iovecs, count).offset(offset).rw_flags(flags).build()
             }
             Cmd::Flush { fd } => opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build(),
             Cmd::Fallocate { fd, mode, offset, len } => {
@@ -146,6 +159,10 @@ impl Cmd {
                     let iov = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
                     let flags = if durable { libc::RWF_DSYNC } else { 0 };
                     libc::pwritev2(fd, &raw const iov, 1, offset as i64, flags)
+                }
+                Cmd::WriteGathered { fd, iovecs, count, offset, durable } => {
+                    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                    libc::pwritev2(fd, iovecs, count as i32, offset as i64, flags)
                 }
                 Cmd::Flush { fd } => libc::fdatasync(fd) as isize,
                 Cmd::Fallocate { fd, mode, offset, len } => {

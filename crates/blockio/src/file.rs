@@ -5,7 +5,8 @@
 //! fdatasync(2) for flushes, which keeps the same promises through the page cache. A file in memory
 //! (tmpfs) is read, written and flushed on the driver's thread, as long as the transfer is small: io_uring
 //! would hand each to a kernel thread, which costs several times the copy. A file of a file system that another
-//! process or host serves (FUSE, NFS) goes to helper threads: there io_uring may wait on the driver's thread.
+//! process or host serves (FUSE, NFS) goes to helper threads: there io_uring may wait on the driver's thread. Writes
+//! that lie side by side and were submitted in the same turn go to the kernel as one (module `gather`).
 //!
 //! What becomes of a request:
 //!
@@ -26,6 +27,7 @@ use ::io::{Buffer, Completer, Device, DeviceInfo, IoError, Op as What, Request};
 
 use crate::claim::{OpenError, OpenOptions, Opened, open};
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
+use crate::gather::{self, Gathered};
 use crate::reactor::{Op, Reactor, Step};
 
 /// Zeros that are written at once where the kernel has no better way.
@@ -58,6 +60,7 @@ pub(crate) struct FileInner {
     memory_align_bytes: usize,
     zeroing: Cell<Zeroing>,
     zeros: RefCell<Option<Buffer>>,
+    gathers: gather::Spare,
 }
 
 /// A device on a block device or a regular file. Closing happens when the last handle and the last
@@ -91,6 +94,7 @@ impl FileDevice {
             memory_align_bytes: memory_align_bytes as usize,
             zeroing: Cell::new(Zeroing::ZeroRange),
             zeros: RefCell::new(None),
+            gathers: gather::Spare::default(),
         };
         FileDevice { inner: Rc::new(inner), reactor: reactor.clone(), note: note.map(Arc::from) }
     }
@@ -136,11 +140,15 @@ impl Device for FileDevice {
             return;
         }
         let op = DeviceOp::new(self.inner.clone(), request, completer, self.reactor.pool());
-        let started = self.reactor.start(Op::Device(op), |op| match op {
-            Op::Device(op) => op.next(),
-            Op::Socket(_) | Op::Command(_) => unreachable!("made above"),
-        });
-        if let Err(Op::Device(mut op)) = started {
+        let started = if op.may_be_gathered() {
+            self.reactor.hold(op)
+        } else {
+            self.reactor.start(Op::Device(op), |op| match op {
+                Op::Device(op) => op.next(),
+                Op::Socket(_) | Op::Command(_) => unreachable!("made above"),
+            })
+        };
+        if let Err(Op::Device(mut op)) = started.map(|_| ()) {
             op.errno = Some(libc::ECANCELED);
             op.finish();
         }
@@ -158,6 +166,8 @@ pub(crate) struct DeviceOp {
     zeroing: Zeroing,
     /// Stands in for the request's buffer where that is not aligned enough, or holds zeros.
     stand_in: Option<Buffer>,
+    /// Writes that go with this one, right behind it.
+    gathered: Option<Box<Gathered>>,
     errno: Option<i32>,
 }
 
@@ -185,17 +195,68 @@ impl DeviceOp {
             _ => None,
         };
         let zeroing = file.zeroing.get();
-        DeviceOp { file, request, completer, done: 0, zeroing, stand_in, errno: None }
+        DeviceOp { file, request, completer, done: 0, zeroing, stand_in, gathered: None, errno: None }
     }
 
     fn left(&self) -> u64 {
         self.request.sectors.bytes() - self.done
     }
 
+    /// Whether this may wait for neighbours until the end of the turn.
+    fn may_be_gathered(&self) -> bool {
+        matches!(self.request.op, What::Write { .. })
+            && self.stand_in.is_none()
+            && !self.file.in_memory
+            && self.left() < gather::MAX_BYTES
+    }
+
+    /// Takes `next` along if it belongs right behind this one, else gives it back. Both may be gathered and none has
+    /// gone to the kernel.
+    ///
+    /// # Errors
+    /// The operation, as it was.
+    #[allow(clippy::result_large_err, reason = "boxing would allocate")]
+    pub(crate) fn take_along(&mut self, next: DeviceOp) -> Result<(), DeviceOp> {
+        let beside = Rc::ptr_eq(&self.file, &next.file) && self.request.op == next.request.op;
+        let behind =
+            self.gathered.as_ref().map_or(self.request.sectors, |g| self.request.sectors + g.sectors());
+        let fits = (behind + next.request.sectors).bytes() <= gather::MAX_BYTES
+            && self.gathered.as_ref().is_none_or(|g| !g.is_full());
+        if !beside || !fits || self.request.sector.checked_add(behind) != Some(next.request.sector) {
+            return Err(next);
+        }
+        let DeviceOp { request, completer, .. } = next;
+        self.gathered.get_or_insert_with(|| self.file.gathers.take()).push(request, completer);
+        Ok(())
+    }
+
+    /// After [`Step::Apart`]: the writes that were taken along, each by itself.
+    pub(crate) fn apart(&mut self) -> Vec<DeviceOp> {
+        let Some(mut gathered) = self.gathered.take() else { return Vec::new() };
+        let (file, zeroing) = (&self.file, self.zeroing);
+        let alone = |(request, completer)| DeviceOp {
+            file: file.clone(),
+            request,
+            completer,
+            done: 0,
+            zeroing,
+            stand_in: None,
+            gathered: None,
+            errno: None,
+        };
+        let ops = gathered.drain().map(alone).collect();
+        file.gathers.keep(gathered);
+        ops
+    }
+
     /// The command that goes on from `done`.
     fn command(&mut self) -> Cmd {
         let fd: RawFd = self.file.file.as_raw_fd();
         let offset = self.request.sector.bytes() + self.done;
+        if let (Some(gathered), What::Write { fua: durable }) = (&mut self.gathered, self.request.op) {
+            let (iovecs, count) = gathered.iovecs(&self.request);
+            return Cmd::WriteGathered { fd, iovecs, count, offset, durable };
+        }
         let left = self.left();
         let len = left.min(MAX_TRANSFER_BYTES) as u32;
         // Checked on submission: offset plus length lie in the buffer, which fits into memory.
@@ -237,7 +298,7 @@ impl DeviceOp {
     }
 
     /// The step that goes on from `done`.
-    fn next(&mut self) -> Step {
+    pub(crate) fn next(&mut self) -> Step {
         let here = self.file.in_memory
             && match self.request.op {
                 What::Read | What::Write { .. } => self.left() <= HERE_BYTES,
@@ -258,6 +319,9 @@ impl DeviceOp {
             e if e == -libc::EINTR => self.next(),
             // Short of memory or requests: again, where the kernel may wait for them.
             e if e == -libc::EAGAIN => Step::NextBlocking(self.command()),
+            n if self.gathered.as_ref().is_some_and(|g| n as i64 != g.bytes_with(&self.request)) => {
+                Step::Apart
+            }
             e if e < 0 => self.failed(-e),
             n => self.moved(n as u64),
         }
@@ -300,7 +364,7 @@ impl DeviceOp {
 
     /// Tells the waiter.
     pub(crate) fn finish(self) {
-        let DeviceOp { file, mut request, completer, stand_in, errno, .. } = self;
+        let DeviceOp { file, mut request, completer, stand_in, gathered, errno, .. } = self;
         let result = match errno {
             None => Ok(()),
             Some(e) => Err(IoError::of(&file.info.name, &request, e)),
@@ -312,6 +376,16 @@ impl DeviceOp {
             }
         }
         completer.complete(result, request.buffer);
+        // They ended as a whole: what did not was taken apart.
+        let Some(mut gathered) = gathered else { return };
+        for (request, completer) in gathered.drain() {
+            let result = match errno {
+                None => Ok(()),
+                Some(e) => Err(IoError::of(&file.info.name, &request, e)),
+            };
+            completer.complete(result, request.buffer);
+        }
+        file.gathers.keep(gathered);
     }
 }
 
@@ -421,6 +495,109 @@ mod tests {
         assert!(matches!(op.advance(-libc::ENOSPC), Step::Done), "an error that no other way avoids");
         op.finish();
         assert_eq!(driver.block_on(future).result.unwrap_err().errno, libc::ENOSPC);
+    }
+
+    fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Request {
+        let mut buffer = pool.take((sectors * 512) as usize);
+        buffer.as_mut().fill(byte);
+        Request {
+            op: What::Write { fua: false },
+            sector: Sector(sector),
+            sectors: Sectors(sectors),
+            buffer: Some(buffer),
+            buffer_offset_bytes: 0,
+        }
+    }
+
+    /// On a file system in memory writes would be made at once.
+    fn on_a_disk(opened: Opened) -> Opened {
+        Opened { in_memory: false, ..opened }
+    }
+
+    #[test]
+    fn neighbours_of_one_turn_are_one_command() {
+        for backend in [Backend::Auto, Backend::Pool] {
+            let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let device =
+                FileDevice::from_opened(driver.reactor(), on_a_disk(opened(dir.path(), Sectors(4096))));
+            let disk = Disk::new(Rc::new(device), driver.handle());
+            let pool = driver.handle().pool().clone();
+            let before = driver.reactor().counts();
+            // Two rows that grow by turns, one piece that belongs to neither, and one that is durable.
+            let writes: Vec<_> = [(1, 0, 8), (2, 800, 16), (3, 8, 8), (4, 816, 1), (5, 100, 8), (6, 16, 24)]
+                .map(|(byte, sector, sectors)| disk.start(write_of(byte, sector, sectors, &pool)))
+                .into_iter()
+                .collect();
+            let durable = disk.start(Request { op: What::Write { fua: true }, ..write_of(7, 40, 8, &pool) });
+            driver.block_on(async {
+                for write in writes {
+                    let done = write.await;
+                    assert_eq!(done.result, Ok(()));
+                    assert!(done.buffer.is_some(), "the buffer comes back");
+                }
+                assert_eq!(durable.await.result, Ok(()));
+            });
+            let after = driver.reactor().counts();
+            assert_eq!(after.operations - before.operations, 7);
+            assert_eq!(after.commands - before.commands, 4);
+            driver.block_on(async {
+                for (byte, sector, sectors) in
+                    [(1, 0, 8), (3, 8, 8), (6, 16, 24), (7, 40, 8), (2, 800, 16), (4, 816, 1), (5, 100, 8)]
+                {
+                    let done = disk
+                        .start_read(Sector(sector), Sectors(sectors), pool.take((sectors * 512) as usize), 0)
+                        .await;
+                    assert_eq!(done.result, Ok(()));
+                    let buffer = done.buffer.unwrap();
+                    assert!(buffer.as_slice().iter().all(|b| *b == byte), "sector {sector}");
+                }
+            });
+        }
+    }
+
+    /// The kernel refuses the whole, and then each piece; with its own sector in the error.
+    #[test]
+    fn what_fails_together_is_repeated_apart() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let read_only = OpenOptions { access: crate::Access::ReadOnly, ..OpenOptions::default() };
+        let opened = Opened { read_only: false, ..on_a_disk(open(&path, &read_only).unwrap()) };
+        let device = FileDevice::from_opened(driver.reactor(), opened);
+        let disk = Disk::new(Rc::new(device), driver.handle());
+        let pool = driver.handle().pool().clone();
+        let before = driver.reactor().counts();
+        let writes: Vec<_> = (0..3).map(|n| disk.start(write_of(1, n * 8, 8, &pool))).collect();
+        driver.block_on(async {
+            for (n, write) in (0..).zip(writes) {
+                let e = write.await.result.unwrap_err();
+                assert_eq!((e.errno, e.sector), (libc::EBADF, Sector(n * 8)));
+            }
+        });
+        assert_eq!(driver.reactor().counts().commands - before.commands, 1 + 3);
+    }
+
+    #[test]
+    fn a_command_of_many_writes_has_an_end() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::from_opened(driver.reactor(), on_a_disk(opened(dir.path(), Sectors(8192))));
+        let disk = Disk::new(Rc::new(device), driver.handle());
+        let pool = driver.handle().pool().clone();
+        for (sectors, commands) in [(1, 2), (256, 4)] {
+            let before = driver.reactor().counts();
+            let pieces = if sectors == 1 { 100 } else { 28 };
+            let writes: Vec<_> =
+                (0..pieces).map(|n| disk.start(write_of(9, n * sectors, sectors, &pool))).collect();
+            driver.block_on(async {
+                for write in writes {
+                    assert_eq!(write.await.result, Ok(()));
+                }
+            });
+            assert_eq!(driver.reactor().counts().commands - before.commands, commands);
+        }
     }
 
     /// A device that wants whole pages in memory, and one that can only be written to.

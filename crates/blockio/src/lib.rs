@@ -19,6 +19,7 @@ pub mod conformance;
 mod driver;
 mod file;
 pub mod flusher;
+mod gather;
 mod holder;
 mod info;
 mod kept;

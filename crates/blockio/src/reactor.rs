@@ -47,9 +47,15 @@ pub(crate) enum Step {
     /// Another command, which the kernel carries out at once without waiting for any device: made on this
     /// thread, because every hand-over would cost more than the call.
     NextHere(Cmd),
+    /// What went to the kernel as one did not succeed as a whole: each piece again, by itself.
+    Apart,
     /// It has ended.
     Done,
 }
+
+/// How many of the operations that are held are looked at for a neighbour: as many as there are places where a cache
+/// writes at the same time, about.
+const NEIGHBOURS: usize = 8;
 
 enum Body {
     Free { next: Option<u32> },
@@ -75,6 +81,8 @@ struct Inner {
     /// Results of calls made on this thread. They wait for the next turn like all others, so that a task
     /// whose operations never wait does not keep the thread to itself.
     here: Vec<(u64, i32)>,
+    /// Writes that go to the kernel at the end of the turn, with what joins them until then.
+    held: Vec<OpId>,
     closed: bool,
     /// Closed, and the kernel knows nothing of ours any more.
     quiet: bool,
@@ -154,6 +162,7 @@ impl Reactor {
             backend,
             results: Vec::new(),
             here: Vec::new(),
+            held: Vec::new(),
             closed: false,
             quiet: false,
         };
@@ -209,33 +218,53 @@ impl Reactor {
             return Err(op);
         }
         self.count(|c| c.operations += 1);
-        let at = match inner.free {
-            Some(at) => {
-                if let Body::Free { next } = inner.slots[at as usize].body {
-                    inner.free = next;
-                }
-                at
-            }
-            None => {
-                let at = u32::try_from(inner.slots.len()).expect("fewer than 2^32 operations");
-                inner.slots.push(Slot { generation: 0, body: Body::Free { next: None } });
-                at
-            }
-        };
-        let slot = &mut inner.slots[at as usize];
-        slot.body = Body::Busy(op);
-        let id = OpId::new(at, slot.generation);
-        let Body::Busy(op) = &mut slot.body else { unreachable!("set above") };
-        let step = first(op);
-        assert!(!matches!(step, Step::Done), "an operation starts with a command");
+        let id = inner.place(op);
+        let step = first(inner.busy_op(id));
+        assert!(!matches!(step, Step::Done | Step::Apart), "an operation starts with a command");
         self.issue(&mut inner.backend, &mut inner.here, id, step);
         Ok(id)
+    }
+
+    /// Starts a write at the end of this turn, together with its neighbours if there are any.
+    ///
+    /// # Errors
+    /// Gives the operation back if the reactor is closed.
+    #[allow(clippy::result_large_err, reason = "the error is the rare case, and boxing would allocate")]
+    pub(crate) fn hold(&self, mut op: DeviceOp) -> Result<OpId, Op> {
+        let inner = &mut *self.shared.inner.borrow_mut();
+        if inner.closed {
+            return Err(Op::Device(op));
+        }
+        self.count(|c| c.operations += 1);
+        for at in (0..inner.held.len()).rev().take(NEIGHBOURS) {
+            let id = inner.held[at];
+            let Op::Device(first) = inner.busy_op(id) else { continue };
+            match first.take_along(op) {
+                Ok(()) => return Ok(id),
+                Err(back) => op = back,
+            }
+        }
+        let id = inner.place(Op::Device(op));
+        inner.held.push(id);
+        Ok(id)
+    }
+
+    /// Gives to the kernel what was held.
+    fn release_held(&self) {
+        let inner = &mut *self.shared.inner.borrow_mut();
+        for at in 0..inner.held.len() {
+            let id = inner.held[at];
+            let Op::Device(op) = inner.busy_op(id) else { continue };
+            let step = op.next();
+            self.issue(&mut inner.backend, &mut inner.here, id, step);
+        }
+        inner.held.clear();
     }
 
     /// Gives the command of `step`, if it has one, to whoever carries it out.
     fn issue(&self, backend: &mut Backend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
         let (cmd, taken) = match (step, backend) {
-            (Step::Done, _) => return,
+            (Step::Done | Step::Apart, _) => return,
             (Step::NextHere(cmd), _) => {
                 here.push((id.0, cmd.call()));
                 (cmd, true)
@@ -330,6 +359,7 @@ impl Reactor {
 
     /// Submits what is queued without waiting and takes in what has come.
     pub(crate) fn turn(&self) -> usize {
+        self.release_held();
         if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend
             && u.wants_call()
         {
@@ -351,6 +381,7 @@ impl Reactor {
 
     /// Submits what is queued, waits for something to happen, at most for `timeout`, and takes it in.
     pub(crate) fn wait(&self, timeout: Option<Nanos>) -> usize {
+        self.release_held();
         self.count(|c| {
             c.kernel_calls += 1;
             c.waits += 1;
@@ -476,6 +507,36 @@ impl Inner {
         })
     }
 
+    /// Puts an operation into a slot.
+    fn place(&mut self, op: Op) -> OpId {
+        let at = match self.free {
+            Some(at) => {
+                if let Body::Free { next } = self.slots[at as usize].body {
+                    self.free = next;
+                }
+                at
+            }
+            None => {
+                let at = u32::try_from(self.slots.len()).expect("fewer than 2^32 operations");
+                self.slots.push(Slot { generation: 0, body: Body::Free { next: None } });
+                at
+            }
+        };
+        let slot = &mut self.slots[at as usize];
+        slot.body = Body::Busy(op);
+        OpId::new(at, slot.generation)
+    }
+
+    /// The operation in a slot that is in use.
+    fn busy_op(&mut self, id: OpId) -> &mut Op {
+        let slot = &mut self.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "a name belongs to the operation in its slot");
+        match &mut slot.body {
+            Body::Busy(op) => op,
+            Body::Free { .. } => unreachable!("a name belongs to a busy slot"),
+        }
+    }
+
     fn release(&mut self, id: OpId) -> Op {
         let slot = &mut self.slots[id.slot()];
         assert_eq!(slot.generation, id.generation(), "a slot is released by its own operation");
@@ -490,9 +551,7 @@ impl Inner {
     }
 
     fn advance(&mut self, reactor: &Reactor, id: OpId, result: i32) -> Option<Ended> {
-        let slot = &mut self.slots[id.slot()];
-        assert_eq!(slot.generation, id.generation(), "a result belongs to the operation in its slot");
-        let Body::Busy(op) = &mut slot.body else { unreachable!("a result belongs to a busy slot") };
+        let op = self.busy_op(id);
         let step = match op {
             Op::Device(op) => op.advance(result),
             Op::Socket(op) => op.advance(result),
@@ -501,6 +560,17 @@ impl Inner {
         match step {
             Step::Next(_) | Step::NextBlocking(_) | Step::NextHere(_) => {
                 reactor.issue(&mut self.backend, &mut self.here, id, step);
+                None
+            }
+            Step::Apart => {
+                let Op::Device(op) = op else { unreachable!("only writes are gathered") };
+                let mut again = vec![id];
+                again.extend(op.apart().into_iter().map(|alone| self.place(Op::Device(alone))));
+                for id in again {
+                    let Op::Device(op) = self.busy_op(id) else { continue };
+                    let step = op.next();
+                    reactor.issue(&mut self.backend, &mut self.here, id, step);
+                }
                 None
             }
             Step::Done => match op {

@@ -6,7 +6,6 @@
 //! dirty, so replay can never bring the old place back over the new one (defect 8 of the kernel's semantics,
 //! section 18); and it is inserted only where the index still has the very extent that was copied.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
@@ -84,8 +83,20 @@ pub(crate) async fn compact_task(core: Rc<Core>) {
     }
 }
 
+/// Buckets to be emptied: every extent of the index is looked up in it.
+struct Chosen {
+    buckets: Vec<bool>,
+    count: usize,
+}
+
+impl Chosen {
+    fn contains(&self, bucket: BucketNr) -> bool {
+        self.buckets.get(bucket.0 as usize).is_some_and(|chosen| *chosen)
+    }
+}
+
 /// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
-fn candidates(core: &Core, which: Victims) -> BTreeSet<BucketNr> {
+fn candidates(core: &Core, which: Victims) -> Chosen {
     let buckets = core.buckets.borrow();
     let bucket_sectors = core.geometry.bucket_sectors;
     let mut partial: Vec<(Sectors, BucketNr)> = buckets
@@ -97,20 +108,24 @@ fn candidates(core: &Core, which: Victims) -> BTreeSet<BucketNr> {
         .collect();
     partial.sort_unstable();
     let room = core.alloc.reserves.moving as u64 * bucket_sectors.0;
+    let mut chosen = Chosen { buckets: vec![false; buckets.len() as usize], count: 0 };
     let mut total = 0;
-    partial
-        .into_iter()
-        .take_while(|(live, _)| {
-            total += live.0;
-            total <= room
-        })
-        .map(|(_, b)| b)
-        .collect()
+    for (live, bucket) in partial {
+        total += live.0;
+        if total > room {
+            break;
+        }
+        if let Some(slot) = chosen.buckets.get_mut(bucket.0 as usize) {
+            *slot = true;
+            chosen.count += 1;
+        }
+    }
+    chosen
 }
 
 pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineError> {
     let victims = candidates(core, which);
-    if victims.len() < 2 {
+    if victims.count < 2 {
         return Ok(());
     }
     let mut passed: Option<Bound> = None;
@@ -131,7 +146,7 @@ pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineErr
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
-                .filter(|(_, _, _, ptr, _)| victims.contains(&buckets.bucket_of(*ptr)))
+                .filter(|(_, _, _, ptr, _)| victims.contains(buckets.bucket_of(*ptr)))
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };

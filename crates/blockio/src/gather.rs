@@ -1,0 +1,93 @@
+//! Writes that lie side by side on a device: what was submitted in one turn goes to the kernel as one command.
+//!
+//! A cache that writes where there is room writes small requests one behind the other, and a device has only so many
+//! requests a second. Owns the list of writes that go with the first one, and the vector that names their memory; the
+//! vector's heap block stays where it is while the operation sits in the reactor's slot. Whatever does not succeed as
+//! a whole is taken apart and repeated piece by piece, so an error is the error of the piece that caused it. Must not
+//! know about slots and turns (module `reactor`).
+
+use std::cell::RefCell;
+
+use format::Sectors;
+use io::{Completer, Request};
+
+/// Most bytes of one command: what block devices take as one request, roughly.
+pub(crate) const MAX_BYTES: u64 = 1 << 20;
+/// Most pieces of one command.
+const MAX_PIECES: usize = 64;
+/// Lists that a device keeps for later.
+const SPARES: usize = 16;
+
+/// The writes behind the first one of a command.
+pub(crate) struct Gathered {
+    others: Vec<(Request, Completer)>,
+    sectors: Sectors,
+    iovecs: Vec<libc::iovec>,
+}
+
+impl Gathered {
+    fn new() -> Box<Gathered> {
+        Box::new(Gathered {
+            others: Vec::with_capacity(MAX_PIECES - 1),
+            sectors: Sectors::ZERO,
+            iovecs: Vec::with_capacity(MAX_PIECES),
+        })
+    }
+
+    /// Length of the writes behind the first one.
+    pub(crate) fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.others.len() == MAX_PIECES - 1
+    }
+
+    /// Adds a write, which begins where the last one ends.
+    pub(crate) fn push(&mut self, request: Request, completer: Completer) {
+        self.sectors += request.sectors;
+        self.others.push((request, completer));
+    }
+
+    /// Takes all writes out.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = (Request, Completer)> {
+        self.sectors = Sectors::ZERO;
+        self.others.drain(..)
+    }
+
+    /// Bytes of all of them and `first`. At most [`MAX_BYTES`].
+    pub(crate) fn bytes_with(&self, first: &Request) -> i64 {
+        (first.sectors + self.sectors).bytes() as i64
+    }
+
+    /// The memory of `first` and of the others: valid until this list is used again.
+    pub(crate) fn iovecs(&mut self, first: &Request) -> (*const libc::iovec, u32) {
+        self.iovecs.clear();
+        for request in std::iter::once(first).chain(self.others.iter().map(|(request, _)| request)) {
+            // Checked on submission: the range lies in the buffer.
+            let memory = request.buffer.as_ref().map_or(&[][..], |b| &b.as_slice()[request.byte_range()]);
+            self.iovecs
+                .push(libc::iovec { iov_base: memory.as_ptr().cast_mut().cast(), iov_len: memory.len() });
+        }
+        (self.iovecs.as_ptr(), self.iovecs.len() as u32)
+    }
+}
+
+/// Lists that are not in use.
+#[derive(Default)]
+#[allow(clippy::vec_box, reason = "an operation holds one as a pointer, so that it stays small")]
+pub(crate) struct Spare(RefCell<Vec<Box<Gathered>>>);
+
+impl Spare {
+    pub(crate) fn take(&self) -> Box<Gathered> {
+        self.0.borrow_mut().pop().unwrap_or_else(Gathered::new)
+    }
+
+    /// Keeps an empty list for later.
+    pub(crate) fn keep(&self, gathered: Box<Gathered>) {
+        let mut spares = self.0.borrow_mut();
+        if spares.len() < SPARES {
+            spares.push(gathered);
+        }
+    }
+}
