@@ -2,10 +2,8 @@
 //!
 //! Owns what the guest's sysfs looks like. A device is named by its disk; a flash-only volume by its slot.
 
-use std::time::Duration;
-
 use crate::disk::Disk;
-use crate::load::{Map, Model, Plan};
+use crate::load::{Map, Model, Plan, guest};
 use crate::said::Said;
 use crate::vm::{Builder, Vm};
 
@@ -66,7 +64,7 @@ impl Kernel {
         for disk in disks {
             builder = builder.disk(disk);
         }
-        let mut vm = builder.program(load_program()).tools(&["make-bcache"]).boot();
+        let mut vm = builder.program(guest::program()).tools(&["make-bcache"]).boot();
         vm.new_messages();
         vm.sh("modprobe bcache").ok();
         Kernel { vm, disks: disks.iter().map(|d| (*d).clone()).collect() }
@@ -208,7 +206,7 @@ impl Kernel {
     #[track_caller]
     pub fn load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan, model: &mut Model) {
         let device = self.device(served);
-        self.vm.sh_within(LOAD, &format!("ubcache-vm-load run {device} {plan}")).ok();
+        guest::run(&mut self.vm, &device, plan);
         model.ran(plan);
     }
 
@@ -216,14 +214,13 @@ impl Kernel {
     #[track_caller]
     pub fn begin_load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan) {
         let device = self.device(served);
-        self.vm.sh(&format!("ubcache-vm-load run {device} {plan} >/tmp/load-{} 2>&1 &", plan.seed)).ok();
+        guest::begin(&mut self.vm, &device, plan);
     }
 
     /// Waits until a load that was started has made this many requests, all workers together, flushed.
     #[track_caller]
     pub fn wait_for_load(&mut self, plan: &Plan, requests: u32) {
-        let enough = |progress: &str| flushed(plan, progress).iter().sum::<u32>() >= requests;
-        self.vm.wait_for_progress(&format!("{requests} requests of load {}", plan.seed), enough);
+        guest::wait(&mut self.vm, plan, requests);
     }
 
     /// What the volume holds.
@@ -232,19 +229,15 @@ impl Kernel {
         let device = self.device(served);
         let mut races = self.read_races();
         loop {
-            let said = self.vm.sh_within(LOAD, &format!("ubcache-vm-load map {device} {tag}"));
+            let said = match guest::map(&mut self.vm, &device, tag) {
+                Ok(map) => return map,
+                Err(said) => said,
+            };
             // A kernel fails a read that finds both dirty data and clean data whose bucket is reused meanwhile, and
             // counts it. That happens in small caches, and says nothing about what is on the devices.
             let now = self.read_races();
-            if said.code != 0 && said.err.contains("os error 5") && now > races {
-                races = now;
-                continue;
-            }
-            let said = said.ok();
-            if !said.err.is_empty() {
-                eprintln!("{}", said.err);
-            }
-            return Map::from_bytes(&said.bytes);
+            assert!(said.err.contains("os error 5") && now > races, "{said}");
+            races = now;
         }
     }
 
@@ -260,11 +253,13 @@ impl Kernel {
         model.judge(&map, "the kernel");
     }
 
-    /// Stops volumes and set in good order, looks for complaints, and switches off.
+    /// Stops volumes and set in good order, looks for complaints, and switches off, before which disks are flushed as a
+    /// machine that is shut down does.
     #[track_caller]
     pub fn stop(mut self) {
         self.stop_set();
         self.no_complaints();
+        self.vm.sh("for d in /dev/disk/*; do dd if=/dev/null of=$d conv=notrunc,fsync || exit 1; done").ok();
         self.vm.cut_power();
     }
 
@@ -319,29 +314,4 @@ impl Kernel {
     pub fn disks(&self) -> &[Disk] {
         &self.disks
     }
-}
-
-/// How long a load, or reading a whole volume, may take.
-pub const LOAD: Duration = Duration::from_secs(300);
-
-/// For each worker how many requests are flushed for sure, by the progress of a machine.
-pub fn flushed(plan: &Plan, progress: &str) -> Vec<u32> {
-    let mut flushed = vec![0; plan.workers as usize];
-    // A power cut may have torn the last line.
-    let whole = progress.rfind('\n').map_or("", |end| progress.get(..end).unwrap_or_default());
-    for line in whole.lines() {
-        let numbers: Vec<u64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
-        let [seed, worker, requests] = numbers[..] else { continue };
-        if seed == plan.seed
-            && let Some(f) = flushed.get_mut(worker as usize)
-        {
-            *f = requests as u32;
-        }
-    }
-    flushed
-}
-
-/// The program of [`crate::load`] that runs in guests.
-pub fn load_program() -> std::path::PathBuf {
-    crate::host::beside_tests("ubcache-vm-load")
 }

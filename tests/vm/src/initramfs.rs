@@ -56,6 +56,13 @@ pub enum Extra {
         /// In the guest.
         to: String,
     },
+    /// A file with this text.
+    Text {
+        /// What is in it.
+        text: String,
+        /// In the guest.
+        to: String,
+    },
 }
 
 /// Writes the archive.
@@ -81,6 +88,7 @@ pub fn write(artifacts: &Artifacts, extras: &[Extra], to: &Path) {
                 program(&mut archive, path, name);
             }
             Extra::File { from, to } => archive.file(to, 0o644, bytes(from)),
+            Extra::Text { text, to } => archive.file(to, 0o644, text.clone().into_bytes()),
         }
     }
     let mut out = BufWriter::new(fs::File::create(to).expect("a file in the test's directory"));
@@ -122,12 +130,23 @@ fn modules(archive: &mut Archive, artifacts: &Artifacts) {
         wanted.extend(needs.split_whitespace());
     }
     let to = format!("/lib/modules/{}", artifacts.version);
-    for path in wanted {
+    for path in &wanted {
         archive.file(&format!("{to}/{path}"), 0o644, bytes(&dir.join(path)));
     }
-    for list in ["modules.dep", "modules.alias", "modules.symbols", "modules.softdep"] {
-        archive.file(&format!("{to}/{list}"), 0o644, bytes(&dir.join(list)));
+    // Lists of what is on board alone: busybox reads them whole at each `modprobe`, and the emulation takes its time.
+    let on_board: BTreeSet<String> = wanted.iter().map(|path| name(path)).collect();
+    let deps = table.lines().filter(|l| l.split_once(':').is_some_and(|(path, _)| wanted.contains(path)));
+    archive.file(&format!("{to}/modules.dep"), 0o644, lines_of(deps));
+    for list in ["modules.alias", "modules.symbols"] {
+        let table = String::from_utf8_lossy(&bytes(&dir.join(list))).into_owned();
+        let mine = |l: &&str| l.split(' ').next_back().is_some_and(|module| on_board.contains(module));
+        archive.file(&format!("{to}/{list}"), 0o644, lines_of(table.lines().filter(mine)));
     }
+    archive.file(&format!("{to}/modules.softdep"), 0o644, bytes(&dir.join("modules.softdep")));
+}
+
+fn lines_of<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    lines.flat_map(|l| [l, "\n"]).collect::<String>().into_bytes()
 }
 
 /// A program without its debugging information, and the libraries that `ldd` names, at the same places as here.

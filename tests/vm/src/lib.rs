@@ -25,6 +25,8 @@
 //!   loads them. There is no udev. Root is a ramdisk: nothing of it survives.
 //! * **Power cuts**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
 //!   requests under way are lost or kept in part. The guest sees disks with volatile write caches and flushes them.
+//!   `disk.volatile(&power)` has such a cache: a cut loses any part of what was answered and not flushed, and
+//!   `power.stop_after(n)` chooses the moment by the number of writes and flushes.
 //! * A test that fails leaves the console's log in `<target>/vm-logs`, and with `UBCACHE_VM_KEEP=1` its images.
 //! * Two processors, 768 MiB, emulated (`UBCACHE_VM_ACCEL=kvm` where the host can do that): an instruction takes about
 //!   ten times as long as usual. `UBCACHE_VM_SKIP=1` skips all tests, loudly.
@@ -33,18 +35,22 @@ pub mod artifacts;
 pub mod bcache;
 mod cpio;
 pub mod disk;
+pub mod guest;
 pub mod host;
 pub mod initramfs;
 pub mod load;
 pub mod ours;
+pub mod power;
 pub mod said;
 pub mod vm;
 
 pub use bcache::Kernel;
 pub use disk::{Dir, Disk};
+pub use guest::Guest;
 pub use host::built;
 pub use load::{Map, Model, Plan};
 pub use ours::{Set, Up};
+pub use power::Power;
 pub use said::{PATIENCE, Said, run, run_within, tool, wait_until};
 pub use vm::Vm;
 

@@ -48,6 +48,12 @@ impl Builder {
         self
     }
 
+    /// A file with this text.
+    pub fn text(mut self, text: &str, to: &str) -> Builder {
+        self.extras.push(Extra::Text { text: text.to_owned(), to: to.to_owned() });
+        self
+    }
+
     /// Memory in MiB; 768 if nothing is said. The programs are in it too.
     pub fn memory_mib(mut self, mib: u32) -> Builder {
         self.memory_mib = mib;
@@ -100,8 +106,11 @@ impl Builder {
         let mut command = self.command(dir.path(), &initrd, &socket);
         let messages = std::fs::File::create(dir.path().join("qemu.log")).expect("room");
         command.stdin(Stdio::null()).stdout(messages.try_clone().expect("a file")).stderr(messages);
+        let disks = self.disks.clone();
+        disks.iter().filter_map(|d| d.cache.as_ref()).for_each(|c| c.power_on());
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-        let mut vm = Vm { label: self.label.clone(), dir, child, agent: None, next: 0, bad_lines_seen: 0 };
+        let label = self.label.clone();
+        let mut vm = Vm { label, dir, child, agent: None, next: 0, bad_lines_seen: 0, disks };
         // Without QEMU nobody would ever connect.
         listener.set_nonblocking(true).expect("a socket");
         let agent = vm.until("QEMU starts", PATIENCE, || listener.accept().ok()).0;
@@ -118,8 +127,9 @@ impl Builder {
         c.args(["-accel", &accelerator]);
         c.args(["-smp", &self.cpus.to_string(), "-m", &self.memory_mib.to_string()]);
         c.arg("-kernel").arg(&a.vmlinuz).arg("-initrd").arg(initrd);
+        // The last three leave out what costs a second of each boot and tells us nothing: self-tests of ciphers above all.
         let words = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr nowatchdog random.trust_cpu=on \
-            no_timer_check";
+            no_timer_check cryptomgr.notests=1 init_on_alloc=0 initcall_blacklist=crypto_kdf108_init,init_encrypted";
         c.args(["-append", &format!("{words} {}", self.boot_options)]);
         c.arg("-serial").arg(format!("file:{}", dir.join("serial.log").display()));
         c.args(["-device", "virtio-serial-pci"]);
@@ -129,11 +139,16 @@ impl Builder {
         c.args(["-device", "virtserialport,chardev=progress,name=progress"]);
         for (i, disk) in self.disks.iter().enumerate() {
             assert!(disk.name.len() <= 20, "{}: serial numbers have 20 characters", disk.name);
-            // `unsafe`: the guest sees a volatile write cache and flushes it; the host does not flush further.
-            let mut drive = format!(
-                "if=none,id=disk{i},file={},format=raw,cache=unsafe,discard=unmap,detect-zeroes=off",
-                disk.path.display()
-            );
+            // Either way the guest sees a volatile write cache and flushes it. Of a plain image the host does not flush
+            // further.
+            let medium = match &disk.cache {
+                None => format!("file={},cache=unsafe", disk.path.display()),
+                Some(cache) => {
+                    let socket = cache.socket().display();
+                    format!("file.driver=nbd,file.server.type=unix,file.server.path={socket},cache=writeback")
+                }
+            };
+            let mut drive = format!("if=none,id=disk{i},{medium},format=raw,discard=unmap,detect-zeroes=off");
             if let Some(iops) = disk.iops {
                 drive += &format!(",throttling.iops-total={iops}");
             }
@@ -155,6 +170,7 @@ pub struct Vm {
     agent: Option<BufReader<UnixStream>>,
     next: u64,
     bad_lines_seen: usize,
+    disks: Vec<Disk>,
 }
 
 impl Vm {
@@ -257,7 +273,8 @@ impl Vm {
     }
 
     /// Cuts the power: the process of QEMU is killed. Requests that the guest saw completed are in the images, flushed
-    /// or not; of those under way any part may be. Progress of the guest up to this moment is returned.
+    /// or not, except on disks with volatile caches; of those under way any part may be. Progress of the guest up to
+    /// this moment is returned.
     pub fn cut_power(mut self) -> String {
         self.end();
         self.progress()
@@ -266,6 +283,11 @@ impl Vm {
     fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let caches = || self.disks.iter().filter_map(|d| d.cache.as_ref());
+        caches().for_each(|c| c.power_off());
+        caches().for_each(|c| c.forget());
+        // Once.
+        self.disks.clear();
     }
 
     /// The next line from the agent.

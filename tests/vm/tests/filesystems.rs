@@ -1,15 +1,20 @@
 //! Filesystems and a database on a volume that loses power, again and again.
 //!
 //! ubcache runs in the guest and serves the volume as a block device of the kernel; cache and backing device are
-//! virtio disks. After each power cut its checker goes over the images on the host; then another machine starts
-//! ubcache on them, the filesystem is mounted, everything that was reported durable is there, and fsck finds nothing.
+//! virtio disks with volatile caches, which lose what was not flushed. After each power cut its checker goes over the
+//! images on the host; then another machine starts ubcache on them, the filesystem is mounted, everything that was
+//! reported durable is there, and fsck finds nothing.
 
-use ubcache_vm::bcache::load_program;
-use ubcache_vm::{Dir, Disk, Set, Vm, built, skipped};
+use ubcache_vm::guest::DEVICE;
+use ubcache_vm::{Dir, Disk, Guest, Power, Set, Vm, skipped};
 
 const MIB: u64 = 1 << 20;
-const DEVICE: &str = "/dev/ublkb0";
 const WORKERS: usize = 3;
+
+/// Everything a filesystem can do, all over one directory: data in files and files in directories come and go.
+const STRESS: &str = "mkdir -p /mnt/stress && (nice -n 19 stress-ng --temp-path /mnt/stress --quiet --timeout 3600 \
+    --hdd 1 --hdd-bytes 6m --hdd-write-size 64k --fallocate 1 --fallocate-bytes 8m --dentry 1 --dentries 256 --dir 1 \
+    --dir-dirs 256 --rename 1 --link 1 --symlink 1 $MORE >/tmp/stress.log 2>&1; echo $? >/tmp/stress.code) &";
 
 struct World {
     cache: Disk,
@@ -23,7 +28,9 @@ impl World {
     fn new(tools: &[&'static str]) -> World {
         let dir = Dir::new();
         // Less cache than is written, so that writeback and reuse of buckets are part of it.
-        let (cache, backing) = (dir.disk("cache", 40 * MIB), dir.disk("backing", 352 * MIB));
+        let power = Power::new(tools.len() as u64);
+        let [cache, backing] =
+            [("cache", 40), ("backing", 352)].map(|(name, mib)| dir.disk(name, mib * MIB).volatile(&power));
         let world = World { cache, backing, dir, tools: tools.to_vec(), boots: 0 };
         world.set().make(&["--bucket", "64k", "--block", "512", "--writeback"]);
         world
@@ -35,35 +42,21 @@ impl World {
 
     /// A machine that serves the volume.
     #[track_caller]
-    fn boot(&mut self, label: &str) -> Vm {
+    fn boot(&mut self, label: &str) -> Guest {
         self.boots += 1;
-        let builder = Vm::build(&format!("{label}-{}", self.boots)).disk(&self.cache).disk(&self.backing);
-        let mut vm = builder.program(built("ubcache")).program(load_program()).tools(&self.tools).boot();
-        vm.sh("modprobe ublk_drv").ok();
-        vm.sh("ubcache up -C /dev/disk/cache -B /dev/disk/backing --export ublk --set sequential_cutoff=0 \
-               --set writeback_delay=1 >/tmp/up.out 2>/tmp/up.err &")
-            .ok();
-        vm.wait_for("the volume is served", "grep -q ready /tmp/up.out || { cat /tmp/up.err; false; }");
-        vm
+        let builder = Vm::build(&format!("{label}-{}", self.boots)).tools(&self.tools);
+        let mut guest = Guest::boot(builder, &self.cache, &self.backing);
+        guest.up(&["--set", "writeback_delay=1"]);
+        guest
     }
 
     /// The machine goes down without a warning; what it reported is returned. The images must be sound.
     #[track_caller]
-    fn cut_power(&self, mut vm: Vm) -> String {
-        no_complaints(&mut vm);
-        let progress = vm.cut_power();
+    fn cut_power(&self, guest: Guest) -> String {
+        let progress = guest.cut_power();
         self.set().check();
         progress
     }
-}
-
-#[track_caller]
-fn no_complaints(vm: &mut Vm) {
-    let bad =
-        ["I/O error", "WARNING", "BUG:", "EXT4-fs error", "Corruption", "BTRFS error", "BTRFS critical"];
-    let log = vm.dmesg();
-    let lines: Vec<&str> = log.lines().filter(|l| bad.iter().any(|b| l.contains(b))).collect();
-    assert!(lines.is_empty(), "the kernel complains:\n{}", lines.join("\n"));
 }
 
 /// The last request of each worker that was reported as durable.
@@ -80,62 +73,103 @@ fn reported(progress: &str, last: &mut [u32; WORKERS]) {
     }
 }
 
-fn filesystem(label: &str, tools: &[&'static str], make: &str, mount: &str, check: &str) {
+struct Filesystem {
+    label: &'static str,
+    tools: &'static [&'static str],
+    make: &'static str,
+    mount: &'static str,
+    check: &'static str,
+    /// What else the load may do.
+    stress: &'static str,
+}
+
+fn filesystem(f: &Filesystem) {
+    let Filesystem { label, tools, make, mount, check, stress } = *f;
     if skipped(label) {
         return;
     }
-    let mut w = World::new(tools);
+    let mut w = World::new(&[tools, &["stress-ng", "nice"]].concat());
     let mut done = [0; WORKERS];
     let mut newest = 0;
     for round in 0..3 {
-        let mut vm = w.boot(label);
+        let mut guest = w.boot(label);
         if round == 0 {
-            vm.sh(&format!("{make} {DEVICE}")).ok();
+            guest.vm.sh(&format!("{make} {DEVICE}")).ok();
         }
-        vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
+        guest.vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
         if round > 0 {
-            let said =
-                vm.sh(&format!("ubcache-vm-load verify /mnt {}", done.map(|d| d.to_string()).join(" "))).ok();
-            newest = said.line().parse::<u32>().expect("a number").max(newest);
-            vm.sh("umount /mnt").ok();
-            vm.sh(&format!("{check} {DEVICE}")).ok();
-            vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
+            newest = verified(&mut guest, &done).max(newest);
+            guest.vm.sh("umount /mnt").ok();
+            guest.vm.sh(&format!("{check} {DEVICE}")).ok();
+            guest.vm.sh(&format!("{mount} {DEVICE} /mnt && rm -rf /mnt/stress")).ok();
         }
         let first = newest + 1;
-        vm.sh(&format!("ubcache-vm-load files /mnt {first} 1000000 {WORKERS} >/tmp/load 2>&1 &")).ok();
-        let enough = |p: &str| p.lines().count() >= 250;
-        vm.wait_for_progress("250 files are replaced", enough);
-        let progress = w.cut_power(vm);
+        guest.vm.sh(&format!("MORE='{stress}'; {STRESS}")).ok();
+        guest.vm.sh(&format!("ubcache-vm-load files /mnt {first} 1000000 {WORKERS} >/tmp/load 2>&1 &")).ok();
+        let enough = |p: &str| p.lines().count() >= 150;
+        guest.vm.wait_for_progress("150 files are replaced", enough);
+        guest.vm.sh("[ ! -e /tmp/stress.code ] || { cat /tmp/stress.log; false; }").ok();
+        let progress = w.cut_power(guest);
         reported(&progress, &mut done);
         assert!(done.iter().all(|d| *d >= first), "{done:?}");
     }
     // In the end it is stopped in good order, and the backing device alone is the filesystem.
-    let mut vm = w.boot(label);
-    vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
-    vm.sh(&format!("ubcache-vm-load verify /mnt {}", done.map(|d| d.to_string()).join(" "))).ok();
-    vm.sh("umount /mnt && kill $(pidof ubcache)").ok();
-    vm.wait_for("ubcache ends", "! pidof ubcache");
-    no_complaints(&mut vm);
-    vm.sh("ubcache flush -C /dev/disk/cache -B /dev/disk/backing").ok();
-    vm.sh(&format!("modprobe loop; losetup -o 8192 /dev/loop0 /dev/disk/backing && {check} /dev/loop0")).ok();
-    w.cut_power(vm);
+    let mut guest = w.boot(label);
+    guest.vm.sh(&format!("{mount} {DEVICE} /mnt")).ok();
+    verified(&mut guest, &done);
+    guest.vm.sh("umount /mnt").ok();
+    guest.down();
+    guest.vm.sh("ubcache flush -C /dev/disk/cache -B /dev/disk/backing").ok();
+    guest
+        .vm
+        .sh(&format!("modprobe loop; losetup -o 8192 /dev/loop0 /dev/disk/backing && {check} /dev/loop0"))
+        .ok();
+    w.cut_power(guest);
+}
+
+/// Every file that was reported durable is there, or a later version of it; returns the newest version found.
+#[track_caller]
+fn verified(guest: &mut Guest, done: &[u32; WORKERS]) -> u32 {
+    let done = done.map(|d| d.to_string()).join(" ");
+    guest.vm.sh(&format!("ubcache-vm-load verify /mnt {done}")).ok().line().parse().expect("a number")
 }
 
 #[test]
 fn ext4() {
-    filesystem("ext4", &["mkfs.ext4", "e2fsck"], "mkfs.ext4 -q", "mount -t ext4", "e2fsck -fn");
+    filesystem(&Filesystem {
+        label: "ext4",
+        tools: &["mkfs.ext4", "e2fsck"],
+        make: "mkfs.ext4 -q",
+        mount: "mount -t ext4",
+        check: "e2fsck -fn",
+        stress: "--xattr 1",
+    });
 }
 
 #[test]
 fn xfs() {
-    let mount = "modprobe xfs && mount -t xfs";
-    filesystem("xfs", &["mkfs.xfs", "xfs_repair"], "mkfs.xfs -q", mount, "xfs_repair -n");
+    filesystem(&Filesystem {
+        label: "xfs",
+        tools: &["mkfs.xfs", "xfs_repair"],
+        make: "mkfs.xfs -q",
+        mount: "modprobe xfs && mount -t xfs",
+        check: "xfs_repair -n",
+        // An attribute that is half set when the power goes stays so, marked as incomplete, on any disk; the filesystem
+        // hides it, and its checker does not like it.
+        stress: "",
+    });
 }
 
 #[test]
 fn btrfs() {
-    let mount = "modprobe btrfs && mount -t btrfs";
-    filesystem("btrfs", &["mkfs.btrfs", "btrfs"], "mkfs.btrfs -q", mount, "btrfs check --readonly");
+    filesystem(&Filesystem {
+        label: "btrfs",
+        tools: &["mkfs.btrfs", "btrfs"],
+        make: "mkfs.btrfs -q",
+        mount: "modprobe btrfs && mount -t btrfs",
+        check: "btrfs check --readonly",
+        stress: "--xattr 1",
+    });
 }
 
 /// Rows are inserted one by one, each in a transaction of its own; those that were committed are there after each
@@ -148,7 +182,8 @@ fn sqlite() {
     let mut w = World::new(&["mkfs.ext4", "e2fsck", "sqlite3"]);
     let mut committed = 0;
     for (round, journal) in ["delete", "wal", "wal", "truncate"].into_iter().enumerate() {
-        let mut vm = w.boot("sqlite");
+        let mut guest = w.boot("sqlite");
+        let vm = &mut guest.vm;
         if round == 0 {
             vm.sh(&format!("mkfs.ext4 -q {DEVICE}")).ok();
         }
@@ -156,24 +191,24 @@ fn sqlite() {
         if round == 0 {
             vm.sh("sqlite3 /mnt/db 'create table t (id integer primary key, body blob)' && sync").ok();
         } else {
-            committed = rows_are_there(&mut vm, committed);
+            committed = rows_are_there(vm, committed);
         }
         // `.once` opens and closes the port, so that the number of a row is on its way when its commit is done.
         let script = format!(
-            "(echo '.bail on'; echo 'pragma journal_mode={journal};'; echo 'pragma synchronous=full;'; i={committed}; \
+            "(echo '.bail on'; echo 'pragma journal_mode={journal};'; echo 'pragma synchronous=extra;'; i={committed}; \
              while true; do i=$((i+1)); echo \"insert into t values ($i, randomblob(1 + $i % 7000));\"; \
              echo '.once /dev/ports/progress'; echo \"select 'row ' || $i;\"; done) | sqlite3 /mnt/db >/tmp/sql 2>&1 &"
         );
         vm.sh(&script).ok();
         let from = committed;
         vm.wait_for_progress("120 rows are committed", |p| last_row(p) >= from + 120);
-        committed = last_row(&w.cut_power(vm)).max(committed);
+        committed = last_row(&w.cut_power(guest)).max(committed);
     }
-    let mut vm = w.boot("sqlite");
-    vm.sh(&format!("mount {DEVICE} /mnt")).ok();
-    rows_are_there(&mut vm, committed);
-    vm.sh(&format!("umount /mnt && e2fsck -fn {DEVICE}")).ok();
-    w.cut_power(vm);
+    let mut guest = w.boot("sqlite");
+    guest.vm.sh(&format!("mount {DEVICE} /mnt")).ok();
+    rows_are_there(&mut guest.vm, committed);
+    guest.vm.sh(&format!("umount /mnt && e2fsck -fn {DEVICE}")).ok();
+    w.cut_power(guest);
 }
 
 fn last_row(progress: &str) -> u32 {

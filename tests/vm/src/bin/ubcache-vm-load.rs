@@ -1,19 +1,24 @@
 //! The load in a guest: runs a plan against a device, or says what the device holds.
 //!
-//! usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG | files DIR FIRST LAST WORKERS | verify DIR REPORTED...
+//! usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG | files DIR FIRST LAST WORKERS | verify DIR REPORTED... |
+//! resume DISK OUT ERR COMMAND...
 //!
 //! `run` writes a line `<seed> <worker> <requests>` to `/dev/ports/progress` after each flush; `map` writes a u32 for
 //! each sector to stdout. `files` reports `files <worker> <request>` in the same way; `verify` takes for each worker the
-//! last request that was reported, and prints the newest request found.
+//! last request that was reported, and prints the newest request found. `resume` starts a server whose clients wait for
+//! it, with these files as its output, and prints `<pid> <ready> <moves>`: its process, after how many microseconds it
+//! has said that it is ready, and after how many the disk has answered a request.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use ubcache_vm::load::stamp::SECTOR;
 use ubcache_vm::load::{FileTarget, Plan, files, run};
+use ubcache_vm::said::PATIENCE;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -23,9 +28,10 @@ fn main() -> ExitCode {
         ["map", device, tag] => map(device, tag),
         ["files", dir, first, last, workers] => replace_files(dir, first, last, workers),
         ["verify", dir, ref reported @ ..] => verify_files(dir, reported),
+        ["resume", disk, out, err, command, ref args @ ..] => resume(disk, [out, err], command, args),
         _ => {
             Err("usage: ubcache-vm-load run DEV KEY=VALUE... | map DEV TAG | files DIR FIRST LAST WORKERS | \
-                  verify DIR REPORTED..."
+                  verify DIR REPORTED... | resume DISK OUT ERR COMMAND..."
                 .into())
         }
     };
@@ -96,4 +102,47 @@ fn map(device: &str, tag: &str) -> Result<(), String> {
         eprintln!("sector {sector} begins with {bytes:02x?}");
     }
     Ok(())
+}
+
+/// Requests that a disk of the kernel has answered.
+fn answered(disk: &str) -> Result<u64, String> {
+    let path = format!("/sys/block/{disk}/stat");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    let fields: Vec<u64> = text.split_whitespace().filter_map(|w| w.parse().ok()).collect();
+    // Reads, writes, discards, flushes.
+    Ok([0, 4, 11, 15].into_iter().filter_map(|i| fields.get(i)).sum())
+}
+
+fn resume(disk: &str, [out, err]: [&str; 2], command: &str, args: &[&str]) -> Result<(), String> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: io::Error| format!("{what}: {e}")
+    };
+    let before = answered(disk)?;
+    let messages = OpenOptions::new().append(true).create(true).open(err).map_err(failed(err))?;
+    let output = File::create(out).map_err(failed(out))?;
+    let mut server = Command::new(command);
+    server.args(args).stdin(Stdio::null()).stdout(output).stderr(messages);
+    let from = Instant::now();
+    let mut child = server.spawn().map_err(failed(command))?;
+    let (mut ready, mut moves) = (None, None);
+    loop {
+        if ready.is_none() && std::fs::read_to_string(out).map_err(failed(out))?.contains("ready") {
+            ready = Some(from.elapsed());
+        }
+        if moves.is_none() && answered(disk)? > before {
+            moves = Some(from.elapsed());
+        }
+        if let (Some(ready), Some(moves)) = (ready, moves) {
+            println!("{} {} {}", child.id(), ready.as_micros(), moves.as_micros());
+            return Ok(());
+        }
+        if let Some(code) = child.try_wait().map_err(failed(command))? {
+            return Err(format!("{command} has ended: {code}"));
+        }
+        if from.elapsed() > PATIENCE {
+            return Err(format!("ready after {ready:?}, an answer after {moves:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

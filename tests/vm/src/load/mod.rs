@@ -5,6 +5,7 @@
 //! here, and the model knows them without having seen them.
 
 pub mod files;
+pub mod guest;
 pub mod model;
 pub mod plan;
 pub mod run;
@@ -12,7 +13,7 @@ pub mod stamp;
 pub mod target;
 
 pub use model::{Map, Model};
-pub use plan::{Op, Plan};
+pub use plan::{Op, Plan, Random};
 pub use target::{FileTarget, NbdTarget, Target};
 
 /// What a file or device holds from a sector on, as a volume.

@@ -7,4 +7,5 @@ mod sets;
 mod settings;
 mod shapes;
 mod turns;
+mod volatile;
 mod world;

@@ -1,7 +1,8 @@
 //! What the tests share.
 
 pub use ubcache_vm::bcache::Served;
-pub use ubcache_vm::{Dir, Disk, Kernel, Model, Plan, Set};
+pub use ubcache_vm::load::stamp::FOREIGN;
+pub use ubcache_vm::{Dir, Disk, Kernel, Model, Plan, Power, Set, Vm};
 
 /// Most caches: 1024 buckets of 64 KiB. Fewer than 513 a kernel does not take.
 pub const CACHE_BYTES: u64 = 64 << 20;
@@ -46,6 +47,14 @@ impl World {
     pub fn made() -> World {
         let w = World::new();
         w.set().make(USUAL);
+        w
+    }
+
+    /// The same on disks with volatile caches.
+    pub fn volatile(power: &Power) -> World {
+        let mut w = World::made();
+        w.cache = w.cache.volatile(power);
+        w.backing = w.backing.volatile(power);
         w
     }
 
