@@ -23,6 +23,8 @@ pub(crate) enum Cmd {
         ptr: *mut u8,
         len: u32,
         offset: u64,
+        /// The number by which the ring knows the memory.
+        number: Option<u16>,
     },
     Write {
         fd: RawFd,
@@ -30,6 +32,8 @@ pub(crate) enum Cmd {
         len: u32,
         offset: u64,
         durable: bool,
+        /// As with reads.
+        number: Option<u16>,
     },
     /// Writes what lies in several places one behind the other; `iovecs` belongs to the operation like the memory.
     WriteGathered {
@@ -109,12 +113,22 @@ impl Cmd {
     /// The entry for the submission queue; `None` where io_uring has no such operation.
     pub(crate) fn entry(self) -> Option<squeue::Entry> {
         Some(match self {
-            Cmd::Read { fd, ptr, len, offset } => {
-                opcode::Read::new(types::Fd(fd), ptr, len).offset(offset).build()
+            Cmd::Read { fd, ptr, len, offset, number } => {
+                let fd = types::Fd(fd);
+                match number {
+                    Some(number) => opcode::ReadFixed::new(fd, ptr, len, number).offset(offset).build(),
+                    None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+                }
             }
-            Cmd::Write { fd, ptr, len, offset, durable } => {
+            Cmd::Write { fd, ptr, len, offset, durable, number } => {
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Write::new(types::Fd(fd), ptr, len).offset(offset).rw_flags(flags).build()
+                let fd = types::Fd(fd);
+                match number {
+                    Some(number) => {
+                        opcode::WriteFixed::new(fd, ptr, len, number).offset(offset).rw_flags(flags).build()
+                    }
+                    None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
+                }
             }
             Cmd::WriteGathered { fd, iovecs, count, offset, durable } => {
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
@@ -152,10 +166,10 @@ impl Cmd {
         // kernel checks descriptors and ranges.
         let result = unsafe {
             match self {
-                Cmd::Read { fd, ptr, len, offset } => {
+                Cmd::Read { fd, ptr, len, offset, .. } => {
                     libc::pread64(fd, ptr.cast(), len as usize, offset as i64)
                 }
-                Cmd::Write { fd, ptr, len, offset, durable } => {
+                Cmd::Write { fd, ptr, len, offset, durable, .. } => {
                     let iov = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
                     let flags = if durable { libc::RWF_DSYNC } else { 0 };
                     libc::pwritev2(fd, &raw const iov, 1, offset as i64, flags)

@@ -50,6 +50,11 @@ impl CommandFile {
         &self.file
     }
 
+    /// See [`Reactor::register`].
+    pub fn register(&self, buffer: &mut Buffer, bytes: usize) {
+        self.reactor.register(buffer, bytes);
+    }
+
     /// Sends the command `code` with `head` and, behind it, the address of `buffer`. The future gives the
     /// driver's result and the buffer; dropping it leaves both to the driver.
     ///

@@ -29,6 +29,7 @@ use crate::claim::{OpenError, OpenOptions, Opened, open};
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
 use crate::gather::{self, Gathered};
 use crate::reactor::{Op, Reactor, Step};
+use crate::registered::Numbers;
 
 /// Zeros that are written at once where the kernel has no better way.
 const ZEROS_BYTES: usize = 1 << 20;
@@ -61,6 +62,7 @@ pub(crate) struct FileInner {
     zeroing: Cell<Zeroing>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
+    numbers: Rc<Numbers>,
 }
 
 /// A device on a block device or a regular file. Closing happens when the last handle and the last
@@ -81,7 +83,7 @@ impl FileDevice {
         Ok(Self::from_opened(reactor, open(path, options)?))
     }
 
-    fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
+    pub(crate) fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
         let Opened { file, info, is_block, in_memory, served_by_others, read_only, memory_align_bytes, note } =
             opened;
         let inner = FileInner {
@@ -95,6 +97,7 @@ impl FileDevice {
             zeroing: Cell::new(Zeroing::ZeroRange),
             zeros: RefCell::new(None),
             gathers: gather::Spare::default(),
+            numbers: reactor.numbers().clone(),
         };
         FileDevice { inner: Rc::new(inner), reactor: reactor.clone(), note: note.map(Arc::from) }
     }
@@ -261,6 +264,7 @@ impl DeviceOp {
         let len = left.min(MAX_TRANSFER_BYTES) as u32;
         // Checked on submission: offset plus length lie in the buffer, which fits into memory.
         let at = self.done as usize;
+        let number = self.number(at + len as usize);
         match self.request.op {
             What::Read => {
                 let ptr = match (&mut self.stand_in, &mut self.request.buffer) {
@@ -270,7 +274,7 @@ impl DeviceOp {
                     }
                     (None, None) => unreachable!("checked on submission"),
                 };
-                Cmd::Read { fd, ptr, len, offset }
+                Cmd::Read { fd, ptr, len, offset, number }
             }
             What::Write { fua } => {
                 let ptr = match (&self.stand_in, &self.request.buffer) {
@@ -280,7 +284,7 @@ impl DeviceOp {
                     }
                     (None, None) => unreachable!("checked on submission"),
                 };
-                Cmd::Write { fd, ptr, len, offset, durable: fua }
+                Cmd::Write { fd, ptr, len, offset, durable: fua, number }
             }
             What::Flush => Cmd::Flush { fd },
             What::Discard if self.file.is_block => Cmd::Discard { fd, offset, len: left },
@@ -290,11 +294,21 @@ impl DeviceOp {
                 (Zeroing::PunchHole, _) => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
                 (Zeroing::Write, Some(zeros)) => {
                     let len = left.min(zeros.len() as u64) as u32;
-                    Cmd::Write { fd, ptr: zeros.as_slice().as_ptr(), len, offset, durable: false }
+                    let ptr = zeros.as_slice().as_ptr();
+                    Cmd::Write { fd, ptr, len, offset, durable: false, number: None }
                 }
                 (Zeroing::Write, None) => unreachable!("a write-zeroes carries zeros"),
             },
         }
+    }
+
+    /// The number by which the ring knows the memory up to `end` of the request.
+    fn number(&self, end: usize) -> Option<u16> {
+        if self.stand_in.is_some() {
+            return None;
+        }
+        let (number, known) = self.file.numbers.number_of(self.request.buffer.as_ref()?)?;
+        (self.request.buffer_offset_bytes + end <= known).then_some(number)
     }
 
     /// The step that goes on from `done`.

@@ -27,6 +27,7 @@ pub mod mountinfo;
 mod net;
 mod polled;
 mod reactor;
+mod registered;
 mod signals;
 mod signature;
 mod socket_op;

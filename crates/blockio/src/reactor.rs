@@ -23,6 +23,7 @@ use crate::cmd::Cmd;
 use crate::command::CommandOp;
 use crate::file::DeviceOp;
 use crate::polled::Polled;
+use crate::registered::Numbers;
 use crate::socket_op::{MsgBlock, SocketOp};
 use crate::uring::{PRIVATE, Uring};
 use crate::wake::Wake;
@@ -135,6 +136,7 @@ struct Shared {
     #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
     spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
     pool: ::io::BufferPool,
+    numbers: Rc<Numbers>,
 }
 
 /// What ended while the slots were borrowed, to be told afterwards.
@@ -152,6 +154,7 @@ impl Reactor {
         pool: ::io::BufferPool,
     ) -> Reactor {
         let is_uring = uring.is_some();
+        let numbers = Numbers::new(uring.as_ref());
         let backend = match uring {
             Some(u) => Backend::Uring(Box::new(u)),
             None => Backend::Polled(Polled::default()),
@@ -175,6 +178,7 @@ impl Reactor {
                 counts: Cell::default(),
                 spare_blocks: RefCell::default(),
                 pool,
+                numbers,
             }),
         }
     }
@@ -182,6 +186,19 @@ impl Reactor {
     /// Whether io_uring is used.
     pub fn is_uring(&self) -> bool {
         self.shared.is_uring
+    }
+
+    /// Makes the first `bytes` of a buffer that is used again and again known to the kernel, if it allows that: each
+    /// request that stays inside them costs less.
+    pub fn register(&self, buffer: &mut ::io::Buffer, bytes: usize) {
+        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
+            self.shared.numbers.register(u, buffer, bytes);
+        }
+    }
+
+    /// Which memory the ring knows.
+    pub(crate) fn numbers(&self) -> &Rc<Numbers> {
+        &self.shared.numbers
     }
 
     /// The buffers of the driver's thread.
@@ -360,11 +377,12 @@ impl Reactor {
     /// Submits what is queued without waiting and takes in what has come.
     pub(crate) fn turn(&self) -> usize {
         self.release_held();
-        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend
-            && u.wants_call()
-        {
-            self.count(|c| c.kernel_calls += 1);
-            u.submit();
+        if let Backend::Uring(u) = &mut self.shared.inner.borrow_mut().backend {
+            self.shared.numbers.tell(u);
+            if u.wants_call() {
+                self.count(|c| c.kernel_calls += 1);
+                u.submit();
+            }
         }
         self.take_in()
     }

@@ -34,7 +34,12 @@ pub(crate) struct Uring {
     pub(crate) granted: &'static str,
     /// Commands to devices can be sent.
     pub(crate) takes_commands: bool,
+    /// How many pieces of memory can be registered.
+    pub(crate) numbers: u16,
 }
+
+/// Most pieces of memory that a ring knows by number.
+const NUMBERS: u16 = 1024;
 
 /// Why there is no ring.
 pub(crate) struct Refusal {
@@ -70,6 +75,8 @@ impl Uring {
             return Err(too_old(name));
         }
         let takes_commands = probe.is_supported(opcode::UringCmd16::CODE);
+        // Linux 5.19; without it every request's memory is looked up.
+        let numbers = ring.submitter().register_buffers_sparse(NUMBERS.into()).map_or(0, |()| NUMBERS);
         Ok(Uring {
             ring,
             overflow: VecDeque::new(),
@@ -78,7 +85,25 @@ impl Uring {
             wake_count: Box::new(0),
             granted,
             takes_commands,
+            numbers,
         })
+    }
+
+    /// Lets the kernel know `memory` by `number`, which must be free; false if it refuses. Module `registered` sees to
+    /// it that the number is used for this memory alone, and that the kernel is told when it goes.
+    pub(crate) fn register(&mut self, number: u16, memory: &mut [u8]) -> bool {
+        let iovec = libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() };
+        // SAFETY: the kernel pins the pages of live memory. It uses them only for entries that name this number, and
+        // such entries are made from buffers that own exactly this memory.
+        unsafe { self.ring.submitter().register_buffers_update(number.into(), &[iovec], None) }.is_ok()
+    }
+
+    /// The kernel lets go of the memory of `number`.
+    pub(crate) fn unregister(&mut self, number: u16) {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: takes memory away from the kernel; entries under way keep their pages by themselves.
+        let result = unsafe { self.ring.submitter().register_buffers_update(number.into(), &[none], None) };
+        assert!(result.is_ok(), "io_uring keeps memory number {number}: {result:?}");
     }
 
     /// Queues a command under `user_data`; false if io_uring has no such operation.

@@ -75,6 +75,10 @@ pub(crate) trait Node: 'static {
 /// The kernel's devices.
 pub(crate) struct KernelNode(pub(crate) Reactor);
 
+/// As much of each tag's buffer is registered with the ring: with small requests the cost of each counts, and
+/// registered memory is locked.
+const SMALL_BYTES: usize = 16 << 10;
+
 /// Requests through the ring of the volume's thread.
 pub(crate) struct RingRequests {
     commands: CommandFile,
@@ -116,7 +120,10 @@ impl Requests for RingRequests {
         Ok(())
     }
 
-    fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> CommandFuture {
+    fn next(&self, queue: u16, tag: u16, answer: Option<i32>, mut buffer: Buffer) -> CommandFuture {
+        if answer.is_none() {
+            self.commands.register(&mut buffer, SMALL_BYTES);
+        }
         let code = if answer.is_some() { abi::IO_COMMIT_AND_FETCH } else { abi::IO_FETCH };
         let command = IoCommand { queue, tag, result: answer.unwrap_or(-1), address: 0 };
         let mut head = [0u8; 8];

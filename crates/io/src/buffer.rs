@@ -5,11 +5,12 @@
 //! shares the bytes for reading (one write may go to two devices); only an unshared buffer can be
 //! written to. Dropping the last handle gives the memory back to its pool.
 //!
-//! Invariants: memory is aligned to [`BUFFER_ALIGN_BYTES`] and never moves while a handle lives.
+//! Invariants: memory is aligned to [`BUFFER_ALIGN_BYTES`] and never moves while a handle lives; a [`Registration`]
+//! stays with its memory, in the pool too, until the memory is given back to the system.
 
 use std::cell::RefCell;
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -73,7 +74,34 @@ impl Memory {
     }
 }
 
+/// Who knows memory by number, see [`Registration`].
+pub trait Registry {
+    /// The memory behind `number` is about to go.
+    fn forget(&self, number: u16);
+}
+
+/// That the beginning of a buffer's memory is known to the device layer by number, so that the kernel need not look
+/// it up for each request.
+pub struct Registration {
+    /// The number.
+    pub number: u16,
+    /// How many bytes, from the first on.
+    pub bytes: usize,
+    /// Who gave the number: it means nothing to others.
+    pub registry: Weak<dyn Registry>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry.upgrade() {
+            registry.forget(self.number);
+        }
+    }
+}
+
 struct Storage {
+    /// Goes before the memory.
+    registration: Option<Registration>,
     memory: Memory,
     class: usize,
 }
@@ -104,7 +132,7 @@ impl BufferPool {
             let pages = if class < CLASSES { 1 << class } else { pages };
             let memory =
                 Memory::new(pages).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"));
-            Rc::new(Storage { memory, class })
+            Rc::new(Storage { registration: None, memory, class })
         });
         Buffer { storage: Some(storage), pool: self.inner.clone(), len_bytes }
     }
@@ -181,6 +209,20 @@ impl Buffer {
     #[allow(clippy::should_implement_trait)]
     pub fn as_mut(&mut self) -> &mut [u8] {
         self.get_mut().expect("a shared buffer cannot be written to")
+    }
+
+    /// Keeps `registration` with the memory for as long as that lives.
+    ///
+    /// # Panics
+    /// If another handle shares the bytes.
+    pub fn register(&mut self, registration: Registration) {
+        let storage = self.storage.as_mut().and_then(Rc::get_mut);
+        storage.expect("a shared buffer cannot be registered").registration = Some(registration);
+    }
+
+    /// By which number whom knows the memory.
+    pub fn registration(&self) -> Option<&Registration> {
+        self.storage().registration.as_ref()
     }
 
     /// Whether another handle shares the bytes.

@@ -23,7 +23,7 @@ mod testing;
 mod timer;
 mod volume;
 
-pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool};
+pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool, Registration, Registry};
 pub use completion::{Completer, Completion, IoFuture};
 pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
