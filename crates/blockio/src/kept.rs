@@ -21,6 +21,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ::io::{KEPT_ENTRIES, KEPT_WORDS, Survivor};
 
@@ -28,6 +29,9 @@ const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x01");
 const HALF: usize = 4096;
 const HALVES_AT: usize = 512;
 const WORDS: usize = HALVES_AT + KEPT_ENTRIES * HALF;
+/// How long the end of another process is waited for: 1 s.
+const LOCK_TRIES: u32 = 50;
+const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(20);
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// See the module head.
@@ -58,7 +62,7 @@ impl KeptFile {
             let _ = std::fs::remove_file(path);
             return Err(io::Error::other("not in a file system that is memory (tmpfs)"));
         }
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        lock(&file)?;
         let len = (WORDS * 8) as u64;
         let known = file.metadata()?.len() == len;
         if !known {
@@ -120,6 +124,20 @@ impl Drop for KeptFile {
     fn drop(&mut self) {
         // SAFETY: mapped by `open` with this length; nothing refers to it any more.
         unsafe { libc::munmap(self.words.cast_mut().cast(), WORDS * 8) };
+    }
+}
+
+/// Locks the file; the process that has the lock may be about to end.
+fn lock(file: &File) -> io::Result<()> {
+    let mut tries = 0;
+    loop {
+        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if tries < LOCK_TRIES => {
+                tries += 1;
+                std::thread::sleep(BETWEEN_LOCK_TRIES);
+            }
+            result => return Ok(result?),
+        }
     }
 }
 

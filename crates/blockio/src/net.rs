@@ -312,6 +312,8 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
                 drop(stream);
                 std::thread::sleep(BETWEEN_DEATH_TRIES);
             }
+            // No descriptor is left to find out with.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => return Err(e),
             _ => break,
         }
     }

@@ -38,6 +38,7 @@ struct State {
     /// Each that ever had a job; the first was served least recently.
     classes: Vec<Class>,
     threads: usize,
+    /// Threads that will look at the queues.
     idle: usize,
     stop: bool,
 }
@@ -121,6 +122,8 @@ impl Workers {
         let start = state.startable(self.shared.max_threads) > state.idle;
         if start {
             state.threads += 1;
+            // It is on its way to the queue.
+            state.idle += 1;
         }
         drop(state);
         if !start {
@@ -132,6 +135,7 @@ impl Workers {
         if started.is_err() {
             let mut state = lock(&self.shared.state);
             state.threads -= 1;
+            state.idle -= 1;
             if state.threads == 0 {
                 // No thread can be had at all: slow, but the operation must end.
                 while let Some((device, job)) = state.pop(self.shared.max_threads) {
@@ -175,6 +179,7 @@ fn run(shared: &Shared, job: Job) {
 
 fn serve(shared: &Shared) {
     let mut state = lock(&shared.state);
+    state.idle -= 1;
     loop {
         if let Some((device, job)) = state.pop(shared.max_threads) {
             drop(state);

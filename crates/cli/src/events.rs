@@ -3,30 +3,54 @@
 //! Levels say what the operator should do: an error is something that was asked for and did not happen, a warning is
 //! abnormal and was survived, everything else is for information.
 
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
 use engine::SetEvent;
 
 use crate::out;
 
-/// Lines about failing devices per batch; more are counted only.
+/// Lines about failing requests in a [`WINDOW`]; more are counted only. A full disk would fill the log, too.
 const MAX_DEVICE_ERRORS: usize = 5;
+const WINDOW: Duration = Duration::from_secs(10);
 
 /// Logs events.
-pub(crate) fn log(events: &[SetEvent]) {
-    let mut device_errors = 0;
-    for event in events {
-        if matches!(event, SetEvent::DeviceError { .. }) {
-            device_errors += 1;
-            if device_errors > MAX_DEVICE_ERRORS {
-                continue;
+#[derive(Default)]
+pub(crate) struct EventLog {
+    begin: Cell<Option<Instant>>,
+    device_errors: Cell<usize>,
+}
+
+impl EventLog {
+    /// Logs what happened since the last call. To be called every now and then, also when nothing did.
+    pub(crate) fn log(&self, events: &[SetEvent]) {
+        if self.begin.get().is_some_and(|begin| begin.elapsed() >= WINDOW) {
+            self.end_window();
+        }
+        for event in events {
+            if matches!(event, SetEvent::DeviceError { .. }) {
+                if self.begin.get().is_none() {
+                    self.begin.set(Some(Instant::now()));
+                }
+                self.device_errors.set(self.device_errors.get() + 1);
+                if self.device_errors.get() > MAX_DEVICE_ERRORS {
+                    continue;
+                }
+            }
+            let (level, text) = line(event);
+            if !text.is_empty() {
+                out::message(level, &text);
             }
         }
-        let (level, text) = line(event);
-        if !text.is_empty() {
-            out::message(level, &text);
-        }
     }
-    if device_errors > MAX_DEVICE_ERRORS {
-        out::warn(format!("{} more requests failed", device_errors - MAX_DEVICE_ERRORS));
+
+    /// Says how much was left out.
+    pub(crate) fn end_window(&self) {
+        let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
+        if left_out > 0 {
+            out::warn(format!("{left_out} more requests failed"));
+        }
+        self.begin.set(None);
     }
 }
 
@@ -49,6 +73,13 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         }
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
         SetEvent::DeviceError { what } => ("warning", what.clone()),
+        SetEvent::GivenUp { device, errors } => (
+            "error",
+            format!(
+                "{device}: {errors} requests failed: every request fails from now on, until the next start or \
+                 `set device.io_disable=0`"
+            ),
+        ),
         SetEvent::State { device, state } => ("", format!("{device}: {state}")),
     }
 }

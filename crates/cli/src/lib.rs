@@ -15,6 +15,7 @@ mod console;
 mod events;
 mod exports;
 mod failure;
+mod kept;
 mod look;
 mod multicall;
 pub mod nbd_client;

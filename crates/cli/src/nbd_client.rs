@@ -183,7 +183,11 @@ impl Client {
         if self.out.len() >= GATHER_BYTES { self.send() } else { Ok(()) }
     }
 
-    fn send(&mut self) -> io::Result<()> {
+    /// Sends what was asked so far, without waiting for a reply.
+    ///
+    /// # Errors
+    /// If the connection is gone.
+    pub fn send(&mut self) -> io::Result<()> {
         let result = self.to.write_all(&self.out);
         self.out.clear();
         result

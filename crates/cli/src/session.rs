@@ -2,7 +2,6 @@
 //!
 //! Owns the order: claim every device, look at every superblock, only then let the engine write. Must not know exports.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -12,14 +11,16 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use blockio::wrap::{DelayDisk, Delays, HddModel, SlowDisk};
-use blockio::{Driver, FileDevice, KeptFile, OpenOptions, Signals};
+use blockio::{Driver, FileDevice, OpenOptions, Signals};
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingSuper, CacheSuper};
-use io::{Device, Disk, Nanos, SurvivorRef};
+use io::{Device, Disk, Nanos};
 
+use crate::events::EventLog;
 use crate::failure::Failure;
+use crate::kept::Kept;
 use crate::tunables::{Owner, Setting};
-use crate::{events, exports, out, superblock};
+use crate::{out, superblock};
 
 /// Notices SIGINT and SIGTERM in work that does not wait for anything. A second one ends the process at once.
 pub(crate) struct Interrupt {
@@ -192,9 +193,8 @@ pub(crate) struct Session {
     /// Those with a backing device in the order in which these were given, then the others by slot.
     pub(crate) volumes: Vec<Rc<Volume>>,
     /// What was answered and not flushed survives this process here.
-    kept: Option<Rc<KeptFile>>,
-    /// Why there is no such memory, if there is none.
-    pub(crate) not_kept: Option<String>,
+    pub(crate) kept: Kept,
+    log: EventLog,
 }
 
 impl Session {
@@ -202,14 +202,10 @@ impl Session {
     pub(crate) async fn start(devices: Devices) -> Result<Session, Failure> {
         let Devices { cache, backings } = devices;
         let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
-        let (kept, not_kept) = match kept_file(&disk, &superblock) {
-            Ok(kept) => (Some(Rc::new(kept)), None),
-            Err(e) => (None, e.message().map(str::to_owned)),
-        };
-        let survivor = kept.clone().map(|k| SurvivorRef(k));
-        let options = SetOptions { seed: seed(), survivor, ..SetOptions::default() };
+        let kept = Kept::open(&disk, &superblock)?;
+        let options = SetOptions { seed: seed(), survivor: kept.survivor(), ..SetOptions::default() };
         let set = CacheSet::open(disk, options).await?;
-        let mut session = Session { set: Some(set), volumes: Vec::new(), kept, not_kept };
+        let mut session = Session { set: Some(set), volumes: Vec::new(), kept, log: EventLog::default() };
         session.log_events();
         let attached = session.attach(backings).await;
         session.log_events();
@@ -235,7 +231,8 @@ impl Session {
     }
 
     async fn without_cache(backings: Vec<OpenBacking>) -> Result<Session, Failure> {
-        let mut session = Session { set: None, volumes: Vec::new(), kept: None, not_kept: None };
+        let mut session =
+            Session { set: None, volumes: Vec::new(), kept: Kept::nothing(), log: EventLog::default() };
         for backing in backings {
             let before = backing.superblock.state();
             let volume = Volume::pass_through(backing.disk, false).await?;
@@ -267,9 +264,9 @@ impl Session {
 
     /// Tells the operator what happened since the last call.
     pub(crate) fn log_events(&self) {
-        if let Some(set) = &self.set {
-            events::log(&set.take_events());
-        }
+        let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
+        events.extend(self.volumes.iter().flat_map(|v| v.take_events()));
+        self.log.log(&events);
     }
 
     /// Brings everything down. What was written is durable afterwards; dirty data stays dirty.
@@ -284,9 +281,9 @@ impl Session {
             }
         };
         self.log_events();
-        if let (Ok(()), Some(kept)) = (&result, &self.kept) {
-            // Everything is on the devices.
-            kept.remove();
+        self.log.end_window();
+        if result.is_ok() {
+            self.kept.remove();
         }
         result
     }
@@ -302,16 +299,6 @@ impl Session {
         self.log_events();
         Ok(())
     }
-}
-
-/// The memory that outlives the process which has this cache device: by the set and by what the device is, since a copy
-/// of it is another one.
-fn kept_file(disk: &Disk, superblock: &CacheSuper) -> Result<KeptFile, Failure> {
-    let device = Path::new(&*disk.info().name);
-    let meta = std::fs::metadata(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
-    let (a, b) = if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
-    let path = exports::runtime_dir()?.join(format!("{}-{a:x}-{b:x}.kept", superblock.set_uuid()));
-    KeptFile::open(&path).map_err(|e| Failure::at(&path, "cannot keep what was not flushed", e))
 }
 
 /// A seed for the engine's random choices, which need not be the same twice.

@@ -167,6 +167,13 @@ impl IoError {
         }
     }
 
+    /// Whether the device is whole and has no room: a sparse file on a full file system, or a quota.
+    pub fn is_out_of_room(&self) -> bool {
+        const ENOSPC: i32 = 28;
+        const EDQUOT: i32 = 122;
+        matches!(self.errno, ENOSPC | EDQUOT)
+    }
+
     /// The answer to an operation whose device went away without answering.
     pub(crate) fn dropped() -> IoError {
         const ECANCELED: i32 = 125;

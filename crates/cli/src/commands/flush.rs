@@ -20,9 +20,11 @@ use io::Nanos;
 use io::sync::{Either, select};
 use serde::Serialize;
 
+use crate::events::EventLog;
 use crate::failure::Failure;
+use crate::kept::Kept;
 use crate::session::{self, Devices, OpenBacking, Simulation};
-use crate::{events, out, size};
+use crate::{out, size};
 
 /// Write all dirty data back and mark it clean, offline
 ///
@@ -165,7 +167,8 @@ impl Flush {
             .collect();
         drop(view);
         if !chosen.is_empty() {
-            report.flushed = drain(driver, cache, chosen).await?;
+            let kept = Kept::open(&cache, &superblock)?;
+            report.flushed = drain(driver, cache, &kept, chosen).await?;
         }
         Ok(report)
     }
@@ -243,16 +246,21 @@ fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> 
 async fn drain(
     driver: &Driver,
     cache: io::Disk,
+    kept: &Kept,
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
-    let options = SetOptions { seed: session::seed(), ..SetOptions::default() };
+    // What a process that was killed had answered is to be written back, too.
+    let options = SetOptions { seed: session::seed(), survivor: kept.survivor(), ..SetOptions::default() };
     let set = CacheSet::open(cache, options).await?;
-    events::log(&set.take_events());
+    let log = EventLog::default();
+    log.log(&set.take_events());
     let result = drain_all(driver, &set, chosen).await;
     let stopped = set.stop().await;
-    events::log(&set.take_events());
+    log.log(&set.take_events());
+    log.end_window();
     let flushed = result?;
     stopped?;
+    kept.remove();
     Ok(flushed)
 }
 
@@ -264,7 +272,10 @@ async fn drain_all(
     let mut signals = session::signals()?;
     let mut volumes: Vec<(Rc<Volume>, u64)> = Vec::new();
     for (backing, bytes) in chosen {
-        volumes.push((set.register(backing.disk).await?, bytes));
+        let volume = set.register(backing.disk).await?;
+        // More than the view had, if a process was killed.
+        let bytes = bytes.max(volume.dirty_sectors().bytes());
+        volumes.push((volume, bytes));
     }
     let total: u64 = volumes.iter().map(|(v, _)| v.dirty_sectors().bytes()).sum();
     let rt = driver.handle();

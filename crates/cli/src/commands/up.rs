@@ -208,7 +208,7 @@ impl Up {
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }
-        if let Some(why) = session.not_kept.as_ref().filter(|_| running.iter().any(Running::takes_force)) {
+        if let Some(why) = session.kept.why_not().filter(|_| running.iter().any(Running::takes_force)) {
             out::warn(format!(
                 "if this process is killed, the last writes that were not flushed are lost: {why}"
             ));

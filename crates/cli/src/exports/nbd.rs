@@ -1,9 +1,12 @@
 //! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use engine::VolumeRef;
-use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Reach, Server, ServerOptions, uri};
+use export_nbd::{
+    ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Reach, Server, ServerOptions, uri,
+};
 
 use super::{Context, Way};
 use crate::failure::Failure;
@@ -21,7 +24,9 @@ pub(super) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
     for volume in context.volumes {
         exports.add(Rc::new(VolumeRef(volume.clone())))?;
     }
-    let options = ServerOptions { observer: Some(Rc::new(log)), ..ServerOptions::default() };
+    let log = Log::default();
+    let observer: Observer = Rc::new(move |event| log.take(event));
+    let options = ServerOptions { observer: Some(observer), ..ServerOptions::default() };
     let server = Server::new(context.driver.handle(), exports, options);
     let reach = if context.remote { Reach::Anywhere } else { Reach::Loopback };
     let listener = endpoint.bind(context.driver.reactor(), reach).map_err(|e| match e {
@@ -43,19 +48,34 @@ impl Nbd {
     }
 }
 
-/// Only what an operator should know: clients come and go.
-fn log(event: &ConnectionEvent) {
-    match event {
-        ConnectionEvent::TurnedAway => out::warn("nbd: a client was turned away: there are too many"),
-        ConnectionEvent::AcceptFailed(e) => out::warn(format!("nbd: a client could not be accepted: {e}")),
-        ConnectionEvent::Closed {
-            id,
-            end: end @ (ConnectionEnd::Violation(_) | ConnectionEnd::Socket(_)),
-        } => {
-            out::warn(format!("nbd: connection {id}: {end}"));
+/// Says what an operator should know; that clients come and go is not.
+#[derive(Default)]
+struct Log {
+    /// No client can be accepted at the moment: tried ten times a second, said once.
+    refusing: Cell<bool>,
+}
+
+impl Log {
+    fn take(&self, event: &ConnectionEvent) {
+        match event {
+            ConnectionEvent::TurnedAway => out::warn("nbd: a client was turned away: there are too many"),
+            ConnectionEvent::AcceptFailed(e) => {
+                if !self.refusing.replace(true) {
+                    out::warn(format!("nbd: a client could not be accepted and has to wait: {e}"));
+                }
+            }
+            ConnectionEvent::Accepted { .. } => {
+                if self.refusing.replace(false) {
+                    out::note("nbd: clients are accepted again");
+                }
+            }
+            ConnectionEvent::Closed {
+                id,
+                end: end @ (ConnectionEnd::Violation(_) | ConnectionEnd::Socket(_)),
+            } => {
+                out::warn(format!("nbd: connection {id}: {end}"));
+            }
+            ConnectionEvent::Opened { .. } | ConnectionEvent::Closed { .. } => {}
         }
-        ConnectionEvent::Accepted { .. }
-        | ConnectionEvent::Opened { .. }
-        | ConnectionEvent::Closed { .. } => {}
     }
 }

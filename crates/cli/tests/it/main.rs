@@ -14,6 +14,8 @@ mod demo;
 mod extract;
 mod fixtures;
 mod flush;
+#[allow(dead_code, reason = "shared with the tests of faults, which use the rest")]
+mod load;
 mod make;
 mod multicall;
 mod up;

@@ -134,12 +134,20 @@ pub fn succeed(command: Command) -> String {
 
 /// Waits for a condition.
 #[track_caller]
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(comes_about(condition), "{what} does not come about");
+}
+
+/// Whether a condition comes about in time.
+pub fn comes_about(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come about");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::yield_now();
     }
+    true
 }
 
 /// A directory for one test.
@@ -209,10 +217,17 @@ impl Up {
 
     /// One that may end instead of getting ready; then what it said.
     pub fn try_start(dir: &Dir, volumes: usize, args: &[&str]) -> Result<Up, String> {
+        Up::try_start_by(&[], dir, volumes, args)
+    }
+
+    /// One that is started by other programs: this command, to which the rest is added.
+    pub fn try_start_by(by: &[&str], dir: &Dir, volumes: usize, args: &[&str]) -> Result<Up, String> {
         let messages =
             dir.root().join(format!("up-{}.log", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
-        let mut child = Command::new(program())
-            .arg("up")
+        let ours = program().to_str().expect("a plain path");
+        let words: Vec<&str> = by.iter().copied().chain([ours, "up"]).collect();
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
             .args(args)
             .args(["--json", "--stdin"])
             .stdin(Stdio::piped())

@@ -5,16 +5,22 @@
 //! without the cache. Must not know the index.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
 use io::sync::Mutex;
 use io::{Disk, IoError};
 
-use super::core::SUPERBLOCK_SECTOR;
+use super::core::{SUPERBLOCK_SECTOR, SetEvent};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::{FlushGate, Tick};
 use crate::stats::{BackingErrors, ErrorVerdict};
+
+/// Flushes that may fail before the device is given up.
+const LIMIT_OF_FLUSHES: u32 = 64;
+/// Events that are kept until somebody takes them.
+const MAX_EVENTS: usize = 64;
 
 pub(crate) struct Backing {
     pub(crate) disk: Disk,
@@ -26,6 +32,7 @@ pub(crate) struct Backing {
     /// The newest write that a client's flush must cover: writeback is not among them.
     direct_writes: Cell<Tick>,
     errors: RefCell<BackingErrors>,
+    events: RefCell<VecDeque<SetEvent>>,
     /// All requests fail: too many errors, or the operator said so.
     pub(crate) disabled: Cell<bool>,
 }
@@ -40,6 +47,7 @@ impl Backing {
             write_lock: Mutex::default(),
             direct_writes: Cell::new(Tick::default()),
             errors: RefCell::new(BackingErrors::new()),
+            events: RefCell::default(),
             disabled: Cell::new(false),
         }
     }
@@ -88,8 +96,8 @@ impl Backing {
     /// Makes every write that clients sent directly to the device durable.
     pub(crate) async fn settle_direct_writes(&self) -> Result<(), IoError> {
         let result = self.gate.ensure(self.direct_writes.get()).await;
-        if result.is_err() {
-            self.failed();
+        if let Err(e) = &result {
+            self.failed(e, LIMIT_OF_FLUSHES);
         }
         result
     }
@@ -152,18 +160,31 @@ impl Backing {
         Ok(true)
     }
 
-    /// A request failed: counts it, and disables the device at the limit (the kernel's semantics, section 14.1).
-    pub(crate) fn failed(&self) {
-        let limit = 64;
-        if self.errors.borrow_mut().failed(false, limit) == ErrorVerdict::LimitReached {
-            self.disabled.set(true);
+    /// A request failed: counts it, and disables the device at the limit (the kernel's semantics, section 14.1). A
+    /// device without room is not broken: what it has can be read, and it goes on as soon as there is room.
+    pub(crate) fn failed(&self, error: &IoError, limit: u32) {
+        self.emit(SetEvent::DeviceError { what: error.to_string() });
+        if error.is_out_of_room() {
+            return;
+        }
+        let verdict = self.errors.borrow_mut().failed(false, limit);
+        if verdict == ErrorVerdict::LimitReached && !self.disabled.replace(true) {
+            let (device, errors) = (error.device.to_string(), self.error_count());
+            self.emit(SetEvent::GivenUp { device, errors });
         }
     }
 
-    pub(crate) fn failed_with_limit(&self, limit: u32) {
-        if self.errors.borrow_mut().failed(false, limit) == ErrorVerdict::LimitReached {
-            self.disabled.set(true);
+    fn emit(&self, event: SetEvent) {
+        let mut events = self.events.borrow_mut();
+        if events.len() == MAX_EVENTS {
+            events.pop_front();
         }
+        events.push_back(event);
+    }
+
+    /// What happened to the device since the last call.
+    pub(crate) fn take_events(&self) -> Vec<SetEvent> {
+        self.events.borrow_mut().drain(..).collect()
     }
 
     pub(crate) fn error_count(&self) -> u64 {

@@ -64,6 +64,13 @@ pub enum SetEvent {
         /// The new state, in the kernel's words.
         state: &'static str,
     },
+    /// A backing device failed too often: every request for it fails until the next start.
+    GivenUp {
+        /// Name of the backing device.
+        device: String,
+        /// How often.
+        errors: u64,
+    },
 }
 
 /// Counts of the engine's own work, for tests, benches and metrics.
@@ -207,7 +214,9 @@ impl Core {
             let t = self.tunables.borrow();
             (t.io_error_limit, t.io_error_halflife)
         };
-        let verdict = self.errors.borrow_mut().observe(result.is_err(), limit, halflife);
+        // A device without room is not broken: what it has can be read, and writes go past it meanwhile.
+        let failed = result.as_ref().is_err_and(|e| !e.is_out_of_room());
+        let verdict = self.errors.borrow_mut().observe(failed, limit, halflife);
         if let Err(e) = result {
             self.emit(SetEvent::DeviceError { what: e.to_string() });
             if verdict == ErrorVerdict::LimitReached {

@@ -63,12 +63,14 @@ impl Volume {
         let (sectors, data) = (write.sectors(), write.buffer.clone());
         let done = backing.disk.start_write(write.start, sectors, data, write.offset_bytes, write.fua).await;
         backing.wrote_directly();
-        let mut result = done.result.map_err(EngineError::from);
-        if result.is_err() {
-            backing.failed_with_limit(self.tunables.borrow().io_error_limit);
-        } else if over_dirty {
-            result = self.drop_dirty(core, inode, write.start, write.end, write.fua).await;
-        }
+        let result = match done.result {
+            Err(e) => {
+                backing.failed(&e, self.tunables.borrow().io_error_limit);
+                Err(e.into())
+            }
+            Ok(()) if over_dirty => self.drop_dirty(core, inode, write.start, write.end, write.fua).await,
+            Ok(()) => Ok(()),
+        };
         for (at, placed, future) in copies {
             let copied = future.await.result;
             core.observe_cache_io(&copied);

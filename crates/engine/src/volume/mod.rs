@@ -29,7 +29,7 @@ use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::policy::bypass::{BypassInputs, Decision, RequestHints, RequestKind, decide};
 use crate::policy::sequential::{SequentialDetector, StreamHint};
-use crate::set::{Backing, Core};
+use crate::set::{Backing, Core, SetEvent};
 use crate::stats::{CacheStats, RequestCounters};
 use crate::tunables::DeviceTunables;
 use crate::writeback::Writeback;
@@ -288,6 +288,11 @@ impl Volume {
         Ok(())
     }
 
+    /// What happened to the backing device since the last call.
+    pub fn take_events(&self) -> Vec<SetEvent> {
+        self.backing.as_ref().map(|b| b.take_events()).unwrap_or_default()
+    }
+
     /// A request begins.
     pub(super) fn enter(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<InFlight, VolumeError> {
         if self.stopping.get() {
@@ -298,7 +303,10 @@ impl Volume {
             return Err(VolumeError::OutOfRange { sector, sectors, capacity: self.sectors });
         }
         if self.backing.as_ref().is_some_and(|b| b.disabled.get()) {
-            return Err(VolumeError::Failed(format!("{}: io_disable is set", self.label_or_name())));
+            return Err(VolumeError::Failed(format!(
+                "{}: io_disable is set, by somebody or after too many errors",
+                self.label_or_name()
+            )));
         }
         if self.link.borrow().as_ref().is_some_and(|(core, _)| core.tunables.borrow().io_disable) {
             return Err(VolumeError::Failed(format!(

@@ -66,8 +66,8 @@ impl Volume {
         if is_aligned(&backing.disk, start, sectors) {
             let spare = buffer.len();
             let done = backing.disk.start_read(start, sectors, buffer, offset_bytes).await;
-            if done.result.is_err() {
-                backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+            if let Err(e) = &done.result {
+                backing.failed(e, self.tunables.borrow().io_error_limit);
             }
             let buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
             return (buffer, done.result.map_err(VolumeError::from));
@@ -82,7 +82,7 @@ impl Volume {
                 Ok(())
             }
             (Err(e), _) => {
-                backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+                backing.failed(&e, self.tunables.borrow().io_error_limit);
                 Err(e.into())
             }
             (Ok(()), None) => Err(VolumeError::Stopped(self.name())),
@@ -304,7 +304,9 @@ impl Volume {
                 Ok(())
             }
             (None, Some(b)) => {
-                b.failed_with_limit(self.tunables.borrow().io_error_limit);
+                if let EngineError::Io(e) = &error {
+                    b.failed(e, self.tunables.borrow().io_error_limit);
+                }
                 Err(error)
             }
             (None, None) => Err(error),

@@ -418,8 +418,8 @@ impl Volume {
             .start_write(write.start, write.sectors(), write.buffer, write.offset_bytes, fua)
             .await;
         backing.wrote_directly();
-        if done.result.is_err() {
-            backing.failed_with_limit(self.tunables.borrow().io_error_limit);
+        if let Err(e) = &done.result {
+            backing.failed(e, self.tunables.borrow().io_error_limit);
         }
         done.result.map_err(VolumeError::from)
     }

@@ -265,7 +265,7 @@ async fn write_out(
         match done.result {
             Ok(()) => cleaned.extend(run.extents),
             Err(e) => {
-                backing.failed_with_limit(volume.tunables.borrow().io_error_limit);
+                backing.failed(&e, volume.tunables.borrow().io_error_limit);
                 if result.is_ok() {
                     result = Err(e.into());
                 }

@@ -1,0 +1,77 @@
+//! What was answered and not flushed outlives a process in a file in memory.
+//!
+//! Owns where that file is, and the rule that a start which cannot read what is there does not go on: it would lose
+//! what was answered. Must not know what is in it.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::rc::Rc;
+
+use blockio::KeptFile;
+use format::CacheSuper;
+use io::{Disk, SurvivorRef};
+
+use crate::exports;
+use crate::failure::Failure;
+
+/// The memory of one cache device, if this host has such memory.
+pub(crate) struct Kept {
+    file: Option<Rc<KeptFile>>,
+    why_not: Option<String>,
+}
+
+impl Kept {
+    /// Where there is no cache there is nothing to be kept.
+    pub(crate) fn nothing() -> Kept {
+        Kept { file: None, why_not: None }
+    }
+
+    /// The memory that outlives the process which has this cache device: by the set and by what the device is, since a
+    /// copy of it is another one. Nobody else may have the device.
+    ///
+    /// # Errors
+    /// If there is something that cannot be read.
+    pub(crate) fn open(disk: &Disk, superblock: &CacheSuper) -> Result<Kept, Failure> {
+        let device = Path::new(&*disk.info().name);
+        let meta = std::fs::metadata(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
+        let (a, b) =
+            if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        let dir = match exports::runtime_dir() {
+            Ok(dir) => dir,
+            Err(e) => return Ok(Kept { file: None, why_not: e.message().map(str::to_owned) }),
+        };
+        let path = dir.join(format!("{}-{a:x}-{b:x}.kept", superblock.set_uuid()));
+        let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
+        match KeptFile::open(&path) {
+            Ok(file) => Ok(Kept { file: Some(Rc::new(file)), why_not: None }),
+            Err(e) if something => Err(Failure::at(
+                &path,
+                "what an earlier process has answered and not flushed may be in it, and it cannot be read",
+                e,
+            )),
+            Err(e) => {
+                // What may be left of the attempt is empty.
+                let _ = std::fs::remove_file(&path);
+                let why = Failure::at(&path, "cannot keep what was not flushed", e);
+                Ok(Kept { file: None, why_not: why.message().map(str::to_owned) })
+            }
+        }
+    }
+
+    /// For the engine.
+    pub(crate) fn survivor(&self) -> Option<SurvivorRef> {
+        self.file.clone().map(|file| SurvivorRef(file))
+    }
+
+    /// Why there is no such memory, if there is none.
+    pub(crate) fn why_not(&self) -> Option<&str> {
+        self.why_not.as_deref()
+    }
+
+    /// Everything is on the devices: nothing is to be kept any more.
+    pub(crate) fn remove(&self) {
+        if let Some(file) = &self.file {
+            file.remove();
+        }
+    }
+}
