@@ -113,6 +113,7 @@ impl Lab {
         say("fio", self.vm.sh("fio --version").ok().line().to_owned());
         say("ubcache", self.vm.sh("ubcache --version").ok().line().to_owned());
         say("commit", commit());
+        say("date", self.vm.sh("date -u +%F").ok().line().to_owned());
         about
     }
 }

@@ -2,7 +2,7 @@
 //! the same jobs, in one boot of one virtual machine.
 //!
 //! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `report` writes JSON, a table and
-//! plots. Figures are for comparison inside one run only: the machine is emulated.
+//! plots: of each benchmark the newest results. Figures are for comparison inside one run only: the machine is emulated.
 
 mod fio;
 mod jobs;
@@ -36,9 +36,12 @@ struct Cli {
     /// Makes everything this many times shorter, to try things out: such figures are not comparable
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60))]
     hurry: u32,
-    /// Where results go
+    /// Where results go; those of benchmarks that do not run now stay
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
+    /// A document with a place for the table
+    #[arg(long)]
+    document: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -46,8 +49,9 @@ fn main() -> ExitCode {
     let all = |chosen: &[Job]| if chosen.is_empty() { Job::ALL.to_vec() } else { chosen.to_vec() };
     let subjects = if cli.subjects.is_empty() { Subject::ALL.to_vec() } else { cli.subjects.clone() };
     let mut lab = machine::Lab::boot(cli.hurry);
-    let mut results = result::Results::new(lab.describe(), cli.hurry);
+    let machine = lab.describe();
     for job in all(&cli.jobs) {
+        let mut results = result::Results::new(job.name(), machine.clone(), cli.hurry);
         for repetition in 1..=cli.repeat {
             for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
                 eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
@@ -60,7 +64,16 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("{}", report::markdown(&results));
-    println!("written to {}", cli.out.display());
+    let table = report::read_all(&cli.out).and_then(|all| {
+        report::write_table(&all, &cli.out, cli.document.as_deref())?;
+        Ok(report::markdown(&all))
+    });
+    match table {
+        Ok(text) => println!("{text}\nwritten to {}", cli.out.display()),
+        Err(e) => {
+            eprintln!("{}: {e}", cli.out.display());
+            return ExitCode::FAILURE;
+        }
+    }
     ExitCode::SUCCESS
 }

@@ -10,21 +10,21 @@ use crate::subject::Subject;
 
 const SIZE: (u32, u32) = (900, 480);
 
-/// Writes `<job>-<what>.svg` for every kind of series.
+/// Writes `B3-<what>.svg` for every kind of series.
 ///
 /// # Errors
 /// If a file cannot be written.
 pub fn write(results: &Results, dir: &Path) -> io::Result<()> {
-    let mut done: Vec<(&str, &str)> = Vec::new();
+    let job = &results.job;
+    let mut done: Vec<&str> = Vec::new();
     for s in &results.series {
-        if done.contains(&(&s.job, &s.what)) {
+        if done.contains(&s.what.as_str()) {
             continue;
         }
-        done.push((&s.job, &s.what));
-        let same: Vec<&Series> =
-            results.series.iter().filter(|x| x.job == s.job && x.what == s.what).collect();
-        let name = format!("{}-{}.svg", s.job.to_lowercase(), s.what.replace([' ', '/'], "-"));
-        draw(&dir.join(name), &format!("{}: {}", s.job, s.what), &same).map_err(io::Error::other)?;
+        done.push(&s.what);
+        let same: Vec<&Series> = results.series.iter().filter(|x| x.what == s.what).collect();
+        let name = format!("{job}-{}.svg", s.what.replace([' ', '/'], "-").replace(['(', ')'], ""));
+        draw(&dir.join(name), &format!("{job}: {}", s.what), &same).map_err(io::Error::other)?;
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
-//! Results on disk: `latest.json`, `latest.md`, and plots.
+//! Results on disk: for each benchmark its newest results, `B1.json`, and its plots; of all of them together a table,
+//! `latest.md`, which is also in the documentation.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
@@ -8,50 +10,98 @@ use crate::plot;
 use crate::result::{Figure, Results};
 use crate::subject::Subject;
 
-/// Writes everything that there is so far.
+/// Between these lines of a document the table is renewed.
+const BEGIN: &str = "<!-- The table begins. `make bench` renews it. -->\n";
+const END: &str = "<!-- The table ends. -->\n";
+
+/// Writes what there is so far of a benchmark.
 ///
 /// # Errors
 /// If the directory cannot be written to.
 pub fn write(results: &Results, dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     let json = serde_json::to_string_pretty(results).map_err(io::Error::other)?;
-    std::fs::write(dir.join("latest.json"), json)?;
-    std::fs::write(dir.join("latest.md"), markdown(results))?;
+    std::fs::write(dir.join(format!("{}.json", results.job)), json)?;
     plot::write(results, dir)
 }
 
-/// A table for each benchmark: a row for each figure, a column for each contender.
-pub fn markdown(results: &Results) -> String {
-    let mut text = String::from("# Side by side\n\n");
-    if results.hurry != 1 {
-        text += "**A hurried run: these figures show that the benchmarks work, nothing else.**\n\n";
+/// The newest results of every benchmark that ever ran.
+///
+/// # Errors
+/// If a file cannot be read, or is of another version of this program.
+pub fn read_all(dir: &Path) -> io::Result<Vec<Results>> {
+    let mut all: Vec<Results> = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "json") {
+            all.push(serde_json::from_slice(&std::fs::read(&path)?).map_err(io::Error::other)?);
+        }
     }
-    for (key, value) in &results.machine {
+    all.sort_by(|a, b| a.job.cmp(&b.job));
+    Ok(all)
+}
+
+/// Renews the table in `dir`, and in `document` where there is a place for it.
+///
+/// # Errors
+/// If one of them cannot be written.
+pub fn write_table(all: &[Results], dir: &Path, document: Option<&Path>) -> io::Result<()> {
+    let table = markdown(all);
+    std::fs::write(dir.join("latest.md"), format!("# Side by side\n\n{table}"))?;
+    let Some(document) = document else { return Ok(()) };
+    let text = std::fs::read_to_string(document)?;
+    let parts = text.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let Some((before, after)) = parts else {
+        let why = format!("{}: no place for the table", document.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    };
+    std::fs::write(document, format!("{before}{BEGIN}\n{table}\n{END}{after}"))
+}
+
+/// A table for each benchmark: a row for each figure, a column for each contender. What is the same of all of them
+/// about machine and versions is said once.
+pub fn markdown(all: &[Results]) -> String {
+    let mut text = String::new();
+    let mut common: BTreeMap<&str, &str> = BTreeMap::new();
+    if let Some(first) = all.first() {
+        common.extend(first.machine.iter().map(|(k, v)| (k.as_str(), v.as_str())));
+        common.retain(|k, v| all.iter().all(|r| r.machine.get(*k).is_some_and(|x| x == v)));
+    }
+    for (key, value) in &common {
         let _ = writeln!(text, "* {key}: {value}");
     }
     text +=
         "\nMedian of the repetitions; in brackets the smallest and the largest where there are several.\n";
-    let mut jobs: Vec<&str> = results.figures.iter().map(|f| f.job.as_str()).collect();
-    jobs.dedup();
-    jobs.sort_unstable();
-    jobs.dedup();
-    for job in jobs {
-        table(results, job, &mut text);
+    for results in all {
+        let _ = writeln!(text, "\n### {}", results.job);
+        if results.hurry != 1 {
+            text += "\n**A hurried run: these figures show that the benchmark works, nothing else.**\n";
+        }
+        let own: Vec<String> = results
+            .machine
+            .iter()
+            .filter(|(k, _)| !common.contains_key(k.as_str()))
+            .map(|(k, v)| format!("{k}: {v}"))
+            .collect();
+        if !own.is_empty() {
+            let _ = writeln!(text, "\n{}", own.join(", "));
+        }
+        table(results, &mut text);
     }
     text
 }
 
-fn table(results: &Results, job: &str, text: &mut String) {
-    let figures: Vec<&Figure> = results.figures.iter().filter(|f| f.job == job).collect();
+fn table(results: &Results, text: &mut String) {
+    let figures = &results.figures;
     let names = Subject::ALL.iter().map(|s| s.name());
     let subjects: Vec<&str> = names.filter(|n| figures.iter().any(|f| f.subject == *n)).collect();
     let mut rows: Vec<(&str, &str)> = Vec::new();
-    for f in &figures {
+    for f in figures {
         if !rows.contains(&(&f.what, &f.unit)) {
             rows.push((&f.what, &f.unit));
         }
     }
-    let _ = write!(text, "\n## {job}\n\n| |");
+    text.push_str("\n| |");
     for s in &subjects {
         let _ = write!(text, " {s} |");
     }
@@ -61,8 +111,7 @@ fn table(results: &Results, job: &str, text: &mut String) {
     for (what, unit) in rows {
         let _ = write!(text, "| {what}, {unit} |");
         for s in &subjects {
-            let cell =
-                figures.iter().find(|f| f.what == what && f.subject == *s).map_or(String::new(), |f| cell(f));
+            let cell = figures.iter().find(|f| f.what == what && f.subject == *s).map_or(String::new(), cell);
             let _ = write!(text, " {cell} |");
         }
         text.push('\n');
@@ -79,21 +128,47 @@ fn cell(f: &Figure) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
+
+    fn machine(commit: &str) -> BTreeMap<String, String> {
+        [("fio", "fio-3"), ("commit", commit)].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+    }
 
     #[test]
     fn a_table_has_a_row_a_figure_and_a_column_a_contender() {
-        let mut r = Results::new(BTreeMap::from([("fio".into(), "fio-3".into())]), 1);
-        r.add("B2", "writes", "IOPS", true, "ubcache", 1000.4);
-        r.add("B1", "reads", "IOPS", true, "ubcache", 50.0);
-        r.add("B1", "reads", "IOPS", true, "kernel bcache", 20.0);
-        r.add("B1", "reads", "IOPS", true, "kernel bcache", 30.0);
-        let text = markdown(&r);
+        let mut first = Results::new("B1", machine("abc"), 1);
+        first.add("reads", "IOPS", true, "ubcache", 50.0);
+        first.add("reads", "IOPS", true, "kernel bcache", 20.0);
+        first.add("reads", "IOPS", true, "kernel bcache", 30.0);
+        let mut second = Results::new("B2", machine("def"), 2);
+        second.add("writes", "IOPS", true, "ubcache", 1000.4);
+        let text = markdown(&[first, second]);
         assert!(text.contains("| | kernel bcache | ubcache |\n|---|---:|---:|\n"), "{text}");
         assert!(text.contains("| reads, IOPS | 20.0 (20.0–30.0) | 50.0 |"), "{text}");
-        assert!(text.find("## B1") < text.find("## B2"));
-        assert!(text.contains("| writes, IOPS | 1000 |") && text.contains("* fio: fio-3"));
+        assert!(text.find("### B1") < text.find("### B2"));
+        assert!(text.contains("| writes, IOPS | 1000 |"), "{text}");
+        assert!(text.starts_with("* fio: fio-3\n\n"), "{text}");
+        assert!(text.contains("\ncommit: abc\n") && text.contains("\ncommit: def\n"), "{text}");
+        assert_eq!(text.matches("hurried").count(), 1);
+    }
+
+    #[test]
+    fn benchmarks_that_ran_at_different_times_are_in_one_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let document = dir.path().join("benchmarks.md");
+        std::fs::write(&document, format!("before\n{BEGIN}old\n{END}after\n")).unwrap();
+        for (job, commit) in [("B2", "abc"), ("B1", "def"), ("B2", "new")] {
+            let mut results = Results::new(job, machine(commit), 1);
+            results.add("writes", "IOPS", true, "ubcache", 7.0);
+            write(&results, dir.path()).unwrap();
+            let all = read_all(dir.path()).unwrap();
+            write_table(&all, dir.path(), Some(&document)).unwrap();
+        }
+        let text = std::fs::read_to_string(&document).unwrap();
+        assert!(text.starts_with("before\n") && text.ends_with("after\n"), "{text}");
+        assert!(!text.contains("old") && !text.contains("abc"), "{text}");
+        assert!(text.find("commit: def") < text.find("commit: new"), "{text}");
+        let latest = std::fs::read_to_string(dir.path().join("latest.md")).unwrap();
+        assert!(text.contains(latest.strip_prefix("# Side by side\n\n").unwrap()));
     }
 }

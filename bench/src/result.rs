@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One figure of one contender, all its repetitions.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// The benchmark: `B1`.
-    pub job: String,
     /// What of it: `randread depth 16`.
     pub what: String,
     /// Unit of the values: `IOPS`, `ms`, `s`.
@@ -37,10 +35,8 @@ impl Figure {
 }
 
 /// Values over time, for a plot; of the last repetition.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Series {
-    /// The benchmark.
-    pub job: String,
     /// What is drawn: `writes per second`.
     pub what: String,
     /// The contender.
@@ -49,11 +45,13 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Everything of a run.
-#[derive(Clone, Debug, Serialize)]
+/// Everything that was measured of one benchmark in one run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// Layout of this document.
     pub schema_version: u32,
+    /// The benchmark: `B1`.
+    pub job: String,
     /// Machine, versions, devices.
     pub machine: BTreeMap<String, String>,
     /// 1 for figures that can be compared with others.
@@ -66,28 +64,26 @@ pub struct Results {
 
 impl Results {
     /// Nothing measured yet.
-    pub fn new(machine: BTreeMap<String, String>, hurry: u32) -> Results {
-        Results { schema_version: 1, machine, hurry, figures: Vec::new(), series: Vec::new() }
+    pub fn new(job: &str, machine: BTreeMap<String, String>, hurry: u32) -> Results {
+        Results {
+            schema_version: 2,
+            job: job.into(),
+            machine,
+            hurry,
+            figures: Vec::new(),
+            series: Vec::new(),
+        }
     }
 
     /// Adds a value to the figure that it belongs to.
-    pub fn add(
-        &mut self,
-        job: &str,
-        what: &str,
-        unit: &str,
-        more_is_better: bool,
-        subject: &str,
-        value: f64,
-    ) {
+    pub fn add(&mut self, what: &str, unit: &str, more_is_better: bool, subject: &str, value: f64) {
         eprintln!("    {what}: {value:.1} {unit}");
-        let same = |f: &&mut Figure| f.job == job && f.what == what && f.subject == subject;
+        let same = |f: &&mut Figure| f.what == what && f.subject == subject;
         if let Some(f) = self.figures.iter_mut().find(same) {
             f.values.push(value);
             return;
         }
         self.figures.push(Figure {
-            job: job.into(),
             what: what.into(),
             unit: unit.into(),
             more_is_better,
@@ -97,9 +93,9 @@ impl Results {
     }
 
     /// Puts a series in the place of that of an earlier repetition.
-    pub fn draw(&mut self, job: &str, what: &str, subject: &str, points: Vec<(f64, f64)>) {
-        self.series.retain(|s| !(s.job == job && s.what == what && s.subject == subject));
-        self.series.push(Series { job: job.into(), what: what.into(), subject: subject.into(), points });
+    pub fn draw(&mut self, what: &str, subject: &str, points: Vec<(f64, f64)>) {
+        self.series.retain(|s| !(s.what == what && s.subject == subject));
+        self.series.push(Series { what: what.into(), subject: subject.into(), points });
     }
 }
 
@@ -109,12 +105,12 @@ mod tests {
 
     #[test]
     fn medians_and_spreads() {
-        let mut r = Results::new(BTreeMap::new(), 1);
+        let mut r = Results::new("B1", BTreeMap::new(), 1);
         for v in [3.0, 1.0, 2.0] {
-            r.add("B1", "x", "IOPS", true, "raw", v);
+            r.add("x", "IOPS", true, "raw", v);
         }
         assert_eq!((r.figures[0].median(), r.figures[0].spread()), (2.0, (1.0, 3.0)));
-        r.add("B1", "x", "IOPS", true, "raw", 9.0);
+        r.add("x", "IOPS", true, "raw", 9.0);
         assert_eq!(r.figures[0].median(), 2.0);
         assert_eq!(r.figures.len(), 1);
     }

@@ -53,10 +53,10 @@ fn one(lab: &mut Lab, subject: Subject, results: &mut Results, part: &str, span_
     let seconds = begun.elapsed().as_secs_f64();
     let end = written(lab, &backing);
     let name = subject.name();
-    results.add("B5", &format!("({part}) over {span_mib} MiB"), "s", false, name, seconds);
+    results.add(&format!("({part}) over {span_mib} MiB"), "s", false, name, seconds);
     let requests = (end.0 - sectors_before.0) as f64;
-    results.add("B5", &format!("({part}) requests to the disk"), "requests", false, name, requests);
-    results.draw("B5", &format!("({part}) blocks written back per second"), name, points);
+    results.add(&format!("({part}) requests to the disk"), "requests", false, name, requests);
+    results.draw(&format!("({part}) blocks written back per second"), name, points);
     running.stop(&mut lab.vm);
 }
 

@@ -32,7 +32,7 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
             number.unwrap_or_else(|| panic!("sysbench says {out:?}"))
         };
         let total = rate("read, MiB/s:") + rate("written, MiB/s:");
-        results.add("B4", &format!("read and written, run {round}"), "MiB/s", true, subject.name(), total);
+        results.add(&format!("read and written, run {round}"), "MiB/s", true, subject.name(), total);
     }
     lab.vm.sh_within(long, "umount /mnt").ok();
     running.stop(&mut lab.vm);

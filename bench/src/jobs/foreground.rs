@@ -20,13 +20,12 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let seconds = lab.seconds(SECONDS);
     let name = subject.name();
     let idle = fio::run(&mut lab.vm, &running.device, Some(seconds), OPTIONS, false);
-    results.add("B6", "read latency at rest, 99 %", "ms", false, name, idle.p99_ms);
+    results.add("read latency at rest, 99 %", "ms", false, name, idle.p99_ms);
     running.begin_drain(&mut lab.vm);
     let busy = fio::run(&mut lab.vm, &running.device, Some(seconds), OPTIONS, false);
-    results.add("B6", "read latency during writeback, 99 %", "ms", false, name, busy.p99_ms);
-    results.add("B6", "read latency during writeback, longest", "ms", false, name, busy.max_ms);
+    results.add("read latency during writeback, 99 %", "ms", false, name, busy.p99_ms);
+    results.add("read latency during writeback, longest", "ms", false, name, busy.max_ms);
     results.add(
-        "B6",
         "99 % during writeback against at rest",
         "ratio",
         false,

@@ -17,14 +17,14 @@ pub fn reads(lab: &mut Lab, subject: Subject, results: &mut Results) {
         let seconds = lab.seconds(2 * SECONDS);
         fio::run(&mut lab.vm, &running.device, Some(seconds), &options("randread", 16), false);
     }
-    measure(lab, &running, subject, "B1", "randread", results);
+    measure(lab, &running, subject, "randread", results);
     running.stop(&mut lab.vm);
 }
 
 /// Random writes over data that is in the cache.
 pub fn writes(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let running = filled(lab, subject);
-    measure(lab, &running, subject, "B2", "randwrite", results);
+    measure(lab, &running, subject, "randwrite", results);
     running.stop(&mut lab.vm);
 }
 
@@ -42,10 +42,10 @@ fn options(rw: &str, depth: u32) -> String {
     format!("--rw={rw} --bs=4k --iodepth={depth} --size={SPAN} --norandommap")
 }
 
-fn measure(lab: &mut Lab, running: &Running, subject: Subject, job: &str, rw: &str, results: &mut Results) {
+fn measure(lab: &mut Lab, running: &Running, subject: Subject, rw: &str, results: &mut Results) {
     for depth in [1, 16] {
         let seconds = lab.seconds(SECONDS);
         let found = fio::run(&mut lab.vm, &running.device, Some(seconds), &options(rw, depth), false);
-        results.add(job, &format!("{rw} depth {depth}"), "IOPS", true, subject.name(), found.iops);
+        results.add(&format!("{rw} depth {depth}"), "IOPS", true, subject.name(), found.iops);
     }
 }

@@ -27,7 +27,6 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     lab.vm.sh(&format!("dd if={} of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null", running.device)).ok();
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
     results.add(
-        "B8",
         &format!("start with {BLOCKS} dirty extents to the first read"),
         "ms",
         false,

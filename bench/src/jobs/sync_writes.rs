@@ -23,17 +23,10 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let first = points.get(..PART_SECONDS.min(points.len())).unwrap_or_default();
     let last = points.get(points.len().saturating_sub(PART_SECONDS)..).unwrap_or_default();
     let name = subject.name();
-    results.add("B3", "writes, the first 10 s", "IOPS", true, name, mean(first));
-    results.add("B3", "writes, the last 10 s", "IOPS", true, name, mean(last));
+    results.add("writes, the first 10 s", "IOPS", true, name, mean(first));
+    results.add("writes, the last 10 s", "IOPS", true, name, mean(last));
     let worst = points.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
-    results.add(
-        "B3",
-        "writes, the worst second",
-        "IOPS",
-        true,
-        name,
-        if worst.is_finite() { worst } else { 0.0 },
-    );
-    results.draw("B3", "synchronous writes per second", name, found.over_time);
+    results.add("writes, the worst second", "IOPS", true, name, if worst.is_finite() { worst } else { 0.0 });
+    results.draw("synchronous writes per second", name, found.over_time);
     running.stop(&mut lab.vm);
 }
