@@ -126,7 +126,7 @@ impl Builder {
         c.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-cpu", "max"]);
         c.args(["-accel", &accelerator]);
         c.args(["-smp", &self.cpus.to_string(), "-m", &self.memory_mib.to_string()]);
-        c.arg("-kernel").arg(&a.vmlinuz).arg("-initrd").arg(initrd);
+        c.arg("-kernel").arg(&a.kernel).arg("-initrd").arg(initrd);
         // The last three leave out what costs a second of each boot and tells us nothing: self-tests of ciphers above all.
         let words = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr nowatchdog random.trust_cpu=on \
             no_timer_check cryptomgr.notests=1 init_on_alloc=0 initcall_blacklist=crypto_kdf108_init,init_encrypted";
