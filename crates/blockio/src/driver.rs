@@ -141,6 +141,7 @@ impl Driver {
         let mut cx = Context::from_waker(&waker);
         let wake = self.reactor.wake();
         loop {
+            self.runtime.begin_turn();
             if root.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
             {

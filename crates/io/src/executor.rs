@@ -7,7 +7,7 @@
 //! Invariants: a task is polled by one caller at a time and never after it ended; a task that is woken
 //! while it runs runs again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -43,6 +43,8 @@ type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Default)]
 struct ReadyQueue {
     queue: Mutex<VecDeque<TaskId>>,
+    /// There is something in `queue`: looked at without the lock.
+    filled: AtomicBool,
     /// The driver waits outside: a wake-up must unpark it.
     parked: AtomicBool,
     unpark: Mutex<Option<Arc<dyn Unpark>>>,
@@ -55,8 +57,13 @@ impl ReadyQueue {
     }
 
     fn push(&self, id: TaskId) {
-        self.lock().push_back(id);
-        if self.parked.swap(false, Ordering::SeqCst) {
+        let mut queue = self.lock();
+        queue.push_back(id);
+        self.filled.store(true, Ordering::Release);
+        drop(queue);
+        // Looked at first, because that is all there is to do mostly. Whoever parks after this look finds the queue filled:
+        // he takes the lock to see.
+        if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             let unpark = self.unpark.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(u) = unpark.as_ref() {
                 u.unpark();
@@ -87,7 +94,8 @@ struct Task {
     future: Option<TaskFuture>,
     /// Belongs to the slot, not to the task: a late wake-up of an ended task is spurious for the next.
     flag: Arc<TaskWaker>,
-    waker: Waker,
+    /// The flag as a waker; `None` while the task is polled with it.
+    waker: Option<Waker>,
     live: bool,
 }
 
@@ -96,6 +104,10 @@ pub(crate) struct Executor {
     tasks: RefCell<Vec<Task>>,
     free: RefCell<Vec<TaskId>>,
     ready: Arc<ReadyQueue>,
+    /// What was in the ready queue when it was looked at last, in its order.
+    taken: RefCell<VecDeque<TaskId>>,
+    /// How often all tasks were cleared away.
+    cleared: Cell<u64>,
 }
 
 impl Executor {
@@ -108,7 +120,7 @@ impl Executor {
                 let id = TaskId::try_from(tasks.len()).expect("fewer than 2^32 tasks");
                 let flag =
                     Arc::new(TaskWaker { id, queued: AtomicBool::new(false), ready: self.ready.clone() });
-                let waker = Waker::from(flag.clone());
+                let waker = Some(Waker::from(flag.clone()));
                 tasks.push(Task { future: None, flag, waker, live: false });
                 id
             }
@@ -141,13 +153,14 @@ impl Executor {
     pub(crate) fn run(&self, schedule: &mut dyn Schedule, limit: usize) -> usize {
         let mut polls = 0;
         while polls < limit {
+            self.take_ready();
             let id = {
-                let mut queue = self.ready.lock();
-                if queue.is_empty() {
+                let mut taken = self.taken.borrow_mut();
+                if taken.is_empty() {
                     break;
                 }
-                let at = schedule.pick(queue.len());
-                if at == 0 { queue.pop_front() } else { queue.swap_remove_back(at) }
+                let at = schedule.pick(taken.len());
+                if at == 0 { taken.pop_front() } else { taken.swap_remove_back(at) }
             };
             let Some(id) = id else { break };
             polls += 1;
@@ -156,20 +169,30 @@ impl Executor {
         polls
     }
 
+    /// Moves what became ready to where this thread alone looks.
+    fn take_ready(&self) {
+        if self.ready.filled.load(Ordering::Acquire) {
+            let mut queue = self.ready.lock();
+            self.ready.filled.store(false, Ordering::Relaxed);
+            self.taken.borrow_mut().append(&mut queue);
+        }
+    }
+
     fn poll_task(&self, id: TaskId) {
-        let (future, waker, flag) = {
+        let (mut future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
             // Absent: a late wake-up, from another thread, of a task that was cleared away.
             let Some(task) = tasks.get_mut(id as usize) else { return };
             task.flag.queued.store(false, Ordering::Release);
-            (task.future.take(), task.waker.clone(), task.flag.clone())
+            // Absent: the task ended and this wake-up was late.
+            let Some(future) = task.future.take() else { return };
+            (future, task.waker.take().unwrap_or_else(|| Waker::from(task.flag.clone())))
         };
-        // Absent: the task ended and this wake-up was late.
-        let Some(mut future) = future else { return };
+        let cleared = self.cleared.get();
         let poll = future.as_mut().poll(&mut Context::from_waker(&waker));
         let mut tasks = self.tasks.borrow_mut();
         let task = match tasks.get_mut(id as usize) {
-            Some(task) if Arc::ptr_eq(&task.flag, &flag) => task,
+            Some(task) if self.cleared.get() == cleared => task,
             // The task cleared all tasks away, itself among them. Dropping may wake or spawn, so it
             // happens outside of every borrow, here and below.
             _ => {
@@ -178,6 +201,7 @@ impl Executor {
                 return;
             }
         };
+        task.waker = Some(waker);
         match poll {
             Poll::Pending => task.future = Some(future),
             Poll::Ready(()) => {
@@ -192,7 +216,7 @@ impl Executor {
     /// Announces that the driver is about to wait; false if a task became ready meanwhile.
     pub(crate) fn park(&self) -> bool {
         self.ready.parked.store(true, Ordering::SeqCst);
-        if self.ready.lock().is_empty() {
+        if self.taken.borrow().is_empty() && self.ready.lock().is_empty() {
             return true;
         }
         self.ready.parked.store(false, Ordering::SeqCst);
@@ -208,7 +232,7 @@ impl Executor {
     }
 
     pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.lock().is_empty()
+        !self.taken.borrow().is_empty() || self.ready.filled.load(Ordering::Acquire)
     }
 
     pub(crate) fn live_tasks(&self) -> usize {
@@ -217,6 +241,7 @@ impl Executor {
 
     /// Drops every task where it stands: what a power cut does to them.
     pub(crate) fn clear(&self) {
+        self.cleared.set(self.cleared.get() + 1);
         loop {
             // The numbers first: what is spawned by a drop below must not get that of a dropped slot.
             self.free.borrow_mut().clear();
@@ -227,7 +252,8 @@ impl Executor {
             // Dropping tasks may wake or spawn others: those go the same way.
             drop(tasks);
         }
-        self.ready.lock().clear();
+        self.take_ready();
+        self.taken.borrow_mut().clear();
     }
 }
 

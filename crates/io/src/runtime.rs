@@ -3,7 +3,7 @@
 //! [`Runtime`] is the driver's end (crates `blockio` and `sim`): run what is ready, ask for the next
 //! deadline, wait outside, fire timers. [`Handle`] is what tasks hold.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ struct Shared {
     completions: Completions,
     pool: BufferPool,
     clock: Rc<dyn Clock>,
+    /// What the clock said in this turn, if anybody asked.
+    turn: Cell<Option<Nanos>>,
     rng: RefCell<Rng>,
 }
 
@@ -54,6 +56,7 @@ impl Runtime {
                 completions: Completions::default(),
                 pool: BufferPool::default(),
                 clock,
+                turn: Cell::new(None),
                 rng: RefCell::new(Rng::new(seed)),
             }),
         }
@@ -71,7 +74,13 @@ impl Runtime {
 
     /// Polls ready tasks in the order of `schedule`, at most `limit` polls; returns how many were made.
     pub fn run(&self, schedule: &mut dyn Schedule, limit: usize) -> usize {
+        self.begin_turn();
         self.shared.executor.run(schedule, limit)
+    }
+
+    /// Time may have passed: what [`Handle::turn_time`] says is asked for again.
+    pub fn begin_turn(&self) {
+        self.shared.turn.set(None);
     }
 
     /// Whether a task is ready.
@@ -126,6 +135,19 @@ impl Handle {
     /// The monotonic time.
     pub fn now(&self) -> Nanos {
         self.shared.clock.now()
+    }
+
+    /// The monotonic time, as of some moment of this turn of the driver: for what is done for each request and needs no
+    /// more than that, because asking the clock costs as much as a look into the index.
+    pub fn turn_time(&self) -> Nanos {
+        match self.shared.turn.get() {
+            Some(now) => now,
+            None => {
+                let now = self.now();
+                self.shared.turn.set(Some(now));
+                now
+            }
+        }
     }
 
     /// Seconds since 1970.

@@ -69,7 +69,7 @@ impl Core {
         new: Option<(Ptr, bool)>,
         how: How,
     ) -> Result<(Sector, JournalSeq), Blocked> {
-        let now = self.rt.now();
+        let now = self.rt.turn_time();
         let tree = &mut *self.tree.borrow_mut();
         let id = tree.leaf_at(inode, start);
         let node = tree.node(id);

@@ -320,7 +320,7 @@ impl Volume {
 
     /// Through the cache or past it?
     pub(super) fn decide(&self, core: &Core, kind: RequestKind, start: Sector, sectors: Sectors) -> Decision {
-        let now = self.rt.now();
+        let now = self.rt.turn_time();
         let t = self.tunables.borrow();
         let congestion_limit = core.congestion.borrow().limit(now, self.rt.random() as u32);
         let inputs = BypassInputs {

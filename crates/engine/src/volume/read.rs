@@ -118,7 +118,7 @@ impl Volume {
                 && seg.end == end
                 && is_aligned(&core.cache, ptr.offset(), sectors)
             {
-                let began = self.rt.now();
+                let began = self.rt.turn_time();
                 let spare = buffer.len();
                 let done = core.cache.start_read(ptr.offset(), sectors, buffer, offset_bytes).await;
                 buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
@@ -158,7 +158,7 @@ impl Volume {
     }
 
     fn observe_latency(&self, core: &Core, direction: Direction, began: io::Nanos) {
-        let now = self.rt.now();
+        let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(direction, now.since(began), now);
     }
 

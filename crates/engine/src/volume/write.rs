@@ -299,7 +299,7 @@ impl Volume {
 
     fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, IoFuture) {
         let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-        let piece = Piece { at, placed, began: self.rt.now() };
+        let piece = Piece { at, placed, began: self.rt.turn_time() };
         let data = write.buffer.clone();
         (piece, core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false))
     }
@@ -310,7 +310,7 @@ impl Volume {
         core.gate.wrote();
         core.observe_cache_io(&done.result);
         done.result?;
-        let now = self.rt.now();
+        let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(piece.began), now);
         core.set_counters.borrow_mut().count_written(piece.placed.size);
         Ok(())
