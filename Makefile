@@ -3,11 +3,12 @@
 
 CARGO ?= cargo
 
-.PHONY: help demo test vm-test lint bench deps build
+.PHONY: help demo test fuzz vm-test lint bench deps build
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
 	@echo 'make test   every test'
+	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make lint   formatting, clippy, documentation'
 	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
@@ -24,6 +25,10 @@ demo: build
 test:
 	@scripts/deps test
 	@scripts/test
+
+fuzz:
+	@scripts/deps fuzz
+	@scripts/fuzz
 
 vm-test:
 	@scripts/deps vm

@@ -7,8 +7,8 @@
 use std::rc::Rc;
 
 use engine::{SetOptions, Volume};
-use format::checksum::crc64;
-use format::{RawSuperblock, Sector, Sectors};
+use format::checksum::{crc64, crc64_seeded};
+use format::{CacheSuper, Gen, Ptr, RawSuperblock, Sector, Sectors};
 use io::{Nanos, Rng, WriteFlags};
 
 use crate::image::Image;
@@ -20,8 +20,12 @@ use crate::world::{Machine, Order, Outcome, World};
 
 /// Virtual time for one image.
 const LIMIT: Nanos = Nanos::from_secs(100_000);
-/// Bytes of the header of a journal entry, and of the places in it.
+/// The place of every superblock.
+const SUPERBLOCK: Sector = Sector(8);
+/// Bytes before the keys of a superblock, of a journal entry and of a set of a node.
+const SUPERBLOCK_HEADER: usize = 208;
 const JSET_HEADER: usize = 240;
+const BSET_HEADER: usize = 32;
 
 /// What happened to an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +36,15 @@ pub enum Damage {
         sector: u64,
         /// Which of the sector's bits.
         bit: u16,
+    },
+    /// A field has another value.
+    Word {
+        /// Where.
+        sector: u64,
+        /// Which of the sector's words of 64 bits.
+        word: u16,
+        /// What it holds.
+        value: u64,
     },
     /// A write went astray: these sectors are somewhere else, too.
     Astray {
@@ -72,6 +85,11 @@ impl Damage {
                 bytes[usize::from(bit / 8)] ^= 1 << (bit % 8);
                 image.write(Sector(sector), &bytes);
             }
+            Damage::Word { sector, word, value } => {
+                let mut bytes = image.read_vec(Sector(sector), Sectors(1));
+                bytes[8 * usize::from(word)..][..8].copy_from_slice(&value.to_le_bytes());
+                image.write(Sector(sector), &bytes);
+            }
             Damage::Astray { from, to, sectors } => {
                 let bytes = image.read_vec(Sector(from), Sectors(sectors));
                 image.write(Sector(to), &bytes);
@@ -83,40 +101,60 @@ impl Damage {
     }
 }
 
-/// Gives every journal entry and every priority set of a cache the checksum that it needs, so that what lies behind
-/// checksums is reached, too.
-pub fn mend_checksums(image: &mut Image) {
-    let head = image.read_vec(Sector(8), Sectors(8));
-    let Ok(raw) = RawSuperblock::from_prefix(&head) else { return };
-    let Ok(superblock) = raw.check_cache(image.size(), 512) else { return };
-    let (g, magic) = (*superblock.geometry(), superblock.set_magic());
-    let mut at = Sector(0);
-    while at.0 < image.size().0 {
-        let first = image.read_vec(at, Sectors(1));
-        let word =
-            |i: usize| first.get(i..i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-        let words = (word(24) >> 32) as usize;
-        let covered = if word(8) == magic.jset() && words < 4096 {
-            JSET_HEADER + 8 * words
-        } else if word(8) == magic.pset() {
-            g.meta_sectors.bytes() as usize
-        } else {
-            0
-        };
-        let sectors = covered.div_ceil(SECTOR) as u64;
-        if covered > 0 && at.0 + sectors <= image.size().0 {
-            let mut bytes = image.read_vec(at, Sectors(sectors));
-            let sum = crc64(&bytes[8..covered]);
-            bytes[..8].copy_from_slice(&sum.to_le_bytes());
-            image.write(at, &bytes);
-        }
-        at += Sectors(1);
+/// Gives the superblock on a device the checksum that it needs.
+fn mend_superblock(image: &mut Image) {
+    let mut bytes = image.read_vec(SUPERBLOCK, Sectors(8));
+    let keys = usize::from(u16::from_le_bytes([bytes[206], bytes[207]]));
+    if let Some(covered) = bytes.get(8..SUPERBLOCK_HEADER + 8 * keys) {
+        let sum = crc64(covered);
+        bytes[..8].copy_from_slice(&sum.to_le_bytes());
+        image.write(SUPERBLOCK, &bytes);
     }
+}
+
+fn word(bytes: &[u8], i: usize) -> u64 {
+    bytes.get(i..i + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// Bytes of a structure with a list of keys that begins with this sector; none if it would be longer than sensible.
+fn length(first: &[u8], header: usize) -> usize {
+    let words = (word(first, 24) >> 32) as usize;
+    if words < 4096 { header + 8 * words } else { 0 }
+}
+
+/// A structure with a checksum.
+#[derive(Clone, Copy)]
+struct Sum {
+    at: Sector,
+    /// What the checksum starts from.
+    seed: u64,
+}
+
+/// The sets of btree nodes: the checksum of each starts from the pointer to its node.
+fn sets(image: &Image, superblock: &CacheSuper) -> Vec<Sum> {
+    let bucket = superblock.geometry().bucket_sectors.0;
+    let mut found = Vec::new();
+    for at in (0..image.size().0).map(Sector) {
+        let first = image.read_vec(at, Sectors(1));
+        let bytes = length(&first, BSET_HEADER);
+        let sectors = bytes.div_ceil(SECTOR) as u64;
+        if word(&first, 8) != superblock.set_magic().bset() || at.0 + sectors > image.size().0 {
+            continue;
+        }
+        let all = image.read_vec(at, Sectors(sectors));
+        let node = Sector(at.0 / bucket * bucket);
+        let pointers = (0..=255).map(|generation| Ptr::new(0, node, Gen(generation)).0);
+        let fits = |seed: &u64| crc64_seeded(*seed, &all[8..bytes]) == word(&all, 0);
+        found.extend(pointers.chain([u64::MAX]).find(fits).map(|seed| Sum { at, seed }));
+    }
+    found
 }
 
 /// Devices as a short life has left them, with an index, a journal to be replayed, and dirty data.
 pub struct Images {
     layout: Layout,
+    superblock: CacheSuper,
+    sets: Vec<Sum>,
     /// The cache device.
     pub cache: Image,
     /// The backing devices.
@@ -153,18 +191,78 @@ impl Images {
         });
         rig.kill(m);
         let backings = rig.backings.iter().map(|b| b.image()).collect();
-        Images { layout, cache: rig.cache.image(), backings }
+        let cache = rig.cache.image();
+        let head = cache.read_vec(SUPERBLOCK, Sectors(8));
+        let raw = RawSuperblock::from_prefix(&head).unwrap_or_else(|e| panic!("{e}"));
+        let superblock = raw.check_cache(cache.size(), 512).unwrap_or_else(|e| panic!("{e}"));
+        let sets = sets(&cache, &superblock);
+        assert!(!sets.is_empty(), "this life has written nodes");
+        Images { layout, superblock, sets, cache, backings }
+    }
+
+    /// Gives superblock, journal entries, priority sets and sets of nodes the checksums that they need, so that what
+    /// lies behind checksums is reached, too.
+    fn mend(&self, image: &mut Image) {
+        mend_superblock(image);
+        let magic = self.superblock.set_magic();
+        for at in (0..image.size().0).map(Sector) {
+            let first = image.read_vec(at, Sectors(1));
+            let set = self.sets.iter().find(|s| s.at == at);
+            let (covered, seed) = match (word(&first, 8), set) {
+                (m, _) if m == magic.jset() => (length(&first, JSET_HEADER), u64::MAX),
+                (m, _) if m == magic.pset() => {
+                    (self.superblock.geometry().meta_sectors.bytes() as usize, u64::MAX)
+                }
+                (_, Some(set)) => (length(&first, BSET_HEADER), set.seed),
+                _ => continue,
+            };
+            let sectors = covered.div_ceil(SECTOR) as u64;
+            if covered > 8 && at.0 + sectors <= image.size().0 {
+                let mut bytes = image.read_vec(at, Sectors(sectors));
+                let sum = crc64_seeded(seed, &bytes[8..covered]);
+                bytes[..8].copy_from_slice(&sum.to_le_bytes());
+                image.write(at, &bytes);
+            }
+        }
+    }
+
+    /// The devices with a fuzzer's bytes as damage: ten bytes each, the first byte says whether checksums are mended.
+    pub fn damaged(&self, input: &[u8]) -> (Image, Vec<Image>) {
+        let (mut cache, mut backings) = (self.cache.clone(), self.backings.clone());
+        let (mend, rest) = input.split_first().unwrap_or((&0, &[]));
+        for piece in rest.chunks_exact(10).take(32) {
+            let number =
+                |r: std::ops::Range<usize>| piece[r].iter().fold(0_u64, |n, b| n << 8 | u64::from(*b));
+            // Of a backing device only the superblock matters, and what lies around it.
+            let (image, size) = match backings.first_mut() {
+                Some(backing) if piece[9] % 8 == 7 => (backing, 24),
+                _ => (&mut cache, self.cache.size().0),
+            };
+            let (at, other, amount) = (number(1..4), number(4..7), number(7..9) as u16);
+            if piece[9] % 4 == 2 {
+                // Small numbers, and what is just below 0.
+                let value = if other >> 23 == 1 { other | !0xff_ffff } else { other };
+                Damage::Word { sector: at % size, word: amount % 64, value }.apply(image);
+            } else {
+                Damage::of(piece[0], at, other, amount, size).apply(image);
+            }
+        }
+        if mend % 2 == 1 {
+            self.mend(&mut cache);
+            backings.iter_mut().for_each(mend_superblock);
+        }
+        (cache, backings)
     }
 
     /// Opens the set on these images and asks it a few things, whatever comes back.
     ///
     /// # Errors
     /// If it waits for ever, or a request broke the contract of devices.
-    pub fn serve(&self, cache: Image) -> Result<(), String> {
+    pub fn serve(&self, cache: Image, backings: &[Image]) -> Result<(), String> {
         let world = World::new(1);
         let rig = Rig::new(&world, self.layout.clone());
         rig.cache.load(cache);
-        rig.backings.iter().zip(&self.backings).for_each(|(d, i)| d.load(i.clone()));
+        rig.backings.iter().zip(backings).for_each(|(d, i)| d.load(i.clone()));
         let mut machine: Machine = rig.boot(Order::Fifo);
         let (rt, parts) = (machine.handle(), rig.parts(&machine));
         let task = machine.handle().spawn(async move {
@@ -208,22 +306,13 @@ async fn ask(rt: &io::Handle, v: &Rc<Volume>) {
     let _ = v.flush().await;
 }
 
-/// A fuzzer's bytes as damage: ten bytes each, the first byte says whether checksums are mended.
+/// A set on devices that a fuzzer damaged, see [`Images::damaged`].
 ///
 /// # Errors
 /// As [`Images::serve`].
 pub fn fuzz_image(images: &Images, input: &[u8]) -> Result<(), String> {
-    let Some((mend, rest)) = input.split_first() else { return Ok(()) };
-    let mut cache = images.cache.clone();
-    for piece in rest.chunks_exact(10).take(32) {
-        let number = |r: std::ops::Range<usize>| piece[r].iter().fold(0_u64, |n, b| n << 8 | u64::from(*b));
-        let damage = Damage::of(piece[0], number(1..4), number(4..7), number(7..9) as u16, cache.size().0);
-        damage.apply(&mut cache);
-    }
-    if mend % 2 == 1 {
-        mend_checksums(&mut cache);
-    }
-    images.serve(cache)
+    let (cache, backings) = images.damaged(input);
+    images.serve(cache, &backings)
 }
 
 /// Random damage as a fuzzer would give it.

@@ -32,7 +32,10 @@ fn damaged_images() {
 fn an_image_as_it_was_left_is_served() {
     let images = Images::of_a_life(7);
     assert_eq!(fuzz_image(&images, &[0]), Ok(()));
-    assert_eq!(fuzz_image(&images, &[1]), Ok(()), "mended checksums are right");
+    assert_eq!(fuzz_image(&images, &[1]), Ok(()));
+    let (cache, backings) = images.damaged(&[1]);
+    assert_eq!(cache.fingerprint(), images.cache.fingerprint(), "mended checksums are what they were");
+    assert_eq!(backings[0].fingerprint(), images.backings[0].fingerprint());
 }
 
 #[test]
