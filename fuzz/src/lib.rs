@@ -2,7 +2,7 @@
 //!
 //! A checksum stops a fuzzer at the door: it will not guess 64 bits. Each target therefore runs every
 //! input twice, as it is and with magic and checksum put right, so that what lies behind them is
-//! reached as well. To run one: `cargo fuzz run --sanitizer none superblock` (a stable compiler will do).
+//! reached as well. How to run them: README.md.
 #![forbid(unsafe_code)]
 
 use format::checksum::{crc64, crc64_seeded};
