@@ -66,6 +66,8 @@ table! {
         ChangesOverlap,
         /// Clean copies are forgotten in memory only before the backing device changes.
         HoleNotDurable,
+        /// What is a hole already is taken for one that is durable.
+        HoleTakenForDurable,
         /// Dirty keys are dropped before what replaces them is durable on the backing device.
         DirtyDroppedBeforeFlush,
         /// The moving garbage collector makes dirty data clean.
@@ -88,6 +90,18 @@ table! {
         SplitWithoutParent,
         /// A flush counts for writes that came while it was under way.
         FlushCoversLateWrites,
+        /// Nobody who waits until nothing is dirty looks again when a dirty write has failed.
+        FailedWriteUnnoticed,
+        /// Keys of void slots still count when the leaf that had them is gone.
+        VoidKeysCounted,
+        /// Leaves that hold the journal up wait for their turn behind others, which fill it.
+        JournalHoldersWait,
+        /// Keys leave the journal no room for what frees it.
+        JournalWithoutReserve,
+        /// Extents of neighbouring buckets are joined.
+        JoinedAcrossBuckets,
+        /// Replayed keys do not hold the entries in which they were found.
+        ReplayedNotPinned,
     }
 }
 
@@ -98,8 +112,20 @@ table! {
         Initialised,
         /// A set is refused whose superblock was never written.
         NoSuperblock,
+        /// A set is refused whose journal has no entry, or not all that are needed, or says what cannot be.
+        BadJournal,
+        /// A set is refused whose priorities cannot be right.
+        BadPrios,
+        /// A set is refused whose UUID table cannot be right.
+        BadUuids,
+        /// A set is refused with a damaged node in its index.
+        BadNode,
+        /// A set is refused that has no bucket left to write priorities with.
+        NoBuckets,
         /// A journal entry is replayed.
         Replayed,
+        /// A key of the journal survived only in memory.
+        ReplayedSurvivor,
         /// There is nothing to replay.
         NothingToReplay,
         /// A key of the journal makes a hole.
@@ -110,6 +136,8 @@ table! {
         ReplayRaised,
         /// Something that is no entry follows the newest one in its bucket.
         TailAfterNewest,
+        /// It was to be one: its end did not arrive.
+        TornEntry,
         /// A torn set at the end of a leaf is dropped.
         TornSet,
         /// An index of several levels is loaded.
@@ -126,10 +154,20 @@ table! {
         KnownDirty,
         /// The superblock says clean, but there are dirty keys.
         DirtyKeysOfClean,
+        /// The superblock says dirty, but there is no dirty key.
+        DirtyWithoutKeys,
         /// The slot of a device that says stale, or detached, is void.
         SlotOfStale,
         /// A device gets a new slot.
         NewSlot,
+        /// A device is refused whose superblock cannot be right.
+        RefusedSuperblock,
+        /// A device is refused by a set that has failed.
+        RefusedByFailedSet,
+        /// A device with smaller blocks than the set's is refused.
+        RefusedBlockSize,
+        /// A device is refused by a set without a free slot.
+        RefusedNoSlot,
         /// A device of another set is refused.
         RefusedOtherSet,
         /// A device with dirty data that the cache does not know is refused.

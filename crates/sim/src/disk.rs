@@ -263,6 +263,73 @@ impl Medium {
     }
 }
 
+/// A device at one moment: what is durable, and what may survive a power cut or not.
+#[derive(Clone)]
+pub struct Moment {
+    durable: Image,
+    writes: Vec<(Sector, Rc<[u8]>)>,
+    block_sectors: u64,
+}
+
+impl Moment {
+    /// Equal for equal moments.
+    pub fn fingerprint(&self) -> u64 {
+        let mut sum = self.durable.fingerprint();
+        let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
+        for (at, data) in &self.writes {
+            add(at.0 << 32 | data.len() as u64);
+            for bytes in data.chunks_exact(8) {
+                add(bytes.iter().fold(0, |word, b| word << 8 | u64::from(*b)));
+            }
+        }
+        sum
+    }
+
+    /// What survives or not, as one: block by block if there are at most `most` of them, else write by write.
+    fn pieces(&self, most: usize) -> Vec<(Sector, &[u8])> {
+        let block_bytes = self.block_sectors as usize * SECTOR;
+        let blocks: usize = self.writes.iter().map(|(_, data)| data.len().div_ceil(block_bytes)).sum();
+        let unit = if blocks <= most { block_bytes } else { usize::MAX };
+        let mut pieces = Vec::new();
+        for (at, data) in &self.writes {
+            let bytes = data.len().min(unit);
+            let place = |i: usize| *at + Sectors((i * bytes / SECTOR) as u64);
+            pieces.extend(data.chunks(bytes.max(1)).enumerate().map(|(i, data)| (place(i), data)));
+        }
+        pieces
+    }
+
+    /// How many [`Moment::outcomes`] there are.
+    pub fn count(&self, most: usize) -> usize {
+        let n = self.pieces(most).len();
+        if n <= most { 1 << n } else { 2 + 2 * n }
+    }
+
+    /// What may be left if the power fails: every subset of the blocks that are not durable, if there are at most
+    /// `most` of them; else every subset of the writes, if there are at most so many; else none, all, each write
+    /// alone, and all but one.
+    pub fn outcomes(&self, most: usize) -> Vec<Image> {
+        let pieces = self.pieces(most);
+        let outcome = |kept: &dyn Fn(usize) -> bool| {
+            let mut image = self.durable.clone();
+            for (_, (at, bytes)) in pieces.iter().enumerate().filter(|(i, _)| kept(*i)) {
+                image.write(*at, bytes);
+            }
+            image
+        };
+        let n = pieces.len();
+        if n <= most {
+            return (0..1_u32 << n).map(|set| outcome(&|i| set >> i & 1 == 1)).collect();
+        }
+        let mut all = vec![outcome(&|_| false), outcome(&|_| true)];
+        for one in 0..n {
+            all.push(outcome(&|i| i == one));
+            all.push(outcome(&|i| i != one));
+        }
+        all
+    }
+}
+
 struct State {
     medium: Medium,
     step: u64,
@@ -472,36 +539,19 @@ impl SimDisk {
         medium.after_power_cut(keep, rng)
     }
 
-    /// What would be left if the power failed now, for every subset of the writes that are not durable, if there are
-    /// at most `most` of them; else for none, all, each alone, and all but one. Writes survive whole here.
-    pub fn every_outcome(&self, most: usize) -> Vec<Image> {
+    /// The device as it is now, for trying out what a power cut could leave of it.
+    pub fn moment(&self) -> Moment {
         let s = self.state.borrow();
-        let mut writes: Vec<(Sector, Rc<[u8]>)> =
-            s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone())).collect();
-        for r in s.running.values() {
-            if let Some((from, data)) = &r.left {
-                writes.push((r.request.sector + Sectors(*from), data.clone()));
-            }
+        let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));
+        let under_way = s.running.values().filter_map(|r| {
+            let (from, data) = r.left.as_ref()?;
+            Some((r.request.sector + Sectors(*from), data.clone()))
+        });
+        Moment {
+            durable: s.medium.durable.clone(),
+            writes: unflushed.chain(under_way).collect(),
+            block_sectors: s.medium.block_sectors,
         }
-        let outcome = |kept: &dyn Fn(usize) -> bool| {
-            let mut image = s.medium.durable.clone();
-            for (i, (sector, data)) in writes.iter().enumerate() {
-                if kept(i) {
-                    image.write(*sector, data);
-                }
-            }
-            image
-        };
-        let n = writes.len();
-        if n <= most {
-            return (0..1_u32 << n).map(|set| outcome(&|i| set >> i & 1 == 1)).collect();
-        }
-        let mut all = vec![outcome(&|_| false), outcome(&|_| true)];
-        for one in 0..n {
-            all.push(outcome(&|i| i == one));
-            all.push(outcome(&|i| i != one));
-        }
-        all
     }
 
     /// The power fails: see the module head.
@@ -613,6 +663,7 @@ impl SimDisk {
     }
 
     fn end(&self, op: u64) {
+        self.world.before_effect();
         let s = &mut *self.state.borrow_mut();
         if !s.running.contains_key(&op) || !self.world.effect() {
             return;
@@ -680,6 +731,7 @@ impl Device for SimDisk {
             self.world.log(|| format!("REFUSED {e}"));
             return completer.complete(Err(e), request.buffer);
         }
+        self.world.before_effect();
         let s = &mut *self.state.borrow_mut();
         let op = s.next_op;
         s.next_op += 1;

@@ -248,7 +248,7 @@ fn style(rng: &mut Rng, life: Life, layout: &Layout) -> Style {
         habits,
         acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
         crash_percent: match life {
-            Life::Brief => one_of(rng, &[90, 100]),
+            Life::Brief | Life::Pressure | Life::Forest => one_of(rng, &[90, 100]),
             _ => one_of(rng, &[0, 50, 90, 100]),
         },
         crash_effects: match life {
@@ -491,8 +491,16 @@ impl Style {
             return Faults { outage: Some(outage), ..Faults::default() };
         }
         if rng.below(100) < self.unreadable_percent {
-            let at = rng.below(layout.nbuckets * layout.bucket_sectors);
-            return Faults { unreadable: Some((at, one_of(rng, &[1, 8, 64]))), ..Faults::default() };
+            let sectors = one_of(rng, &[1, 8, 64]);
+            let cache = rng.below(layout.nbuckets * layout.bucket_sectors);
+            let backing = layout.backings.first().map_or(0, |b| b.data_offset + rng.below(b.data_sectors));
+            let (of_cache, of_backing) =
+                one_of(rng, &[(true, false), (true, false), (false, true), (true, true)]);
+            return Faults {
+                unreadable: of_cache.then_some((cache, sectors)),
+                unreadable_backing: of_backing.then_some((backing, sectors)),
+                ..Faults::default()
+            };
         }
         let (cache_one_in, backing_one_in) = self.errors_one_in;
         Faults { cache_one_in, backing_one_in, ..Faults::default() }
@@ -510,8 +518,15 @@ impl Style {
         }
     }
 
-    fn boot(&self, rng: &mut Rng, layout: &Layout, sizes: &[u64], like: &Boot) -> Boot {
+    fn boot(&self, rng: &mut Rng, layout: &Layout, sizes: &[u64], like: &Boot, number: u64) -> Boot {
         let mut boot = like.clone();
+        // What has filled up in the first boot stays full: the others are for crashes in that state.
+        let fills = matches!(self.life, Life::Pressure | Life::Forest);
+        let (requests, crash_effects) = match number {
+            0 if fills => (self.requests, 30_000),
+            _ if fills => (self.requests / 10, one_of(rng, &[40, 300, 1000])),
+            _ => (self.requests, self.crash_effects),
+        };
         if rng.chance(1, if self.topical { 10 } else { 3 }) {
             boot.settings = settings(rng, self.life);
             if self.life == Life::Common || self.life == Life::Brief {
@@ -527,7 +542,7 @@ impl Style {
         boot.faults = (rng.below(100) < self.error_percent).then(|| self.faults(rng, layout));
         boot.crash = (rng.below(100) < self.crash_percent).then(|| {
             // Often while the set is being opened.
-            let most = if rng.chance(1, 6) { 40 } else { self.crash_effects };
+            let most = if rng.chance(1, 6) { 40 } else { crash_effects };
             1 + rng.below(most)
         });
         boot.crash_in_durable_write = None;
@@ -538,7 +553,7 @@ impl Style {
         boot.cut = self.cut(rng);
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         let mut last_ends = vec![0; sizes.len()];
-        boot.requests = (0..self.requests)
+        boot.requests = (0..requests)
             .map(|_| {
                 let volume = rng.below(sizes.len() as u64) as usize;
                 (volume, self.request(rng, sizes[volume], &mut last_ends[volume]))
@@ -546,7 +561,7 @@ impl Style {
             .collect();
         boot.acts = Vec::new();
         if let Some(every) = 100_u64.checked_div(self.acts_per_hundred) {
-            for at in (0..self.requests).step_by(every as usize) {
+            for at in (0..requests).step_by(every as usize) {
                 boot.acts.extend(self.act(rng, layout.backings.len()).into_iter().map(|a| (at, a)));
             }
         }
@@ -559,7 +574,7 @@ fn life(rng: &mut Rng) -> Life {
         0..600 => Life::Brief,
         600..840 => Life::Common,
         840..844 => Life::Forest,
-        844..852 => Life::Churn,
+        844..848 => Life::Churn,
         _ => Life::Pressure,
     }
 }
@@ -609,7 +624,9 @@ impl Plan {
         }
         let boots = match life {
             Life::Brief => 4 + rng.below(10),
-            _ => 1 + rng.below(4),
+            Life::Pressure | Life::Forest => 3 + rng.below(10),
+            Life::Common => 1 + rng.below(6),
+            Life::Churn => 1 + rng.below(4),
         };
         let mut plan = Plan {
             seed,
@@ -619,8 +636,9 @@ impl Plan {
                 Some(Topic::Failing | Topic::Tearing) => 16,
                 _ => one_of(rng, &[1, 2, 4, 16]),
             },
+            first_gen: if rng.chance(1, 5) { one_of(rng, &[250, 254, 255]) } else { 0 },
             lying: None,
-            boots: (0..boots).map(|_| style.boot(rng, &layout, &sizes, &like)).collect(),
+            boots: (0..boots).map(|n| style.boot(rng, &layout, &sizes, &like, n)).collect(),
             layout,
         };
         plan.end_well(rng, &style, &sizes, &like);

@@ -1,23 +1,29 @@
 //! Runs seeds: `ubcache-sim --seeds N` from a starting seed on, or one with `--seed S`; or a plan: `--plan FILE`.
 //!
-//! Prints what happened in total; a failing seed is printed with the command that replays it, and the exit code is 1.
-//! `--shrink FILE` makes a failing seed or plan short and saves it.
+//! Goes on after a violation. A failing seed is printed with the command that replays it; at the end come the counts of
+//! everything that happened and the seeds that failed, and the exit code is 1 if there are any. `--shrink FILE` makes a
+//! failing seed or plan short and saves it. With `--jobs` threads share the seeds; each run stays on one of them.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use io::Rng;
 use sim::plan::Plan;
 use sim::run::{Report, run};
 use sim::shrink::Shrink;
 
 const USAGE: &str =
-    "usage: ubcache-sim [--seed S | --seeds N [--from S] | --plan FILE] [--keep-going] [--verbose]
+    "usage: ubcache-sim [--seed S | --seeds N [--from S] [--jobs N] [--stop] | --plan FILE [--like N]] [--verbose]
                    [--print] [--shrink FILE [--runs N]]
   --seeds N      run N seeds, from 0 or --from on
+  --jobs N       on so many threads (1)
+  --stop         stop at the first failure
   --seed S       run one seed
   --plan FILE    run a plan
-  --keep-going   go on after a failure
+  --like N       and so many plans like it: other seeds, other moments of the crashes
   --verbose      say what happens, event by event
   --print        print the plan instead of running it
   --shrink FILE  if it fails, make the plan short and save it; at most --runs runs (20000)";
@@ -26,11 +32,15 @@ struct Args {
     from: u64,
     count: u64,
     plan: Option<String>,
-    keep_going: bool,
+    like: u64,
+    jobs: u64,
+    stop: bool,
     verbose: bool,
     print: bool,
     shrink: Option<String>,
     runs: u64,
+    #[cfg(feature = "canary")]
+    bug: Option<engine::canary::Bug>,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
@@ -38,11 +48,15 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
         from: 0,
         count: 1000,
         plan: None,
-        keep_going: false,
+        like: 0,
+        jobs: 1,
+        stop: false,
         verbose: false,
         print: false,
         shrink: None,
         runs: 20_000,
+        #[cfg(feature = "canary")]
+        bug: None,
     };
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{arg}: expected a value\n{USAGE}"));
@@ -55,7 +69,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
             "--seeds" => it.count = number(value())?,
             "--from" => it.from = number(value())?,
             "--plan" => it.plan = Some(value()?),
-            "--keep-going" => it.keep_going = true,
+            "--like" => it.like = number(value())?,
+            "--jobs" => it.jobs = number(value())?,
+            "--stop" => it.stop = true,
             "--verbose" => it.verbose = true,
             "--print" => it.print = true,
             "--shrink" => it.shrink = Some(value()?),
@@ -65,7 +81,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
                 let name = value()?;
                 let bug = engine::canary::Bug::ALL.iter().find(|b| format!("{b:?}") == name);
                 let Some(bug) = bug else { return Err(format!("unknown bug {name}")) };
-                engine::canary::set_bug(Some(*bug));
+                it.bug = Some(*bug);
             }
             _ => return Err(format!("unknown option {arg}\n{USAGE}")),
         }
@@ -90,51 +106,140 @@ fn shrink(plan: &Plan, file: &str, runs: u64) -> Result<(), String> {
     Ok(())
 }
 
-fn go(args: &Args) -> Result<bool, String> {
-    let one = args.plan.as_deref().map(load).transpose()?;
-    let seeds = if one.is_some() { 0..1 } else { args.from..args.from.saturating_add(args.count) };
-    let began = Instant::now();
-    let mut total = Report::default();
-    let mut failed = 0;
-    for seed in seeds {
-        let plan = one.clone().unwrap_or_else(|| Plan::from_seed(seed));
-        if args.print {
-            print!("{}", plan.to_text(""));
-            continue;
-        }
-        match run(&plan, args.verbose) {
-            Ok(report) => total.add(&report),
-            Err(failure) => {
-                println!("{failure}");
-                failed += 1;
-                if let Some(file) = &args.shrink {
-                    shrink(&plan, file, args.runs)?;
-                }
-                if !args.keep_going {
-                    break;
-                }
-            }
-        }
-    }
-    if args.print {
-        return Ok(true);
-    }
-    println!("{total:#?}");
-    let seconds = began.elapsed().as_secs_f64();
-    println!(
-        "{} seeds in {seconds:.1} s, {} crashes: {:.0} crash-and-recover cycles per second, {:.0} per second of \
-         processor time; {failed} failed",
-        total.runs + failed,
-        total.crashes,
-        total.crashes as f64 / seconds,
-        total.crashes as f64 / processor_seconds().unwrap_or(seconds),
-    );
-    Ok(failed == 0)
+/// What the threads share.
+struct Shared<'a> {
+    args: &'a Args,
+    next: AtomicU64,
+    stop: AtomicBool,
+    total: Mutex<Total>,
 }
 
-/// Processor time of this process, where the system tells.
+#[derive(Default)]
+struct Total {
+    report: Report,
+    failed: Vec<u64>,
+    processor_seconds: f64,
+    told: Duration,
+}
+
+/// How often the totals so far are told, on standard error.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+impl Total {
+    fn tell(&mut self, elapsed: Duration) {
+        if elapsed.saturating_sub(self.told) >= TELL_EVERY {
+            self.told = elapsed;
+            let (r, s) = (&self.report, elapsed.as_secs());
+            eprintln!("{s} s: {} seeds, {} crashes, {} failed", r.runs, r.crashes, self.failed.len());
+        }
+    }
+}
+
+/// Runs seeds until there are none left.
+fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
+    #[cfg(feature = "canary")]
+    engine::canary::set_bug(shared.args.bug);
+    let end = shared.args.from.saturating_add(shared.args.count);
+    let total = || shared.total.lock().map_err(|e| e.to_string());
+    while !shared.stop.load(Ordering::Relaxed) {
+        let seed = shared.next.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            break;
+        }
+        let result = one(shared.args, &Plan::from_seed(seed));
+        let mut total = total()?;
+        match result? {
+            Some(report) => total.report.add(&report),
+            None => {
+                total.failed.push(seed);
+                shared.stop.fetch_or(shared.args.stop, Ordering::Relaxed);
+            }
+        }
+        total.tell(began.elapsed());
+    }
+    total()?.processor_seconds += processor_seconds().unwrap_or_default();
+    Ok(())
+}
+
+/// Runs a plan; nothing comes back if it fails.
+fn one(args: &Args, plan: &Plan) -> Result<Option<Report>, String> {
+    match run(plan, args.verbose) {
+        Ok(report) => Ok(Some(report)),
+        Err(failure) => {
+            println!("{failure}");
+            if let Some(file) = &args.shrink {
+                shrink(plan, file, args.runs)?;
+            }
+            Ok(None)
+        }
+    }
+}
+
+fn go(args: &Args) -> Result<bool, String> {
+    if let Some(file) = &args.plan {
+        let plan = load(file)?;
+        if args.print {
+            print!("{}", plan.to_text(""));
+            return Ok(true);
+        }
+        #[cfg(feature = "canary")]
+        engine::canary::set_bug(args.bug);
+        let rng = &mut Rng::new(plan.seed);
+        let mut failed = 0;
+        for n in 0..=args.like {
+            let plan = if n == 0 { plan.clone() } else { plan.like(rng) };
+            failed += u64::from(one(args, &plan)?.is_none());
+            if args.stop && failed > 0 {
+                break;
+            }
+        }
+        println!("{failed} of {} runs failed", args.like + 1);
+        return Ok(failed == 0);
+    }
+    if args.print {
+        let end = args.from.saturating_add(args.count);
+        (args.from..end).for_each(|seed| print!("{}", Plan::from_seed(seed).to_text("")));
+        return Ok(true);
+    }
+    seeds(args)
+}
+
+fn seeds(args: &Args) -> Result<bool, String> {
+    let began = Instant::now();
+    let shared = Shared {
+        args,
+        next: AtomicU64::new(args.from),
+        stop: AtomicBool::new(false),
+        total: Mutex::default(),
+    };
+    std::thread::scope(|s| {
+        let threads: Vec<_> = (0..args.jobs.max(1)).map(|_| s.spawn(|| work(&shared, began))).collect();
+        let joined = threads.into_iter().map(|t| t.join().map_err(|_| "a thread panicked".to_owned())?);
+        joined.collect::<Result<(), String>>()
+    })?;
+    let Total { report, mut failed, processor_seconds, .. } =
+        shared.total.into_inner().map_err(|e| e.to_string())?;
+    failed.sort_unstable();
+    println!("{report:#?}");
+    let (seconds, crashes) = (began.elapsed().as_secs_f64(), report.crashes);
+    println!(
+        "{} seeds from {} in {seconds:.1} s, {crashes} crash-and-recover cycles ({} power cuts of all devices, {} of \
+         some, {} deaths of the process): {:.0} per second, {:.0} per second of processor time",
+        report.runs + failed.len() as u64,
+        args.from,
+        report.power_cuts,
+        report.partial_cuts,
+        report.kills,
+        crashes as f64 / seconds,
+        crashes as f64 / processor_seconds,
+    );
+    println!("{} failed: {failed:?}", failed.len());
+    Ok(failed.is_empty())
+}
+
+/// Processor time of this thread, where the system tells.
 fn processor_seconds() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/schedstat").ok()?;
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let ns: u64 = text.split_whitespace().next()?.parse().ok()?;
     Some(ns as f64 / 1e9)
 }

@@ -67,8 +67,10 @@ struct Allowed {
 pub struct Reading {
     start: u64,
     issued: u64,
-    /// For each sector the visible changes when it was issued; empty stands for change 0 alone.
-    seen: Vec<Vec<ChangeId>>,
+    /// The visible changes of all sectors when it was issued, one sector behind the other.
+    seen: Vec<ChangeId>,
+    /// For each sector where its changes end in `seen`. No changes stand for change 0 alone.
+    ends: Vec<u32>,
 }
 
 /// A flush under way.
@@ -107,6 +109,28 @@ impl Oracle {
             crash: 0,
             ended: 0,
         }
+    }
+
+    /// Equal for oracles that allow the same.
+    pub fn fingerprint(&self) -> u64 {
+        let mut sum = 0_u64;
+        let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        for c in &self.changes {
+            // What a discard may have left: anything that was issued before it ended.
+            let older = self.changes.iter().filter(|o| c.what == What::Discard && o.issued < c.ended).count();
+            let what = match c.what {
+                What::Data => 0,
+                What::Zero => 1,
+                What::Discard => 2,
+                What::Seen(content) => content.fingerprint(),
+            };
+            [what, c.start, c.sectors, older as u64].into_iter().for_each(&mut add);
+        }
+        for list in &self.sectors {
+            add(list.len() as u64);
+            list.iter().for_each(|a| add(u64::from(a.id) << 1 | u64::from(a.visible)));
+        }
+        sum
     }
 
     /// Size of the volume.
@@ -239,12 +263,14 @@ impl Oracle {
     /// A read is issued.
     pub fn begin_read(&mut self, start: u64, sectors: u64) -> Reading {
         let issued = self.tick();
-        let visible = |list: &Vec<Allowed>| -> Vec<ChangeId> {
-            list.iter().filter(|a| a.visible).map(|a| a.id).collect()
-        };
         let range = start as usize..(start + sectors) as usize;
-        let seen = self.sectors[range].iter().map(visible).collect();
-        Reading { start, issued, seen }
+        let mut seen = Vec::with_capacity(range.len());
+        let mut ends = Vec::with_capacity(range.len());
+        for list in &self.sectors[range] {
+            seen.extend(list.iter().filter(|a| a.visible).map(|a| a.id));
+            ends.push(seen.len() as u32);
+        }
+        Reading { start, issued, seen, ends }
     }
 
     /// A read has failed.
@@ -258,16 +284,16 @@ impl Oracle {
     /// The first sector that holds what it must not.
     pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
         self.ended += 1;
+        let mut begin = 0;
+        let mut matching: Vec<ChangeId> = Vec::new();
         for (i, sector_bytes) in bytes.chunks_exact(SECTOR).enumerate() {
             let sector = r.start + i as u64;
             let found = decode(sector_bytes);
-            let first = [0];
-            let seen: &[ChangeId] = match &r.seen[i] {
-                s if s.is_empty() => &first,
-                s => s,
-            };
-            let matching: Vec<ChangeId> =
-                seen.iter().copied().filter(|id| self.matches(*id, sector, found)).collect();
+            let end = r.ends[i] as usize;
+            let seen: &[ChangeId] = if begin == end { &[0] } else { &r.seen[begin..end] };
+            begin = end;
+            matching.clear();
+            matching.extend(seen.iter().copied().filter(|id| self.matches(*id, sector, found)));
             if matching.is_empty() {
                 if !self.issued_meanwhile(r.issued, sector, found) {
                     return Err(self.complain("a read", sector, found, seen));
@@ -283,9 +309,11 @@ impl Oracle {
 
     /// A change that was issued while a read was under way may be seen by it.
     fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
-        let newer = |(_, c): &(usize, &Change)| c.issued > since && c.covers(sector);
-        let mut newer = self.changes.iter().enumerate().filter(newer);
-        newer.any(|(id, _)| self.matches(id as ChangeId, sector, found))
+        // The newest come last; what was written down about a discard carries the discard's time.
+        let old = |c: &Change| c.issued <= since && !matches!(c.what, What::Seen(_));
+        let newest_first = self.changes.iter().enumerate().rev();
+        let mut newer = newest_first.take_while(|(_, c)| !old(c)).filter(|(_, c)| c.issued > since);
+        newer.any(|(id, c)| c.covers(sector) && self.matches(id as ChangeId, sector, found))
     }
 
     /// A read saw the outcome of `matching`: what ended before the read and did not match is not there any more.
@@ -364,10 +392,11 @@ impl Oracle {
     /// If it holds what it must not.
     pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, String> {
         let found = decode(bytes);
-        let ids: Vec<ChangeId> = self.allowed(sector).iter().map(|a| a.id).collect();
-        if ids.iter().any(|id| self.matches(*id, sector, found)) {
+        let allowed = self.allowed(sector);
+        if allowed.iter().any(|a| self.matches(a.id, sector, found)) {
             return Ok(found);
         }
+        let ids: Vec<ChangeId> = allowed.iter().map(|a| a.id).collect();
         Err(self.complain("the disks", sector, found, &ids))
     }
 

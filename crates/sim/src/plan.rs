@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-use io::Nanos;
+use io::{Nanos, Rng};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Keep, Speed};
@@ -72,6 +72,9 @@ pub struct Faults {
     pub outage: Option<Outage>,
     /// First sector and number of sectors of the cache device that cannot be read.
     pub unreadable: Option<(u64, u64)>,
+    /// The same for the first backing device.
+    #[serde(default)]
+    pub unreadable_backing: Option<(u64, u64)>,
 }
 
 /// A client's request. Positions and lengths in sectors.
@@ -195,6 +198,9 @@ pub struct Plan {
     pub order: Order,
     /// Requests under way at once, for each volume.
     pub depth: u64,
+    /// Generation of the buckets to begin with; 0 for a set that is initialised in the first boot.
+    #[serde(default)]
+    pub first_gen: u8,
     /// Devices lie about what is durable: never drawn, for testing the simulator.
     pub lying: Option<Lying>,
     /// The boots.
@@ -238,6 +244,20 @@ impl Plan {
         let body: String =
             text.lines().map(|l| if l.starts_with('#') { "\n".into() } else { format!("{l}\n") }).collect();
         serde_json::from_str(&body).map_err(|e| e.to_string())
+    }
+
+    /// A plan like this one: the seed and the moments of crashes are others. Crashes come earlier, if anything.
+    pub fn like(&self, rng: &mut Rng) -> Plan {
+        let mut plan = Plan { seed: rng.below(1 << 32), ..self.clone() };
+        for b in &mut plan.boots {
+            if let Some(at) = &mut b.crash {
+                *at = 1 + rng.below(*at + 2);
+            }
+            if let Some(n) = &mut b.crash_in_durable_write {
+                *n = 1 + rng.below(*n + 1);
+            }
+        }
+        plan
     }
 
     /// Requests and acts of all boots: how long the plan is.

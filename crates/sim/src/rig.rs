@@ -7,11 +7,15 @@ use std::rc::Rc;
 
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use format::{
+    BackingSuper, BucketPrio, CacheMode, CacheSuper, Gen, RawSuperblock, Replacement, Sector, Sectors, Uuid,
+    encode_prio_set, parse_bucket, parse_prio_set,
+};
 use io::Disk;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{Keep, SimDisk};
+use crate::image::Image;
 use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
 use crate::world::{Machine, Order, World};
@@ -128,6 +132,24 @@ impl Rig {
         Rig { world: world.clone(), cache, backings, layout }
     }
 
+    /// Initialises the set and gives every bucket without metadata this generation: what years of reuse would.
+    ///
+    /// # Panics
+    /// If the set cannot be initialised, or what it wrote cannot be read.
+    pub fn age(&self, generation: u8) {
+        let mut machine = self.boot(Order::Fifo);
+        let cache = self.disk(&machine, &self.cache);
+        machine.block_on(async move {
+            let set = CacheSet::open(cache, SetOptions::default()).await;
+            let set = set.unwrap_or_else(|e| panic!("a new set: {e}"));
+            set.stop().await.unwrap_or_else(|e| panic!("a new set: {e}"));
+            set.abandon();
+        });
+        self.power_cut(machine, Keep::Nothing);
+        let image = self.cache.image();
+        set_generations(&image, Gen(generation)).into_iter().for_each(|(at, set)| self.cache.put(at, &set));
+    }
+
     /// Every device.
     pub fn disks(&self) -> impl Iterator<Item = &Rc<SimDisk>> {
         std::iter::once(&self.cache).chain(&self.backings)
@@ -231,4 +253,46 @@ fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<Sim
         disk.put(Sector(b.data_offset + sector), &bytes);
     }
     disk
+}
+
+/// The priority sets of an image, with this generation for every bucket that is not metadata.
+fn set_generations(image: &Image, generation: Gen) -> Vec<(Sector, Vec<u8>)> {
+    let head = image.read_vec(SUPERBLOCK, Sectors(8));
+    let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));
+    let superblock = checked.unwrap_or_else(|e| panic!("the superblock of a new set: {e}"));
+    let (g, magic) = (*superblock.geometry(), superblock.set_magic());
+    let entries = superblock.journal_buckets().flat_map(|bucket| {
+        let bytes = image.read_vec(g.bucket_start(bucket), g.bucket_sectors);
+        let found = parse_bucket(&bytes, magic, g.block_sectors);
+        found.unwrap_or_else(|e| panic!("the journal of a new set: {e}")).entries
+    });
+    let newest = entries.map(|(_, e)| e).max_by_key(|e| e.seq);
+    let newest = newest.unwrap_or_else(|| panic!("the journal of a new set is empty"));
+    let mut metadata: Vec<u64> = [newest.uuid_bucket, newest.btree_root]
+        .iter()
+        .filter_map(|key| Some(key.pointer()?.offset().0 / g.bucket_sectors.0))
+        .collect();
+    let mut sets = Vec::new();
+    let mut next = newest.prio_bucket[0];
+    for first in (0..g.nbuckets).step_by(g.prios_per_bucket as usize) {
+        let at = Sector(next * g.bucket_sectors.0);
+        let mut prios = vec![BucketPrio::default(); g.prios_per_bucket.min(g.nbuckets - first) as usize];
+        let bytes = image.read_vec(at, g.meta_sectors);
+        let header = parse_prio_set(&bytes, magic, &mut prios);
+        let header = header.unwrap_or_else(|e| panic!("the priorities of a new set: {e}"));
+        metadata.push(next);
+        sets.push((at, header, first, prios));
+        next = header.next_bucket;
+    }
+    let aged = sets.into_iter().map(|(at, header, first, mut prios)| {
+        for (bucket, p) in (u64::from(first)..).zip(&mut prios) {
+            if bucket >= u64::from(g.first_dynamic().0) && !metadata.contains(&bucket) {
+                p.generation = generation;
+            }
+        }
+        let mut bytes = vec![0; g.meta_sectors.bytes() as usize];
+        encode_prio_set(&mut bytes, magic, header, &prios);
+        (at, bytes)
+    });
+    aged.collect()
 }

@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::disk::{Fault, Kind, Matching};
 use crate::judge;
 use crate::oracle::Oracle;
-use crate::plan::{Boot, Cut, Faults, Lying, Plan};
+use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings};
 use crate::rig::Rig;
 use crate::session::Session;
 use crate::stamp::{Content, SECTOR};
@@ -76,8 +76,26 @@ pub struct Report {
     pub trees: u64,
     /// Boots at whose end more than 80 % of the cache was in use.
     pub full: u64,
+    /// Crashes at such a moment.
+    pub crashes_when_full: u64,
+    /// Crashes while no bucket of the journal was free.
+    pub crashes_in_full_journal: u64,
+    /// Times that a new btree node had to wait for a bucket.
+    pub btree_waits: u64,
+    /// Buckets whose generation went around.
+    pub gen_wraps: u64,
+    /// Boots with settings, or a mode, other than those of the boot before.
+    pub changed_settings: u64,
+    /// Boots with sectors that cannot be read, of the cache device or a backing device.
+    pub unreadable: u64,
+    /// Boots in which a device goes away, and how many of these see it come back.
+    pub outages: u64,
+    /// See `outages`.
+    pub outages_that_end: u64,
     /// Hash of everything that happened; of one run.
     pub hash: u64,
+    /// The random number that would have come next; of one run.
+    pub next_random: u64,
 }
 
 impl Report {
@@ -107,7 +125,16 @@ impl Report {
         self.journal_entries += other.journal_entries;
         self.trees += other.trees;
         self.full += other.full;
+        self.crashes_when_full += other.crashes_when_full;
+        self.crashes_in_full_journal += other.crashes_in_full_journal;
+        self.btree_waits += other.btree_waits;
+        self.gen_wraps += other.gen_wraps;
+        self.changed_settings += other.changed_settings;
+        self.unreadable += other.unreadable;
+        self.outages += other.outages;
+        self.outages_that_end += other.outages_that_end;
         self.hash ^= other.hash;
+        self.next_random ^= other.next_random;
     }
 }
 
@@ -202,6 +229,8 @@ struct Run<'a> {
     initialised: bool,
     /// How many boots in a row ended before the set was open.
     cut_short: u64,
+    /// Of the last boot.
+    settings: Option<Settings>,
     report: Report,
 }
 
@@ -222,10 +251,23 @@ impl<'a> Run<'a> {
         }
         let report = Report { runs: 1, ..Report::default() };
         let flash_made = Rc::default();
-        Run { plan, world, rig, oracles, flash_made, initialised: false, cut_short: 0, report }
+        Run {
+            plan,
+            world,
+            rig,
+            oracles,
+            flash_made,
+            initialised: false,
+            cut_short: 0,
+            settings: None,
+            report,
+        }
     }
 
     fn all(&mut self) -> Result<(), String> {
+        if self.plan.first_gen > 0 {
+            self.rig.age(self.plan.first_gen);
+        }
         let mut drained = false;
         for boot in &self.plan.boots {
             let in_order = self.boot(boot)?;
@@ -237,6 +279,7 @@ impl<'a> Run<'a> {
         }
         self.report.effects = self.world.effects();
         self.report.hash = self.world.hash();
+        self.report.next_random = self.world.random(Rng::next_u64);
         Ok(())
     }
 
@@ -245,7 +288,7 @@ impl<'a> Run<'a> {
         self.report.boots += 1;
         self.report.alone += u64::from(boot.alone);
         self.report.absent += u64::from(!boot.absent.is_empty());
-        self.report.with_errors += u64::from(boot.faults.is_some());
+        self.count_faults(boot);
         let judged = self.judge_crashed()?;
         let mut machine = self.rig.boot(self.plan.order);
         self.rig.cache.set_speed(boot.cache_speed);
@@ -274,7 +317,7 @@ impl<'a> Run<'a> {
         let theirs = session.clone();
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
-        self.observe(&session);
+        self.observe(&session, matches!(outcome, Outcome::PowerCut));
         if let Some(d) = self.rig.disks().find(|d| d.was_misused()) {
             return Err(format!("a request broke the contract of devices: {}", d.dump()));
         }
@@ -288,6 +331,17 @@ impl<'a> Run<'a> {
         Ok(in_order)
     }
 
+    fn count_faults(&mut self, boot: &Boot) {
+        let settings = self.settings.replace(boot.settings.clone());
+        let r = &mut self.report;
+        r.changed_settings += u64::from(settings.is_some_and(|s| s != boot.settings));
+        let Some(f) = &boot.faults else { return };
+        r.with_errors += 1;
+        r.unreadable += u64::from(f.unreadable.is_some() || f.unreadable_backing.is_some());
+        r.outages += u64::from(f.outage.is_some());
+        r.outages_that_end += u64::from(f.outage.as_ref().is_some_and(|o| o.requests.is_some()));
+    }
+
     fn inject(&mut self, faults: &Faults) {
         self.rig.cache.set_errors(faults.cache_one_in);
         self.rig.backings.iter().for_each(|b| b.set_errors(faults.backing_one_in));
@@ -296,9 +350,14 @@ impl<'a> Run<'a> {
         {
             disk.fail_between(o.after, o.requests);
         }
-        if let Some((at, sectors)) = faults.unreadable {
-            let matching = Matching { kind: Kind::Read, range: at..at + sectors };
-            self.rig.cache.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
+        let unreadable = [(Some(&self.rig.cache), faults.unreadable)]
+            .into_iter()
+            .chain([(self.rig.backings.first(), faults.unreadable_backing)]);
+        for (disk, range) in unreadable {
+            if let (Some(disk), Some((at, sectors))) = (disk, range) {
+                let matching = Matching { kind: Kind::Read, range: at..at + sectors };
+                disk.set_faults(vec![Fault { matching, skip: 0, count: u32::MAX }]);
+            }
         }
     }
 
@@ -343,7 +402,7 @@ impl<'a> Run<'a> {
         session.give_up();
     }
 
-    fn observe(&mut self, session: &Session) {
+    fn observe(&mut self, session: &Session, crash: bool) {
         let (requests, detaches) = session.counts();
         self.report.requests += requests;
         self.report.detaches += detaches;
@@ -357,6 +416,10 @@ impl<'a> Run<'a> {
         self.report.journal_entries += s.journal_written.0;
         self.report.trees += u64::from(s.btree_nodes > 1);
         self.report.full += u64::from(s.in_use_percent > 80);
+        self.report.crashes_when_full += u64::from(crash && s.in_use_percent > 80);
+        self.report.crashes_in_full_journal += u64::from(crash && s.journal_free.0 == 0);
+        self.report.btree_waits += c.btree_waits;
+        self.report.gen_wraps += c.gen_wraps;
         self.report.set_failures += u64::from(s.failed.is_some());
     }
 

@@ -64,19 +64,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
                 return false;
             }
             self.runs_left -= 1;
-            let mut plan = candidate.clone();
-            if variant > 0 {
-                plan.seed = self.rng.below(1 << 32);
-                for b in &mut plan.boots {
-                    if let Some(at) = &mut b.crash {
-                        // Less happens now: earlier, if anything.
-                        *at = 1 + self.rng.below(*at + 2);
-                    }
-                    if let Some(n) = &mut b.crash_in_durable_write {
-                        *n = 1 + self.rng.below(*n + 1);
-                    }
-                }
-            }
+            let plan = if variant == 0 { candidate.clone() } else { candidate.like(&mut self.rng) };
             if (self.fails)(&plan).is_some_and(|what| kind_of(&what) == self.kind) {
                 self.best = plan;
                 return true;
@@ -128,6 +116,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         self.change(|p| p.depth = p.depth.min(2));
         self.change(|p| p.order = Order::Fifo);
         self.change(|p| p.flash_sectors = 0);
+        self.change(|p| p.first_gen = 0);
         self.change(|p| p.layout.backings.truncate(1));
         self.change(|p| p.layout.discard = false);
         self.change(|p| p.layout.backings.iter_mut().for_each(|b| b.stripe_bytes = 0));

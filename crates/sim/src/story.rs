@@ -1,14 +1,14 @@
 //! Scripted runs: a test tells what happens, boot by boot, and where the power fails.
 //!
 //! Owns the way from one boot to the next, with the oracle and the judges in between. A story that is told twice is
-//! the same story; [`every_crash`] tells it again and again and cuts the power at every moment of it.
+//! the same story. Where the power fails at every moment of a story is told in [`crate::crash`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions, Volume};
 use format::{Sector, Sectors};
-use io::{Handle, JoinHandle, Nanos, Rng};
+use io::{Handle, JoinHandle, Nanos};
 
 use crate::client::Client;
 use crate::disk::{Keep, SimDisk};
@@ -144,7 +144,7 @@ impl Boot {
 }
 
 /// How a boot ended.
-enum End {
+pub(crate) enum End {
     /// Its tale was told to the end.
     Told,
     /// The power failed.
@@ -177,7 +177,7 @@ impl Story {
         Story { rig: Rig::new(&world, layout), oracles, order: Order::Fifo, running: None }
     }
 
-    fn begin<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> End {
+    pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> End {
         assert!(self.running.is_none(), "the last boot was not ended");
         // What a boot is told about the power was set before it.
         let machine = Machine::boot(&self.rig.world, self.order);
@@ -314,107 +314,4 @@ fn judge_images(cache: &Image, backings: &[Image], oracles: &[Rc<RefCell<Oracle>
         }
     }
     Ok(())
-}
-
-/// What may be left of a crash, on the cache device and on the backing devices.
-type Outcomes = Vec<Vec<Image>>;
-
-/// Tells a boot after a `prologue`, again and again, and cuts the power at every `step`th effect; of each crash
-/// several outcomes are tried, and each must have a happy end. Returns how many crashes there were.
-///
-/// # Panics
-/// If anything is not as it must be; the message says at which effect.
-pub fn every_crash<P, T>(
-    seed: u64,
-    make: impl Fn() -> Story,
-    prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
-    step: u64,
-) -> u64
-where
-    P: Future<Output = ()> + 'static,
-    T: Future<Output = ()> + 'static,
-{
-    let some = |story: &Story, at: u64| -> Outcomes {
-        let keeps = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
-        let rng = &mut Rng::new(seed ^ at);
-        let tries = [keeps[0], keeps[1 + rng.below(3) as usize], keeps[2 + rng.below(2) as usize]];
-        tries.iter().map(|k| story.rig.disks().map(|d| d.after_power_cut(*k, rng)).collect()).collect()
-    };
-    crash_everywhere(make, prologue, tale, step, some).0
-}
-
-/// The same at every single effect, with every subset of the writes that are not durable, as long as a device has at
-/// most `most` of them. Returns how many crashes there were, and how many outcomes were tried.
-///
-/// # Panics
-/// If anything is not as it must be; the message says at which effect.
-pub fn every_outcome<P, T>(
-    make: impl Fn() -> Story,
-    prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
-    most: usize,
-) -> (u64, u64)
-where
-    P: Future<Output = ()> + 'static,
-    T: Future<Output = ()> + 'static,
-{
-    let all = |story: &Story, _: u64| -> Outcomes {
-        let mut all: Outcomes = vec![Vec::new()];
-        for d in story.rig.disks() {
-            let of_disk = d.every_outcome(most);
-            let with = |known: &Vec<Image>, next: &Image| known.iter().chain([next]).cloned().collect();
-            all = all.iter().flat_map(|known| of_disk.iter().map(move |i| with(known, i))).collect();
-        }
-        all
-    };
-    crash_everywhere(make, prologue, tale, 1, all)
-}
-
-fn crash_everywhere<P, T>(
-    make: impl Fn() -> Story,
-    prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
-    step: u64,
-    outcomes_of: impl Fn(&Story, u64) -> Outcomes,
-) -> (u64, u64)
-where
-    P: Future<Output = ()> + 'static,
-    T: Future<Output = ()> + 'static,
-{
-    let (mut crashes, mut tried) = (0, 0);
-    let mut at = 1;
-    loop {
-        let mut story = make();
-        story.boot_and_stop(&prologue);
-        let world = story.rig.world.clone();
-        world.cut_power_at(Some(world.effects() + at));
-        let end = story.begin(&tale);
-        if matches!(end, End::Told) {
-            story.kill().happy_end();
-            return (crashes, tried);
-        }
-        crashes += 1;
-        story.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        let outcomes = outcomes_of(&story, at);
-        let oracles: Vec<Oracle> = story.oracles.iter().map(|o| o.borrow().clone()).collect();
-        story.switch_off(|rig, machine| rig.power_cut(machine, Keep::Nothing));
-        for (n, images) in outcomes.into_iter().enumerate() {
-            tried += 1;
-            for (disk, image) in story.rig.disks().zip(images) {
-                disk.load(image);
-            }
-            for (o, was) in story.oracles.iter().zip(&oracles) {
-                *o.borrow_mut() = was.clone();
-            }
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                story.judge().happy_end();
-            }));
-            if let Err(e) = told {
-                eprintln!("the crash was before effect {at} of the tale, with its outcome {n}");
-                std::panic::resume_unwind(e);
-            }
-        }
-        at += step;
-    }
 }

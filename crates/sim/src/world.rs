@@ -18,6 +18,7 @@ use io::{Clock, Handle, JoinHandle, Nanos, Rng, Runtime, Schedule};
 const MAX_POLLS: usize = 3_000_000;
 
 type Event = Box<dyn FnOnce()>;
+type Watcher = Rc<dyn Fn()>;
 
 struct Inner {
     now: Cell<Nanos>,
@@ -31,6 +32,7 @@ struct Inner {
     durable_writes_left: Cell<Option<u64>>,
     off: Cell<bool>,
     verbose: Cell<bool>,
+    watcher: RefCell<Option<Watcher>>,
 }
 
 /// The world of one run. Cheap to clone.
@@ -55,6 +57,7 @@ impl World {
                 durable_writes_left: Cell::new(None),
                 off: Cell::new(false),
                 verbose: Cell::new(false),
+                watcher: RefCell::default(),
             }),
         }
     }
@@ -98,6 +101,22 @@ impl World {
     /// The hash of everything that happened.
     pub fn hash(&self) -> u64 {
         self.inner.hash.get()
+    }
+
+    /// Calls `watcher` before every effect, while nothing is borrowed.
+    pub fn set_watcher(&self, watcher: Option<Watcher>) {
+        *self.inner.watcher.borrow_mut() = watcher;
+    }
+
+    /// A device is about to ask for an effect, and nothing of it is borrowed yet.
+    pub fn before_effect(&self) {
+        if self.inner.off.get() {
+            return;
+        }
+        let watcher = self.inner.watcher.borrow().clone();
+        if let Some(watcher) = watcher {
+            watcher();
+        }
     }
 
     /// A device takes or ends a request; false if it cannot, because the power is off.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
-use format::{CacheMode, Sectors};
+use format::{BackingState, CacheMode, Sectors};
 use sim::disk::{Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
@@ -69,4 +69,26 @@ pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
             story.power_cut(keep).judge().happy_end();
         }
     }
+}
+
+/// The cache fails while the superblock that lets the device go is being written.
+#[test]
+pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
+    Story::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
+        b.open().await;
+        b.clients[0].set_tolerant(true);
+        b.backings[0].hold(Matching { kind: Kind::DurableWrite, range: 8..16 });
+        let (set, volume) = (b.set(), b.volume(0));
+        let detach = b.rt.spawn(async move { set.detach(&volume).await });
+        b.sleep_ms(10).await;
+        b.cache.die_after(0);
+        assert!(b.set().gc().await.is_err() && b.set().failure().is_some());
+        let c = b.clients[0].clone();
+        let read = b.rt.spawn(async move { c.read(0, 8).await });
+        b.sleep_ms(10).await;
+        b.backings[0].release();
+        assert!(read.await.is_some());
+        assert!(detach.await.is_err(), "the slot could not be given up");
+        assert_eq!(b.volume(0).state(), Some(BackingState::None));
+    });
 }

@@ -3,14 +3,23 @@
 //! Run with `cargo test -p ubcache-sim --features canary --test coverage`.
 #![allow(clippy::unwrap_used)]
 
+mod contract;
+
+use std::rc::Rc;
+
 use engine::canary::{Mark, reached};
-use engine::{SetOptions, Volume};
-use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors, Uuid};
+use engine::{CacheSet, SetOptions, Volume};
+use format::{
+    BackingState, Bkey, BucketNr, CacheMode, CacheSuper, Inode, Jset, JsetBuilder, Ptr, RawSuperblock,
+    Sector, Sectors, Uuid, parse_bucket,
+};
+use io::SurvivorRef;
 use sim::disk::{Fault, Keep, Kind, Matching, SimDisk};
 use sim::image::Image;
-use sim::rig::Layout;
+use sim::rig::{Layout, uuid_of};
 use sim::run::run_seed;
 use sim::story::{Boot, Story};
+use sim::survivor::Memory;
 
 const SEEDS: u64 = 700;
 
@@ -71,27 +80,6 @@ fn refusals() {
     });
 }
 
-/// The cache fails while the superblock that lets the device go is being written.
-fn lost_while_detaching() {
-    story().boot(|b| async move {
-        b.open().await;
-        b.clients[0].set_tolerant(true);
-        b.backings[0].hold(Matching { kind: Kind::DurableWrite, range: 8..16 });
-        let (set, volume) = (b.set(), b.volume(0));
-        let detach = b.rt.spawn(async move { set.detach(&volume).await });
-        b.sleep_ms(10).await;
-        b.cache.die_after(0);
-        assert!(b.set().gc().await.is_err() && b.set().failure().is_some());
-        let c = b.clients[0].clone();
-        let read = b.rt.spawn(async move { c.read(0, 8).await });
-        b.sleep_ms(10).await;
-        b.backings[0].release();
-        assert!(read.await.is_some());
-        assert!(detach.await.is_err(), "the slot could not be given up");
-        assert_eq!(b.volume(0).state(), Some(BackingState::None));
-    });
-}
-
 /// A dirty write that fails is nothing that a detach has to wait for.
 fn failed_write() {
     story().boot(|b| async move {
@@ -130,6 +118,207 @@ fn truncated() {
     });
 }
 
+/// The superblock of the cache device, its newest journal entry, and where the ring goes on behind that.
+fn newest_entry(b: &Boot) -> (CacheSuper, Jset, Sector) {
+    let image = b.cache.image();
+    let head = image.read_vec(Sector(8), Sectors(8));
+    let sb = RawSuperblock::from_prefix(&head).unwrap().check_cache(image.size(), 512).unwrap();
+    let g = *sb.geometry();
+    let entries = sb.journal_buckets().flat_map(|bucket| {
+        let start = g.bucket_start(bucket);
+        let bytes = image.read_vec(start, g.bucket_sectors);
+        let found = parse_bucket(&bytes, sb.set_magic(), g.block_sectors).unwrap();
+        let end = start + Sectors::from_bytes_floor(found.stopped_at as u64);
+        found.entries.into_iter().map(move |(_, e)| (e, end)).collect::<Vec<_>>()
+    });
+    let (newest, end) = entries.max_by_key(|(e, _)| e.seq).unwrap();
+    (sb, newest, end)
+}
+
+/// Each structure that a start reads, zeroed: the set is refused, with words about that structure.
+fn damaged_structures() {
+    for (what, expected) in [
+        ("journal", "journal"),
+        ("prios", "prio"),
+        ("root", "btree node"),
+        ("uuids", "backing device"),
+        ("super", "superblock"),
+    ] {
+        let mut s = story();
+        s.boot(|b| async move {
+            b.open().await;
+            assert!(b.clients[0].write(0, 16, true).await);
+        });
+        s.power_cut(Keep::Nothing);
+        s.boot(move |b| async move {
+            let (sb, newest, _) = newest_entry(&b);
+            let g = *sb.geometry();
+            let zero = |at: Sector| b.cache.put(at, &vec![0; g.bucket_sectors.bytes() as usize]);
+            let refused_with = match what {
+                "journal" => {
+                    sb.journal_buckets().for_each(|bucket| zero(g.bucket_start(bucket)));
+                    refused(&b).await
+                }
+                "prios" => {
+                    zero(g.bucket_start(BucketNr(newest.prio_bucket[0] as u32)));
+                    refused(&b).await
+                }
+                "root" => {
+                    zero(newest.btree_root.pointer().unwrap().offset());
+                    refused(&b).await
+                }
+                "uuids" => {
+                    let at = newest.uuid_bucket.pointer().unwrap().offset().0;
+                    let matching = Matching { kind: Kind::Read, range: at..at + 1 };
+                    b.cache.set_faults(vec![Fault { matching, skip: 0, count: 1 }]);
+                    refused(&b).await;
+                    "backing device".to_owned()
+                }
+                _ => {
+                    b.backings[0].put(Sector(8), &[0; 4096]);
+                    refused(&b).await
+                }
+            };
+            assert!(refused_with.contains(expected), "{what}: {refused_with}");
+        });
+    }
+}
+
+/// A set that has failed, one with larger blocks, one without a free slot: none of them takes a device.
+fn sets_that_take_no_device() {
+    story().boot(|b| async move {
+        b.open().await;
+        b.set().detach(&b.volume(0)).await.unwrap();
+        b.volume(0).stop().await;
+        b.cache.die_after(0);
+        assert!(b.set().gc().await.is_err());
+        assert!(b.set().register(b.parts.backings[0].clone()).await.is_err());
+    });
+    let layout = Layout { block_sectors: 8, ..Layout::small(CacheMode::Writeback) };
+    Story::new(1, layout, 0).boot(|b| async move {
+        assert!(refused(&b).await.contains("block size"));
+    });
+    story().boot(|b| async move {
+        let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+        let mut made = 0;
+        while set.create_volume(uuid_of(made + 1), Sectors(8), "").await.is_ok() {
+            made += 1;
+        }
+        assert_eq!(made, 32, "a table of one bucket has as many slots");
+        let error = set.register(b.parts.backings[0].clone()).await.map(drop).unwrap_err().to_string();
+        assert!(error.contains("slots"), "{error}");
+    });
+}
+
+/// The superblock says dirty; whatever was dirty is written back.
+fn dirty_without_keys() {
+    let mut s = story();
+    s.boot_and_stop(|b| async move {
+        b.open().await;
+        b.read_all(0).await;
+        b.stop().await;
+    });
+    s.boot(|b| async move {
+        change(&b, |sb| sb.set_state(BackingState::Dirty));
+        b.open().await;
+        b.read_all(0).await;
+        b.volume(0).drained().await.unwrap();
+        assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
+    });
+}
+
+/// A journal whose newest entry says that every bucket that is left holds dirty data.
+fn no_bucket_left() {
+    let mut s = story();
+    s.boot(|b| async move {
+        CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+    });
+    s.power_cut(Keep::Nothing);
+    s.boot(|b| async move {
+        let (sb, newest, mut end) = newest_entry(&b);
+        let g = *sb.geometry();
+        let bucket_of = |key: &Bkey| key.pointer().map(|p| g.bucket_of(p.offset()).unwrap());
+        let metadata = [
+            bucket_of(&newest.uuid_bucket),
+            bucket_of(&newest.btree_root),
+            Some(BucketNr(newest.prio_bucket[0] as u32)),
+        ];
+        let free = (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|n| !metadata.contains(&Some(*n)));
+        let size = g.bucket_sectors;
+        let keys: Vec<Bkey> = free
+            .enumerate()
+            .map(|(i, n)| {
+                let ptr = Ptr::new(0, g.bucket_start(n), format::Gen(0));
+                Bkey::extent(Inode(0), Sector(size.0 * (i as u64 + 1)), size, true, ptr)
+            })
+            .collect();
+        let mut seq = newest.seq;
+        for group in keys.chunks(100) {
+            seq = seq.next();
+            let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
+            let mut entry = JsetBuilder::begin(&mut bytes[..], g.block_sectors);
+            assert!(group.iter().all(|k| entry.push_key(k)));
+            let len = entry.finish(sb.set_magic(), seq, newest.last_seq, &newest.roots());
+            // Each at the beginning of the next bucket of the ring.
+            end = Sector((end.0 - 1) / size.0 * size.0 + size.0);
+            b.cache.put(end, &bytes[..len]);
+            end += Sectors::from_bytes_floor(len as u64);
+        }
+        let error = refused(&b).await;
+        assert!(error.contains("every bucket holds dirty data"), "{error}");
+    });
+}
+
+/// The process dies, with memory that outlives it.
+fn survivor() {
+    let memory = Rc::new(Memory::default());
+    let options = || SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+    let mut s = story();
+    let first = options();
+    s.boot(|b| async move {
+        b.open_with(first).await;
+        assert!(b.clients[0].write(0, 16, false).await);
+    });
+    s.kill();
+    let second = options();
+    s.boot(|b| async move {
+        b.open_with(second).await;
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors(16));
+    });
+}
+
+/// The power fails while a journal entry of several blocks, or such a set of a leaf, is on its way.
+fn torn() {
+    for seed in 0..40 {
+        // All data in one bucket: none needs new priorities, and a journal entry with them.
+        let layout = Layout { bucket_sectors: 128, nbuckets: 128, ..Layout::small(CacheMode::Writeback) };
+        let mut s = Story::new(seed, layout, 0);
+        s.boot(move |b| async move {
+            let mut options = SetOptions::default();
+            options.tunables.journal_delay_ms = 60_000;
+            b.open_with(options).await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.tune(0, "writeback_running", "0").await;
+            let leaf = newest_entry(&b).1.btree_root.pointer().unwrap().offset().0;
+            let in_leaf = seed % 2 == 0;
+            // The journal lies before everything else.
+            let range = if in_leaf { leaf..leaf + 128 } else { 16..leaf };
+            for i in 0..60 {
+                assert!(b.clients[0].write(i * 3, 1, false).await);
+            }
+            if in_leaf {
+                assert!(b.clients[0].flush().await);
+            }
+            b.cache.hold(Matching { kind: Kind::DurableWrite, range });
+            let c = b.clients[0].clone();
+            b.rt.spawn(async move { c.flush().await });
+            b.sleep_ms(50_000).await;
+            assert_eq!(b.cache.held(), 1, "the write is on its way");
+        });
+        s.power_cut(Keep::Some(4)).judge().happy_end();
+    }
+}
+
 #[test]
 fn every_case_is_reached() {
     for seed in 0..SEEDS {
@@ -138,8 +327,14 @@ fn every_case_is_reached() {
     let by_seeds = reached();
     refusals();
     truncated();
-    lost_while_detaching();
+    contract::a_device_that_was_let_go_says_so_when_the_cache_fails();
     failed_write();
+    damaged_structures();
+    sets_that_take_no_device();
+    dirty_without_keys();
+    no_bucket_left();
+    survivor();
+    torn();
     let all = reached();
     let missed: Vec<_> = Mark::ALL.iter().filter(|m| !all.contains(m)).collect();
     println!("by seeds: {by_seeds:?}");

@@ -5,9 +5,10 @@
 use engine::SetOptions;
 use format::CacheMode;
 use io::{Nanos, ZeroFlags};
+use sim::crash::every_crash;
 use sim::disk::Speed;
 use sim::rig::Layout;
-use sim::story::{Boot, Story, every_crash};
+use sim::story::{Boot, Story};
 
 const SECTORS: u64 = 320;
 

@@ -3,46 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
-use io::{Handle, Nanos, Rng, Survivor, SurvivorRef, WriteFlags, ZeroFlags};
+use io::{Handle, Nanos, Rng, SurvivorRef, WriteFlags, ZeroFlags};
 use sim::rig::{Layout, Rig};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
+use sim::survivor::Memory;
 use sim::world::{Order, Outcome, World};
-
-/// Memory of a machine that does not go off.
-#[derive(Default)]
-struct Memory {
-    entries: RefCell<BTreeMap<u64, Vec<u64>>>,
-    tied: RefCell<[u64; 2]>,
-}
-
-impl Survivor for Memory {
-    fn keep(&self, seq: u64, words: &[u64]) {
-        let mut entries = self.entries.borrow_mut();
-        entries.entry(seq).or_default().extend_from_slice(words);
-        entries.retain(|s, _| s + 2 > seq);
-    }
-
-    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
-        self.entries.borrow().clone().into_iter().collect()
-    }
-
-    fn reset(&self) {
-        self.entries.borrow_mut().clear();
-    }
-
-    fn tie(&self, states: [u64; 2]) {
-        *self.tied.borrow_mut() = states;
-    }
-
-    fn tied(&self) -> [u64; 2] {
-        *self.tied.borrow()
-    }
-}
 
 const SIZE: u64 = 2048;
 const WORKERS: u64 = 8;

@@ -1,18 +1,27 @@
-//! Short tales with the power cut at every effect of a device, and every subset of what was not durable surviving.
+//! Short tales with the power cut before every effect of a device, and every subset of what was not durable surviving:
+//! block by block where a device has at most [`MOST`] of them, else write by write, and where there are more than
+//! [`MOST`] writes, none, all, each alone, and all but one.
 #![allow(clippy::unwrap_used)]
 
 use format::CacheMode;
+use inspect::CheckOptions;
+use inspect::check::SetSummary;
+use sim::crash::{Tried, every_outcome};
 use sim::rig::Layout;
-use sim::story::{Boot, Story, every_outcome};
+use sim::story::{Boot, Story};
 
-/// Writes of a device of which every subset is tried.
-const MOST: usize = 6;
+/// Blocks or writes of a device of which every subset is tried.
+const MOST: usize = 9;
 
-fn story() -> Story {
+fn layout(data_sectors: u64) -> Layout {
     let mut layout = Layout::small(CacheMode::Writeback);
     layout.nbuckets = 128;
-    layout.backings[0].data_sectors = 64;
-    Story::new(1, layout, 0)
+    layout.backings[0].data_sectors = data_sectors;
+    layout
+}
+
+fn story() -> Story {
+    Story::new(1, layout(64), 0)
 }
 
 async fn open(b: &Boot) {
@@ -22,6 +31,16 @@ async fn open(b: &Boot) {
     b.tune(0, "writeback_delay", "0").await;
 }
 
+/// As [`open`], and dirty data stays in the cache.
+async fn open_dirty(b: &Boot) {
+    open(b).await;
+    b.tune(0, "writeback_running", "0").await;
+}
+
+async fn write(b: &Boot, start: u64, sectors: u64) {
+    assert!(b.clients[0].write(start, sectors, false).await);
+}
+
 /// Everything is cached, clean, and durable.
 async fn prologue(b: Boot) {
     open(&b).await;
@@ -29,73 +48,221 @@ async fn prologue(b: Boot) {
     b.stop().await;
 }
 
+fn check(tried: Tried) {
+    println!("{tried:?}");
+    assert!(tried.crashes > 40 && tried.outcomes > 20, "{tried:?}");
+}
+
 fn tell<T: Future<Output = ()> + 'static>(tale: impl Fn(Boot) -> T) {
-    let (crashes, outcomes) = every_outcome(story, prologue, tale, MOST);
-    println!("{crashes} crashes, {outcomes} outcomes");
-    assert!(crashes > 20 && outcomes > crashes, "{crashes} crashes, {outcomes} outcomes");
+    check(every_outcome(story, prologue, tale, MOST));
 }
 
 #[test]
 fn write_and_flush() {
     tell(|b| async move {
-        open(&b).await;
-        b.tune(0, "writeback_running", "0").await;
-        assert!(b.clients[0].write(0, 8, false).await);
-        assert!(b.clients[0].write(4, 8, false).await && b.clients[0].flush().await);
+        open_dirty(&b).await;
+        write(&b, 0, 8).await;
+        write(&b, 4, 8).await;
+        assert!(b.clients[0].flush().await);
         assert!(b.clients[0].write(6, 2, true).await);
     });
 }
 
+/// Dirty data over dirty data, some of it durable, over clean copies, several writes at once.
 #[test]
-fn overwrite_and_writeback() {
+fn overwrite() {
+    tell(|b| async move {
+        open_dirty(&b).await;
+        write(&b, 0, 4).await;
+        assert!(b.clients[0].flush().await);
+        write(&b, 2, 4).await;
+        let beside = [b.write_beside(0, 3, 2, false), b.write_beside(0, 0, 2, true)];
+        for w in beside {
+            assert!(w.await);
+        }
+        write(&b, 1, 3).await;
+        assert!(b.clients[0].flush().await);
+    });
+}
+
+#[test]
+fn writeback() {
     tell(|b| async move {
         open(&b).await;
-        assert!(b.clients[0].write(0, 8, false).await);
+        write(&b, 0, 8).await;
         b.volume(0).drained().await.unwrap();
-        assert!(b.clients[0].write(0, 4, false).await);
+        write(&b, 0, 4).await;
         b.volume(0).drained().await.unwrap();
         b.stop().await;
     });
 }
 
 #[test]
-fn modes_and_discards() {
+fn mode_switches_and_discards() {
     tell(|b| async move {
-        open(&b).await;
-        b.tune(0, "writeback_running", "0").await;
-        assert!(b.clients[0].write(0, 8, false).await);
+        open_dirty(&b).await;
+        write(&b, 0, 8).await;
         for mode in ["writethrough", "none"] {
             b.tune(0, "cache_mode", mode).await;
-            assert!(b.clients[0].write(4, 8, false).await);
+            write(&b, 4, 8).await;
         }
         assert!(b.clients[0].discard(2, 16).await && b.clients[0].flush().await);
     });
 }
 
+/// Each mode after each other one, over what the one before has left.
 #[test]
-fn detach_and_attach() {
+fn mode_switches() {
     tell(|b| async move {
-        open(&b).await;
-        assert!(b.clients[0].write(0, 8, false).await);
-        b.set().detach(&b.volume(0)).await.unwrap();
-        assert!(b.clients[0].write(4, 8, false).await);
-        b.volume(0).stop().await;
-        let volume = b.set().register(b.parts.backings[0].clone()).await.unwrap();
-        b.clients[0].set_volume(Some(volume));
-        assert!(b.clients[0].read(0, 16).await.is_some());
+        open_dirty(&b).await;
+        for mode in ["writethrough", "writeback", "writearound", "writeback", "none", "writeback"] {
+            b.tune(0, "cache_mode", mode).await;
+            write(&b, 4, 2).await;
+        }
+        assert!(b.clients[0].read(0, 8).await.is_some());
+        b.tune(0, "cache_mode", "writethrough").await;
+        assert!(b.clients[0].read(0, 8).await.is_some() && b.clients[0].flush().await);
     });
 }
 
 #[test]
-fn a_walk_that_rewrites_everything() {
+fn detach() {
     tell(|b| async move {
         open(&b).await;
-        b.tune(0, "writeback_running", "0").await;
-        for i in 0..6 {
-            assert!(b.clients[0].write(i * 3, 1, false).await);
+        write(&b, 0, 8).await;
+        let late = b.write_beside(0, 6, 2, false);
+        b.set().detach(&b.volume(0)).await.unwrap();
+        assert!(late.await);
+        write(&b, 4, 8).await;
+        assert!(b.clients[0].flush().await);
+    });
+}
+
+/// A device that was detached and has changed since; what is left of it in the cache must not come back.
+#[test]
+fn attach() {
+    let detached = |b: Boot| async move {
+        open(&b).await;
+        write(&b, 0, 8).await;
+        b.set().detach(&b.volume(0)).await.unwrap();
+        write(&b, 4, 8).await;
+        b.stop().await;
+    };
+    check(every_outcome(
+        story,
+        detached,
+        |b| async move {
+            open_dirty(&b).await;
+            assert!(b.clients[0].read(0, 16).await.is_some());
+            write(&b, 2, 4).await;
+            assert!(b.clients[0].flush().await);
+            write(&b, 3, 1).await;
+        },
+        MOST,
+    ));
+}
+
+/// A set that was never used, and its first device.
+#[test]
+fn the_first_start() {
+    check(every_outcome(
+        || Story::new(1, layout(64), 32),
+        |_| async {},
+        |b| async move {
+            open_dirty(&b).await;
+            write(&b, 2, 4).await;
+            assert!(b.clients[1].write(2, 4, false).await && b.clients[0].flush().await);
+        },
+        MOST,
+    ));
+}
+
+/// A walk replaces every leaf while clients write, one of them durably.
+#[test]
+fn a_walk_beside_writes() {
+    tell(|b| async move {
+        open_dirty(&b).await;
+        for i in 0..4 {
+            write(&b, i * 3, 1).await;
         }
         b.set().set("gc_always_rewrite", "1").await.unwrap();
-        b.set().gc().await.unwrap();
-        b.stop().await;
+        let set = b.set();
+        let walk = b.rt.spawn(async move { set.gc().await });
+        let beside = [b.write_beside(0, 1, 3, false), b.write_beside(0, 20, 2, true)];
+        for w in beside {
+            assert!(w.await);
+        }
+        walk.await.unwrap();
+        write(&b, 9, 2).await;
+        assert!(b.clients[0].flush().await);
     });
+}
+
+/// What crate `inspect` says about the set on the cache device.
+fn summary(b: &Boot) -> SetSummary {
+    let options = CheckOptions { compare_clean: false };
+    inspect::check_set(&b.cache.image(), &[], options).summary.expect("a set")
+}
+
+/// The ring of the journal has 8 buckets of 8 blocks here. The tale begins in its last bucket and goes on over the
+/// oldest entries.
+#[test]
+fn the_journal_wraps() {
+    let index = |b: &Boot| summary(b).journal.unwrap().newest_in_journal_index;
+    let nearly_full = move |b: Boot| async move {
+        open_dirty(&b).await;
+        // The first bucket to be used is the second one.
+        while index(&b) != 0 {
+            assert!(b.clients[0].write(0, 1, true).await);
+        }
+        b.stop().await;
+    };
+    check(every_outcome(
+        story,
+        nearly_full,
+        move |b| async move {
+            open_dirty(&b).await;
+            let before = index(&b);
+            for i in 0..10 {
+                assert!(b.clients[0].write(i % 5, 2, true).await);
+            }
+            assert_eq!((before, index(&b)), (0, 1), "over the oldest bucket");
+        },
+        MOST,
+    ));
+}
+
+/// A leaf of 4 KiB becomes two under a new root; then one of several becomes two more, which their parent's next set
+/// says.
+#[test]
+fn the_index_splits() {
+    for (extents, nodes) in [(112, 1), (200, 4)] {
+        let full = move |b: Boot| async move {
+            open_dirty(&b).await;
+            for i in 0..extents {
+                write(&b, 2 * i, 1).await;
+            }
+            b.stop().await;
+        };
+        check(every_outcome(
+            || Story::new(1, Layout { nbuckets: 256, ..layout(1024) }, 0),
+            full,
+            move |b| async move {
+                open_dirty(&b).await;
+                assert_eq!(summary(&b).btree.nodes, nodes);
+                let mut at = 2 * extents;
+                while summary(&b).btree.nodes == nodes {
+                    for _ in 0..12 {
+                        write(&b, at, 1).await;
+                        at += 2;
+                    }
+                    // By now the leaf is written.
+                    b.sleep_ms(60_000).await;
+                }
+                println!("{nodes} nodes before, {} after {at} sectors", summary(&b).btree.nodes);
+            },
+            // A start reads a long index here.
+            5,
+        ));
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use format::{BucketNr, Sectors};
+use format::{BucketNr, Gen, Sectors};
 
 use super::write_prios;
 use crate::canary::{Bug, bug};
@@ -33,6 +33,8 @@ fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
     for b in &picked {
         buckets.invalidate(*b);
     }
+    let wrapped = picked.iter().filter(|b| buckets.generation(**b) == Gen(0)).count();
+    core.counters.borrow_mut().gen_wraps += wrapped as u64;
     picked
 }
 

@@ -21,8 +21,8 @@ use crate::index::{Bound, NodeId};
 use crate::journal::Urgency;
 use crate::set::Core;
 
-/// A leaf is rewritten when it has a stale pointer of this age (the kernel's semantics, section 8.4).
-const MAX_STALE_AGE: u8 = 10;
+/// A node is rewritten when it has a stale pointer of more than this age (the kernel's semantics, section 8.4).
+pub(crate) const MAX_STALE_AGE: u8 = 10;
 /// Adjacent leaves that are looked at together.
 const COALESCE: usize = 4;
 
@@ -106,6 +106,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
     core.write_leaves_unhurried(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
+    core.tree.borrow().oldest_dead_pointers(&core.buckets.borrow(), &mut oldest);
     core.buckets.borrow_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= start_seq {
         core.void.borrow_mut().retain(|i| !void.contains(i));
@@ -134,7 +135,10 @@ async fn clean_leaf(
     };
     let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
     let must = core.tree.borrow().node(id).leaf().must_rewrite;
-    if must || always || survey.max_age > MAX_STALE_AGE || survey.stale > survey.live.max(64) {
+    // With the leaf, the nodes above it are replaced.
+    let dead_age = core.tree.borrow().dead_age_above(id, &core.buckets.borrow());
+    let aged = survey.max_age.max(dead_age) > MAX_STALE_AGE;
+    if must || always || aged || survey.stale > survey.live.max(64) {
         core.wait_room_for_roots().await?;
         core.rewrite(&[id]).await?;
         return Ok(true);

@@ -284,7 +284,7 @@ pub(crate) async fn reclaim_task(core: Rc<Core>) {
             let tree = core.tree.borrow();
             let pins = |id: &NodeId| {
                 let leaf = tree.node(*id).leaf();
-                leaf.pin_pending.into_iter().chain(leaf.pin_inflight).any(|seq| seq <= target)
+                leaf.pins().any(|seq| seq <= target)
             };
             tree.leaves().filter(pins).collect()
         };

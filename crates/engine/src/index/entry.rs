@@ -9,6 +9,8 @@
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 
+use crate::canary::{Bug, bug};
+
 /// Largest size of one extent (the 16-bit field of a bkey).
 pub(crate) const MAX_EXTENT: Sectors = Sectors(65535);
 
@@ -152,7 +154,7 @@ impl Entry {
             return false;
         }
         let bucket = |e: Entry| e.ptr().offset().0 >> bucket_shift;
-        if !self.is_tombstone() && bucket(*self) != bucket(right) {
+        if !self.is_tombstone() && bucket(*self) != bucket(right) && !bug(Bug::JoinedAcrossBuckets) {
             return false;
         }
         self.place = place(right.end(), size, self.dirty());

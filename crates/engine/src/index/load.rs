@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Sector, Sectors, SetMagic, for_each_set};
+use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Ptr, Sector, Sectors, SetMagic, for_each_set};
 use io::{Buffer, Disk, IoFuture};
 
 use super::entry::{Entry, MAX_POSITION};
@@ -218,6 +218,7 @@ pub(crate) async fn load_tree(
             busy: false,
             birth: 0,
             replaced: false,
+            dead: Vec::new(),
             body: Body::Internal(Vec::new()),
         };
         if let Some(what) = &parsed.torn {
@@ -234,6 +235,9 @@ pub(crate) async fn load_tree(
                 node.written = node.sectors;
             }
             children = live_children(reader, &w, &parsed.keys, buckets)?;
+            let live = |p: &Ptr| children.iter().any(|c| c.pointer() == Some(*p));
+            let pointers = parsed.keys.iter().filter_map(Bkey::pointer).filter(|p| p.is_available());
+            node.dead = pointers.filter(|p| !live(p)).collect();
             node.body = Body::Internal(vec![NodeId::NONE; children.len()]);
         }
         let id = match &mut tree {

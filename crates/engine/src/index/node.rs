@@ -41,6 +41,8 @@ pub(crate) struct Node {
     pub(crate) busy: bool,
     /// Another node has taken its place in memory: it lives on only until that one is durable.
     pub(crate) replaced: bool,
+    /// Pointers that the sets of an internal node have on disk to children that it has no more.
+    pub(crate) dead: Vec<Ptr>,
     pub(crate) body: Body,
 }
 
@@ -120,5 +122,10 @@ impl Leaf {
             && !self.must_rewrite
             && self.pin_pending.is_none()
             && self.pin_inflight.is_none()
+    }
+
+    /// Journal entries that the leaf holds.
+    pub(crate) fn pins(&self) -> impl Iterator<Item = JournalSeq> + use<> {
+        self.pin_pending.into_iter().chain(self.pin_inflight)
     }
 }

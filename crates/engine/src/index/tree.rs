@@ -452,6 +452,32 @@ impl Tree {
         }
     }
 
+    /// The same for what internal nodes still have on disk.
+    pub(crate) fn oldest_dead_pointers(&self, buckets: &Buckets, oldest: &mut [Gen]) {
+        for ptr in self.nodes.iter().flatten().flat_map(|n| &n.dead) {
+            let slot = oldest.get_mut(buckets.bucket_of(*ptr).0 as usize);
+            if let Some(o) = slot.filter(|o| o.age_of(ptr.generation()) > 0) {
+                *o = ptr.generation();
+            }
+        }
+    }
+
+    /// Age of the oldest pointer that an internal node has on disk to a child that is gone.
+    pub(crate) fn dead_age(&self, id: NodeId, buckets: &Buckets) -> u8 {
+        let age = |p: &Ptr| buckets.generation(buckets.bucket_of(*p)).age_of(p.generation());
+        self.node(id).dead.iter().map(age).max().unwrap_or(0)
+    }
+
+    /// The greatest [`Tree::dead_age`] on the way from the root to a node.
+    pub(crate) fn dead_age_above(&self, id: NodeId, buckets: &Buckets) -> u8 {
+        let (mut age, mut at) = (0, self.node(id).parent);
+        while let Some(parent) = at {
+            age = age.max(self.dead_age(parent, buckets));
+            at = self.node(parent).parent;
+        }
+        age
+    }
+
     /// Leaves that are not on disk as they are in memory.
     pub(crate) fn changed_leaves(&self) -> Vec<NodeId> {
         self.leaves().filter(|id| !self.node(*id).leaf().is_clean()).collect()

@@ -60,6 +60,9 @@ struct State {
 impl State {
     /// Blocks that keys leave: for each pinned leaf a new root and new priorities, and a few more.
     fn reserve_of_keys(&self) -> u64 {
+        if bug(Bug::JournalWithoutReserve) {
+            return 0;
+        }
         (2 * (self.pins.total() + 1) + 4).min(self.ring.blocks() / 2)
     }
 
@@ -270,7 +273,8 @@ impl Journal {
         self.check_failed()
     }
 
-    fn has_room_to_spare(&self) -> bool {
+    /// Whether keys still find room, which leave what those need who free the ring.
+    pub(crate) fn has_room_to_spare(&self) -> bool {
         let s = &mut *self.state.borrow_mut();
         let last_seq = s.pins.oldest(s.open);
         s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)

@@ -4,7 +4,7 @@
 //! apply anything.
 
 use format::{
-    BucketNr, Geometry, JournalSeq, Replay, Sector, Sectors, SetMagic, parse_bucket, select_replay,
+    BucketNr, Geometry, JournalSeq, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket, select_replay,
 };
 use io::Disk;
 
@@ -42,6 +42,9 @@ pub(crate) async fn scan(
         let buffer = tear_mended(buffer, magic, geometry.block_sectors);
         let found = parse_bucket(buffer.as_slice(), magic, geometry.block_sectors)
             .map_err(|c| place.corrupt(start, &c))?;
+        if matches!(&found.why, ScanStop::NoEntry(c) if c.field == "checksum") {
+            mark(Mark::TornEntry);
+        }
         newest_in.push(found.max_seq().unwrap_or(JournalSeq(0)));
         let mut ends: Vec<usize> = found.entries.iter().skip(1).map(|(at, _)| *at).collect();
         ends.push(found.stopped_at);

@@ -30,7 +30,7 @@ impl CacheSet {
 
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
-        core.check()?;
+        core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
         let name = backing.disk.info().name.clone();
         let refuse = |why: String| Err(EngineError::Invalid(format!("{name}: {why}")));
         if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
@@ -52,6 +52,7 @@ impl CacheSet {
             ));
         }
         if backing.block_sectors() < core.geometry.block_sectors {
+            mark(Mark::RefusedBlockSize);
             return refuse(format!(
                 "block size: expected at least the set's {} sectors, found {}",
                 core.geometry.block_sectors,
@@ -91,6 +92,7 @@ impl CacheSet {
             None => {
                 mark(Mark::NewSlot);
                 let Some(inode) = core.free_slot_after_walk().await? else {
+                    mark(Mark::RefusedNoSlot);
                     return refuse(format!("all {} slots of the set are in use", core.uuids.borrow().len()));
                 };
                 let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
@@ -112,6 +114,8 @@ impl CacheSet {
                 mark(Mark::DirtyKeysOfClean);
                 core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
             }
+        } else if backing.state() == BackingState::Dirty {
+            mark(Mark::DirtyWithoutKeys);
         }
         let volume = Volume::cached(core, inode, backing.clone());
         core.backings.borrow_mut().insert(inode, backing);

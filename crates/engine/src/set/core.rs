@@ -86,6 +86,10 @@ pub struct EngineCounters {
     pub gc_runs: u64,
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
+    /// Times that a new btree node had to wait for a bucket.
+    pub btree_waits: u64,
+    /// Buckets whose generation went around.
+    pub gen_wraps: u64,
 }
 
 /// Everything that the parts of a set share.

@@ -20,7 +20,7 @@ use super::{Backing, CacheSet};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
-use crate::flush::FlushGate;
+use crate::flush::{FlushGate, Tick};
 use crate::index::{
     MAX_POSITION, NotLoaded, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree,
     reclaim_task, write_old_leaves_task,
@@ -98,6 +98,7 @@ impl CacheSet {
         let wanted = core.alloc.reserves.total() + core.alloc.batch;
         prime(core, wanted);
         if core.alloc.ready_len() <= core.alloc.reserves.prio {
+            mark(Mark::NoBuckets);
             return Err(EngineError::NoSpace(format!(
                 "{}: every bucket holds dirty data or metadata: {} are free, {} are needed to write priorities",
                 core.place.device,
@@ -134,6 +135,7 @@ async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
     let raw = read_superblock(disk).await?;
     let info = disk.info();
     raw.check_backing(info.sectors, info.logical_block_bytes)
+        .inspect_err(|_| mark(Mark::RefusedSuperblock))
         .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
 }
 
@@ -243,7 +245,9 @@ async fn recover(
     let g = superblock.geometry();
     let magic = superblock.set_magic();
     let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
-    let mut found = scan(cache, place, g, magic, &ring_buckets, superblock.discard()).await?;
+    let mut found = scan(cache, place, g, magic, &ring_buckets, superblock.discard())
+        .await
+        .inspect_err(|_| mark(Mark::BadJournal))?;
     let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
     let bad_journal = |c: &format::Corrupt| place.corrupt(journal_sector, c);
     let newest =
@@ -257,16 +261,18 @@ async fn recover(
         e.check_keys(g).map_err(|c| bad_journal(&c))?;
     }
     let first_prio = newest.prio_bucket.get(usize::from(superblock.nr_this_dev())).copied().unwrap_or(0);
-    let prios = load_prios(cache, place, g, magic, first_prio).await?;
+    let prios = load_prios(cache, place, g, magic, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
     let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
     apply_prios(&mut buckets, &prios);
-    let uuids = read_uuids(cache, place, &newest).await?;
+    let uuids = read_uuids(cache, place, &newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
 
     let reader = Reader { disk: cache, place, geometry: g, magic };
     if let Some(ptr) = newest.btree_root.pointer() {
         buckets.raise(buckets.bucket_of(ptr), ptr.generation());
     }
-    let loaded = load_tree(&reader, newest.btree_root, newest.btree_level, &mut buckets).await?;
+    let loaded = load_tree(&reader, newest.btree_root, newest.btree_level, &mut buckets)
+        .await
+        .inspect_err(|_| mark(Mark::BadNode))?;
     let (mut tree, mut events) = (loaded.tree, loaded.events);
     // Every key of the journal raises generations before anything is judged stale (format section 10).
     for ptr in found.replay.entries.iter().flat_map(|e| &e.keys).filter_map(|k| k.pointer()) {
@@ -296,6 +302,7 @@ async fn recover(
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, place)?;
     // What survived only in memory becomes a part of the journal before anything new does.
     for entry in found.replay.entries.iter().skip(on_device) {
+        mark(Mark::ReplayedSurvivor);
         journal.adopt(&entry.keys).await?;
     }
     if let Some(survivor) = survivor {
@@ -348,7 +355,11 @@ fn replay_keys(
                 .filter(|p| p.is_available() && buckets.is_current(*p))
                 .map(|p| (p, key.dirty()));
             while start < end {
-                let via = Via::Journal(entry.seq);
+                let via = if bug(Bug::ReplayedNotPinned) {
+                    Via::LeafOnly(Tick::default())
+                } else {
+                    Via::Journal(entry.seq)
+                };
                 let now = io::Nanos(0);
                 let done = tree
                     .change(key.inode(), start, end, new, via, now, buckets, &mut |seq| journal.pin(seq))

@@ -191,7 +191,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes every cached part of the range a hole, by the journal.
+    /// Makes every cached part of the range a hole, by the journal. Returns the entry with which all of it is one.
     async fn drop_mapped(
         &self,
         core: &Core,
@@ -203,9 +203,13 @@ impl Volume {
         let mut at = start;
         while at < end {
             let seg = core.segment_loaded(inode, at, end).await?;
-            if matches!(seg.kind, Kind::Hit { .. }) {
-                newest = newest.max(core.change(inode, at, seg.end, None, How::Journaled).await?);
-            }
+            let seq = match seg.kind {
+                Kind::Hit { .. } => Some(core.change(inode, at, seg.end, None, How::Journaled).await?),
+                // What made the hole may be on its way still.
+                Kind::Hole { seq, .. } if !bug(Bug::HoleTakenForDurable) => seq,
+                Kind::Hole { .. } => None,
+            };
+            newest = newest.max(seq.unwrap_or_default());
             at = seg.end;
         }
         Ok(newest)

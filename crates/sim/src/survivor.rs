@@ -1,0 +1,37 @@
+//! Memory of a machine that does not go off when a process on it dies.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use io::Survivor;
+
+/// Keeps what it is told: the newest two entries, as the engine needs them.
+#[derive(Default)]
+pub struct Memory {
+    entries: RefCell<BTreeMap<u64, Vec<u64>>>,
+    tied: RefCell<[u64; 2]>,
+}
+
+impl Survivor for Memory {
+    fn keep(&self, seq: u64, words: &[u64]) {
+        let mut entries = self.entries.borrow_mut();
+        entries.entry(seq).or_default().extend_from_slice(words);
+        entries.retain(|s, _| s + 2 > seq);
+    }
+
+    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+        self.entries.borrow().clone().into_iter().collect()
+    }
+
+    fn reset(&self) {
+        self.entries.borrow_mut().clear();
+    }
+
+    fn tie(&self, states: [u64; 2]) {
+        *self.tied.borrow_mut() = states;
+    }
+
+    fn tied(&self) -> [u64; 2] {
+        *self.tied.borrow()
+    }
+}

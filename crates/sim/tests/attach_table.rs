@@ -1,0 +1,189 @@
+//! The decision table of registration: what the backing superblock says × whose set it names × what the cache has of
+//! the device × what became of the journal. Every combination has exactly one row, and the engine does what it says.
+#![allow(clippy::unwrap_used)]
+
+use engine::{SetOptions, Volume};
+use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors, Uuid};
+use sim::disk::Keep;
+use sim::rig::{Layout, SET_UUID};
+use sim::stamp::Content;
+use sim::story::{Boot, Story};
+
+/// Whom the superblock names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Named {
+    Nobody,
+    Us,
+    Another,
+}
+
+/// What the cache has of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Slot {
+    /// No slot: it never saw the device.
+    Absent,
+    /// A slot that was given up.
+    Void,
+    /// A slot, and a clean copy.
+    Clean,
+    /// A slot, and dirty data in leaves.
+    Dirty,
+    /// A slot, and dirty data whose keys are in the journal alone.
+    DirtyInJournal,
+}
+
+/// What the engine must do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Row {
+    /// It is part of another set.
+    RefuseOther,
+    /// It has dirty data somewhere, and not here.
+    RefuseUnknownDirty,
+    /// It comes up with what the cache has of it.
+    Known,
+    /// It comes up empty; what the cache had is void.
+    Fresh,
+}
+
+const STATES: [BackingState; 4] =
+    [BackingState::None, BackingState::Clean, BackingState::Dirty, BackingState::Stale];
+const NAMED: [Named; 3] = [Named::Nobody, Named::Us, Named::Another];
+const SLOTS: [Slot; 5] = [Slot::Absent, Slot::Void, Slot::Clean, Slot::Dirty, Slot::DirtyInJournal];
+
+/// The table: the first row that fits.
+fn row(state: BackingState, named: Named, slot: Slot) -> Row {
+    let attached = matches!(state, BackingState::Clean | BackingState::Dirty);
+    let live = !matches!(slot, Slot::Absent | Slot::Void);
+    match () {
+        () if attached && named != Named::Us => Row::RefuseOther,
+        () if !attached => Row::Fresh,
+        () if live => Row::Known,
+        () if state == BackingState::Dirty => Row::RefuseUnknownDirty,
+        () => Row::Fresh,
+    }
+}
+
+/// A set as it is after a crash, with this in it; nothing has been done to the superblock yet.
+fn prepared(slot: Slot) -> Story {
+    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
+    story.boot(move |b| async move {
+        if slot == Slot::Absent {
+            // The set exists, the device has never met it.
+            engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+            return;
+        }
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        match slot {
+            Slot::Dirty | Slot::DirtyInJournal => {
+                assert!(b.clients[0].write(0, 16, true).await);
+            }
+            _ => assert!(b.clients[0].read(0, 16).await.is_some()),
+        }
+        if slot != Slot::DirtyInJournal {
+            // By now the leaf is written.
+            b.sleep_ms(90_000).await;
+        }
+        if slot == Slot::Void {
+            b.set().detach(&b.volume(0)).await.unwrap();
+        }
+    });
+    story.power_cut(Keep::Nothing);
+    story
+}
+
+fn say(b: &Boot, state: BackingState, named: Named) {
+    let image = b.backings[0].image();
+    let bytes = image.read_vec(Sector(8), Sectors(8));
+    let mut sb = RawSuperblock::from_prefix(&bytes).unwrap().check_backing(image.size(), 512).unwrap();
+    sb.set_state(state);
+    sb.set_set_uuid(match named {
+        Named::Nobody => Uuid::NIL,
+        Named::Us => SET_UUID,
+        Named::Another => Uuid([9; 16]),
+    });
+    b.backings[0].put(Sector(8), &sb.encode());
+}
+
+/// Which write the first sector comes from, past every judge: some combinations cannot come about, and lose data.
+async fn first_sector(b: &Boot, volume: &std::rc::Rc<Volume>) -> u32 {
+    let (buffer, result) = volume.read(Sector(0), Sectors(1), b.rt.pool().take(512), 0).await;
+    result.unwrap();
+    match sim::stamp::decode(&buffer.as_slice()[..512]) {
+        Content::Data { volume: 0, sector: 0, write } => write,
+        other => panic!("sector 0 holds {other:?}"),
+    }
+}
+
+#[test]
+fn every_combination_has_its_row() {
+    let mut rows = Vec::new();
+    for slot in SLOTS {
+        for (state, named) in STATES.iter().flat_map(|s| NAMED.map(|n| (*s, n))) {
+            let expected = row(state, named, slot);
+            rows.push(expected);
+            prepared(slot).boot(move |b| async move {
+                say(&b, state, named);
+                let case = format!("{state:?}, names {named:?}, slot {slot:?}");
+                let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+                let result = set.register(b.parts.backings[0].clone()).await;
+                let found = match &result {
+                    Ok(_) if expected == Row::Known => Row::Known,
+                    Ok(_) => Row::Fresh,
+                    Err(e) if e.to_string().contains("attached to cache set") => Row::RefuseOther,
+                    Err(e) if e.to_string().contains("does not know") => Row::RefuseUnknownDirty,
+                    Err(e) => panic!("{case}: {e}"),
+                };
+                assert_eq!(found, expected, "{case}");
+                let Ok(volume) = result else {
+                    let image = b.backings[0].image();
+                    let bytes = image.read_vec(Sector(8), Sectors(8));
+                    let sb =
+                        RawSuperblock::from_prefix(&bytes).unwrap().check_backing(image.size(), 512).unwrap();
+                    assert_eq!(sb.state(), state, "{case}: refused, but the superblock changed");
+                    return;
+                };
+                let dirty = matches!(slot, Slot::Dirty | Slot::DirtyInJournal);
+                let newest = u32::from(expected == Row::Known && dirty);
+                assert_eq!(first_sector(&b, &volume).await, newest, "{case}");
+                assert_eq!(volume.dirty_sectors(), Sectors(16 * u64::from(newest)), "{case}");
+                let says = volume.state().unwrap();
+                match newest {
+                    1 => assert_eq!(says, BackingState::Dirty, "{case}"),
+                    // Nothing is dirty: whether writeback has found that out yet does not matter.
+                    _ if expected == Row::Known && state == BackingState::Dirty => {
+                        assert!(matches!(says, BackingState::Dirty | BackingState::Clean), "{case}");
+                    }
+                    _ => assert_eq!(says, BackingState::Clean, "{case}"),
+                }
+            });
+        }
+    }
+    for r in [Row::RefuseOther, Row::RefuseUnknownDirty, Row::Known, Row::Fresh] {
+        assert!(rows.contains(&r), "no combination for {r:?}");
+    }
+    assert_eq!(rows.len(), STATES.len() * NAMED.len() * SLOTS.len());
+}
+
+/// The same device without the cache: it is served alone, or refused, by what it says alone.
+#[test]
+fn alone_every_state_has_its_row() {
+    for (state, named) in STATES.iter().flat_map(|s| NAMED.map(|n| (*s, n))) {
+        for slot in SLOTS {
+            prepared(slot).boot(move |b| async move {
+                say(&b, state, named);
+                let result = Volume::pass_through(b.parts.backings[0].clone(), false).await;
+                let says = match state {
+                    BackingState::Dirty => {
+                        assert!(result.map(drop).unwrap_err().to_string().contains("dirty data"));
+                        return;
+                    }
+                    BackingState::None => BackingState::None,
+                    BackingState::Clean | BackingState::Stale => BackingState::Stale,
+                };
+                assert_eq!(result.unwrap().state(), Some(says), "{state:?}, names {named:?}");
+            });
+        }
+    }
+}
