@@ -76,7 +76,7 @@ where
 
 /// The same before every single effect, with every subset of what is not durable, as long as a device has at most
 /// `most` blocks or writes of that kind ([`Moment::outcomes`]), and every combination of the devices' subsets, as long
-/// as these are at most [`COMBINATIONS`]: else `most` is less at that moment.
+/// as these are at most `COMBINATIONS`: else `most` is less at that moment.
 ///
 /// # Panics
 /// If anything is not as it must be; the message says at which effect.

@@ -1,6 +1,6 @@
 //! ubcache in a guest, serving a volume as a block device of the guest's kernel.
 //!
-//! Owns the shell functions that start it and wait for it ([`LIBRARY`]). The disks are `/dev/disk/cache` and
+//! Owns the shell functions that start it and wait for it (`LIBRARY`). The disks are `/dev/disk/cache` and
 //! `/dev/disk/backing`.
 
 use std::time::Duration;

@@ -272,6 +272,22 @@ pub(crate) async fn leaf_writer_task(core: Rc<Core>) {
     }
 }
 
+/// Who keeps the oldest ring bucket from being used again.
+#[derive(PartialEq, Eq)]
+struct Holders {
+    target: JournalSeq,
+    leaves: Vec<NodeId>,
+}
+
+impl Holders {
+    fn now(core: &Core) -> Holders {
+        let target = core.journal.reclaim_target();
+        let tree = core.tree.borrow();
+        let pins = |id: &NodeId| tree.node(*id).leaf().pins().any(|seq| seq <= target);
+        Holders { target, leaves: tree.leaves().filter(pins).collect() }
+    }
+}
+
 /// Frees journal space: writes the leaves that pin the oldest entries whenever the ring is more than half full.
 pub(crate) async fn reclaim_task(core: Rc<Core>) {
     loop {
@@ -279,22 +295,15 @@ pub(crate) async fn reclaim_task(core: Rc<Core>) {
         if core.is_stopping() {
             return;
         }
-        let target = core.journal.reclaim_target();
-        let pinning: Vec<NodeId> = {
-            let tree = core.tree.borrow();
-            let pins = |id: &NodeId| {
-                let leaf = tree.node(*id).leaf();
-                leaf.pins().any(|seq| seq <= target)
-            };
-            tree.leaves().filter(pins).collect()
-        };
+        let holders = Holders::now(&core);
         let result = async {
-            core.write_leaves(pinning).await?;
+            core.write_leaves(holders.leaves.clone()).await?;
             if core.journal.can_advance() {
                 // Says in the ring that the old entries are not needed any more.
                 core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
-            } else if core.journal.is_pressed() {
-                // Nothing to free before something else happens.
+            } else if core.journal.is_pressed() && Holders::now(&core) == holders {
+                // Nothing to free before something else happens. What has happened meanwhile is in the comparison: a leaf
+                // that was replaced while it was to be written has handed its entries on.
                 core.journal.changed().await;
             }
             Ok::<(), EngineError>(())
