@@ -121,7 +121,8 @@ impl Requests for RingRequests {
     }
 
     fn next(&self, queue: u16, tag: u16, answer: Option<i32>, mut buffer: Buffer) -> CommandFuture {
-        if answer.is_none() {
+        // Not for the first fetch: a device that comes back after its server's death waits for all of those.
+        if answer.is_some() && buffer.registration().is_none() {
             self.commands.register(&mut buffer, SMALL_BYTES);
         }
         let code = if answer.is_some() { abi::IO_COMMIT_AND_FETCH } else { abi::IO_FETCH };
