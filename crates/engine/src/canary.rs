@@ -96,6 +96,8 @@ table! {
         VoidKeysCounted,
         /// Leaves that hold the journal up wait for their turn behind others, which fill it.
         JournalHoldersWait,
+        /// Who held the journal up when that was looked at is all there is to write, also if it has a successor.
+        ReclaimLooksOnce,
         /// Keys leave the journal no room for what frees it.
         JournalWithoutReserve,
         /// Extents of neighbouring buckets are joined.

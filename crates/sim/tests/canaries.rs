@@ -30,6 +30,7 @@ const RARE: &[Bug] = &[
     Bug::FailedWriteUnnoticed,
     Bug::VoidKeysCounted,
     Bug::JournalHoldersWait,
+    Bug::ReclaimLooksOnce,
 ];
 
 /// Runs like its plan within which a bug must be found.
