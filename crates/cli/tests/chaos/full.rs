@@ -229,7 +229,8 @@ fn under_a_clean_cache() {
         return;
     }
     let dir = Dir::new();
-    let fs = SmallFs::ext4(&dir, 24 << 20);
+    // All of the cache has room in the end: else the last stop could fail to write its metadata.
+    let fs = SmallFs::ext4(&dir, 48 << 20);
     let (ssd, hdd) = (fs.sparse("ssd", 32 << 20), dir.sparse("hdd", 48 << 20));
     let place = Place::with(dir, ssd, hdd, &[]);
     let mut load = place.load(26);
