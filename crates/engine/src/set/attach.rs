@@ -9,7 +9,7 @@ use std::rc::Rc;
 use format::{BackingState, Inode, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
-use super::core::SetEvent;
+use super::events::SetEvent;
 use super::open::open_backing;
 use super::{Backing, CacheSet};
 use crate::canary::{Bug, Mark, bug, mark};

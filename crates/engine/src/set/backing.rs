@@ -5,13 +5,13 @@
 //! without the cache. Must not know the index.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
 use io::sync::Mutex;
 use io::{Disk, IoError};
 
-use super::core::{SUPERBLOCK_SECTOR, SetEvent};
+use super::core::SUPERBLOCK_SECTOR;
+use super::events::{Events, SetEvent};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::{FlushGate, Tick};
@@ -19,8 +19,6 @@ use crate::stats::{BackingErrors, ErrorVerdict};
 
 /// Flushes that may fail before the device is given up.
 const LIMIT_OF_FLUSHES: u32 = 64;
-/// Events that are kept until somebody takes them.
-const MAX_EVENTS: usize = 64;
 
 pub(crate) struct Backing {
     pub(crate) disk: Disk,
@@ -32,7 +30,7 @@ pub(crate) struct Backing {
     /// The newest write that a client's flush must cover: writeback is not among them.
     direct_writes: Cell<Tick>,
     errors: RefCell<BackingErrors>,
-    events: RefCell<VecDeque<SetEvent>>,
+    events: Events,
     /// All requests fail: too many errors, or the operator said so.
     pub(crate) disabled: Cell<bool>,
 }
@@ -47,7 +45,7 @@ impl Backing {
             write_lock: Mutex::default(),
             direct_writes: Cell::new(Tick::default()),
             errors: RefCell::new(BackingErrors::new()),
-            events: RefCell::default(),
+            events: Events::default(),
             disabled: Cell::new(false),
         }
     }
@@ -175,16 +173,12 @@ impl Backing {
     }
 
     fn emit(&self, event: SetEvent) {
-        let mut events = self.events.borrow_mut();
-        if events.len() == MAX_EVENTS {
-            events.pop_front();
-        }
-        events.push_back(event);
+        self.events.push(event);
     }
 
     /// What happened to the device since the last call.
     pub(crate) fn take_events(&self) -> Vec<SetEvent> {
-        self.events.borrow_mut().drain(..).collect()
+        self.events.take()
     }
 
     pub(crate) fn error_count(&self) -> u64 {

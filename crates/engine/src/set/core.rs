@@ -5,14 +5,15 @@
 //! an await point.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{BucketNr, CacheSuper, Gen, Geometry, Inode, Sector, Sectors, SetMagic, UuidEntry};
+use format::{CacheSuper, Geometry, Inode, Sector, Sectors, SetMagic, UuidEntry};
 use io::sync::{Event, Mutex, Queue};
 use io::{Buffer, Disk, Handle, Rng};
 
+use super::events::{Events, SetEvent};
 use crate::alloc::{Allocator, Buckets};
 use crate::error::{EngineError, Place};
 use crate::flush::FlushGate;
@@ -25,53 +26,6 @@ use crate::set::Backing;
 use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
-
-/// Something that the operator should know. The shells log these.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SetEvent {
-    /// The last set of a btree node was torn by a crash and has been dropped; the journal has its keys.
-    TornSet {
-        /// Bucket of the node.
-        bucket: BucketNr,
-        /// Its generation.
-        generation: Gen,
-        /// What was wrong with the set.
-        what: String,
-    },
-    /// The journal was replayed.
-    Replayed {
-        /// Entries.
-        entries: u64,
-        /// Keys in them.
-        keys: u64,
-    },
-    /// The set was initialised: it had never been used.
-    Initialised,
-    /// The set has been disabled.
-    Failed {
-        /// Why.
-        why: String,
-    },
-    /// A device failed a request.
-    DeviceError {
-        /// What failed.
-        what: String,
-    },
-    /// A backing device changed its state.
-    State {
-        /// Name of the backing device.
-        device: String,
-        /// The new state, in the kernel's words.
-        state: &'static str,
-    },
-    /// A backing device failed too often: every request for it fails until the next start.
-    GivenUp {
-        /// Name of the backing device.
-        device: String,
-        /// How often.
-        errors: u64,
-    },
-}
 
 /// Counts of the engine's own work, for tests, benches and metrics.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -137,7 +91,7 @@ pub(crate) struct Core {
     pub(crate) set_counters: RefCell<SetCounters>,
     pub(crate) errors: RefCell<CacheErrors>,
     pub(crate) counters: RefCell<EngineCounters>,
-    pub(crate) events: RefCell<VecDeque<SetEvent>>,
+    pub(crate) events: Events,
     pub(crate) failed: RefCell<Option<Arc<EngineError>>>,
     pub(crate) failure: Event,
     pub(crate) stopping: Cell<bool>,
@@ -145,9 +99,6 @@ pub(crate) struct Core {
     pub(crate) background: Cell<usize>,
     pub(crate) background_done: Event,
 }
-
-/// Events kept for whoever asks late.
-const MAX_EVENTS: usize = 1024;
 
 impl Core {
     /// Fails if the set has been disabled.
@@ -173,11 +124,7 @@ impl Core {
 
     /// Tells the operator.
     pub(crate) fn emit(&self, event: SetEvent) {
-        let mut events = self.events.borrow_mut();
-        if events.len() == MAX_EVENTS {
-            events.pop_front();
-        }
-        events.push_back(event);
+        self.events.push(event);
     }
 
     /// Metadata could not be read or written: the set is disabled at once (the kernel's semantics, section 14.3).

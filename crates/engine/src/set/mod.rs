@@ -6,6 +6,7 @@
 mod attach;
 mod backing;
 mod core;
+mod events;
 mod open;
 mod stop;
 mod uuids;
@@ -15,8 +16,9 @@ use std::rc::Rc;
 use format::{Inode, Sectors, Uuid};
 
 pub(crate) use self::core::Core;
-pub use self::core::{EngineCounters, SetEvent};
+pub use self::core::EngineCounters;
 pub(crate) use backing::Backing;
+pub use events::SetEvent;
 pub use open::SetOptions;
 pub(crate) use open::open_backing;
 
@@ -120,7 +122,7 @@ impl CacheSet {
 
     /// What happened since the last call.
     pub fn take_events(&self) -> Vec<SetEvent> {
-        self.core.events.borrow_mut().drain(..).collect()
+        self.core.events.take()
     }
 
     /// Whether the set has been disabled by a failure.

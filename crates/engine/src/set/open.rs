@@ -4,7 +4,7 @@
 //! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use format::bset::BsetBuilder;
@@ -15,7 +15,8 @@ use format::{
 use io::sync::{Event, Mutex, Queue};
 use io::{Disk, Rng, SurvivorRef};
 
-use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR, SetEvent};
+use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
+use super::events::{Events, SetEvent};
 use super::{Backing, CacheSet};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
@@ -447,7 +448,7 @@ fn assemble(
         set_counters: RefCell::new(SetCounters::default()),
         errors: RefCell::new(CacheErrors::new()),
         counters: RefCell::new(EngineCounters::default()),
-        events: RefCell::new(VecDeque::new()),
+        events: Events::default(),
         failed: RefCell::new(None),
         failure: Event::default(),
         stopping: Cell::new(false),

@@ -1,0 +1,107 @@
+//! What the operator should know, until somebody asks.
+//!
+//! Owns a queue with an end. Invariant: failing requests, of which there may be thousands in a moment, never push out anything
+//! else.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use format::{BucketNr, Gen};
+
+/// Something that the operator should know. The shells log these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SetEvent {
+    /// The last set of a btree node was torn by a crash and has been dropped; the journal has its keys.
+    TornSet {
+        /// Bucket of the node.
+        bucket: BucketNr,
+        /// Its generation.
+        generation: Gen,
+        /// What was wrong with the set.
+        what: String,
+    },
+    /// The journal was replayed.
+    Replayed {
+        /// Entries.
+        entries: u64,
+        /// Keys in them.
+        keys: u64,
+    },
+    /// The set was initialised: it had never been used.
+    Initialised,
+    /// The set has been disabled.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// A device failed a request.
+    DeviceError {
+        /// What failed.
+        what: String,
+    },
+    /// A backing device changed its state.
+    State {
+        /// Name of the backing device.
+        device: String,
+        /// The new state, in the kernel's words.
+        state: &'static str,
+    },
+    /// A backing device failed too often: every request for it fails until the next start.
+    GivenUp {
+        /// Name of the backing device.
+        device: String,
+        /// How often.
+        errors: u64,
+    },
+}
+
+/// Most events that wait.
+const MOST: usize = 256;
+
+/// Events that nobody has asked for yet, the oldest first.
+#[derive(Default)]
+pub(crate) struct Events(RefCell<VecDeque<SetEvent>>);
+
+impl Events {
+    /// Adds one. If there are too many, the oldest failed request goes.
+    pub(crate) fn push(&self, event: SetEvent) {
+        let mut events = self.0.borrow_mut();
+        if events.len() >= MOST {
+            let failure = events.iter().position(|e| matches!(e, SetEvent::DeviceError { .. }));
+            events.remove(failure.unwrap_or(0));
+        }
+        events.push_back(event);
+    }
+
+    /// All of them.
+    pub(crate) fn take(&self) -> Vec<SetEvent> {
+        self.0.borrow_mut().drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device was given up in the middle of a flood of errors, and the flood had washed the message away.
+    #[test]
+    fn a_flood_of_failures_leaves_what_else_happened() {
+        let events = Events::default();
+        let given_up = SetEvent::GivenUp { device: "hdd".into(), errors: 64 };
+        let failure = |n: usize| SetEvent::DeviceError { what: n.to_string() };
+        for n in 0..10 * MOST {
+            if n == 64 {
+                events.push(given_up.clone());
+            }
+            events.push(failure(n));
+        }
+        let all = events.take();
+        assert_eq!(all.len(), MOST);
+        assert_eq!(all.iter().filter(|e| **e == given_up).count(), 1);
+        assert_eq!(all.last(), Some(&failure(10 * MOST - 1)));
+        assert!(events.take().is_empty());
+
+        (0..2 * MOST).for_each(|_| events.push(SetEvent::Initialised));
+        assert_eq!(events.take().len(), MOST);
+    }
+}
