@@ -20,7 +20,7 @@ build:
 
 demo: build
 	@scripts/deps demo
-	@target/release/ubcache demo
+	@"$${CARGO_TARGET_DIR:-target}/release/ubcache" demo
 
 test:
 	@scripts/deps test

@@ -56,7 +56,7 @@ pub enum SetEvent {
 }
 
 /// Most events that wait.
-const MOST: usize = 256;
+const MOST: usize = 1024;
 
 /// Events that nobody has asked for yet, the oldest first.
 #[derive(Default)]
