@@ -12,7 +12,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::buffer::Buffer;
-use crate::device::IoError;
+use crate::device::{IoError, Request};
+use crate::meter::{Measured, Meter};
+use crate::runtime::TurnClock;
 
 /// The end of an operation: its outcome, and the buffer that went with it.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ enum Slot {
 #[derive(Default)]
 struct Table {
     slots: Vec<Slot>,
+    /// Of each slot: the request whose figures are taken.
+    measured: Vec<Option<Measured>>,
     free: Option<u32>,
 }
 
@@ -48,6 +52,7 @@ impl Table {
             }
             None => {
                 self.slots.push(Slot::Pending(None));
+                self.measured.push(None);
                 (self.slots.len() - 1) as u32
             }
         }
@@ -60,16 +65,30 @@ impl Table {
     }
 }
 
+struct Operations {
+    table: RefCell<Table>,
+    clock: Rc<TurnClock>,
+}
+
 /// The table of operations in flight. Cheap to clone.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Completions {
-    table: Rc<RefCell<Table>>,
+    inner: Rc<Operations>,
 }
 
 impl Completions {
-    /// A new operation: the device's end and the waiter's.
-    pub(crate) fn start(&self) -> (Completer, IoFuture) {
-        let slot = self.table.borrow_mut().insert();
+    pub(crate) fn new(clock: Rc<TurnClock>) -> Completions {
+        Completions { inner: Rc::new(Operations { table: RefCell::default(), clock }) }
+    }
+
+    /// A new operation: the device's end and the waiter's. Its figures go to `meter`.
+    pub(crate) fn start(&self, meter: Rc<Meter>, request: &Request) -> (Completer, IoFuture) {
+        let measured = Measured::begin(meter, request, self.inner.clock.turn_time());
+        let mut table = self.inner.table.borrow_mut();
+        let slot = table.insert();
+        if let Some(place) = table.measured.get_mut(slot as usize) {
+            *place = Some(measured);
+        }
         (
             Completer { table: self.clone(), slot: Some(slot) },
             IoFuture { table: self.clone(), slot: Some(slot) },
@@ -78,7 +97,10 @@ impl Completions {
 
     fn complete(&self, i: u32, completion: Completion) {
         // The waker runs and buffers are dropped after the borrow ends: both may come back here.
-        let mut table = self.table.borrow_mut();
+        let mut table = self.inner.table.borrow_mut();
+        if let Some(measured) = table.measured.get_mut(i as usize).and_then(Option::take) {
+            measured.end(self.inner.clock.turn_time(), completion.result.is_err());
+        }
         match &mut table.slots[i as usize] {
             Slot::Orphan => {
                 table.release(i);
@@ -135,7 +157,7 @@ impl Future for IoFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Completion> {
         let i = self.slot.expect("polled after it was ready");
-        let mut table = self.table.table.borrow_mut();
+        let mut table = self.table.inner.table.borrow_mut();
         match &mut table.slots[i as usize] {
             Slot::Done(_) => {
                 let Slot::Done(completion) = table.release(i) else { unreachable!("matched above") };
@@ -158,7 +180,7 @@ impl Future for IoFuture {
 impl Drop for IoFuture {
     fn drop(&mut self) {
         let Some(i) = self.slot.take() else { return };
-        let mut table = self.table.table.borrow_mut();
+        let mut table = self.table.inner.table.borrow_mut();
         let released = match &mut table.slots[i as usize] {
             slot @ Slot::Pending(_) => Some(std::mem::replace(slot, Slot::Orphan)),
             Slot::Done(_) => Some(table.release(i)),
@@ -179,19 +201,44 @@ mod tests {
         Completion { result: Ok(()), buffer: Some(BufferPool::default().take(512)) }
     }
 
+    fn operations() -> (Completions, impl Fn(&Completions) -> (Completer, IoFuture)) {
+        let clock: Rc<dyn crate::Clock> = Rc::new(Still);
+        let request = Request {
+            op: crate::Op::Flush,
+            sector: format::Sector(0),
+            sectors: format::Sectors(0),
+            buffer: None,
+            buffer_offset_bytes: 0,
+        };
+        let start = move |c: &Completions| c.start(Rc::default(), &request);
+        (Completions::new(Rc::new(TurnClock::new(clock))), start)
+    }
+
+    struct Still;
+
+    impl crate::Clock for Still {
+        fn now(&self) -> crate::Nanos {
+            crate::Nanos(0)
+        }
+
+        fn wall_seconds(&self) -> u64 {
+            0
+        }
+    }
+
     fn poll(future: &mut IoFuture) -> Poll<Completion> {
         Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
     }
 
     #[test]
     fn an_answer_before_the_first_poll_and_one_after() {
-        let table = Completions::default();
-        let (completer, mut future) = table.start();
+        let (table, start) = operations();
+        let (completer, mut future) = start(&table);
         completer.complete(Ok(()), answer().buffer);
         assert!(matches!(poll(&mut future), Poll::Ready(Completion { result: Ok(()), buffer: Some(_) })));
 
         let Bench { rt, step, .. } = &bench();
-        let (completer, future) = table.start();
+        let (completer, future) = start(&table);
         let task = rt.spawn(async move { future.await.result });
         step();
         assert!(task.try_take().is_none());
@@ -202,8 +249,8 @@ mod tests {
 
     #[test]
     fn a_completer_that_is_dropped_answers_with_an_error() {
-        let table = Completions::default();
-        let (completer, mut future) = table.start();
+        let (table, start) = operations();
+        let (completer, mut future) = start(&table);
         drop(completer);
         let Poll::Ready(done) = poll(&mut future) else { panic!("the waiter hangs") };
         assert_eq!(done.result.unwrap_err().errno, 125, "ECANCELED");
@@ -212,9 +259,9 @@ mod tests {
 
     #[test]
     fn slots_are_used_again_whoever_went_first() {
-        let table = Completions::default();
+        let (table, start) = operations();
         for round in 0..100 {
-            let (completer, mut future) = table.start();
+            let (completer, mut future) = start(&table);
             match round % 4 {
                 0 => {
                     completer.complete(Ok(()), None);
@@ -235,16 +282,16 @@ mod tests {
                 }
             }
         }
-        assert_eq!(table.table.borrow().slots.len(), 1);
+        assert_eq!(table.inner.table.borrow().slots.len(), 1);
     }
 
     #[test]
     fn the_buffer_of_an_abandoned_operation_is_kept_until_the_answer() {
-        let table = Completions::default();
+        let (table, start) = operations();
         let pool = BufferPool::default();
         let buffer = pool.take(512);
         let other = buffer.clone();
-        let (completer, future) = table.start();
+        let (completer, future) = start(&table);
         drop(future);
         assert!(other.is_shared(), "the device still has it");
         completer.complete(Ok(()), Some(buffer));

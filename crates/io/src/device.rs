@@ -20,6 +20,7 @@ use format::{SECTOR_BYTES, Sector, Sectors};
 
 use crate::buffer::Buffer;
 use crate::completion::{Completer, IoFuture};
+use crate::meter::{DeviceFigures, Meter};
 use crate::runtime::Handle;
 
 /// What a device is like. Fixed while it is open.
@@ -218,12 +219,18 @@ pub trait Device {
 pub struct Disk {
     device: Rc<dyn Device>,
     rt: Handle,
+    meter: Rc<Meter>,
 }
 
 impl Disk {
     /// Wraps a device for use by tasks of `rt`.
     pub fn new(device: Rc<dyn Device>, rt: Handle) -> Disk {
-        Disk { device, rt }
+        Disk { device, rt, meter: Rc::default() }
+    }
+
+    /// What the requests to it amount to, those of all clones of this handle together.
+    pub fn figures(&self) -> DeviceFigures {
+        self.meter.figures()
     }
 
     /// What the device is like.
@@ -238,7 +245,7 @@ impl Disk {
 
     /// Starts any request.
     pub fn start(&self, request: Request) -> IoFuture {
-        let (completer, future) = self.rt.completions().start();
+        let (completer, future) = self.rt.completions().start(self.meter.clone(), &request);
         self.device.submit(request, completer);
         future
     }

@@ -14,6 +14,8 @@ mod buffer;
 mod completion;
 mod device;
 mod executor;
+mod histogram;
+mod meter;
 mod rng;
 mod runtime;
 mod survivor;
@@ -27,6 +29,8 @@ pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool, Registration, Registry}
 pub use completion::{Completer, Completion, IoFuture};
 pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
+pub use histogram::Histogram;
+pub use meter::{DeviceFigures, OpFigures};
 pub use rng::Rng;
 pub use runtime::{Clock, Handle, Runtime};
 pub use survivor::{KEPT_ENTRIES, KEPT_WORDS, Survivor, SurvivorRef};

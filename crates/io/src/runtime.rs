@@ -24,14 +24,35 @@ pub trait Clock {
     fn wall_seconds(&self) -> u64;
 }
 
+/// The clock, and what it said in this turn, if anybody asked.
+pub(crate) struct TurnClock {
+    clock: Rc<dyn Clock>,
+    turn: Cell<Option<Nanos>>,
+}
+
+impl TurnClock {
+    pub(crate) fn new(clock: Rc<dyn Clock>) -> TurnClock {
+        TurnClock { clock, turn: Cell::new(None) }
+    }
+
+    pub(crate) fn turn_time(&self) -> Nanos {
+        match self.turn.get() {
+            Some(now) => now,
+            None => {
+                let now = self.clock.now();
+                self.turn.set(Some(now));
+                now
+            }
+        }
+    }
+}
+
 struct Shared {
     executor: Executor,
     timers: Timers,
     completions: Completions,
     pool: BufferPool,
-    clock: Rc<dyn Clock>,
-    /// What the clock said in this turn, if anybody asked.
-    turn: Cell<Option<Nanos>>,
+    clock: Rc<TurnClock>,
     rng: RefCell<Rng>,
 }
 
@@ -49,14 +70,14 @@ pub struct Handle {
 impl Runtime {
     /// A runtime on `clock`, whose random numbers depend on `seed`.
     pub fn new(clock: Rc<dyn Clock>, seed: u64) -> Runtime {
+        let clock = Rc::new(TurnClock::new(clock));
         Runtime {
             shared: Rc::new(Shared {
                 executor: Executor::default(),
                 timers: Timers::default(),
-                completions: Completions::default(),
+                completions: Completions::new(clock.clone()),
                 pool: BufferPool::default(),
                 clock,
-                turn: Cell::new(None),
                 rng: RefCell::new(Rng::new(seed)),
             }),
         }
@@ -75,12 +96,15 @@ impl Runtime {
     /// Polls ready tasks in the order of `schedule`, at most `limit` polls; returns how many were made.
     pub fn run(&self, schedule: &mut dyn Schedule, limit: usize) -> usize {
         self.begin_turn();
-        self.shared.executor.run(schedule, limit)
+        let polls = self.shared.executor.run(schedule, limit);
+        // What the driver does now may wait: completions that end the wait have a time of their own.
+        self.begin_turn();
+        polls
     }
 
     /// Time may have passed: what [`Handle::turn_time`] says is asked for again.
     pub fn begin_turn(&self) {
-        self.shared.turn.set(None);
+        self.shared.clock.turn.set(None);
     }
 
     /// Whether a task is ready.
@@ -105,7 +129,7 @@ impl Runtime {
 
     /// Wakes whoever waits for a time up to now.
     pub fn fire_timers(&self) {
-        self.shared.timers.fire(self.shared.clock.now());
+        self.shared.timers.fire(self.shared.clock.clock.now());
     }
 
     /// Tasks that have not ended.
@@ -134,25 +158,18 @@ impl Handle {
 
     /// The monotonic time.
     pub fn now(&self) -> Nanos {
-        self.shared.clock.now()
+        self.shared.clock.clock.now()
     }
 
     /// The monotonic time, as of some moment of this turn of the driver: for what is done for each request and needs no
     /// more than that, because asking the clock costs as much as a look into the index.
     pub fn turn_time(&self) -> Nanos {
-        match self.shared.turn.get() {
-            Some(now) => now,
-            None => {
-                let now = self.now();
-                self.shared.turn.set(Some(now));
-                now
-            }
-        }
+        self.shared.clock.turn_time()
     }
 
     /// Seconds since 1970.
     pub fn wall_seconds(&self) -> u64 {
-        self.shared.clock.wall_seconds()
+        self.shared.clock.clock.wall_seconds()
     }
 
     /// Waits until `deadline`.

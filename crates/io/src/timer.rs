@@ -16,6 +16,11 @@ use std::task::{Context, Poll, Waker};
 pub struct Nanos(pub u64);
 
 impl Nanos {
+    /// `us` microseconds.
+    pub const fn from_us(us: u64) -> Nanos {
+        Nanos(us.saturating_mul(1_000))
+    }
+
     /// `ms` milliseconds.
     pub const fn from_ms(ms: u64) -> Nanos {
         Nanos(ms.saturating_mul(1_000_000))
@@ -29,6 +34,11 @@ impl Nanos {
     /// Whole milliseconds.
     pub const fn as_ms(self) -> u64 {
         self.0 / 1_000_000
+    }
+
+    /// Seconds, for figures that people or programs read.
+    pub fn as_seconds(self) -> f64 {
+        self.0 as f64 / 1e9
     }
 
     /// This point `span` later.

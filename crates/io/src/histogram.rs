@@ -1,0 +1,190 @@
+//! How long things take, as a distribution.
+//!
+//! Owns a histogram of fixed size: four buckets of equal width for each power of two, from a microsecond to a minute, so
+//! that a quantile is right within an eighth. Recording is a handful of instructions and never allocates; the whole is
+//! plain data that is copied when somebody wants to look. Must not know what is measured.
+
+use std::fmt;
+
+use crate::timer::Nanos;
+
+/// Values are counted in units of 2^10 ns.
+const UNIT_SHIFT: u32 = 10;
+/// Buckets of one power of two: 2^2.
+const LINEAR_SHIFT: u32 = 2;
+/// Values from 2^36 ns (69 s) on share the last bucket.
+const LAST_SHIFT: u32 = 36;
+/// Buckets below the last one.
+const OVERFLOW: usize = ((LAST_SHIFT - UNIT_SHIFT - LINEAR_SHIFT + 1) << LINEAR_SHIFT) as usize;
+const BUCKETS: usize = OVERFLOW + 1;
+
+/// A distribution of times.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Histogram {
+    counts: [u64; BUCKETS],
+    sum: Nanos,
+    max: Nanos,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { counts: [0; BUCKETS], sum: Nanos(0), max: Nanos(0) }
+    }
+}
+
+impl fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, sum, max) = (self.count(), self.sum, self.max);
+        f.debug_struct("Histogram").field("count", &count).field("sum", &sum).field("max", &max).finish()
+    }
+}
+
+/// The bucket of a time; below [`BUCKETS`] for all there are.
+fn bucket_of(time: Nanos) -> usize {
+    let units = time.0 >> UNIT_SHIFT;
+    if units < 1 << LINEAR_SHIFT {
+        return units as usize;
+    }
+    let power = units.ilog2();
+    let part = (units >> (power - LINEAR_SHIFT)) & ((1 << LINEAR_SHIFT) - 1);
+    ((((power - LINEAR_SHIFT + 1) << LINEAR_SHIFT) as usize) + part as usize).min(OVERFLOW)
+}
+
+/// The first time that is beyond a bucket.
+fn end_of(bucket: usize) -> Nanos {
+    let linear = 1 << LINEAR_SHIFT;
+    let (power, part) = (bucket as u64 >> LINEAR_SHIFT, bucket as u64 % linear);
+    let units = if power == 0 { part + 1 } else { (linear + part + 1) << (power - 1) };
+    Nanos(units << UNIT_SHIFT)
+}
+
+impl Histogram {
+    /// Takes note of a time.
+    pub fn record(&mut self, time: Nanos) {
+        if let Some(count) = self.counts.get_mut(bucket_of(time)) {
+            *count += 1;
+        }
+        self.sum = self.sum.after(time);
+        self.max = self.max.max(time);
+    }
+
+    /// How many times were recorded.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Whether none was.
+    pub fn is_empty(&self) -> bool {
+        self.counts.iter().all(|n| *n == 0)
+    }
+
+    /// All times together.
+    pub fn sum(&self) -> Nanos {
+        self.sum
+    }
+
+    /// The longest.
+    pub fn max(&self) -> Nanos {
+        self.max
+    }
+
+    /// The mean; zero of none.
+    pub fn mean(&self) -> Nanos {
+        Nanos(self.sum.0.checked_div(self.count()).unwrap_or(0))
+    }
+
+    /// How many times were shorter than 2^`shift` nanoseconds; exact for shifts from 12 to 36.
+    pub fn below(&self, shift: u32) -> u64 {
+        let buckets = bucket_of(Nanos(1 << shift.clamp(UNIT_SHIFT + LINEAR_SHIFT, LAST_SHIFT)));
+        self.counts.iter().take(buckets).sum()
+    }
+
+    /// A time that this share (0 to 1) of all did not exceed: the end of a bucket, at most the longest one. Zero of
+    /// none.
+    pub fn quantile(&self, share: f64) -> Nanos {
+        let count = self.count();
+        if count == 0 {
+            return Nanos(0);
+        }
+        // At least the first, at most all of them; a count beyond 2^53 is out of reach.
+        let rank = ((count as f64 * share).ceil() as u64).clamp(1, count);
+        let mut seen = 0;
+        for (bucket, n) in self.counts.iter().enumerate().take(OVERFLOW) {
+            seen += n;
+            if seen >= rank {
+                return end_of(bucket).min(self.max);
+            }
+        }
+        self.max
+    }
+
+    /// Adds what another one has.
+    pub fn add(&mut self, other: &Histogram) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine = mine.saturating_add(*theirs);
+        }
+        self.sum = self.sum.after(other.sum);
+        self.max = self.max.max(other.max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn buckets_follow_each_other_without_a_gap() {
+        assert_eq!((bucket_of(Nanos(0)), end_of(0)), (0, Nanos(1024)));
+        for b in 0..OVERFLOW {
+            let end = end_of(b);
+            assert_eq!(
+                (bucket_of(Nanos(end.0 - 1)), bucket_of(end)),
+                (b, b + 1),
+                "bucket {b} ends at {end:?}"
+            );
+        }
+        assert_eq!(end_of(OVERFLOW - 1), Nanos(1 << LAST_SHIFT));
+        assert_eq!(bucket_of(Nanos(u64::MAX)), OVERFLOW);
+    }
+
+    #[test]
+    fn figures_by_hand() {
+        let mut h = Histogram::default();
+        assert_eq!((h.quantile(0.5), h.mean(), h.is_empty()), (Nanos(0), Nanos(0), true));
+        for us in 1..=100 {
+            h.record(Nanos::from_us(us));
+        }
+        assert_eq!((h.count(), h.sum(), h.max()), (100, Nanos::from_us(5050), Nanos::from_us(100)));
+        assert_eq!(h.mean(), Nanos(50_500));
+        // 2^14 ns are 16.384 us.
+        assert_eq!((h.below(14), h.below(36), h.below(12)), (16, 100, 4));
+        // The 50th is 50 us: the bucket from 49.152 to 57.344 us.
+        assert_eq!(h.quantile(0.5), Nanos(57_344));
+        assert_eq!((h.quantile(0.0), h.quantile(1.0)), (Nanos(1024), Nanos::from_us(100)));
+        let mut both = h;
+        both.add(&h);
+        assert_eq!((both.count(), both.max()), (200, h.max()));
+        h.record(Nanos(u64::MAX));
+        assert_eq!((h.quantile(1.0), h.below(36)), (Nanos(u64::MAX), 100));
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_are_right_within_a_quarter(
+            times in prop::collection::vec(0u64..1 << 36, 1..200), share in 0.0f64..=1.0,
+        ) {
+            let mut h = Histogram::default();
+            for t in &times {
+                h.record(Nanos(*t));
+            }
+            let mut sorted = times;
+            sorted.sort_unstable();
+            let rank = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len());
+            let (exact, shown) = (sorted[rank - 1], h.quantile(share).0);
+            prop_assert!(shown >= exact, "{shown} for {exact}");
+            prop_assert!(shown <= exact + (exact / 4).max(1024), "{shown} for {exact}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The engine's figures as OpenMetrics text, and in sentences.

@@ -1,0 +1,1 @@
+//! A tree of files laid out like the kernel's bcache in sysfs.
