@@ -1,6 +1,7 @@
 //! Commands for a running set on standard input (`up --stdin`), for scripts and tests that have no daemon to talk to.
 //!
-//! One command a line, one JSON object a line as its answer, in order. Must not know where the lines come from.
+//! One command a line, one JSON object a line as its answer, in order. Owns how commands are written down here and what
+//! the answers look like. Must not know where the lines come from, nor how a command is carried out.
 //!
 //! | command | does |
 //! |---|---|
@@ -13,13 +14,11 @@
 use std::io::BufRead;
 
 use blockio::bridge::{self, RemoteReceiver};
-use engine::stats::View;
 use serde_json::{Value, json};
+use serve::{Answer, Command, Session, Snapshot};
 
 use crate::failure::Failure;
-use crate::session::Session;
 use crate::size;
-use crate::tunables::Setting;
 
 /// The lines of standard input. The thread that reads them ends with the input or with the process.
 pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
@@ -38,20 +37,13 @@ pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
 
 /// Carries out one line; an error is an answer too.
 pub(crate) async fn obey(session: &Session, line: &str) -> Value {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let result = match words[..] {
-        ["stats"] => return stats(session),
-        ["set", setting] => set(session, setting).await,
-        ["detach", volume] => detach(session, volume).await,
-        ["create", size] => create(session, size, "").await,
-        ["create", size, label] => create(session, size, label).await,
-        ["gc"] => gc(session).await,
-        _ => Err(Failure::Usage(
-            "expected `stats`, `set KEY=VALUE`, `detach VOLUME`, `create SIZE [LABEL]` or `gc`".into(),
-        )),
+    let result = match parse(line) {
+        Ok(command) => serve::obey(session, &command).await,
+        Err(e) => Err(e),
     };
     match result {
-        Ok(()) => json!({"schema_version": 1, "event": "done", "command": line.trim()}),
+        Ok(Answer::Stats(snapshot)) => stats(&snapshot),
+        Ok(Answer::Done) => json!({"schema_version": 1, "event": "done", "command": line.trim()}),
         Err(e) => {
             let why = e.message().unwrap_or("it found a problem");
             json!({"schema_version": 1, "event": "error", "command": line.trim(), "error": why})
@@ -59,69 +51,58 @@ pub(crate) async fn obey(session: &Session, line: &str) -> Value {
     }
 }
 
-async fn set(session: &Session, setting: &str) -> Result<(), Failure> {
-    let setting: Setting = setting.parse().map_err(Failure::Usage)?;
-    session.apply(&setting).await
+fn parse(line: &str) -> Result<Command, Failure> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        ["stats"] => Ok(Command::Stats),
+        ["set", setting] => Ok(Command::Set { setting: setting.parse().map_err(Failure::Usage)? }),
+        ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned() }),
+        ["create", size] => create(size, ""),
+        ["create", size, label] => create(size, label),
+        ["gc"] => Ok(Command::Gc),
+        _ => Err(Failure::Usage(
+            "expected `stats`, `set KEY=VALUE`, `detach VOLUME`, `create SIZE [LABEL]` or `gc`".into(),
+        )),
+    }
 }
 
-fn needs_set(session: &Session) -> Result<&engine::CacheSet, Failure> {
-    session.set.as_ref().ok_or_else(|| Failure::Failed("there is no cache set".into()))
-}
-
-async fn detach(session: &Session, name: &str) -> Result<(), Failure> {
-    let set = needs_set(session)?;
-    let volume = session.volumes.iter().find(|v| v.name() == name);
-    let volume = volume.ok_or_else(|| Failure::Failed(format!("there is no volume {name}")))?;
-    Ok(set.detach(volume).await?)
-}
-
-async fn create(session: &Session, size: &str, label: &str) -> Result<(), Failure> {
-    let set = needs_set(session)?;
-    let sectors = size::parse_sectors(size).map_err(Failure::Usage)?;
+fn create(size: &str, label: &str) -> Result<Command, Failure> {
+    let size_sectors = size::parse_sectors(size).map_err(Failure::Usage)?.0;
     if label.len() > 32 {
         return Err(Failure::Usage(format!("a label has at most 32 bytes, found {}", label.len())));
     }
-    let uuid = format::Uuid(*uuid::Uuid::new_v4().as_bytes());
-    set.create_volume(uuid, sectors, label).await?;
-    Ok(())
+    Ok(Command::Create { size_sectors, label: label.to_owned() })
 }
 
-async fn gc(session: &Session) -> Result<(), Failure> {
-    Ok(needs_set(session)?.gc().await?)
-}
-
-/// The figures of a session.
-fn stats(session: &Session) -> Value {
-    let set = session.set.as_ref().map(|set| {
-        let s = set.status();
+/// The figures that scripts know.
+fn stats(snapshot: &Snapshot) -> Value {
+    let set = snapshot.set.as_ref().map(|s| {
         json!({
-            "uuid": s.set_uuid.to_string(),
+            "uuid": s.uuid,
             "in_use_percent": s.in_use_percent,
-            "cached_bytes": s.cached_sectors.bytes(),
-            "dirty_bytes": s.dirty.iter().map(|(_, n)| n.bytes()).sum::<u64>(),
+            "cached_bytes": s.cached_bytes,
+            "dirty_bytes": s.dirty_bytes,
             "btree_nodes": s.btree_nodes,
             "index_bytes": s.index_bytes,
-            "journal_bytes_written": s.journal_written.1,
+            "journal_bytes_written": s.journal_bytes_written,
             "failed": s.failed,
         })
     });
-    let volumes = session.volumes.iter().map(|v| {
-        let total = v.with_stats(|s| s.view(View::Total));
-        let requests = v.request_counters();
+    let volumes = snapshot.volumes.iter().map(|v| {
         json!({
-            "name": v.name(),
-            "state": v.state().map(|s| s.name()),
-            "dirty_bytes": v.dirty_sectors().bytes(),
-            "cache_hits": total.cache_hits,
-            "cache_misses": total.cache_misses,
-            "cache_bypass_hits": total.cache_bypass_hits,
-            "cache_bypass_misses": total.cache_bypass_misses,
-            "bypassed_bytes": total.bypassed_bytes,
-            "reads": requests.reads.requests,
-            "read_bytes": requests.reads.bytes,
-            "writes": requests.writes.requests,
-            "written_bytes": requests.writes.bytes,
-            "flushes": requests.flushes,
+            "name": v.name,
+            "state": v.state,
+            "dirty_bytes": v.dirty_bytes,
+            "cache_hits": v.stats.total.cache_hits,
+            "cache_misses": v.stats.total.cache_misses,
+            "cache_bypass_hits": v.stats.total.cache_bypass_hits,
+            "cache_bypass_misses": v.stats.total.cache_bypass_misses,
+            "bypassed_bytes": v.stats.total.bypassed_bytes,
+            "reads": v.requests.reads,
+            "read_bytes": v.requests.read_bytes,
+            "writes": v.requests.writes,
+            "written_bytes": v.requests.written_bytes,
+            "flushes": v.requests.flushes,
         })
     });
     json!({
@@ -130,4 +111,21 @@ fn stats(session: &Session) -> Value {
         "set": set,
         "volumes": volumes.collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands() {
+        assert_eq!(parse(" stats ").ok(), Some(Command::Stats));
+        assert_eq!(parse("detach bcache0").ok(), Some(Command::Detach { volume: "bcache0".into() }));
+        let create = Command::Create { size_sectors: 8, label: String::new() };
+        assert_eq!(parse("create 4k").ok(), Some(create));
+        assert!(matches!(parse("set writeback_percent=5"), Ok(Command::Set { .. })));
+        for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach"] {
+            assert!(matches!(parse(bad), Err(Failure::Usage(_))), "{bad:?}");
+        }
+    }
 }

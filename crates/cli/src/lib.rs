@@ -4,32 +4,25 @@
 //! stdout is data, stderr is messages, progress only on a terminal. Must not know the format beyond building
 //! superblocks, nor how a request is served: it puts devices, sets and exports together.
 //!
-//! Where things are: `commands` has one file per command; `session` brings a set up and down for those that use the
-//! engine; `look` opens devices for those that only read; `console` obeys
-//! commands for a running set; `exports` has one file per kind of export; `takeover` makes another process hand over; `multicall` knows
-//! the arguments of bcache-tools.
+//! Where things are: `commands` has one file per command; what brings a set up and serves it is crate `serve`; `look`
+//! opens devices for those that only read; `console` reads commands for a running set; `multicall` knows the arguments of
+//! bcache-tools.
 #![forbid(unsafe_code)]
 
 mod commands;
 mod console;
-mod events;
-mod exports;
-mod failure;
-mod kept;
+mod interrupt;
 mod look;
 mod multicall;
 pub mod nbd_client;
 mod out;
-mod session;
 mod size;
-mod superblock;
-mod takeover;
-mod tunables;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use serve::{events, exports, failure, kept, session, superblock, takeover, tunables};
 
 use commands::Command;
 use failure::Failure;

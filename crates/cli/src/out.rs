@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+pub(crate) use serve::message::{message, note, warn};
 
 use crate::failure::Failure;
 use crate::size;
@@ -37,23 +38,6 @@ pub(crate) fn print_json(doc: &impl Serialize) -> Result<(), Failure> {
 /// Prints an event as one line.
 pub(crate) fn print_json_line(event: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{event}\n"))
-}
-
-/// A line on stderr: `ubcache: error: …`. An empty level is left out.
-pub(crate) fn message(level: &str, text: &str) {
-    let level = if level.is_empty() { String::new() } else { format!("{level}: ") };
-    // Nowhere is left to say that stderr cannot be written to.
-    let _ = writeln!(io::stderr().lock(), "ubcache: {level}{text}");
-}
-
-/// For the operator to know; nothing is wrong.
-pub(crate) fn note(text: impl AsRef<str>) {
-    message("", text.as_ref());
-}
-
-/// Abnormal, but the command goes on.
-pub(crate) fn warn(text: impl AsRef<str>) {
-    message("warning", text.as_ref());
 }
 
 /// A line on the terminal that says how far a command is. Shows nothing where stderr is no terminal.

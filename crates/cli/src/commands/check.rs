@@ -7,9 +7,9 @@ use clap::Args;
 use inspect::{CheckOptions, ReadAt};
 
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::look::Looker;
 use crate::out;
-use crate::session::Interrupt;
 
 /// Verify every structure and invariant of a cache set
 ///

@@ -15,8 +15,8 @@ use inspect::extract::Extracted;
 use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target};
 
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::look::Looker;
-use crate::session::Interrupt;
 use crate::{out, size};
 
 /// Copy the contents of a cached device or volume out of a set

@@ -24,7 +24,7 @@ use crate::events::EventLog;
 use crate::failure::Failure;
 use crate::kept::Kept;
 use crate::session::{self, Devices, OpenBacking, Simulation};
-use crate::{out, size};
+use crate::{interrupt, out, size};
 
 /// Write all dirty data back and mark it clean, offline
 ///
@@ -85,7 +85,7 @@ impl fmt::Display for Report {
 
 impl Flush {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        session::exit_at_second_signal(std::time::Duration::ZERO)?;
+        interrupt::exit_at_second_signal(std::time::Duration::ZERO)?;
         let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         let report = driver.block_on(self.flush(&driver))?;
@@ -269,7 +269,7 @@ async fn drain_all(
     set: &CacheSet,
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
-    let mut signals = session::signals()?;
+    let mut signals = interrupt::signals()?;
     let mut volumes: Vec<(Rc<Volume>, u64)> = Vec::new();
     for (backing, bytes) in chosen {
         let volume = set.register(backing.disk).await?;

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use crate::console;
 use crate::exports::{self, Context, Force, Running, Spec};
 use crate::failure::Failure;
-use crate::out;
 use crate::session::{self, Devices, Session, Simulation};
 use crate::takeover;
 use crate::tunables::{Owner, Setting};
+use crate::{interrupt, out};
 
 /// How long a second signal gives the exports to be taken away from whoever uses them.
 const GRACE: Duration = Duration::from_secs(3);
@@ -114,8 +114,8 @@ impl Up {
             ));
         }
         self.export.iter().try_for_each(exports::check)?;
-        session::exit_at_second_signal(GRACE)?;
-        let signals = session::signals()?;
+        interrupt::exit_at_second_signal(GRACE)?;
+        let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
         // Room for the fetches of a device at once.
         let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
@@ -169,7 +169,7 @@ impl Up {
             // What takes longer is dropped.
             select(stop.as_mut(), driver.handle().sleep(FORCED_WITHIN)).await;
         }
-        Err(Failure::Signalled(session::exit_code(second)))
+        Err(Failure::Signalled(interrupt::exit_code(second)))
     }
 
     fn ublk_shape(&self) -> Shape {
@@ -187,7 +187,8 @@ impl Up {
         session: &Session,
         running: &mut Vec<Running>,
     ) -> Result<(), Failure> {
-        if session.volumes.is_empty() {
+        let volumes = session.volumes();
+        if volumes.is_empty() {
             return Err(Failure::Failed(
                 "there is nothing to serve: no backing device was given (-B), and the set has no volume"
                     .into(),
@@ -196,15 +197,16 @@ impl Up {
         for setting in &self.set {
             session.apply(setting).await?;
         }
-        for (i, volume) in session.volumes.iter().enumerate() {
+        for (i, volume) in volumes.iter().enumerate() {
             volume.set_name(&format!("bcache{i}"));
         }
-        let id = match (&session.set, session.volumes.first()) {
+        let id = match (&session.set, volumes.first()) {
             (Some(set), _) => set.uuid().to_string(),
             (None, first) => first.and_then(|v| v.backing_uuid()).unwrap_or_default().to_string(),
         };
         let ublk = self.ublk_shape();
-        let context = Context { driver, volumes: &session.volumes, id, remote: self.allow_remote, ublk };
+        let place = id.clone();
+        let context = Context { driver, volumes: &volumes, id, place, remote: self.allow_remote, ublk };
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }
@@ -214,7 +216,7 @@ impl Up {
             ));
         }
         session.log_events();
-        for volume in &session.volumes {
+        for volume in &volumes {
             let name = volume.name();
             let ways: Vec<exports::Way> = running.iter().flat_map(|r| r.ways(&name)).collect();
             if self.json {

@@ -145,6 +145,11 @@ impl CacheSet {
         self.core.tunables.borrow().get(name).ok()
     }
 
+    /// Every tunable of the set.
+    pub fn tunables(&self) -> crate::tunables::SetTunables {
+        self.core.tunables.borrow().clone()
+    }
+
     /// Sets a tunable of the set, by the kernel's name. What the superblock stores is written there.
     ///
     /// # Errors

@@ -247,6 +247,7 @@ impl Volume {
 
     /// Every tunable.
     pub fn tunables(&self) -> DeviceTunables {
+        self.tunables.borrow_mut().writeback_rate = self.writeback.rate().max(1);
         self.tunables.borrow().clone()
     }
 

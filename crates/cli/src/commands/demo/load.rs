@@ -10,8 +10,8 @@ use io::Rng;
 
 use super::target::{Request, Target};
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out;
-use crate::session::Interrupt;
 
 /// Size of a request.
 pub(super) const BLOCK_BYTES: usize = 4096;

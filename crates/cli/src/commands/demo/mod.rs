@@ -21,8 +21,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out;
-use crate::session::Interrupt;
 use filesystem::Mounted;
 use load::{Load, WorkingSet};
 use server::Server;

@@ -16,12 +16,13 @@ use std::str::FromStr;
 use blockio::Driver;
 use engine::Volume;
 use export_nbd::Endpoint;
+use serde::Serialize;
 
 use crate::failure::Failure;
-pub(crate) use ublk::{Force, servers};
+pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that nobody else can write to.
-pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
+pub fn runtime_dir() -> Result<PathBuf, Failure> {
     auto::runtime_dir()
 }
 
@@ -30,7 +31,7 @@ const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
 /// What the operator asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Spec {
+pub enum Spec {
     /// The best that build and host offer.
     Auto,
     /// A block device by the ublk driver; the number of the first volume's, if it matters.
@@ -62,28 +63,32 @@ impl FromStr for Spec {
 }
 
 /// What an export is started with.
-pub(crate) struct Context<'a> {
-    pub(crate) driver: &'a Driver,
-    pub(crate) volumes: &'a [Rc<Volume>],
+pub struct Context<'a> {
+    /// Of the thread that serves.
+    pub driver: &'a Driver,
+    /// What is to be reached by this export.
+    pub volumes: &'a [Rc<Volume>],
     /// Tells this session from others on the host: the UUID of its set.
-    pub(crate) id: String,
+    pub id: String,
+    /// What files are called that an export makes where nothing else is said: no two exports of a host share it.
+    pub place: String,
     /// Other hosts may connect.
-    pub(crate) remote: bool,
+    pub remote: bool,
     /// Queues and depth of ublk devices.
-    pub(crate) ublk: export_ublk::Shape,
+    pub ublk: export_ublk::Shape,
 }
 
 /// A way to reach one volume.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Way {
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Way {
     /// `nbd` for a URI, `fuse` for a file, `loop` and `ublk` for a block device.
-    pub(crate) kind: &'static str,
+    pub kind: &'static str,
     /// URI or path.
-    pub(crate) address: String,
+    pub address: String,
 }
 
 /// What an operator reads: a file under a block device is only its explanation.
-pub(crate) fn in_words(ways: &[Way]) -> String {
+pub fn in_words(ways: &[Way]) -> String {
     let mut text = String::new();
     let mut before = "";
     for way in ways {
@@ -98,15 +103,18 @@ pub(crate) fn in_words(ways: &[Way]) -> String {
 }
 
 /// An export that runs.
-pub(crate) enum Running {
+pub enum Running {
+    /// A socket.
     Nbd(nbd::Nbd),
+    /// A mounted directory.
     Fuse(fuse::Fuse),
+    /// Block devices.
     Ublk(ublk::Ublk),
 }
 
 impl Running {
     /// How the volume of this name is reached, the best way first.
-    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
+    pub fn ways(&self, volume: &str) -> Vec<Way> {
         match self {
             Running::Nbd(nbd) => vec![nbd.way(volume)],
             Running::Fuse(fuse) => fuse.ways(volume),
@@ -116,7 +124,7 @@ impl Running {
 
     /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
     /// export at once, under whoever uses it.
-    pub(crate) async fn stop(self, force: &Force) -> Result<(), Failure> {
+    pub async fn stop(self, force: &Force) -> Result<(), Failure> {
         match self {
             Running::Ublk(ublk) => ublk.stop(force).await,
             Running::Nbd(nbd) => {
@@ -128,17 +136,17 @@ impl Running {
     }
 
     /// Whether a stop can be told to use force, and has to be awaited then.
-    pub(crate) fn takes_force(&self) -> bool {
+    pub fn takes_force(&self) -> bool {
         matches!(self, Running::Ublk(_))
     }
 
     /// Whether another process can go on with this export, or its clients are used to reconnecting.
-    pub(crate) fn can_be_handed_over(&self) -> bool {
+    pub fn can_be_handed_over(&self) -> bool {
         !matches!(self, Running::Fuse(_))
     }
 
     /// Answers requests under way and begins no more. What the kernel keeps for the next process lasts until it comes.
-    pub(crate) async fn hand_over(self) -> Option<Running> {
+    pub async fn hand_over(self) -> Option<Running> {
         match self {
             Running::Ublk(ublk) => {
                 ublk.hand_over().await;
@@ -153,7 +161,7 @@ impl Running {
     }
 
     /// Stops after an error elsewhere. What was there before this process stays.
-    pub(crate) async fn give_up(self, force: &Force) -> Result<(), Failure> {
+    pub async fn give_up(self, force: &Force) -> Result<(), Failure> {
         match self {
             Running::Ublk(ublk) => {
                 ublk.give_up().await;
@@ -165,7 +173,7 @@ impl Running {
 }
 
 /// Starts an export.
-pub(crate) async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
+pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
     if matches!(spec, Spec::Nbd(_) | Spec::Fuse(_)) {
         ublk::warn_of_left(context).await;
     }
@@ -178,12 +186,12 @@ pub(crate) async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running,
 }
 
 /// Whether volumes can be block devices on this host; else why not.
-pub(crate) fn block_devices() -> Result<(), String> {
+pub fn block_devices() -> Result<(), String> {
     fuse::obstacle().map_or(Ok(()), Err)
 }
 
 /// Refuses what this host does not have, before any device is touched.
-pub(crate) fn check(spec: &Spec) -> Result<(), Failure> {
+pub fn check(spec: &Spec) -> Result<(), Failure> {
     match spec {
         Spec::Auto | Spec::Nbd(_) | Spec::Fuse(_) => Ok(()),
         Spec::Ublk(_) => ublk::obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why))),

@@ -10,7 +10,7 @@ use io::{Handle, Nanos};
 
 use super::{Context, Way};
 use crate::failure::Failure;
-use crate::out;
+use crate::message;
 
 /// How often a stop is tried again that was refused because somebody uses a volume.
 const AGAIN: Nanos = Nanos::from_ms(500);
@@ -19,13 +19,13 @@ const AGAIN: Nanos = Nanos::from_ms(500);
 const SLOTS: u32 = 64;
 
 /// Block devices that are served.
-pub(crate) struct Ublk {
+pub struct Ublk {
     devices: Devices<VolumeRef>,
     rt: Handle,
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(super) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<String> {
     export_ublk::obstacle()
 }
 
@@ -46,11 +46,7 @@ fn of_slot(id: &str, slot: u32) -> Identity {
 }
 
 /// The processes that serve devices of a set with these backing devices, each once.
-pub(crate) async fn servers(
-    driver: &Driver,
-    id: &str,
-    backing_uuids: &[String],
-) -> Result<Vec<i32>, Failure> {
+pub async fn servers(driver: &Driver, id: &str, backing_uuids: &[String]) -> Result<Vec<i32>, Failure> {
     let mut wanted: Vec<Identity> = backing_uuids.iter().map(|u| of_backing(id, u)).collect();
     wanted.extend((0..SLOTS).map(|slot| of_slot(id, slot)));
     let found = driver.reactor().blocking(move || left_behind(&wanted)).await?;
@@ -61,13 +57,13 @@ pub(crate) async fn servers(
 }
 
 /// Says so if a device was left behind that this start does not go on with: whoever uses it waits.
-pub(super) async fn warn_of_left(context: &Context<'_>) {
+pub(crate) async fn warn_of_left(context: &Context<'_>) {
     if !std::path::Path::new("/dev/ublk-control").exists() {
         return;
     }
     let wanted: Vec<Identity> = context.volumes.iter().map(|v| identity(&context.id, v)).collect();
     for left in context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default() {
-        out::warn(format!(
+        message::warn(format!(
             "/dev/ublkb{}, left behind by process {}, waits to be served again: whoever uses it waits too (--export ublk)",
             left.number, left.pid
         ));
@@ -75,37 +71,39 @@ pub(super) async fn warn_of_left(context: &Context<'_>) {
 }
 
 /// Makes or recovers a device for each volume.
-pub(super) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
+pub(crate) async fn start(number: Option<u32>, context: &Context<'_>) -> Result<Ublk, UblkError> {
     let served = |v: &Rc<Volume>| (Rc::new(VolumeRef(v.clone())), identity(&context.id, v));
     let volumes = context.volumes.iter().map(served).collect();
     let options = Options { number, shape: context.ublk };
     let devices = Devices::start(context.driver, volumes, options).await?;
     for note in devices.notes() {
-        out::note(note);
+        message::note(note);
     }
     Ok(Ublk { devices, rt: context.driver.handle() })
 }
 
 /// Whether the other kinds of exports would do in place of one that failed so. Not where a device of this very volume
 /// exists, which somebody may be using.
-pub(super) fn may_fall_back(e: &UblkError) -> bool {
+pub(crate) fn may_fall_back(e: &UblkError) -> bool {
     !matches!(e, UblkError::InService { .. } | UblkError::Changed { .. } | UblkError::NotQuiet { .. })
 }
 
 impl Ublk {
-    pub(super) fn ways(&self, volume: &str) -> Vec<Way> {
+    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
         let exports = self.devices.exports();
         let mine = exports.iter().filter(|e| e.volume == volume);
         mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
     }
 
     /// Waits as long as somebody uses a device, unless told to use force.
-    pub(super) async fn stop(self, force: &Force) -> Result<(), Failure> {
+    pub(crate) async fn stop(self, force: &Force) -> Result<(), Failure> {
         let mut told = String::new();
         while !force.is_on() {
             let Some(why) = self.devices.in_use().await else { break };
             if why != told {
-                out::warn(format!("{why}: waiting for that to end; a second signal takes it away by force"));
+                message::warn(format!(
+                    "{why}: waiting for that to end; a second signal takes it away by force"
+                ));
                 told = why;
             }
             select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
@@ -117,25 +115,26 @@ impl Ublk {
     }
 
     /// Leaves the devices to the next process.
-    pub(super) async fn hand_over(&self) {
+    pub(crate) async fn hand_over(&self) {
         self.devices.hand_over().await;
     }
 
     /// After an error elsewhere.
-    pub(super) async fn give_up(self) {
+    pub(crate) async fn give_up(self) {
         self.devices.give_up().await;
     }
 }
 
 /// Tells exports that are being stopped not to wait for whoever uses them.
 #[derive(Default)]
-pub(crate) struct Force {
+pub struct Force {
     on: std::cell::Cell<bool>,
     event: Event,
 }
 
 impl Force {
-    pub(crate) fn use_it(&self) {
+    /// No more waiting from now on.
+    pub fn use_it(&self) {
         self.on.set(true);
         self.event.notify_all();
     }

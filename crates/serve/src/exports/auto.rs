@@ -10,14 +10,14 @@ use export_nbd::Endpoint;
 
 use super::{Context, Running, fuse, nbd, ublk};
 use crate::failure::Failure;
-use crate::out;
+use crate::message;
 
 /// Starts the best one, and says which and why.
-pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
+pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
         None => match ublk::start(None, context).await {
             Ok(ublk) => {
-                out::note("export: ublk (choose with --export)");
+                message::note("export: ublk (choose with --export)");
                 return Ok(Running::Ublk(ublk));
             }
             Err(e) if ublk::may_fall_back(&e) => e.to_string(),
@@ -29,9 +29,9 @@ pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     let no_fuse = match fuse::obstacle() {
         None => {
             // A container's rules, for one, only show when one mounts.
-            match fuse::start(&dir.join(&context.id), true, context).await {
+            match fuse::start(&dir.join(&context.place), true, context).await {
                 Ok(fuse) => {
-                    out::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
+                    message::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
                     return Ok(Running::Fuse(fuse));
                 }
                 Err(e) => e.message().unwrap_or_default().to_owned(),
@@ -39,8 +39,8 @@ pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
         }
         Some(why) => why,
     };
-    let socket = dir.join(format!("{}.sock", context.id));
-    out::note(format!(
+    let socket = dir.join(format!("{}.sock", context.place));
+    message::note(format!(
         "export: NBD on {}, as there can be no block devices: {no_ublk}; by FUSE: {no_fuse} (choose with --export)",
         socket.display()
     ));
@@ -48,7 +48,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
 }
 
 /// A directory for sockets and the like that nobody else can write to.
-pub(super) fn runtime_dir() -> Result<PathBuf, Failure> {
+pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
     let euid = rustix::process::geteuid().as_raw();
     let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_absolute());
     let candidates = [

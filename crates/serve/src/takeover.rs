@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::exports;
 use crate::failure::Failure;
-use crate::{out, superblock};
+use crate::{message, superblock};
 
 /// How long a process may take to answer what is under way and to make it durable.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
@@ -31,7 +31,7 @@ fn look_at(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
 ///
 /// # Errors
 /// If the devices are not what they should be, or the other process does not end; it serves on then.
-pub(crate) async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
+pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
     let set = superblock::cache(&look_at(driver, cache)?, cache).await?.set_uuid();
     let mut uuids = Vec::new();
     for path in backings {
@@ -43,7 +43,7 @@ pub(crate) async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf
     let servers = exports::servers(driver, &set.to_string(), &uuids).await?;
     let &[pid] = &servers[..] else {
         if servers.is_empty() {
-            out::note("nobody serves this set by ublk: there is nothing to take over");
+            message::note("nobody serves this set by ublk: there is nothing to take over");
             return Ok(());
         }
         return Err(Failure::Failed(format!("processes {servers:?} serve this set together: stop them")));
@@ -56,7 +56,7 @@ pub(crate) async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf
         return Err(Failure::Failed(format!("process {pid} went away at this very moment: try again")));
     }
     pidfd_send_signal(&handle, Signal::USR2).map_err(|e| refused("cannot be told to hand over", e))?;
-    out::note(format!("process {pid} hands over"));
+    message::note(format!("process {pid} hands over"));
     let ended = driver.reactor().blocking(move || {
         loop {
             match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&PATIENCE)) {

@@ -10,16 +10,16 @@ use export_nbd::{
 
 use super::{Context, Way};
 use crate::failure::Failure;
-use crate::out;
+use crate::message;
 
 /// A server that runs.
-pub(crate) struct Nbd {
+pub struct Nbd {
     server: Server<VolumeRef>,
     address: blockio::Address,
 }
 
 /// Listens on an endpoint.
-pub(super) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, Failure> {
+pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, Failure> {
     let exports = Exports::new();
     for volume in context.volumes {
         exports.add(Rc::new(VolumeRef(volume.clone())))?;
@@ -39,11 +39,11 @@ pub(super) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
 }
 
 impl Nbd {
-    pub(super) fn way(&self, volume: &str) -> Way {
+    pub(crate) fn way(&self, volume: &str) -> Way {
         Way { kind: "nbd", address: uri(&self.address, volume) }
     }
 
-    pub(super) async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.server.stop().await;
     }
 }
@@ -58,22 +58,22 @@ struct Log {
 impl Log {
     fn take(&self, event: &ConnectionEvent) {
         match event {
-            ConnectionEvent::TurnedAway => out::warn("nbd: a client was turned away: there are too many"),
+            ConnectionEvent::TurnedAway => message::warn("nbd: a client was turned away: there are too many"),
             ConnectionEvent::AcceptFailed(e) => {
                 if !self.refusing.replace(true) {
-                    out::warn(format!("nbd: a client could not be accepted and has to wait: {e}"));
+                    message::warn(format!("nbd: a client could not be accepted and has to wait: {e}"));
                 }
             }
             ConnectionEvent::Accepted { .. } => {
                 if self.refusing.replace(false) {
-                    out::note("nbd: clients are accepted again");
+                    message::note("nbd: clients are accepted again");
                 }
             }
             ConnectionEvent::Closed {
                 id,
                 end: end @ (ConnectionEnd::Violation(_) | ConnectionEnd::Socket(_)),
             } => {
-                out::warn(format!("nbd: connection {id}: {end}"));
+                message::warn(format!("nbd: connection {id}: {end}"));
             }
             ConnectionEvent::Opened { .. } | ConnectionEvent::Closed { .. } => {}
         }

@@ -15,14 +15,14 @@ use crate::exports;
 use crate::failure::Failure;
 
 /// The memory of one cache device, if this host has such memory.
-pub(crate) struct Kept {
+pub struct Kept {
     file: Option<Rc<KeptFile>>,
     why_not: Option<String>,
 }
 
 impl Kept {
     /// Where there is no cache there is nothing to be kept.
-    pub(crate) fn nothing() -> Kept {
+    pub fn nothing() -> Kept {
         Kept { file: None, why_not: None }
     }
 
@@ -31,7 +31,7 @@ impl Kept {
     ///
     /// # Errors
     /// If there is something that cannot be read.
-    pub(crate) fn open(disk: &Disk, superblock: &CacheSuper) -> Result<Kept, Failure> {
+    pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<Kept, Failure> {
         let device = Path::new(&*disk.info().name);
         let meta = std::fs::metadata(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
         let (a, b) =
@@ -59,17 +59,17 @@ impl Kept {
     }
 
     /// For the engine.
-    pub(crate) fn survivor(&self) -> Option<SurvivorRef> {
+    pub fn survivor(&self) -> Option<SurvivorRef> {
         self.file.clone().map(|file| SurvivorRef(file))
     }
 
     /// Why there is no such memory, if there is none.
-    pub(crate) fn why_not(&self) -> Option<&str> {
+    pub fn why_not(&self) -> Option<&str> {
         self.why_not.as_deref()
     }
 
     /// Everything is on the devices: nothing is to be kept any more.
-    pub(crate) fn remove(&self) {
+    pub fn remove(&self) {
         if let Some(file) = &self.file {
             file.remove();
         }

@@ -1,26 +1,49 @@
-//! `--set KEY=VALUE`: which tunable is meant, and whether the value can be one, before anything is opened.
+//! `KEY=VALUE`: which tunable is meant, and whether the value can be one, before anything is opened.
 //!
 //! Names, units and ranges are the engine's. A few names exist for the set and for its devices; those need a prefix.
 
 use std::str::FromStr;
 
 use engine::tunables::{DeviceTunables, SetTunables};
+use serde::{Deserialize, Serialize};
 
 /// Whose tunable it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
+pub enum Owner {
     /// The cache set's.
     Set,
     /// That of every cached device.
     Device,
 }
 
-/// A tunable and its value.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Setting {
-    pub(crate) owner: Owner,
-    pub(crate) key: String,
-    pub(crate) value: String,
+/// A tunable and its value; as text `KEY=VALUE`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Setting {
+    /// Whose it is.
+    pub owner: Owner,
+    /// Its name, without a prefix.
+    pub key: String,
+    /// Its value, as text.
+    pub value: String,
+}
+
+impl TryFrom<String> for Setting {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Setting, String> {
+        text.parse()
+    }
+}
+
+impl From<Setting> for String {
+    fn from(s: Setting) -> String {
+        let owner = match s.owner {
+            Owner::Set => "set",
+            Owner::Device => "device",
+        };
+        format!("{owner}.{}={}", s.key, s.value)
+    }
 }
 
 impl FromStr for Setting {

@@ -9,13 +9,13 @@ use io::{Handle, Nanos};
 
 use super::{Context, Way};
 use crate::failure::Failure;
-use crate::out;
+use crate::message;
 
 /// How often a stop is tried again that was refused because somebody uses a volume.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
 /// A mounted directory of volumes.
-pub(crate) struct Fuse {
+pub struct Fuse {
     fuse: export_fuse::Fuse,
     rt: Handle,
     /// Made for this run; goes with it.
@@ -23,13 +23,13 @@ pub(crate) struct Fuse {
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(super) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<String> {
     let host = probe();
     host.fuse.and(host.loop_device).err()
 }
 
 /// Mounts at `dir`. `own`: the directory is for this run alone.
-pub(super) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
+pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
     let rt = context.driver.handle();
     let served = |v: &Rc<engine::Volume>| {
         // Zeros and discards go to the backing device; a flash-only volume just forgets.
@@ -40,11 +40,11 @@ pub(super) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Resul
     let volumes = context.volumes.iter().map(served).collect();
     let fuse = export_fuse::Fuse::mount(dir, volumes, FuseOptions::default()).await?;
     for note in fuse.notes() {
-        out::note(note);
+        message::note(note);
     }
     let mut this = Fuse { fuse, rt, own_dir: own.then(|| dir.to_path_buf()) };
     if let Err(why) = probe().loop_device {
-        out::note(format!("no block devices, only files: {why}"));
+        message::note(format!("no block devices, only files: {why}"));
         return Ok(this);
     }
     match this.fuse.attach_loop_devices().await {
@@ -57,7 +57,7 @@ pub(super) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Resul
 }
 
 impl Fuse {
-    pub(super) fn ways(&self, volume: &str) -> Vec<Way> {
+    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
         let Some(exported) = self.fuse.exports().find(|e| e.name == volume) else { return Vec::new() };
         let way = |kind, path: &Path| Way { kind, address: path.display().to_string() };
         let device = exported.loop_device.iter().map(|d| way("loop", d));
@@ -65,7 +65,7 @@ impl Fuse {
     }
 
     /// Waits as long as somebody uses a volume: taking it away would lose what that program has not written yet.
-    pub(super) async fn stop(mut self) -> Result<(), Failure> {
+    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
         let mut told = String::new();
         loop {
             match self.fuse.stop().await {
@@ -78,7 +78,7 @@ impl Fuse {
                         return Err(refused.error.into());
                     }
                     if why != told {
-                        out::warn(format!(
+                        message::warn(format!(
                             "{why}: waiting for that to end; a second signal takes it away by force"
                         ));
                         told = why;
@@ -92,9 +92,9 @@ impl Fuse {
     }
 
     /// At once, whoever uses what.
-    pub(super) async fn take_away(self) -> Result<(), Failure> {
+    pub(crate) async fn take_away(self) -> Result<(), Failure> {
         for note in self.fuse.stop_by_force().await {
-            out::warn(note);
+            message::warn(note);
         }
         remove(self.own_dir.as_deref());
         Ok(())

@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 /// The end of a command that did not succeed.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// It failed, or was refused.
     Failed(String),
     /// It was called in a wrong way.
@@ -20,26 +20,28 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Exit code of wrong usage; the same that the argument parser uses.
-    pub(crate) const USAGE: u8 = 2;
+    pub const USAGE: u8 = 2;
 
     /// A failure with the message of an error.
-    pub(crate) fn of(e: impl Display) -> Failure {
+    pub fn of(e: impl Display) -> Failure {
         Failure::Failed(e.to_string())
     }
 
     /// Something about a path failed.
-    pub(crate) fn at(path: &std::path::Path, what: impl Display, e: impl Display) -> Failure {
+    pub fn at(path: &std::path::Path, what: impl Display, e: impl Display) -> Failure {
         Failure::Failed(format!("{}: {what}: {e}", path.display()))
     }
 
-    pub(crate) fn message(&self) -> Option<&str> {
+    /// What to say, if it has not been said already.
+    pub fn message(&self) -> Option<&str> {
         match self {
             Failure::Failed(text) | Failure::Usage(text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
     }
 
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// What the program ends with.
+    pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Failed(_) | Failure::Found => 1,
             Failure::Usage(_) => Failure::USAGE,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use engine::SetEvent;
 
-use crate::out;
+use crate::message;
 
 /// Lines about failing requests in a [`WINDOW`]; more are counted only. A full disk would fill the log, too.
 const MAX_DEVICE_ERRORS: usize = 5;
@@ -16,14 +16,14 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 /// Logs events.
 #[derive(Default)]
-pub(crate) struct EventLog {
+pub struct EventLog {
     begin: Cell<Option<Instant>>,
     device_errors: Cell<usize>,
 }
 
 impl EventLog {
     /// Logs what happened since the last call. To be called every now and then, also when nothing did.
-    pub(crate) fn log(&self, events: &[SetEvent]) {
+    pub fn log(&self, events: &[SetEvent]) {
         if self.begin.get().is_some_and(|begin| begin.elapsed() >= WINDOW) {
             self.end_window();
         }
@@ -39,16 +39,16 @@ impl EventLog {
             }
             let (level, text) = line(event);
             if !text.is_empty() {
-                out::message(level, &text);
+                message::message(level, &text);
             }
         }
     }
 
     /// Says how much was left out.
-    pub(crate) fn end_window(&self) {
+    pub fn end_window(&self) {
         let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
         if left_out > 0 {
-            out::warn(format!("{left_out} more requests failed"));
+            message::warn(format!("{left_out} more requests failed"));
         }
         self.begin.set(None);
     }

@@ -13,10 +13,10 @@ use io::Disk;
 use crate::failure::Failure;
 
 /// Sectors up to the end of a superblock.
-pub(crate) const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
+pub const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
 
 /// Refuses what is too small for a superblock.
-pub(crate) fn has_room(source: &dyn inspect::ReadAt) -> Result<(), Failure> {
+pub fn has_room(source: &dyn inspect::ReadAt) -> Result<(), Failure> {
     room(source.name(), source.sectors())
 }
 
@@ -30,7 +30,7 @@ fn room(name: &str, sectors: Sectors) -> Result<(), Failure> {
 }
 
 /// The bytes where a superblock belongs.
-pub(crate) async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
+pub async fn read_bytes(disk: &Disk) -> Result<Vec<u8>, Failure> {
     let info = disk.info();
     room(&info.name, info.sectors)?;
     let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(SUPERBLOCK_BYTES)).await;
@@ -55,7 +55,7 @@ fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
 }
 
 /// The superblock of a cache device.
-pub(crate) async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
+pub async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
     let bytes = read_bytes(disk).await?;
     match identify(&bytes) {
         Identity::NotBcache => Err(not_bcache(disk, path, "a cache device")),
@@ -72,7 +72,7 @@ pub(crate) async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failur
 }
 
 /// The superblock of a backing device.
-pub(crate) async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> {
+pub async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> {
     let bytes = read_bytes(disk).await?;
     match identify(&bytes) {
         Identity::NotBcache => Err(not_bcache(disk, path, "a backing device")),
@@ -89,7 +89,7 @@ pub(crate) async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Fa
 }
 
 /// Refuses a backing device that is attached to another set than `set`.
-pub(crate) fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), Failure> {
+pub fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), Failure> {
     let attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
     if attached && superblock.set_uuid() != set {
         return Err(Failure::Failed(format!(

@@ -1,0 +1,92 @@
+//! Signals in commands: the first one asks for the end, the second one is the end.
+//!
+//! Must not know what is interrupted.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use blockio::Signals;
+
+use crate::failure::Failure;
+use crate::out;
+
+/// Notices SIGINT and SIGTERM in work that does not wait for anything. A second one ends the process at once.
+pub(crate) struct Interrupt {
+    signals: Signals,
+    came: bool,
+}
+
+impl Interrupt {
+    pub(crate) fn new() -> Result<Interrupt, Failure> {
+        exit_at_second_signal(Duration::ZERO)?;
+        Interrupt::without_exit()
+    }
+
+    /// One that leaves a second signal alone too: for work that has to clean up after itself.
+    pub(crate) fn without_exit() -> Result<Interrupt, Failure> {
+        Ok(Interrupt { signals: signals()?, came: false })
+    }
+
+    pub(crate) fn came(&mut self) -> bool {
+        if !self.came {
+            let next = pin!(self.signals.next());
+            self.came = next.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        }
+        self.came
+    }
+}
+
+/// The signals from now on.
+pub(crate) fn signals() -> Result<Signals, Failure> {
+    Signals::new().map_err(|e| Failure::Failed(format!("cannot listen for signals: {e}")))
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// What a shell says of a program that this signal ended.
+pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
+    match signal {
+        blockio::Signal::Interrupt => 130,
+        blockio::Signal::Terminate => 143,
+        blockio::Signal::HandOver => 140,
+    }
+}
+
+/// Ends the process at the second signal, whatever its other threads do then, if it does not end by itself within
+/// `grace`; at the third one in any case.
+pub(crate) fn exit_at_second_signal(grace: Duration) -> Result<(), Failure> {
+    let mut signals = signals()?;
+    let watch = move || {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut wait = |deadline: Option<Instant>| {
+            let mut next = pin!(signals.next());
+            loop {
+                match (next.as_mut().poll(&mut Context::from_waker(&waker)), deadline) {
+                    (Poll::Ready(signal), _) => return Some(signal),
+                    (Poll::Pending, None) => std::thread::park(),
+                    (Poll::Pending, Some(at)) => match at.checked_duration_since(Instant::now()) {
+                        Some(left) => std::thread::park_timeout(left),
+                        None => return None,
+                    },
+                }
+            }
+        };
+        wait(None);
+        if let Some(second) = wait(None) {
+            wait(Some(Instant::now() + grace));
+            out::warn("ended at once by a second signal; what was flushed before is safe");
+            std::process::exit(exit_code(second).into());
+        }
+    };
+    let spawned = std::thread::Builder::new().name("ubcache-exit".into()).spawn(watch);
+    spawned.map(drop).map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))
+}

@@ -1,0 +1,104 @@
+//! What a running set can be told, and the one function that does it.
+//!
+//! Commands and answers are plain values that may come from another thread. Must not know how a command was written
+//! down, nor who waits for the answer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::snapshot::Snapshot;
+use crate::tunables::Setting;
+
+/// Something to be done on the set's thread.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Command {
+    /// All figures.
+    Stats,
+    /// Changes a tunable of the set, or of every cached device.
+    Set {
+        /// Which one, and to what.
+        setting: Setting,
+    },
+    /// Changes a tunable of one volume.
+    SetVolume {
+        /// Name of the volume.
+        volume: String,
+        /// Name of the tunable.
+        key: String,
+        /// Its value, as text.
+        value: String,
+    },
+    /// Writes everything back and lets the backing device go; it is served alone from then on.
+    Detach {
+        /// Name of the volume.
+        volume: String,
+    },
+    /// Writes everything back; the volume stays attached and is served on.
+    Flush {
+        /// Name of the volume; every one if none is given.
+        volume: Option<String>,
+    },
+    /// Makes a flash-only volume.
+    Create {
+        /// Its size, in sectors of 512 bytes.
+        size_sectors: u64,
+        /// Its label, at most 32 bytes.
+        label: String,
+    },
+    /// Collects garbage now.
+    Gc,
+    /// Zeroes the totals of the statistics.
+    ClearStats {
+        /// Name of the volume; the set's if none is given.
+        volume: Option<String>,
+    },
+}
+
+/// What came of a command.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The figures.
+    Stats(Box<Snapshot>),
+}
+
+/// Carries out a command. Dropping the future leaves what it was doing where it stands: a detach that is given up half
+/// way has to be asked for again.
+///
+/// # Errors
+/// If it is refused or fails; the set serves on.
+pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failure> {
+    match command {
+        Command::Stats => return Ok(Answer::Stats(Box::new(Snapshot::of(session)))),
+        Command::Set { setting } => session.apply(setting).await?,
+        Command::SetVolume { volume, key, value } => session.volume(volume)?.set(key, value).await?,
+        Command::Detach { volume } => {
+            let set = session.needs_set()?;
+            set.detach(&session.volume(volume)?).await?;
+        }
+        Command::Flush { volume } => flush(session, volume.as_deref()).await?,
+        Command::Create { size_sectors, label } => {
+            let uuid = format::Uuid(*uuid::Uuid::new_v4().as_bytes());
+            session.needs_set()?.create_volume(uuid, format::Sectors(*size_sectors), label).await?;
+        }
+        Command::Gc => session.needs_set()?.gc().await?,
+        Command::ClearStats { volume: Some(volume) } => session.volume(volume)?.clear_stats(),
+        Command::ClearStats { volume: None } => session.needs_set()?.clear_stats(),
+    }
+    Ok(Answer::Done)
+}
+
+async fn flush(session: &Session, volume: Option<&str>) -> Result<(), Failure> {
+    let volumes = match volume {
+        Some(name) => vec![session.volume(name)?],
+        None => session.volumes(),
+    };
+    for volume in volumes {
+        volume.drained().await?;
+    }
+    Ok(())
+}

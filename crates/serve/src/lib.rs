@@ -1,0 +1,27 @@
+//! A cache set with its exports on one thread: what `ubcache up` and the daemon share.
+//!
+//! Owns the order in which devices, set, volumes and exports come up and go down, and what a running set can be told
+//! ([`Command`]). Everything here lives on the thread of one [`blockio::Driver`]; only [`Command`], [`Answer`] and
+//! [`Snapshot`] are made to leave it. Must not know who asks: command line, standard input or a control socket.
+//!
+//! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
+//! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `kept` is memory
+//! that outlives the process; `superblock` looks before anything is written; `message` and `events` tell the operator.
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod events;
+pub mod exports;
+pub mod failure;
+pub mod kept;
+pub mod message;
+pub mod session;
+pub mod snapshot;
+pub mod superblock;
+pub mod takeover;
+pub mod tunables;
+
+pub use command::{Answer, Command, obey};
+pub use failure::Failure;
+pub use session::{Devices, Session};
+pub use snapshot::Snapshot;

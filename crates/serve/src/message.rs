@@ -1,0 +1,56 @@
+//! What an operator is told: lines on stderr, and a listener of this thread.
+//!
+//! There is no colour and no cursor movement in messages, so `NO_COLOR` has nothing to switch off. Must not know who
+//! listens: the daemon makes events of the lines of a set's thread.
+
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::rc::Rc;
+
+type Listener = Rc<dyn Fn(&str, &str)>;
+
+thread_local! {
+    static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
+}
+
+/// From now on `listener` is told level and text of every message of this thread, too. It must not send messages.
+pub fn listen(listener: impl Fn(&str, &str) + 'static) {
+    LISTENER.with(|l| *l.borrow_mut() = Some(Rc::new(listener)));
+}
+
+/// A line on stderr: `ubcache: error: …`. An empty level is left out.
+pub fn message(level: &str, text: &str) {
+    let listener = LISTENER.with(|l| l.borrow().clone());
+    if let Some(listener) = listener {
+        listener(level, text);
+    }
+    let level = if level.is_empty() { String::new() } else { format!("{level}: ") };
+    // Nowhere is left to say that stderr cannot be written to.
+    let _ = writeln!(io::stderr().lock(), "ubcache: {level}{text}");
+}
+
+/// For the operator to know; nothing is wrong.
+pub fn note(text: impl AsRef<str>) {
+    message("", text.as_ref());
+}
+
+/// Abnormal, but the work goes on.
+pub fn warn(text: impl AsRef<str>) {
+    message("warning", text.as_ref());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_its_own_listener() {
+        let heard: Rc<RefCell<Vec<String>>> = Rc::default();
+        let sink = heard.clone();
+        listen(move |level, text| sink.borrow_mut().push(format!("{level}|{text}")));
+        warn("here");
+        let elsewhere = std::thread::spawn(|| note("elsewhere"));
+        elsewhere.join().expect("no panic");
+        assert_eq!(*heard.borrow(), ["warning|here"]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Sets brought up and down: what the commands that use the engine share.
+//!
+//! Owns the order: claim every device, look at every superblock, only then let the engine write. Must not know exports.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blockio::wrap::{DelayDisk, Delays, HddModel, SlowDisk};
+use blockio::{Driver, FileDevice, OpenOptions};
+use engine::{CacheSet, SetOptions, Volume};
+use format::{BackingSuper, CacheSuper};
+use io::{Device, Disk, Nanos};
+
+use crate::events::EventLog;
+use crate::failure::Failure;
+use crate::kept::Kept;
+use crate::tunables::{Owner, Setting};
+use crate::{message, superblock};
+
+/// How backing devices are slowed down, for demonstrations.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Simulation {
+    /// Like a disk with a moving head.
+    pub hdd: bool,
+    /// Added to each request.
+    pub delay_ms: u64,
+}
+
+/// Opens and claims a device for the engine.
+pub fn open_device(driver: &Driver, path: &Path, simulation: Simulation) -> Result<Disk, Failure> {
+    let device = FileDevice::open(driver.reactor(), path, &OpenOptions::default())?;
+    if let Some(note) = device.note() {
+        message::note(format!("{}: {note}", path.display()));
+    }
+    let mut device: Rc<dyn Device> = Rc::new(device);
+    if simulation.hdd {
+        device = Rc::new(SlowDisk::new(device, driver.handle(), HddModel::default()));
+    }
+    if simulation.delay_ms > 0 {
+        let delay = Nanos::from_ms(simulation.delay_ms);
+        let delays = Delays { read: delay, write: delay, flush: delay };
+        device = Rc::new(DelayDisk::new(device, driver.handle(), delays));
+    }
+    Ok(Disk::new(device, driver.handle()))
+}
+
+/// A backing device that is claimed and has a valid superblock.
+pub struct OpenBacking {
+    /// The device, claimed.
+    pub disk: Disk,
+    /// What it says of itself.
+    pub superblock: BackingSuper,
+}
+
+/// Devices that are claimed and fit together. Nothing has been written yet.
+pub struct Devices {
+    /// Cache device and its superblock.
+    pub cache: Option<(Disk, CacheSuper)>,
+    /// In the order in which they were given.
+    pub backings: Vec<OpenBacking>,
+}
+
+impl Devices {
+    /// Claims devices and looks at their superblocks.
+    ///
+    /// # Errors
+    /// If one cannot be had or does not belong here; nothing is modified then.
+    pub async fn open(
+        driver: &Driver,
+        cache: Option<&Path>,
+        backings: &[PathBuf],
+        simulation: Simulation,
+    ) -> Result<Devices, Failure> {
+        let cache = match cache {
+            Some(path) => {
+                let disk = open_device(driver, path, Simulation::default())?;
+                let superblock = superblock::cache(&disk, path).await?;
+                Some((disk, superblock))
+            }
+            None => None,
+        };
+        let mut opened: Vec<OpenBacking> = Vec::new();
+        for path in backings {
+            let backing = open_backing(driver, path, simulation, cache.as_ref().map(|(_, set)| set)).await?;
+            if let Some(other) = opened.iter().find(|b| b.superblock.uuid() == backing.superblock.uuid()) {
+                return Err(Failure::Failed(format!(
+                    "{} and {} have the same UUID {}: is one a copy of the other?",
+                    other.disk.info().name,
+                    backing.disk.info().name,
+                    backing.superblock.uuid()
+                )));
+            }
+            opened.push(backing);
+        }
+        Ok(Devices { cache, backings: opened })
+    }
+}
+
+/// Claims a backing device and looks at its superblock; where there is a set, that of its cache device says whether
+/// they fit together.
+///
+/// # Errors
+/// If it cannot be had or does not belong here; nothing is modified then.
+pub async fn open_backing(
+    driver: &Driver,
+    path: &Path,
+    simulation: Simulation,
+    set: Option<&CacheSuper>,
+) -> Result<OpenBacking, Failure> {
+    let disk = open_device(driver, path, simulation)?;
+    let superblock = superblock::backing(&disk, path).await?;
+    if let Some(set) = set {
+        superblock::belongs(&disk.info().name, &superblock, set.set_uuid())?;
+        let block = set.geometry().block_sectors;
+        if superblock.block_sectors() < block {
+            return Err(Failure::Failed(format!(
+                "{}: block size: expected at least the cache set's {block} sectors, found {}",
+                disk.info().name,
+                superblock.block_sectors()
+            )));
+        }
+    }
+    Ok(OpenBacking { disk, superblock })
+}
+
+/// A set that runs, or backing devices that run without one.
+pub struct Session {
+    /// The set, unless backing devices run alone.
+    pub set: Option<CacheSet>,
+    volumes: RefCell<Vec<Rc<Volume>>>,
+    /// What was answered and not flushed survives this process here.
+    pub kept: Kept,
+    log: EventLog,
+}
+
+impl Session {
+    fn new(set: Option<CacheSet>, kept: Kept) -> Session {
+        Session { set, volumes: RefCell::default(), kept, log: EventLog::default() }
+    }
+
+    /// Brings devices up.
+    ///
+    /// # Errors
+    /// If one is refused. What was up is down again then.
+    pub async fn start(devices: Devices) -> Result<Session, Failure> {
+        let Devices { cache, backings } = devices;
+        let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
+        let kept = Kept::open(&disk, &superblock)?;
+        let options = SetOptions { seed: seed(), survivor: kept.survivor(), ..SetOptions::default() };
+        let session = Session::new(Some(CacheSet::open(disk, options).await?), kept);
+        session.log_events();
+        let attached = session.attach_all(backings).await;
+        session.log_events();
+        match attached {
+            Ok(()) => Ok(session),
+            Err(e) => {
+                // What is up goes down in good order; the first error is the one that matters.
+                let _ = session.stop().await;
+                Err(e)
+            }
+        }
+    }
+
+    async fn attach_all(&self, backings: Vec<OpenBacking>) -> Result<(), Failure> {
+        let Some(set) = &self.set else { return Ok(()) };
+        for backing in backings {
+            let volume = set.register(backing.disk).await?;
+            self.add(volume);
+        }
+        let mut alone: Vec<Rc<Volume>> = set.volumes().into_iter().filter(|v| v.is_flash_only()).collect();
+        alone.sort_by_key(|v| v.inode());
+        alone.into_iter().for_each(|v| self.add(v));
+        Ok(())
+    }
+
+    async fn without_cache(backings: Vec<OpenBacking>) -> Result<Session, Failure> {
+        let session = Session::new(None, Kept::nothing());
+        for backing in backings {
+            let before = backing.superblock.state();
+            let volume = Volume::pass_through(backing.disk, false).await?;
+            if before == format::BackingState::Clean {
+                message::warn(format!(
+                    "{}: runs without its cache: what cache set {} has of it is void from now on",
+                    volume.backing_name().unwrap_or_default(),
+                    backing.superblock.set_uuid()
+                ));
+            }
+            session.add(volume);
+        }
+        Ok(session)
+    }
+
+    /// The volumes: first those with a backing device in the order in which these were given, then the others by slot,
+    /// then what was added later.
+    pub fn volumes(&self) -> Vec<Rc<Volume>> {
+        self.volumes.borrow().clone()
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn volume(&self, name: &str) -> Result<Rc<Volume>, Failure> {
+        let found = self.volumes.borrow().iter().find(|v| v.name() == name).cloned();
+        found.ok_or_else(|| Failure::Failed(format!("there is no volume {name}")))
+    }
+
+    /// A volume that is to be served, too.
+    pub fn add(&self, volume: Rc<Volume>) {
+        self.volumes.borrow_mut().push(volume);
+    }
+
+    /// A volume that is not served any more. Stopping it is the caller's.
+    pub fn forget(&self, volume: &Rc<Volume>) {
+        self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+    }
+
+    /// The set.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn needs_set(&self) -> Result<&CacheSet, Failure> {
+        self.set.as_ref().ok_or_else(|| Failure::Failed("there is no cache set".into()))
+    }
+
+    /// Changes a tunable of the set, or of every cached device.
+    ///
+    /// # Errors
+    /// If the engine refuses it.
+    pub async fn apply(&self, setting: &Setting) -> Result<(), Failure> {
+        match (setting.owner, &self.set) {
+            (Owner::Set, Some(set)) => set.set(&setting.key, &setting.value).await?,
+            (Owner::Set, None) => {}
+            (Owner::Device, _) => {
+                for volume in self.volumes().iter().filter(|v| !v.is_flash_only()) {
+                    volume.set(&setting.key, &setting.value).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the operator what happened since the last call.
+    pub fn log_events(&self) {
+        let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
+        events.extend(self.volumes.borrow().iter().flat_map(|v| v.take_events()));
+        self.log.log(&events);
+    }
+
+    /// Brings everything down. What was written is durable afterwards; dirty data stays dirty.
+    ///
+    /// # Errors
+    /// If something could not be written; what a flush acknowledged is durable all the same.
+    pub async fn stop(&self) -> Result<(), Failure> {
+        let result = match &self.set {
+            Some(set) => set.stop().await.map_err(Failure::from),
+            None => {
+                for volume in self.volumes() {
+                    volume.stop().await;
+                }
+                Ok(())
+            }
+        };
+        self.log_events();
+        self.log.end_window();
+        if result.is_ok() {
+            self.kept.remove();
+        }
+        result
+    }
+
+    /// Makes what was answered durable and leaves the rest as it is, like a process that dies: for the next one, which
+    /// replays the journal sooner than this one could bring everything into order, and clients wait for it.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub async fn leave(&self) -> Result<(), Failure> {
+        for volume in self.volumes() {
+            volume.flush().await?;
+        }
+        self.log_events();
+        Ok(())
+    }
+}
+
+/// A seed for the engine's random choices, which need not be the same twice.
+pub fn seed() -> u64 {
+    let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();
+    seed
+}

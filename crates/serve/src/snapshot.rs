@@ -1,0 +1,430 @@
+//! All figures of a set and its volumes, as plain values.
+//!
+//! Owns the names under which everything outside of a set's thread sees it: the control API, metrics and the sysfs
+//! view are made of this. Sizes are in bytes, times in the units of their names; text of tunables is what
+//! [`Command::SetVolume`](crate::Command) takes over unchanged. Must not know how any of it is shown.
+
+use std::rc::Rc;
+
+use engine::stats::{CacheStats, View, ViewValues};
+use engine::tunables::{KnobInfo, Range, Stored};
+use engine::{CacheSet, Volume};
+use format::Sectors;
+use serde::Serialize;
+
+use crate::exports::Way;
+use crate::session::Session;
+
+/// A set with its volumes at one moment.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Snapshot {
+    /// The set, unless backing devices run alone.
+    pub set: Option<SetFigures>,
+    /// The volumes that are served, in the session's order.
+    pub volumes: Vec<VolumeFigures>,
+}
+
+/// A set and its cache device.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SetFigures {
+    /// UUID of the set.
+    pub uuid: String,
+    /// Name of the cache device.
+    pub device: String,
+    /// Size of a bucket.
+    pub bucket_bytes: u64,
+    /// Number of buckets.
+    pub nbuckets: u32,
+    /// Percent of buckets that cannot be reclaimed at once.
+    pub in_use_percent: u8,
+    /// Live data in the cache.
+    pub cached_bytes: u64,
+    /// Live dirty data of all slots, those without a device too.
+    pub dirty_bytes: u64,
+    /// Dirty data by slot.
+    pub dirty_by_slot: Vec<SlotDirty>,
+    /// Btree nodes.
+    pub btree_nodes: u64,
+    /// Bytes of index in memory.
+    pub index_bytes: u64,
+    /// Journal buckets that are free.
+    pub journal_buckets_free: u64,
+    /// Journal buckets.
+    pub journal_buckets: u64,
+    /// Journal entries written since the start.
+    pub journal_entries_written: u64,
+    /// Bytes of them.
+    pub journal_bytes_written: u64,
+    /// Flushes sent to the cache device.
+    pub cache_flushes: u64,
+    /// Why the set is disabled, if it is.
+    pub failed: Option<String>,
+    /// The engine's own work.
+    pub work: WorkFigures,
+    /// Statistics of all volumes together.
+    pub stats: StatsFigures,
+    /// Tunables of the set.
+    pub tunables: Vec<TunableFigure>,
+}
+
+/// Dirty data of a slot.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SlotDirty {
+    /// Number of the slot.
+    pub slot: u32,
+    /// Its dirty data.
+    pub dirty_bytes: u64,
+}
+
+/// What the engine did on its own account, since the start.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct WorkFigures {
+    /// Written to the cache device: everything (since `clear_stats`, like the others of this kind).
+    pub written_bytes: u64,
+    /// Written to the cache device: btree.
+    pub btree_written_bytes: u64,
+    /// Written to the cache device: btree, journal, priorities, superblock.
+    pub metadata_written_bytes: u64,
+    /// Reads of the cache that had to be repeated, for the bucket was reused meanwhile.
+    pub cache_read_races: u64,
+    /// Extents written back.
+    pub writeback_keys_done: u64,
+    /// Extents that could not be written back.
+    pub writeback_keys_failed: u64,
+    /// Times that journal space was reclaimed.
+    pub reclaim: u64,
+    /// Journal buckets reclaimed.
+    pub reclaimed_journal_buckets: u64,
+    /// Journal writes that a flush asked for.
+    pub flush_write: u64,
+    /// Btree nodes read after the start.
+    pub btree_reads: u64,
+    /// Leaves replaced by new nodes.
+    pub btree_rewrites: u64,
+    /// Times that a new btree node had to wait for a bucket.
+    pub btree_waits: u64,
+    /// Priority chains written.
+    pub prio_writes: u64,
+    /// Walks of the index by the garbage collector.
+    pub gc_runs: u64,
+    /// Extents moved by the moving garbage collector.
+    pub moved_extents: u64,
+    /// Buckets whose generation went around.
+    pub gen_wraps: u64,
+}
+
+/// Hits, misses and bypasses, by the views of the kernel.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct StatsFigures {
+    /// Since the start or `clear_stats`.
+    pub total: ViewFigures,
+    /// The last five minutes or so.
+    pub five_minute: ViewFigures,
+    /// The last hour or so.
+    pub hour: ViewFigures,
+    /// The last day or so.
+    pub day: ViewFigures,
+    /// Requests that were not cached, by reason, since the start; every reason is there.
+    pub bypass_reasons: Vec<ReasonFigures>,
+}
+
+/// One view.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct ViewFigures {
+    /// Reads, not bypassed, that were completely served from the cache.
+    pub cache_hits: u64,
+    /// Reads, not bypassed, with at least one missing piece.
+    pub cache_misses: u64,
+    /// Hits per reads that were not bypassed, in whole percent; 0 without any.
+    pub cache_hit_ratio: u64,
+    /// Bypassed reads that were completely served from the cache.
+    pub cache_bypass_hits: u64,
+    /// Bypassed reads with at least one missing piece.
+    pub cache_bypass_misses: u64,
+    /// Misses that could not be cached, for a write came in between.
+    pub cache_miss_collisions: u64,
+    /// Bytes of bypassed requests.
+    pub bypassed_bytes: u64,
+}
+
+/// Requests that were not cached for one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ReasonFigures {
+    /// Name of the reason.
+    pub reason: &'static str,
+    /// Requests, or parts of requests.
+    pub requests: u64,
+    /// Their length.
+    pub bytes: u64,
+}
+
+/// One volume.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct VolumeFigures {
+    /// Name for clients.
+    pub name: String,
+    /// Label; empty for none.
+    pub label: String,
+    /// Slot in the set, while attached.
+    pub slot: Option<u32>,
+    /// Name of the backing device; none for a flash-only volume.
+    pub backing_device: Option<String>,
+    /// UUID of the backing device.
+    pub backing_uuid: Option<String>,
+    /// State in the backing superblock: `no cache`, `clean`, `dirty` or `inconsistent`.
+    pub state: Option<&'static str>,
+    /// The volume lives in the cache alone.
+    pub flash_only: bool,
+    /// Served through the set; false for a backing device that is served alone.
+    pub attached: bool,
+    /// What happens to writes.
+    pub cache_mode: String,
+    /// Size.
+    pub size_bytes: u64,
+    /// Logical block size.
+    pub block_bytes: u32,
+    /// Live dirty data.
+    pub dirty_bytes: u64,
+    /// Failed requests to the backing device.
+    pub io_errors: u64,
+    /// Flushes sent to the backing device.
+    pub backing_flushes: u64,
+    /// Requests of clients.
+    pub requests: RequestFigures,
+    /// Hits, misses and bypasses.
+    pub stats: StatsFigures,
+    /// The terms behind the writeback rate.
+    pub writeback: WritebackFigures,
+    /// Tunables of the device.
+    pub tunables: Vec<TunableFigure>,
+    /// How clients reach it; filled in by whoever has the exports.
+    pub exports: Vec<Way>,
+}
+
+/// Requests of clients since the start.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct RequestFigures {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes of them.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes of them.
+    pub written_bytes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Bytes of them.
+    pub discarded_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// `writeback_rate_debug`, in numbers.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct WritebackFigures {
+    /// Rate.
+    pub rate_bytes_per_s: i64,
+    /// Dirty data, as the controller sees it.
+    pub dirty_bytes: i64,
+    /// How much dirty data there should be, as of the last update.
+    pub target_bytes: i64,
+    /// Proportional (or fragmentation) term.
+    pub proportional_bytes_per_s: i64,
+    /// Integral term.
+    pub integral_bytes_per_s: i64,
+    /// What the last update added to the rate.
+    pub change_bytes_per_s: i64,
+    /// Until the next I/O is due; negative if it is late.
+    pub next_io_ms: i64,
+    /// The same as the kernel shows it.
+    pub debug: String,
+}
+
+/// A tunable with its value.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct TunableFigure {
+    /// Name, the kernel's if the kernel has it.
+    pub key: &'static str,
+    /// Value in the form that is taken over unchanged.
+    pub value: String,
+    /// Value as the kernel shows it: brackets around the choice, sizes in short.
+    pub shown: String,
+    /// The default, in the form of `value`.
+    pub default: String,
+    /// What it is counted in; empty for nothing.
+    pub unit: &'static str,
+    /// What it can be, in words.
+    pub range: String,
+    /// The choices, if it is one.
+    pub choices: Option<&'static [&'static str]>,
+    /// Kept in the superblock, not in settings.
+    pub in_superblock: bool,
+    /// The kernel has it, too.
+    pub in_kernel: bool,
+    /// One line about it.
+    pub doc: &'static str,
+}
+
+impl Snapshot {
+    /// The figures of a session at this moment. To be called on its thread; takes microseconds.
+    pub fn of(session: &Session) -> Snapshot {
+        Snapshot {
+            set: session.set.as_ref().map(SetFigures::of),
+            volumes: session.volumes().iter().map(VolumeFigures::of).collect(),
+        }
+    }
+}
+
+impl SetFigures {
+    fn of(set: &CacheSet) -> SetFigures {
+        let s = set.status();
+        SetFigures {
+            uuid: s.set_uuid.to_string(),
+            device: s.device,
+            bucket_bytes: s.bucket_sectors.bytes(),
+            nbuckets: s.nbuckets,
+            in_use_percent: s.in_use_percent,
+            cached_bytes: s.cached_sectors.bytes(),
+            dirty_bytes: s.dirty.iter().map(|(_, n)| n.bytes()).sum(),
+            dirty_by_slot: s
+                .dirty
+                .iter()
+                .map(|(inode, n)| SlotDirty { slot: inode.0, dirty_bytes: n.bytes() })
+                .collect(),
+            btree_nodes: s.btree_nodes as u64,
+            index_bytes: s.index_bytes as u64,
+            journal_buckets_free: s.journal_free.0 as u64,
+            journal_buckets: s.journal_free.1 as u64,
+            journal_entries_written: s.journal_written.0,
+            journal_bytes_written: s.journal_written.1,
+            cache_flushes: set.cache_flushes(),
+            failed: s.failed,
+            work: WorkFigures::of(set),
+            stats: set.with_stats(|s| StatsFigures::of(s)),
+            tunables: set.tunables().iter().map(TunableFigure::from).collect(),
+        }
+    }
+}
+
+impl WorkFigures {
+    fn of(set: &CacheSet) -> WorkFigures {
+        let (s, c) = (set.set_counters(), set.counters());
+        WorkFigures {
+            written_bytes: s.written.bytes(),
+            btree_written_bytes: s.btree_written.bytes(),
+            metadata_written_bytes: s.metadata_written.bytes(),
+            cache_read_races: s.cache_read_races,
+            writeback_keys_done: s.writeback_keys_done,
+            writeback_keys_failed: s.writeback_keys_failed,
+            reclaim: s.reclaim,
+            reclaimed_journal_buckets: s.reclaimed_journal_buckets,
+            flush_write: s.flush_write,
+            btree_reads: c.btree_reads,
+            btree_rewrites: c.btree_rewrites,
+            btree_waits: c.btree_waits,
+            prio_writes: c.prio_writes,
+            gc_runs: c.gc_runs,
+            moved_extents: c.moved_extents,
+            gen_wraps: c.gen_wraps,
+        }
+    }
+}
+
+impl StatsFigures {
+    fn of(stats: &CacheStats) -> StatsFigures {
+        use engine::policy::bypass::BypassReason;
+        let reasons = BypassReason::ALL.iter().map(|&reason| {
+            let count = stats.reason(reason);
+            ReasonFigures { reason: reason.name(), requests: count.requests, bytes: count.bytes }
+        });
+        StatsFigures {
+            total: stats.view(View::Total).into(),
+            five_minute: stats.view(View::FiveMinute).into(),
+            hour: stats.view(View::Hour).into(),
+            day: stats.view(View::Day).into(),
+            bypass_reasons: reasons.collect(),
+        }
+    }
+}
+
+impl From<ViewValues> for ViewFigures {
+    fn from(v: ViewValues) -> ViewFigures {
+        ViewFigures {
+            cache_hits: v.cache_hits,
+            cache_misses: v.cache_misses,
+            cache_hit_ratio: v.cache_hit_ratio(),
+            cache_bypass_hits: v.cache_bypass_hits,
+            cache_bypass_misses: v.cache_bypass_misses,
+            cache_miss_collisions: v.cache_miss_collisions,
+            bypassed_bytes: v.bypassed_bytes,
+        }
+    }
+}
+
+impl VolumeFigures {
+    fn of(volume: &Rc<Volume>) -> VolumeFigures {
+        let tunables = volume.tunables();
+        let requests = volume.request_counters();
+        let rate = volume.writeback_debug();
+        VolumeFigures {
+            name: volume.name(),
+            label: tunables.label.clone(),
+            slot: volume.inode().map(|i| i.0),
+            backing_device: volume.backing_name(),
+            backing_uuid: volume.backing_uuid().map(|u| u.to_string()),
+            state: volume.state().map(|s| s.name()),
+            flash_only: volume.is_flash_only(),
+            attached: volume.inode().is_some(),
+            cache_mode: tunables.raw("cache_mode").unwrap_or_default(),
+            size_bytes: volume.size().bytes(),
+            block_bytes: volume.block_bytes(),
+            dirty_bytes: Sectors::bytes(volume.dirty_sectors()),
+            io_errors: volume.io_errors(),
+            backing_flushes: volume.backing_flushes(),
+            requests: RequestFigures {
+                reads: requests.reads.requests,
+                read_bytes: requests.reads.bytes,
+                writes: requests.writes.requests,
+                written_bytes: requests.writes.bytes,
+                discards: requests.discards.requests,
+                discarded_bytes: requests.discards.bytes,
+                flushes: requests.flushes,
+            },
+            stats: volume.with_stats(|s| StatsFigures::of(s)),
+            writeback: WritebackFigures {
+                rate_bytes_per_s: rate.rate,
+                dirty_bytes: rate.dirty,
+                target_bytes: rate.target,
+                proportional_bytes_per_s: rate.proportional,
+                integral_bytes_per_s: rate.integral,
+                change_bytes_per_s: rate.change,
+                next_io_ms: rate.next_io_ms,
+                debug: rate.to_string(),
+            },
+            tunables: tunables.iter().map(TunableFigure::from).collect(),
+            exports: Vec::new(),
+        }
+    }
+}
+
+impl From<KnobInfo> for TunableFigure {
+    fn from(knob: KnobInfo) -> TunableFigure {
+        let choices = match knob.range {
+            Range::Choices(names) => Some(names),
+            _ => None,
+        };
+        TunableFigure {
+            key: knob.name,
+            value: knob.raw,
+            shown: knob.value,
+            default: knob.default,
+            unit: knob.unit.name(),
+            range: knob.range.to_string(),
+            choices,
+            in_superblock: knob.stored == Stored::Superblock,
+            in_kernel: knob.in_kernel,
+            doc: knob.doc,
+        }
+    }
+}
