@@ -61,6 +61,34 @@ moves() { # waits until requests to the device are done again; says after how ma
     done
     echo "moves after $(($(now_ms) - from)) ms"
 }
+each() { # waits until every job of fio goes on: each has moved more bytes than it can have under way
+    jobs=$(pidof fio) && main=$(fio_main) || return 1
+    for job in $jobs; do
+        [ $job != $main ] || continue
+        from=$(through $job); n=0
+        until [ $(($(through $job) - from)) -ge 1048576 ]; do
+            n=$((n+1)); [ $n -lt 3000 ] || { cat /proc/$job/stack /sys/block/ublkb0/inflight >&2; what; return 1; }
+            usleep 10000
+        done
+    done
+}
+fio_main() { # the process that started the others
+    for p in $(pidof fio); do
+        case " $(pidof fio) " in *" $(awk '{ print $4 }' /proc/$p/stat) "*) ;; *) echo $p; return;; esac
+    done
+    return 1
+}
+through() { awk '/^(read|write)_bytes/ { n += $2 } END { print n }' /proc/$1/io; }
+end_fio() { # ends the fio whose code goes to /tmp/fio.code, and no request of it has failed
+    [ ! -e /tmp/fio.code ] || { cat /tmp/fio.log /tmp/fio.out >&2; return 1; }
+    # Its first process alone: a job whose io_getevents a signal interrupts halfway waits for ever (fio 3.33).
+    kill -INT $(fio_main); n=0
+    until [ -e /tmp/fio.code ]; do
+        n=$((n+1)); [ $n -lt 6000 ] || { what; return 1; }
+        usleep 10000
+    done
+    grep -q 'err= 0' /tmp/fio.out && ! grep 'err=' /tmp/fio.out | grep -v 'err= 0' || { cat /tmp/fio.log /tmp/fio.out >&2; return 1; }
+}
 resume() { # starts it with clients waiting; says after how many microseconds it is ready and the first has its answer
     set -- $(ubcache-vm-load resume ublkb0 /tmp/up.out /tmp/up.err ubcache up $devices --export ublk \
         --set sequential_cutoff=0) && echo $1 >/tmp/up.pid && echo "ready $2 moves $3"

@@ -174,8 +174,7 @@ fn the_death_of_the_server_is_a_pause() {
             .ok();
         guest.sh("up && moves").ok();
     }
-    guest.sh("[ ! -e /tmp/fio.code ] || { cat /tmp/fio.log /tmp/fio.out; exit 1; }").ok();
-    guest.sh("killall -INT fio; n=0; until [ -e /tmp/fio.code ]; do usleep 10000; done; grep -q 'err= 0' /tmp/fio.out || { cat /tmp/fio.log /tmp/fio.out; exit 1; }").ok();
+    guest.sh("each && end_fio").ok();
     guest.sh("umount /mnt && e2fsck -fn /dev/ublkb0 && down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
     guest.no_complaints();
 }
@@ -198,7 +197,7 @@ fn death_with_every_tag_under_way_is_noticed_at_once() {
     let said = guest.sh("crash; from=$(now_ms); up && echo $(($(now_ms) - from))").ok();
     println!("ready after {} ms", said.line());
     assert!(said.line().parse::<u64>().unwrap() < 20_000, "{said}");
-    guest.sh("[ ! -e /tmp/fio.code ] && killall -INT fio; until [ -e /tmp/fio.code ]; do usleep 10000; done; grep -q 'err= 0' /tmp/fio.out && down").ok();
+    guest.sh("end_fio && down").ok();
     guest.no_complaints();
 }
 
@@ -228,7 +227,7 @@ fn another_process_takes_over_under_a_mounted_filesystem() {
         said.out.contains("another process takes over") && said.out.contains("/dev/ublkb0: recovered"),
         "{said}"
     );
-    guest.sh("killall -INT fio; until [ -e /tmp/fio.code ]; do usleep 10000; done; grep -q 'err= 0' /tmp/fio.out || { cat /tmp/fio.log /tmp/fio.out; exit 1; }").ok();
+    guest.sh("each && end_fio").ok();
     guest.sh("umount /mnt && e2fsck -fn /dev/ublkb0 && down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
     guest.no_complaints();
 }
