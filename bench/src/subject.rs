@@ -98,17 +98,34 @@ impl Subject {
         Running { subject: self, device }
     }
 
-    /// Puts bcache or ubcache onto devices that it was on before.
+    /// Puts bcache or ubcache onto devices that it was on before; also the milliseconds by the guest's clock until the
+    /// first block could be read.
     ///
     /// # Panics
     /// For others.
-    pub fn start_again(self, vm: &mut Vm, cache: &str, backing: &str) -> Running {
+    pub fn start_again(self, vm: &mut Vm, cache: &str, backing: &str) -> (Running, f64) {
         let device = match self {
-            Subject::Bcache => register(vm, cache, backing),
-            Subject::Ubcache => ubcache(vm, &format!("-C {cache} -B {backing}")),
+            Subject::Bcache => "/dev/bcache0",
+            Subject::Ubcache => "/dev/ublkb0",
             _ => panic!("{} is not started again", self.name()),
         };
-        Running { subject: self, device }
+        let read = format!(
+            "until dd if={device} of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null; do usleep 1000; done"
+        );
+        let now = "awk '{ printf \"%d\", $1 * 1000 }' /proc/uptime";
+        let start = match self {
+            // After a stop the kernel holds the devices for a while. That is not part of the next start.
+            Subject::Bcache => format!(
+                "cache=$(readlink -f {cache}); backing=$(readlink -f {backing}); cd /sys/fs/bcache; n=0; \
+                 until from=$({now}); echo $cache 2>/dev/null >register; do \
+                 n=$((n+1)); [ $n -lt 500 ] || exit 1; usleep 10000; done; echo $backing >register; \
+                 until ! grep -q 'no cache' /sys/block/bcache0/bcache/state; do usleep 1000; done"
+            ),
+            _ => format!("from=$({now}); {}", ubcache_script(&format!("-C {cache} -B {backing}"))),
+        };
+        let said = vm.sh(&format!("({start}; {read}; echo $(($({now}) - from)))")).ok();
+        let ms = said.line().parse().unwrap_or_else(|e| panic!("{said}: {e}"));
+        (Running { subject: self, device: device.to_owned() }, ms)
     }
 }
 
@@ -129,13 +146,17 @@ fn device_mapper(vm: &mut Vm, table: &str) -> String {
     format!("/dev/dm-{}", vm.sh(&script).ok().line().trim())
 }
 
-/// Starts `ubcache up` with a pipe for commands; the device.
-fn ubcache(vm: &mut Vm, arguments: &str) -> String {
-    vm.sh(&format!(
+/// Starts `ubcache up` in the background with a pipe for commands.
+fn ubcache_script(arguments: &str) -> String {
+    format!(
         "rm -f /tmp/in /tmp/up; mkfifo /tmp/in; \
-         (exec 4<>/tmp/in; exec ubcache up {arguments} --export ublk --json --stdin <&4 >/tmp/up 2>/tmp/up.err 3>&-) &"
-    ))
-    .ok();
+         (exec 4<>/tmp/in; exec ubcache up {arguments} --export ublk --json --stdin <&4 >/tmp/up 2>/tmp/up.err 3>&-) & true"
+    )
+}
+
+/// Starts `ubcache up`; the device.
+fn ubcache(vm: &mut Vm, arguments: &str) -> String {
+    vm.sh(&ubcache_script(arguments)).ok();
     vm.wait_for("ubcache", "cat /tmp/up.err; grep -q ready /tmp/up");
     let find = "sed -n 's/.*\"address\":\"\\([^\"]*\\)\".*/\\1/p' /tmp/up | head -1";
     vm.sh(find).ok().line().to_owned()
