@@ -16,6 +16,7 @@ pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
 mod error;
+pub mod figures;
 mod flush;
 mod gc;
 mod index;

@@ -22,6 +22,15 @@ pub(crate) enum Use {
     Data,
 }
 
+/// What a bucket holds, for figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Holds {
+    Nothing,
+    Clean,
+    Dirty,
+    Metadata,
+}
+
 /// Priority of metadata buckets (format section 5).
 pub(crate) const PRIO_METADATA: u16 = u16::MAX;
 /// Priority of a bucket that was just used (format section 5).
@@ -307,6 +316,20 @@ impl Buckets {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = BucketNr> {
         (0..self.len()).map(BucketNr)
+    }
+
+    /// Shows every bucket: what it holds, and how long it was not used, in units of priority, if it has a priority.
+    pub(crate) fn look(&self, mut see: impl FnMut(Holds, Option<u16>)) {
+        for x in &self.table {
+            let holds = match x.used {
+                Use::Reserved | Use::Metadata => Holds::Metadata,
+                Use::Ready | Use::Data if x.live_sectors == 0 => Holds::Nothing,
+                Use::Ready | Use::Data if x.dirty_sectors > 0 => Holds::Dirty,
+                Use::Ready | Use::Data => Holds::Clean,
+            };
+            let aged = x.prio != 0 && x.prio != PRIO_METADATA;
+            see(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
+        }
     }
 
     /// Age all data priorities by one (the kernel's rescaling); returns the smallest that is left.

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use format::{BucketNr, Geometry};
 use io::sync::Event;
 
-pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Use};
+pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use open::{OpenBuckets, Placed, Stream};
 pub(crate) use prio::{LoadedPrios, apply_prios, load_prios, write_prios};
 pub(crate) use refill::{prime, refill_task};

@@ -58,9 +58,11 @@ pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
     let _one = core.gc_lock.lock().await;
     core.gc_wanted.set(false);
     core.gc_running.set(true);
+    let began = core.rt.now();
     let result = walk(core).await;
     core.gc_running.set(false);
     result?;
+    core.work.borrow_mut().gc_ended(began, core.rt.now());
     core.counters.borrow_mut().gc_runs += 1;
     if core.tunables.borrow().copy_gc_enabled {
         moving::run(core, moving::Victims::Partial).await?;

@@ -383,6 +383,7 @@ impl Core {
                 self.index_changed.wait_until(loaded).await;
                 continue;
             };
+            let began = self.rt.now();
             let buffer = self.rt.pool().take(key.size().bytes() as usize);
             let (buffer, result) = self.cache.read(sector, buffer).await;
             let reader =
@@ -400,6 +401,7 @@ impl Core {
                     tree.set_extents(id, extents);
                     tree.node_mut(id).leaf_mut().merged = merged;
                     self.counters.borrow_mut().btree_reads += 1;
+                    self.work.borrow_mut().read.record(began, self.rt.now());
                 }
             }
             self.index_changed.notify_all();

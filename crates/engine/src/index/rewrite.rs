@@ -125,6 +125,7 @@ impl Core {
     }
 
     async fn replace_leaves(&self, ids: &[NodeId]) -> Result<(), EngineError> {
+        let began = self.rt.now();
         // Holes whose journal entries are durable need not be carried over.
         self.journal.commit_keys().await?;
         let mut buckets: Vec<BucketNr> = Vec::new();
@@ -148,6 +149,7 @@ impl Core {
         self.link(&r.new, &r.old).await?;
         self.finish(&r.old, &r.new);
         self.counters.borrow_mut().btree_rewrites += 1;
+        self.work.borrow_mut().split.record(began, self.rt.now());
         Ok(())
     }
 

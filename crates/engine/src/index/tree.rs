@@ -99,6 +99,11 @@ impl Tree {
         self.root
     }
 
+    /// Levels above the leaves.
+    pub(crate) fn depth(&self) -> u32 {
+        u32::from(self.node(self.root).level)
+    }
+
     pub(crate) fn set_root(&mut self, root: NodeId) {
         self.root = root;
         self.node_mut(root).parent = None;

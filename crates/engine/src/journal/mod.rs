@@ -25,7 +25,7 @@ use std::rc::Rc;
 use format::{Bkey, BucketNr, JournalSeq, Sector, Sectors, SetMagic};
 use format::{JsetBuilder, JsetRoots};
 use io::sync::{Either, Event, select};
-use io::{Disk, Nanos, SurvivorRef};
+use io::{Disk, Histogram, Nanos, SurvivorRef};
 
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
@@ -122,6 +122,7 @@ pub(crate) struct Journal {
     refused: Cell<usize>,
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
+    write_times: RefCell<Histogram>,
     /// Where keys are put that no entry on the device has yet.
     survivor: RefCell<Option<SurvivorRef>>,
 }
@@ -164,6 +165,7 @@ impl Journal {
             refused: Cell::new(0),
             entries_written: Cell::new(0),
             bytes_written: Cell::new(0),
+            write_times: RefCell::default(),
             survivor: RefCell::default(),
         }
     }
@@ -185,6 +187,11 @@ impl Journal {
     /// Entries written and their bytes, since start.
     pub(crate) fn written(&self) -> (u64, u64) {
         (self.entries_written.get(), self.bytes_written.get())
+    }
+
+    /// How long the writing of entries took, with the flush before.
+    pub(crate) fn write_times(&self) -> Histogram {
+        *self.write_times.borrow()
     }
 
     pub(crate) fn roots(&self) -> JsetRoots {
@@ -472,6 +479,7 @@ impl Journal {
         // After a failure pins may have been released for roots that were refused then: an entry that gives up older
         // ones for them would lose their keys.
         self.check_failed()?;
+        let began = self.disk.runtime().turn_time();
         let (buffer, keys, slot, seq, last_seq) = {
             let s = &mut *self.state.borrow_mut();
             let bytes = HEADER_BYTES + 8 * s.words;
@@ -513,6 +521,7 @@ impl Journal {
             s.spare = keys;
             s.spare.clear();
         }
+        self.write_times.borrow_mut().record(self.disk.runtime().turn_time().since(began));
         self.durable.set(seq);
         self.entries_written.set(self.entries_written.get() + 1);
         self.bytes_written.set(self.bytes_written.get() + bytes);

@@ -227,6 +227,9 @@ pub struct WritebackRate {
     proportional: i64,
     integral_scaled: i64,
     change: i64,
+    /// What the last update did, and whether the fragmentation term decided.
+    last: RateUpdate,
+    fragmented: bool,
 }
 
 impl WritebackRate {
@@ -239,12 +242,24 @@ impl WritebackRate {
             proportional: 0,
             integral_scaled: 0,
             change: 0,
+            last: RateUpdate::Unchanged,
+            fragmented: false,
         }
     }
 
     /// The rate in sectors/s.
     pub fn rate(&self) -> u32 {
         self.limiter.rate()
+    }
+
+    /// Whether the set counted as idle at the last update, and had no request since.
+    pub fn is_idle(&self) -> bool {
+        self.last == RateUpdate::Idle && self.rate() == IDLE_RATE
+    }
+
+    /// Whether the fragmentation term took the place of the proportional one at the last update.
+    pub fn is_fragmented(&self) -> bool {
+        self.last == RateUpdate::Controlled && self.fragmented
     }
 
     /// Sets the rate by hand, in sectors/s, until the next update (`1..=2^31-1`, clamped).
@@ -278,7 +293,8 @@ impl WritebackRate {
         now: Nanos,
     ) -> RateUpdate {
         if !inputs.has_dirty || params.percent == 0 {
-            return RateUpdate::Unchanged;
+            self.last = RateUpdate::Unchanged;
+            return self.last;
         }
         idle.rounds = idle.rounds.saturating_add(1);
         if set.enabled && !set.gc_running && idle.exceeded(set.attached_devices) {
@@ -287,18 +303,22 @@ impl WritebackRate {
             self.proportional = 0;
             self.integral_scaled = 0;
             self.change = 0;
-            return RateUpdate::Idle;
+            self.last = RateUpdate::Idle;
+            return self.last;
         }
         self.control(inputs, params, now);
-        RateUpdate::Controlled
+        self.last = RateUpdate::Controlled;
+        self.last
     }
 
     fn control(&mut self, inputs: &RateInputs, params: &RateParams, now: Nanos) {
         let target = inputs.target(params.percent);
         let error = saturate(i128::from(inputs.dirty.0) - i128::from(target));
         let mut proportional = error / i64::from(params.p_term_inverse.max(1));
-        if let Some(term) = inputs.fragmentation_term(params) {
-            proportional = proportional.max(term);
+        self.fragmented = false;
+        if let Some(term) = inputs.fragmentation_term(params).filter(|term| *term > proportional) {
+            proportional = term;
+            self.fragmented = true;
         }
         // Do not wind up: grow only while writeback keeps up with the rate it has.
         let keeps_up = now < self.limiter.next().after(KEEPS_UP);

@@ -23,7 +23,7 @@ use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
 use crate::policy::writeback_rate::IdleCounter;
 use crate::set::Backing;
-use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters};
+use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters, Sliced, Work, WorkStats};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
 
@@ -91,6 +91,8 @@ pub(crate) struct Core {
     pub(crate) set_counters: RefCell<SetCounters>,
     pub(crate) errors: RefCell<CacheErrors>,
     pub(crate) counters: RefCell<EngineCounters>,
+    /// Times of background work.
+    pub(crate) work: Rc<RefCell<WorkStats>>,
     pub(crate) events: Events,
     pub(crate) failed: RefCell<Option<Arc<EngineError>>>,
     pub(crate) failure: Event,
@@ -235,6 +237,11 @@ impl Core {
     /// The volume behind a slot.
     pub(crate) fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
         self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
+    }
+
+    /// Starts a background task.
+    pub(crate) fn spawn_work(&self, work: Work, task: impl Future<Output = ()> + 'static) {
+        self.rt.spawn(Sliced::new(&self.rt, &self.work, work, task));
     }
 
     /// A background operation begins; it ends when the guard is dropped.

@@ -29,7 +29,7 @@ use crate::index::{
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
-use crate::stats::{CacheErrors, CacheStats, SetCounters};
+use crate::stats::{CacheErrors, CacheStats, SetCounters, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
 
@@ -448,6 +448,7 @@ fn assemble(
         set_counters: RefCell::new(SetCounters::default()),
         errors: RefCell::new(CacheErrors::new()),
         counters: RefCell::new(EngineCounters::default()),
+        work: Rc::default(),
         events: Events::default(),
         failed: RefCell::new(None),
         failure: Event::default(),
@@ -484,22 +485,21 @@ fn void_unreachable(core: &Rc<Core>) {
 }
 
 fn start_tasks(core: &Rc<Core>) {
-    let rt = core.rt.clone();
     let c = core.clone();
-    rt.spawn(async move {
+    core.spawn_work(Work::Journal, async move {
         if let Err(e) = c.journal.run().await {
             c.metadata_failed(e);
         }
     });
     for _ in 0..LEAF_WRITERS {
-        rt.spawn(leaf_writer_task(core.clone()));
+        core.spawn_work(Work::Leaves, leaf_writer_task(core.clone()));
     }
-    rt.spawn(reclaim_task(core.clone()));
-    rt.spawn(write_old_leaves_task(core.clone()));
-    rt.spawn(evict_task(core.clone()));
-    rt.spawn(refill_task(core.clone()));
-    rt.spawn(crate::gc::gc_task(core.clone()));
-    rt.spawn(crate::gc::compact_task(core.clone()));
+    core.spawn_work(Work::Leaves, reclaim_task(core.clone()));
+    core.spawn_work(Work::Leaves, write_old_leaves_task(core.clone()));
+    core.spawn_work(Work::Leaves, evict_task(core.clone()));
+    core.spawn_work(Work::Allocator, refill_task(core.clone()));
+    core.spawn_work(Work::Gc, crate::gc::gc_task(core.clone()));
+    core.spawn_work(Work::Gc, crate::gc::compact_task(core.clone()));
 }
 
 fn start_volumes(core: &Rc<Core>) {

@@ -8,11 +8,17 @@
 pub mod counters;
 pub mod errors;
 pub mod human;
+pub mod latency;
 pub mod time;
 pub mod views;
+pub mod work;
 
 pub use counters::{OpCount, RequestCounters, SetCounters};
 pub use errors::{BackingErrors, CacheErrors, ErrorVerdict};
 pub use human::Human;
+pub use io::{DeviceFigures, Histogram, OpFigures};
+pub use latency::{Latencies, OpKind, Outcome, RequestStats, Tallies, Tally};
 pub use time::{TimeStats, TimeUnit};
 pub use views::{CacheStats, ReasonCount, View, ViewValues};
+pub(crate) use work::Sliced;
+pub use work::{Work, WorkStats};

@@ -3,12 +3,14 @@
 use std::rc::Rc;
 
 use format::{Sector, Sectors};
-use io::{BlockVolume, Buffer, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Buffer, Nanos, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
 
 use super::Volume;
 use super::direct::Direct;
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
+use crate::policy::bypass::BypassReason;
+use crate::stats::{OpKind, Outcome};
 
 /// Writes of zeros up to this size go through the cache like data.
 const SMALL_ZEROES: Sectors = Sectors(128);
@@ -30,23 +32,24 @@ impl Volume {
             return (buffer, Ok(()));
         }
         self.count(|c| c.reads.count(sectors));
+        let began = self.rt.turn_time();
         let mut buffer = buffer;
         loop {
             let Some((core, inode)) = self.attached() else {
-                return self
-                    .read_directly(sector + Sectors(self.offset.0), sectors, buffer, offset_bytes)
-                    .await;
+                let start = sector + Sectors(self.offset.0);
+                let (buffer, result) = self.read_directly(start, sectors, buffer, offset_bytes).await;
+                return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
             if !core.is_failed() {
                 let start = sector + Sectors(self.offset.0);
                 let (b, result) = self.read_cached(&core, inode, start, sectors, buffer, offset_bytes).await;
                 buffer = b;
                 if result.is_ok() || !core.is_failed() {
-                    return (buffer, result.map_err(|e| e.to_volume_error()));
+                    return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
                 }
             }
             if let Err(e) = self.cache_lost(&core, inode).await {
-                return (buffer, Err(e.to_volume_error()));
+                return (buffer, Err(self.unanswered(OpKind::Read, e.to_volume_error())));
             }
         }
     }
@@ -65,27 +68,63 @@ impl Volume {
             return Ok(());
         }
         self.count(|c| c.writes.count(sectors));
+        let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
         loop {
             let Some((core, inode)) = self.attached() else {
-                return self.write_uncached(start, sectors, buffer, offset_bytes, flags.fua).await;
+                let result = self.write_uncached(start, sectors, buffer, offset_bytes, flags.fua).await;
+                return self.passed_through(OpKind::Write, sectors, began, result);
             };
             if !core.is_failed() {
                 let data = buffer.clone();
                 let result =
                     self.write_cached(&core, inode, start, sectors, data, offset_bytes, flags.fua).await;
-                if result.is_ok() || !core.is_failed() {
-                    return result.map_err(|e| e.to_volume_error());
+                match result {
+                    Ok(outcome) => {
+                        self.answered(OpKind::Write, outcome, sectors, began);
+                        return Ok(());
+                    }
+                    Err(e) if !core.is_failed() => {
+                        return Err(self.unanswered(OpKind::Write, e.to_volume_error()));
+                    }
+                    Err(_) => {}
                 }
             }
-            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+            let lost = self.cache_lost(&core, inode).await;
+            lost.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
         }
+    }
+
+    /// A request to a volume without a cache was answered.
+    fn passed_through(
+        &self,
+        op: OpKind,
+        sectors: Sectors,
+        began: Nanos,
+        result: Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
+        match result {
+            Ok(()) => self.answered(op, Outcome::PassThrough, sectors, began),
+            Err(_) => self.served.borrow_mut().failed(op),
+        }
+        result
     }
 
     /// See [`BlockVolume::flush`].
     pub async fn flush(self: &Rc<Self>) -> Result<(), VolumeError> {
         let _guard = self.enter(Sector(0), Sectors::ZERO)?;
         self.count(|c| c.flush());
+        let began = self.rt.turn_time();
+        let result = self.flush_both().await;
+        match &result {
+            Ok(()) => self.answered(OpKind::Flush, Outcome::Done, Sectors::ZERO, began),
+            Err(_) => self.served.borrow_mut().failed(OpKind::Flush),
+        }
+        result
+    }
+
+    /// Makes keys and direct writes durable.
+    async fn flush_both(self: &Rc<Self>) -> Result<(), VolumeError> {
         loop {
             let backing = self.backing();
             let settle = async {
@@ -123,7 +162,7 @@ impl Volume {
     pub async fn discard(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<(), VolumeError> {
         let _guard = self.enter(sector, sectors)?;
         self.count(|c| c.discards.count(sectors));
-        self.remove(sector, sectors, Direct::Discard).await
+        self.remove_measured(OpKind::Discard, sector, sectors, Direct::Discard).await
     }
 
     /// See [`BlockVolume::write_zeroes`].
@@ -139,28 +178,49 @@ impl Volume {
         }
         let _guard = self.enter(sector, sectors)?;
         self.count(|c| c.writes.count(sectors));
-        self.remove(sector, sectors, Direct::Zeroes { fua: flags.fua }).await
+        self.remove_measured(OpKind::Write, sector, sectors, Direct::Zeroes { fua: flags.fua }).await
     }
 
-    /// Discards or zeroes a range.
+    async fn remove_measured(
+        self: &Rc<Self>,
+        op: OpKind,
+        sector: Sector,
+        sectors: Sectors,
+        what: Direct,
+    ) -> Result<(), VolumeError> {
+        let began = self.rt.turn_time();
+        match self.remove(sector, sectors, what).await {
+            Ok(outcome) => {
+                self.answered(op, outcome, sectors, began);
+                Ok(())
+            }
+            Err(e) => Err(self.unanswered(op, e)),
+        }
+    }
+
+    /// Discards or zeroes a range; says which way.
     async fn remove(
         self: &Rc<Self>,
         sector: Sector,
         sectors: Sectors,
         op: Direct,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<Outcome, VolumeError> {
         if sectors == Sectors::ZERO {
-            return Ok(());
+            return Ok(Outcome::Done);
         }
         let start = sector + Sectors(self.offset.0);
         loop {
             let Some((core, inode)) = self.attached() else {
-                return self.remove_uncached(start, sectors, &op).await;
+                return self.remove_uncached(start, sectors, &op).await.map(|()| Outcome::PassThrough);
             };
             if !core.is_failed() {
                 let result = self.remove_cached(&core, inode, start, sectors, &op).await;
                 if result.is_ok() || !core.is_failed() {
-                    return result.map_err(|e| e.to_volume_error());
+                    let outcome = match self.is_flash_only() {
+                        true => Outcome::Done,
+                        false => Outcome::Bypass(BypassReason::Discard),
+                    };
+                    return result.map(|()| outcome).map_err(|e| e.to_volume_error());
                 }
             }
             self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;

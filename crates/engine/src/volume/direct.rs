@@ -50,7 +50,7 @@ impl Volume {
             let mut at = write.start;
             while at < write.end {
                 let Some(placed) = core.try_place(Stream::Clean, (inode, at), write.end - at) else {
-                    self.stats.borrow_mut().not_cached(BypassReason::NoBucket, write.end - at);
+                    self.not_cached(write.end - at);
                     break;
                 };
                 let offset = write.offset_bytes + (at - write.start).bytes() as usize;

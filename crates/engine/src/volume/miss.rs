@@ -13,7 +13,6 @@ use super::{RangeGuard, Volume};
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::index::{How, Kind};
-use crate::policy::bypass::BypassReason;
 use crate::set::Core;
 
 /// Inserts under way at most; beyond that a miss is just answered.
@@ -68,8 +67,7 @@ impl Volume {
                     core.alloc.wait(Purpose::Data, give_up).await;
                     continue;
                 }
-                let left = end - at;
-                self.stats.borrow_mut().not_cached(BypassReason::NoBucket, left);
+                self.not_cached(end - at);
                 return;
             };
             let offset = skip + (at - start).bytes() as usize;

@@ -21,16 +21,16 @@ use std::rc::Rc;
 
 use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
-use io::{Disk, Handle, VolumeError};
+use io::{Disk, Handle, Nanos, VolumeError};
 
 pub(crate) use ranges::{RangeGuard, Ranges};
 
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
-use crate::policy::bypass::{BypassInputs, Decision, RequestHints, RequestKind, decide};
+use crate::policy::bypass::{BypassInputs, BypassReason, Decision, RequestHints, RequestKind, decide};
 use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::set::{Backing, Core, SetEvent};
-use crate::stats::{CacheStats, RequestCounters};
+use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats, Work};
 use crate::tunables::DeviceTunables;
 use crate::writeback::Writeback;
 
@@ -47,6 +47,8 @@ pub struct Volume {
     pub(crate) tunables: RefCell<DeviceTunables>,
     pub(crate) stats: RefCell<CacheStats>,
     requests: RefCell<RequestCounters>,
+    /// What became of them.
+    pub(crate) served: RefCell<RequestStats>,
     detector: RefCell<SequentialDetector>,
     stopping: Cell<bool>,
     pub(crate) detaching: Cell<bool>,
@@ -79,6 +81,7 @@ impl Volume {
             tunables: RefCell::new(DeviceTunables::new(mode, label)),
             stats: RefCell::new(CacheStats::new(now)),
             requests: RefCell::default(),
+            served: RefCell::new(RequestStats::new(now)),
             detector: RefCell::new(SequentialDetector::new()),
             stopping: Cell::new(false),
             detaching: Cell::new(false),
@@ -346,10 +349,30 @@ impl Volume {
         f(&mut self.requests.borrow_mut());
     }
 
+    /// A request was answered.
+    pub(super) fn answered(&self, op: OpKind, outcome: Outcome, sectors: Sectors, began: Nanos) {
+        self.served.borrow_mut().record(op, outcome, sectors, began, self.rt.turn_time());
+    }
+
+    /// A request failed.
+    pub(super) fn unanswered<E>(&self, op: OpKind, e: E) -> E {
+        self.served.borrow_mut().failed(op);
+        e
+    }
+
+    /// A part of a request found no bucket.
+    pub(super) fn not_cached(&self, sectors: Sectors) {
+        self.stats.borrow_mut().not_cached(BypassReason::NoBucket, sectors);
+        self.served.borrow_mut().not_cached(sectors, self.rt.turn_time());
+    }
+
     /// The writeback task of a cached device.
     pub(crate) fn start_writeback(self: &Rc<Self>) {
         if self.backing.is_some() {
-            self.rt.spawn(crate::writeback::run(self.clone()));
+            match self.attached() {
+                Some((core, _)) => core.spawn_work(Work::Writeback, crate::writeback::run(self.clone())),
+                None => drop(self.rt.spawn(crate::writeback::run(self.clone()))),
+            }
             self.rt.spawn(crate::writeback::update_rate(self.clone()));
         }
     }

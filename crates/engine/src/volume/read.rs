@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use format::{Inode, Ptr, Sector, Sectors};
-use io::{Buffer, Disk, IoFuture, VolumeError};
+use io::{Buffer, Disk, IoFuture, Nanos, VolumeError};
 
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
@@ -17,6 +17,7 @@ use crate::index::{Kind, NotLoaded};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
 use crate::set::Core;
+use crate::stats::{OpKind, Outcome};
 
 /// A part of a request.
 #[derive(Clone, Copy)]
@@ -100,6 +101,7 @@ impl Volume {
         mut buffer: Buffer,
         offset_bytes: usize,
     ) -> (Buffer, Result<(), EngineError>) {
+        let arrived = self.rt.turn_time();
         let decision = self.decide(core, RequestKind::Read, start, sectors);
         self.writeback.foreground(core);
         let end = start + sectors;
@@ -131,13 +133,16 @@ impl Volume {
                             continue;
                         }
                         core.buckets.borrow_mut().touch(ptr);
-                        self.count_read(core, true, decision, sectors);
+                        self.count_read(core, Outcome::Hit, decision, sectors, arrived);
                         return (buffer, Ok(()));
                     }
                     Err(e) if dirty || self.backing().is_none() => return (buffer, Err(e.into())),
                     Err(_) => {
                         // The backing device has the same data.
                         let (b, r) = self.read_directly(start, sectors, buffer, offset_bytes).await;
+                        if r.is_ok() {
+                            self.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
+                        }
                         return (b, r.map_err(|e| EngineError::Invalid(e.to_string())));
                     }
                 }
@@ -146,11 +151,20 @@ impl Volume {
                 Ok(p) => p,
                 Err(e) => return (buffer, Err(e)),
             };
+            let found = match (pieces.iter().all(|p| p.hit.is_some()), pieces.iter().any(|p| p.hit.is_some()))
+            {
+                (true, _) => Outcome::Hit,
+                (false, true) => Outcome::Partial,
+                (false, false) => Outcome::Miss,
+            };
             let (b, outcome) =
                 self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision).await;
             buffer = b;
             match outcome {
-                Ok(true) => return (buffer, Ok(())),
+                Ok(true) => {
+                    self.count_read(core, found, decision, sectors, arrived);
+                    return (buffer, Ok(()));
+                }
                 Ok(false) => core.set_counters.borrow_mut().cache_read_races += 1,
                 Err(e) => return (buffer, Err(e)),
             }
@@ -162,7 +176,9 @@ impl Volume {
         core.congestion.borrow_mut().observe_latency(direction, now.since(began), now);
     }
 
-    fn count_read(&self, core: &Core, hit: bool, decision: Decision, sectors: Sectors) {
+    /// `found`: what the cache had of it.
+    fn count_read(&self, core: &Core, found: Outcome, decision: Decision, sectors: Sectors, began: Nanos) {
+        let hit = found == Outcome::Hit;
         let bypassed = matches!(decision, Decision::Bypass(_));
         for stats in [&self.stats, &core.stats] {
             let s = &mut *stats.borrow_mut();
@@ -171,9 +187,14 @@ impl Volume {
                 s.bypassed(reason, sectors);
             }
         }
-        if !bypassed {
-            core.count_for_aging(sectors);
-        }
+        let outcome = match decision {
+            Decision::Bypass(reason) => Outcome::Bypass(reason),
+            Decision::Cache => {
+                core.count_for_aging(sectors);
+                found
+            }
+        };
+        self.answered(OpKind::Read, outcome, sectors, began);
     }
 
     /// What the index knows about a request; adjacent holes are one piece.
@@ -215,7 +236,6 @@ impl Volume {
     ) -> (Buffer, Result<bool, EngineError>) {
         let missing = pieces.iter().any(|p| p.hit.is_none());
         let keep = missing && self.backing().is_some() && decision == Decision::Cache && !core.is_stopping();
-        let total = pieces.iter().fold(Sectors::ZERO, |n, p| n + (p.end - p.start));
         let mut reading = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let size = piece.end - piece.start;
@@ -269,9 +289,6 @@ impl Volume {
                     }
                 }
             }
-        }
-        if matches!(outcome, Ok(true)) {
-            self.count_read(core, !missing, decision, total);
         }
         (buffer, outcome)
     }

@@ -22,6 +22,7 @@ use crate::policy::bypass::{
 use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
 use crate::set::Core;
+use crate::stats::Outcome;
 
 /// Why a write could not be taken by the cache.
 pub(super) enum NotTaken {
@@ -82,7 +83,7 @@ impl Write {
 }
 
 impl Volume {
-    /// Writes through the cache or past it.
+    /// Writes through the cache or past it; says which.
     #[allow(clippy::too_many_arguments)]
     pub(super) async fn write_cached(
         self: &Rc<Self>,
@@ -93,7 +94,7 @@ impl Volume {
         buffer: Buffer,
         offset_bytes: usize,
         fua: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Outcome, EngineError> {
         self.writeback.foreground(core);
         let end = start + sectors;
         let (outer_start, outer_end) = self.widened(core, start, end);
@@ -101,7 +102,8 @@ impl Volume {
         if !self.attached().is_some_and(|(c, _)| Rc::ptr_eq(&c, core)) {
             // Detached while waiting; the other path takes its own range.
             drop(range);
-            return self.write_uncached(start, sectors, buffer, offset_bytes, fua).await.map_err(into_engine);
+            let done = self.write_uncached(start, sectors, buffer, offset_bytes, fua).await;
+            return done.map(|()| Outcome::PassThrough).map_err(into_engine);
         }
         let mut write = Write { start, end, buffer, offset_bytes, fua };
         let decision = self.decide(core, RequestKind::Write, start, sectors);
@@ -177,10 +179,11 @@ impl Volume {
         inode: Inode,
         mut write: Write,
         decision: Decision,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Outcome, EngineError> {
         if self.backing().is_none() {
             let seq = self.write_volume(core, inode, &write).await?;
-            return self.finish_write(core, &write, seq).await;
+            self.finish_write(core, &write, seq).await?;
+            return Ok(Outcome::Writeback);
         }
         let touches_dirty_stripe = self.touches_dirty_stripe(core, inode, write.start, write.end).await?;
         let mut inputs = {
@@ -219,7 +222,8 @@ impl Volume {
             match self.write_back(core, inode, &write, Stream::Dirty).await {
                 Ok(seq) => {
                     core.count_for_aging(write.sectors());
-                    return self.finish_write(core, &write, seq).await;
+                    self.finish_write(core, &write, seq).await?;
+                    return Ok(Outcome::Writeback);
                 }
                 Err(NotTaken::Failed(e)) => return Err(e),
                 Err(NotTaken::ByCache) => {
@@ -232,16 +236,19 @@ impl Volume {
         match path {
             WritePath::Writethrough => {
                 core.count_for_aging(write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), true, false).await
+                self.write_direct(core, inode, Direct::Write(write), true, false).await?;
+                Ok(Outcome::Writethrough)
             }
             WritePath::Bypass { reason, over_dirty } => {
                 self.count_bypass(core, reason, write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), false, over_dirty).await
+                self.write_direct(core, inode, Direct::Write(write), false, over_dirty).await?;
+                Ok(Outcome::Bypass(reason))
             }
             WritePath::Writeback => {
                 // The policy insists although the cache has no room: the backing device takes it.
                 self.count_bypass(core, BypassReason::NoBucket, write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), false, true).await
+                self.write_direct(core, inode, Direct::Write(write), false, true).await?;
+                Ok(Outcome::Bypass(BypassReason::NoBucket))
             }
         }
     }

@@ -16,6 +16,7 @@ use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
 use io::sync::{Either, Event, select};
 
+use crate::figures::{Pace, WritebackFigures};
 use crate::index::NotLoaded;
 use crate::policy::writeback_rate::{IdleInputs, RateDebug, RateInputs, WritebackRate};
 use crate::set::Core;
@@ -40,6 +41,7 @@ pub(crate) struct Writeback {
     /// Waits for everything to be written back, without regard to rate and delay.
     draining: Cell<u32>,
     failures: Cell<u32>,
+    written: Cell<Sectors>,
     last_error: RefCell<Option<String>>,
     running: Cell<bool>,
     wake: Event,
@@ -56,6 +58,7 @@ impl Writeback {
             dirty_since: Cell::new(None),
             draining: Cell::new(0),
             failures: Cell::new(0),
+            written: Cell::new(Sectors::ZERO),
             last_error: RefCell::default(),
             running: Cell::new(false),
             wake: Event::default(),
@@ -124,6 +127,55 @@ impl Volume {
     pub fn writeback_debug(&self) -> RateDebug {
         let running = self.tunables.borrow().writeback_running;
         self.writeback.rate.borrow().debug(self.dirty_sectors(), running, self.rt.now())
+    }
+
+    /// How much dirty data there should be: as the controller would see it now.
+    pub(crate) fn dirty_target(&self) -> Sectors {
+        let (Some((core, inode)), Some(_)) = (self.attached(), self.backing()) else { return Sectors::ZERO };
+        Sectors(rate_inputs(self, &core, inode).target(self.tunables.borrow().writeback_percent))
+    }
+
+    /// The state of the writeback in figures.
+    pub(crate) fn writeback_figures(&self) -> WritebackFigures {
+        WritebackFigures {
+            pace: self.pace(),
+            rate: self.writeback_debug(),
+            written: self.writeback.written.get(),
+            failures: self.writeback.failures.get(),
+            last_error: self.writeback.last_error(),
+        }
+    }
+
+    /// Why writeback goes at its rate; in the order in which the task looks at things.
+    fn pace(&self) -> Pace {
+        let (Some((core, inode)), Some(_)) = (self.attached(), self.backing()) else { return Pace::Never };
+        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let rate = self.writeback.rate.borrow();
+        let (running, percent) = {
+            let t = self.tunables.borrow();
+            (t.writeback_running, t.writeback_percent)
+        };
+        if dirty == Sectors::ZERO {
+            Pace::NothingDirty
+        } else if self.detaching.get() {
+            Pace::Detaching
+        } else if self.writeback.draining.get() > 0 {
+            Pace::Draining
+        } else if !running {
+            Pace::Stopped
+        } else if core.alloc.starved.get() {
+            Pace::CacheStarved
+        } else if self.writeback_due(&core, dirty).is_some_and(|due| due > self.rt.now()) {
+            Pace::Delayed
+        } else if percent == 0 {
+            Pace::Unthrottled
+        } else if rate.is_idle() {
+            Pace::Idle
+        } else if rate.is_fragmented() {
+            Pace::Fragmented
+        } else {
+            Pace::Controlled
+        }
     }
 
     fn unlimited(&self, core: &Core) -> bool {
@@ -238,9 +290,12 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
             }
         }
         let limit = batch_limit(volume, core);
+        let began = volume.rt.now();
         match batch::write_back(volume, core, inode, limit).await {
             Ok(written) => {
                 wb.failures.set(0);
+                wb.written.set(wb.written.get() + written);
+                core.work.borrow_mut().writeback_batches.record(volume.rt.now().since(began));
                 wb.progress.notify_all();
                 let delay =
                     wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), volume.rt.now());

@@ -1,0 +1,318 @@
+//! All figures of a set and its volumes, copied at one moment.
+//!
+//! Owns the plain structs that metrics, explanations and control files are made of. They hold no reference to the
+//! engine and can go to other threads. Units are in the names or the types. Must not know how anything is shown.
+
+use std::rc::Rc;
+
+use format::{BackingState, Inode, Sectors};
+use io::{DeviceFigures, Histogram};
+
+use crate::policy::bypass::BypassReason;
+use crate::policy::writeback_rate::RateDebug;
+use crate::set::{CacheSet, Core, EngineCounters, SetStatus};
+use crate::stats::{
+    CacheStats, Latencies, OpKind, ReasonCount, RequestCounters, SetCounters, Tallies, View, ViewValues,
+    Work, WorkStats,
+};
+use crate::tunables::{DeviceTunables, SetTunables};
+use crate::volume::Volume;
+
+/// Hits, misses and bypasses.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct CacheFigures {
+    views: [ViewValues; View::ALL.len()],
+    reasons: [ReasonCount; BypassReason::COUNT],
+}
+
+impl CacheFigures {
+    fn of(stats: &CacheStats) -> CacheFigures {
+        CacheFigures {
+            views: View::ALL.map(|view| stats.view(view)),
+            reasons: BypassReason::ALL.map(|reason| stats.reason(reason)),
+        }
+    }
+
+    /// What a view shows.
+    pub fn view(&self, view: View) -> ViewValues {
+        self.views[view as usize]
+    }
+
+    /// What was not cached for this reason, since the start or `clear_stats`.
+    pub fn reason(&self, reason: BypassReason) -> ReasonCount {
+        self.reasons[reason.index()]
+    }
+}
+
+/// What the buckets of a cache hold; the counts add up to all buckets, but for those that were never in use by anybody.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BucketFigures {
+    /// All of them.
+    pub total: u32,
+    /// Without any live data.
+    pub unused: u32,
+    /// With live data, all of it clean.
+    pub clean: u32,
+    /// With dirty data.
+    pub dirty: u32,
+    /// Superblock, journal, btree, priorities.
+    pub metadata: u32,
+    /// That can be reused at once or are ready for use.
+    pub available: u32,
+    /// Mean age of the buckets that have one, in units of priority.
+    pub average_age: u64,
+    /// Sectors of buckets in each of the parts between two quantiles.
+    pub sectors_per_quantile: u64,
+    /// Ages: the ends of 32 equal parts of the buckets that have an age; empty without any.
+    pub quantiles: Vec<u16>,
+}
+
+/// Times of the engine's own work.
+#[derive(Clone, Debug, Default)]
+pub struct TimeFigures {
+    /// Whole journal entries, with the flush before.
+    pub journal_writes: Histogram,
+    /// Slices, walks and batches.
+    pub work: WorkStats,
+}
+
+/// A set, its cache device, and its volumes.
+#[derive(Clone, Debug)]
+pub struct SetFigures {
+    /// Sizes and state.
+    pub status: SetStatus,
+    /// Size of a block.
+    pub block_sectors: Sectors,
+    /// What was written, and more that the kernel counts.
+    pub counters: SetCounters,
+    /// The engine's own work in counts.
+    pub engine: EngineCounters,
+    /// The same in times.
+    pub times: TimeFigures,
+    /// Hits and misses of all volumes together.
+    pub cache: CacheFigures,
+    /// Requests to the cache device.
+    pub device: DeviceFigures,
+    /// UUID of the cache device.
+    pub device_uuid: format::Uuid,
+    /// Errors of the cache device, after decay.
+    pub io_errors: u64,
+    /// Streams from this length on bypass, for the cache device is congested; `None`: it is not.
+    pub congested: Option<Sectors>,
+    /// Buckets that can be reused at once or are ready for use.
+    pub available_buckets: u32,
+    /// Levels of the btree above its leaves.
+    pub tree_depth: u32,
+    /// The moment, by the engine's clock.
+    pub now: io::Nanos,
+    /// Settings.
+    pub tunables: SetTunables,
+    /// Its volumes.
+    pub volumes: Vec<VolumeFigures>,
+}
+
+/// Why writeback goes at the rate it does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pace {
+    /// The volume lives in the cache alone, or has no cache.
+    Never,
+    /// Nothing is dirty.
+    NothingDirty,
+    /// `writeback_running` is 0.
+    Stopped,
+    /// The device is being detached: as fast as possible.
+    Detaching,
+    /// Somebody waits for everything to be written back: as fast as possible.
+    Draining,
+    /// The cache has no bucket left to take: as fast as possible.
+    CacheStarved,
+    /// `writeback_percent` is 0: as fast as possible.
+    Unthrottled,
+    /// Dirty data is younger than `writeback_delay`.
+    Delayed,
+    /// The set had no requests for a while: as fast as possible.
+    Idle,
+    /// By the controller, and its fragmentation term decides.
+    Fragmented,
+    /// By the controller.
+    Controlled,
+}
+
+/// A volume's writeback.
+#[derive(Clone, Debug)]
+pub struct WritebackFigures {
+    /// Why it goes at its rate.
+    pub pace: Pace,
+    /// The rate and its terms.
+    pub rate: RateDebug,
+    /// Sectors written back since the start.
+    pub written: Sectors,
+    /// Batches that failed in a row.
+    pub failures: u32,
+    /// What the last failure was.
+    pub last_error: Option<String>,
+}
+
+/// A volume and its backing device.
+#[derive(Clone, Debug)]
+pub struct VolumeFigures {
+    /// Name for clients.
+    pub name: String,
+    /// Slot in the set, while attached.
+    pub inode: Option<Inode>,
+    /// Name of the backing device; none for a flash-only volume.
+    pub backing_name: Option<String>,
+    /// UUID of the backing device.
+    pub backing_uuid: Option<format::Uuid>,
+    /// State in the backing superblock.
+    pub state: Option<BackingState>,
+    /// It is being detached.
+    pub detaching: bool,
+    /// It is being stopped, or has been.
+    pub stopping: bool,
+    /// Size.
+    pub size: Sectors,
+    /// Live dirty data.
+    pub dirty: Sectors,
+    /// Live dirty data is more than so much only for a moment: `writeback_percent` of the cache, or this device's share.
+    pub dirty_target: Sectors,
+    /// Unit in which stripes are counted.
+    pub stripe: Sectors,
+    /// Writing a part of a stripe is expensive.
+    pub partial_stripes_expensive: bool,
+    /// Requests of clients.
+    pub requests: RequestCounters,
+    /// What became of them, since the start.
+    pub total: Tallies,
+    /// The same in the last five minutes.
+    pub recent: Tallies,
+    /// How long they took.
+    pub latencies: Latencies,
+    /// Failed requests, in the order of [`OpKind::ALL`].
+    pub errors: [u64; OpKind::ALL.len()],
+    /// Hits and misses.
+    pub cache: CacheFigures,
+    /// Requests to the backing device.
+    pub device: DeviceFigures,
+    /// Errors of the backing device.
+    pub io_errors: u64,
+    /// Writeback.
+    pub writeback: WritebackFigures,
+    /// Settings.
+    pub tunables: DeviceTunables,
+}
+
+impl VolumeFigures {
+    /// Whether the volume lives in the cache alone.
+    pub fn is_flash_only(&self) -> bool {
+        self.backing_name.is_none()
+    }
+}
+
+impl Volume {
+    /// All figures at this moment; takes some ten microseconds.
+    pub fn figures(self: &Rc<Self>) -> VolumeFigures {
+        let now = self.rt.now();
+        let served = &mut *self.served.borrow_mut();
+        let stripe = self.backing().map_or(0, |b| b.disk.info().optimal_io_bytes);
+        VolumeFigures {
+            name: self.name(),
+            inode: self.inode(),
+            backing_name: self.backing_name(),
+            backing_uuid: self.backing_uuid(),
+            state: self.state(),
+            detaching: self.detaching.get(),
+            stopping: self.is_stopping(),
+            size: self.size(),
+            dirty: self.dirty_sectors(),
+            dirty_target: self.dirty_target(),
+            stripe: Sectors::from_bytes_floor(u64::from(stripe)),
+            partial_stripes_expensive: self.expensive_stripes().is_some(),
+            requests: self.request_counters(),
+            total: served.total(),
+            recent: served.recent(now),
+            latencies: served.latencies().clone(),
+            errors: served.errors(),
+            cache: self.with_stats(|s| CacheFigures::of(s)),
+            device: self.backing().map(|b| b.disk.figures()).unwrap_or_default(),
+            io_errors: self.io_errors(),
+            writeback: self.writeback_figures(),
+            tunables: {
+                let mut t = self.tunables();
+                t.writeback_rate = self.writeback.rate().max(1);
+                t
+            },
+        }
+    }
+}
+
+impl CacheSet {
+    /// All figures at this moment; takes some ten microseconds for each volume.
+    pub fn figures(&self) -> SetFigures {
+        let core = &self.core;
+        let tree_depth = core.tree.borrow().depth();
+        let limit = core.congestion.borrow().limit(core.rt.now(), 0);
+        SetFigures {
+            status: self.status(),
+            block_sectors: core.geometry.block_sectors,
+            counters: self.set_counters(),
+            engine: self.counters(),
+            times: TimeFigures {
+                journal_writes: core.journal.write_times(),
+                work: core.work.borrow().clone(),
+            },
+            cache: self.with_stats(|s| CacheFigures::of(s)),
+            device: core.cache.figures(),
+            device_uuid: core.superblock.borrow().uuid(),
+            io_errors: core.errors.borrow().errors(),
+            congested: limit,
+            available_buckets: core.buckets.borrow().available(),
+            tree_depth,
+            now: core.rt.now(),
+            tunables: core.tunables.borrow().clone(),
+            volumes: self.volumes().iter().map(Volume::figures).collect(),
+        }
+    }
+
+    /// What the buckets hold. Looks at each of them: some ten microseconds for each thousand.
+    pub fn bucket_figures(&self) -> BucketFigures {
+        bucket_figures(&self.core)
+    }
+}
+
+/// Parts of the buckets that quantiles divide.
+const PARTS: usize = 32;
+
+fn bucket_figures(core: &Core) -> BucketFigures {
+    let buckets = core.buckets.borrow();
+    let mut figures =
+        BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
+    let mut ages = Vec::with_capacity(buckets.len() as usize);
+    buckets.look(|kind, age| {
+        match kind {
+            crate::alloc::Holds::Nothing => figures.unused += 1,
+            crate::alloc::Holds::Clean => figures.clean += 1,
+            crate::alloc::Holds::Dirty => figures.dirty += 1,
+            crate::alloc::Holds::Metadata => figures.metadata += 1,
+        }
+        ages.extend(age);
+    });
+    if ages.is_empty() {
+        return figures;
+    }
+    ages.sort_unstable();
+    let sum: u64 = ages.iter().map(|age| u64::from(*age)).sum();
+    figures.average_age = sum / ages.len() as u64;
+    figures.sectors_per_quantile = ages.len() as u64 * core.geometry.bucket_sectors.0 / PARTS as u64;
+    // The oldest first: what is reused next.
+    let at = |part: usize| ages.get(ages.len() * part / PARTS).copied();
+    figures.quantiles = (1..PARTS).rev().filter_map(at).collect();
+    figures
+}
+
+impl TimeFigures {
+    /// Each kind of work with its slices.
+    pub fn slices(&self) -> impl Iterator<Item = (Work, &Histogram)> {
+        Work::ALL.into_iter().map(|work| (work, self.work.slices(work)))
+    }
+}

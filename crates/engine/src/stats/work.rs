@@ -1,0 +1,111 @@
+//! The time that background work takes.
+//!
+//! Owns, for each kind of background task, a histogram of its *slices*: how long it kept the thread each time that it
+//! ran, which is how long a client's request may have had to wait for it. Must not know what the tasks do.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use io::{Handle, Histogram, Nanos};
+
+use super::time::TimeStats;
+
+/// A kind of background work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Writes journal entries.
+    Journal,
+    /// Writes, replaces and evicts leaves of the index.
+    Leaves,
+    /// Makes buckets ready for use.
+    Allocator,
+    /// Walks the index and moves data.
+    Gc,
+    /// Writes dirty data back.
+    Writeback,
+}
+
+impl Work {
+    /// Every kind.
+    pub const ALL: [Work; 5] = [Work::Journal, Work::Leaves, Work::Allocator, Work::Gc, Work::Writeback];
+
+    /// Name for metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Work::Journal => "journal",
+            Work::Leaves => "leaves",
+            Work::Allocator => "allocator",
+            Work::Gc => "gc",
+            Work::Writeback => "writeback",
+        }
+    }
+}
+
+/// Times of background work.
+#[derive(Clone, Debug, Default)]
+pub struct WorkStats {
+    slices: [Histogram; Work::ALL.len()],
+    /// Whole walks of the index, and what the kernel shows of them.
+    pub gc: TimeStats,
+    /// The same as a distribution.
+    pub gc_durations: Histogram,
+    /// Leaves replaced by others.
+    pub split: TimeStats,
+    /// Btree nodes read.
+    pub read: TimeStats,
+    /// Batches of writeback, of all devices.
+    pub writeback_batches: Histogram,
+}
+
+impl WorkStats {
+    pub(crate) fn gc_ended(&mut self, began: Nanos, now: Nanos) {
+        self.gc.record(began, now);
+        self.gc_durations.record(now.since(began));
+    }
+
+    /// How long a kind of work kept the thread each time.
+    pub fn slices(&self, work: Work) -> &Histogram {
+        &self.slices[work as usize]
+    }
+}
+
+/// A task whose slices are measured.
+pub(crate) struct Sliced<F> {
+    task: Pin<Box<F>>,
+    work: Work,
+    stats: Rc<RefCell<WorkStats>>,
+    rt: Handle,
+}
+
+impl<F: Future> Sliced<F> {
+    pub(crate) fn new(rt: &Handle, stats: &Rc<RefCell<WorkStats>>, work: Work, task: F) -> Sliced<F> {
+        Sliced { task: Box::pin(task), work, stats: stats.clone(), rt: rt.clone() }
+    }
+}
+
+impl<F: Future> Future for Sliced<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let began = self.rt.now();
+        let result = self.task.as_mut().poll(cx);
+        let took = self.rt.now().since(began);
+        self.stats.borrow_mut().slices[self.work as usize].record(took);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_listed_by_their_index() {
+        for (i, work) in Work::ALL.into_iter().enumerate() {
+            assert_eq!(work as usize, i, "{}", work.name());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What became of requests is found in the figures.
+
+#![allow(clippy::unwrap_used)]
+
+use std::rc::Rc;
+
+use blockio::wrap::MemDisk;
+use blockio::{Driver, DriverOptions};
+use engine::figures::{Pace, SetFigures};
+use engine::policy::bypass::BypassReason;
+use engine::stats::{OpKind, Outcome, View, Work};
+use engine::{CacheSet, SetOptions, Volume};
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use io::{Disk, Handle, WriteFlags};
+
+struct Rig {
+    set: CacheSet,
+    volume: Rc<Volume>,
+    rt: Handle,
+}
+
+async fn disk(rt: &Handle, name: &str, sectors: u64, superblock: &[u8]) -> Disk {
+    let disk = Disk::new(Rc::new(MemDisk::new(name, Sectors(sectors), 512)), rt.clone());
+    disk.write(Sector(8), rt.pool().copy_of(superblock), true).await.unwrap();
+    disk
+}
+
+async fn rig(rt: &Handle) -> Rig {
+    let (set_uuid, block, bucket) = (Uuid([7; 16]), Sectors(8), Sectors(128));
+    let cache = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        device_sectors: Sectors(1 << 15),
+        block_sectors: block,
+        bucket_sectors: bucket,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let backing = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([2; 16]),
+        set_uuid,
+        device_sectors: Sectors(1 << 16),
+        block_sectors: block,
+        bucket_sectors: bucket,
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    let cache = disk(rt, "cache", 1 << 15, &cache.unwrap().encode()).await;
+    let backing = disk(rt, "backing", 1 << 16, &backing.unwrap().encode()).await;
+    let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+    let volume = set.register(backing).await.unwrap();
+    Rig { set, volume, rt: rt.clone() }
+}
+
+impl Rig {
+    async fn read(&self, at: u64, sectors: u64) {
+        let buffer = self.rt.pool().take(Sectors(sectors).bytes() as usize);
+        let (_, result) = self.volume.read(Sector(at), Sectors(sectors), buffer, 0).await;
+        result.unwrap();
+    }
+
+    async fn write(&self, at: u64, sectors: u64) {
+        let buffer = self.rt.pool().zeroed(Sectors(sectors).bytes() as usize);
+        let flags = WriteFlags::default();
+        self.volume.write(Sector(at), Sectors(sectors), buffer, 0, flags).await.unwrap();
+    }
+
+    async fn set(&self, key: &str, value: &str) {
+        self.volume.set(key, value).await.unwrap();
+    }
+
+    fn figures(&self) -> SetFigures {
+        self.set.figures()
+    }
+}
+
+fn with(test: impl AsyncFnOnce(Rig)) {
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let rt = driver.handle();
+    driver.block_on(async {
+        let rig = rig(&rt).await;
+        let set = rig.set.clone();
+        test(rig).await;
+        set.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn each_request_has_its_outcome() {
+    with(async |rig| {
+        rig.set("writeback_running", "0").await;
+        rig.write(0, 8).await;
+        rig.read(0, 8).await;
+        rig.read(0, 16).await;
+        rig.read(4096, 8).await;
+        rig.volume.flush().await.unwrap();
+        rig.volume.discard(Sector(8192), Sectors(8)).await.unwrap();
+        rig.set("cache_mode", "writearound").await;
+        rig.write(1024, 8).await;
+        rig.set("cache_mode", "writethrough").await;
+        rig.write(2048, 8).await;
+        rig.set("cache_mode", "none").await;
+        rig.read(3072, 8).await;
+        rig.read(0, 8).await;
+        // Merged with what is around it, which counts as no read of a client's.
+        rig.write(3, 1).await;
+
+        let figures = rig.figures();
+        let v = &figures.volumes[0];
+        let expected = [
+            (OpKind::Read, Outcome::Hit, 1),
+            (OpKind::Read, Outcome::Partial, 1),
+            (OpKind::Read, Outcome::Miss, 1),
+            (OpKind::Read, Outcome::Bypass(BypassReason::ModeNone), 2),
+            (OpKind::Write, Outcome::Writeback, 2),
+            (OpKind::Write, Outcome::Writethrough, 1),
+            (OpKind::Write, Outcome::Bypass(BypassReason::WriteAround), 1),
+            (OpKind::Flush, Outcome::Done, 1),
+            (OpKind::Discard, Outcome::Bypass(BypassReason::Discard), 1),
+        ];
+        for op in OpKind::ALL {
+            for outcome in Outcome::all() {
+                let wanted = expected.iter().find(|e| (e.0, e.1) == (op, outcome)).map_or(0, |e| e.2);
+                let found = v.total.of(op, outcome).requests;
+                assert_eq!(found, wanted, "{op:?} {outcome:?}");
+                assert_eq!(v.latencies.of(op, outcome).count(), wanted, "{op:?} {outcome:?}");
+            }
+        }
+        assert_eq!(v.recent, v.total, "all of it is less than five minutes ago");
+        assert_eq!(v.errors, [0; 4]);
+        let view = v.cache.view(View::Total);
+        assert_eq!((view.cache_hits, view.cache_misses), (1, 2));
+        assert_eq!((view.cache_bypass_hits, view.cache_bypass_misses), (1, 1));
+        assert_eq!(v.cache.reason(BypassReason::ModeNone).requests, 2);
+        assert_eq!(v.dirty, Sectors(8));
+        assert_eq!(v.writeback.pace, Pace::Stopped);
+        assert!(v.dirty_target > Sectors(0));
+        assert!(figures.device.writes.latency.count() > 3 && figures.device.reads.bytes >= 8192);
+        assert!(v.device.reads.latency.count() >= 3);
+        assert_eq!((figures.device.writes.errors, v.device.reads.errors), (0, 0));
+        assert!(figures.times.journal_writes.count() >= 1);
+        let slices = figures.times.slices().find(|(work, _)| *work == Work::Journal);
+        assert!(slices.is_some_and(|(_, h)| h.count() > 0));
+    });
+}
+
+#[test]
+fn buckets_add_up_and_a_walk_is_timed() {
+    with(async |rig| {
+        rig.set("writeback_running", "0").await;
+        for n in 0..8 {
+            rig.write(n * 128, 128).await;
+        }
+        rig.set.gc().await.unwrap();
+        let figures = rig.figures();
+        assert_eq!(figures.times.work.gc_durations.count(), 1);
+        let b = rig.set.bucket_figures();
+        assert_eq!(b.unused + b.clean + b.dirty + b.metadata, b.total);
+        assert!(b.dirty >= 8 && b.metadata > 2, "{b:?}");
+        assert_eq!(b.quantiles.len(), 31);
+        assert!(b.quantiles.is_sorted_by(|a, b| a >= b));
+        assert_eq!(b.total, figures.status.nbuckets);
+    });
+}
+
+#[test]
+fn a_pace_has_its_reason() {
+    with(async |rig| {
+        let pace = || rig.volume.figures().writeback.pace;
+        assert_eq!(pace(), Pace::NothingDirty);
+        rig.set("writeback_delay", "1000").await;
+        rig.write(0, 8).await;
+        // Once the task has seen it.
+        for _ in 0..1000 {
+            if pace() == Pace::Delayed {
+                break;
+            }
+            rig.rt.yield_now().await;
+        }
+        assert_eq!(pace(), Pace::Delayed);
+        rig.volume.drained().await.unwrap();
+        assert_eq!(pace(), Pace::NothingDirty);
+        let v = rig.volume.figures();
+        assert_eq!((v.writeback.written, v.writeback.failures), (Sectors(8), 0));
+        assert_eq!(rig.figures().times.work.writeback_batches.count(), 1);
+    });
+}
