@@ -32,6 +32,8 @@ table! {
         LeafBeforeData,
         /// Keys are marked clean before the backing device was flushed.
         CleanBeforeBackingFlush,
+        /// Clean copies go to disk although the backing device failed to flush what they are copies of.
+        FailedFlushTrusted,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

@@ -28,6 +28,7 @@ const RARE: &[Bug] = &[
     Bug::TornEntryValid,
     Bug::OpenWithoutFlush,
     Bug::FailedWriteUnnoticed,
+    Bug::FailedFlushTrusted,
     Bug::VoidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::ReclaimLooksOnce,

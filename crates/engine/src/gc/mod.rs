@@ -131,7 +131,7 @@ async fn clean_leaf(
         }
         let buckets = &mut *core.buckets.borrow_mut();
         if !void.is_empty() {
-            tree.purge(id, void, buckets);
+            tree.purge(id, buckets, |inode, _| !void.contains(&inode));
         }
         tree.survey(id, buckets)
     };

@@ -21,7 +21,7 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::Tick;
 use crate::journal::Urgency;
-use crate::set::Core;
+use crate::set::{Core, Epoch};
 
 /// Leaves are written when their oldest unwritten key is this old (the kernel's semantics, section 9).
 const WRITE_AGE: Nanos = Nanos::from_secs(30);
@@ -32,6 +32,7 @@ struct Snapshot {
     sector: Sector,
     newest_seq: JournalSeq,
     unjournaled: Option<Tick>,
+    epoch: Epoch,
     merged: Merged,
 }
 
@@ -66,6 +67,9 @@ impl Core {
             }
             let next = {
                 let tree = &mut *self.tree.borrow_mut();
+                if tree.try_node(id).is_some_and(|n| n.level == 0 && !n.busy) {
+                    self.purge_mistrusted(tree, id);
+                }
                 match tree.try_node(id) {
                     Some(n) if n.level == 0 => {
                         if n.busy {
@@ -85,7 +89,11 @@ impl Core {
                 Next::Done => return Ok(()),
                 Next::Wait => self.wait_idle(id).await?,
                 Next::Rewrite => return self.rewrite(&[id]).await,
-                Next::Append(s) => return self.append(id, s).await,
+                Next::Append(s) => {
+                    if self.append(id, s).await? {
+                        return Ok(());
+                    }
+                }
             }
         }
     }
@@ -142,41 +150,55 @@ impl Core {
             self.journal.unpin(seq);
         }
         let (newest_seq, unjournaled) = (leaf.newest_seq, leaf.unjournaled.take());
-        Some(Snapshot { buffer, sector, newest_seq, unjournaled, merged })
+        let epoch = self.mistrust.epoch();
+        Some(Snapshot { buffer, sector, newest_seq, unjournaled, epoch, merged })
     }
 
-    /// Makes everything durable that a set with keys up to these may name.
+    /// Drops clean copies of devices that may have lost what these are copies of.
+    pub(super) fn purge_mistrusted(&self, tree: &mut Tree, id: NodeId) {
+        if !self.mistrust.is_empty() {
+            let wanted = |inode, e: &Entry| e.is_tombstone() || e.dirty() || !self.mistrust.contains(inode);
+            tree.purge(id, &mut self.buckets.borrow_mut(), wanted);
+        }
+    }
+
+    /// Makes everything durable that a set with keys up to these may name, taken at `epoch`. False if the set must not
+    /// be written: a backing device has lost the trust since, and the set may have clean copies of it.
     pub(super) async fn settle(
         &self,
         newest: JournalSeq,
         unjournaled: Option<Tick>,
-    ) -> Result<(), EngineError> {
+        epoch: Epoch,
+    ) -> Result<bool, EngineError> {
         if newest > self.journal.durable() {
             self.journal.commit(newest).await?;
         }
-        if let Some(tick) = unjournaled.filter(|_| !bug(Bug::LeafBeforeData)) {
-            self.gate.ensure(tick).await?;
-            let backings: Vec<_> = self.backings.borrow().values().cloned().collect();
-            for b in backings {
-                b.settle_direct_writes().await?;
+        let Some(tick) = unjournaled.filter(|_| !bug(Bug::LeafBeforeData)) else { return Ok(true) };
+        self.gate.ensure(tick).await?;
+        let backings: Vec<_> = self.backings.borrow().iter().map(|(i, b)| (*i, b.clone())).collect();
+        for (inode, backing) in backings {
+            if !self.mistrust.contains(inode) && backing.settle_direct_writes().await.is_err() {
+                if !bug(Bug::FailedFlushTrusted) {
+                    self.mistrust.add(inode);
+                }
             }
         }
-        Ok(())
+        Ok(self.mistrust.epoch() == epoch)
     }
 
-    async fn append(&self, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
+    /// Writes the next set of a leaf; false if it must not be written and the leaf is to be looked at again.
+    async fn append(&self, id: NodeId, s: Snapshot) -> Result<bool, EngineError> {
         let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
-        let result = match self.settle(s.newest_seq, s.unjournaled).await {
-            Ok(()) if s.buffer.is_empty() => Ok(()),
-            Ok(()) => self.write_metadata(s.sector, s.buffer).await,
-            Err(e) => Err(e),
+        let result = match self.settle(s.newest_seq, s.unjournaled, s.epoch).await {
+            Ok(true) if !s.buffer.is_empty() => self.write_metadata(s.sector, s.buffer).await.map(|()| true),
+            other => other,
         };
         let tree = &mut *self.tree.borrow_mut();
         // Replacing a node waits until nobody writes it, so it is still there.
         let node = tree.node_mut(id);
         node.busy = false;
         let outcome = match result {
-            Ok(()) => {
+            Ok(true) => {
                 node.written += sectors;
                 let leaf = node.leaf_mut();
                 if sectors > format::Sectors::ZERO {
@@ -190,12 +212,13 @@ impl Core {
                     self.journal.unpin(seq);
                     self.journal.pins_released();
                 }
-                Ok(())
+                Ok(true)
             }
-            Err(e) => {
+            not_written => {
                 // What is on disk behind the last set is not known: the keys go into a new node.
                 let leaf = node.leaf_mut();
                 leaf.must_rewrite = true;
+                leaf.unjournaled = leaf.unjournaled.max(s.unjournaled);
                 match (leaf.pin_inflight.take(), leaf.pin_pending) {
                     (Some(old), Some(newer)) => {
                         self.journal.unpin(newer);
@@ -203,7 +226,7 @@ impl Core {
                     }
                     (old, newer) => leaf.pin_pending = old.or(newer),
                 }
-                Err(e)
+                not_written
             }
         };
         self.index_changed.notify_all();

@@ -60,7 +60,8 @@ impl Core {
     }
 
     /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns how far it got (leaf and
-    /// key limits) and the journal entry.
+    /// key limits) and the journal entry. Clean copies of a device that may have lost what they are copies of become
+    /// holes.
     pub(crate) fn try_change(
         &self,
         inode: Inode,
@@ -70,6 +71,9 @@ impl Core {
         how: How,
     ) -> Result<(Sector, JournalSeq), Blocked> {
         let now = self.rt.turn_time();
+        let unwanted =
+            matches!((new, how), (Some((_, false)), How::LeafOnly(_))) && self.mistrust.contains(inode);
+        let new = new.filter(|_| !unwanted);
         let tree = &mut *self.tree.borrow_mut();
         let id = tree.leaf_at(inode, start);
         let node = tree.node(id);

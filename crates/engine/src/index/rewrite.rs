@@ -22,7 +22,7 @@ use crate::error::EngineError;
 use crate::flush::Tick;
 use crate::gc::MAX_STALE_AGE;
 use crate::journal::Urgency;
-use crate::set::Core;
+use crate::set::{Core, Epoch};
 
 /// A new node gets at most this share of its words, so that it can take further sets.
 const FILL_NUMERATOR: usize = 5;
@@ -35,6 +35,7 @@ struct Replacement {
     writes: Vec<(Sector, io::Buffer)>,
     newest_seq: JournalSeq,
     unjournaled: Option<Tick>,
+    epoch: Epoch,
 }
 
 impl Core {
@@ -142,9 +143,11 @@ impl Core {
                 }
             }
         }
-        let r = self.swap_leaves(ids, &mut buckets);
+        let mut r = self.swap_leaves(ids, &mut buckets);
         self.give_back(&buckets);
-        self.settle(r.newest_seq, r.unjournaled).await?;
+        while !self.settle(r.newest_seq, r.unjournaled, r.epoch).await? {
+            self.encode_again(&mut r);
+        }
         self.write_nodes(r.writes).await?;
         self.link(&r.new, &r.old).await?;
         self.finish(&r.old, &r.new);
@@ -207,9 +210,12 @@ impl Core {
         // sectors for ever that nobody finds.
         let void = self.void.borrow();
         if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
-            ids.iter().for_each(|id| tree.purge(*id, &void, &mut self.buckets.borrow_mut()));
+            let buckets = &mut *self.buckets.borrow_mut();
+            ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
         }
         drop(void);
+        ids.iter().for_each(|id| self.purge_mistrusted(tree, *id));
+        let epoch = self.mistrust.epoch();
         let kept: Vec<(Inode, Entry)> = self.kept(tree, ids).collect();
         let count = self.nodes_needed(tree, ids);
         let share = kept.len().div_ceil(count).max(1);
@@ -252,7 +258,7 @@ impl Core {
         if let Some(p) = parent {
             replace_children(tree.node_mut(p).children_mut(), ids, &new);
         }
-        Replacement { old: ids.to_vec(), new, writes, newest_seq, unjournaled }
+        Replacement { old: ids.to_vec(), new, writes, newest_seq, unjournaled, epoch }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -302,6 +308,25 @@ impl Core {
         let id = tree.add_node(node);
         tree.set_extents(id, extents);
         (id, (sector, buffer))
+    }
+
+    /// The first sets of new leaves anew, after a backing device lost the trust: without copies of it.
+    fn encode_again(&self, r: &mut Replacement) {
+        let tree = &mut *self.tree.borrow_mut();
+        r.epoch = self.mistrust.epoch();
+        r.writes.clear();
+        for id in &r.new {
+            self.purge_mistrusted(tree, *id);
+            let node = tree.node_mut(*id);
+            // What has come meanwhile is for the second set.
+            let written = |(inode, e): (Inode, Entry)| (!e.is_unwritten()).then(|| key_of(inode, e));
+            let keys: Vec<Bkey> =
+                node.leaf().extents.iter().flat_map(Extents::iter).filter_map(written).collect();
+            let (buffer, sectors) = self.encode_set(node, &keys);
+            node.written = sectors;
+            node.leaf_mut().merged = Merged::of_set(keys.len());
+            r.writes.push((node.ptr.offset(), buffer));
+        }
     }
 
     fn new_node(&self, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {

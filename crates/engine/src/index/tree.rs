@@ -7,8 +7,6 @@
 //! Invariants: the leaves' bounds are ascending and the last one is the greatest position, so every position has
 //! exactly one leaf; a leaf's extents lie behind the bound of the leaf before it and not behind its own.
 
-use std::collections::BTreeSet;
-
 use format::{Gen, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
@@ -488,14 +486,19 @@ impl Tree {
         self.leaves().filter(|id| !self.node(*id).leaf().is_clean()).collect()
     }
 
-    /// Removes the entries of void slots from a leaf in memory; the leaf must be rewritten then.
-    pub(crate) fn purge(&mut self, id: NodeId, void: &BTreeSet<Inode>, buckets: &mut Buckets) {
+    /// Removes entries that are not `wanted` from a leaf in memory; the leaf must be rewritten then.
+    pub(crate) fn purge(
+        &mut self,
+        id: NodeId,
+        buckets: &mut Buckets,
+        wanted: impl Fn(Inode, &Entry) -> bool,
+    ) {
         let Some(mut extents) = self.take_extents(id) else { return };
         let before = extents.len();
         let mut dirty_gone = 0;
         let dirty = &mut self.dirty;
         extents.retain(|inode, e| {
-            if !void.contains(&inode) {
+            if wanted(inode, e) {
                 return true;
             }
             if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {

@@ -118,6 +118,7 @@ impl CacheSet {
             mark(Mark::DirtyWithoutKeys);
         }
         let volume = Volume::cached(core, inode, backing.clone());
+        core.mistrust.forget(inode);
         core.backings.borrow_mut().insert(inode, backing);
         core.volumes.borrow_mut().push(volume.clone());
         volume.start_writeback();

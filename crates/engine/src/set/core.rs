@@ -14,6 +14,7 @@ use io::sync::{Event, Mutex, Queue};
 use io::{Buffer, Disk, Handle, Rng};
 
 use super::events::{Events, SetEvent};
+use super::mistrust::Mistrust;
 use crate::alloc::{Allocator, Buckets};
 use crate::error::{EngineError, Place};
 use crate::flush::FlushGate;
@@ -78,6 +79,8 @@ pub(crate) struct Core {
     pub(crate) uuids: RefCell<Vec<UuidEntry>>,
     /// Slots whose keys must not be used: they are removed by and by.
     pub(crate) void: RefCell<BTreeSet<Inode>>,
+    /// Backing devices of which a flush failed.
+    pub(crate) mistrust: Mistrust,
     pub(crate) backings: RefCell<BTreeMap<Inode, Rc<Backing>>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) selector: RefCell<Selector>,

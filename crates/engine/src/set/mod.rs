@@ -7,6 +7,7 @@ mod attach;
 mod backing;
 mod core;
 mod events;
+mod mistrust;
 mod open;
 mod stop;
 mod uuids;
@@ -19,6 +20,7 @@ pub(crate) use self::core::Core;
 pub use self::core::EngineCounters;
 pub(crate) use backing::Backing;
 pub use events::SetEvent;
+pub(crate) use mistrust::Epoch;
 pub use open::SetOptions;
 pub(crate) use open::open_backing;
 

@@ -17,6 +17,7 @@ use io::{Disk, Rng, SurvivorRef};
 
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
 use super::events::{Events, SetEvent};
+use super::mistrust::Mistrust;
 use super::{Backing, CacheSet};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
@@ -437,6 +438,7 @@ fn assemble(
         gc_lock: Mutex::default(),
         uuids: RefCell::new(r.uuids),
         void: RefCell::new(BTreeSet::new()),
+        mistrust: Mistrust::default(),
         backings: RefCell::new(BTreeMap::new()),
         volumes: RefCell::default(),
         aging: RefCell::new(Aging::new()),
