@@ -1,0 +1,341 @@
+//! Why a volume does what it does, in sentences.
+//!
+//! Owns the wording. Three questions are answered from the figures: why writeback goes at its rate, which requests went
+//! past the cache in the last minutes and why, and why reads hit or miss; each with the tunable that would change it.
+//! Must not know how the sentences are shown.
+
+use std::fmt;
+
+use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::policy::bypass::BypassReason;
+use engine::stats::{OpKind, Outcome, Tally, View};
+use format::{CacheMode, SECTOR_BYTES, Sectors};
+
+/// The answers; one sentence or two in each string.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Explanation {
+    /// Why the writeback rate is what it is.
+    pub writeback: Vec<String>,
+    /// What went past the cache in the last five minutes.
+    pub bypassed: Vec<String>,
+    /// Why reads of the last five minutes hit or missed.
+    pub hits: Vec<String>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts =
+            [("Writeback", &self.writeback), ("Past the cache", &self.bypassed), ("Hits", &self.hits)];
+        for (i, (title, sentences)) in parts.into_iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            writeln!(f, "{title}")?;
+            for s in sentences {
+                writeln!(f, "  {s}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Explains a volume; `set` is the one it belongs to, if it has one.
+pub fn explain(volume: &VolumeFigures, set: Option<&SetFigures>) -> Explanation {
+    let Some(set) = set else {
+        let alone =
+            "The device is served without a cache: every request goes to the backing device.".to_owned();
+        return Explanation {
+            writeback: vec![alone.clone()],
+            bypassed: vec![alone.clone()],
+            hits: vec![alone],
+        };
+    };
+    Explanation {
+        writeback: writeback(volume, set),
+        bypassed: past_the_cache(volume),
+        hits: hits(volume, set),
+    }
+}
+
+/// A number of bytes for people: three digits or four, powers of 1024.
+struct Size(f64);
+
+impl Size {
+    fn of(bytes: u64) -> Size {
+        Size(bytes as f64)
+    }
+
+    fn sectors(sectors: Sectors) -> Size {
+        Size::of(sectors.bytes())
+    }
+
+    fn signed(bytes: i64) -> Size {
+        Size(bytes as f64)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0;
+        let mut unit = "bytes";
+        for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+            if value.abs() < 1024.0 {
+                break;
+            }
+            value /= 1024.0;
+            unit = next;
+        }
+        if unit == "bytes" { write!(f, "{value} bytes") } else { write!(f, "{value:.1} {unit}") }
+    }
+}
+
+fn percent(part: u64, all: u64) -> u64 {
+    let share = u128::from(part) * 100 / u128::from(all.max(1));
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+fn plural(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
+fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
+    let (t, rate) = (&v.tunables, &v.writeback.rate);
+    let dirty = Size::sectors(v.dirty);
+    let fast = "as fast as the devices can";
+    let mut said = vec![match v.writeback.pace {
+        Pace::Never if v.is_flash_only() => {
+            "The volume lives in the cache alone: there is nowhere to write its data back to.".to_owned()
+        }
+        Pace::Never => "The device is not attached to a cache: nothing is written back.".to_owned(),
+        Pace::NothingDirty => "Nothing is dirty: there is nothing to write back.".to_owned(),
+        Pace::Stopped => format!(
+            "{dirty} are dirty and nothing is written back, because writeback_running is 0. Set writeback_running=1 to go on."
+        ),
+        Pace::Detaching => {
+            format!("The device is being detached: the {dirty} that are dirty are written back {fast}.")
+        }
+        Pace::Draining => {
+            format!("Somebody waits for all data to be written back: the {dirty} that are dirty go {fast}.")
+        }
+        Pace::CacheStarved => format!(
+            "The cache has no bucket left that could be reused: {dirty} are dirty and are written back {fast}, whatever the \
+             rate says. A smaller writeback_percent (now {}) keeps more buckets clean.",
+            t.writeback_percent
+        ),
+        Pace::Unthrottled => format!(
+            "writeback_percent is 0: the {dirty} that are dirty are written back {fast}. Set writeback_percent to the share \
+             of the cache that may stay dirty, 10 for example, to spare the backing device."
+        ),
+        Pace::Delayed => format!(
+            "{dirty} are dirty and rest: data is written back once it is {} s old (writeback_delay), so that what is \
+             overwritten soon is written once.",
+            t.writeback_delay
+        ),
+        Pace::Idle => format!(
+            "The set has had no requests for a while: the {dirty} that are dirty are written back {fast}, until the next \
+             request comes (idle_max_writeback_rate=0 switches that off)."
+        ),
+        Pace::Fragmented => format!(
+            "Writeback goes at {}/s. {dirty} are dirty, spread thinly over a cache that is {} % in use: the fragmentation \
+             term of {}/s takes the place of the proportional one, to free buckets. The factors are \
+             writeback_rate_fp_term_low, _mid and _high; writeback_consider_fragment=0 switches them off.",
+            Size::signed(rate.rate),
+            set.status.in_use_percent,
+            Size::signed(rate.proportional)
+        ),
+        Pace::Controlled => controlled(v),
+    }];
+    if let Some(error) = v.writeback.last_error.as_ref().filter(|_| v.writeback.failures > 0) {
+        said.push(format!(
+            "The last {} failed: {error}. It is tried again each second.",
+            plural(u64::from(v.writeback.failures), "batch").replace("batchs", "batches")
+        ));
+    }
+    said
+}
+
+/// By the controller's proportional and integral terms.
+fn controlled(v: &VolumeFigures) -> String {
+    let (t, rate) = (&v.tunables, &v.writeback.rate);
+    let (dirty, target) = (v.dirty.bytes(), v.dirty_target.bytes());
+    let now = Size::signed(rate.rate);
+    let minimum = Sectors(u64::from(t.writeback_rate_minimum)).bytes();
+    let goal = format!(
+        "{} (writeback_percent {} of the cache, this device's share)",
+        Size::of(target),
+        t.writeback_percent
+    );
+    let terms = format!(
+        "the proportional term, the distance divided by {} (writeback_rate_p_term_inverse), is {}/s, the integral term {}/s",
+        t.writeback_rate_p_term_inverse,
+        Size::signed(rate.proportional),
+        Size::signed(rate.integral)
+    );
+    if dirty <= target && u64::try_from(rate.rate).unwrap_or(0) <= minimum {
+        return format!(
+            "Writeback goes at its least, {now}/s (writeback_rate_minimum): {} are dirty, which is no more than the target \
+             of {goal}. A smaller writeback_percent, or a larger writeback_rate_minimum, cleans more.",
+            Size::of(dirty)
+        );
+    }
+    if dirty <= target {
+        return format!(
+            "Writeback goes at {now}/s although the {} that are dirty are no more than the target of {goal}: {terms}; the \
+             rate falls with each update, every {} s.",
+            Size::of(dirty),
+            t.writeback_rate_update_seconds
+        );
+    }
+    format!(
+        "Writeback goes at {now}/s: {} are dirty, {} above the target of {goal}; {terms}. A larger writeback_percent slows it \
+         down, a smaller writeback_rate_p_term_inverse speeds it up.",
+        Size::of(dirty),
+        Size::of(dirty - target)
+    )
+}
+
+/// What stands behind a reason, and what would change it.
+fn advice(reason: BypassReason, v: &VolumeFigures) -> String {
+    let t = &v.tunables;
+    match reason.name() {
+        "detaching" => "the device is being detached".into(),
+        "discard" => "they were discards, which no cache takes part in".into(),
+        "stopping" => "the set is being stopped".into(),
+        "cache_full" => "more than 95 % of the buckets are in use; a smaller writeback_percent or a larger cache helps".into(),
+        "mode_none" => "cache_mode is none; another cache_mode caches".into(),
+        "writearound" => "cache_mode is writearound, which caches no writes; writethrough or writeback does".into(),
+        "readahead" => "they read ahead; readahead_cache_policy=all caches that".into(),
+        "background" => "they ran in the background; readahead_cache_policy=all caches that".into(),
+        "unaligned" => "they were no whole blocks of the cache; a file system with larger blocks, or another data offset, helps".into(),
+        "sequential" => format!(
+            "they were part of streams of {} or more; sequential_cutoff sets that, 0 caches all streams",
+            Size::of(u64::from(t.sequential_cutoff))
+        ),
+        "congested" => "the cache device was slow; congested_read_threshold_us and congested_write_threshold_us set what \
+                        counts as slow, 0 switches that off"
+            .into(),
+        "no_bucket" => "no bucket was free at that moment; a smaller writeback_percent or a larger cache helps".into(),
+        other => format!("the reason was {other}"),
+    }
+}
+
+fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
+    let all = OpKind::ALL.iter().map(|op| v.recent.all_of(*op)).fold(Tally::default(), Tally::plus);
+    if all.requests == 0 {
+        return vec!["There were no requests in the last five minutes.".to_owned()];
+    }
+    let mut reasons: Vec<(BypassReason, Tally)> = BypassReason::ALL
+        .iter()
+        .map(|r| (*r, v.recent.bypassed(*r)))
+        .filter(|(_, n)| n.requests > 0)
+        .collect();
+    // The most frequent first; in case of doubt, in the order in which reasons are looked at.
+    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(n.requests));
+    let past = reasons.iter().fold(Tally::default(), |n, (_, more)| n.plus(*more));
+    let mut said = Vec::new();
+    let asked = plural(all.requests, "request");
+    if reasons.is_empty() {
+        said.push(format!("Of {asked} in the last five minutes none went past the cache."));
+    } else {
+        let (part, size) = (percent(past.requests, all.requests), Size::of(past.bytes));
+        said.push(format!(
+            "Of {asked} in the last five minutes {} ({part} %, {size}) went past the cache:",
+            past.requests
+        ));
+    }
+    for (reason, n) in reasons {
+        let (requests, size) = (plural(n.requests, "request"), Size::of(n.bytes));
+        said.push(format!("{requests} ({size}, {}): {}.", reason.name(), advice(reason, v)));
+    }
+    if v.recent.not_cached.requests > 0 {
+        said.push(format!(
+            "{} of data were to be cached and found no free bucket.",
+            Size::of(v.recent.not_cached.bytes)
+        ));
+    }
+    said
+}
+
+fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
+    let count = |outcome| v.recent.of(OpKind::Read, outcome).requests;
+    let (hit, miss, partial) = (count(Outcome::Hit), count(Outcome::Miss), count(Outcome::Partial));
+    let reads = hit + miss + partial;
+    if reads == 0 {
+        return vec!["No read went through the cache in the last five minutes.".to_owned()];
+    }
+    let mut said = vec![format!(
+        "Of {} through the cache in the last five minutes {} % were hits ({hit} hits, {miss} misses, {partial} found a part).",
+        plural(reads, "read"),
+        percent(hit, reads)
+    )];
+    if percent(hit, reads) >= 90 {
+        return said;
+    }
+    if v.is_flash_only() {
+        said.push(
+            "What a volume in the cache alone does not have was never written: it reads as zeros.".into(),
+        );
+        return said;
+    }
+    let s = &set.status;
+    let cache = Sectors(u64::from(s.nbuckets).saturating_mul(s.bucket_sectors.0));
+    let held = percent(s.cached_sectors.0, cache.0);
+    let bypassed = BypassReason::ALL.iter().map(|r| count(Outcome::Bypass(*r))).fold(0, u64::saturating_add);
+    if bypassed > reads / 4 {
+        said.push(format!(
+            "{} more went past the cache and filled nothing: see the reasons above.",
+            plural(bypassed, "read")
+        ));
+    }
+    if v.tunables.cache_mode == CacheMode::Writearound {
+        said.push(
+            "cache_mode is writearound: what is written is not in the cache until it is read once.".into(),
+        );
+    }
+    if percent(v.recent.not_cached.bytes, v.recent.all_of(OpKind::Read).bytes) >= 10 {
+        said.push(
+            "Much of what was missing could not be kept, for no bucket was free: dirty data holds them. A smaller \
+             writeback_percent or a larger cache helps."
+                .into(),
+        );
+    }
+    let collisions = v.cache.view(View::FiveMinute).cache_miss_collisions;
+    if collisions > (miss + partial) / 10 {
+        said.push(format!(
+            "{} could not be kept because the same blocks were written meanwhile.",
+            plural(collisions, "miss").replace("misss", "misses")
+        ));
+    }
+    if held < 80 {
+        said.push(format!(
+            "The cache is still filling: it holds {}, {held} % of {}. Misses fill it.",
+            Size::sectors(s.cached_sectors),
+            Size(cache.0 as f64 * SECTOR_BYTES as f64)
+        ));
+    } else {
+        said.push(format!(
+            "The cache is full ({} of {}) and replaces what was not used for the longest time (cache_replacement_policy): what \
+             is read again and again is larger than the cache, or is read once only.",
+            Size::sectors(s.cached_sectors),
+            Size(cache.0 as f64 * SECTOR_BYTES as f64)
+        ));
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_for_people() {
+        for (bytes, text) in [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (2 << 30, "2.0 GiB")] {
+            assert_eq!(Size::of(bytes).to_string(), text);
+        }
+        assert_eq!(Size::signed(-5 << 20).to_string(), "-5.0 MiB");
+        assert_eq!(
+            (percent(1, 3), percent(0, 0), plural(1, "read"), plural(2, "read")),
+            (33, 0, "1 read".into(), "2 reads".into())
+        );
+    }
+}

@@ -1,0 +1,468 @@
+//! Which metrics there are.
+//!
+//! Owns one table: the name of each family, what it means, and where its samples come from. Dashboards and alert rules
+//! name these; a test compares them. Names keep to Prometheus' conventions: base units, `_total` for counters.
+
+use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::policy::bypass::BypassReason;
+use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
+use format::{BackingState, SECTOR_BYTES};
+
+use crate::Figures;
+use crate::text::{Format, Kind, Text};
+
+struct Family {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    samples: fn(&Figures, &mut Text),
+}
+
+const fn counter(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
+    Family { name, kind: Kind::Counter, help, samples }
+}
+
+const fn gauge(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
+    Family { name, kind: Kind::Gauge, help, samples }
+}
+
+const fn histogram(name: &'static str, help: &'static str, samples: fn(&Figures, &mut Text)) -> Family {
+    Family { name, kind: Kind::Histogram, help, samples }
+}
+
+/// The figures as text.
+pub fn render(figures: &Figures, format: Format) -> String {
+    let mut text = Text::new(format);
+    for family in FAMILIES {
+        text.family(family.name, family.kind, family.help);
+        (family.samples)(figures, &mut text);
+    }
+    text.end()
+}
+
+/// The names of all series: what can be asked for.
+pub fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    for family in FAMILIES {
+        match family.kind {
+            Kind::Histogram => {
+                names.extend(["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", family.name)))
+            }
+            Kind::Counter | Kind::Gauge => names.push(family.name.to_owned()),
+        }
+    }
+    names
+}
+
+/// Each volume of the figures.
+fn volumes(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures)) {
+    for (set, v) in f.volumes() {
+        see(&[("set", &set), ("volume", &v.name)], v);
+    }
+}
+
+/// A number of each volume.
+fn of_volumes(f: &Figures, text: &mut Text, value: impl Fn(&VolumeFigures) -> f64) {
+    volumes(f, |labels, v| text.value(labels, value(v)));
+}
+
+/// Each set of the figures.
+fn sets(f: &Figures, mut see: impl FnMut(&str, &SetFigures)) {
+    for s in &f.sets {
+        see(&s.status.set_uuid.to_string(), s);
+    }
+}
+
+fn of_sets(f: &Figures, text: &mut Text, value: impl Fn(&SetFigures) -> f64) {
+    sets(f, |set, s| text.value(&[("set", set)], value(s)));
+}
+
+fn count_sets(f: &Figures, text: &mut Text, value: impl Fn(&SetFigures) -> u64) {
+    sets(f, |set, s| text.count(&[("set", set)], value(s)));
+}
+
+/// Hits or misses of a volume since the start.
+fn view(f: &Figures, text: &mut Text, value: impl Fn(ViewValues) -> u64) {
+    volumes(f, |labels, v| text.count(labels, value(v.cache.view(View::Total))));
+}
+
+/// Every operation and outcome of each volume that has occurred.
+fn outcomes(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures, OpKind, Outcome)) {
+    volumes(f, |labels, v| {
+        for op in OpKind::ALL {
+            for outcome in Outcome::all().filter(|o| v.total.of(op, *o).requests > 0) {
+                let own = [("op", op.name()), ("outcome", outcome.name()), ("reason", outcome.reason())];
+                see(&[labels, &own].concat(), v, op, outcome);
+            }
+        }
+    });
+}
+
+fn reasons(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &VolumeFigures, BypassReason)) {
+    volumes(f, |labels, v| {
+        for reason in BypassReason::ALL {
+            see(&[labels, &[("reason", reason.name())]].concat(), v, reason);
+        }
+    });
+}
+
+/// Every device: a set's cache device, and each backing device.
+fn devices(f: &Figures, mut see: impl FnMut(&[(&str, &str)], &DeviceFigures)) {
+    sets(f, |set, s| {
+        see(&[("set", set), ("device", &s.status.device), ("role", "cache")], &s.device);
+    });
+    for (set, v) in f.volumes() {
+        if let Some(device) = &v.backing_name {
+            see(&[("set", &set), ("device", device), ("role", "backing")], &v.device);
+        }
+    }
+}
+
+/// One state of several is 1, the others are 0.
+fn states<T: PartialEq + Copy>(
+    text: &mut Text,
+    labels: &[(&str, &str)],
+    name: &str,
+    all: &[(T, &str)],
+    now: T,
+) {
+    for (state, value) in all {
+        text.count(&[labels, &[(name, value)]].concat(), u64::from(*state == now));
+    }
+}
+
+const PACES: [(Pace, &str); 11] = [
+    (Pace::Never, "never"),
+    (Pace::NothingDirty, "nothing_dirty"),
+    (Pace::Stopped, "stopped"),
+    (Pace::Detaching, "detaching"),
+    (Pace::Draining, "draining"),
+    (Pace::CacheStarved, "cache_starved"),
+    (Pace::Unthrottled, "unthrottled"),
+    (Pace::Delayed, "delayed"),
+    (Pace::Idle, "idle"),
+    (Pace::Fragmented, "fragmented"),
+    (Pace::Controlled, "controlled"),
+];
+
+const STATES: [(BackingState, &str); 4] = [
+    (BackingState::None, "no_cache"),
+    (BackingState::Clean, "clean"),
+    (BackingState::Dirty, "dirty"),
+    (BackingState::Stale, "inconsistent"),
+];
+
+static FAMILIES: &[Family] = &[
+    // Requests of clients.
+    counter(
+        "ubcache_requests_total",
+        "Requests of clients that were answered, by what became of them.",
+        |f, t| {
+            outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).requests));
+        },
+    ),
+    counter("ubcache_request_bytes_total", "Length of the requests that were answered.", |f, t| {
+        outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).bytes));
+    }),
+    histogram("ubcache_request_duration_seconds", "How long requests took.", |f, t| {
+        outcomes(f, |l, v, op, outcome| t.histogram(l, v.latencies.of(op, outcome)));
+    }),
+    counter("ubcache_request_errors_total", "Requests of clients that failed.", |f, t| {
+        volumes(f, |labels, v| {
+            for (op, errors) in OpKind::ALL.into_iter().zip(v.errors) {
+                t.count(&[labels, &[("op", op.name())]].concat(), errors);
+            }
+        });
+    }),
+    counter("ubcache_bypassed_requests_total", "Requests that were not cached, by reason.", |f, t| {
+        reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).0));
+    }),
+    counter("ubcache_bypassed_bytes_total", "Length of what was not cached, by reason.", |f, t| {
+        reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).1));
+    }),
+    counter("ubcache_cache_hits_total", "Reads, not bypassed, that the cache had all of.", |f, t| {
+        view(f, t, |v| v.cache_hits);
+    }),
+    counter(
+        "ubcache_cache_misses_total",
+        "Reads, not bypassed, that the cache did not have all of.",
+        |f, t| {
+            view(f, t, |v| v.cache_misses);
+        },
+    ),
+    counter("ubcache_cache_bypass_hits_total", "Bypassed reads that the cache had all of.", |f, t| {
+        view(f, t, |v| v.cache_bypass_hits);
+    }),
+    counter(
+        "ubcache_cache_bypass_misses_total",
+        "Bypassed reads that the cache did not have all of.",
+        |f, t| {
+            view(f, t, |v| v.cache_bypass_misses);
+        },
+    ),
+    counter(
+        "ubcache_cache_miss_collisions_total",
+        "Misses not cached, for a write came in between.",
+        |f, t| {
+            view(f, t, |v| v.cache_miss_collisions);
+        },
+    ),
+    // Volumes.
+    gauge("ubcache_volume_size_bytes", "Size of the volume.", |f, t| of_volumes(f, t, |v| bytes(v.size.0))),
+    gauge(
+        "ubcache_volume_state",
+        "State in the backing device's superblock: 1 for the current one.",
+        |f, t| {
+            volumes(f, |labels, v| {
+                if let Some(state) = v.state {
+                    states(t, labels, "state", &STATES, state);
+                }
+            });
+        },
+    ),
+    gauge("ubcache_dirty_bytes", "Data that is in the cache only.", |f, t| {
+        of_volumes(f, t, |v| bytes(v.dirty.0))
+    }),
+    gauge(
+        "ubcache_dirty_target_bytes",
+        "How much data may be in the cache only, by writeback_percent.",
+        |f, t| {
+            of_volumes(f, t, |v| bytes(v.dirty_target.0));
+        },
+    ),
+    gauge(
+        "ubcache_writeback_rate_bytes_per_second",
+        "Rate of writeback that the controller allows.",
+        |f, t| {
+            of_volumes(f, t, |v| v.writeback.rate.rate as f64);
+        },
+    ),
+    gauge(
+        "ubcache_writeback_proportional_bytes_per_second",
+        "Proportional (or fragmentation) term.",
+        |f, t| {
+            of_volumes(f, t, |v| v.writeback.rate.proportional as f64);
+        },
+    ),
+    gauge("ubcache_writeback_integral_bytes_per_second", "Integral term of the rate.", |f, t| {
+        of_volumes(f, t, |v| v.writeback.rate.integral as f64);
+    }),
+    gauge("ubcache_writeback_change_bytes_per_second", "What the last update added to the rate.", |f, t| {
+        of_volumes(f, t, |v| v.writeback.rate.change as f64);
+    }),
+    gauge("ubcache_writeback_pace", "Why writeback goes at its rate: 1 for the current reason.", |f, t| {
+        volumes(f, |labels, v| states(t, labels, "pace", &PACES, v.writeback.pace));
+    }),
+    counter("ubcache_writeback_bytes_total", "Data written back.", |f, t| {
+        volumes(f, |labels, v| t.count(labels, v.writeback.written.bytes()));
+    }),
+    gauge("ubcache_writeback_failures", "Batches of writeback that failed in a row.", |f, t| {
+        of_volumes(f, t, |v| f64::from(v.writeback.failures));
+    }),
+    // Devices.
+    histogram("ubcache_device_request_duration_seconds", "How long requests to a device took.", |f, t| {
+        devices(f, |labels, d| {
+            for (op, figures) in d.ops() {
+                t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency);
+            }
+        });
+    }),
+    counter("ubcache_device_bytes_total", "Length of the requests to a device that succeeded.", |f, t| {
+        devices(f, |labels, d| {
+            for (op, figures) in d.ops() {
+                t.count(&[labels, &[("op", op)]].concat(), figures.bytes);
+            }
+        });
+    }),
+    counter("ubcache_device_request_errors_total", "Requests to a device that failed.", |f, t| {
+        devices(f, |labels, d| {
+            for (op, figures) in d.ops() {
+                t.count(&[labels, &[("op", op)]].concat(), figures.errors);
+            }
+        });
+    }),
+    gauge("ubcache_device_errors", "Errors that count towards giving the device up (io_errors).", |f, t| {
+        sets(f, |set, s| {
+            t.count(&[("set", set), ("device", &s.status.device), ("role", "cache")], s.io_errors);
+        });
+        for (set, v) in f.volumes() {
+            if let Some(device) = &v.backing_name {
+                t.count(&[("set", &set), ("device", device), ("role", "backing")], v.io_errors);
+            }
+        }
+    }),
+    gauge(
+        "ubcache_device_error_limit",
+        "Errors at which the device is given up (io_error_limit).",
+        |f, t| {
+            sets(f, |set, s| {
+                let limit = u64::from(s.tunables.io_error_limit);
+                t.count(&[("set", set), ("device", &s.status.device), ("role", "cache")], limit);
+            });
+            for (set, v) in f.volumes() {
+                if let Some(device) = &v.backing_name {
+                    let limit = u64::from(v.tunables.io_error_limit);
+                    t.count(&[("set", &set), ("device", device), ("role", "backing")], limit);
+                }
+            }
+        },
+    ),
+    // Sets.
+    gauge("ubcache_set_failed", "1 if the set is disabled by a failure.", |f, t| {
+        of_sets(f, t, |s| f64::from(u8::from(s.status.failed.is_some())));
+    }),
+    gauge("ubcache_cache_size_bytes", "Size of all buckets.", |f, t| {
+        of_sets(f, t, |s| bytes(u64::from(s.status.nbuckets) * s.status.bucket_sectors.0));
+    }),
+    gauge("ubcache_cached_bytes", "Live data in the cache.", |f, t| {
+        of_sets(f, t, |s| bytes(s.status.cached_sectors.0));
+    }),
+    gauge("ubcache_cache_in_use_ratio", "Share of the buckets that cannot be reused at once.", |f, t| {
+        of_sets(f, t, |s| f64::from(s.status.in_use_percent) / 100.0);
+    }),
+    gauge("ubcache_buckets", "Buckets of the cache device.", |f, t| {
+        of_sets(f, t, |s| f64::from(s.status.nbuckets));
+    }),
+    gauge("ubcache_buckets_available", "Buckets that can be reused at once or are ready for use.", |f, t| {
+        of_sets(f, t, |s| f64::from(s.available_buckets));
+    }),
+    gauge("ubcache_congested", "1 while long requests bypass because the cache device is slow.", |f, t| {
+        of_sets(f, t, |s| f64::from(u8::from(s.congested.is_some())));
+    }),
+    gauge("ubcache_btree_nodes", "Nodes of the btree.", |f, t| {
+        of_sets(f, t, |s| s.status.btree_nodes as f64)
+    }),
+    gauge("ubcache_index_bytes", "Memory that the index takes.", |f, t| {
+        of_sets(f, t, |s| s.status.index_bytes as f64)
+    }),
+    counter("ubcache_cache_written_bytes_total", "Written to the cache device, by what it was.", |f, t| {
+        sets(f, |set, s| {
+            let other = s.counters.metadata_written.0.saturating_sub(s.counters.btree_written.0);
+            let kinds =
+                [("data", s.counters.written.0), ("btree", s.counters.btree_written.0), ("metadata", other)];
+            for (kind, sectors) in kinds {
+                t.count(&[("set", set), ("kind", kind)], sectors.saturating_mul(SECTOR_BYTES));
+            }
+        });
+    }),
+    counter(
+        "ubcache_cache_read_races_total",
+        "Reads that found their bucket reused, and were repeated.",
+        |f, t| {
+            count_sets(f, t, |s| s.counters.cache_read_races);
+        },
+    ),
+    counter("ubcache_writeback_keys_total", "Extents written back, by whether they became clean.", |f, t| {
+        sets(f, |set, s| {
+            t.count(&[("set", set), ("result", "clean")], s.counters.writeback_keys_done);
+            t.count(&[("set", set), ("result", "overwritten")], s.counters.writeback_keys_failed);
+        });
+    }),
+    // Journal.
+    counter("ubcache_journal_entries_total", "Journal entries written.", |f, t| {
+        count_sets(f, t, |s| s.status.journal_written.0);
+    }),
+    counter("ubcache_journal_bytes_total", "Length of the journal entries written.", |f, t| {
+        count_sets(f, t, |s| s.status.journal_written.1);
+    }),
+    gauge("ubcache_journal_buckets", "Buckets of the journal.", |f, t| {
+        of_sets(f, t, |s| s.status.journal_free.1 as f64);
+    }),
+    gauge("ubcache_journal_buckets_free", "Buckets of the journal that are free.", |f, t| {
+        of_sets(f, t, |s| s.status.journal_free.0 as f64);
+    }),
+    counter("ubcache_journal_reclaims_total", "Times that room in the journal had to be made.", |f, t| {
+        count_sets(f, t, |s| s.counters.reclaim);
+    }),
+    histogram(
+        "ubcache_journal_write_duration_seconds",
+        "How long a journal entry took, with its flush.",
+        |f, t| {
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.journal_writes));
+        },
+    ),
+    // Background work.
+    histogram(
+        "ubcache_gc_duration_seconds",
+        "How long walks of the index by the garbage collector took.",
+        |f, t| {
+            sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations));
+        },
+    ),
+    counter("ubcache_gc_moved_extents_total", "Extents that the garbage collector moved.", |f, t| {
+        count_sets(f, t, |s| s.engine.moved_extents);
+    }),
+    histogram("ubcache_writeback_batch_duration_seconds", "How long batches of writeback took.", |f, t| {
+        sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches));
+    }),
+    histogram(
+        "ubcache_background_slice_duration_seconds",
+        "How long background work kept the set's thread.",
+        |f, t| {
+            sets(f, |set, s| {
+                for (work, slices) in s.times.slices() {
+                    t.histogram(&[("set", set), ("work", work.name())], slices);
+                }
+            });
+        },
+    ),
+    gauge(
+        "ubcache_background_slice_longest_seconds",
+        "The longest of these slices since the start.",
+        |f, t| {
+            sets(f, |set, s| {
+                for (work, slices) in s.times.slices() {
+                    t.value(&[("set", set), ("work", work.name())], slices.max().as_seconds());
+                }
+            });
+        },
+    ),
+    counter("ubcache_btree_reads_total", "Btree nodes read after the start.", |f, t| {
+        count_sets(f, t, |s| s.engine.btree_reads);
+    }),
+    counter("ubcache_btree_rewrites_total", "Leaves of the btree that were replaced.", |f, t| {
+        count_sets(f, t, |s| s.engine.btree_rewrites);
+    }),
+];
+
+/// Requests and bytes that were not cached for this reason. (Counts by `clear_stats` do not matter here: a counter that
+/// goes back is a restart for whoever scrapes it.)
+fn bypassed(v: &VolumeFigures, reason: BypassReason) -> (u64, u64) {
+    let all = v.total.bypassed(reason);
+    match reason {
+        BypassReason::NoBucket => {
+            let parts = v.total.not_cached;
+            (all.requests.saturating_add(parts.requests), all.bytes.saturating_add(parts.bytes))
+        }
+        _ => (all.requests, all.bytes),
+    }
+}
+
+fn bytes(sectors: u64) -> f64 {
+    sectors.saturating_mul(SECTOR_BYTES) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_to_the_conventions_and_differ() {
+        let mut names: Vec<&str> = FAMILIES.iter().map(|f| f.name).collect();
+        for f in FAMILIES {
+            assert!(f.name.starts_with("ubcache_"), "{}", f.name);
+            assert_eq!(f.name.ends_with("_total"), f.kind == Kind::Counter, "{}", f.name);
+            assert!(f.kind != Kind::Histogram || f.name.ends_with("_seconds"), "{}", f.name);
+            assert!(f.help.ends_with('.') && !f.help.contains('\n'), "{}", f.name);
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FAMILIES.len());
+    }
+
+    #[test]
+    fn without_sets_there_is_text_all_the_same() {
+        let text = render(&Figures::default(), Format::OpenMetrics);
+        assert_eq!(text.lines().count(), 2 * FAMILIES.len() + 1);
+    }
+}

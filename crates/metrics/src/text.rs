@@ -1,0 +1,183 @@
+//! The text that is scraped.
+//!
+//! Owns the syntax of both text formats: names, labels and their escapes, numbers, histograms. A library with a registry
+//! of live metrics does not fit here: what is written are figures that somebody else has counted.
+
+use std::fmt::Write;
+
+use io::Histogram;
+
+/// Which of the two formats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Prometheus' text format 0.0.4.
+    Prometheus,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// The format that a client wants, by its `Accept` header.
+    pub fn accepted(accept: &str) -> Format {
+        if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Prometheus }
+    }
+
+    /// What the text is called.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// What kind of figure a family has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Grows until the process ends.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A distribution of times in seconds.
+    Histogram,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// Ends of the buckets that are shown: powers of two of a nanosecond, from 16 us to 17 s. They are among those that
+/// histograms count exactly.
+const SHIFTS: std::ops::RangeInclusive<u32> = 14..=34;
+
+/// The text so far.
+pub(crate) struct Text {
+    out: String,
+    format: Format,
+    name: &'static str,
+}
+
+impl Text {
+    pub(crate) fn new(format: Format) -> Text {
+        Text { out: String::new(), format, name: "" }
+    }
+
+    /// A family begins; its samples follow.
+    pub(crate) fn family(&mut self, name: &'static str, kind: Kind, help: &str) {
+        self.name = name;
+        // Counters of OpenMetrics are called without the end that their samples have.
+        let title = match (self.format, kind) {
+            (Format::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            _ => name,
+        };
+        let _ = writeln!(self.out, "# HELP {title} {help}");
+        let _ = writeln!(self.out, "# TYPE {title} {}", kind.name());
+    }
+
+    pub(crate) fn count(&mut self, labels: Labels<'_>, value: u64) {
+        self.begin("", labels, None);
+        let _ = writeln!(self.out, " {value}");
+    }
+
+    pub(crate) fn value(&mut self, labels: Labels<'_>, value: f64) {
+        self.begin("", labels, None);
+        let _ = writeln!(self.out, " {value}");
+    }
+
+    pub(crate) fn histogram(&mut self, labels: Labels<'_>, times: &Histogram) {
+        let count = times.count();
+        for shift in SHIFTS {
+            let end = format!("{}", (1u64 << shift) as f64 / 1e9);
+            self.begin("_bucket", labels, Some(&end));
+            let _ = writeln!(self.out, " {}", times.below(shift));
+        }
+        self.begin("_bucket", labels, Some("+Inf"));
+        let _ = writeln!(self.out, " {count}");
+        self.begin("_sum", labels, None);
+        let _ = writeln!(self.out, " {}", times.sum().as_seconds());
+        self.begin("_count", labels, None);
+        let _ = writeln!(self.out, " {count}");
+    }
+
+    fn begin(&mut self, end: &str, labels: Labels<'_>, le: Option<&str>) {
+        self.out.push_str(self.name);
+        self.out.push_str(end);
+        let mut mark = '{';
+        // A label without a value is the same as none.
+        for (name, value) in labels.iter().copied().filter(|l| !l.1.is_empty()).chain(le.map(|le| ("le", le)))
+        {
+            self.out.push(mark);
+            mark = ',';
+            self.out.push_str(name);
+            self.out.push_str("=\"");
+            for c in value.chars() {
+                match c {
+                    '\\' => self.out.push_str("\\\\"),
+                    '"' => self.out.push_str("\\\""),
+                    '\n' => self.out.push_str("\\n"),
+                    c => self.out.push(c),
+                }
+            }
+            self.out.push('"');
+        }
+        if mark == ',' {
+            self.out.push('}');
+        }
+    }
+
+    pub(crate) fn end(mut self) -> String {
+        if self.format == Format::OpenMetrics {
+            self.out.push_str("# EOF\n");
+        }
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use io::Nanos;
+
+    use super::*;
+
+    #[test]
+    fn a_family_of_each_kind() {
+        let mut times = Histogram::default();
+        times.record(Nanos::from_us(100));
+        times.record(Nanos::from_secs(60));
+        let mut text = Text::new(Format::OpenMetrics);
+        text.family("a_total", Kind::Counter, "Things.");
+        text.count(&[("x", "1"), ("none", ""), ("y", "a\"b\\c\nd")], u64::MAX);
+        text.family("b", Kind::Gauge, "A level.");
+        text.value(&[], -1.5);
+        text.family("c_seconds", Kind::Histogram, "Times.");
+        text.histogram(&[("op", "read")], &times);
+        let text = text.end();
+        let begin = "# HELP a Things.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"b\\\\c\\nd\"} 18446744073709551615\n\
+                     # HELP b A level.\n# TYPE b gauge\nb -1.5\n# HELP c_seconds Times.\n# TYPE c_seconds histogram\n\
+                     c_seconds_bucket{op=\"read\",le=\"0.000016384\"} 0\n";
+        assert!(text.starts_with(begin), "{text}");
+        let end = "c_seconds_bucket{op=\"read\",le=\"17.179869184\"} 1\nc_seconds_bucket{op=\"read\",le=\"+Inf\"} 2\n\
+                   c_seconds_sum{op=\"read\"} 60.0001\nc_seconds_count{op=\"read\"} 2\n# EOF\n";
+        assert!(text.ends_with(end), "{text}");
+        let mut text = Text::new(Format::Prometheus);
+        text.family("a_total", Kind::Counter, "Things.");
+        assert_eq!(text.end(), "# HELP a_total Things.\n# TYPE a_total counter\n");
+    }
+
+    #[test]
+    fn clients_say_what_they_want() {
+        assert_eq!(
+            Format::accepted("text/plain;q=0.5, application/openmetrics-text;version=1.0.0"),
+            Format::OpenMetrics
+        );
+        assert_eq!(Format::accepted("*/*"), Format::Prometheus);
+    }
+}

@@ -1,0 +1,88 @@
+//! What is scraped.
+
+use format::Sector;
+use ubcache_metrics::{Figures, Format, render};
+
+use crate::rig;
+use crate::tools::{promtool, skipped};
+
+fn busy() -> Figures {
+    let set = rig::figures(async |rig| {
+        rig.write(0, 8).await;
+        rig.read(0, 8).await;
+        rig.read(0, 16).await;
+        rig.read(4096, 8).await;
+        rig.volume.flush().await.unwrap();
+        rig.volume.discard(Sector(8192), format::Sectors(8)).await.unwrap();
+        rig.volume.set("cache_mode", "none").await.unwrap();
+        rig.read(3072, 8).await;
+        rig.set.gc().await.unwrap();
+    });
+    Figures { sets: vec![set], alone: Vec::new() }
+}
+
+/// The value of a series.
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|l| l.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in {text}")).parse().unwrap()
+}
+
+#[test]
+fn promtool_has_no_complaint() {
+    if skipped() {
+        return;
+    }
+    assert_eq!(promtool(&["check", "metrics"], &render(&busy(), Format::Prometheus)), "");
+}
+
+#[test]
+fn series_say_what_happened() {
+    let text = render(&busy(), Format::Prometheus);
+    let set = "set=\"07070707-0707-0707-0707-070707070707\"";
+    let volume = format!("{set},volume=\"bcache\"");
+    let of = |name: &str, more: &str| value(&text, &format!("{name}{{{volume}{more}}}"));
+    assert_eq!(of("ubcache_requests_total", ",op=\"read\",outcome=\"hit\""), 1.0);
+    assert_eq!(of("ubcache_requests_total", ",op=\"read\",outcome=\"partial\""), 1.0);
+    assert_eq!(of("ubcache_request_bytes_total", ",op=\"write\",outcome=\"writeback\""), 4096.0);
+    assert_eq!(of("ubcache_request_duration_seconds_count", ",op=\"flush\",outcome=\"done\""), 1.0);
+    let le = ",op=\"read\",outcome=\"bypass\",reason=\"mode_none\",le=\"+Inf\"";
+    assert_eq!(of("ubcache_request_duration_seconds_bucket", le), 1.0);
+    assert_eq!(of("ubcache_bypassed_requests_total", ",reason=\"mode_none\""), 1.0);
+    assert_eq!(of("ubcache_bypassed_bytes_total", ",reason=\"discard\""), 4096.0);
+    assert_eq!(
+        of("ubcache_bypassed_requests_total", ",reason=\"congested\""),
+        0.0,
+        "also what has not happened"
+    );
+    assert_eq!(of("ubcache_cache_misses_total", ""), 2.0);
+    assert_eq!(of("ubcache_dirty_bytes", ""), 4096.0);
+    assert_eq!(of("ubcache_writeback_pace", ",pace=\"stopped\""), 1.0);
+    assert_eq!(of("ubcache_volume_state", ",state=\"dirty\""), 1.0);
+    let backing = format!("{{{set},device=\"a \\\"backing\\\" device\",role=\"backing\",op=\"read\"}}");
+    assert!(value(&text, &format!("ubcache_device_bytes_total{backing}")) >= 12288.0);
+    assert_eq!(value(&text, &format!("ubcache_gc_duration_seconds_count{{{set}}}")), 1.0);
+    assert!(
+        value(&text, &format!("ubcache_background_slice_duration_seconds_count{{{set},work=\"journal\"}}"))
+            > 0.0
+    );
+}
+
+#[test]
+fn both_formats_have_the_same_samples() {
+    let figures = busy();
+    let samples = |format| {
+        let text = render(&figures, format);
+        text.lines().filter(|l| !l.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(samples(Format::Prometheus), samples(Format::OpenMetrics));
+    assert!(render(&figures, Format::OpenMetrics).ends_with("\n# EOF\n"));
+}
+
+#[test]
+fn a_device_without_a_cache_is_there_too() {
+    let set = rig::figures(async |rig| rig.write(0, 8).await);
+    let mut alone = set.volumes.into_iter().next().unwrap();
+    alone.name = "alone".into();
+    let text = render(&Figures { sets: Vec::new(), alone: vec![alone] }, Format::Prometheus);
+    assert_eq!(value(&text, "ubcache_volume_size_bytes{volume=\"alone\"}"), ((1 << 16) - 16) as f64 * 512.0);
+}

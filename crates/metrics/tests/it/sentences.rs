@@ -1,0 +1,218 @@
+//! Golden sentences for chosen situations.
+
+use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::policy::bypass::BypassReason;
+use engine::stats::{OpKind, Outcome, Tallies};
+use format::Sectors;
+use ubcache_metrics::{Explanation, explain};
+
+use crate::rig;
+
+const MIB: i64 = 1 << 20;
+
+/// A quiet set, to be changed into a situation.
+fn situation(change: impl FnOnce(&mut VolumeFigures, &mut SetFigures)) -> Explanation {
+    let mut set = rig::figures(async |_| ());
+    let mut volume = set.volumes[0].clone();
+    volume.recent = Tallies::default();
+    change(&mut volume, &mut set);
+    explain(&volume, Some(&set))
+}
+
+fn times(t: &mut Tallies, n: u64, op: OpKind, outcome: Outcome, sectors: u64) {
+    for _ in 0..n {
+        t.count(op, outcome, Sectors(sectors));
+    }
+}
+
+#[test]
+fn nothing_happens() {
+    let e = situation(|_, _| ());
+    assert_eq!(e.writeback, ["Nothing is dirty: there is nothing to write back."]);
+    assert_eq!(e.bypassed, ["There were no requests in the last five minutes."]);
+    assert_eq!(e.hits, ["No read went through the cache in the last five minutes."]);
+}
+
+#[test]
+fn the_controller_is_above_its_target() {
+    let e = situation(|v, _| {
+        v.dirty = Sectors(409_600);
+        v.dirty_target = Sectors(204_800);
+        v.writeback.pace = Pace::Controlled;
+        v.writeback.rate.rate = 5 * MIB / 2;
+        v.writeback.rate.proportional = 2 * MIB;
+        v.writeback.rate.integral = MIB / 2;
+    });
+    assert_eq!(
+        e.writeback,
+        [
+            "Writeback goes at 2.5 MiB/s: 200.0 MiB are dirty, 100.0 MiB above the target of 100.0 MiB (writeback_percent 10 \
+          of the cache, this device's share); the proportional term, the distance divided by 40 \
+          (writeback_rate_p_term_inverse), is 2.0 MiB/s, the integral term 512.0 KiB/s. A larger writeback_percent slows \
+          it down, a smaller writeback_rate_p_term_inverse speeds it up."
+        ]
+    );
+}
+
+#[test]
+fn the_controller_is_below_its_target() {
+    let e = situation(|v, _| {
+        v.dirty = Sectors(8);
+        v.dirty_target = Sectors(204_800);
+        v.writeback.pace = Pace::Controlled;
+        v.writeback.rate.rate = 4096;
+    });
+    assert_eq!(
+        e.writeback,
+        [
+            "Writeback goes at its least, 4.0 KiB/s (writeback_rate_minimum): 4.0 KiB are dirty, which is no more than the \
+          target of 100.0 MiB (writeback_percent 10 of the cache, this device's share). A smaller writeback_percent, or a \
+          larger writeback_rate_minimum, cleans more."
+        ]
+    );
+}
+
+#[test]
+fn each_pace_has_its_own_sentence() {
+    use Pace::*;
+    let paces = [
+        Never,
+        NothingDirty,
+        Stopped,
+        Detaching,
+        Draining,
+        CacheStarved,
+        Unthrottled,
+        Delayed,
+        Idle,
+        Fragmented,
+        Controlled,
+    ];
+    let mut sentences: Vec<String> = paces
+        .into_iter()
+        .map(|pace| {
+            situation(|v, _| {
+                v.writeback.pace = pace;
+                v.dirty = Sectors(2048);
+            })
+            .writeback
+            .remove(0)
+        })
+        .collect();
+    assert_eq!(
+        sentences[2],
+        "1.0 MiB are dirty and nothing is written back, because writeback_running is 0. Set writeback_running=1 to go on."
+    );
+    assert_eq!(
+        sentences[7],
+        "1.0 MiB are dirty and rest: data is written back once it is 30 s old (writeback_delay), so that what is overwritten \
+         soon is written once."
+    );
+    sentences.sort();
+    sentences.dedup();
+    assert_eq!(sentences.len(), paces.len());
+}
+
+#[test]
+fn a_failing_backing_device() {
+    let e = situation(|v, _| {
+        v.writeback.pace = Pace::Controlled;
+        v.writeback.failures = 2;
+        v.writeback.last_error = Some("sdb: write of 8 sectors at sector 16 failed".into());
+    });
+    assert_eq!(
+        e.writeback[1],
+        "The last 2 batches failed: sdb: write of 8 sectors at sector 16 failed. It is tried again each second."
+    );
+}
+
+#[test]
+fn bypasses_by_frequency() {
+    let e = situation(|v, _| {
+        let t = &mut v.recent;
+        times(t, 60, OpKind::Read, Outcome::Hit, 8);
+        times(t, 30, OpKind::Read, Outcome::Bypass(BypassReason::Sequential), 128);
+        times(t, 5, OpKind::Write, Outcome::Bypass(BypassReason::Congested), 8);
+        times(t, 5, OpKind::Discard, Outcome::Bypass(BypassReason::Discard), 2048);
+    });
+    assert_eq!(
+        e.bypassed,
+        [
+            "Of 100 requests in the last five minutes 40 (40 %, 6.9 MiB) went past the cache:",
+            "30 requests (1.9 MiB, sequential): they were part of streams of 4.0 MiB or more; sequential_cutoff sets that, 0 \
+             caches all streams.",
+            "5 requests (5.0 MiB, discard): they were discards, which no cache takes part in.",
+            "5 requests (20.0 KiB, congested): the cache device was slow; congested_read_threshold_us and \
+             congested_write_threshold_us set what counts as slow, 0 switches that off.",
+        ]
+    );
+    assert_eq!(
+        e.hits,
+        [
+            "Of 60 reads through the cache in the last five minutes 100 % were hits (60 hits, 0 misses, 0 found a part)."
+        ]
+    );
+}
+
+#[test]
+fn misses_of_a_cache_that_is_filling() {
+    let e = situation(|v, set| {
+        times(&mut v.recent, 1, OpKind::Read, Outcome::Hit, 8);
+        times(&mut v.recent, 2, OpKind::Read, Outcome::Miss, 8);
+        times(&mut v.recent, 1, OpKind::Read, Outcome::Partial, 8);
+        set.status.cached_sectors = Sectors(1 << 13);
+    });
+    assert_eq!(
+        e.hits,
+        [
+            "Of 4 reads through the cache in the last five minutes 25 % were hits (1 hits, 2 misses, 1 found a part).",
+            "The cache is still filling: it holds 4.0 MiB, 25 % of 16.0 MiB. Misses fill it.",
+        ]
+    );
+}
+
+#[test]
+fn misses_of_a_cache_that_is_too_small() {
+    let e = situation(|v, set| {
+        times(&mut v.recent, 10, OpKind::Read, Outcome::Miss, 8);
+        times(&mut v.recent, 10, OpKind::Read, Outcome::Bypass(BypassReason::Sequential), 8);
+        set.status.cached_sectors = Sectors(1 << 15);
+    });
+    assert_eq!(
+        e.hits,
+        [
+            "Of 10 reads through the cache in the last five minutes 0 % were hits (0 hits, 10 misses, 0 found a part).",
+            "10 reads more went past the cache and filled nothing: see the reasons above.",
+            "The cache is full (16.0 MiB of 16.0 MiB) and replaces what was not used for the longest time \
+             (cache_replacement_policy): what is read again and again is larger than the cache, or is read once only.",
+        ]
+    );
+}
+
+#[test]
+fn every_reason_has_advice() {
+    for reason in BypassReason::ALL {
+        let e = situation(|v, _| times(&mut v.recent, 1, OpKind::Write, Outcome::Bypass(reason), 8));
+        assert!(e.bypassed[1].contains(reason.name()), "{:?}", e.bypassed);
+        assert!(!e.bypassed[1].contains("the reason was"), "no advice: {:?}", e.bypassed);
+    }
+}
+
+#[test]
+fn all_of_it_as_text() {
+    let text = situation(|_, _| ()).to_string();
+    let expected = "Writeback\n  Nothing is dirty: there is nothing to write back.\n\nPast the cache\n  There were no requests \
+                    in the last five minutes.\n\nHits\n  No read went through the cache in the last five minutes.\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_device_without_a_cache() {
+    let set = rig::figures(async |_| ());
+    let e = explain(&set.volumes[0], None);
+    let alone = "The device is served without a cache: every request goes to the backing device.";
+    assert_eq!(
+        e,
+        Explanation { writeback: vec![alone.into()], bypassed: vec![alone.into()], hits: vec![alone.into()] }
+    );
+}
