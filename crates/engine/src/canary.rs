@@ -52,6 +52,8 @@ table! {
         StaleSlotReused,
         /// A device is detached with dirty data left.
         DetachWithDirtyData,
+        /// The first superblock of a set is written as if all of it arrived, or nothing.
+        SuperblockInOnePiece,
         /// Buckets are reused before their new generation is durable.
         ReuseBeforeGenerations,
         /// A direct write does not wait for the generations of invalidated buckets.
@@ -76,6 +78,8 @@ table! {
         MovedDirtyKeyForgotten,
         /// It moves durable clean copies without a word in the journal.
         MovedCleanNotJournaled,
+        /// The journal has the key of a clean extent that was moved before its backing device has the data.
+        MovedCleanNotSettled,
         /// Replay begins one entry too late.
         ReplayBeginsTooLate,
         /// Replay ignores keys that make holes.

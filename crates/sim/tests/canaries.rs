@@ -29,6 +29,8 @@ const RARE: &[Bug] = &[
     Bug::OpenWithoutFlush,
     Bug::FailedWriteUnnoticed,
     Bug::FailedFlushTrusted,
+    Bug::MovedCleanNotSettled,
+    Bug::SuperblockInOnePiece,
     Bug::VoidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::ReclaimLooksOnce,

@@ -255,18 +255,27 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
     let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
+    let mut settled = f.dirty || bug(Bug::MovedCleanNotSettled);
     while at < end {
         core.check()?;
         let delta = at - start;
         let blocked = match core.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
+                Kind::Hit { may_be_durable: true, ptr, .. } if !settled && ptr == from.advanced(delta) => {
+                    // The old key is perhaps on its way to disk, behind a flush of the backing device. The journal is
+                    // not to be faster.
+                    core.settle_backing(f.inode).await;
+                    settled = true;
+                    continue;
+                }
                 Kind::Hit { ptr, dirty, may_be_durable }
                     if ptr == from.advanced(delta) && dirty == f.dirty =>
                 {
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let how = if dirty || may_be_durable { How::Journaled } else { how };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
+                    let new = new.filter(|_| dirty || !core.mistrust.contains(f.inode));
                     match core.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {
                             at = done;

@@ -175,15 +175,26 @@ impl Core {
         }
         let Some(tick) = unjournaled.filter(|_| !bug(Bug::LeafBeforeData)) else { return Ok(true) };
         self.gate.ensure(tick).await?;
-        let backings: Vec<_> = self.backings.borrow().iter().map(|(i, b)| (*i, b.clone())).collect();
-        for (inode, backing) in backings {
-            if !self.mistrust.contains(inode) && backing.settle_direct_writes().await.is_err() {
-                if !bug(Bug::FailedFlushTrusted) {
-                    self.mistrust.add(inode);
-                }
-            }
+        let inodes: Vec<_> = self.backings.borrow().keys().copied().collect();
+        for inode in inodes {
+            self.settle_backing(inode).await;
         }
         Ok(self.mistrust.epoch() == epoch)
+    }
+
+    /// Makes durable on its backing device what clean copies of this volume are copies of; false if the device failed to,
+    /// now or earlier.
+    pub(crate) async fn settle_backing(&self, inode: Inode) -> bool {
+        let backing = self.backings.borrow().get(&inode).cloned();
+        let settled = match backing {
+            Some(_) if self.mistrust.contains(inode) => false,
+            Some(backing) => backing.settle_direct_writes().await.is_ok() || bug(Bug::FailedFlushTrusted),
+            None => true,
+        };
+        if !settled {
+            self.mistrust.add(inode);
+        }
+        settled
     }
 
     /// Writes the next set of a leaf; false if it must not be written and the leaf is to be looked at again.

@@ -232,7 +232,23 @@ async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) ->
     cache.write(g.bucket_start(at), buffer, true).await?;
     superblock.set_sync(true);
     superblock.prepare_write(cache.runtime().wall_seconds());
-    cache.write(SUPERBLOCK_SECTOR, pool.copy_of(&superblock.encode()), true).await?;
+    write_first_superblock(cache, &superblock.encode()).await
+}
+
+/// Sectors of one write may reach the device without each other, and the list of the journal's buckets can be longer than
+/// the first sector. The checksum that is on the device does not cover a list, so that goes first; from then on only the
+/// first sector changes.
+async fn write_first_superblock(cache: &Disk, bytes: &[u8]) -> Result<(), EngineError> {
+    let pool = cache.runtime().pool().clone();
+    let sector = Sectors(1).bytes() as usize;
+    let (first, rest) = bytes.split_at(sector);
+    let one = cache.info().logical_block_bytes as usize > sector || rest.iter().all(|b| *b == 0);
+    if one || bug(Bug::SuperblockInOnePiece) {
+        cache.write(SUPERBLOCK_SECTOR, pool.copy_of(bytes), true).await?;
+        return Ok(());
+    }
+    cache.write(SUPERBLOCK_SECTOR + Sectors(1), pool.copy_of(rest), true).await?;
+    cache.write(SUPERBLOCK_SECTOR, pool.copy_of(first), true).await?;
     Ok(())
 }
 
