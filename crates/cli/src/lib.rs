@@ -4,15 +4,15 @@
 //! stdout is data, stderr is messages, progress only on a terminal. Must not know the format beyond building
 //! superblocks, nor how a request is served: it puts devices, sets and exports together.
 //!
-//! Where things are: `commands` has one file per command; what brings a set up and serves it is crate `serve`; `look`
-//! opens devices for those that only read; `console` reads commands for a running set; `multicall` knows the arguments of
+//! Where things are: `commands` has one file per command; what brings a set up and serves it is crate `serve`;
+//! `client` talks to the daemon; `console` reads commands for a running set; `multicall` knows the arguments of
 //! bcache-tools.
 #![forbid(unsafe_code)]
 
+mod client;
 mod commands;
 mod console;
 mod interrupt;
-mod look;
 mod multicall;
 pub mod nbd_client;
 mod out;
@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use serve::{events, exports, failure, kept, session, superblock, takeover, tunables};
+use serve::{events, exports, failure, kept, look, session, superblock, takeover, tunables};
 
 use commands::Command;
 use failure::Failure;

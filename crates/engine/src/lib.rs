@@ -34,5 +34,5 @@ mod writeback;
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use error::{Damage, EngineError};
-pub use set::{CacheSet, EngineCounters, SetEvent, SetOptions, SetStatus};
+pub use set::{CacheSet, Detaching, EngineCounters, SetEvent, SetOptions, SetStatus};
 pub use volume::{Volume, VolumeRef};

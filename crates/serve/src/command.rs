@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::session::Session;
+use crate::session::{Session, new_uuid};
 use crate::snapshot::Snapshot;
 use crate::tunables::Setting;
 
@@ -82,8 +82,8 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
         }
         Command::Flush { volume } => flush(session, volume.as_deref()).await?,
         Command::Create { size_sectors, label } => {
-            let uuid = format::Uuid(*uuid::Uuid::new_v4().as_bytes());
-            session.needs_set()?.create_volume(uuid, format::Sectors(*size_sectors), label).await?;
+            let size = format::Sectors(*size_sectors);
+            session.needs_set()?.create_volume(new_uuid(), size, label).await?;
         }
         Command::Gc => session.needs_set()?.gc().await?,
         Command::ClearStats { volume: Some(volume) } => session.volume(volume)?.clear_stats(),

@@ -6,7 +6,8 @@
 //!
 //! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
 //! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `kept` is memory
-//! that outlives the process; `superblock` looks before anything is written; `message` and `events` tell the operator.
+//! that outlives the process; `superblock` looks before anything is written; `look` opens devices for those that only
+//! read; `message` and `events` tell the operator.
 #![forbid(unsafe_code)]
 
 pub mod command;
@@ -14,6 +15,7 @@ pub mod events;
 pub mod exports;
 pub mod failure;
 pub mod kept;
+pub mod look;
 pub mod message;
 pub mod session;
 pub mod snapshot;

@@ -11,27 +11,32 @@ use inspect::FileSource;
 use crate::failure::Failure;
 
 /// Opens devices for reading.
-pub(crate) struct Looker {
+pub struct Looker {
     driver: Driver,
     in_use: bool,
 }
 
 /// A device open for reading.
-pub(crate) struct Looked {
-    pub(crate) source: FileSource,
+pub struct Looked {
+    /// What is read.
+    pub source: FileSource,
     _claim: FileDevice,
 }
 
 impl Looker {
-    /// `in_use`: the operator wants to see devices that somebody writes to, torn as they may be.
-    pub(crate) fn new(in_use: bool) -> Result<Looker, Failure> {
+    /// A looker. `in_use`: the operator wants to see devices that somebody writes to, torn as they may be.
+    pub fn new(in_use: bool) -> Result<Looker, Failure> {
         // No request goes through this driver: it only holds the claims.
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         Ok(Looker { driver, in_use })
     }
 
-    pub(crate) fn open(&self, path: &Path) -> Result<Looked, Failure> {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// If somebody writes to it, or it cannot be opened.
+    pub fn open(&self, path: &Path) -> Result<Looked, Failure> {
         let claim = if self.in_use { Claim::None } else { Claim::ByAccess };
         let options =
             OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };

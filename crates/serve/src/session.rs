@@ -284,6 +284,11 @@ impl Session {
     }
 }
 
+/// A UUID that nobody has (version 4).
+pub fn new_uuid() -> format::Uuid {
+    format::Uuid(*uuid::Uuid::new_v4().as_bytes())
+}
+
 /// A seed for the engine's random choices, which need not be the same twice.
 pub fn seed() -> u64 {
     let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();

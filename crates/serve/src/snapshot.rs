@@ -199,6 +199,8 @@ pub struct VolumeFigures {
     pub tunables: Vec<TunableFigure>,
     /// How clients reach it; filled in by whoever has the exports.
     pub exports: Vec<Way>,
+    /// Why it cannot be reached as it should, if it cannot; filled in like `exports`.
+    pub problem: Option<String>,
 }
 
 /// Requests of clients since the start.
@@ -404,6 +406,7 @@ impl VolumeFigures {
             },
             tunables: tunables.iter().map(TunableFigure::from).collect(),
             exports: Vec::new(),
+            problem: None,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The commands, one file each.
 
 mod check;
+mod control;
+mod daemon;
 mod demo;
 mod dump;
 mod extract;
@@ -24,6 +26,25 @@ pub(crate) enum Command {
     Check(check::Check),
     Dump(dump::Dump),
     Demo(demo::Demo),
+    Daemon(daemon::Daemon),
+    Register(control::Register),
+    Unregister(control::Unregister),
+    Attach(control::Attach),
+    Detach(control::Detach),
+    Stop(control::Stop),
+    SetCachemode(control::SetCachemode),
+    SetLabel(control::SetLabel),
+    Drain(control::Drain),
+    Show(control::Show),
+    Tree(control::Tree),
+    Status(control::Status),
+    Get(control::Get),
+    Set(control::Set),
+    Reset(control::Reset),
+    Jobs(control::Jobs),
+    Cancel(control::Cancel),
+    Events(control::Events),
+    Reload(control::Reload),
 }
 
 impl Command {
@@ -37,6 +58,25 @@ impl Command {
             Command::Check(c) => c.run(),
             Command::Dump(c) => c.run(),
             Command::Demo(c) => c.run(),
+            Command::Daemon(c) => c.run(),
+            Command::Register(c) => c.run(),
+            Command::Unregister(c) => c.run(),
+            Command::Attach(c) => c.run(),
+            Command::Detach(c) => c.run(),
+            Command::Stop(c) => c.run(),
+            Command::SetCachemode(c) => c.run(),
+            Command::SetLabel(c) => c.run(),
+            Command::Drain(c) => c.run(),
+            Command::Show(c) => c.run(),
+            Command::Tree(c) => c.run(),
+            Command::Status(c) => c.run(),
+            Command::Get(c) => c.run(),
+            Command::Set(c) => c.run(),
+            Command::Reset(c) => c.run(),
+            Command::Jobs(c) => c.run(),
+            Command::Cancel(c) => c.run(),
+            Command::Events(c) => c.run(),
+            Command::Reload(c) => c.run(),
         }
     }
 }

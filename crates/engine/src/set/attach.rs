@@ -209,6 +209,42 @@ impl CacheSet {
         Ok(())
     }
 
+    /// The first and long part of a detach, which can be given up: the volume takes no new dirty data, and what it has is
+    /// written back. [`CacheSet::detach`] is to follow while the guard is held.
+    ///
+    /// # Errors
+    /// If data cannot be written back.
+    pub async fn begin_detach(&self, volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
+        if volume.inode().is_none() || volume.is_flash_only() {
+            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+        }
+        volume.begin_detach();
+        let guard = Detaching { volume: volume.clone() };
+        volume.drained().await?;
+        Ok(guard)
+    }
+
+    /// Stops a volume and lets its backing device go as it is: attached, with its dirty data in the cache. It can be
+    /// registered again once nobody holds the volume any more. A flash-only volume is stopped for this run.
+    ///
+    /// # Errors
+    /// If what was answered cannot be made durable; the volume is stopped all the same.
+    pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let core = &self.core;
+        volume.stop().await;
+        let Some(inode) = volume.inode() else { return Ok(()) };
+        let _config = core.config_lock.lock().await;
+        if let Some(backing) = volume.backing() {
+            backing.settle_direct_writes().await?;
+        }
+        core.journal.commit_keys().await?;
+        // One that is still on its way could bring old data over what the next owner of the device writes.
+        volume.ranges.invalidate_misses();
+        core.backings.borrow_mut().remove(&inode);
+        core.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        Ok(())
+    }
+
     /// Detaches a backing device: writes all its dirty data back, then lets it go. The volume stays up and serves
     /// the device alone.
     ///
@@ -268,5 +304,18 @@ impl CacheSet {
         core.request_gc();
         core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
+    }
+}
+
+/// A volume that takes no new dirty data. It does again when this is dropped, unless it was detached.
+pub struct Detaching {
+    volume: Rc<Volume>,
+}
+
+impl Drop for Detaching {
+    fn drop(&mut self) {
+        if self.volume.inode().is_some() {
+            self.volume.cancel_detach();
+        }
     }
 }

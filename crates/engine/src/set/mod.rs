@@ -17,6 +17,7 @@ use std::rc::Rc;
 use format::{Inode, Sectors, Uuid};
 
 pub(crate) use self::core::Core;
+pub use attach::Detaching;
 pub use self::core::EngineCounters;
 pub(crate) use backing::Backing;
 pub use events::SetEvent;

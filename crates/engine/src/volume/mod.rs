@@ -409,20 +409,21 @@ impl Volume {
         self.detaching.set(false);
     }
 
-    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go.
+    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go. Dropping
+    /// the future gives it up.
     ///
     /// # Errors
     /// If the set fails, or the volume is stopped.
     pub async fn drained(&self) -> Result<(), EngineError> {
         let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
-        self.writeback.begin_drain();
+        let draining = self.writeback.drain();
         let dirty =
             || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
         self.writeback
             .progress
             .wait_until(|| core.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty())
             .await;
-        self.writeback.end_drain();
+        drop(draining);
         core.check()?;
         if dirty() {
             let left = core.tree.borrow().dirty_sectors(inode);

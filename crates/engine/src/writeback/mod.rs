@@ -95,14 +95,12 @@ impl Writeback {
         self.rate.borrow_mut().set_rate(rate);
     }
 
-    pub(crate) fn begin_drain(&self) {
+    /// Everything is written back as fast as possible until the guard is dropped.
+    pub(crate) fn drain(&self) -> Draining<'_> {
         self.draining.set(self.draining.get() + 1);
         self.failures.set(0);
         self.wake();
-    }
-
-    pub(crate) fn end_drain(&self) {
-        self.draining.set(self.draining.get() - 1);
+        Draining(self)
     }
 
     pub(crate) fn gave_up(&self) -> bool {
@@ -119,6 +117,15 @@ impl Writeback {
             return;
         }
         self.progress.wait_until(|| !self.running.get()).await;
+    }
+}
+
+/// Somebody waits for all dirty data to be written back.
+pub(crate) struct Draining<'a>(&'a Writeback);
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.draining.set(self.0.draining.get() - 1);
     }
 }
 

@@ -1,0 +1,159 @@
+//! Long operations of the daemon, watched.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{answer, text};
+use crate::client::{Control, device_name, segment};
+use crate::failure::Failure;
+use crate::{out, size};
+
+/// How often a job is asked how far it is.
+const EVERY: Duration = Duration::from_millis(200);
+
+fn progress_line(job: &Value) -> String {
+    let bytes = |key: &str| size::human(job[key].as_u64().unwrap_or(0));
+    let percent = job["percent"].as_u64().unwrap_or(0).min(100);
+    let full = (percent / 5) as usize;
+    let eta = job["eta_seconds"].as_u64().map(|s| format!(", {s} s left")).unwrap_or_default();
+    format!(
+        "[{}{}] {percent:>3} %, {} of {}{eta}",
+        "#".repeat(full),
+        "-".repeat(20 - full),
+        bytes("done_bytes"),
+        bytes("total_bytes")
+    )
+}
+
+/// Waits for the end of a job, and says how it was.
+fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
+    let mut progress = out::Progress::new(kind);
+    let id = body["job"]["id"].as_u64().unwrap_or(0);
+    while body["job"]["state"] == "running" {
+        progress.line(|what| format!("{what}: {}", progress_line(&body["job"])));
+        std::thread::sleep(EVERY);
+        body = control.get(&format!("/v1/jobs/{id}"))?;
+    }
+    progress.clear();
+    let job = &body["job"];
+    if control.json {
+        out::print_json(&body)?;
+    }
+    match text(&job["state"]) {
+        "done" if control.json => Ok(()),
+        "done" => out::print(&format!("{}: {} done\n", text(&job["target"]), text(&job["kind"]))),
+        "failed" => Err(Failure::Failed(text(&job["error"]).to_owned())),
+        other => Err(Failure::Failed(format!("{}: {other}", text(&job["target"])))),
+    }
+}
+
+/// What commands that begin a job have in common.
+#[derive(Args, Debug)]
+struct Waiting {
+    /// Do not wait for the end
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Waiting {
+    fn begin(&self, kind: &'static str, path: &str) -> Result<(), Failure> {
+        let body = self.control.post(path, &json!({}))?;
+        if self.no_wait {
+            return answer(&self.control, &body, || format!("job {}\n", body["job"]["id"]));
+        }
+        watch(&self.control, kind, body)
+    }
+}
+
+/// Detach a backing device: write everything back and let it go
+///
+/// It is served on, without a cache. Ending this command does not end the detaching: `cancel` does.
+#[derive(Args, Debug)]
+pub(crate) struct Detach {
+    /// Volume or backing device
+    backing: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Detach {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = format!("/v1/volumes/{}/detach", segment(&device_name(&self.backing)?));
+        self.waiting.begin("detaching", &path)
+    }
+}
+
+/// Write all dirty data of a volume or a set back
+#[derive(Args, Debug)]
+pub(crate) struct Drain {
+    /// Volume (name, label or device) or set (UUID or cache device)
+    volume: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Drain {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let name = segment(&device_name(&self.volume)?);
+        let of_volume = self.waiting.control.ask("GET", &format!("/v1/volumes/{name}"), None)?;
+        let kind = if of_volume.status == 404 { "sets" } else { "volumes" };
+        self.waiting.begin("writing back", &format!("/v1/{kind}/{name}/flush"))
+    }
+}
+
+/// List jobs of the daemon
+#[derive(Args, Debug)]
+pub(crate) struct Jobs {
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Jobs {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let body = self.control.get("/v1/jobs")?;
+        answer(&self.control, &body, || {
+            let lines = body["jobs"].as_array().into_iter().flatten().map(|j| {
+                let how = match text(&j["state"]) {
+                    "running" => progress_line(j),
+                    "failed" => format!("failed: {}", text(&j["error"])),
+                    other => other.to_owned(),
+                };
+                format!("{} {} {}: {how}\n", j["id"], text(&j["kind"]), text(&j["target"]))
+            });
+            lines.collect()
+        })
+    }
+}
+
+/// Cancel a job of the daemon; what is done stays done
+#[derive(Args, Debug)]
+pub(crate) struct Cancel {
+    /// Number of the job
+    job: u64,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Cancel {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let body = self.control.delete(&format!("/v1/jobs/{}", self.job))?;
+        answer(&self.control, &body, || format!("job {}: cancelled\n", self.job))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_full_as_the_job() {
+        let job = json!({"percent": 50, "done_bytes": 512, "total_bytes": 1024, "eta_seconds": 3});
+        assert_eq!(progress_line(&job), "[##########----------]  50 %, 512 B of 1.0 KiB, 3 s left");
+        let job = json!({"percent": 100, "done_bytes": 0, "total_bytes": 0});
+        assert_eq!(progress_line(&job), "[####################] 100 %, 0 B of 0 B");
+    }
+}

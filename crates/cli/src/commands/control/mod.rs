@@ -1,0 +1,291 @@
+//! Commands for the daemon that change something, or begin something long.
+//!
+//! Each is one request. What takes long is a job: it is watched until it ends, and goes on if the watching is ended.
+
+mod job;
+mod show;
+mod status;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+pub(crate) use job::{Cancel, Detach, Drain, Jobs};
+pub(crate) use show::{Show, Tree};
+pub(crate) use status::{Events, Status};
+
+use crate::client::{Control, absolute, device_name, segment};
+use crate::failure::Failure;
+use crate::out;
+
+/// Prints an answer, or says something shorter.
+fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
+    if control.json { out::print_json(body) } else { out::print(&short()) }
+}
+
+/// Register devices with the daemon
+///
+/// A cache device brings its set up, a backing device its volume. A backing device whose cache is missing waits for it.
+#[derive(Args, Debug)]
+pub(crate) struct Register {
+    /// Cache and backing devices
+    #[arg(value_name = "DEV", required = true)]
+    devices: Vec<PathBuf>,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Register {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let devices = self.devices.iter().map(|d| absolute(d)).collect::<Result<Vec<_>, _>>()?;
+        let body = self.control.post("/v1/register", &json!({"devices": devices}))?;
+        answer(&self.control, &body, || {
+            let lines = body["devices"].as_array().into_iter().flatten().map(|d| {
+                let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
+                format!("{}: {}{why}\n", text(&d["path"]), text(&d["state"]))
+            });
+            lines.collect()
+        })
+    }
+}
+
+/// What a value says; nothing if it is none.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+/// Forget a device
+///
+/// A cache device takes its set down; dirty data stays dirty in it. A backing device's volume is stopped.
+#[derive(Args, Debug)]
+pub(crate) struct Unregister {
+    /// Device, by path, UUID or label
+    #[arg(value_name = "DEV")]
+    device: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Unregister {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let device = device_name(&self.device)?;
+        let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
+        answer(&self.control, &body, || format!("{}: unregistered\n", self.device))
+    }
+}
+
+/// Attach a backing device to a cache set
+///
+/// A backing device that is served alone is served through the cache afterwards; its clients have to connect again.
+#[derive(Args, Debug)]
+pub(crate) struct Attach {
+    /// Cache device or UUID of its set
+    cache: String,
+    /// Backing device
+    backing: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Attach {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let wanted = json!({"cache": device_name(&self.cache)?, "backing": device_name(&self.backing)?});
+        let body = self.control.post("/v1/attach", &wanted)?;
+        answer(&self.control, &body, || format!("{}: attached to {}\n", self.backing, self.cache))
+    }
+}
+
+/// Stop a volume
+///
+/// Its device stays registered and is served again by the next start of the daemon, or when it is registered again.
+#[derive(Args, Debug)]
+pub(crate) struct Stop {
+    /// Volume, by name, label or backing device
+    volume: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Stop {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = format!("/v1/volumes/{}/stop", segment(&device_name(&self.volume)?));
+        let body = self.control.post(&path, &json!({}))?;
+        answer(&self.control, &body, || format!("{}: stopped\n", self.volume))
+    }
+}
+
+/// Set the cache mode of a backing device
+#[derive(Args, Debug)]
+pub(crate) struct SetCachemode {
+    /// Volume or backing device
+    backing: String,
+    /// What happens to writes
+    #[arg(value_parser = ["writethrough", "writeback", "writearound", "none"])]
+    mode: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl SetCachemode {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = format!("/v1/volumes/{}/cache-mode", segment(&device_name(&self.backing)?));
+        let body = self.control.put(&path, &json!({"mode": self.mode}))?;
+        answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.mode))
+    }
+}
+
+/// Set the label of a backing device
+#[derive(Args, Debug)]
+pub(crate) struct SetLabel {
+    /// Volume or backing device
+    backing: String,
+    /// At most 32 bytes
+    label: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl SetLabel {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = format!("/v1/volumes/{}/label", segment(&device_name(&self.backing)?));
+        let body = self.control.put(&path, &json!({"label": self.label}))?;
+        answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.label))
+    }
+}
+
+/// Whose tunables: those of a volume, or of a set.
+fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
+    let name = segment(&device_name(name)?);
+    let of_volume = format!("/v1/volumes/{name}/tunables");
+    let reply = control.ask("GET", &of_volume, None)?;
+    if reply.status == 404 {
+        let of_set = format!("/v1/sets/{name}/tunables");
+        if control.ask("GET", &of_set, None)?.status == 200 {
+            return Ok(of_set);
+        }
+    }
+    reply.ok().map(|_| of_volume)
+}
+
+/// Show tunables of a volume or a set
+#[derive(Args, Debug)]
+pub(crate) struct Get {
+    /// Volume (name, label or device) or set (UUID or cache device)
+    volume: String,
+    /// Name of a tunable; all of them if none is given
+    key: Option<String>,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Get {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = tunables_path(&self.control, &self.volume)?;
+        match &self.key {
+            Some(key) => {
+                let body = self.control.get(&format!("{path}/{}", segment(key)))?;
+                answer(&self.control, &body, || format!("{}\n", text(&body["tunable"]["value"])))
+            }
+            None => {
+                let body = self.control.get(&path)?;
+                answer(&self.control, &body, || {
+                    let lines = body["tunables"].as_array().into_iter().flatten().map(|t| {
+                        let unit = text(&t["unit"]);
+                        let changed = if t["value"] == t["default"] || t["in_superblock"] == true {
+                            String::new()
+                        } else {
+                            format!(" (default {})", text(&t["default"]))
+                        };
+                        let blank = if unit.is_empty() { "" } else { " " };
+                        format!("{} = {}{blank}{unit}{changed}\n", text(&t["key"]), text(&t["value"]))
+                    });
+                    lines.collect()
+                })
+            }
+        }
+    }
+}
+
+/// Set tunables of a volume or a set
+///
+/// Kept over restarts unless --runtime is given; `reset` takes them back.
+#[derive(Args, Debug)]
+pub(crate) struct Set {
+    /// Volume (name, label or device) or set (UUID or cache device)
+    volume: String,
+    /// Names and values
+    #[arg(value_name = "KEY=VALUE", required = true)]
+    settings: Vec<String>,
+    /// For this run of the daemon only
+    #[arg(long)]
+    runtime: bool,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Set {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let wanted = self
+            .settings
+            .iter()
+            .map(|s| s.split_once('=').ok_or_else(|| Failure::Usage(format!("{s}: expected KEY=VALUE"))));
+        let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
+        let path = tunables_path(&self.control, &self.volume)?;
+        let mut changed = Vec::new();
+        for (key, value) in wanted {
+            let wish = json!({"value": value, "runtime": self.runtime});
+            let body = self.control.put(&format!("{path}/{}", segment(key)), &wish)?;
+            changed.push(body["changed"].clone());
+        }
+        show_changed(&self.control, &changed)
+    }
+}
+
+fn show_changed(control: &Control, changed: &[Value]) -> Result<(), Failure> {
+    answer(control, &json!({"schema_version": 1, "changed": changed}), || {
+        changed.iter().map(|c| format!("{} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
+    })
+}
+
+/// Take back what `set` has set: the configuration or the default holds again
+#[derive(Args, Debug)]
+pub(crate) struct Reset {
+    /// Volume (name, label or device) or set (UUID or cache device)
+    volume: String,
+    /// Names
+    #[arg(required = true)]
+    keys: Vec<String>,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Reset {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let path = tunables_path(&self.control, &self.volume)?;
+        let mut changed = Vec::new();
+        for key in &self.keys {
+            let body = self.control.delete(&format!("{path}/{}", segment(key)))?;
+            changed.push(body["changed"].clone());
+        }
+        show_changed(&self.control, &changed)
+    }
+}
+
+/// Read the configuration again, and say what has changed
+#[derive(Args, Debug)]
+pub(crate) struct Reload {
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Reload {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let body = self.control.post("/v1/reload", &json!({}))?;
+        answer(&self.control, &body, || {
+            let lines: String =
+                body["changes"].as_array().into_iter().flatten().map(|l| format!("{}\n", text(l))).collect();
+            if lines.is_empty() { "nothing has changed\n".into() } else { lines }
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! `show` and `tree`: the devices, with the columns that users of bcache know.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::text;
+use crate::client::{Control, device_name};
+use crate::failure::Failure;
+use crate::out;
+
+/// Lines of equal columns.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A device, with what is known of its volume.
+struct Row<'a> {
+    device: &'a Value,
+    volume: Option<&'a Value>,
+    cache: Option<&'a str>,
+}
+
+fn rows(status: &Value) -> Vec<Row<'_>> {
+    let devices: Vec<&Value> = status["devices"].as_array().into_iter().flatten().collect();
+    let mut volumes: BTreeMap<&str, &Value> = BTreeMap::new();
+    for set in status["sets"].as_array().into_iter().flatten() {
+        for volume in set["volumes"].as_array().into_iter().flatten() {
+            volumes.insert(text(&volume["backing_uuid"]), volume);
+        }
+    }
+    let cache_of = |set: &Value| {
+        let mut caches =
+            devices.iter().filter(|d| d["kind"] == "cache" && d["set"] == *set && set.is_string());
+        caches.next().map(|d| text(&d["path"]))
+    };
+    devices
+        .iter()
+        .map(|d| Row {
+            device: d,
+            volume: volumes.get(text(&d["uuid"])).copied(),
+            cache: if d["kind"] == "backing" { cache_of(&d["set"]) } else { None },
+        })
+        .collect()
+}
+
+impl Row<'_> {
+    fn kind(&self) -> &'static str {
+        match text(&self.device["kind"]) {
+            "cache" => "3 (cache)",
+            "backing" => "1 (data)",
+            _ => "?",
+        }
+    }
+
+    fn state(&self) -> String {
+        match (self.volume, text(&self.device["state"])) {
+            (Some(volume), _) => format!("{}(running)", text(&volume["state"])),
+            (None, "served") => "active".into(),
+            (None, other) => other.to_owned(),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.volume.map_or("N/A", |v| text(&v["name"]))
+    }
+}
+
+/// List devices
+#[derive(Args, Debug)]
+pub(crate) struct Show {
+    /// Everything about one device
+    #[arg(short = 'd', long = "device", value_name = "DEV")]
+    device: Option<String>,
+    /// More columns
+    #[arg(short = 'm', long = "more")]
+    more: bool,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Show {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let status = self.control.get("/v1/status")?;
+        let mut rows = rows(&status);
+        if let Some(wanted) = &self.device {
+            let name = device_name(wanted)?;
+            rows.retain(|r| {
+                [&r.device["path"], &r.device["uuid"], &r.device["label"]].iter().any(|v| text(v) == name)
+            });
+            if rows.is_empty() {
+                return Err(Failure::Failed(format!("{wanted}: is not registered")));
+            }
+        }
+        if self.control.json {
+            let devices: Vec<Value> = rows
+                .iter()
+                .map(|r| json!({"device": r.device, "state": r.state(), "volume": r.volume, "attached_to": r.cache}))
+                .collect();
+            return out::print_json(&json!({"schema_version": 1, "devices": devices}));
+        }
+        if self.device.is_some() {
+            return out::print(&rows.iter().map(details).collect::<String>());
+        }
+        let head = ["Name", "Type", "State", "Bname", "AttachToDev"];
+        let more = ["Label", "UUID", "Set", "Why"];
+        let mut lines = vec![
+            head.iter()
+                .chain(more.iter().take(if self.more { 4 } else { 0 }))
+                .map(|s| (*s).to_owned())
+                .collect(),
+        ];
+        for row in &rows {
+            let mut line: Vec<String> = vec![
+                text(&row.device["path"]).into(),
+                row.kind().into(),
+                row.state(),
+                row.name().into(),
+                row.cache.unwrap_or("N/A").into(),
+            ];
+            if self.more {
+                line.extend(["label", "uuid", "set", "why"].map(|key| {
+                    Some(text(&row.device[key])).filter(|t| !t.is_empty()).unwrap_or("N/A").to_owned()
+                }));
+            }
+            lines.push(line);
+        }
+        out::print(&table(&lines))
+    }
+}
+
+fn details(row: &Row<'_>) -> String {
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    let mut add = |key: &str, value: String| {
+        if !value.is_empty() {
+            lines.push(vec![key.to_owned(), value]);
+        }
+    };
+    add("device", text(&row.device["path"]).into());
+    add("type", row.kind().into());
+    add("state", row.state());
+    for key in ["uuid", "set", "label", "why"] {
+        add(key, text(&row.device[key]).into());
+    }
+    if let Some(volume) = row.volume {
+        add("volume", row.name().into());
+        add("attached to", row.cache.unwrap_or("N/A").into());
+        add("cache mode", text(&volume["cache_mode"]).into());
+        let bytes = |key: &str| crate::size::human(volume[key].as_u64().unwrap_or(0));
+        add("size", bytes("size_bytes"));
+        add("dirty", bytes("dirty_bytes"));
+        for way in volume["exports"].as_array().into_iter().flatten() {
+            add("reached by", text(&way["address"]).into());
+        }
+        add("problem", text(&volume["problem"]).into());
+    }
+    table(&lines)
+}
+
+/// Show sets with their volumes
+#[derive(Args, Debug)]
+pub(crate) struct Tree {
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Tree {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let status = self.control.get("/v1/status")?;
+        if self.control.json {
+            let part = json!({"schema_version": 1, "sets": status["sets"], "devices": status["devices"]});
+            return out::print_json(&part);
+        }
+        out::print(&tree(&status))
+    }
+}
+
+fn tree(status: &Value) -> String {
+    let rows = rows(status);
+    let mut text_of = String::from(".\n");
+    let mut alone: Vec<&Row<'_>> = Vec::new();
+    let line = |row: &Row<'_>| format!("{}  {}  {}", text(&row.device["path"]), row.name(), row.state());
+    for cache in rows.iter().filter(|r| r.device["kind"] == "cache") {
+        text_of.push_str(&format!(
+            "`-- {}  set {}\n",
+            text(&cache.device["path"]),
+            text(&cache.device["set"])
+        ));
+        for row in rows.iter().filter(|r| r.cache == Some(text(&cache.device["path"]))) {
+            text_of.push_str(&format!("    `-- {}\n", line(row)));
+        }
+        for set in status["sets"].as_array().into_iter().flatten().filter(|s| s["id"] == cache.device["set"])
+        {
+            for volume in set["volumes"].as_array().into_iter().flatten().filter(|v| v["flash_only"] == true)
+            {
+                text_of.push_str(&format!("    `-- {}  flash-only\n", text(&volume["name"])));
+            }
+        }
+    }
+    alone.extend(rows.iter().filter(|r| r.device["kind"] != "cache" && r.cache.is_none()));
+    for row in alone {
+        text_of.push_str(&format!("`-- {}\n", line(row)));
+    }
+    text_of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_straight() {
+        let rows = [vec!["a".to_owned(), "bb".into()], vec!["ccc".into(), "d".into()]];
+        assert_eq!(table(&rows), "a    bb\nccc  d\n");
+    }
+
+    #[test]
+    fn devices_hang_below_their_cache() {
+        let status = json!({
+            "sets": [{"id": "s", "volumes": [
+                {"name": "bcache0", "backing_uuid": "u1", "state": "dirty", "flash_only": false},
+                {"name": "bcache2", "backing_uuid": null, "state": null, "flash_only": true}]}],
+            "devices": [
+                {"path": "/dev/c", "kind": "cache", "uuid": "u0", "set": "s", "state": "served"},
+                {"path": "/dev/b", "kind": "backing", "uuid": "u1", "set": "s", "state": "served"},
+                {"path": "/dev/w", "kind": "backing", "uuid": "u2", "set": "other", "state": "waiting"}],
+        });
+        assert_eq!(
+            tree(&status),
+            ".\n`-- /dev/c  set s\n    `-- /dev/b  bcache0  dirty(running)\n    `-- bcache2  flash-only\n\
+             `-- /dev/w  N/A  waiting\n"
+        );
+    }
+}

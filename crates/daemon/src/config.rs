@@ -1,0 +1,366 @@
+//! The configuration file: what the operator wants of the whole host, of single sets and of single volumes.
+//!
+//! Owns the file's syntax, the presets, and the order in which they count: preset < `[tunables]` < the section of a set
+//! or volume. Unknown keys, unknown tunables and values that cannot be are errors with the line they stand in. Must not
+//! know what is running.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use engine::tunables::{DeviceTunables, SetTunables};
+use serde::Deserialize;
+use serve::Failure;
+use serve::exports::Spec;
+use toml::Spanned;
+
+/// Texts of tunables by name.
+pub(crate) type Values = BTreeMap<String, String>;
+
+/// What is being configured.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Key {
+    /// UUID of the set or of the backing device; `SET/SLOT` for a flash-only volume.
+    pub(crate) id: String,
+    /// Label of the device, or empty.
+    pub(crate) label: String,
+    /// A set, not a volume.
+    pub(crate) set: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    socket: Option<PathBuf>,
+    group: Option<String>,
+    state_dir: Option<PathBuf>,
+    scan: bool,
+    devices: Vec<PathBuf>,
+    exports: Option<Vec<Spanned<String>>>,
+    preset: Option<Spanned<String>>,
+    drain_on_stop: bool,
+    drain_deadline_s: Option<u64>,
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
+    set: BTreeMap<String, SetSection>,
+    volume: BTreeMap<String, VolumeSection>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct SetSection {
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct VolumeSection {
+    preset: Option<Spanned<String>>,
+    exports: Option<Vec<Spanned<String>>>,
+    tunables: BTreeMap<String, Spanned<toml::Value>>,
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Section {
+    exports: Option<Vec<String>>,
+    preset: Values,
+    tunables: Values,
+}
+
+/// What a configuration file says; [`Config::default`] is what holds without one.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Config {
+    pub(crate) socket: Option<PathBuf>,
+    pub(crate) group: Option<String>,
+    pub(crate) state_dir: Option<PathBuf>,
+    pub(crate) scan: bool,
+    pub(crate) devices: Vec<PathBuf>,
+    pub(crate) drain_on_stop: bool,
+    pub(crate) drain_deadline_s: u64,
+    exports: Vec<String>,
+    everywhere: Section,
+    sets: BTreeMap<String, Section>,
+    volumes: BTreeMap<String, Section>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            socket: None,
+            group: None,
+            state_dir: None,
+            scan: false,
+            devices: Vec::new(),
+            drain_on_stop: false,
+            drain_deadline_s: 300,
+            exports: vec!["auto".into()],
+            everywhere: Section::default(),
+            sets: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+        }
+    }
+}
+
+/// A preset is a handful of tunables that belong together.
+const PRESETS: &[(&str, &[(&str, &str)])] = &[
+    ("default", &[]),
+    // Everything is cached, however busy the cache is.
+    (
+        "latency",
+        &[
+            ("sequential_cutoff", "0"),
+            ("congested_read_threshold_us", "0"),
+            ("congested_write_threshold_us", "0"),
+            ("writeback_percent", "40"),
+        ],
+    ),
+    // Streams go to the disks, which are good at them; dirty data goes there in large pieces.
+    (
+        "throughput",
+        &[
+            ("sequential_cutoff", "1048576"),
+            ("writeback_percent", "20"),
+            ("writeback_batch_sectors", "16384"),
+            ("writeback_rate_minimum", "2048"),
+        ],
+    ),
+    // The journal of an OSD writes in streams and waits for each; its disk must never wait for the cache to be full.
+    (
+        "ceph-osd",
+        &[
+            ("sequential_cutoff", "0"),
+            ("congested_read_threshold_us", "0"),
+            ("congested_write_threshold_us", "0"),
+            ("writeback_percent", "20"),
+            ("writeback_rate_minimum", "4096"),
+        ],
+    ),
+    // The disk may sleep: dirty data is collected for an hour, and idleness is no reason to wake it.
+    (
+        "quiet-disk",
+        &[
+            ("sequential_cutoff", "0"),
+            ("writeback_percent", "40"),
+            ("writeback_delay", "3600"),
+            ("idle_max_writeback_rate", "0"),
+        ],
+    ),
+];
+
+/// Whether `name` is a tunable of sets, and of devices.
+pub(crate) fn owners(name: &str) -> (bool, bool) {
+    (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
+}
+
+impl Config {
+    /// Reads a configuration. Where there is no file, the defaults hold.
+    ///
+    /// # Errors
+    /// If it cannot be read or makes no sense; the message names file and line.
+    pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Config::parse(&text).map_err(|e| Failure::Failed(format!("{}: {e}", path.display()))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
+            Err(e) => Err(Failure::at(path, "cannot be read", e)),
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Config, String> {
+        let file: File = toml::from_str(text).map_err(|e| match e.span() {
+            Some(span) => format!("line {}: {}", line_of(text, span.start), e.message()),
+            None => e.message().to_owned(),
+        })?;
+        let parser = Parser { text };
+        let mut config = Config {
+            socket: file.socket,
+            group: file.group,
+            state_dir: file.state_dir,
+            scan: file.scan,
+            devices: file.devices,
+            drain_on_stop: file.drain_on_stop,
+            drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
+            ..Config::default()
+        };
+        if let Some(exports) = &file.exports {
+            config.exports = parser.exports(exports)?;
+        }
+        config.everywhere.preset = parser.preset(file.preset.as_ref())?;
+        config.everywhere.tunables = parser.values(&file.tunables, None)?;
+        for (id, section) in &file.set {
+            let tunables = parser.values(&section.tunables, Some(true))?;
+            config.sets.insert(id.to_lowercase(), Section { tunables, ..Section::default() });
+        }
+        for (id, section) in &file.volume {
+            let section = Section {
+                exports: section.exports.as_ref().map(|e| parser.exports(e)).transpose()?,
+                preset: parser.preset(section.preset.as_ref())?,
+                tunables: parser.values(&section.tunables, Some(false))?,
+            };
+            config.volumes.insert(id.to_lowercase(), section);
+        }
+        Ok(config)
+    }
+
+    fn section(&self, key: &Key) -> Option<&Section> {
+        let sections = if key.set { &self.sets } else { &self.volumes };
+        let by_label = || sections.get(&key.label.to_lowercase()).filter(|_| !key.label.is_empty());
+        sections.get(&key.id).or_else(by_label)
+    }
+
+    /// Tunables of a set or volume, by what is said of all and of this one.
+    pub(crate) fn tunables(&self, key: &Key) -> Values {
+        let section = self.section(key);
+        let own = section.into_iter().flat_map(|s| s.preset.iter().chain(&s.tunables));
+        let all = self.everywhere.preset.iter().chain(&self.everywhere.tunables).chain(own);
+        let belongs = |name: &str| {
+            let (set, device) = owners(name);
+            if key.set { set } else { device }
+        };
+        all.filter(|(k, _)| belongs(k)).map(|(k, v)| (k.clone(), v.clone())).collect()
+    }
+
+    /// How a volume of this name is exported. `{volume}` stands for its name.
+    pub(crate) fn exports(&self, key: &Key, name: &str) -> Vec<String> {
+        let own = self.section(key).and_then(|s| s.exports.as_ref());
+        own.unwrap_or(&self.exports).iter().map(|e| e.replace("{volume}", name)).collect()
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+}
+
+impl Parser<'_> {
+    fn at<T>(&self, place: &Spanned<T>, what: impl std::fmt::Display) -> String {
+        format!("line {}: {what}", line_of(self.text, place.span().start))
+    }
+
+    fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, String> {
+        let Some(name) = name else { return Ok(Values::new()) };
+        let found = PRESETS.iter().find(|(n, _)| n == name.get_ref());
+        let known: Vec<&str> = PRESETS.iter().map(|(n, _)| *n).collect();
+        let (_, values) = found.ok_or_else(|| {
+            self.at(name, format!("preset {:?}: expected one of {}", name.get_ref(), known.join(", ")))
+        })?;
+        Ok(values.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    }
+
+    fn exports(&self, specs: &[Spanned<String>]) -> Result<Vec<String>, String> {
+        let checked = specs.iter().map(|spec| {
+            let parsed: Result<Spec, String> = spec.get_ref().parse();
+            parsed
+                .map(|_| spec.get_ref().clone())
+                .map_err(|e| self.at(spec, format!("{:?}: {e}", spec.get_ref())))
+        });
+        checked.collect()
+    }
+
+    /// `of_set`: whose tunables they have to be, if it matters.
+    fn values(
+        &self,
+        values: &BTreeMap<String, Spanned<toml::Value>>,
+        of_set: Option<bool>,
+    ) -> Result<Values, String> {
+        let mut checked = Values::new();
+        for (name, value) in values {
+            let (set, device) = owners(name);
+            let whose = match of_set {
+                Some(true) => (set, "tunable of a set"),
+                Some(false) => (device, "tunable of a volume"),
+                None => (set || device, "tunable"),
+            };
+            if !whose.0 {
+                return Err(self.at(value, format!("{name}: no such {}", whose.1)));
+            }
+            let text = match value.get_ref() {
+                toml::Value::String(s) => s.clone(),
+                toml::Value::Integer(n) => n.to_string(),
+                toml::Value::Boolean(b) => u8::from(*b).to_string(),
+                other => {
+                    return Err(self.at(
+                        value,
+                        format!("{name}: {} cannot be the value of a tunable", other.type_str()),
+                    ));
+                }
+            };
+            let fits_set = || SetTunables::default().set(name, &text);
+            let fits_device = || DeviceTunables::default().set(name, &text);
+            let fits = if set && of_set != Some(false) { fits_set() } else { fits_device() };
+            fits.map_err(|e| self.at(value, e))?;
+            checked.insert(name.clone(), text);
+        }
+        Ok(checked)
+    }
+}
+
+/// The line, counted from 1, in which byte `at` stands.
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str, label: &str, set: bool) -> Key {
+        Key { id: id.into(), label: label.into(), set }
+    }
+
+    #[test]
+    fn what_is_nearer_counts() {
+        let config = Config::parse(
+            "preset = \"latency\"\n\
+             [tunables]\nwriteback_percent = 30\njournal_delay_ms = 5\n\
+             [volume.fast]\npreset = \"throughput\"\nexports = [\"nbd=/run/{volume}.sock\"]\n\
+             tunables.writeback_delay = 7\n\
+             [set.aaaa.tunables]\njournal_delay_ms = 9\n",
+        )
+        .unwrap();
+        let plain = config.tunables(&key("x", "", false));
+        assert_eq!((&*plain["sequential_cutoff"], &*plain["writeback_percent"]), ("0", "30"));
+        assert!(!plain.contains_key("journal_delay_ms"), "belongs to sets");
+        let fast = config.tunables(&key("y", "Fast", false));
+        assert_eq!((&*fast["sequential_cutoff"], &*fast["writeback_delay"]), ("1048576", "7"));
+        assert_eq!(config.tunables(&key("aaaa", "", true))["journal_delay_ms"], "9");
+        assert_eq!(config.tunables(&key("bbbb", "", true))["journal_delay_ms"], "5");
+        assert_eq!(config.exports(&key("y", "fast", false), "bcache3"), ["nbd=/run/bcache3.sock"]);
+        assert_eq!(config.exports(&key("x", "", false), "bcache0"), ["auto"]);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        for (text, line, words) in [
+            ("scan = true\nsocked = \"/x\"\n", 2, "socked"),
+            ("\n[tunables]\nwriteback_percents = 5\n", 3, "writeback_percents"),
+            ("[tunables]\nwriteback_percent = \"x\"\n", 2, "writeback_percent"),
+            ("[volume.a]\npreset = \"fast\"\n", 2, "quiet-disk"),
+            ("[volume.a]\n\ncolour = 1\n", 3, "colour"),
+            ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "no such tunable of a set"),
+            ("exports = [\"nbd\"]\n", 1, "expected auto"),
+            ("scan = maybe\n", 1, ""),
+            ("[tunables]\nwriteback_percent = [1]\n", 2, "cannot be"),
+        ] {
+            let said = Config::parse(text).unwrap_err();
+            assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn presets_hold_what_they_say() {
+        for (name, values) in PRESETS {
+            assert!(Config::parse(&format!("preset = \"{name}\"")).is_ok());
+            for (key, value) in *values {
+                let (set, device) = owners(key);
+                assert!(set != device, "{key}");
+                let kept = if set {
+                    let mut t = SetTunables::default();
+                    t.set(key, value).unwrap();
+                    t.raw(key).unwrap()
+                } else {
+                    let mut t = DeviceTunables::default();
+                    t.set(key, value).unwrap();
+                    t.raw(key).unwrap()
+                };
+                assert_eq!(kept, *value, "{name}: {key} is not cut off");
+            }
+        }
+    }
+}

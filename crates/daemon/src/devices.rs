@@ -1,0 +1,127 @@
+//! What a device says of itself, before anything is done with it.
+//!
+//! Owns the look at a superblock and the scan of the host's block devices. Nothing here writes, and a device that hangs
+//! holds up nobody: every look has a thread of its own and a deadline.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use format::BackingState;
+use inspect::{DeviceSuper, FileSource, ReadAt};
+use serve::Failure;
+use serve::superblock::HEAD;
+
+/// How long a device may take to show its superblock.
+const LOOK_WITHIN: Duration = Duration::from_secs(15);
+
+/// What a device is for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Cache device of this set.
+    Cache { set: String },
+    /// Backing device; `set` if it is attached, and then whether it has dirty data there.
+    Backing { set: Option<String>, dirty: bool, label: String },
+}
+
+/// A device with a superblock of bcache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Seen {
+    /// Without links.
+    pub(crate) path: PathBuf,
+    pub(crate) uuid: String,
+    pub(crate) role: Role,
+}
+
+fn look_now(path: &Path) -> Result<Seen, Failure> {
+    let path = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
+    let source = FileSource::open(&path)?;
+    serve::superblock::has_room(&source)?;
+    let superblock = inspect::read_superblock(&source)
+        .map_err(|finding| Failure::Failed(format!("{}: {finding}", path.display())))?;
+    let (uuid, role) = match superblock {
+        DeviceSuper::Cache(sb) => (sb.uuid().to_string(), Role::Cache { set: sb.set_uuid().to_string() }),
+        DeviceSuper::Backing(sb) => {
+            let attached = matches!(sb.state(), BackingState::Clean | BackingState::Dirty);
+            let role = Role::Backing {
+                set: attached.then(|| sb.set_uuid().to_string()),
+                dirty: sb.state() == BackingState::Dirty,
+                label: sb.label(),
+            };
+            (sb.uuid().to_string(), role)
+        }
+    };
+    Ok(Seen { path, uuid, role })
+}
+
+/// Looks at a device.
+///
+/// # Errors
+/// If it is none of bcache's, cannot be read, or does not answer in time.
+pub(crate) async fn look(path: &Path) -> Result<Seen, Failure> {
+    let owned = path.to_owned();
+    let looked = tokio::task::spawn_blocking(move || look_now(&owned));
+    match tokio::time::timeout(LOOK_WITHIN, looked).await {
+        Ok(Ok(seen)) => seen,
+        Ok(Err(e)) => Err(Failure::at(path, "cannot be looked at", e)),
+        Err(_) => Err(Failure::Failed(format!(
+            "{}: has not shown its superblock within {} seconds",
+            path.display(),
+            LOOK_WITHIN.as_secs()
+        ))),
+    }
+}
+
+/// Looks at many devices at once. The order is kept.
+pub(crate) async fn look_at_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Seen, Failure>)> {
+    let looks: Vec<_> = paths
+        .into_iter()
+        .map(|path| {
+            let owned = path.clone();
+            (path, tokio::spawn(async move { look(&owned).await }))
+        })
+        .collect();
+    let mut seen = Vec::new();
+    for (path, look) in looks {
+        let result = look.await.unwrap_or_else(|e| Err(Failure::at(&path, "cannot be looked at", e)));
+        seen.push((path, result));
+    }
+    seen
+}
+
+/// The block devices of this host that may hold a superblock.
+pub(crate) fn block_devices() -> Vec<PathBuf> {
+    let large_enough = |path: &PathBuf| FileSource::open(path).is_ok_and(|s| s.sectors() >= HEAD);
+    let mut found: Vec<PathBuf> = std::fs::read_dir("/sys/class/block")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| Path::new("/dev").join(e.file_name()))
+        // Our own, and what somebody else has already made of bcache's devices.
+        .filter(|p| {
+            let name = p.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            !name.starts_with("ublkb") && !name.starts_with("bcache") && !name.starts_with("loop")
+        })
+        .filter(large_enough)
+        .collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_says_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = crate::testing::cache_device(dir.path());
+        let seen = look_now(&cache).unwrap();
+        assert!(matches!(&seen.role, Role::Cache { set } if set.starts_with("02020202-")));
+        let other = dir.path().join("other");
+        std::fs::write(&other, vec![0; 1 << 16]).unwrap();
+        assert!(look_now(&other).unwrap_err().message().unwrap().contains("other"));
+        assert!(
+            look_now(&dir.path().join("none")).unwrap_err().message().unwrap().contains("cannot be found")
+        );
+    }
+}

@@ -1,0 +1,378 @@
+//! What lives on a set's thread: the session, and what each volume is reached by.
+//!
+//! Owns the order of coming up (device, name, tunables, exports) and going down (exports, volume, device) of single
+//! volumes while others are served. Must not know which thread gives orders, nor wait for one.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use blockio::Driver;
+use blockio::bridge::RemoteReceiver;
+use engine::Volume;
+use io::Nanos;
+use io::sync::{Either, select};
+use serve::exports::{self, Context, Force, Running as Export, Spec};
+use serve::session::{Devices, Session, Simulation, open_backing};
+use serve::{Answer, Command, Failure, Snapshot, message};
+
+use crate::config::Key;
+use crate::jobs::{End, Job, Running};
+use crate::shared::Shared;
+use crate::worker::{Order, Plan};
+
+/// How often the engine's events are fetched.
+const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
+/// How often a job says how far it is, and looks whether it is to be given up.
+const JOB_TICK: Nanos = Nanos::from_ms(100);
+/// How long what was begun may take when everything is to stop.
+const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
+/// How long those who held a volume may take to let it go, once it is stopped.
+const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
+
+/// A volume that is served.
+struct Served {
+    volume: Rc<Volume>,
+    exports: Vec<Export>,
+    /// Why it cannot be reached as it should.
+    problem: Option<String>,
+}
+
+/// See the module head.
+pub(crate) struct Host<'a> {
+    driver: &'a Driver,
+    shared: &'a Arc<Shared>,
+    plan: &'a Plan,
+    session: Session,
+    served: RefCell<Vec<Served>>,
+    force: Force,
+    stopping: Cell<bool>,
+}
+
+/// Orders that are being carried out, side by side.
+#[derive(Default)]
+pub(crate) struct Tasks<'a>(Vec<Pin<Box<dyn Future<Output = ()> + 'a>>>);
+
+impl Tasks<'_> {
+    fn poll(&mut self, cx: &mut TaskContext<'_>) {
+        self.0.retain_mut(|task| task.as_mut().poll(cx).is_pending());
+    }
+}
+
+/// The UUID by which a volume is known; set and slot of one that has no device of its own.
+fn key(session: &Session, volume: &Volume) -> Key {
+    let id = match (volume.backing_uuid(), &session.set) {
+        (Some(uuid), _) => uuid.to_string(),
+        (None, Some(set)) => format!("{}/{}", set.uuid(), volume.inode().map_or(0, |i| i.0)),
+        (None, None) => String::new(),
+    };
+    Key { id, label: volume.tunables().label, set: false }
+}
+
+impl<'a> Host<'a> {
+    /// Brings up the cache device, or the backing device that is served alone, and the volumes that are there then.
+    pub(crate) async fn start(
+        driver: &'a Driver,
+        plan: &'a Plan,
+        shared: &'a Arc<Shared>,
+    ) -> Result<Host<'a>, Failure> {
+        let alone: Vec<_> = plan.alone.iter().cloned().collect();
+        let devices = Devices::open(driver, plan.cache.as_deref(), &alone, Simulation::default()).await?;
+        let session = Session::start(devices).await?;
+        let host = Host {
+            driver,
+            shared,
+            plan,
+            session,
+            served: RefCell::default(),
+            force: Force::default(),
+            stopping: Cell::new(false),
+        };
+        if let Some(set) = &host.session.set {
+            let key = Key { id: plan.id.clone(), label: String::new(), set: true };
+            for (name, value) in shared.tunables(&key) {
+                if let Err(e) = set.set(&name, &value).await {
+                    message::warn(format!("set {}: {name}={value}: {e}", plan.id));
+                }
+            }
+        }
+        for volume in host.session.volumes() {
+            host.serve(volume).await?;
+        }
+        Ok(host)
+    }
+
+    /// Gives a volume its name, its tunables and its exports.
+    async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
+        let key = key(&self.session, &volume);
+        let name = self.shared.state().name(&key.id)?;
+        volume.set_name(&name);
+        for (tunable, value) in self.shared.tunables(&key) {
+            if let Err(e) = volume.set(&tunable, &value).await {
+                message::warn(format!("{name}: {tunable}={value}: {e}"));
+            }
+        }
+        let mut exports = Vec::new();
+        let mut problem = None;
+        for spec in self.shared.exports(&key, &name)? {
+            match self.export(&spec, &name, &volume).await {
+                Ok(export) => exports.push(export),
+                Err(e) => {
+                    let why = e.message().unwrap_or_default().to_owned();
+                    message::message("error", &format!("{name}: cannot be exported: {why}"));
+                    problem = Some(why);
+                }
+            }
+        }
+        let ways: Vec<_> = exports.iter().flat_map(|e| e.ways(&name)).collect();
+        message::note(format!("{name} ready: {}", exports::in_words(&ways)));
+        self.served.borrow_mut().push(Served { volume, exports, problem });
+        Ok(())
+    }
+
+    async fn export(&self, spec: &Spec, name: &str, volume: &Rc<Volume>) -> Result<Export, Failure> {
+        if let Spec::Fuse(dir) = spec {
+            std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+        }
+        exports::check(spec)?;
+        let volumes = [volume.clone()];
+        let context = Context {
+            driver: self.driver,
+            volumes: &volumes,
+            id: self.plan.id.clone(),
+            place: name.to_owned(),
+            remote: false,
+            ublk: export_ublk::Shape::default(),
+        };
+        exports::start(spec, &context).await
+    }
+
+    /// Carries out orders until one says stop, or nobody is there to give any.
+    pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
+        while !self.stopping.get() {
+            let next = async {
+                let mut receive = pin!(orders.recv());
+                poll_fn(|cx| {
+                    tasks.poll(cx);
+                    receive.as_mut().poll(cx)
+                })
+                .await
+            };
+            let event = select(pin!(next), self.driver.handle().sleep(EVENTS_EVERY)).await;
+            self.session.log_events();
+            match event {
+                Either::Left(Some(order)) => self.take(order, tasks),
+                Either::Left(None) => self.stopping.set(true),
+                Either::Right(()) => {}
+            }
+        }
+    }
+
+    fn take<'t>(&'t self, order: Order, tasks: &mut Tasks<'t>) {
+        match order {
+            Order::Stop => self.stopping.set(true),
+            Order::Force => self.force.use_it(),
+            #[cfg(test)]
+            Order::Panic => panic!("as told"),
+            other => tasks.0.push(Box::pin(self.carry_out(other))),
+        }
+    }
+
+    async fn carry_out(&self, order: Order) {
+        match order {
+            Order::Do(Command::Stats, reply) => reply.send(Ok(Answer::Stats(Box::new(self.figures())))),
+            Order::Do(command, reply) => reply.send(serve::obey(&self.session, &command).await),
+            Order::Add(path, reply) => reply.send(self.add(&path).await),
+            Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
+            Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
+            Order::Detach(name, job) => end_of(&job, self.detach(&name, &job.0).await),
+            Order::Flush(name, job) => end_of(&job, self.flush(name.as_deref(), &job.0).await),
+            Order::Stop | Order::Force => {}
+            #[cfg(test)]
+            Order::Panic => {}
+        }
+    }
+
+    /// All figures, with what only this place knows of the volumes.
+    fn figures(&self) -> Snapshot {
+        let mut snapshot = Snapshot::of(&self.session);
+        let served = self.served.borrow();
+        for figures in &mut snapshot.volumes {
+            let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
+            figures.exports = one.exports.iter().flat_map(|e| e.ways(&figures.name)).collect();
+            figures.problem.clone_from(&one.problem);
+        }
+        snapshot
+    }
+
+    async fn add(&self, path: &Path) -> Result<(), Failure> {
+        let set = self.session.needs_set()?;
+        let backing = open_backing(self.driver, path, Simulation::default(), None).await?;
+        let volume = set.register(backing.disk).await?;
+        self.session.add(volume.clone());
+        self.session.log_events();
+        self.serve(volume).await
+    }
+
+    async fn create(&self, sectors: u64, label: &str) -> Result<(), Failure> {
+        let set = self.session.needs_set()?;
+        let volume = set.create_volume(serve::session::new_uuid(), format::Sectors(sectors), label).await?;
+        self.session.add(volume.clone());
+        self.serve(volume).await
+    }
+
+    async fn stop_volume(&self, name: &str) -> Result<(), Failure> {
+        let volume = self.session.volume(name)?;
+        let at = self.served.borrow().iter().position(|s| Rc::ptr_eq(&s.volume, &volume));
+        let mut result = Ok(());
+        if let Some(at) = at {
+            let served = self.served.borrow_mut().remove(at);
+            for export in served.exports {
+                result = result.and(export.stop(&self.force).await);
+            }
+        }
+        match &self.session.set {
+            Some(set) => result = result.and(set.release(&volume).await.map_err(Failure::from)),
+            None => volume.stop().await,
+        }
+        self.session.log_events();
+        self.session.forget(&volume);
+        // What the engine does for it ends with the next turns.
+        let rt = self.driver.handle();
+        let deadline = rt.now().after(LET_GO_WITHIN);
+        while Rc::strong_count(&volume) > 1 && rt.now() < deadline {
+            rt.sleep(Nanos::from_ms(5)).await;
+        }
+        result
+    }
+
+    async fn detach(&self, name: &str, job: &Job) -> Result<End, Failure> {
+        let set = self.session.needs_set()?;
+        let volume = self.session.volume(name)?;
+        let total = volume.dirty_sectors().bytes();
+        let left = || volume.dirty_sectors().bytes();
+        match self.watched(job, total, left, set.begin_detach(&volume)).await {
+            None => Ok(End::Cancelled),
+            Some(drained) => {
+                let _guard = drained?;
+                set.detach(&volume).await?;
+                Ok(End::Done)
+            }
+        }
+    }
+
+    async fn flush(&self, name: Option<&str>, job: &Job) -> Result<End, Failure> {
+        let volumes = match name {
+            Some(name) => vec![self.session.volume(name)?],
+            None => self.session.volumes(),
+        };
+        let dirty = || {
+            let cached = volumes.iter().filter(|v| !v.is_flash_only());
+            cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
+        };
+        // Side by side: the devices' heads move independently.
+        let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
+        match self.watched(job, dirty(), dirty, all(parts)).await {
+            None => Ok(End::Cancelled),
+            Some(drained) => {
+                drained?;
+                Ok(End::Done)
+            }
+        }
+    }
+
+    /// Does `work`, says how far it is, and gives it up when it is asked to.
+    async fn watched<T>(
+        &self,
+        job: &Job,
+        total: u64,
+        left: impl Fn() -> u64,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = pin!(work);
+        job.progress(0, total);
+        loop {
+            match select(work.as_mut(), self.driver.handle().sleep(JOB_TICK)).await {
+                Either::Left(done) => return Some(done),
+                Either::Right(()) => {
+                    job.progress(total.saturating_sub(left()), total);
+                    if job.is_cancelled() || self.stopping.get() {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends what was begun, takes the exports away, and brings the set down. Dirty data stays dirty.
+    pub(crate) async fn stop<'t>(
+        &'t self,
+        orders: &mut RemoteReceiver<Order>,
+        tasks: &mut Tasks<'t>,
+    ) -> Result<(), Failure> {
+        let rest = poll_fn(|cx| {
+            tasks.poll(cx);
+            if tasks.0.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        select(pin!(rest), self.driver.handle().sleep(TASKS_END_WITHIN)).await;
+        tasks.0.clear();
+        let mut down = pin!(self.bring_down());
+        loop {
+            // Whoever gives orders may be gone; then nobody says that it is to be done by force.
+            let order = pin!(async {
+                match orders.recv().await {
+                    Some(order) => order,
+                    None => std::future::pending().await,
+                }
+            });
+            match select(down.as_mut(), order).await {
+                Either::Left(result) => return result,
+                Either::Right(Order::Force) => self.force.use_it(),
+                // Dropping the others tells who waits for them.
+                Either::Right(_) => {}
+            }
+        }
+    }
+
+    async fn bring_down(&self) -> Result<(), Failure> {
+        let served = self.served.take();
+        let mut result = Ok(());
+        for one in served {
+            for export in one.exports {
+                result = result.and(export.stop(&self.force).await);
+            }
+        }
+        result.and(self.session.stop().await)
+    }
+}
+
+fn end_of(job: &Running, result: Result<End, Failure>) {
+    job.0.ended(match result {
+        Ok(end) => end,
+        Err(e) => End::Failed(e.message().unwrap_or("it found a problem").to_owned()),
+    });
+}
+
+/// Waits for all of them; the first error is the one that counts.
+async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -> Result<(), E> {
+    let mut result = Ok(());
+    poll_fn(|cx| {
+        parts.retain_mut(|part| match part.as_mut().poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(e)) => {
+                if result.is_ok() {
+                    result = Err(e);
+                }
+                false
+            }
+        });
+        if parts.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
+}

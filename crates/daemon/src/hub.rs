@@ -1,0 +1,133 @@
+//! Events: from any thread to whoever listens.
+//!
+//! Owns the numbering, the last events for those who come later, and the rule that nobody is waited for: a listener
+//! whose queue is full is dropped. Publishing never blocks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+/// Events that a listener may be behind.
+const QUEUE: usize = 256;
+/// Events that are remembered.
+const REMEMBERED: usize = 256;
+/// Listeners at a time.
+const MOST_LISTENERS: usize = 64;
+
+/// Something that happened.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Event {
+    /// Counts from 1 since the daemon began.
+    pub(crate) seq: u64,
+    /// Milliseconds since 1970.
+    pub(crate) time_ms: u64,
+    /// `message`, `set`, `device`, `job` or `configuration`.
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    /// The set (or the backing device that is served alone), if it concerns one.
+    pub(crate) set: Option<String>,
+    /// `error`, `warning` or `info`.
+    pub(crate) level: &'static str,
+    /// What happened, in words.
+    pub(crate) text: String,
+}
+
+#[derive(Default)]
+struct Inner {
+    seq: u64,
+    last: VecDeque<Arc<Event>>,
+    listeners: Vec<mpsc::Sender<Arc<Event>>>,
+}
+
+/// See the module head.
+#[derive(Default)]
+pub(crate) struct Hub {
+    inner: Mutex<Inner>,
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells everybody.
+    pub(crate) fn publish(&self, kind: &'static str, set: Option<&str>, level: &str, text: &str) {
+        let level = match level {
+            "error" => "error",
+            "warning" => "warning",
+            _ => "info",
+        };
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let inner = &mut *self.lock();
+        inner.seq += 1;
+        let event = Arc::new(Event {
+            seq: inner.seq,
+            time_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            kind,
+            set: set.map(str::to_owned),
+            level,
+            text: text.to_owned(),
+        });
+        inner.last.push_back(event.clone());
+        if inner.last.len() > REMEMBERED {
+            inner.last.pop_front();
+        }
+        inner.listeners.retain(|l| l.try_send(event.clone()).is_ok());
+    }
+
+    /// Everything from now on; `None` if too many listen already.
+    pub(crate) fn listen(&self) -> Option<mpsc::Receiver<Arc<Event>>> {
+        let inner = &mut *self.lock();
+        inner.listeners.retain(|l| !l.is_closed());
+        if inner.listeners.len() >= MOST_LISTENERS {
+            return None;
+        }
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        inner.listeners.push(sender);
+        Some(receiver)
+    }
+
+    /// The last events, the oldest first, as far as `wanted`; at most `most`.
+    pub(crate) fn last(&self, most: usize, wanted: impl Fn(&Event) -> bool) -> Vec<Arc<Event>> {
+        let inner = self.lock();
+        let mut found: Vec<_> = inner.last.iter().rev().filter(|e| wanted(e)).take(most).cloned().collect();
+        found.reverse();
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_read_is_dropped_and_nobody_else() {
+        let hub = Hub::default();
+        let mut slow = hub.listen().unwrap();
+        let mut fast = hub.listen().unwrap();
+        for n in 1..=QUEUE as u64 + 10 {
+            hub.publish("message", None, "", "x");
+            assert_eq!(fast.try_recv().unwrap().seq, n);
+        }
+        assert_eq!(hub.lock().listeners.len(), 1);
+        let mut got = 0;
+        while let Some(event) = slow.blocking_recv() {
+            got = event.seq;
+        }
+        assert_eq!(got, QUEUE as u64, "what it had is still its own, and then it ends");
+        assert_eq!(hub.last(3, |_| true).len(), 3);
+        assert_eq!(hub.lock().last.len(), REMEMBERED);
+    }
+
+    #[test]
+    fn there_are_not_too_many() {
+        let hub = Hub::default();
+        let all: Vec<_> = (0..MOST_LISTENERS).map(|_| hub.listen().unwrap()).collect();
+        assert!(hub.listen().is_none());
+        drop(all);
+        assert!(hub.listen().is_some());
+    }
+}

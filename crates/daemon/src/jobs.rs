@@ -1,0 +1,265 @@
+//! Long operations: what they are at, and how they are given up.
+//!
+//! Owns the list of jobs, those that have ended too, until others take their place. A job is carried out elsewhere, by
+//! whoever has its [`Job`]; progress is plain numbers. Must not know what is done.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::hub::Hub;
+
+/// Jobs that are remembered.
+const REMEMBERED: usize = 100;
+/// Jobs that run at a time.
+const MOST_RUNNING: usize = 32;
+
+/// How a job ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    Done,
+    Cancelled,
+    Failed(String),
+}
+
+/// One job.
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    kind: &'static str,
+    target: String,
+    began: Instant,
+    done: AtomicU64,
+    total: AtomicU64,
+    cancel: AtomicBool,
+    end: Mutex<Option<(End, Instant)>>,
+    report: Mutex<Option<serde_json::Value>>,
+    hub: Arc<Hub>,
+}
+
+/// A job as clients see it.
+#[derive(Serialize)]
+pub(crate) struct JobView {
+    id: u64,
+    kind: &'static str,
+    target: String,
+    /// `running`, `done`, `cancelled` or `failed`.
+    state: &'static str,
+    done_bytes: u64,
+    total_bytes: u64,
+    percent: u64,
+    seconds: u64,
+    eta_seconds: Option<u64>,
+    error: Option<String>,
+    /// What was found, by a job that looks for something.
+    report: Option<serde_json::Value>,
+}
+
+impl JobView {
+    pub(crate) fn is_running(&self) -> bool {
+        self.state == "running"
+    }
+}
+
+impl Job {
+    fn end_now(&self) -> MutexGuard<'_, Option<(End, Instant)>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `done` of `total` bytes are done.
+    pub(crate) fn progress(&self, done: u64, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+        self.done.store(done.min(total), Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.load(Ordering::Relaxed)
+    }
+
+    /// Asks for the end. What has been done stays done.
+    pub(crate) fn cancel(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.end_now().is_none()
+    }
+
+    /// It has ended; only the first end counts.
+    pub(crate) fn ended(&self, end: End) {
+        {
+            let now = &mut *self.end_now();
+            if now.is_some() {
+                return;
+            }
+            *now = Some((end.clone(), Instant::now()));
+        }
+        let (level, how) = match end {
+            End::Done => ("info", "done".to_owned()),
+            End::Cancelled => ("info", "cancelled".to_owned()),
+            End::Failed(why) => ("error", format!("failed: {why}")),
+        };
+        self.hub.publish(
+            "job",
+            None,
+            level,
+            &format!("job {}: {} {}: {how}", self.id, self.kind, self.target),
+        );
+    }
+
+    pub(crate) fn view(&self) -> JobView {
+        let end = self.end_now().clone();
+        let (mut done, total) = (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed));
+        let until = end.as_ref().map_or_else(Instant::now, |(_, at)| *at);
+        let elapsed = until.duration_since(self.began);
+        let (state, error) = match end.map(|(end, _)| end) {
+            None => ("running", None),
+            Some(End::Done) => {
+                done = total;
+                ("done", None)
+            }
+            Some(End::Cancelled) => ("cancelled", None),
+            Some(End::Failed(why)) => ("failed", Some(why)),
+        };
+        JobView {
+            id: self.id,
+            kind: self.kind,
+            target: self.target.clone(),
+            state,
+            done_bytes: done,
+            total_bytes: total,
+            percent: percent(done, total),
+            seconds: elapsed.as_secs(),
+            eta_seconds: if state == "running" { eta(done, total, elapsed.as_secs_f64()) } else { None },
+            error,
+            report: self.report.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// One line for a log.
+    pub(crate) fn in_words(&self) -> String {
+        let v = self.view();
+        let eta = v.eta_seconds.map(|s| format!(", {s} s left")).unwrap_or_default();
+        format!("{} {}: {} %, {} of {} bytes{eta}", v.kind, v.target, v.percent, v.done_bytes, v.total_bytes)
+    }
+
+    /// Keeps what was found.
+    pub(crate) fn reports(&self, found: serde_json::Value) {
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+    }
+}
+
+fn percent(done: u64, total: u64) -> u64 {
+    u64::try_from(u128::from(done) * 100 / u128::from(total.max(1))).unwrap_or(100)
+}
+
+/// Seconds that are left if it goes on as it did; unknown at the beginning.
+fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
+    if done == 0 || elapsed < 0.5 {
+        return None;
+    }
+    Some((elapsed * (total.saturating_sub(done)) as f64 / done as f64).ceil() as u64)
+}
+
+/// A job that is dropped without an end has failed: whoever did it is gone.
+pub(crate) struct Running(pub(crate) Arc<Job>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.ended(End::Failed("its set has stopped".into()));
+    }
+}
+
+/// All jobs.
+pub(crate) struct Jobs {
+    list: Mutex<(u64, VecDeque<Arc<Job>>)>,
+    hub: Arc<Hub>,
+}
+
+impl Jobs {
+    pub(crate) fn new(hub: Arc<Hub>) -> Jobs {
+        Jobs { list: Mutex::default(), hub }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (u64, VecDeque<Arc<Job>>)> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new job, unless too many are running.
+    pub(crate) fn begin(&self, kind: &'static str, target: &str) -> Option<Arc<Job>> {
+        let (last, list) = &mut *self.lock();
+        if list.iter().filter(|j| j.is_running()).count() >= MOST_RUNNING {
+            return None;
+        }
+        while list.len() >= REMEMBERED {
+            let oldest = list.iter().position(|j| !j.is_running()).unwrap_or(0);
+            list.remove(oldest);
+        }
+        *last += 1;
+        let job = Arc::new(Job {
+            id: *last,
+            kind,
+            target: target.to_owned(),
+            began: Instant::now(),
+            done: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            cancel: AtomicBool::new(false),
+            end: Mutex::new(None),
+            report: Mutex::new(None),
+            hub: self.hub.clone(),
+        });
+        list.push_back(job.clone());
+        Some(job)
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<Arc<Job>> {
+        self.lock().1.iter().find(|j| j.id == id).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<JobView> {
+        let jobs: Vec<_> = self.lock().1.iter().cloned().collect();
+        jobs.iter().map(|j| j.view()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_end_once() {
+        let jobs = Jobs::new(Arc::default());
+        let job = jobs.begin("detach", "bcache0").unwrap();
+        job.progress(30, 100);
+        assert_eq!((job.view().state, job.view().percent), ("running", 30));
+        {
+            let running = Running(job.clone());
+            running.0.ended(End::Done);
+        }
+        assert_eq!((job.view().state, job.view().percent), ("done", 100));
+        drop(Running(jobs.begin("flush", "x").unwrap()));
+        assert_eq!(jobs.get(2).unwrap().view().state, "failed");
+        assert_eq!(jobs.all().len(), 2);
+    }
+
+    #[test]
+    fn jobs_are_limited() {
+        let jobs = Jobs::new(Arc::default());
+        for _ in 0..3 * REMEMBERED {
+            jobs.begin("flush", "x").unwrap().ended(End::Cancelled);
+        }
+        assert_eq!(jobs.all().len(), REMEMBERED);
+        (0..MOST_RUNNING).for_each(|_| drop(jobs.begin("flush", "x").unwrap()));
+        assert!(jobs.begin("flush", "x").is_none());
+    }
+
+    #[test]
+    fn the_rest_takes_as_long_as_the_beginning_did() {
+        assert_eq!(eta(25, 100, 10.0), Some(30));
+        assert_eq!(eta(0, 100, 10.0), None);
+        assert_eq!(percent(0, 0), 0);
+        assert_eq!(percent(u64::MAX, u64::MAX), 100);
+    }
+}

@@ -1,0 +1,264 @@
+//! The control socket: who may connect, and how much of this process one client can take.
+//!
+//! Owns the peer check (root, this daemon's own user, a group), the limits on connections, headers and bodies, and the
+//! deadlines: a client that sends half a request, or does not read its answer, is let go and holds up nobody. Must not
+//! know what is asked.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Json;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use serve::Failure;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep};
+
+/// Clients at a time.
+const MOST_CLIENTS: usize = 128;
+/// Refused clients at a time; they are told why.
+const MOST_REFUSED: usize = 16;
+/// How long a client may take for the head of a request, and then for its body.
+const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+/// How long a client may read nothing of what is sent to it.
+const READS_WITHIN: Duration = Duration::from_secs(10);
+const HEADER_LINES: usize = 64;
+const HEADER_BYTES: usize = 32 << 10;
+/// Most bytes of a request's body.
+const BODY_BYTES: usize = 64 << 10;
+
+/// Who may ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    own_uid: u32,
+    group: Option<(String, u32)>,
+    members: Vec<u32>,
+}
+
+impl Access {
+    /// Root, whoever runs this process, and a group, by name or number.
+    ///
+    /// # Errors
+    /// If there is no such group.
+    pub(crate) fn new(group: Option<&str>) -> Result<Access, Failure> {
+        let own_uid = rustix::process::geteuid().as_raw();
+        let Some(name) = group else { return Ok(Access { own_uid, group: None, members: Vec::new() }) };
+        let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+        let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        match group_of(name, &groups, &users) {
+            Some((gid, members)) => Ok(Access { own_uid, group: Some((name.to_owned(), gid)), members }),
+            None => Err(Failure::Failed(format!("group {name}: there is no such group in /etc/group"))),
+        }
+    }
+
+    fn allows(&self, uid: u32, gid: u32) -> bool {
+        uid == 0
+            || uid == self.own_uid
+            || self.group.as_ref().is_some_and(|(_, allowed)| gid == *allowed)
+            || self.members.contains(&uid)
+    }
+
+    fn refusal(&self, uid: u32) -> String {
+        let who = match &self.group {
+            Some((name, _)) => format!("root and members of group {name} may"),
+            None => "only root may (the configuration can name a group)".to_owned(),
+        };
+        format!("user {uid} may not control this daemon: {who}")
+    }
+}
+
+/// Number and members of a group.
+fn group_of(name: &str, groups: &str, users: &str) -> Option<(u32, Vec<u32>)> {
+    let uid_of = |user: &str| {
+        let mut lines = users.lines().map(|l| l.split(':').collect::<Vec<_>>());
+        lines.find(|f| f.first() == Some(&user)).and_then(|f| f.get(2)?.parse::<u32>().ok())
+    };
+    let lines = groups.lines().map(|l| l.split(':').collect::<Vec<_>>());
+    for fields in lines {
+        let (Some(group), Some(gid)) = (fields.first(), fields.get(2).and_then(|g| g.parse::<u32>().ok()))
+        else {
+            continue;
+        };
+        if *group == name || name.parse() == Ok(gid) {
+            let members = fields.get(3).into_iter().flat_map(|m| m.split(','));
+            return Some((gid, members.filter_map(uid_of).collect()));
+        }
+    }
+    name.parse().ok().map(|gid| (gid, Vec::new()))
+}
+
+/// Takes the socket's place. The peers are checked, so that those who may not are told so: everybody can connect.
+///
+/// # Errors
+/// If another daemon listens there, or the place cannot be had.
+pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
+    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
+        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(dir, mode).map_err(|e| Failure::at(dir, "cannot be opened to others", e))?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(Failure::Failed(format!("{}: is there already, and is no socket", path.display())));
+        }
+        Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
+            return Err(Failure::Failed(format!("{}: another daemon listens there", path.display())));
+        }
+        // Left behind by one that was killed.
+        Ok(_) => std::fs::remove_file(path).map_err(|e| Failure::at(path, "cannot be removed", e))?,
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path).map_err(|e| Failure::at(path, "cannot listen", e))?;
+    let mode = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(path, mode).map_err(|e| Failure::at(path, "cannot be opened to others", e))?;
+    Ok(listener)
+}
+
+/// Answers until it is dropped.
+pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access) {
+    let router = router.layer(axum::middleware::from_fn(whole_body));
+    let (clients, refused) = (Arc::new(Semaphore::new(MOST_CLIENTS)), Arc::new(Semaphore::new(MOST_REFUSED)));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // Out of descriptors, most likely: some of them will be free again.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let allowed = access.allows(peer.uid(), peer.gid());
+        let room = if allowed { &clients } else { &refused };
+        let Ok(permit) = room.clone().try_acquire_owned() else { continue };
+        let service = if allowed { router.clone() } else { no_entry(access.refusal(peer.uid())) };
+        tokio::spawn(async move {
+            let _permit = permit;
+            converse(stream, service).await;
+        });
+    }
+}
+
+/// Everything is refused in the same words.
+fn no_entry(why: String) -> Router {
+    Router::new().fallback(move || async move {
+        let close = [(axum::http::header::CONNECTION, "close")];
+        (StatusCode::FORBIDDEN, close, Json(json!({"schema_version": 1, "error": why}))).into_response()
+    })
+}
+
+async fn converse(stream: UnixStream, service: Router) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_WITHIN)
+        .max_headers(HEADER_LINES)
+        .max_buf_size(HEADER_BYTES)
+        .serve_connection(TokioIo::new(Patient::new(stream)), TowerToHyperService::new(service));
+    // What a client does wrong is its own business; it has been told if it could be.
+    let _ = connection.await;
+}
+
+/// Takes in the body of a request before anybody looks at it.
+async fn whole_body(request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let refuse = |status: StatusCode, why: &str| {
+        (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
+    };
+    match tokio::time::timeout(REQUEST_WITHIN, axum::body::to_bytes(body, BODY_BYTES)).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
+        Ok(Err(_)) => refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is broken off or larger than 64 KiB"),
+        Err(_) => refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come within 10 seconds"),
+    }
+}
+
+/// A stream whose other side has to read now and then.
+struct Patient {
+    stream: UnixStream,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    fn new(stream: UnixStream) -> Patient {
+        Patient { stream, waiting: None }
+    }
+
+    fn watch<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.waiting = None;
+            return polled;
+        }
+        let deadline = Instant::now() + READS_WITHIN;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        match waiting.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, data);
+        self.watch(cx, polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_members() {
+        let groups = "root:x:0:\ndisk:x:6:alice,bob\nodd line\n";
+        let users = "root:x:0:0::/:\nalice:x:1000:1000::/:\nbob:x:1001:1001::/:\n";
+        assert_eq!(group_of("disk", groups, users), Some((6, vec![1000, 1001])));
+        assert_eq!(group_of("6", groups, users), Some((6, vec![1000, 1001])));
+        assert_eq!(group_of("77", groups, users), Some((77, vec![])));
+        assert_eq!(group_of("none", groups, users), None);
+    }
+
+    #[test]
+    fn access_is_for_few() {
+        let group = Some(("disk".to_owned(), 6));
+        let access = Access { own_uid: 500, group, members: vec![1000] };
+        for (uid, gid, allowed) in
+            [(0, 0, true), (500, 500, true), (1000, 1000, true), (1001, 6, true), (1001, 1001, false)]
+        {
+            assert_eq!(access.allows(uid, gid), allowed, "{uid} {gid}");
+        }
+        assert!(access.refusal(1001).contains("group disk"));
+    }
+}

@@ -1,0 +1,176 @@
+//! What the daemon remembers: devices, names of volumes, tunables that were set at run time.
+//!
+//! Owns one file in the state directory, written whole, beside the old one, and then put in its place: after a crash
+//! there is the old state or the new one. Must not know what is running, nor what a tunable is.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serve::Failure;
+
+use crate::config::Values;
+
+/// A device that was registered.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Known {
+    /// UUID in its superblock: another device under the same path is another device.
+    pub(crate) uuid: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Remembered {
+    version: u32,
+    devices: BTreeMap<PathBuf, Known>,
+    names: BTreeMap<String, String>,
+    tunables: BTreeMap<String, Values>,
+}
+
+/// The state and where it is kept.
+pub(crate) struct State {
+    path: PathBuf,
+    now: Remembered,
+    /// Held as long as this process has the directory to itself.
+    _lock: File,
+}
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+impl State {
+    /// Takes the directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If another daemon has it, or what is there cannot be read: going on without it would serve volumes elsewhere than
+    /// before.
+    pub(crate) fn open(dir: &Path) -> Result<State, Failure> {
+        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+        let lock_path = dir.join("lock");
+        let lock = File::create(&lock_path).map_err(|e| Failure::at(&lock_path, "cannot be made", e))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            Failure::Failed(format!("{}: another daemon has this state directory", dir.display()))
+        })?;
+        let path = dir.join("state.json");
+        let now = match std::fs::read(&path) {
+            Ok(bytes) => {
+                let read: Remembered = serde_json::from_slice(&bytes)
+                    .map_err(|e| Failure::at(&path, "cannot be understood", e))?;
+                if read.version != VERSION {
+                    return Err(Failure::Failed(format!(
+                        "{}: expected version {VERSION}, found {}",
+                        path.display(),
+                        read.version
+                    )));
+                }
+                read
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                Remembered { version: VERSION, ..Remembered::default() }
+            }
+            Err(e) => return Err(Failure::at(&path, "cannot be read", e)),
+        };
+        Ok(State { path, now, _lock: lock })
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Remembered)) -> Result<(), Failure> {
+        let mut next = self.now.clone();
+        change(&mut next);
+        if next == self.now {
+            return Ok(());
+        }
+        self.write(&next).map_err(|e| Failure::at(&self.path, "cannot be written", e))?;
+        self.now = next;
+        Ok(())
+    }
+
+    fn write(&self, next: &Remembered) -> std::io::Result<()> {
+        let temporary = self.path.with_extension("new");
+        let mut file = File::create(&temporary)?;
+        file.write_all(serde_json::to_string_pretty(next)?.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, &self.path)?;
+        match self.path.parent() {
+            Some(dir) => File::open(dir)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn devices(&self) -> BTreeMap<PathBuf, Known> {
+        self.now.devices.clone()
+    }
+
+    pub(crate) fn add_device(&mut self, path: &Path, uuid: &str) -> Result<(), Failure> {
+        let known = Known { uuid: uuid.to_owned() };
+        self.change(|s| {
+            // A device that is found elsewhere has moved.
+            s.devices.retain(|p, k| k.uuid != known.uuid || p == path);
+            s.devices.insert(path.to_owned(), known);
+        })
+    }
+
+    pub(crate) fn remove_device(&mut self, path: &Path) -> Result<(), Failure> {
+        self.change(|s| drop(s.devices.remove(path)))
+    }
+
+    /// The name of a volume; the first free `bcacheN` if it never had one.
+    pub(crate) fn name(&mut self, id: &str) -> Result<String, Failure> {
+        if let Some(name) = self.now.names.get(id) {
+            return Ok(name.clone());
+        }
+        let taken = |name: &String| self.now.names.values().any(|n| n == name);
+        let free = (0u32..).map(|n| format!("bcache{n}")).find(|n| !taken(n)).unwrap_or_default();
+        self.change(|s| drop(s.names.insert(id.to_owned(), free.clone())))?;
+        Ok(free)
+    }
+
+    /// Tunables that were set at run time.
+    pub(crate) fn tunables(&self, id: &str) -> Values {
+        self.now.tunables.get(id).cloned().unwrap_or_default()
+    }
+
+    /// `None` forgets one.
+    pub(crate) fn set_tunable(&mut self, id: &str, key: &str, value: Option<&str>) -> Result<(), Failure> {
+        self.change(|s| {
+            let values = s.tunables.entry(id.to_owned()).or_default();
+            match value {
+                Some(value) => drop(values.insert(key.to_owned(), value.to_owned())),
+                None => drop(values.remove(key)),
+            }
+            s.tunables.retain(|_, values| !values.is_empty());
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_is_there_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = State::open(dir.path()).unwrap();
+        assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));
+        assert_eq!(state.name("a").unwrap(), "bcache0");
+        assert_eq!(state.name("b").unwrap(), "bcache1");
+        state.add_device(Path::new("/dev/x"), "u1").unwrap();
+        state.add_device(Path::new("/dev/y"), "u1").unwrap();
+        state.set_tunable("a", "writeback_percent", Some("5")).unwrap();
+        state.set_tunable("a", "writeback_delay", Some("1")).unwrap();
+        state.set_tunable("a", "writeback_delay", None).unwrap();
+        drop(state);
+        let mut state = State::open(dir.path()).unwrap();
+        assert_eq!(
+            (state.name("b").unwrap(), state.name("a").unwrap()),
+            ("bcache1".into(), "bcache0".into())
+        );
+        assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
+        assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));
+        drop(state);
+        std::fs::write(dir.path().join("state.json"), "{").unwrap();
+        assert!(State::open(dir.path()).is_err());
+    }
+}

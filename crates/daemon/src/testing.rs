@@ -1,0 +1,25 @@
+//! Devices for unit tests.
+
+use std::path::{Path, PathBuf};
+
+use format::superblock::CacheFormat;
+use format::{CacheSuper, Replacement, Sectors, Uuid};
+
+/// A file with the superblock of a new cache device of 8 MiB.
+pub(crate) fn cache_device(dir: &Path) -> PathBuf {
+    let path = dir.join("cache");
+    let want = CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        device_sectors: Sectors(16384),
+        block_sectors: Sectors(8),
+        bucket_sectors: Sectors(16),
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let mut bytes = vec![0; 4096];
+    bytes.extend(CacheSuper::format(&want).unwrap().encode());
+    std::fs::write(&path, bytes).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();
+    path
+}

@@ -1,0 +1,270 @@
+//! The thread of one set: driver, session, exports, and the orders it is given.
+//!
+//! Owns everything that must not leave that thread, and the end of it: whatever happens there, a panic too, the thread
+//! says how it ended and takes nobody with it. Orders come through a bounded queue; each is carried out beside the
+//! others, and answered. A backing device that cannot be served does not keep the others from being served.
+//!
+//! Must not know who gives orders.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use blockio::bridge::{
+    Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
+};
+use blockio::{Driver, DriverOptions};
+use serve::{Answer, Command, Failure, message, session};
+
+use crate::host::{Host, Tasks};
+use crate::jobs::Running;
+use crate::shared::Shared;
+
+/// Orders that wait for their thread.
+const QUEUE: usize = 64;
+/// Room for the requests of several ublk devices.
+const RING_ENTRIES: u32 = 4096;
+
+/// What is to be served by one thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// Tells the thread from others: UUID of the set, or of the backing device that is served alone.
+    pub(crate) id: String,
+    /// Cache device.
+    pub(crate) cache: Option<PathBuf>,
+    /// Backing device that is served alone, where there is no cache device.
+    pub(crate) alone: Option<PathBuf>,
+}
+
+/// What a set's thread is told.
+pub(crate) enum Order {
+    /// Anything that a session can be told.
+    Do(Command, Reply<Result<Answer, Failure>>),
+    /// Serve this backing device, too.
+    Add(PathBuf, Reply<Result<(), Failure>>),
+    /// Make a flash-only volume of so many sectors and with this label, and serve it.
+    Create(u64, String, Reply<Result<(), Failure>>),
+    /// Stop a volume and let its backing device go as it is.
+    StopVolume(String, Reply<Result<(), Failure>>),
+    /// Write everything back, then let the backing device go.
+    Detach(String, Running),
+    /// Write everything back, of all volumes if none is named.
+    Flush(Option<String>, Running),
+    /// Stop everything, and end.
+    Stop,
+    /// Do not wait any more for those who use what is being stopped.
+    Force,
+    /// Fail as a bug would.
+    #[cfg(test)]
+    Panic,
+}
+
+/// Where a set's thread is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    Starting,
+    Serving,
+    Stopping,
+    Stopped,
+    Failed(String),
+}
+
+impl Phase {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Phase::Starting => "starting",
+            Phase::Serving => "serving",
+            Phase::Stopping => "stopping",
+            Phase::Stopped => "stopped",
+            Phase::Failed(_) => "failed",
+        }
+    }
+
+    /// The thread has nothing any more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self, Phase::Stopped | Phase::Failed(_))
+    }
+}
+
+/// The phase, seen from both sides.
+#[derive(Clone)]
+pub(crate) struct PhaseCell(Arc<Mutex<Phase>>);
+
+impl PhaseCell {
+    pub(crate) fn get(&self) -> Phase {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, phase: Phase) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+}
+
+/// A set's thread, from outside.
+pub(crate) struct Worker {
+    pub(crate) plan: Plan,
+    phase: PhaseCell,
+    orders: RemoteSender<Order>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Starts a thread. The answer comes when the set is up, and every volume that could be served is.
+pub(crate) fn start(
+    plan: Plan,
+    shared: Arc<Shared>,
+) -> Result<(Worker, Awaited<Result<(), Failure>>), Failure> {
+    let (orders, receiver) = channel(QUEUE);
+    let (ready, up) = oneshot();
+    let phase = PhaseCell(Arc::new(Mutex::new(Phase::Starting)));
+    let theirs = (plan.clone(), phase.clone());
+    let body = move || {
+        let (plan, phase) = theirs;
+        run(&plan, &shared, &phase, receiver, ready);
+    };
+    let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    let thread = thread.map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))?;
+    Ok((Worker { plan, phase, orders, thread: Mutex::new(Some(thread)) }, up))
+}
+
+impl Worker {
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    /// Hands over an order; never blocks.
+    pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
+        self.orders.try_send(order).map_err(|e| {
+            Failure::Failed(match e {
+                TrySendError::Full(_) => format!("set {}: too many commands wait for it", self.plan.id),
+                TrySendError::Gone(_) => match self.phase() {
+                    Phase::Failed(why) => format!("set {} has failed: {why}", self.plan.id),
+                    _ => format!("set {} has stopped", self.plan.id),
+                },
+            })
+        })
+    }
+
+    /// Waits for the end of the thread. Blocks; not for the control thread.
+    pub(crate) fn join(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It catches its panics itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(
+    plan: &Plan,
+    shared: &Arc<Shared>,
+    phase: &PhaseCell,
+    orders: RemoteReceiver<Order>,
+    ready: Reply<Result<(), Failure>>,
+) {
+    let (hub, id) = (shared.hub.clone(), plan.id.clone());
+    message::listen(move |level, text| hub.publish("message", Some(&id), level, text));
+    let mut ready = Some(ready);
+    let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
+    let end = match catch_unwind(body) {
+        Ok(Ok(())) => Phase::Stopped,
+        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason that was said before").to_owned()),
+        Err(panic) => Phase::Failed(format!(
+            "internal error: {}; what was flushed is safe, and its block devices wait to be served again",
+            words_of(&*panic)
+        )),
+    };
+    let (level, text) = match &end {
+        Phase::Failed(why) => ("error", format!("set {} has failed: {why}", plan.id)),
+        _ => ("", format!("set {} has stopped", plan.id)),
+    };
+    phase.set(end.clone());
+    message::message(level, &text);
+    shared.hub.publish("set", Some(&plan.id), level, &text);
+    if let (Some(ready), Phase::Failed(why)) = (ready, end) {
+        ready.send(Err(Failure::Failed(why)));
+    }
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+}
+
+fn serve(
+    plan: &Plan,
+    shared: &Arc<Shared>,
+    phase: &PhaseCell,
+    mut orders: RemoteReceiver<Order>,
+    ready: &mut Option<Reply<Result<(), Failure>>>,
+) -> Result<(), Failure> {
+    let options =
+        DriverOptions { seed: session::seed(), ring_entries: RING_ENTRIES, ..DriverOptions::default() };
+    let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+    driver.block_on(async {
+        let host = Host::start(&driver, plan, shared).await?;
+        phase.set(Phase::Serving);
+        shared.hub.publish("set", Some(&plan.id), "", &format!("set {} is served", plan.id));
+        if let Some(ready) = ready.take() {
+            ready.send(Ok(()));
+        }
+        let mut tasks = Tasks::default();
+        host.obey(&mut orders, &mut tasks).await;
+        phase.set(Phase::Stopping);
+        host.stop(&mut orders, &mut tasks).await
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::state::State;
+
+    fn shared(dir: &std::path::Path) -> Arc<Shared> {
+        Arc::new(Shared::new(Config::default(), State::open(dir).unwrap()))
+    }
+
+    fn device(dir: &std::path::Path) -> PathBuf {
+        let path = dir.join("ssd");
+        std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        path
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_said_and_the_thread_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let (shared, cache) = (shared(dir.path()), device(dir.path()));
+        let plan = Plan { id: "x".into(), cache: Some(cache), alone: None };
+        let (worker, up) = start(plan, shared.clone()).unwrap();
+        let said = up.wait().unwrap().err().unwrap();
+        assert!(said.message().unwrap().contains("expected a cache device"), "{said:?}");
+        worker.join();
+        assert!(matches!(worker.phase(), Phase::Failed(_)));
+        assert!(worker.order(Order::Stop).is_err());
+        assert_eq!(shared.hub.last(9, |e| e.kind == "set" && e.level == "error").len(), 1);
+    }
+
+    #[test]
+    fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = crate::testing::cache_device(dir.path());
+        let shared = shared(dir.path());
+        let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
+        let (worker, up) = start(plan.clone(), shared.clone()).unwrap();
+        up.wait().unwrap().unwrap();
+        assert_eq!(worker.phase(), Phase::Serving);
+        let (reply, answer) = oneshot();
+        worker.order(Order::Panic).unwrap();
+        let _ = worker.order(Order::Do(Command::Stats, reply));
+        assert!(answer.wait().is_err(), "nobody waits for a thread that is gone");
+        worker.join();
+        assert!(matches!(worker.phase(), Phase::Failed(why) if why.contains("internal error")));
+        let (again, up) = start(plan, shared).unwrap();
+        up.wait().unwrap().unwrap();
+        again.order(Order::Stop).unwrap();
+        again.join();
+        assert_eq!(again.phase(), Phase::Stopped);
+    }
+}
