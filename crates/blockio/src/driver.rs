@@ -155,14 +155,15 @@ impl Driver {
             } else {
                 // Announced first, looked at second: see module `wake`.
                 wake.announce_sleep();
-                let timeout = self.runtime.next_deadline().map(|d| d.since(self.handle().now()));
-                let due = timeout == Some(Nanos(0));
+                let deadline = self.runtime.next_deadline();
+                let now = deadline.map_or(Nanos(0), |_| self.handle().now());
+                let due = deadline.is_some_and(|d| d <= now);
                 let idle = !due
                     && self.runtime.park()
                     && !root.woken.load(Ordering::SeqCst)
                     && !self.reactor.has_results();
                 if idle {
-                    self.reactor.wait(timeout);
+                    self.reactor.wait(deadline, now);
                 } else {
                     wake.awake();
                     self.reactor.turn();

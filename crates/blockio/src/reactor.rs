@@ -397,16 +397,16 @@ impl Reactor {
         polled || !inner.here.is_empty() || self.shared.workers.has_done()
     }
 
-    /// Submits what is queued, waits for something to happen, at most for `timeout`, and takes it in.
-    pub(crate) fn wait(&self, timeout: Option<Nanos>) -> usize {
+    /// Submits what is queued, waits for something to happen, at most until `deadline`, and takes it in.
+    pub(crate) fn wait(&self, deadline: Option<Nanos>, now: Nanos) -> usize {
         self.release_held();
         self.count(|c| {
             c.kernel_calls += 1;
             c.waits += 1;
         });
         match &mut self.shared.inner.borrow_mut().backend {
-            Backend::Uring(u) => u.wait(&self.shared.wake, timeout),
-            Backend::Polled(p) => p.wait(&self.shared.wake, timeout),
+            Backend::Uring(u) => u.wait(&self.shared.wake, deadline, now),
+            Backend::Polled(p) => p.wait(&self.shared.wake, deadline.map(|d| d.since(now))),
         }
         self.shared.wake.awake();
         self.take_in()
@@ -474,7 +474,7 @@ impl Reactor {
                 self.shared.wake.awake();
                 self.turn();
             } else {
-                self.wait(None);
+                self.wait(None, Nanos(0));
             }
         }
         let inner = &mut *self.shared.inner.borrow_mut();

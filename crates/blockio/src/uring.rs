@@ -1,14 +1,15 @@
 //! The ring: submission, completion and the driver's sleep on io_uring.
 //!
-//! Owns the ring, entries that did not fit into its submission queue, and the standing read of the
-//! wake-up descriptor. `user_data` belongs to the reactor, which passes it in and gets it back; the
+//! Owns the ring, entries that did not fit into its submission queue, the standing read of the
+//! wake-up descriptor, and the alarm: one timeout that stays armed over many waits, because a timeout of each wait
+//! would have the kernel program its clock twice for every request that comes alone. `user_data` belongs to the reactor, which passes it in and gets it back; the
 //! values from [`PRIVATE`] on are this module's own. Every entry yields exactly one completion, and
 //! [`Uring::quiesce`] waits until none is outstanding: only then may the memory go that entries name.
 
 use std::collections::VecDeque;
 use std::io;
 
-use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::types::Timespec;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use ::io::Nanos;
@@ -20,6 +21,8 @@ use crate::wake::Wake;
 pub(crate) const PRIVATE: u64 = 0xffff_ffff_0000_0000;
 const WAKE_READ: u64 = PRIVATE;
 const CANCEL: u64 = PRIVATE + 1;
+const ALARM: u64 = PRIVATE + 2;
+const ALARM_MOVED: u64 = PRIVATE + 3;
 
 pub(crate) struct Uring {
     ring: IoUring,
@@ -30,6 +33,10 @@ pub(crate) struct Uring {
     wake_armed: bool,
     /// Destination of the standing read. Boxed: its address must outlive moves of this struct.
     wake_count: Box<u64>,
+    /// When the alarm rings, by the driver's clock; it may ring early for a deadline that is not there any more.
+    alarm: Option<Nanos>,
+    /// What the kernel copies the alarm's time from. Boxed: its address must outlive moves of this struct.
+    alarm_spec: Box<Timespec>,
     /// Set-up flags that the kernel granted, for the log.
     pub(crate) granted: &'static str,
     /// Commands to devices can be sent.
@@ -70,6 +77,7 @@ impl Uring {
             (opcode::Recv::CODE, "recv"),
             (opcode::SendMsg::CODE, "sendmsg"),
             (opcode::AsyncCancel::CODE, "cancel"),
+            (opcode::Timeout::CODE, "timeout"),
         ];
         if let Some((_, name)) = needed.iter().find(|(code, _)| !probe.is_supported(*code)) {
             return Err(too_old(name));
@@ -83,6 +91,8 @@ impl Uring {
             outstanding: 0,
             wake_armed: false,
             wake_count: Box::new(0),
+            alarm: None,
+            alarm_spec: Box::new(Timespec::new()),
             granted,
             takes_commands,
             numbers,
@@ -124,8 +134,8 @@ impl Uring {
             self.overflow.push_back(entry);
             return;
         }
-        // SAFETY: what the entry names is owned by its operation in the reactor's slot (module `cmd`)
-        // or, for the standing read, by `wake_count`; both stay until the completion is reaped.
+        // SAFETY: what the entry names is owned by its operation in the reactor's slot (module `cmd`) or, for the standing
+        // read and the alarm, by `wake_count` and `alarm_spec`; all of them stay until the completion is reaped.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.overflow.push_back(entry);
         }
@@ -137,6 +147,23 @@ impl Uring {
             let ptr: *mut u64 = &raw mut *self.wake_count;
             let read = opcode::Read::new(types::Fd(wake.raw_fd()), ptr.cast(), 8).build();
             self.push(read.user_data(WAKE_READ));
+        }
+    }
+
+    /// Sees to it that the alarm rings at `deadline` at the latest.
+    fn arm_alarm(&mut self, deadline: Nanos, now: Nanos) {
+        if self.alarm.is_some_and(|at| at <= deadline) {
+            return;
+        }
+        let left = deadline.since(now);
+        // The kernel copies it when the entry is submitted, which is before this thread comes here again.
+        *self.alarm_spec = Timespec::new().sec(left.0 / 1_000_000_000).nsec((left.0 % 1_000_000_000) as u32);
+        let spec: *const Timespec = &raw const *self.alarm_spec;
+        if self.alarm.replace(deadline).is_none() {
+            self.push(opcode::Timeout::new(spec).build().user_data(ALARM));
+        } else {
+            // If it rings before it is moved, its completion is on the way and ends the wait.
+            self.push(opcode::TimeoutUpdate::new(ALARM, spec).build().user_data(ALARM_MOVED));
         }
     }
 
@@ -174,21 +201,17 @@ impl Uring {
         }
     }
 
-    /// Submits everything that is queued and waits until there is a completion, a wake-up or `timeout`.
-    pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
+    /// Submits everything that is queued and waits until there is a completion, a wake-up or the deadline has come.
+    pub(crate) fn wait(&mut self, wake: &Wake, deadline: Option<Nanos>, now: Nanos) {
         self.arm_wake(wake);
+        if let Some(deadline) = deadline {
+            self.arm_alarm(deadline, now);
+        }
         if !self.overflow.is_empty() {
             self.submit();
         }
         let want = usize::from(self.ring.completion().is_empty());
-        let result = match timeout {
-            None => self.ring.submit_and_wait(want),
-            Some(t) => {
-                let spec = Timespec::new().sec(t.0 / 1_000_000_000).nsec((t.0 % 1_000_000_000) as u32);
-                self.ring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&spec))
-            }
-        };
-        check(result);
+        check(self.ring.submit_and_wait(want));
     }
 
     /// Moves completions to `out` as (`user_data`, result).
@@ -197,7 +220,8 @@ impl Uring {
             self.outstanding -= 1;
             match cqe.user_data() {
                 WAKE_READ => self.wake_armed = false,
-                CANCEL => {}
+                ALARM => self.alarm = None,
+                CANCEL | ALARM_MOVED => {}
                 user_data => out.push((user_data, cqe.result())),
             }
         }
@@ -208,6 +232,9 @@ impl Uring {
     pub(crate) fn quiesce(&mut self, out: &mut Vec<(u64, i32)>) {
         if self.wake_armed {
             self.cancel(WAKE_READ);
+        }
+        if self.alarm.is_some() {
+            self.cancel(ALARM);
         }
         while self.outstanding > 0 {
             self.submit();
