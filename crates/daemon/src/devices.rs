@@ -19,8 +19,23 @@ const LOOK_WITHIN: Duration = Duration::from_secs(15);
 pub(crate) enum Role {
     /// Cache device of this set.
     Cache { set: String },
-    /// Backing device; `set` if it is attached, and then whether it has dirty data there.
-    Backing { set: Option<String>, dirty: bool, label: String },
+    /// Backing device; the set whose UUID it has, if any, and what it has to do with that.
+    Backing { set: Option<String>, bond: Bond, label: String },
+}
+
+/// What a backing device has to do with the set whose UUID it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bond {
+    /// Nothing, or it has none.
+    Free,
+    /// It was made together with it and has never been attached.
+    Made,
+    /// It ran without it.
+    Stale,
+    /// Attached.
+    Clean,
+    /// Attached, with dirty data in the cache.
+    Dirty,
 }
 
 /// A device with a superblock of bcache.
@@ -41,12 +56,15 @@ fn look_now(path: &Path) -> Result<Seen, Failure> {
     let (uuid, role) = match superblock {
         DeviceSuper::Cache(sb) => (sb.uuid().to_string(), Role::Cache { set: sb.set_uuid().to_string() }),
         DeviceSuper::Backing(sb) => {
-            let attached = matches!(sb.state(), BackingState::Clean | BackingState::Dirty);
-            let role = Role::Backing {
-                set: attached.then(|| sb.set_uuid().to_string()),
-                dirty: sb.state() == BackingState::Dirty,
-                label: sb.label(),
+            let bond = match sb.state() {
+                _ if sb.set_uuid() == format::Uuid::NIL => Bond::Free,
+                BackingState::None => Bond::Made,
+                BackingState::Stale => Bond::Stale,
+                BackingState::Clean => Bond::Clean,
+                BackingState::Dirty => Bond::Dirty,
             };
+            let set = (bond != Bond::Free).then(|| sb.set_uuid().to_string());
+            let role = Role::Backing { set, bond, label: sb.label() };
             (sb.uuid().to_string(), role)
         }
     };

@@ -13,7 +13,7 @@ use blockio::bridge::{Answer as Awaited, Reply, oneshot};
 use serde::Serialize;
 use serve::{Answer, Command, Failure, Snapshot};
 
-use crate::devices::{Role, Seen, look, look_at_all};
+use crate::devices::{Bond, Role, Seen, look, look_at_all};
 use crate::jobs::{Job, Jobs, Running};
 use crate::shared::Shared;
 use crate::worker::{self, Order, Phase, Plan, Worker};
@@ -253,27 +253,30 @@ impl Registry {
                 self.add_waiting(set).await;
                 Ok(())
             }
-            Role::Backing { set: None, .. } => {
-                let plan = Plan { id: seen.uuid.clone(), cache: None, alone: Some(seen.path.clone()) };
-                self.start(plan).await?;
-                self.stand(seen, Standing::Served);
-                Ok(())
-            }
-            Role::Backing { set: Some(set), dirty, .. } => match self.serving(set) {
-                Some(worker) => {
+            Role::Backing { set, bond, .. } => {
+                if let Some(worker) = set.as_ref().and_then(|set| self.serving(set)) {
                     let path = seen.path.clone();
                     ask(&worker, ANSWER_WITHIN, |reply| Order::Add(path, reply)).await?;
                     self.stand(seen, Standing::Served);
-                    Ok(())
+                    return Ok(());
                 }
-                None => {
-                    let what = if *dirty { "has dirty data in" } else { "is attached to" };
-                    let why =
-                        format!("{what} cache set {set}, whose cache device is not registered: waits for it");
-                    self.stand(seen, Standing::Waits(why));
-                    Ok(())
-                }
-            },
+                let what = match bond {
+                    Bond::Free | Bond::Stale => {
+                        let alone = Some(seen.path.clone());
+                        self.start(Plan { id: seen.uuid.clone(), cache: None, alone }).await?;
+                        self.stand(seen, Standing::Served);
+                        return Ok(());
+                    }
+                    Bond::Made => "was made for",
+                    Bond::Clean => "is attached to",
+                    Bond::Dirty => "has dirty data in",
+                };
+                let set = set.as_deref().unwrap_or_default();
+                let why =
+                    format!("{what} cache set {set}, whose cache device is not registered: waits for it");
+                self.stand(seen, Standing::Waits(why));
+                Ok(())
+            }
         }
     }
 
@@ -414,11 +417,11 @@ impl Registry {
             Role::Cache { .. } => {
                 return failed(format!("{backing}: expected a backing device, found a cache device"));
             }
-            Role::Backing { set: Some(other), .. } => {
+            Role::Backing { set: Some(other), bond: Bond::Clean | Bond::Dirty, .. } => {
                 let already = if *other == set { "already " } else { "" };
                 return failed(format!("{backing}: is {already}attached to cache set {other}"));
             }
-            Role::Backing { set: None, .. } => {}
+            Role::Backing { .. } => {}
         }
         self.stop_backing(&seen).await?;
         let added = ask(&worker, ANSWER_WITHIN, |reply| Order::Add(seen.path.clone(), reply)).await;
@@ -607,11 +610,13 @@ impl Registry {
     pub(crate) fn device_views(&self) -> Vec<DeviceView> {
         let failure_of = |seen: &Option<Seen>| {
             let seen = seen.as_ref()?;
-            let id = match &seen.role {
-                Role::Cache { set } | Role::Backing { set: Some(set), .. } => set,
-                Role::Backing { set: None, .. } => &seen.uuid,
+            let set = match &seen.role {
+                Role::Cache { set } => Some(set),
+                Role::Backing { set, .. } => set.as_ref(),
             };
-            match self.workers().get(id)?.phase() {
+            let workers = self.workers();
+            let mine = workers.get(&seen.uuid).or_else(|| workers.get(set?));
+            match mine?.phase() {
                 Phase::Failed(why) => Some(why),
                 _ => None,
             }

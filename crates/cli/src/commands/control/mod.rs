@@ -5,6 +5,7 @@
 mod job;
 mod show;
 mod status;
+mod top;
 
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 pub(crate) use job::{Cancel, Detach, Drain, Jobs};
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Status};
+pub(crate) use top::Top;
 
 use crate::client::{Control, absolute, device_name, segment};
 use crate::failure::Failure;

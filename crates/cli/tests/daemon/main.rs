@@ -1,0 +1,13 @@
+//! The daemon as a process: real sockets, files as devices, NBD clients, and the commands that talk to it.
+
+// Every function here is part of a test, also those that the lint does not know for one.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../it/world.rs"]
+#[allow(dead_code, reason = "shared with the other tests, which use the rest")]
+mod world;
+
+mod clients;
+mod life;
+mod place;
+mod settings;

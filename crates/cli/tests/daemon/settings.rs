@@ -1,0 +1,75 @@
+//! Configuration, tunables, and what becomes of them.
+
+use rustix::process::Signal;
+
+use crate::place::*;
+use crate::world::*;
+
+#[test]
+fn a_reload_applies_the_differences_and_says_them() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let mut client = place.client("bcache0");
+    daemon.run(&["get", "one", "writeback_running"]).ok().says(&["0"]);
+    daemon.run(&["set", "one", "writeback_delay=5"]).ok();
+    place.configure(
+        "preset = \"latency\"\n[tunables]\nsequential_cutoff = 4096\njournal_delay_ms = 50\n\
+         [volume.one.tunables]\nwriteback_delay = 99\nwriteback_percent = 34\n",
+    );
+    daemon.run(&["reload"]).ok().says(&[
+        "bcache0: sequential_cutoff: 0 → 4096",
+        "bcache0: writeback_percent: 10 → 34",
+        "bcache0: writeback_running: 0 → 1",
+        "journal_delay_ms: 100 → 50",
+    ]);
+    // What was set at run time counts more.
+    daemon.run(&["get", "one", "writeback_delay"]).ok().says(&["5"]);
+    daemon.run(&["reset", "one", "writeback_delay"]).ok().says(&["99"]);
+    daemon.run(&["reload"]).ok().says(&["nothing has changed"]);
+    daemon.run(&["get", &place.ssd, "congested_read_threshold_us"]).ok().says(&["0"]);
+    daemon.run(&["get", "one"]).ok().says(&["writeback_percent = 34 % (default 10)"]);
+
+    // A mistake changes nothing.
+    place.configure("preset = \"latency\"\n[tunables]\nwriteback_percentage = 5\n");
+    daemon.run(&["reload"]).refused(&["line 4", "writeback_percentage"]);
+    place.configure("devices = [\"/nowhere/at/all\"]\n[volume.one.tunables]\nwriteback_percent = 35\n");
+    let before = daemon.said().len();
+    daemon.signal(Signal::HUP);
+    wait_until("the reload", || daemon.said()[before..].contains("writeback_percent: 34 → 35"));
+    wait_until("the rest", || daemon.said()[before..].contains("/nowhere/at/all"));
+    client.write(0, &[1; 512]).unwrap();
+    daemon.stop();
+}
+
+#[test]
+fn mistakes_are_told_before_anything_begins() {
+    let place = Place::new();
+    place.configure("scam = true\n");
+    let said = place.refused();
+    assert!(said.contains("line 2") && said.contains("scam") && said.contains("ubcache.toml"), "{said}");
+    place.configure("group = \"no such group\"\n");
+    assert!(place.refused().contains("there is no such group"));
+}
+
+#[test]
+fn tunables_of_sets_and_volumes() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
+    daemon.run(&["set", &set, "journal_delay_ms=20"]).ok().says(&["journal_delay_ms = 20"]);
+    daemon.run(&["set", "bcache0", "writeback_percent=400"]).ok().says(&["writeback_percent = 40"]);
+    daemon.run(&["set", "bcache0", "writeback_percents=4"]).usage().says(&["known are"]);
+    daemon.run(&["set", "bcache0", "writeback_percent=x"]).refused(&["writeback_percent"]);
+    daemon.run(&["set", "bcache0", "writeback_percent"]).usage();
+    daemon.run(&["set", "bcache9", "writeback_percent=4"]).refused(&["no volume bcache9"]);
+    daemon.run(&["reset", "bcache0", "cache_mode"]).usage().says(&["superblock"]);
+    let (status, body) = daemon.http("GET", "/v1/volumes/one/tunables/cache_mode", "");
+    assert_eq!((status, &body["tunable"]["value"]), (200, &"writeback".into()));
+    assert_eq!(body["tunable"]["shown"], "writethrough [writeback] writearound none");
+    daemon.kill();
+    let daemon = place.start();
+    daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
+    daemon.stop();
+}
