@@ -34,6 +34,8 @@ table! {
         CleanBeforeBackingFlush,
         /// Clean copies go to disk although the backing device failed to flush what they are copies of.
         FailedFlushTrusted,
+        /// Copies that were dropped from memory because their device failed to flush are taken for gone from disk too.
+        PurgedTakenForDurable,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.

@@ -31,6 +31,7 @@ const RARE: &[Bug] = &[
     Bug::FailedFlushTrusted,
     Bug::MovedCleanNotSettled,
     Bug::SuperblockInOnePiece,
+    Bug::PurgedTakenForDurable,
     Bug::VoidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::ReclaimLooksOnce,

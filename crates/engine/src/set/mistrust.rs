@@ -5,6 +5,9 @@
 //! used again, and the older data after that. So from the failure on until the set starts again no clean copy of the
 //! device enters a leaf on disk, and what leaves in memory have of it is dropped when they are written.
 //!
+//! Dropped from memory, such copies may still be on disk, with their keys in a leaf or in the journal: before such a device is
+//! written to past the cache, a hole goes through the journal, whatever the index says.
+//!
 //! Invariant: a set of a leaf that has keys which are not journaled is written only if [`Mistrust::epoch`] did not
 //! change between the moment when its keys were taken and the end of the flushes.
 

@@ -18,7 +18,8 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
         if !view.slots.contains_key(&inode) {
             *unknown.entry(inode).or_insert(0) += 1;
         }
-        if let Some((first, end)) = ranges.get(&inode) {
+        // Holes may be older than the device that has the slot now.
+        if let Some((first, end)) = ranges.get(&inode).filter(|_| piece.ptr.is_some()) {
             inside(view, inode, piece, *first, *end, findings);
         }
         age(view, inode, piece, kind, findings);
