@@ -67,6 +67,25 @@ pub struct BucketFigures {
     pub quantiles: Vec<u16>,
 }
 
+/// What the btree amounts to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BtreeFigures {
+    /// Levels above the leaves.
+    pub depth: u32,
+    /// Extents in memory.
+    pub extents: u64,
+    /// Mean length of an extent; zero of none.
+    pub average_extent: Sectors,
+    /// How full the root is.
+    pub root_usage_percent: u64,
+    /// How full the nodes are on average.
+    pub used_percent: u64,
+    /// Sectors of all nodes.
+    pub node_sectors: Sectors,
+    /// Sectors of one node.
+    pub sectors_per_node: Sectors,
+}
+
 /// Times of the engine's own work.
 #[derive(Clone, Debug, Default)]
 pub struct TimeFigures {
@@ -101,8 +120,10 @@ pub struct SetFigures {
     pub congested: Option<Sectors>,
     /// Buckets that can be reused at once or are ready for use.
     pub available_buckets: u32,
-    /// Levels of the btree above its leaves.
-    pub tree_depth: u32,
+    /// Journal entries that are needed for recovery, or will be.
+    pub journal_entries_in_use: u64,
+    /// The btree.
+    pub btree: BtreeFigures,
     /// The moment, by the engine's clock.
     pub now: io::Nanos,
     /// Settings.
@@ -250,7 +271,6 @@ impl CacheSet {
     /// All figures at this moment; takes some ten microseconds for each volume.
     pub fn figures(&self) -> SetFigures {
         let core = &self.core;
-        let tree_depth = core.tree.borrow().depth();
         let limit = core.congestion.borrow().limit(core.rt.now(), 0);
         SetFigures {
             status: self.status(),
@@ -267,7 +287,9 @@ impl CacheSet {
             io_errors: core.errors.borrow().errors(),
             congested: limit,
             available_buckets: core.buckets.borrow().available(),
-            tree_depth,
+            journal_entries_in_use: core.journal.open_seq().0.saturating_sub(core.journal.oldest_needed().0)
+                + 1,
+            btree: btree_figures(core),
             now: core.rt.now(),
             tunables: core.tunables.borrow().clone(),
             volumes: self.volumes().iter().map(Volume::figures).collect(),
@@ -277,6 +299,25 @@ impl CacheSet {
     /// What the buckets hold. Looks at each of them: some ten microseconds for each thousand.
     pub fn bucket_figures(&self) -> BucketFigures {
         bucket_figures(&self.core)
+    }
+}
+
+fn btree_figures(core: &Core) -> BtreeFigures {
+    let tree = core.tree.borrow();
+    let fill = tree.fill();
+    let nodes = tree.node_count();
+    let node = core.geometry.node_sectors;
+    let percent =
+        |words: usize, nodes: usize| (words * 100).checked_div(nodes * core.leaf_words()).unwrap_or(0) as u64;
+    let live = core.buckets.borrow().live_total();
+    BtreeFigures {
+        depth: tree.depth(),
+        extents: fill.extents as u64,
+        average_extent: Sectors(live.0.checked_div(fill.extents as u64).unwrap_or(0)),
+        root_usage_percent: percent(fill.root_words, 1),
+        used_percent: percent(fill.words, nodes),
+        node_sectors: Sectors(node.0 * nodes as u64),
+        sectors_per_node: node,
     }
 }
 
@@ -304,9 +345,8 @@ fn bucket_figures(core: &Core) -> BucketFigures {
     let sum: u64 = ages.iter().map(|age| u64::from(*age)).sum();
     figures.average_age = sum / ages.len() as u64;
     figures.sectors_per_quantile = ages.len() as u64 * core.geometry.bucket_sectors.0 / PARTS as u64;
-    // The oldest first: what is reused next.
     let at = |part: usize| ages.get(ages.len() * part / PARTS).copied();
-    figures.quantiles = (1..PARTS).rev().filter_map(at).collect();
+    figures.quantiles = (1..PARTS).filter_map(at).collect();
     figures
 }
 

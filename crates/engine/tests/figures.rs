@@ -160,7 +160,7 @@ fn buckets_add_up_and_a_walk_is_timed() {
         assert_eq!(b.unused + b.clean + b.dirty + b.metadata, b.total);
         assert!(b.dirty >= 8 && b.metadata > 2, "{b:?}");
         assert_eq!(b.quantiles.len(), 31);
-        assert!(b.quantiles.is_sorted_by(|a, b| a >= b));
+        assert!(b.quantiles.is_sorted());
         assert_eq!(b.total, figures.status.nbuckets);
     });
 }
@@ -185,5 +185,19 @@ fn a_pace_has_its_reason() {
         let v = rig.volume.figures();
         assert_eq!((v.writeback.written, v.writeback.failures), (Sectors(8), 0));
         assert_eq!(rig.figures().times.work.writeback_batches.count(), 1);
+    });
+}
+
+#[test]
+fn the_btree_is_measured() {
+    with(async |rig| {
+        rig.set("writeback_running", "0").await;
+        for n in 0..10 {
+            rig.write(n * 64, 8 + 8 * (n % 2)).await;
+        }
+        let b = rig.figures().btree;
+        assert_eq!((b.depth, b.extents, b.average_extent), (0, 10, Sectors(12)));
+        assert!(b.root_usage_percent <= 5 && b.root_usage_percent == b.used_percent, "{b:?}");
+        assert_eq!(b.node_sectors, b.sectors_per_node);
     });
 }

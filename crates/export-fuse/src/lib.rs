@@ -23,6 +23,7 @@ mod service;
 mod session;
 mod spare;
 mod stale;
+mod tree;
 
 pub use blockio::users::User;
 pub use error::FuseError;
@@ -31,3 +32,4 @@ pub use hole::PunchHole;
 pub use mount::MountBy;
 pub use probe::{Availability, probe};
 pub use service::{ServeOptions, Served, serve};
+pub use tree::Tree;

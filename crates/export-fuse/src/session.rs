@@ -15,13 +15,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use blockio::flusher;
-use fuser::{BackgroundSession, Config, Session, SessionACL};
-
-use crate::fs::VolumeFs;
+use fuser::{BackgroundSession, Config, Filesystem, Session, SessionACL};
 
 /// Answers the requests that come from `device` until the file system is unmounted. Blocks while the
 /// kernel and we agree on what both can do.
-pub(crate) fn start(fs: VolumeFs, device: OwnedFd, threads: usize) -> io::Result<BackgroundSession> {
+pub(crate) fn start(fs: impl Filesystem, device: OwnedFd, threads: usize) -> io::Result<BackgroundSession> {
     // Before the threads start: they inherit it.
     flusher::mark_this_thread();
     let mut config = Config::default();

@@ -60,6 +60,13 @@ pub(crate) enum Via {
     LeafOnly(Tick),
 }
 
+/// How full the nodes are.
+pub(crate) struct Fill {
+    pub(crate) extents: usize,
+    pub(crate) root_words: usize,
+    pub(crate) words: usize,
+}
+
 pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
     free: Vec<u32>,
@@ -100,6 +107,22 @@ impl Tree {
     /// Levels above the leaves.
     pub(crate) fn depth(&self) -> u32 {
         u32::from(self.node(self.root).level)
+    }
+
+    /// Extents in memory, and the words of keys that all nodes in memory hold, the root and every node.
+    pub(crate) fn fill(&self) -> Fill {
+        let words = |n: &Node| match &n.body {
+            Body::Leaf(leaf) => leaf.extents.as_ref().map_or(0, Extents::len) * 3,
+            Body::Internal(children) => children.len() * 3,
+        };
+        let mut fill = Fill { extents: 0, root_words: words(self.node(self.root)), words: 0 };
+        for node in self.nodes.iter().flatten() {
+            if let Body::Leaf(leaf) = &node.body {
+                fill.extents += leaf.extents.as_ref().map_or(0, Extents::len);
+            }
+            fill.words += words(node);
+        }
+        fill
     }
 
     pub(crate) fn set_root(&mut self, root: NodeId) {

@@ -1,0 +1,78 @@
+//! A mounted file system that holds no volumes: control files, for example.
+//!
+//! Owns its mount and its threads, with the same cleaning up after the dead as for volumes. Blocks: not for the thread
+//! of a driver. Must not know what the files are.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use blockio::mountinfo;
+use fuser::{BackgroundSession, Filesystem};
+
+use crate::error::FuseError;
+use crate::mount::{self, Mount, MountBy};
+use crate::{session, stale};
+
+/// How long threads may take to end once nothing is mounted.
+const PATIENCE: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(5);
+
+/// A mounted file system. Dropping it takes it away under whoever uses it.
+pub struct Tree {
+    dir: PathBuf,
+    mount: Mount,
+    session: Option<BackgroundSession>,
+    notes: Vec<String>,
+}
+
+impl Tree {
+    /// Mounts `files` at `dir`, which is made if it does not exist, and must be empty. What a process that has died left
+    /// there is cleaned up first.
+    ///
+    /// # Errors
+    /// If the host has no FUSE or refuses to mount, or `dir` is not free.
+    pub fn mount(dir: &Path, files: impl Filesystem, by: MountBy) -> Result<Tree, FuseError> {
+        let at_dir = |source| FuseError::Directory { dir: dir.to_path_buf(), source };
+        let dir = std::path::absolute(dir).map_err(at_dir)?;
+        let dir = mountinfo::located(&dir).map_err(at_dir)?;
+        let notes = stale::clean_up(&dir)?;
+        let (device, mount) = mount::mount(&dir, by)?;
+        // Whatever fails from here on, dropping this takes the mount away.
+        let mut tree = Tree { dir: dir.clone(), mount, session: None, notes };
+        let failed = |source| FuseError::Session { dir: dir.clone(), source };
+        // Two, so that one slow file does not keep the others.
+        tree.session = Some(session::start(files, device, 2).map_err(failed)?);
+        rustix::fs::statfs(&dir).map_err(|e| failed(e.into()))?;
+        Ok(tree)
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What an operator should know about the start, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Whether it is mounted no more: somebody has unmounted it.
+    pub fn has_ended(&self) -> bool {
+        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What cannot be taken away stays, as after the death of the process; the next start cleans it up.
+        let _: io::Result<()> = self.mount.abort();
+        let deadline = Instant::now() + PATIENCE;
+        while !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(STEP);
+        }
+        if !self.has_ended() {
+            let _ = self.mount.end_connection();
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Names of devices: which `bcacheN` a volume is, and what a disk is called.
+
+use std::collections::BTreeMap;
+
+use engine::figures::VolumeFigures;
+use format::Uuid;
+
+use crate::owner::Snapshot;
+
+/// What makes a volume the same one as before.
+type Key = (Option<Uuid>, Option<Uuid>, u32);
+
+fn key(set: Option<Uuid>, v: &VolumeFigures) -> Key {
+    match v.backing_uuid {
+        // The same device, attached or not.
+        Some(uuid) => (None, Some(uuid), 0),
+        None => (set, None, v.inode.map_or(u32::MAX, |i| i.0)),
+    }
+}
+
+/// The numbers of `bcacheN`, which stay with a volume as long as it is there: the lowest free one is taken.
+#[derive(Default, Debug)]
+pub(crate) struct Numbers(BTreeMap<Key, u32>);
+
+impl Numbers {
+    /// Brings the numbers up to date, and hands out that of each volume, in the snapshot's order: those of sets first.
+    pub(crate) fn of(&mut self, snapshot: &Snapshot) -> Vec<u32> {
+        let sets =
+            snapshot.sets.iter().flat_map(|s| s.volumes.iter().map(|v| key(Some(s.status.set_uuid), v)));
+        let keys: Vec<Key> = sets.chain(snapshot.alone.iter().map(|v| key(None, v))).collect();
+        self.0.retain(|k, _| keys.contains(k));
+        keys.iter()
+            .map(|k| match self.0.get(k) {
+                Some(n) => *n,
+                None => {
+                    let n = (0..).find(|n| !self.0.values().any(|taken| taken == n)).unwrap_or(u32::MAX);
+                    self.0.insert(*k, n);
+                    n
+                }
+            })
+            .collect()
+    }
+}
+
+/// The last part of a device's path, as a directory can be called.
+pub(crate) fn disk(device: &str) -> String {
+    let last = device.rsplit('/').find(|part| !part.is_empty()).unwrap_or("unknown");
+    if matches!(last, "." | "..") { "unknown".to_owned() } else { last.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_called_by_the_end_of_their_path() {
+        for (path, name) in
+            [("/dev/sdb", "sdb"), ("disk.img", "disk.img"), ("/a/b/", "b"), ("/", "unknown"), ("", "unknown")]
+        {
+            assert_eq!(disk(path), name);
+        }
+    }
+}

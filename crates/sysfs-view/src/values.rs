@@ -1,0 +1,82 @@
+//! What the kernel takes for a number, a flag, a size.
+//!
+//! Owns the rules by which written text is refused before anybody is asked (observed on a real kernel, see the tests'
+//! data). Numbers out of a tunable's range are no business of this module: they are clamped by the tunable.
+
+use format::{SECTOR_BYTES, Sectors};
+
+use crate::owner::Errno;
+
+/// A decimal number, with one newline behind it at most, and a plus before it if somebody likes.
+pub(crate) fn number(text: &str) -> Result<u64, Errno> {
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(Errno::EINVAL);
+    }
+    digits.parse().map_err(|_| Errno::ERANGE)
+}
+
+/// A size in bytes with a suffix of powers of 1024, or none.
+pub(crate) fn size(text: &str) -> Result<u64, Errno> {
+    let text = text.trim_end();
+    let (digits, unit) = match text.char_indices().find(|(_, c)| !c.is_ascii_digit()) {
+        Some((at, _)) => text.split_at(at),
+        None => (text, ""),
+    };
+    let shift = match unit {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        "p" | "P" => 50,
+        "e" | "E" => 60,
+        _ => return Err(Errno::EINVAL),
+    };
+    let value: u64 = digits.parse().map_err(|_| Errno::EINVAL)?;
+    value.checked_mul(1 << shift).ok_or(Errno::EINVAL)
+}
+
+/// The same in whole sectors.
+pub(crate) fn sectors(text: &str) -> Result<Sectors, Errno> {
+    Ok(Sectors(size(text)? / SECTOR_BYTES))
+}
+
+/// One of the names, with one newline behind it at most.
+pub(crate) fn choice(text: &str, names: &[&str]) -> Result<String, Errno> {
+    let word = text.strip_suffix('\n').unwrap_or(text);
+    names.iter().find(|name| **name == word).map(|name| (*name).to_owned()).ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers() {
+        assert_eq!(number("40\n"), Ok(40));
+        assert_eq!(number("+5"), Ok(5));
+        for bad in ["", "\n", "-1", "4M", "0x10", " 5", "5 ", "5\n\n", "+", "abc"] {
+            assert_eq!(number(bad), Err(Errno::EINVAL), "{bad:?}");
+        }
+        assert_eq!(number("18446744073709551616"), Err(Errno::ERANGE));
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("16M\n"), Ok(16 << 20));
+        assert_eq!(sectors("1k"), Ok(Sectors(2)));
+        for bad in ["", "M", "1Q", "nonsense", "99999999999999999999", "17E"] {
+            assert_eq!(size(bad), Err(Errno::EINVAL), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn choices() {
+        assert_eq!(choice("lru\n", &["lru", "fifo"]), Ok("lru".into()));
+        for bad in ["LRU", " lru", "lru ", "lru\n\n", ""] {
+            assert_eq!(choice(bad, &["lru", "fifo"]), Err(Errno::EINVAL), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! A real set on a thread of its own, and its view, mounted.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use blockio::bridge::{self, RemoteReceiver, RemoteSender, Reply};
+use blockio::wrap::MemDisk;
+use blockio::{Driver, DriverOptions};
+use engine::figures::BucketFigures;
+use engine::{CacheSet, SetOptions, Volume};
+use export_fuse::{MountBy, Tree};
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use io::{Disk, Handle, WriteFlags};
+use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
+
+pub const SET: &str = "07070707-0707-0707-0707-070707070707";
+
+enum Job {
+    Look(Reply<Snapshot>),
+    Buckets(Reply<BucketFigures>),
+    Obey(Order, Reply<Result<(), Errno>>),
+    Read(u64, u64, Reply<()>),
+    Write(u64, u64, Reply<()>),
+}
+
+/// Asks the set's thread, and remembers what was ordered.
+struct Remote {
+    jobs: RemoteSender<Job>,
+    orders: Mutex<Vec<Order>>,
+}
+
+impl Remote {
+    fn ask<T: Send>(&self, make: impl FnOnce(Reply<T>) -> Job) -> Result<T, Errno> {
+        let (reply, answer) = bridge::oneshot();
+        self.jobs.send(make(reply)).map_err(|_| Errno::EIO)?;
+        answer.wait().map_err(|_| Errno::EIO)
+    }
+}
+
+impl Owner for Remote {
+    fn look(&self) -> Result<Snapshot, Errno> {
+        self.ask(Job::Look)
+    }
+
+    fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno> {
+        assert_eq!(set.to_string(), SET);
+        self.ask(Job::Buckets)
+    }
+
+    fn obey(&self, order: Order) -> Result<(), Errno> {
+        self.orders.lock().unwrap().push(order.clone());
+        self.ask(|reply| Job::Obey(order, reply))?
+    }
+}
+
+/// A set with a cached device and a flash-only volume, and its view.
+pub struct Rig {
+    owner: Arc<Remote>,
+    tree: Option<Tree>,
+    dir: tempfile::TempDir,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let (jobs, receiver) = bridge::channel(16);
+        let thread = std::thread::spawn(move || serve(receiver));
+        let owner = Arc::new(Remote { jobs, orders: Mutex::default() });
+        let dir = tempfile::tempdir().unwrap();
+        let view = SysfsView::new(owner.clone());
+        let tree =
+            Tree::mount(&dir.path().join("sys"), view, MountBy::Auto).unwrap_or_else(|e| panic!("{e}"));
+        Rig { owner, tree: Some(tree), dir, thread: Some(thread) }
+    }
+
+    /// Where it is mounted.
+    pub fn root(&self) -> PathBuf {
+        self.dir.path().join("sys")
+    }
+
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.root().join(path)
+    }
+
+    #[track_caller]
+    pub fn get(&self, path: &str) -> String {
+        match std::fs::read_to_string(self.path(path)) {
+            Ok(text) => text.strip_suffix('\n').unwrap_or(&text).to_owned(),
+            Err(e) => panic!("{path}: {e}"),
+        }
+    }
+
+    /// As `echo value > path` does; the errno of a refusal.
+    pub fn put(&self, path: &str, value: &str) -> Result<(), i32> {
+        write(&self.path(path), &format!("{value}\n"))
+    }
+
+    pub fn orders(&self) -> Vec<Order> {
+        std::mem::take(&mut *self.owner.orders.lock().unwrap())
+    }
+
+    pub fn read(&self, at: u64, sectors: u64) {
+        self.owner.ask(|reply| Job::Read(at, sectors, reply)).unwrap();
+    }
+
+    pub fn write(&self, at: u64, sectors: u64) {
+        self.owner.ask(|reply| Job::Write(at, sectors, reply)).unwrap();
+    }
+}
+
+/// Writes to a file that is there.
+pub fn write(path: &Path, text: &str) -> Result<(), i32> {
+    use std::io::Write;
+    let mut file = std::fs::File::options().write(true).truncate(true).open(path).map_err(errno)?;
+    file.write_all(text.as_bytes()).map_err(errno)
+}
+
+pub fn errno(e: std::io::Error) -> i32 {
+    e.raw_os_error().unwrap_or(-1)
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        drop(self.tree.take());
+        // The thread ends with the last sender, which the view has held until now.
+        let (jobs, _) = bridge::channel(1);
+        self.owner = Arc::new(Remote { jobs, orders: Mutex::default() });
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the set's thread panicked");
+        }
+    }
+}
+
+async fn disk(rt: &Handle, name: &str, sectors: u64, superblock: &[u8]) -> Disk {
+    let disk = Disk::new(Rc::new(MemDisk::new(name, Sectors(sectors), 512)), rt.clone());
+    disk.write(Sector(8), rt.pool().copy_of(superblock), true).await.unwrap();
+    disk
+}
+
+async fn set(rt: &Handle) -> (CacheSet, Rc<Volume>) {
+    let (set_uuid, block, bucket) = (Uuid([7; 16]), Sectors(1), Sectors(128));
+    let cache = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        device_sectors: Sectors(1 << 17),
+        block_sectors: block,
+        bucket_sectors: bucket,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let backing = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([2; 16]),
+        set_uuid,
+        device_sectors: Sectors(1 << 18),
+        block_sectors: block,
+        bucket_sectors: bucket,
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    let cache = disk(rt, "/dev/vda", 1 << 17, &cache.unwrap().encode()).await;
+    let backing = disk(rt, "/dev/vdb", 1 << 18, &backing.unwrap().encode()).await;
+    let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+    let volume = set.register(backing).await.unwrap();
+    set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
+    (set, volume)
+}
+
+fn serve(mut jobs: RemoteReceiver<Job>) {
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let rt = driver.handle();
+    driver.block_on(async {
+        let (set, volume) = set(&rt).await;
+        while let Some(job) = jobs.recv().await {
+            match job {
+                Job::Look(reply) => reply.send(Snapshot { sets: vec![set.figures()], alone: Vec::new() }),
+                Job::Buckets(reply) => reply.send(set.bucket_figures()),
+                Job::Obey(order, reply) => reply.send(obey(&set, &volume, order).await),
+                Job::Read(at, sectors, reply) => {
+                    let buffer = rt.pool().take(Sectors(sectors).bytes() as usize);
+                    volume.read(Sector(at), Sectors(sectors), buffer, 0).await.1.unwrap();
+                    reply.send(());
+                }
+                Job::Write(at, sectors, reply) => {
+                    let buffer = rt.pool().zeroed(Sectors(sectors).bytes() as usize);
+                    let flags = WriteFlags::default();
+                    volume.write(Sector(at), Sectors(sectors), buffer, 0, flags).await.unwrap();
+                    reply.send(());
+                }
+            }
+        }
+        set.stop().await.unwrap();
+    });
+}
+
+async fn obey(set: &CacheSet, cached: &Rc<Volume>, order: Order) -> Result<(), Errno> {
+    match order {
+        Order::Device(VolumeId { backing, .. }, what) => {
+            let found = set.volumes().into_iter().find(|v| v.backing_uuid() == backing);
+            let volume = found.unwrap_or_else(|| cached.clone());
+            match what {
+                DeviceOrder::Tune { key, value } => volume.set(key, &value).await.map_err(|_| Errno::EINVAL),
+                DeviceOrder::ClearStats => {
+                    volume.clear_stats();
+                    Ok(())
+                }
+                DeviceOrder::Run => Err(Errno::EBUSY),
+                _ => Ok(()),
+            }
+        }
+        Order::Set(_, SetOrder::Tune { key, value }) => set.set(key, &value).await.map_err(|_| Errno::EINVAL),
+        Order::Set(_, SetOrder::Gc) => set.gc().await.map_err(|_| Errno::EIO),
+        Order::Register { .. } => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
