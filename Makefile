@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help demo test fuzz vm-test lint bench deps build
+.PHONY: help demo test fuzz vm-test lint bench deb deps build
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make lint   formatting, clippy, documentation'
 	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
+	@echo 'make deb    a Debian package, in target/deb'
 	@echo 'make build  the release binary, target/release/ubcache'
 	@echo 'make deps   the packages that the above need'
 
@@ -43,6 +44,9 @@ lint:
 bench:
 	@scripts/deps all
 	@scripts/bench $(JOBS)
+
+deb:
+	@scripts/deb
 
 deps:
 	@scripts/deps all

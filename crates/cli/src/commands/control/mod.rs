@@ -6,6 +6,7 @@ mod job;
 mod show;
 mod status;
 mod top;
+mod wait;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,7 @@ pub(crate) use job::{Cancel, Detach, Drain, Jobs};
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Status};
 pub(crate) use top::Top;
+pub(crate) use wait::Wait;
 
 use crate::client::{Control, absolute, device_name, segment};
 use crate::failure::Failure;

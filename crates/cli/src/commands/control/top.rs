@@ -143,7 +143,7 @@ fn screen(status: &Value, seconds: Option<f64>, past: impl Fn(&str) -> Counts) -
             size::human(per_second(p.read_bytes, seconds)),
             per_second(p.writes, seconds).to_string(),
             size::human(per_second(p.written_bytes, seconds)),
-            if seen == 0 { "-".into() } else { format!("{} %", p.hits * 100 / seen) },
+            (p.hits * 100).checked_div(seen).map_or_else(|| "-".into(), |share| format!("{share} %")),
             size::human(v["dirty_bytes"].as_u64().unwrap_or(0)),
             size::human(rate),
             v["state"].as_str().unwrap_or("flash-only").to_owned(),

@@ -1,0 +1,56 @@
+//! `wait`: until a volume is served, for what mounts it.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::{answer, text};
+use crate::client::{Control, device_name, segment};
+use crate::failure::Failure;
+
+/// How often the daemon is asked.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Wait until a volume is served
+///
+/// Also waits for the daemon itself to come up.
+#[derive(Args, Debug)]
+pub(crate) struct Wait {
+    /// Volume, by name, label, UUID or backing device
+    volume: String,
+    /// Seconds after which waiting fails
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u32>,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Wait {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let began = Instant::now();
+        loop {
+            let path = format!("/v1/volumes/{}", segment(&device_name(&self.volume)?));
+            let refused = match self.control.get(&path) {
+                Ok(body) => match body["volume"]["exports"].as_array().and_then(|ways| ways.first()) {
+                    Some(way) => {
+                        return answer(&self.control, &body, || {
+                            format!("{}: {}\n", self.volume, text(&way["address"]))
+                        });
+                    }
+                    None => body["volume"]["problem"].as_str().unwrap_or("nothing exports it").to_owned(),
+                },
+                Err(Failure::Failed(why)) => why,
+                Err(other) => return Err(other),
+            };
+            if let Some(seconds) =
+                self.timeout.filter(|s| began.elapsed() >= Duration::from_secs((*s).into()))
+            {
+                return Err(Failure::Failed(format!(
+                    "{} was not served within {seconds} seconds: {refused}",
+                    self.volume
+                )));
+            }
+            std::thread::sleep(EVERY);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The Debian package, as its users have it: installed, used and removed again, with a directory as the file system and
+//! this machine's list of packages.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}
+
+fn run(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}
+
+fn said(out: &Output) -> String {
+    assert!(
+        out.status.success(),
+        "{}\n{}{}",
+        out.status,
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+/// Builds the package from the tree.
+fn package() -> PathBuf {
+    let out = said(&run(Command::new(root().join("scripts/deb")).arg("--debug").current_dir(root())));
+    root().join(out.trim())
+}
+
+#[test]
+fn installed_used_and_removed() {
+    let deb = package();
+    let contents = said(&run(Command::new("dpkg-deb").arg("--contents").arg(&deb)));
+    let files: BTreeSet<&str> = contents
+        .lines()
+        .filter_map(|l| l.split_whitespace().last())
+        .map(|f| f.trim_start_matches('.'))
+        .collect();
+    for command in cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
+        let page = format!("/usr/share/man/man1/ubcache-{}.1.gz", command.get_name());
+        assert!(files.contains(page.as_str()), "{page} is not among {files:?}");
+    }
+    assert!(contents.lines().all(|l| l.contains(" root/root ")), "{contents}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/in-a-directory.sh");
+    let out = said(&run(Command::new("sh").arg(script).arg(dir.path()).arg(&deb)));
+    for step in ["installed", "units", "completions", "manual", "served", "stopped", "removed", "purged"] {
+        assert!(out.lines().any(|l| l == format!("{step}: fine")), "{step}: {out}");
+    }
+}

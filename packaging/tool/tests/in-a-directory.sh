@@ -1,0 +1,72 @@
+# usage: in-a-directory.sh DIR PACKAGE: installs the package with DIR as the root directory, uses what it brought, removes it.
+set -eu
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+root=$1/root
+package=$2
+fine() { echo "$1: fine"; }
+
+mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/run"
+# What the package depends on is there.
+for needed in libc6 libgcc-s1; do
+    dpkg-query --status $needed
+    echo
+    : >"$root/var/lib/dpkg/info/$needed:$(dpkg --print-architecture).list"
+done >"$root/var/lib/dpkg/status"
+package_manager() { dpkg --root="$root" --force-not-root --force-script-chrootless --log=/dev/null "$@"; }
+package_manager --install "$package" >"$1/install.log" 2>&1 || { cat "$1/install.log"; exit 1; }
+ubcache=$root/usr/bin/ubcache
+"$ubcache" --version
+fine installed
+
+for unit in ubcache.service ubcache-volume@data.service ubcache-register@dev-sdx.service; do
+    systemd-analyze verify --root="$root" --man=no "$unit"
+done >"$1/verify.log" 2>&1 || true
+# Programs of the system are not in the directory.
+if grep ubcache "$1/verify.log" | grep -v 'Command /s\?bin/[a-z]* is not executable'; then exit 1; fi
+fine units
+
+bash -c ". '$root/usr/share/bash-completion/completions/ubcache' && complete -p ubcache" >/dev/null
+grep -q '#compdef ubcache' "$root/usr/share/zsh/vendor-completions/_ubcache"
+grep -q 'complete -c ubcache' "$root/usr/share/fish/vendor_completions.d/ubcache.fish"
+fine completions
+
+zcat "$root/usr/share/man/man1/ubcache-make.1.gz" | grep -q 'TH ubcache-make 1'
+fine manual
+
+# With files as devices, and the configuration as it is installed but for the places.
+cd "$1"
+truncate -s 64M cache
+truncate -s 256M disk
+"$ubcache" make --writeback -C cache -B disk --label data >/dev/null
+config=$root/etc/ubcache/ubcache.toml
+sed -i "s|^#exports = .*|exports = [\"nbd=$1/data.sock\"]|" "$config"
+grep -q '^exports' "$config"
+socket=$root/run/control.sock
+with() { "$ubcache" "$@" --socket "$socket"; }
+if with wait --timeout 0 data 2>wait.log; then exit 1; fi
+grep -q 'was not served within 0 seconds: no daemon runs' wait.log
+"$ubcache" daemon --config "$config" --socket "$socket" --state-dir "$root/var/lib/ubcache" >daemon.log 2>&1 &
+daemon=$!
+trap 'kill -9 $daemon 2>/dev/null || true' EXIT
+# The daemon may still be on its way up.
+if with wait --timeout 5 nothing 2>wait.log; then exit 1; fi
+grep -q 'there is no volume nothing' wait.log
+with register cache disk
+with wait --timeout 60 data
+with status | grep -q data
+with set data writeback_percent=20 >/dev/null
+with get data writeback_percent | grep -q 20
+fine served
+kill -TERM $daemon
+wait $daemon || { cat daemon.log; exit 1; }
+"$ubcache" check cache disk >/dev/null
+fine stopped
+
+package_manager --remove ubcache >/dev/null
+[ ! -e "$ubcache" ] && [ -e "$config" ] && [ ! -e "$root/usr/lib/systemd/system/ubcache.service" ]
+fine removed
+package_manager --purge ubcache >/dev/null
+[ ! -e "$root/etc/ubcache" ] && [ ! -e "$root/var/lib/ubcache" ]
+# The devices are as they were.
+[ "$(stat -c %s cache disk | tr '\n' ' ')" = '67108864 268435456 ' ]
+fine purged
