@@ -3,6 +3,7 @@
 //!
 //! Blocks marked `sh run` are run in their order, those of a page in one directory; the commands of all other `sh` blocks are
 //! parsed.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

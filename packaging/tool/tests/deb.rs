@@ -1,5 +1,6 @@
 //! The Debian package, as its users have it: installed, used and removed again, with a directory as the file system and
 //! this machine's list of packages.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
