@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -124,6 +124,7 @@ routes! {
     get "/v1/volumes/{volume}/tunables/{key}" => volume_tunable,
     put "/v1/volumes/{volume}/tunables/{key}" => change_volume_tunable,
     delete "/v1/volumes/{volume}/tunables/{key}" => reset_volume_tunable,
+    get "/v1/volumes/{volume}/explain" => explain,
     get "/v1/devices" => devices,
     post "/v1/register" => register,
     post "/v1/unregister" => unregister,
@@ -134,6 +135,7 @@ routes! {
     get "/v1/jobs/{job}" => one_job,
     delete "/v1/jobs/{job}" => cancel_job,
     get "/v1/events" => events,
+    get "/metrics" => metrics_text,
 }
 
 /// The service.
@@ -249,6 +251,19 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
 async fn devices(State(api): Shared) -> Answered {
     let sets = api.registry.sets().await;
     ok(json!({"devices": all_devices(&api, &sets).await}))
+}
+
+async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
+    api.registry.find(&volume).await.map_err(not_found)?;
+    let said = api.registry.explain(&volume).await?;
+    ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
+}
+
+async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or("");
+    let format = metrics::Format::accepted(accept);
+    let text = metrics::render(&api.registry.engine_figures().await, format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
 // ---- devices ----

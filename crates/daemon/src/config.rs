@@ -151,14 +151,18 @@ pub(crate) fn owners(name: &str) -> (bool, bool) {
 }
 
 impl Config {
-    /// Reads a configuration. Where there is no file, the defaults hold.
+    /// Reads a configuration. Where there is no file in the usual place, the defaults hold.
     ///
     /// # Errors
     /// If it cannot be read or makes no sense; the message names file and line.
     pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
         match std::fs::read_to_string(path) {
             Ok(text) => Config::parse(&text).map_err(|e| Failure::Failed(format!("{}: {e}", path.display()))),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
+            Err(e)
+                if e.kind() == std::io::ErrorKind::NotFound && path == Path::new(crate::DEFAULT_CONFIG) =>
+            {
+                Ok(Config::default())
+            }
             Err(e) => Err(Failure::at(path, "cannot be read", e)),
         }
     }
@@ -323,6 +327,12 @@ mod tests {
         assert_eq!(config.tunables(&key("bbbb", "", true))["journal_delay_ms"], "5");
         assert_eq!(config.exports(&key("y", "fast", false), "bcache3"), ["nbd=/run/bcache3.sock"]);
         assert_eq!(config.exports(&key("x", "", false), "bcache0"), ["auto"]);
+    }
+
+    #[test]
+    fn a_file_that_was_named_has_to_be_there() {
+        let said = Config::read(Path::new("/nowhere/ubcache.toml")).unwrap_err();
+        assert!(said.message().unwrap().contains("/nowhere/ubcache.toml"), "{said:?}");
     }
 
     #[test]

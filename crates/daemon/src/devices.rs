@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_device_says_what_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = crate::testing::cache_device(dir.path());
+        let cache = crate::testing::cache_device(dir.path(), 2);
         let seen = look_now(&cache).unwrap();
         assert!(matches!(&seen.role, Role::Cache { set } if set.starts_with("02020202-")));
         let other = dir.path().join("other");

@@ -186,6 +186,7 @@ impl<'a> Host<'a> {
         match order {
             Order::Do(Command::Stats, reply) => reply.send(Ok(Answer::Stats(Box::new(self.figures())))),
             Order::Do(command, reply) => reply.send(serve::obey(&self.session, &command).await),
+            Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
             Order::Add(path, reply) => reply.send(self.add(&path).await),
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
             Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
@@ -207,6 +208,14 @@ impl<'a> Host<'a> {
             figures.problem.clone_from(&one.problem);
         }
         snapshot
+    }
+
+    fn engine_figures(&self) -> metrics::Figures {
+        let alone = self.session.volumes().into_iter().filter(|v| v.inode().is_none());
+        metrics::Figures {
+            sets: self.session.set.iter().map(engine::CacheSet::figures).collect(),
+            alone: alone.map(|v| v.figures()).collect(),
+        }
     }
 
     async fn add(&self, path: &Path) -> Result<(), Failure> {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,6 +82,8 @@ pub(crate) struct Registry {
     workers: Mutex<BTreeMap<String, Arc<Worker>>>,
     devices: Mutex<BTreeMap<PathBuf, Device>>,
     changing: tokio::sync::Mutex<()>,
+    /// Nothing new is begun.
+    stopping: AtomicBool,
 }
 
 fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
@@ -118,6 +121,7 @@ impl Registry {
             workers: Mutex::default(),
             devices: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            stopping: AtomicBool::new(false),
         }
     }
 
@@ -213,13 +217,17 @@ impl Registry {
             seen.push(looked);
         }
         let paths: Vec<PathBuf> = seen.iter().map(|s| s.path.clone()).collect();
+        let mut first = Ok(());
         for (seen, result) in self.place(seen).await {
-            if let Err(e) = result {
-                self.devices().remove(&seen.path);
-                return Err(e);
+            match result {
+                Ok(()) => self.shared.state().add_device(&seen.path, &seen.uuid)?,
+                Err(e) => {
+                    self.devices().remove(&seen.path);
+                    first = first.and(Err(e));
+                }
             }
-            self.shared.state().add_device(&seen.path, &seen.uuid)?;
         }
+        first?;
         Ok(self.device_views().into_iter().filter(|v| paths.contains(&v.path)).collect())
     }
 
@@ -291,8 +299,15 @@ impl Registry {
             let gone = tokio::task::spawn_blocking(move || old.join());
             let _ = tokio::time::timeout(ANSWER_WITHIN, gone).await;
         }
-        let (worker, up) = worker::start(plan, self.shared.clone())?;
-        self.workers().insert(id.clone(), Arc::new(worker));
+        let up = {
+            let mut workers = self.workers();
+            if self.stopping.load(Ordering::SeqCst) {
+                return failed("the daemon is stopping");
+            }
+            let (worker, up) = worker::start(plan, self.shared.clone())?;
+            workers.insert(id.clone(), Arc::new(worker));
+            up
+        };
         let result = within(&id, UP_WITHIN, up).await;
         if result.is_err() && self.workers().get(&id).is_some_and(|w| w.phase().is_over()) {
             self.workers().remove(&id);
@@ -571,6 +586,42 @@ impl Registry {
         }
     }
 
+    /// What the engines of all threads count. A thread that does not answer is left out, and said.
+    pub(crate) async fn engine_figures(&self) -> metrics::Figures {
+        let mut all = metrics::Figures::default();
+        for worker in self.all_workers() {
+            if worker.phase() != Phase::Serving {
+                continue;
+            }
+            match ask(&worker, FIGURES_WITHIN, Order::Figures).await {
+                Ok(figures) => {
+                    all.sets.extend(figures.sets);
+                    all.alone.extend(figures.alone);
+                }
+                Err(e) => {
+                    let why = e.message().unwrap_or_default();
+                    self.shared.hub.publish("set", Some(&worker.plan.id), "warning", why);
+                }
+            }
+        }
+        all
+    }
+
+    /// Why a volume does what it does.
+    pub(crate) async fn explain(&self, volume: &str) -> Result<metrics::Explanation, Failure> {
+        let (worker, name) = self.find(volume).await?;
+        let figures = ask(&worker, FIGURES_WITHIN, Order::Figures).await?;
+        for set in &figures.sets {
+            if let Some(volume) = set.volumes.iter().find(|v| v.name == name) {
+                return Ok(metrics::explain(volume, Some(set)));
+            }
+        }
+        match figures.alone.iter().find(|v| v.name == name) {
+            Some(volume) => Ok(metrics::explain(volume, None)),
+            None => failed(format!("there is no volume {volume}")),
+        }
+    }
+
     /// Every thread with its figures, asked at the same time.
     pub(crate) async fn sets(self: &Arc<Self>) -> Vec<SetView> {
         let asked: Vec<_> = self
@@ -645,7 +696,11 @@ impl Registry {
 
     /// Tells every thread to stop and waits until all have. `force` may be called later from elsewhere.
     pub(crate) async fn stop_all(&self) -> Result<(), Failure> {
-        let workers = self.all_workers();
+        let workers: Vec<_> = {
+            let workers = self.workers();
+            self.stopping.store(true, Ordering::SeqCst);
+            workers.values().cloned().collect()
+        };
         for worker in &workers {
             // One that is gone has nothing to stop.
             let _ = worker.order(Order::Stop);

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use format::superblock::CacheFormat;
 use format::{CacheSuper, Replacement, Sectors, Uuid};
 
-/// A file with the superblock of a new cache device of 8 MiB.
-pub(crate) fn cache_device(dir: &Path) -> PathBuf {
-    let path = dir.join("cache");
+/// A file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
+pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
+    let path = dir.join(format!("cache-{n}"));
     let want = CacheFormat {
         uuid: Uuid([1; 16]),
-        set_uuid: Uuid([2; 16]),
+        set_uuid: Uuid([n; 16]),
         device_sectors: Sectors(16384),
         block_sectors: Sectors(8),
         bucket_sectors: Sectors(16),

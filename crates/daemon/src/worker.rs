@@ -41,6 +41,8 @@ pub(crate) struct Plan {
 pub(crate) enum Order {
     /// Anything that a session can be told.
     Do(Command, Reply<Result<Answer, Failure>>),
+    /// Every figure that the engine keeps, histograms too.
+    Figures(Reply<Result<metrics::Figures, Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
     /// Make a flash-only volume of so many sectors and with this label, and serve it.
@@ -180,6 +182,8 @@ fn run(
         _ => ("", format!("set {} has stopped", plan.id)),
     };
     phase.set(end.clone());
+    // Once as an event is enough.
+    message::listen(|_, _| ());
     message::message(level, &text);
     shared.hub.publish("set", Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
@@ -249,10 +253,13 @@ mod tests {
     #[test]
     fn a_panic_ends_one_thread_and_its_devices_can_be_had_again() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = crate::testing::cache_device(dir.path());
+        let [cache, other] = [2, 3].map(|n| crate::testing::cache_device(dir.path(), n));
         let shared = shared(dir.path());
         let plan = Plan { id: "the set".into(), cache: Some(cache), alone: None };
         let (worker, up) = start(plan.clone(), shared.clone()).unwrap();
+        up.wait().unwrap().unwrap();
+        let other = Plan { id: "another set".into(), cache: Some(other), alone: None };
+        let (bystander, up) = start(other, shared.clone()).unwrap();
         up.wait().unwrap().unwrap();
         assert_eq!(worker.phase(), Phase::Serving);
         let (reply, answer) = oneshot();
@@ -261,6 +268,12 @@ mod tests {
         assert!(answer.wait().is_err(), "nobody waits for a thread that is gone");
         worker.join();
         assert!(matches!(worker.phase(), Phase::Failed(why) if why.contains("internal error")));
+        let (reply, answer) = oneshot();
+        bystander.order(Order::Do(Command::Stats, reply)).unwrap();
+        assert!(matches!(answer.wait().unwrap(), Ok(Answer::Stats(_))), "the other set has not noticed");
+        bystander.order(Order::Stop).unwrap();
+        bystander.join();
+        assert_eq!(bystander.phase(), Phase::Stopped);
         let (again, up) = start(plan, shared).unwrap();
         up.wait().unwrap().unwrap();
         again.order(Order::Stop).unwrap();

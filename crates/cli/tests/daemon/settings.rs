@@ -1,5 +1,7 @@
 //! Configuration, tunables, and what becomes of them.
 
+use std::io::{Read, Write};
+
 use rustix::process::Signal;
 
 use crate::place::*;
@@ -71,5 +73,31 @@ fn tunables_of_sets_and_volumes() {
     daemon.kill();
     let daemon = place.start();
     daemon.run(&["get", &place.ssd, "journal_delay_ms"]).ok().says(&["20"]);
+    daemon.stop();
+}
+
+#[test]
+fn figures_are_scraped_explained_and_watched() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let mut client = place.client("bcache0");
+    client.write(0, &[1; 4096]).unwrap();
+    client.read(0, 4096).unwrap();
+    let mut stream = daemon.connect();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.contains("application/openmetrics-text") && text.ends_with("# EOF\n"), "{text}");
+    assert!(text.contains("bcache0"), "{text}");
+    daemon.run(&["explain", "one"]).ok().says(&["Writeback\n", "Past the cache\n", "Hits\n"]);
+    daemon.run(&["explain", "nothing"]).refused(&["no volume nothing"]);
+    daemon.run(&["top", "-n", "1"]).ok().says(&["bcache0", "dirty"]);
+    let said = daemon.run(&["top", "-n", "2", "--json"]).ok();
+    assert_eq!(said.out.lines().count(), 2);
+    daemon.run(&["show", "-m"]).ok().says(&["AttachToDev", "Label", "one", "bcache0"]);
+    daemon.run(&["show", "-d", "one"]).ok().says(&["reached by", "nbd+unix://", "writeback"]);
+    daemon.run(&["detach", "one"]).ok();
+    daemon.run(&["explain", "one"]).ok().says(&["without a cache"]);
     daemon.stop();
 }

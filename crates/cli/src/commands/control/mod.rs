@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) use job::{Cancel, Detach, Drain, Jobs};
 pub(crate) use show::{Show, Tree};
-pub(crate) use status::{Events, Status};
+pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
 pub(crate) use wait::Wait;
 

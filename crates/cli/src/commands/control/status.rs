@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::show::table;
 use super::text;
-use crate::client::Control;
+use crate::client::{Control, device_name, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
@@ -122,6 +122,31 @@ fn volumes(set: &Value) -> String {
         ]);
     }
     table(&rows)
+}
+
+/// Explain why a volume does what it does
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// Volume, by name, label or backing device
+    volume: String,
+    #[command(flatten)]
+    control: Control,
+}
+
+impl Explain {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let body =
+            self.control.get(&format!("/v1/volumes/{}/explain", segment(&device_name(&self.volume)?)))?;
+        if self.control.json {
+            return out::print_json(&body);
+        }
+        let parts = [("writeback", "Writeback"), ("bypassed", "Past the cache"), ("hits", "Hits")];
+        let parts = parts.map(|(key, title)| {
+            let sentences: String = each(&body[key]).map(|s| format!("  {}\n", text(s))).collect();
+            format!("{title}\n{sentences}")
+        });
+        out::print(&parts.join("\n"))
+    }
 }
 
 /// Print events as they happen

@@ -135,7 +135,7 @@ fn screen(status: &Value, seconds: Option<f64>, past: impl Fn(&str) -> Counts) -
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for v in volumes(status) {
         let p = past(text(&v["name"]));
-        let seen = p.hits + p.misses;
+        let ratio = (p.hits * 100).checked_div(p.hits + p.misses);
         let rate = v["writeback"]["rate_bytes_per_s"].as_u64().unwrap_or(0);
         rows.push(vec![
             text(&v["name"]).to_owned(),
@@ -143,7 +143,7 @@ fn screen(status: &Value, seconds: Option<f64>, past: impl Fn(&str) -> Counts) -
             size::human(per_second(p.read_bytes, seconds)),
             per_second(p.writes, seconds).to_string(),
             size::human(per_second(p.written_bytes, seconds)),
-            (p.hits * 100).checked_div(seen).map_or_else(|| "-".into(), |share| format!("{share} %")),
+            ratio.map_or_else(|| "-".into(), |r| format!("{r} %")),
             size::human(v["dirty_bytes"].as_u64().unwrap_or(0)),
             size::human(rate),
             v["state"].as_str().unwrap_or("flash-only").to_owned(),
