@@ -150,7 +150,8 @@ fn the_listing_is_what_a_kernel_shows() {
     let listing = kernel.vm.sh(LISTING).ok().out.replace(&set, "SET");
     let mut answers = String::new();
     for some in probes().chunks(50) {
-        let lines: Vec<String> = some.iter().map(|(path, value)| format!("probe '{path}' '{value}'\n")).collect();
+        let lines: Vec<String> =
+            some.iter().map(|(path, value)| format!("probe '{path}' '{value}'\n")).collect();
         answers.push_str(&kernel.vm.sh(&format!("{PROBE}{}", lines.concat())).ok().out);
     }
     let answers = answers.replace(&set, "SET");

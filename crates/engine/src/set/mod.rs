@@ -17,8 +17,8 @@ use std::rc::Rc;
 use format::{Inode, Sectors, Uuid};
 
 pub(crate) use self::core::Core;
-pub use attach::Detaching;
 pub use self::core::EngineCounters;
+pub use attach::Detaching;
 pub(crate) use backing::Backing;
 pub use events::SetEvent;
 pub(crate) use mistrust::Epoch;
