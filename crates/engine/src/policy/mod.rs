@@ -9,6 +9,7 @@
 
 pub mod bypass;
 pub mod congestion;
+pub mod cost;
 pub mod replacement;
 pub mod sequential;
 pub mod stripes;

@@ -1,0 +1,244 @@
+//! What requests cost a device: fitted while it is used, from the requests that it gets anyway.
+//!
+//! Owns the model of one device: its *busy time* is `a` for each request, plus `s` for each request that does not begin
+//! where the one before it ended, plus `b` for each MiB. A disk with a limit of requests a second has a large `a`, a
+//! rotating one a large `s`, memory neither; and bandwidth follows from `b`.
+//!
+//! Latencies say little: with many requests in flight each of them waits for the others. So what is fitted is busy
+//! time. The model knows how many requests are in flight. A *window* begins with the first of them and ends when none is
+//! left, or when it is long enough; within it the device did what was answered, in the time from its begin to its end.
+//! Each window is one equation; least squares solve them, older ones count less and less, measured in busy time. What
+//! the windows leave open is decided by a weak prior: with requests of one size only, nobody knows the bandwidth. The
+//! prior is what is usual for such a device, and follows slowly what was found: what large requests cost is not
+//! forgotten while there are small ones only.
+//!
+//! *Invariants:* costs are never negative, and finite; the same observations give the same costs (no transcendental
+//! functions, one order of operations). *Must not know:* clocks, devices, and what the costs are used for.
+
+#[cfg(test)]
+mod tests;
+
+use format::{Sector, Sectors};
+use io::Nanos;
+
+/// A window ends after this time, whatever is in flight.
+const WINDOW: Nanos = Nanos::from_ms(100);
+/// It ends after so many answers, too: fast devices give many equations.
+const WINDOW_ANSWERS: u32 = 64;
+/// Busy time in which the weight of an observation halves, roughly, in ms.
+const MEMORY_MS: f64 = 2000.0;
+/// Answers from which the model counts as known: more than what a throttled device lets through at once after a rest.
+const KNOWN_ANSWERS: u64 = 64;
+/// Weights of the prior, for the three costs.
+const PRIOR_WEIGHT: [f64; COSTS] = [0.5, 0.5, 0.2];
+/// The prior's share of each new result.
+const PRIOR_LEARNS: f64 = 1.0 / 32.0;
+/// Rounds of the solver: with three unknowns it stands still long before.
+const ROUNDS: usize = 60;
+/// New answers, or new busy time in ms, after which costs are computed anew.
+const STALE_ANSWERS: u32 = 16;
+const STALE_MS: f64 = 20.0;
+
+/// Request, seek, MiB.
+const COSTS: usize = 3;
+
+/// What requests cost a device, in ms. Times are busy times: of several requests they add up.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Costs {
+    request_ms: f64,
+    seek_ms: f64,
+    mib_ms: f64,
+}
+
+impl Costs {
+    /// Before anything is known: what is usual for rotating disks and for others.
+    pub fn usual(rotational: bool) -> Costs {
+        match rotational {
+            true => Costs { request_ms: 0.5, seek_ms: 6.0, mib_ms: 7.0 },
+            false => Costs { request_ms: 0.1, seek_ms: 0.0, mib_ms: 2.0 },
+        }
+    }
+
+    /// Busy time of one request that begins elsewhere than the one before it ended.
+    pub fn elsewhere(&self, sectors: Sectors) -> Nanos {
+        nanos(self.request_ms + self.seek_ms + self.mib_ms * mib(sectors))
+    }
+
+    /// Busy time of one request that goes on where the one before it ended.
+    pub fn going_on(&self, sectors: Sectors) -> Nanos {
+        nanos(self.request_ms + self.mib_ms * mib(sectors))
+    }
+
+    /// What a request takes longer because of these sectors.
+    pub fn transfer(&self, sectors: Sectors) -> Nanos {
+        nanos(self.mib_ms * mib(sectors))
+    }
+
+    /// What one request costs more than nothing, however small it is, if it does not go on where another ended.
+    pub fn per_request(&self) -> Nanos {
+        nanos(self.request_ms + self.seek_ms)
+    }
+}
+
+fn mib(sectors: Sectors) -> f64 {
+    sectors.0 as f64 / 2048.0
+}
+
+fn nanos(ms: f64) -> Nanos {
+    // Saturates; negative or undefined never happens, and would be zero.
+    Nanos((ms * 1_000_000.0) as u64)
+}
+
+/// A request under way: give it back to [`CostModel::end`] or [`CostModel::forget`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the request stays in flight for ever"]
+pub struct Observed {
+    sectors: Sectors,
+    seek: bool,
+}
+
+/// See the module head.
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    prior: [f64; COSTS],
+    in_flight: u32,
+    /// Sectors of the requests in flight.
+    sectors_in_flight: u64,
+    /// Where the last request ended.
+    last_end: Sector,
+    /// Begin of the window.
+    began: Nanos,
+    /// What was answered in it: requests, seeks, sectors.
+    answers: u32,
+    seeks: u32,
+    sectors: u64,
+    /// The normal equations: sums of products of what was done with itself, and with the time.
+    squares: [[f64; COSTS]; COSTS],
+    times: [f64; COSTS],
+    seen: u64,
+    costs: Costs,
+    stale_answers: u32,
+    stale_ms: f64,
+}
+
+impl CostModel {
+    /// Nothing was observed yet.
+    pub fn new(prior: Costs) -> CostModel {
+        CostModel {
+            prior: [prior.request_ms, prior.seek_ms, prior.mib_ms],
+            in_flight: 0,
+            sectors_in_flight: 0,
+            last_end: Sector(0),
+            began: Nanos(0),
+            answers: 0,
+            seeks: 0,
+            sectors: 0,
+            squares: [[0.0; COSTS]; COSTS],
+            times: [0.0; COSTS],
+            seen: 0,
+            costs: prior,
+            stale_answers: 0,
+            stale_ms: 0.0,
+        }
+    }
+
+    /// A request is sent to the device. A flush is one for no sectors.
+    pub fn begin(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Observed {
+        if self.in_flight == 0 {
+            // What is left of a window that ended with a failure.
+            (self.answers, self.seeks, self.sectors) = (0, 0, 0);
+            self.began = now;
+        }
+        self.in_flight += 1;
+        self.sectors_in_flight = self.sectors_in_flight.saturating_add(sectors.0);
+        let seek = sectors > Sectors::ZERO && start != self.last_end;
+        if sectors > Sectors::ZERO {
+            self.last_end = Sector(start.0.saturating_add(sectors.0));
+        }
+        Observed { sectors, seek }
+    }
+
+    /// A request was answered.
+    pub fn end(&mut self, request: Observed, now: Nanos) {
+        self.forget(request);
+        if request.sectors > Sectors::ZERO {
+            self.answers += 1;
+            self.seeks += u32::from(request.seek);
+            self.sectors = self.sectors.saturating_add(request.sectors.0);
+            self.seen = self.seen.saturating_add(1);
+        }
+        if self.in_flight == 0 || now.since(self.began) >= WINDOW || self.answers >= WINDOW_ANSWERS {
+            self.close_window(now);
+        }
+    }
+
+    /// A request failed, or nobody waits for it any more: how long it took says nothing.
+    pub fn forget(&mut self, request: Observed) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.sectors_in_flight = self.sectors_in_flight.saturating_sub(request.sectors.0);
+    }
+
+    fn close_window(&mut self, now: Nanos) {
+        let ms = now.since(self.began).0 as f64 / 1_000_000.0;
+        let done = [f64::from(self.answers), f64::from(self.seeks), mib(Sectors(self.sectors))];
+        let keep = MEMORY_MS / (MEMORY_MS + ms);
+        for (i, row) in self.squares.iter_mut().enumerate() {
+            for (sum, other) in row.iter_mut().zip(done) {
+                *sum = *sum * keep + done[i] * other;
+            }
+            self.times[i] = self.times[i] * keep + done[i] * ms;
+        }
+        self.stale_answers = self.stale_answers.saturating_add(self.answers);
+        self.stale_ms += ms;
+        self.began = now;
+        (self.answers, self.seeks, self.sectors) = (0, 0, 0);
+        if self.stale_answers >= STALE_ANSWERS || self.stale_ms >= STALE_MS {
+            (self.stale_answers, self.stale_ms) = (0, 0.0);
+            self.solve();
+        }
+    }
+
+    /// Least squares without negative costs: one unknown after the other, again and again.
+    fn solve(&mut self) {
+        let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
+        for _ in 0..ROUNDS {
+            for i in 0..COSTS {
+                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| self.squares[i][j] * x[j]).sum();
+                let target = self.times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
+                x[i] = (target / (self.squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
+            }
+        }
+        for (prior, found) in self.prior.iter_mut().zip(x) {
+            *prior += (found - *prior) * PRIOR_LEARNS;
+        }
+        self.costs = Costs { request_ms: x[0], seek_ms: x[1], mib_ms: x[2] };
+    }
+
+    /// The costs as of now.
+    pub fn costs(&self) -> Costs {
+        self.costs
+    }
+
+    /// Enough was observed for decisions that cost something if they are wrong.
+    pub fn is_known(&self) -> bool {
+        self.seen >= KNOWN_ANSWERS
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// How long another request would take, behind everything that is in flight.
+    pub fn answer_time(&self, sectors: Sectors) -> Nanos {
+        let c = &self.costs;
+        let requests = f64::from(self.in_flight) + 1.0;
+        let size = mib(Sectors(self.sectors_in_flight.saturating_add(sectors.0)));
+        nanos((c.request_ms + c.seek_ms) * requests + c.mib_ms * size)
+    }
+}
+
+/// Whether a stream in requests of this size is faster through one device than through another.
+pub fn faster_for_stream(one: &CostModel, other: &CostModel, sectors: Sectors) -> bool {
+    one.costs().going_on(sectors) < other.costs().going_on(sectors)
+}
