@@ -42,6 +42,8 @@ table! {
         DirectBeforeDirtyKey,
         /// A direct write does not wait for writeback of its range.
         WritebackNotAwaited,
+        /// Writeback that goes over gaps does not hold the gaps: changes of them go ahead meanwhile.
+        BridgeHoldsDirtyOnly,
         /// The superblock says clean before the keys do, durably.
         CleanStateBeforeCleanKeys,
         /// Dirty writes are answered whatever the superblock says.

@@ -51,9 +51,11 @@ enum Habit {
     JournalDelay,
     Label,
     Recreate,
+    Admission,
+    Bridge,
 }
 
-const HABITS: [Habit; 11] = [
+const HABITS: [Habit; 13] = [
     Habit::Mode,
     Habit::Writeback,
     Habit::Sequential,
@@ -65,6 +67,8 @@ const HABITS: [Habit; 11] = [
     Habit::JournalDelay,
     Habit::Label,
     Habit::Recreate,
+    Habit::Admission,
+    Habit::Bridge,
 ];
 
 const MODES: [CacheMode; 4] =
@@ -198,6 +202,9 @@ fn settings(rng: &mut Rng, life: Life) -> Settings {
         writeback_percent: one_of(rng, &[0, 10, 40]),
         writeback_running: life == Life::Churn || rng.chance(if pressure { 1 } else { 3 }, 4),
         sequential_cutoff: if pressure { 0 } else { one_of(rng, &[0, 0, 4096, 65536, 4 << 20]) },
+        admission: one_of(rng, &["kernel", "cost"]).into(),
+        writeback_bridge: one_of(rng, &["off", "auto", "always", "always"]).into(),
+        writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
     }
 }
 
@@ -290,6 +297,8 @@ enum Topic {
     Discarding,
     /// Journal entries of several blocks, and the power fails while they are written.
     Tearing,
+    /// Writeback goes over gaps that are written to, zeroed and discarded.
+    Bridging,
 }
 
 fn topic(rng: &mut Rng, life: Life) -> Option<Topic> {
@@ -302,6 +311,7 @@ fn topic(rng: &mut Rng, life: Life) -> Option<Topic> {
         Topic::Dying,
         Topic::Tearing,
         Topic::Discarding,
+        Topic::Bridging,
     ];
     (life == Life::Brief && rng.chance(1, 2)).then(|| one_of(rng, &all))
 }
@@ -325,6 +335,11 @@ fn dwell_on(rng: &mut Rng, topic: Topic, s: &mut Settings) {
         Topic::Discarding => {
             (s.journal_delay_ms, s.writeback_running, s.sequential_cutoff) = (30_000, false, 0);
             (s.cutoffs, s.congestion) = ((70, 90), false);
+        }
+        Topic::Bridging => {
+            (s.writeback_bridge, s.writeback_bridge_limit) = ("always".into(), 1 << 20);
+            (s.writeback_percent, s.writeback_running, s.cutoffs) = (0, true, (70, 90));
+            s.writeback_delay = one_of(rng, &[0, 0, 1]);
         }
         Topic::Dying => {}
     }
@@ -382,6 +397,13 @@ impl Style {
                 self.weights = Weights { read, write: 20, flush: 0, discard, zeroes: 0, pause: 10 };
                 (self.max_sectors, self.fua_percent, self.hot_percent) = (16, 0, 90);
                 (self.max_pause, self.keeps) = (Nanos::from_secs(40), (Keep::Nothing, Keep::Everything));
+            }
+            Topic::Bridging => {
+                layout.backings.iter_mut().for_each(|b| b.mode = CacheMode::Writeback);
+                self.weights = Weights { read: 20, write: 40, flush: 2, discard: 10, zeroes: 10, pause: 10 };
+                (self.max_sectors, self.hot_percent) = (one_of(rng, &[1, 8, 16]), one_of(rng, &[0, 50]));
+                self.max_pause = Nanos::from_ms(one_of(rng, &[10, 200, 2000]));
+                self.sequential_percent = 0;
             }
             Topic::Dying => {
                 self.kill_percent = 60;
@@ -458,6 +480,8 @@ impl Style {
             Habit::Sequential => {
                 vec![tune("sequential_cutoff", one_of(rng, &["0", "4096", "65536", "4194304"]).into())]
             }
+            Habit::Admission => vec![tune("admission", one_of(rng, &["kernel", "cost"]).into())],
+            Habit::Bridge => vec![tune("writeback_bridge", one_of(rng, &["off", "always", "always"]).into())],
             Habit::Gc => vec![Act::Gc],
             Habit::CopyGc => {
                 vec![tune_set("copy_gc_enabled", one_of(rng, &["0", "1", "1"]).into()), Act::Gc]
@@ -633,7 +657,7 @@ impl Plan {
             flash_sectors,
             order: one_of(rng, &[Order::Fifo, Order::Lifo, Order::Random, Order::Random]),
             depth: match topic {
-                Some(Topic::Failing | Topic::Tearing) => 16,
+                Some(Topic::Failing | Topic::Tearing | Topic::Bridging) => 16,
                 _ => one_of(rng, &[1, 2, 4, 16]),
             },
             first_gen: if rng.chance(1, 5) { one_of(rng, &[250, 254, 255]) } else { 0 },

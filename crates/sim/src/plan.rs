@@ -45,6 +45,23 @@ pub struct Settings {
     pub writeback_running: bool,
     /// `sequential_cutoff`.
     pub sequential_cutoff: u32,
+    /// `admission`. Plans from before there was a choice have the kernel's.
+    #[serde(default = "kernel")]
+    pub admission: String,
+    /// `writeback_bridge`.
+    #[serde(default = "off")]
+    pub writeback_bridge: String,
+    /// `writeback_bridge_limit`.
+    #[serde(default)]
+    pub writeback_bridge_limit: u32,
+}
+
+fn kernel() -> String {
+    "kernel".into()
+}
+
+fn off() -> String {
+    "off".into()
 }
 
 /// A device: 0 is the cache, then the backing devices.

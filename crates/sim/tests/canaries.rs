@@ -34,6 +34,7 @@ const RARE: &[Bug] = &[
     Bug::PurgedTakenForDurable,
     Bug::VoidKeysCounted,
     Bug::JournalHoldersWait,
+    Bug::JournalWithoutReserve,
     Bug::ReclaimLooksOnce,
 ];
 

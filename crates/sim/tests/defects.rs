@@ -73,6 +73,7 @@ fn item_0_every_way_past_dirty_data() {
                 let (c, volume, set) = (b.clients[0].clone(), b.volume(0), b.set());
                 match way {
                     0 => {
+                        b.tune(0, "admission", "kernel").await;
                         b.tune(0, "sequential_cutoff", "4096").await;
                         b.write_beside(0, 100, 64, false);
                     }

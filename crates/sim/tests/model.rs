@@ -60,6 +60,7 @@ fn everything_is_exercised() {
         ("detaches", r.detaches, 100),
         ("walks of the index", r.gc_runs, 1000),
         ("moved extents", r.moved, 500),
+        ("writes over gaps", r.bridged, 10),
         ("priority chains", r.prio_writes, 10_000),
         ("replaced leaves", r.rewrites, 2000),
         ("leaves read again", r.node_reads, 2000),

@@ -56,6 +56,11 @@ impl Bucket {
         self.used == Use::Data && self.dirty_sectors == 0 && self.pins == 0
     }
 
+    /// Nothing is in it, and nothing is on its way there.
+    fn unused(&self) -> bool {
+        self.used == Use::Ready || (self.reclaimable() && self.live_sectors == 0)
+    }
+
     fn available(&self) -> bool {
         self.used == Use::Ready || self.reclaimable()
     }
@@ -66,6 +71,7 @@ pub(crate) struct Buckets {
     bucket_shift: u32,
     available: u32,
     reclaimable: u32,
+    unused: u32,
     live_sectors: u64,
     /// Buckets invalidated since the last walk of the index.
     invalidated_since_gc: u64,
@@ -88,6 +94,7 @@ impl Buckets {
             bucket_shift: geometry.bucket_sectors.0.trailing_zeros(),
             available: usable,
             reclaimable: usable,
+            unused: usable,
             live_sectors: 0,
             invalidated_since_gc: 0,
         }
@@ -115,6 +122,7 @@ impl Buckets {
         self.available = self.available - u32::from(before.available()) + u32::from(after.available());
         self.reclaimable =
             self.reclaimable - u32::from(before.reclaimable()) + u32::from(after.reclaimable());
+        self.unused = self.unused - u32::from(before.unused()) + u32::from(after.unused());
         self.live_sectors =
             self.live_sectors - u64::from(before.live_sectors) + u64::from(after.live_sectors);
     }
@@ -162,6 +170,11 @@ impl Buckets {
 
     pub(crate) fn reclaimable(&self) -> u32 {
         self.reclaimable
+    }
+
+    /// Buckets that hold nothing at all: using one costs nobody a hit.
+    pub(crate) fn unused(&self) -> u32 {
+        self.unused
     }
 
     /// Percent of all buckets that hold dirty data or metadata or are being filled.

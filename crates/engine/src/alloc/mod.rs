@@ -128,6 +128,11 @@ impl Allocator {
         if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
     }
 
+    /// This many unused buckets are well above what is kept ready for what comes next.
+    pub(crate) fn is_plenty(&self, unused: u32) -> bool {
+        unused as usize > 2 * (self.reserves.total() + self.batch)
+    }
+
     /// No bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
         self.ready_len() <= self.reserves.below(Purpose::Btree)

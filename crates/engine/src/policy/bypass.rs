@@ -1,6 +1,7 @@
 //! Whether a request goes through the cache, and where a write goes.
 //!
-//! Owns the bypass decision (runtime semantics 4), the writeback decision (3.1) and the rule of the
+//! Owns the bypass decision (runtime semantics 4), the writeback decision (3.1), what the admission policy `cost`
+//! changes about both (it looks at what requests cost the devices, and at the room that is left) and the rule of the
 //! durability contract for writes over dirty data: such a write goes through the cache as dirty data,
 //! whatever the mode; while detaching, or when the cache cannot take it, the backing device is written
 //! *and flushed* before the dirty keys are replaced durably. (The kernel replaces them in parallel
@@ -142,6 +143,18 @@ pub struct BypassInputs {
     pub congestion_limit: Option<Sectors>,
 }
 
+/// What the admission policy `cost` knows about the devices, for one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Comparison {
+    /// There are buckets without any data, more than are kept ready for what comes next.
+    pub free_room: bool,
+    /// A stream of such requests is faster through the cache device, or too little is known.
+    pub streams_faster: bool,
+    /// The cache device, with what it has to do, answers the request before the backing device would, or too little is
+    /// known.
+    pub answers_first: bool,
+}
+
 /// The bypass decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
@@ -160,9 +173,21 @@ pub enum Decision {
 /// to return what [`super::sequential::SequentialDetector::observe`] says. So requests that bypass for
 /// another reason are not part of any stream, as in the kernel.
 pub fn decide(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decision {
+    decide_by_cost(inputs, stream, || None)
+}
+
+/// The same with the admission policy `cost`: while there is room to spare, streams are cached that are faster through
+/// the cache; and nothing goes past a congested cache to a device that would take even longer. `compare` is called at
+/// most once, and only for requests that the kernel's rules would send past the cache by these two; without an answer
+/// the kernel's rules hold.
+pub fn decide_by_cost(
+    inputs: &BypassInputs,
+    stream: impl FnOnce() -> Sectors,
+    compare: impl FnOnce() -> Option<Comparison>,
+) -> Decision {
     match early_reason(inputs) {
         Some(reason) => Decision::Bypass(reason),
-        None => decide_by_stream(inputs, stream),
+        None => decide_by_stream(inputs, stream, compare),
     }
 }
 
@@ -201,20 +226,39 @@ fn early_reason(inputs: &BypassInputs) -> Option<BypassReason> {
 }
 
 /// Rules 6 to 8.
-fn decide_by_stream(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decision {
+fn decide_by_stream(
+    inputs: &BypassInputs,
+    stream: impl FnOnce() -> Sectors,
+    compare: impl FnOnce() -> Option<Comparison>,
+) -> Decision {
     let cutoff = Sectors::from_bytes_floor(u64::from(inputs.sequential_cutoff_bytes));
     let sequential_is_cut = inputs.sequential_cutoff_bytes != 0;
     if inputs.congestion_limit.is_none() && !sequential_is_cut {
         return Decision::Cache;
     }
     let length = stream();
-    if sequential_is_cut && length >= cutoff {
+    let sequential = sequential_is_cut && length >= cutoff;
+    let congested = inputs.congestion_limit.is_some_and(|limit| length >= limit);
+    if !sequential && !congested {
+        return Decision::Cache;
+    }
+    let costs = compare();
+    if sequential && !costs.is_some_and(|c| c.free_room && c.streams_faster) {
         return Decision::Bypass(BypassReason::Sequential);
     }
-    match inputs.congestion_limit {
-        Some(limit) if length >= limit => Decision::Bypass(BypassReason::Congested),
-        _ => Decision::Cache,
+    if congested && !costs.is_some_and(|c| c.answers_first) {
+        return Decision::Bypass(BypassReason::Congested);
     }
+    Decision::Cache
+}
+
+/// Up to which share of used buckets, in percent, a write becomes dirty data under the admission policy `cost`: all do
+/// up to `cutoff_writeback_sync`, none above [`CUTOFF_CACHE_ADD_PERCENT`], and in between fewer and fewer. `random` is
+/// any number: equal shares of all numbers give each limit in between.
+pub fn dirty_limit_percent(cutoff_writeback_sync: u8, random: u32) -> u8 {
+    let span = u32::from(CUTOFF_CACHE_ADD_PERCENT.saturating_sub(cutoff_writeback_sync));
+    let more = if span == 0 { 0 } else { random % span };
+    cutoff_writeback_sync.saturating_add(u8::try_from(more).unwrap_or(0))
 }
 
 /// What the path of a write or discard depends on, besides the bypass decision.
@@ -234,6 +278,9 @@ pub struct WriteInputs {
     pub cutoff_writeback: u8,
     /// `cutoff_writeback_sync` in percent.
     pub cutoff_writeback_sync: u8,
+    /// Under the admission policy `cost`, where the cache answers first: what [`dirty_limit_percent`] says about this
+    /// write. It takes the place of both cutoffs.
+    pub dirty_limit_percent: Option<u8>,
     /// A stripe that the range touches has dirty data, and partial stripes are expensive
     /// ([`super::stripes::DirtyStripes::touches_dirty_stripe`]).
     pub touches_dirty_stripe: bool,
@@ -266,7 +313,7 @@ pub enum WritePath {
 pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
     if inputs.mode != CacheMode::Writeback
         || inputs.detaching
-        || inputs.in_use_percent > inputs.cutoff_writeback_sync
+        || inputs.in_use_percent > inputs.dirty_limit_percent.unwrap_or(inputs.cutoff_writeback_sync)
         || inputs.kind != RequestKind::Write
     {
         return false;
@@ -277,7 +324,10 @@ pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
     if bypass {
         return false;
     }
-    inputs.hints.sync || inputs.hints.meta || inputs.in_use_percent <= inputs.cutoff_writeback
+    inputs.dirty_limit_percent.is_some()
+        || inputs.hints.sync
+        || inputs.hints.meta
+        || inputs.in_use_percent <= inputs.cutoff_writeback
 }
 
 /// Decides where a write or discard goes, `decision` being what [`decide`] said about it.
@@ -457,6 +507,7 @@ mod tests {
             in_use_percent: 40,
             cutoff_writeback: 40,
             cutoff_writeback_sync: 70,
+            dirty_limit_percent: None,
             touches_dirty_stripe: false,
             overlaps_dirty: false,
             cache_takes_dirty: true,
@@ -487,6 +538,56 @@ mod tests {
         }
         assert!(!should_writeback(&WriteInputs { detaching: true, ..write_inputs() }, false));
         assert!(!should_writeback(&WriteInputs { kind: RequestKind::Discard, ..write_inputs() }, false));
+    }
+
+    /// Full caches take a smaller share of the writes the fuller they are, and all of them before that.
+    #[test]
+    fn by_cost_the_share_of_dirty_writes_falls_smoothly() {
+        let share = |in_use_percent: u8| {
+            let dirty = (0..1000).filter(|r| {
+                let limit = Some(dirty_limit_percent(70, r * 7919));
+                let case = WriteInputs { in_use_percent, dirty_limit_percent: limit, ..write_inputs() };
+                should_writeback(&case, false)
+            });
+            dirty.count() as u32
+        };
+        assert_eq!((share(0), share(41), share(70)), (1000, 1000, 1000));
+        assert_eq!((share(95), share(100)), (0, 0));
+        for percent in 70..95 {
+            let (here, next) = (share(percent), share(percent + 1));
+            assert!(next <= here && here - next <= 80, "{percent} %: {here}, then {next} of 1000");
+        }
+        assert_eq!(dirty_limit_percent(90, 4), 94);
+        assert_eq!(dirty_limit_percent(95, 4), 95);
+        assert_eq!(dirty_limit_percent(255, 4), 255);
+    }
+
+    /// Streams are cached while there is room and it pays, congestion is no reason to ask a device that is slower
+    /// still; whatever else bypasses does so as before.
+    #[test]
+    fn by_cost_only_streams_and_congestion_are_seen_differently() {
+        let sequential = BypassInputs { sequential_cutoff_bytes: 4096, ..inputs() };
+        let congested = BypassInputs { congestion_limit: Some(Sectors(8)), ..inputs() };
+        let both = BypassInputs { congestion_limit: Some(Sectors(8)), ..sequential };
+        for bits in 0..8 {
+            let (free_room, streams_faster, answers_first) = (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0);
+            let costs = Some(Comparison { free_room, streams_faster, answers_first });
+            let by_cost = |case: &BypassInputs| decide_by_cost(case, || case.sectors, || costs);
+            let bypass = |yes: bool, reason| if yes { Decision::Bypass(reason) } else { Decision::Cache };
+            let stream_out = !(free_room && streams_faster);
+            assert_eq!(by_cost(&sequential), bypass(stream_out, BypassReason::Sequential), "{costs:?}");
+            assert_eq!(by_cost(&congested), bypass(!answers_first, BypassReason::Congested), "{costs:?}");
+            let reason = if stream_out { BypassReason::Sequential } else { BypassReason::Congested };
+            assert_eq!(by_cost(&both), bypass(stream_out || !answers_first, reason), "{costs:?}");
+            for case in [
+                BypassInputs { in_use_percent: 96, ..inputs() },
+                BypassInputs { mode: CacheMode::None, ..inputs() },
+                BypassInputs { detaching: true, ..inputs() },
+                BypassInputs { start: Sector(1), ..inputs() },
+            ] {
+                assert_eq!(by_cost(&case), decide(&case, || case.sectors));
+            }
+        }
     }
 
     /// All combinations, against the rules of the durability contract on the one hand and what the

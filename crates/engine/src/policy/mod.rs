@@ -7,6 +7,7 @@
 //! Nothing on the path of a request allocates, except [`stripes`] where a backing device asks for
 //! stripes to be tracked.
 
+pub mod bridging;
 pub mod bypass;
 pub mod congestion;
 pub mod cost;

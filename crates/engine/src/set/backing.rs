@@ -5,16 +5,18 @@
 //! without the cache. Must not know the index.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
 use io::sync::Mutex;
-use io::{Disk, IoError};
+use io::{Buffer, Disk, IoError};
 
 use super::core::SUPERBLOCK_SECTOR;
 use super::events::{Events, SetEvent};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::flush::{FlushGate, Tick};
+use crate::set::{Meter, Watched};
 use crate::stats::{BackingErrors, ErrorVerdict};
 
 /// Flushes that may fail before the device is given up.
@@ -23,6 +25,8 @@ const LIMIT_OF_FLUSHES: u32 = 64;
 pub(crate) struct Backing {
     pub(crate) disk: Disk,
     pub(crate) gate: FlushGate,
+    /// What requests for data cost it.
+    pub(crate) meter: Rc<Meter>,
     superblock: RefCell<BackingSuper>,
     write_lock: Mutex,
     /// The state that is durable on the device; what `superblock` says may be on its way there.
@@ -39,6 +43,7 @@ impl Backing {
     pub(crate) fn new(disk: Disk, superblock: BackingSuper) -> Backing {
         Backing {
             gate: FlushGate::new(disk.clone()),
+            meter: Meter::new(&disk),
             disk,
             durable_state: Cell::new(superblock.state()),
             superblock: RefCell::new(superblock),
@@ -84,6 +89,29 @@ impl Backing {
 
     pub(crate) fn label_bytes(&self) -> [u8; 32] {
         *self.superblock.borrow().label_bytes()
+    }
+
+    /// Starts a read of data.
+    pub(crate) fn read_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> Watched {
+        self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
+    }
+
+    /// Starts a write of data.
+    pub(crate) fn write_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        fua: bool,
+    ) -> Watched {
+        self.meter.write(&self.disk, sector, sectors, buffer, offset_bytes, fua)
     }
 
     /// A client's write (or discard) went to the device.

@@ -23,7 +23,7 @@ use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
 use crate::policy::writeback_rate::IdleCounter;
-use crate::set::Backing;
+use crate::set::{Backing, Meter, Watched};
 use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters, Sliced, Work, WorkStats};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
@@ -51,6 +51,8 @@ pub struct EngineCounters {
 pub(crate) struct Core {
     pub(crate) rt: Handle,
     pub(crate) cache: Disk,
+    /// What requests for data cost it.
+    pub(crate) meter: Rc<Meter>,
     pub(crate) place: Place,
     pub(crate) geometry: Geometry,
     pub(crate) magic: SetMagic,
@@ -179,6 +181,28 @@ impl Core {
                 self.metadata_failed(e.clone().into());
             }
         }
+    }
+
+    /// Starts a read of cached data.
+    pub(crate) fn read_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> Watched {
+        self.meter.read(&self.cache, sector, sectors, buffer, offset_bytes)
+    }
+
+    /// Starts a write of data to be cached.
+    pub(crate) fn write_data(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> Watched {
+        self.meter.write(&self.cache, sector, sectors, buffer, offset_bytes, false)
     }
 
     /// Writes metadata durably; the set fails if that fails.

@@ -18,7 +18,7 @@ use io::{Disk, Rng, SurvivorRef};
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
 use super::events::{Events, SetEvent};
 use super::mistrust::Mistrust;
-use super::{Backing, CacheSet};
+use super::{Backing, CacheSet, Meter};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
@@ -476,6 +476,7 @@ fn assemble(
         gate,
         geometry,
         place,
+        meter: Meter::new(&cache),
         cache,
         rt,
     }

@@ -62,6 +62,12 @@ pub struct SetCounters {
     pub writeback_keys_done: u64,
     /// Keys that were overwritten while they were written back.
     pub writeback_keys_failed: u64,
+    /// Runs that were written back together with what lies between their dirty data.
+    pub writeback_bridged_runs: u64,
+    /// Data read from the backing device for them.
+    pub writeback_bridge_read: Sectors,
+    /// Data that was not dirty and was written with them.
+    pub writeback_bridge_written: Sectors,
     /// Attempts to make room in the journal.
     pub reclaim: u64,
     /// Journal buckets that became free.
@@ -85,6 +91,14 @@ impl SetCounters {
     /// Counts metadata written other than btree nodes.
     pub fn count_metadata_written(&mut self, sectors: Sectors) {
         add(&mut self.metadata_written, sectors);
+    }
+
+    /// Counts a run of writeback that went over gaps: what was read from the backing device for it, and how much of what
+    /// was written is not dirty.
+    pub fn count_bridged(&mut self, read: Sectors, gaps: Sectors) {
+        self.writeback_bridged_runs = self.writeback_bridged_runs.saturating_add(1);
+        add(&mut self.writeback_bridge_read, read);
+        add(&mut self.writeback_bridge_written, gaps);
     }
 
     /// What `clear_stats` of a set clears (runtime semantics 13): the counts of writeback keys.

@@ -54,6 +54,28 @@ pub enum OnError {
     Panic,
 }
 
+/// Which requests go through the cache, where the cache mode leaves a choice.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Admission {
+    /// By the kernel's rules: streams and congestion bypass.
+    Kernel,
+    /// By what requests cost the devices and by the room that is left.
+    #[default]
+    Cost,
+}
+
+/// Whether writeback reads what lies between dirty data and writes all of it in one request.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Bridge {
+    /// Never.
+    Off,
+    /// Where it is cheaper than separate requests.
+    #[default]
+    Auto,
+    /// Wherever `writeback_bridge_limit` allows it.
+    Always,
+}
+
 macro_rules! choice {
     ($type:ty: $($value:path => $name:literal),+) => {
         impl Choice for $type {
@@ -66,6 +88,8 @@ macro_rules! choice {
 choice!(ReadaheadPolicy: ReadaheadPolicy::All => "all", ReadaheadPolicy::MetaOnly => "meta-only");
 choice!(StopWhenFailed: StopWhenFailed::Auto => "auto", StopWhenFailed::Always => "always");
 choice!(OnError: OnError::Unregister => "unregister", OnError::Panic => "panic");
+choice!(Admission: Admission::Kernel => "kernel", Admission::Cost => "cost");
+choice!(Bridge: Bridge::Off => "off", Bridge::Auto => "auto", Bridge::Always => "always");
 choice!(CacheMode:
     CacheMode::Writethrough => "writethrough",
     CacheMode::Writeback => "writeback",

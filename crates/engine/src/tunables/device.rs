@@ -1,11 +1,11 @@
-//! The settings of a cached device (runtime semantics 16.2).
+//! The settings of a cached device (runtime semantics 16.2), and those that the kernel lacks.
 //!
 //! Owns the defaults and ranges, and keeps the fields that limit each other in order: the three
 //! fragmentation factors ascend, and `writeback_percent` stays below the set's `cutoff_writeback`.
 
 use format::CacheMode;
 
-use super::choices::{ReadaheadPolicy, StopWhenFailed};
+use super::choices::{Admission, Bridge, ReadaheadPolicy, StopWhenFailed};
 use super::error::TunableError;
 use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
 use super::set::DEFAULT_CUTOFF_WRITEBACK;
@@ -13,6 +13,8 @@ use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 
 /// Most bytes in a label (runtime semantics 16.2).
 const LABEL_BYTES: usize = 32;
+/// Default of `writeback_bridge_limit`: as long as the largest request of writeback.
+const DEFAULT_BRIDGE_LIMIT: u32 = 1 << 20;
 /// Largest value of most numbers.
 const MAX_U32: u64 = u32::MAX as u64;
 /// Largest value of those that the kernel keeps with a sign.
@@ -21,7 +23,7 @@ const MAX_I32: u64 = i32::MAX as u64;
 type Knob = knob::Knob<DeviceTunables>;
 
 /// The settings of a cached device. Names, units, defaults and ranges are the kernel's (runtime
-/// semantics 16.2). Write fields through [`DeviceTunables::set`] wherever the value comes from
+/// semantics 16.2) where the kernel has them. Write fields through [`DeviceTunables::set`] wherever the value comes from
 /// outside; whoever writes them directly keeps to the ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceTunables {
@@ -67,6 +69,12 @@ pub struct DeviceTunables {
     pub io_error_limit: u32,
     /// All I/O on the device fails.
     pub io_disable: bool,
+    /// Which requests are cached. Not in the kernel.
+    pub admission: Admission,
+    /// Whether writeback goes over what lies between dirty data. Not in the kernel.
+    pub writeback_bridge: Bridge,
+    /// Bytes between dirty data over which it goes at most. Not in the kernel.
+    pub writeback_bridge_limit: u32,
     /// The set's cutoff, which limits `writeback_percent`.
     cutoff_writeback: u8,
 }
@@ -189,6 +197,27 @@ static KNOBS: &[Knob] = &[
         number!(io_error_limit: u32, 0, MAX_I32),
     ),
     Knob::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
+    Knob::new(
+        "admission",
+        Unit::None,
+        "which requests are cached: by the kernel's rules, or by what they cost the devices",
+        choice_of!(admission: Admission),
+    )
+    .not_in_kernel(),
+    Knob::new(
+        "writeback_bridge",
+        Unit::None,
+        "whether writeback reads what lies between dirty data to write it in one request",
+        choice_of!(writeback_bridge: Bridge),
+    )
+    .not_in_kernel(),
+    Knob::new(
+        "writeback_bridge_limit",
+        Unit::Bytes,
+        "largest distance of dirty data that is written back in one request",
+        number!(writeback_bridge_limit: u32, 0, MAX_U32, as Bytes),
+    )
+    .not_in_kernel(),
 ];
 
 impl DeviceTunables {
@@ -216,6 +245,9 @@ impl DeviceTunables {
             writeback_metadata: true,
             io_error_limit: 64,
             io_disable: false,
+            admission: Admission::default(),
+            writeback_bridge: Bridge::default(),
+            writeback_bridge_limit: DEFAULT_BRIDGE_LIMIT,
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
         }
     }
@@ -266,7 +298,7 @@ impl DeviceTunables {
         knob::set_all(KNOBS, self, settings)
     }
 
-    /// All settings, in the kernel's order.
+    /// All settings: the kernel's in its order, then our own.
     pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
         let defaults = DeviceTunables::default();
         KNOBS.iter().map(move |knob| knob.info(self, &defaults))

@@ -8,7 +8,7 @@ use super::*;
 const MAX_U32: u64 = u32::MAX as u64;
 const MAX_I32: u64 = i32::MAX as u64;
 
-/// name, what is shown, what is stored, unit, range: runtime semantics 16.2.
+/// name, what is shown, what is stored, unit, range: runtime semantics 16.2; the last three are our own.
 const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("label", "", "", Unit::None, Range::Text(32)),
     (
@@ -36,6 +36,9 @@ const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("writeback_metadata", "1", "1", Unit::None, Range::Flag),
     ("io_error_limit", "64", "64", Unit::None, Range::Number(0, MAX_I32)),
     ("io_disable", "0", "0", Unit::None, Range::Flag),
+    ("admission", "kernel [cost]", "cost", Unit::None, Range::Choices(&["kernel", "cost"])),
+    ("writeback_bridge", "off [auto] always", "auto", Unit::None, Range::Choices(&["off", "auto", "always"])),
+    ("writeback_bridge_limit", "1.0M", "1048576", Unit::Bytes, Range::Number(0, MAX_U32)),
 ];
 
 /// The same for runtime semantics 16.3, 16.4, 16.6; the last two are our own.
@@ -94,7 +97,8 @@ fn listings_tell_what_is_stored_where() {
     assert_eq!(stored, ["synchronous", "discard", "cache_replacement_policy"]);
     let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
     assert_eq!(own, ["btree_cache_limit", "writeback_batch_sectors"]);
-    assert!(device.iter().all(|k| k.in_kernel));
+    let own: Vec<_> = device.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
+    assert_eq!(own, ["admission", "writeback_bridge", "writeback_bridge_limit"]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Blocked, How, Kind};
 use crate::policy::bypass::BypassReason;
-use crate::set::Core;
+use crate::set::{Core, Watched};
 
 /// What is done to the backing device.
 pub(super) enum Direct {
@@ -45,7 +45,7 @@ impl Volume {
         self.ranges.writeback_done(write.start, write.end).await;
         let (outer_start, outer_end) = self.widened(core, write.start, write.end);
         self.forget_clean(core, inode, outer_start, outer_end).await?;
-        let mut copies: Vec<(Sector, Placed, io::IoFuture)> = Vec::new();
+        let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
         if copy {
             let mut at = write.start;
             while at < write.end {
@@ -55,13 +55,13 @@ impl Volume {
                 };
                 let offset = write.offset_bytes + (at - write.start).bytes() as usize;
                 let data = write.buffer.clone();
-                let future = core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false);
+                let future = core.write_data(placed.ptr.offset(), placed.size, data, offset);
                 copies.push((at, placed, future));
                 at += placed.size;
             }
         }
         let (sectors, data) = (write.sectors(), write.buffer.clone());
-        let done = backing.disk.start_write(write.start, sectors, data, write.offset_bytes, write.fua).await;
+        let done = backing.write_data(write.start, sectors, data, write.offset_bytes, write.fua).await;
         backing.wrote_directly();
         let result = match done.result {
             Err(e) => {
@@ -316,6 +316,7 @@ impl Volume {
             return Ok(());
         }
         let _range = self.ranges.change(first, last).await;
+        self.ranges.writeback_done(first, last).await;
         match op {
             Direct::Zeroes { fua } => {
                 backing.disk.write_zeroes(first, last - first).await?;

@@ -71,8 +71,7 @@ impl Volume {
                 return;
             };
             let offset = skip + (at - start).bytes() as usize;
-            let done =
-                core.cache.start_write(placed.ptr.offset(), placed.size, data.clone(), offset, false).await;
+            let done = core.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
             core.observe_cache_io(&done.result);
             let ok = done.result.is_ok();
             let tick = core.gate.wrote();

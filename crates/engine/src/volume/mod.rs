@@ -27,11 +27,15 @@ pub(crate) use ranges::{RangeGuard, Ranges};
 
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
-use crate::policy::bypass::{BypassInputs, BypassReason, Decision, RequestHints, RequestKind, decide};
+use crate::policy::bypass::{
+    BypassInputs, BypassReason, Comparison, Decision, RequestHints, RequestKind, decide_by_cost,
+    dirty_limit_percent,
+};
+use crate::policy::cost::faster_for_stream;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::set::{Backing, Core, SetEvent};
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats, Work};
-use crate::tunables::DeviceTunables;
+use crate::tunables::{Admission, DeviceTunables};
 use crate::writeback::Writeback;
 
 /// A cached device or flash-only volume. See the module head.
@@ -342,7 +346,40 @@ impl Volume {
             congestion_limit,
         };
         let stream = || self.detector.borrow_mut().observe(start, sectors, now, StreamHint(0));
-        decide(&inputs, stream)
+        let by_cost = t.admission == Admission::Cost;
+        decide_by_cost(&inputs, stream, || by_cost.then(|| self.compare(core, sectors)))
+    }
+
+    /// What requests of this size cost the two devices, and how much room is left. A device that is known too little
+    /// does not win by that.
+    fn compare(&self, core: &Core, sectors: Sectors) -> Comparison {
+        let free_room = core.alloc.is_plenty(core.buckets.borrow().unused());
+        let (streams_faster, answers_first) = match self.backing() {
+            Some(b) => core.meter.model(|cache| {
+                b.meter.model(|backing| {
+                    let unknown = !cache.is_known() || !backing.is_known();
+                    let streams_faster = unknown || faster_for_stream(cache, backing, sectors);
+                    let answers_first = unknown || cache.answer_time(sectors) <= backing.answer_time(sectors);
+                    (streams_faster, answers_first)
+                })
+            }),
+            None => (true, true),
+        };
+        Comparison { free_room, streams_faster, answers_first }
+    }
+
+    /// The share of used buckets up to which this write becomes dirty data, if that is for the costs to say.
+    pub(super) fn dirty_limit_percent(&self, core: &Core, sectors: Sectors) -> Option<u8> {
+        let cutoffs = {
+            let t = core.tunables.borrow();
+            (t.cutoff_writeback, t.cutoff_writeback_sync)
+        };
+        // Below both cutoffs there is nothing to say.
+        let by_cost = self.tunables.borrow().admission == Admission::Cost;
+        if !by_cost || core.in_use_percent() <= cutoffs.0 || !self.compare(core, sectors).answers_first {
+            return None;
+        }
+        Some(dirty_limit_percent(cutoffs.1, self.rt.random() as u32))
     }
 
     pub(super) fn count(&self, f: impl FnOnce(&mut RequestCounters)) {

@@ -105,6 +105,16 @@ impl Ranges {
         }
     }
 
+    /// Whether something of the range is being written back.
+    pub(crate) fn is_written_back(&self, start: Sector, end: Sector) -> bool {
+        self.any(Class::Writeback, start, end)
+    }
+
+    /// Whether writeback of the range would be refused.
+    pub(crate) fn is_busy(&self, start: Sector, end: Sector) -> bool {
+        self.any(Class::Change, start, end) || self.any(Class::Writeback, start, end)
+    }
+
     /// Waits until any range is released.
     pub(crate) async fn released(&self) {
         self.changed.changed().await;
@@ -112,7 +122,7 @@ impl Ranges {
 
     /// Begins writeback of a range, unless a change or other writeback overlaps it.
     pub(crate) fn try_writeback(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
-        if self.any(Class::Change, start, end) || self.any(Class::Writeback, start, end) {
+        if self.is_busy(start, end) {
             return None;
         }
         Some(self.hold(start, end, Class::Writeback, true))

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use format::{Inode, Ptr, Sector, Sectors};
-use io::{Buffer, Disk, IoFuture, Nanos, VolumeError};
+use io::{Buffer, Disk, Nanos, VolumeError};
 
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
@@ -16,7 +16,7 @@ use crate::error::EngineError;
 use crate::index::{Kind, NotLoaded};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
-use crate::set::Core;
+use crate::set::{Core, Meter, Watched};
 use crate::stats::{OpKind, Outcome};
 
 /// A part of a request.
@@ -31,20 +31,20 @@ struct Piece {
 /// A piece being read.
 struct Reading {
     piece: Piece,
-    future: Option<IoFuture>,
+    future: Option<Watched>,
     /// Bytes of the piece's buffer before its first sector (device blocks can be larger than the piece's alignment).
     skip: usize,
     miss: Option<RangeGuard>,
 }
 
 /// Starts a read of any sector range, widened to the device's blocks; returns the bytes to skip in the answer.
-fn start_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> (IoFuture, usize) {
+fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (Watched, usize) {
     let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
     let first = Sector(sector.0 / block * block);
     let last = (sector + sectors).0.next_multiple_of(block);
     let span = Sectors(last - first.0);
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
-    (disk.start_read(first, span, buffer, 0), (sector - first).bytes() as usize)
+    (meter.read(disk, first, span, buffer, 0), (sector - first).bytes() as usize)
 }
 
 fn is_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> bool {
@@ -66,14 +66,14 @@ impl Volume {
         };
         if is_aligned(&backing.disk, start, sectors) {
             let spare = buffer.len();
-            let done = backing.disk.start_read(start, sectors, buffer, offset_bytes).await;
+            let done = backing.read_data(start, sectors, buffer, offset_bytes).await;
             if let Err(e) = &done.result {
                 backing.failed(e, self.tunables.borrow().io_error_limit);
             }
             let buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
             return (buffer, done.result.map_err(VolumeError::from));
         }
-        let (future, skip) = start_aligned(&backing.disk, start, sectors);
+        let (future, skip) = start_aligned(&backing.disk, &backing.meter, start, sectors);
         let done = future.await;
         let len = sectors.bytes() as usize;
         let result = match (done.result, done.buffer) {
@@ -122,7 +122,7 @@ impl Volume {
             {
                 let began = self.rt.turn_time();
                 let spare = buffer.len();
-                let done = core.cache.start_read(ptr.offset(), sectors, buffer, offset_bytes).await;
+                let done = core.read_data(ptr.offset(), sectors, buffer, offset_bytes).await;
                 buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
                 core.observe_cache_io(&done.result);
                 match done.result {
@@ -242,11 +242,11 @@ impl Volume {
             let miss = (keep && piece.hit.is_none()).then(|| self.ranges.miss(piece.start, piece.end));
             let (future, skip) = match (piece.hit, self.backing()) {
                 (Some((ptr, _)), _) => {
-                    let (f, skip) = start_aligned(&core.cache, ptr.offset(), size);
+                    let (f, skip) = start_aligned(&core.cache, &core.meter, ptr.offset(), size);
                     (Some(f), skip)
                 }
                 (None, Some(b)) => {
-                    let (f, skip) = start_aligned(&b.disk, piece.start, size);
+                    let (f, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
                     (Some(f), skip)
                 }
                 // A hole of a flash-only volume.
@@ -311,7 +311,7 @@ impl Volume {
                     core.observe_cache_io(&Err(e.clone()));
                 }
                 let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
-                let (future, skip) = start_aligned(&b.disk, piece.start, size);
+                let (future, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
                 let done = future.await;
                 done.result?;
                 let len = size.bytes() as usize;

@@ -7,8 +7,8 @@
 
 use std::rc::Rc;
 
-use format::{Inode, JournalSeq, Sector, Sectors};
-use io::{Buffer, IoError, IoFuture, Nanos, VolumeError};
+use format::{CacheMode, Inode, JournalSeq, Sector, Sectors};
+use io::{Buffer, IoError, Nanos, VolumeError};
 
 use super::Volume;
 use super::direct::Direct;
@@ -21,7 +21,7 @@ use crate::policy::bypass::{
 };
 use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
-use crate::set::Core;
+use crate::set::{Core, Watched};
 use crate::stats::Outcome;
 
 /// Why a write could not be taken by the cache.
@@ -185,6 +185,7 @@ impl Volume {
             self.finish_write(core, &write, seq).await?;
             return Ok(Outcome::Writeback);
         }
+        let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
         let touches_dirty_stripe = self.touches_dirty_stripe(core, inode, write.start, write.end).await?;
         let mut inputs = {
             let t = core.tunables.borrow();
@@ -196,6 +197,7 @@ impl Volume {
                 in_use_percent: core.in_use_percent(),
                 cutoff_writeback: t.cutoff_writeback,
                 cutoff_writeback_sync: t.cutoff_writeback_sync,
+                dirty_limit_percent,
                 touches_dirty_stripe,
                 overlaps_dirty: false,
                 cache_takes_dirty: true,
@@ -203,7 +205,10 @@ impl Volume {
         };
         let mut path = write_path(&inputs, decision);
         if path != WritePath::Writeback {
-            inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?;
+            // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
+            // write would have to wait for that.
+            inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?
+                || inputs.mode == CacheMode::Writeback && self.ranges.is_written_back(write.start, write.end);
             path = write_path(&inputs, decision);
         }
         if path == WritePath::Writeback {
@@ -304,15 +309,15 @@ impl Volume {
         Ok(newest)
     }
 
-    fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, IoFuture) {
+    fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {
         let offset = write.offset_bytes + (at - write.start).bytes() as usize;
         let piece = Piece { at, placed, began: self.rt.turn_time() };
         let data = write.buffer.clone();
-        (piece, core.cache.start_write(placed.ptr.offset(), placed.size, data, offset, false))
+        (piece, core.write_data(placed.ptr.offset(), placed.size, data, offset))
     }
 
     /// Waits until the data of a piece is in the cache.
-    async fn piece_written(&self, core: &Core, piece: Piece, future: IoFuture) -> Result<(), IoError> {
+    async fn piece_written(&self, core: &Core, piece: Piece, future: Watched) -> Result<(), IoError> {
         let done = future.await;
         core.gate.wrote();
         core.observe_cache_io(&done.result);
@@ -328,8 +333,8 @@ impl Volume {
         &self,
         core: &Rc<Core>,
         inode: Inode,
-        first: (Piece, IoFuture),
-        more: Vec<(Piece, IoFuture)>,
+        first: (Piece, Watched),
+        more: Vec<(Piece, Watched)>,
     ) -> Result<JournalSeq, NotTaken> {
         let (first, future) = first;
         let mut written = self.piece_written(core, first, future).await;
@@ -383,14 +388,17 @@ impl Volume {
             if let Some(p) = core.try_place(stream, at, want) {
                 return Ok(p);
             }
-            let nothing_left = || core.alloc.starved.get() && core.buckets.borrow().reclaimable() == 0;
-            if nothing_left() {
-                // Only writeback can make room now, and the backing device need not wait for that.
+            // With nothing left only writeback can make room, and the backing device need not wait for that; with
+            // something left, a walk of the index, which only what has nowhere else to go waits for.
+            let give_up = || {
+                let can_wait = self.backing().is_none() && core.buckets.borrow().reclaimable() > 0;
+                core.alloc.starved.get() && !can_wait
+            };
+            if give_up() {
                 self.writeback.wake();
                 return Err(NotTaken::ByCache);
             }
-            // Starved with something left: a walk of the index is under way, and ends this wait.
-            core.alloc.wait(Purpose::Data, || core.is_failed() || nothing_left()).await;
+            core.alloc.wait(Purpose::Data, || core.is_failed() || give_up()).await;
         }
     }
 
@@ -408,6 +416,7 @@ impl Volume {
         let (first, last) =
             (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
         let _range = self.ranges.change(first, last).await;
+        self.ranges.writeback_done(first, last).await;
         let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua };
         if (first, last) != (start, start + sectors) {
             let span = last - first;
@@ -420,10 +429,8 @@ impl Volume {
                 .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
             write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua };
         }
-        let done = backing
-            .disk
-            .start_write(write.start, write.sectors(), write.buffer, write.offset_bytes, fua)
-            .await;
+        let (at, size) = (write.start, write.sectors());
+        let done = backing.write_data(at, size, write.buffer, write.offset_bytes, fua).await;
         backing.wrote_directly();
         if let Err(e) = &done.result {
             backing.failed(e, self.tunables.borrow().io_error_limit);

@@ -1,37 +1,42 @@
-//! One batch of writeback: collect dirty extents in LBA order, read them, write them as large runs, flush, mark clean.
+//! One batch of writeback: read runs of dirty extents, write them, flush, mark clean.
 //!
 //! Nothing here holds clients up: an extent that is overwritten meanwhile simply stays dirty, because its key is not
 //! what it was; a change that must not overlap holds its range (`volume::ranges`), and such ranges are skipped.
+//!
+//! A run that goes over gaps writes to the gaps what the backing device has there. That is the same before and after
+//! the write, whatever part of it a crash leaves undone, as long as nobody else changes the gaps in between: the run
+//! holds its whole range from before the gaps are read until after the keys are clean. A clean copy in the cache equals
+//! the backing device (contract 9), so it serves as well, if its bucket was not reused while it was read. Data that
+//! becomes dirty in a gap meanwhile goes to the cache alone, and does not change what belongs to the gap.
+//!
+//! Whatever goes wrong with a run that goes over gaps, the dirty data is written without the gaps then: a sector that
+//! cannot be read, or has no room, is no reason to leave others dirty.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use format::{Inode, Ptr, Sector, Sectors};
-use io::IoFuture;
+use io::{Buffer, JoinHandle, Nanos};
 
+use super::runs::{Extent, Filling, Run, collect, groups};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::index::{How, Kind, MAX_POSITION, NotLoaded};
+use crate::index::{How, Kind};
 use crate::set::{Backing, Core};
 use crate::volume::{RangeGuard, Volume};
 
-/// Most keys in one batch (the kernel's queue, section 11.2).
-const MAX_KEYS: usize = 500;
-/// Largest write to the backing device.
-const MAX_RUN: Sectors = Sectors(2048);
+/// How long the backing device may be busy with what it was sent: so long a client's read waits behind writeback.
+const QUEUE_TIME: Nanos = Nanos::from_ms(50);
+/// Runs under way, at least and at most.
+const RUNS_AT_ONCE: (usize, usize) = (4, 32);
+/// Pieces that a run reads from the cache at once.
+const READS_AT_ONCE: usize = 32;
 
-/// A dirty extent that is being written back.
-struct Extent {
-    start: Sector,
-    size: Sectors,
-    ptr: Ptr,
+/// A run that is done with: nothing of its range is touched any more when the guard is dropped.
+struct Written {
+    cleaned: Vec<Extent>,
     guard: RangeGuard,
-}
-
-/// Adjacent extents, written by one request.
-struct Run {
-    start: Sector,
-    size: Sectors,
-    extents: Vec<Extent>,
+    result: Result<(), EngineError>,
 }
 
 /// Writes back up to `limit` sectors; returns how many became clean or were tried.
@@ -42,8 +47,8 @@ pub(super) async fn write_back(
     limit: Sectors,
 ) -> Result<Sectors, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Sectors::ZERO) };
-    let extents = collect(volume, core, inode, limit).await?;
-    if extents.is_empty() {
+    let runs = collect(volume, core, &backing, inode, limit).await?;
+    if runs.is_empty() {
         return Ok(Sectors::ZERO);
     }
     // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
@@ -51,228 +56,190 @@ pub(super) async fn write_back(
     if !bug(Bug::WritebackBeforeDirtyKey) {
         core.journal.commit_keys().await?;
     }
-    let (cleaned, result) = write_out(volume, core, &backing, extents).await;
-    if cleaned.is_empty() {
-        return result.map(|()| Sectors::ZERO);
-    }
-    // Contract 4: the flush begins after the writes and ends before any key says clean.
-    if !bug(Bug::CleanBeforeBackingFlush) {
+    let done = write_out(volume, core, &backing, runs).await;
+    if done.iter().any(|w| !w.cleaned.is_empty()) && !bug(Bug::CleanBeforeBackingFlush) {
+        // Contract 4: the flush begins after the writes and ends before any key says clean.
+        let _busy = backing.meter.busy();
         backing.gate.ensure(backing.gate.latest()).await?;
     }
     let mut written = Sectors::ZERO;
-    for e in cleaned {
-        written += e.size;
-        mark_clean(core, inode, e.start, e.size, e.ptr).await?;
+    let mut result = Ok(());
+    for w in done {
+        for e in w.cleaned {
+            written += e.size;
+            mark_clean(core, inode, e.start, e.size, e.ptr).await?;
+        }
         // Only now may a change go past the cache: one that came earlier would find a dirty key, and behind its back
         // the key would become a clean one with old data.
-        drop(e.guard);
+        drop(w.guard);
+        result = result.and(w.result);
     }
     result.map(|()| written)
 }
 
-/// What goes into a batch.
-struct Picked {
-    extents: Vec<Extent>,
-    sectors: Sectors,
-    limit: Sectors,
-}
-
-impl Picked {
-    fn is_full(&self) -> bool {
-        self.extents.len() >= MAX_KEYS || self.sectors >= self.limit
-    }
-}
-
-/// What to write back next: stripes that are dirty as a whole, where partial ones are expensive; without any, the
-/// next dirty extents of the sweep.
-async fn collect(
-    volume: &Rc<Volume>,
-    core: &Rc<Core>,
-    inode: Inode,
-    limit: Sectors,
-) -> Result<Vec<Extent>, EngineError> {
-    let mut picked = Picked { extents: Vec::new(), sectors: Sectors::ZERO, limit };
-    collect_stripes(volume, core, inode, &mut picked).await?;
-    if picked.extents.is_empty() {
-        collect_sweep(volume, core, inode, &mut picked).await?;
-    }
-    Ok(picked.extents)
-}
-
-/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
-async fn collect_sweep(
-    volume: &Rc<Volume>,
-    core: &Rc<Core>,
-    inode: Inode,
-    picked: &mut Picked,
-) -> Result<(), EngineError> {
-    let first = volume.writeback.cursor.get();
-    let mut at = pick(volume, core, inode, first, MAX_POSITION, true, picked).await?;
-    // A sweep ends at the end of the device; what lies before goes into the next batch, in order.
-    if at == MAX_POSITION {
-        at = Sector(0);
-        if picked.extents.is_empty() {
-            at = pick(volume, core, inode, Sector(0), first, true, picked).await?;
-        }
-    }
-    volume.writeback.cursor.set(at);
-    Ok(())
-}
-
-/// Stripes of which every sector is dirty, whole ones only; none where nobody counts stripes.
-async fn collect_stripes(
-    volume: &Rc<Volume>,
-    core: &Rc<Core>,
-    inode: Inode,
-    picked: &mut Picked,
-) -> Result<(), EngineError> {
-    let first = volume.writeback.stripe_cursor.get();
-    let mut from = first;
-    let mut wrapped = first == Sector(0);
-    while !picked.is_full() {
-        let next = {
-            let tree = core.tree.borrow();
-            let Some(stripes) = tree.dirty_stripes(inode) else { return Ok(()) };
-            stripes.full_dirty_stripes(from).find(|(start, _)| *start >= from)
-        };
-        match next {
-            Some((start, _)) if wrapped && start >= first && first > Sector(0) => break,
-            Some((start, size)) => {
-                from = start + size;
-                pick(volume, core, inode, start, from, false, picked).await?;
-            }
-            None if wrapped => break,
-            None => {
-                wrapped = true;
-                from = Sector(0);
-            }
-        }
-    }
-    volume.writeback.stripe_cursor.set(from);
-    Ok(())
-}
-
-/// Picks dirty extents of `[from, end)`, ascending, until the batch is full if it is to look at that. Returns where
-/// it stopped.
-async fn pick(
-    volume: &Rc<Volume>,
-    core: &Rc<Core>,
-    inode: Inode,
-    from: Sector,
-    end: Sector,
-    until_full: bool,
-    picked: &mut Picked,
-) -> Result<Sector, EngineError> {
-    let mut at = from;
-    while at < end && !(until_full && picked.is_full()) {
-        core.check()?;
-        let next = core.tree.borrow().next_dirty(inode, at, &core.buckets.borrow());
-        match next {
-            Err(NotLoaded(id)) => core.load_leaf(id).await?,
-            Ok(Some((start, size, ptr))) if start < end => {
-                let size = Sectors(size.0.min(MAX_RUN.0).min((end - start).0));
-                at = start + size;
-                if let Some(guard) = volume.ranges.try_writeback(start, at) {
-                    picked.sectors += size;
-                    picked.extents.push(Extent { start, size, ptr, guard });
-                }
-            }
-            Ok(_) => return Ok(end),
-        }
-    }
-    Ok(at)
-}
-
-/// Joins extents that follow each other on the backing device.
-fn runs(extents: Vec<Extent>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for e in extents {
-        match runs.last_mut() {
-            Some(r) if r.start + r.size == e.start && r.size + e.size <= MAX_RUN => {
-                r.size += e.size;
-                r.extents.push(e);
-            }
-            _ => runs.push(Run { start: e.start, size: e.size, extents: vec![e] }),
-        }
-    }
-    runs
-}
-
-type Cleaned = Vec<Extent>;
-
-/// Reads and writes all extents. Returns those that are on the backing device now, and the first error.
+/// Reads and writes all runs, some of them at once.
 async fn write_out(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
     backing: &Rc<Backing>,
-    extents: Vec<Extent>,
-) -> (Cleaned, Result<(), EngineError>) {
-    let runs = runs(extents);
-    let mut result = Ok(());
-    // All reads at once, then the writes in LBA order, each as soon as its data is there.
-    let mut reading: Vec<(Run, Vec<IoFuture>)> = Vec::with_capacity(runs.len());
+    runs: Vec<Run>,
+) -> Vec<Written> {
+    let mut done = Vec::with_capacity(runs.len());
+    let mut under_way: VecDeque<JoinHandle<Written>> = VecDeque::new();
     for run in runs {
-        let futures = run
-            .extents
+        if under_way.len() >= runs_at_once(backing, run.size)
+            && let Some(first) = under_way.pop_front()
+        {
+            done.push(first.await);
+        }
+        let (v, c, b) = (volume.clone(), core.clone(), backing.clone());
+        under_way.push_back(volume.rt.spawn(async move { write_run(&v, &c, &b, run).await }));
+    }
+    while let Some(first) = under_way.pop_front() {
+        done.push(first.await);
+    }
+    done
+}
+
+/// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
+fn runs_at_once(backing: &Backing, size: Sectors) -> usize {
+    let (least, most) = RUNS_AT_ONCE;
+    let each = backing.meter.model(|m| m.costs().elsewhere(size));
+    usize::try_from(QUEUE_TIME.0 / each.0.max(1)).unwrap_or(most).clamp(least, most)
+}
+
+/// Reads and writes one run; without its gaps, if it does not work out with them.
+async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, run: Run) -> Written {
+    let gaps = run.gaps();
+    if gaps > Sectors::ZERO {
+        if write_whole(volume, core, backing, &run).await.is_ok() {
+            let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
+            core.set_counters.borrow_mut().count_bridged(read, gaps);
+            return Written { cleaned: run.extents, guard: run.guard, result: Ok(()) };
+        }
+        return write_groups(volume, core, backing, run).await;
+    }
+    match write_whole(volume, core, backing, &run).await {
+        Ok(()) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },
+        Err(e) => {
+            Written { cleaned: Vec::new(), guard: run.guard, result: count_failure(volume, backing, e) }
+        }
+    }
+}
+
+/// Why a run was not written.
+enum Failure {
+    /// What was read is not its data any more: its bucket was reused. The extents were replaced.
+    Replaced,
+    /// The cache device failed.
+    Cache(EngineError),
+    /// The backing device failed.
+    Backing(io::IoError),
+}
+
+fn count_failure(volume: &Volume, backing: &Backing, why: Failure) -> Result<(), EngineError> {
+    match why {
+        Failure::Replaced => Ok(()),
+        Failure::Cache(e) => Err(e),
+        Failure::Backing(e) => {
+            backing.failed(&e, volume.tunables.borrow().io_error_limit);
+            Err(e.into())
+        }
+    }
+}
+
+/// Writes the extents of a run without its gaps.
+async fn write_groups(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, run: Run) -> Written {
+    let mut cleaned = Vec::new();
+    let mut result = Ok(());
+    for extents in groups(&run.extents) {
+        let Some(first) = extents.first() else { continue };
+        let start = first.start;
+        let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
+        match write_range(volume, core, backing, (start, size), &extents, &Filling::default()).await {
+            Ok(()) => cleaned.extend(extents),
+            Err(e) => result = result.and(count_failure(volume, backing, e)),
+        }
+    }
+    Written { cleaned, guard: run.guard, result }
+}
+
+async fn write_whole(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    backing: &Rc<Backing>,
+    run: &Run,
+) -> Result<(), Failure> {
+    write_range(volume, core, backing, (run.start, run.size), &run.extents, &run.filling).await
+}
+
+/// Reads a range, of which each sector is in an extent or in the filling, and writes it. The caller holds it.
+async fn write_range(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    backing: &Rc<Backing>,
+    (start, size): (Sector, Sectors),
+    extents: &[Extent],
+    filling: &Filling,
+) -> Result<(), Failure> {
+    let offset = |at: Sector| (at - start).bytes() as usize;
+    let mut whole = volume.rt.pool().take(size.bytes() as usize);
+    if let Some((from, sectors)) = filling.disk {
+        let spare = whole.len();
+        let done = backing.read_data(from, sectors, whole, offset(from)).await;
+        done.result.map_err(Failure::Backing)?;
+        whole = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
+    }
+    whole = match (extents, filling.copies.as_slice(), filling.disk) {
+        ([only], [], None) => read_piece(core, only, whole).await?,
+        _ => read_pieces(volume, core, start, extents, &filling.copies, whole).await?,
+    };
+    // What was replaced meanwhile may have lost its bucket: what was read is not its data.
+    let usable = filling.copies.iter().chain(extents).all(|p| core.buckets.borrow().is_current(p.ptr));
+    if !usable {
+        return Err(Failure::Replaced);
+    }
+    let done = backing.write_data(start, size, whole, 0, false).await;
+    backing.gate.wrote();
+    done.result.map_err(Failure::Backing)
+}
+
+/// Reads an extent, into the begin of a buffer.
+async fn read_piece(core: &Core, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
+    let done = core.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
+    core.observe_cache_io(&done.result);
+    done.result.map_err(|e| Failure::Cache(e.into()))?;
+    done.buffer.ok_or(Failure::Replaced)
+}
+
+/// Reads extents and copies, each to its place in the buffer of a range from `start` on.
+async fn read_pieces(
+    volume: &Volume,
+    core: &Core,
+    start: Sector,
+    extents: &[Extent],
+    copies: &[Extent],
+    mut whole: Buffer,
+) -> Result<Buffer, Failure> {
+    let pieces: Vec<&Extent> = copies.iter().chain(extents).collect();
+    for some in pieces.chunks(READS_AT_ONCE) {
+        let reading: Vec<_> = some
             .iter()
-            .map(|e| {
-                let buffer = volume.rt.pool().take(e.size.bytes() as usize);
-                core.cache.start_read(e.ptr.offset(), e.size, buffer, 0)
+            .map(|p| {
+                let buffer = volume.rt.pool().take(p.size.bytes() as usize);
+                core.read_data(p.ptr.offset(), p.size, buffer, 0)
             })
             .collect();
-        reading.push((run, futures));
-    }
-    let mut writing: Vec<(Run, IoFuture)> = Vec::with_capacity(reading.len());
-    for (mut run, futures) in reading {
-        let mut pieces = Vec::with_capacity(futures.len());
-        for f in futures {
-            let done = f.await;
+        for (p, future) in some.iter().zip(reading) {
+            let done = future.await;
             core.observe_cache_io(&done.result);
-            if let (Err(e), Ok(())) = (&done.result, &result) {
-                result = Err(EngineError::Io(e.clone()));
-            }
-            pieces.push(done.buffer.filter(|_| done.result.is_ok()));
-        }
-        // An extent that was replaced meanwhile may have lost its bucket: what was read is not its data.
-        let usable = run
-            .extents
-            .iter()
-            .zip(&pieces)
-            .all(|(e, p)| p.is_some() && core.buckets.borrow().is_current(e.ptr));
-        if !usable {
-            continue;
-        }
-        let buffer = if pieces.len() == 1 {
-            pieces.pop().flatten()
-        } else {
-            let mut whole = volume.rt.pool().take(run.size.bytes() as usize);
-            let mut at = 0;
-            for p in pieces.iter().flatten() {
-                whole.as_mut()[at..at + p.len()].copy_from_slice(p.as_slice());
-                at += p.len();
-            }
-            Some(whole)
-        };
-        let Some(buffer) = buffer else { continue };
-        let future = backing.disk.start_write(run.start, run.size, buffer, 0, false);
-        run.extents.shrink_to_fit();
-        writing.push((run, future));
-    }
-    let mut cleaned = Vec::new();
-    for (run, future) in writing {
-        let done = future.await;
-        backing.gate.wrote();
-        match done.result {
-            Ok(()) => cleaned.extend(run.extents),
-            Err(e) => {
-                backing.failed(&e, volume.tunables.borrow().io_error_limit);
-                if result.is_ok() {
-                    result = Err(e.into());
-                }
-            }
+            done.result.map_err(|e| Failure::Cache(e.into()))?;
+            let piece = done.buffer.ok_or(Failure::Replaced)?;
+            let at = (p.start - start).bytes() as usize;
+            whole.as_mut()[at..at + piece.len()].copy_from_slice(piece.as_slice());
         }
     }
-    (cleaned, result)
+    Ok(whole)
 }
 
 /// What is still the very extent that was written back becomes clean.

@@ -8,6 +8,7 @@
 //! became dirty, and the device's state says clean as soon as nothing is dirty.
 
 mod batch;
+mod runs;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

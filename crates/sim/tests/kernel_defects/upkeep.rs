@@ -101,6 +101,7 @@ fn d21_stripes_of_any_size_are_told_apart() {
         b.write(end - 8, 8, 1).await;
         assert_eq!(dirty(&b), 16);
         // Long writes go past the cache, except into a stripe that is partly dirty.
+        b.tune("admission", "kernel").await;
         b.tune("sequential_cutoff", "4096").await;
         b.write(border - 64, 64, 2).await;
         assert_eq!(dirty(&b), 16, "the stripe before the border has nothing dirty");

@@ -1,0 +1,132 @@
+//! Whether writeback goes over what lies between dirty data.
+//!
+//! Owns the rule by which dirty extents become one request: a *run* that goes over a *gap* has to write the gap as well,
+//! with what the backing device has there, and that has to be read first: from the cache where it has a copy, else
+//! from the device, in one request for all gaps of the run. Where every request costs a lot, that is cheaper than one
+//! request for each extent. Positions do not matter here, only lengths. Must not know the index and the devices.
+
+use format::Sectors;
+use io::Nanos;
+
+use super::cost::Costs;
+use crate::tunables::Bridge;
+
+/// Requests that cost less than this cost nothing, as far as gaps are concerned: writing more than was asked for would
+/// wear out a flash device for little.
+const WORTH_SAVING: Nanos = Nanos::from_ms(1);
+
+/// The rule for one batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Bridging {
+    mode: Bridge,
+    limit: Sectors,
+    costs: Costs,
+}
+
+/// What a run consists of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Shape {
+    /// Requests without bridging: groups of adjacent extents.
+    pub groups: u64,
+    /// Dirty data.
+    pub dirty: Sectors,
+    /// From the first sector to the last.
+    pub span: Sectors,
+    /// What has to be read from the backing device, in one request.
+    pub missing: Sectors,
+}
+
+impl Bridging {
+    /// `known`: costs were observed, and are not only what is usual. `limit` is the largest gap.
+    pub fn new(mode: Bridge, limit: Sectors, costs: Costs, known: bool) -> Bridging {
+        let worth_it = match mode {
+            Bridge::Always => true,
+            Bridge::Auto => known && costs.per_request() >= WORTH_SAVING,
+            Bridge::Off => false,
+        };
+        let mode = if worth_it { mode } else { Bridge::Off };
+        Bridging { mode, limit, costs }
+    }
+
+    /// Whether a run had better go on over `gap` to the next extent of `next` sectors, than to end. That is so if it is
+    /// worth it in a run that reads from the device anyway.
+    pub fn goes_over(&self, gap: Sectors, next: Sectors) -> bool {
+        if gap > self.limit {
+            return false;
+        }
+        match self.mode {
+            Bridge::Off => false,
+            Bridge::Always => true,
+            Bridge::Auto => {
+                let read = self.costs.transfer(gap + next);
+                let write = self.costs.transfer(gap);
+                read.after(write) < self.costs.per_request()
+            }
+        }
+    }
+
+    /// Whether one read and one write are cheaper than what they replace.
+    pub fn pays(&self, shape: &Shape) -> bool {
+        match self.mode {
+            Bridge::Off => false,
+            Bridge::Always => true,
+            Bridge::Auto => {
+                let read = if shape.missing > Sectors::ZERO {
+                    self.costs.elsewhere(shape.missing)
+                } else {
+                    Nanos(0)
+                };
+                let bridged = read.after(self.costs.elsewhere(shape.span));
+                let requests = Nanos(self.costs.per_request().0.saturating_mul(shape.groups));
+                bridged < requests.after(self.costs.transfer(shape.dirty))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: Sectors = Sectors(8);
+
+    /// 6.5 ms for each request, 7 ms for each MiB.
+    fn disk(mode: Bridge) -> Bridging {
+        Bridging::new(mode, Sectors(2048), Costs::usual(true), true)
+    }
+
+    fn shape(groups: u64, gap: u64, missing: u64) -> Shape {
+        let span = Sectors(groups * (8 + gap) - gap);
+        Shape { groups, dirty: Sectors(groups * 8), span, missing: Sectors(missing) }
+    }
+
+    #[test]
+    fn a_run_goes_over_gaps_that_take_less_time_than_a_request() {
+        let auto = disk(Bridge::Auto);
+        assert!(auto.goes_over(Sectors(900), BLOCK));
+        assert!(!auto.goes_over(Sectors(960), BLOCK), "twice 960 sectors take longer than 6.5 ms");
+        assert!(!auto.goes_over(Sectors(100), Sectors(2000)), "reading a large extent again is not worth it");
+        assert!(disk(Bridge::Always).goes_over(Sectors(2048), Sectors(2048)));
+        assert!(!disk(Bridge::Always).goes_over(Sectors(2049), BLOCK));
+        assert!(!disk(Bridge::Off).goes_over(Sectors(1), BLOCK));
+    }
+
+    #[test]
+    fn a_read_and_a_write_replace_three_writes_but_not_two() {
+        let auto = disk(Bridge::Auto);
+        assert!(!auto.pays(&shape(2, 8, 8)));
+        assert!(auto.pays(&shape(2, 8, 0)), "the cache has what is missing");
+        assert!(auto.pays(&shape(3, 8, 24)));
+        assert!(!auto.pays(&shape(3, 900, 1808)), "1.8 MiB more for one request less");
+        assert!(disk(Bridge::Always).pays(&shape(2, 8, 8)) && !disk(Bridge::Off).pays(&shape(9, 8, 0)));
+    }
+
+    #[test]
+    fn nothing_is_gained_where_requests_cost_nothing_or_nothing_is_known() {
+        let ssd = Bridging::new(Bridge::Auto, Sectors(2048), Costs::usual(false), true);
+        let unknown = Bridging::new(Bridge::Auto, Sectors(2048), Costs::usual(true), false);
+        for b in [ssd, unknown] {
+            assert!(!b.goes_over(BLOCK, BLOCK) && !b.pays(&shape(100, 8, 0)));
+        }
+    }
+}

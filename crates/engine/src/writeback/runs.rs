@@ -1,0 +1,340 @@
+//! What a batch of writeback consists of: dirty extents in LBA order, joined to runs, each of them one write.
+//!
+//! Owns the choice of extents and runs. A run holds its whole range (`volume::ranges`), gaps included, from the moment at
+//! which the index was looked at: nothing changes any part of it on the backing device until it is let go. Nothing here
+//! waits between the look and the hold. Must not know how a run is read and written.
+
+use std::rc::Rc;
+
+use format::{Inode, Ptr, Sector, Sectors};
+use io::Nanos;
+
+use crate::canary::{Bug, bug};
+use crate::error::EngineError;
+use crate::index::{Kind, MAX_POSITION, NotLoaded};
+use crate::policy::bridging::{Bridging, Shape};
+use crate::policy::cost::Costs;
+use crate::policy::stripes::StripeGeometry;
+use crate::set::{Backing, Core};
+use crate::volume::{RangeGuard, Volume};
+
+/// Most keys in one batch: 32 MiB of single blocks.
+const MAX_KEYS: usize = 8192;
+/// Largest write to the backing device.
+const MAX_RUN: Sectors = Sectors(2048);
+/// How long the backing device may be busy with one batch: so long may a change wait that goes past the cache.
+const BATCH_TIME: Nanos = Nanos::from_ms(500);
+/// Runs in a batch at least, and at most, whatever they cost.
+const MIN_RUNS: usize = 8;
+const MAX_RUNS: usize = 512;
+/// Runs in a batch while nobody knows what they cost.
+const RUNS_UNKNOWN: usize = 64;
+
+/// A dirty extent that is being written back.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) start: Sector,
+    pub(super) size: Sectors,
+    pub(super) ptr: Ptr,
+}
+
+impl Extent {
+    fn end(&self) -> Sector {
+        self.start + self.size
+    }
+}
+
+/// What a run needs besides its dirty extents.
+#[derive(Default)]
+pub(super) struct Filling {
+    /// Read from the backing device, in one request.
+    pub(super) disk: Option<(Sector, Sectors)>,
+    /// Read from clean copies in the cache.
+    pub(super) copies: Vec<Extent>,
+}
+
+/// Extents that are written by one request, and what lies between them.
+pub(super) struct Run {
+    pub(super) start: Sector,
+    pub(super) size: Sectors,
+    /// Ascending.
+    pub(super) extents: Vec<Extent>,
+    pub(super) filling: Filling,
+    pub(super) guard: RangeGuard,
+}
+
+impl Run {
+    /// What is not dirty.
+    pub(super) fn gaps(&self) -> Sectors {
+        self.extents.iter().fold(self.size, |left, e| left - e.size)
+    }
+}
+
+/// What goes into a batch.
+pub(super) struct Picked {
+    pub(super) runs: Vec<Run>,
+    bridging: Bridging,
+    /// What requests cost, if that is known.
+    costs: Option<Costs>,
+    stripes: Option<StripeGeometry>,
+    keys: usize,
+    sectors: Sectors,
+    limit: Sectors,
+    time: Nanos,
+}
+
+impl Picked {
+    fn is_full(&self) -> bool {
+        let (most, least) = if self.costs.is_some() { (MAX_RUNS, MIN_RUNS) } else { (RUNS_UNKNOWN, 0) };
+        self.keys >= MAX_KEYS
+            || self.sectors >= self.limit
+            || self.runs.len() >= most
+            || (self.runs.len() >= least && self.time >= BATCH_TIME)
+    }
+
+    fn push(&mut self, run: Run) {
+        self.keys += run.extents.len();
+        self.sectors = run.extents.iter().fold(self.sectors, |n, e| n + e.size);
+        if let Some(costs) = &self.costs {
+            let read = run.filling.disk.map_or(Nanos(0), |(_, size)| costs.elsewhere(size));
+            self.time = self.time.after(read).after(costs.elsewhere(run.size));
+        }
+        self.runs.push(run);
+    }
+}
+
+/// What to write back next, up to `limit` dirty sectors: stripes that are dirty as a whole, where partial ones are
+/// expensive; without any, the next dirty extents of the sweep.
+pub(super) async fn collect(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    backing: &Backing,
+    inode: Inode,
+    limit: Sectors,
+) -> Result<Vec<Run>, EngineError> {
+    let (costs, known) = backing.meter.model(|m| (m.costs(), m.is_known()));
+    let bridging = {
+        let t = volume.tunables.borrow();
+        let gap = Sectors::from_bytes_floor(u64::from(t.writeback_bridge_limit));
+        Bridging::new(t.writeback_bridge, gap, costs, known)
+    };
+    let mut picked = Picked {
+        runs: Vec::new(),
+        bridging,
+        costs: known.then_some(costs),
+        stripes: volume.expensive_stripes(),
+        keys: 0,
+        sectors: Sectors::ZERO,
+        limit,
+        time: Nanos(0),
+    };
+    collect_stripes(volume, core, inode, &mut picked).await?;
+    if picked.runs.is_empty() {
+        collect_sweep(volume, core, inode, &mut picked).await?;
+    }
+    Ok(picked.runs)
+}
+
+/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
+async fn collect_sweep(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    picked: &mut Picked,
+) -> Result<(), EngineError> {
+    let first = volume.writeback.cursor.get();
+    let mut at = pick(volume, core, inode, first, MAX_POSITION, true, picked).await?;
+    // A sweep ends at the end of the device; what lies before goes into the next batch, in order.
+    if at == MAX_POSITION {
+        at = Sector(0);
+        if picked.runs.is_empty() {
+            at = pick(volume, core, inode, Sector(0), first, true, picked).await?;
+        }
+    }
+    volume.writeback.cursor.set(at);
+    Ok(())
+}
+
+/// Stripes of which every sector is dirty, whole ones only; none where nobody counts stripes.
+async fn collect_stripes(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    picked: &mut Picked,
+) -> Result<(), EngineError> {
+    let first = volume.writeback.stripe_cursor.get();
+    let mut from = first;
+    let mut wrapped = first == Sector(0);
+    while !picked.is_full() {
+        let next = {
+            let tree = core.tree.borrow();
+            let Some(stripes) = tree.dirty_stripes(inode) else { return Ok(()) };
+            stripes.full_dirty_stripes(from).find(|(start, _)| *start >= from)
+        };
+        match next {
+            Some((start, _)) if wrapped && start >= first && first > Sector(0) => break,
+            Some((start, size)) => {
+                from = start + size;
+                pick(volume, core, inode, start, from, false, picked).await?;
+            }
+            None if wrapped => break,
+            None => {
+                wrapped = true;
+                from = Sector(0);
+            }
+        }
+    }
+    volume.writeback.stripe_cursor.set(from);
+    Ok(())
+}
+
+/// Picks runs in `[from, end)`, ascending, until the batch is full if it is to look at that. Returns where it stopped.
+async fn pick(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    inode: Inode,
+    from: Sector,
+    end: Sector,
+    until_full: bool,
+    picked: &mut Picked,
+) -> Result<Sector, EngineError> {
+    let mut at = from;
+    while at < end && !(until_full && picked.is_full()) {
+        core.check()?;
+        match chain(volume, core, inode, at, end, picked) {
+            Err(NotLoaded(id)) => core.load_leaf(id).await?,
+            Ok(Some(next)) => at = next,
+            Ok(None) => return Ok(end),
+        }
+    }
+    Ok(at)
+}
+
+/// The next dirty extent of `[from, end)`, of at most `most` sectors.
+fn next_extent(
+    core: &Core,
+    inode: Inode,
+    from: Sector,
+    end: Sector,
+    most: Sectors,
+) -> Result<Option<Extent>, NotLoaded> {
+    let next = core.tree.borrow().next_dirty(inode, from, &core.buckets.borrow())?;
+    Ok(next.filter(|(start, ..)| *start < end).map(|(start, size, ptr)| {
+        let size = Sectors(size.0.min(most.0).min((end - start).0));
+        Extent { start, size, ptr }
+    }))
+}
+
+/// Adds the next dirty extents that may become one run to the batch: as one, or group by group if that is cheaper.
+/// Returns where to go on; nothing if there is no dirty data before `end`. Does not wait: between the look into the
+/// index and the hold on the ranges nothing happens.
+fn chain(
+    volume: &Rc<Volume>,
+    core: &Core,
+    inode: Inode,
+    from: Sector,
+    end: Sector,
+    picked: &mut Picked,
+) -> Result<Option<Sector>, NotLoaded> {
+    let Some(first) = next_extent(core, inode, from, end, MAX_RUN)? else { return Ok(None) };
+    if volume.ranges.is_busy(first.start, first.end()) {
+        return Ok(Some(first.end()));
+    }
+    // Runs end with their stripe where partial ones are expensive.
+    let end = picked.stripes.map_or(end, |s| {
+        let (start, size) = s.extent(s.stripe_of(first.start));
+        end.min((start + size).max(first.end()))
+    });
+    let mut extents = vec![first];
+    let mut last = first;
+    let room = picked.limit - picked.sectors.min(picked.limit);
+    let mut dirty = first.size;
+    // A leaf that is not in memory ends the run: the next one begins there.
+    while let Ok(Some(next)) = next_extent(core, inode, last.end(), end, MAX_RUN) {
+        let gap = next.start - last.end();
+        let fits = next.end() - first.start <= MAX_RUN && dirty + next.size <= room.max(first.size);
+        let joins = gap == Sectors::ZERO || picked.bridging.goes_over(gap, next.size);
+        if !fits || !joins || volume.ranges.is_busy(last.end(), next.end()) {
+            break;
+        }
+        dirty += next.size;
+        extents.push(next);
+        last = next;
+    }
+    add_runs(volume, core, inode, extents, picked);
+    Ok(Some(last.end()))
+}
+
+/// Adds a chain of extents to the batch, as one run or as one for each group of adjacent extents.
+fn add_runs(volume: &Rc<Volume>, core: &Core, inode: Inode, extents: Vec<Extent>, picked: &mut Picked) {
+    let groups = groups(&extents);
+    if groups.len() > 1 {
+        let filling = filling(core, inode, &extents);
+        let (start, end) = ends(&extents);
+        let shape = Shape {
+            groups: groups.len() as u64,
+            dirty: extents.iter().fold(Sectors::ZERO, |n, e| n + e.size),
+            span: end - start,
+            missing: filling.disk.map_or(Sectors::ZERO, |(_, size)| size),
+        };
+        if picked.bridging.pays(&shape) {
+            // What is between the extents must not change either.
+            let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents[0].end() } else { end };
+            if let Some(guard) = volume.ranges.try_writeback(start, held) {
+                picked.push(Run { start, size: end - start, extents, filling, guard });
+            }
+            return;
+        }
+    }
+    for extents in groups {
+        let (start, end) = ends(&extents);
+        if let Some(guard) = volume.ranges.try_writeback(start, end) {
+            picked.push(Run { start, size: end - start, extents, filling: Filling::default(), guard });
+        }
+    }
+}
+
+/// First and last sector of ascending extents.
+fn ends(extents: &[Extent]) -> (Sector, Sector) {
+    let start = extents.first().map_or(Sector(0), |e| e.start);
+    (start, extents.last().map_or(start, Extent::end))
+}
+
+/// Extents that follow each other without a gap.
+pub(super) fn groups(extents: &[Extent]) -> Vec<Vec<Extent>> {
+    extents.chunk_by(|a, b| a.end() == b.start).map(<[Extent]>::to_vec).collect()
+}
+
+/// Where the gaps between extents can be read: from the cache if it has clean copies of the whole gap; the others from
+/// the backing device, together with what lies between them.
+fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
+    let mut copies: Vec<Extent> = Vec::new();
+    let mut disk: Option<(Sector, Sector)> = None;
+    for pair in extents.windows(2) {
+        let [before, behind] = pair else { continue };
+        let (start, end) = (before.end(), behind.start);
+        let known = copies.len();
+        let mut at = start;
+        while at < end {
+            match core.segment(inode, at, end) {
+                Ok(seg) => match seg.kind {
+                    Kind::Hit { ptr, dirty: false, .. } => {
+                        copies.push(Extent { start: at, size: seg.end - at, ptr });
+                        at = seg.end;
+                    }
+                    _ => break,
+                },
+                Err(_) => break,
+            }
+        }
+        if at < end {
+            copies.truncate(known);
+            disk = Some((disk.map_or(start, |(first, _)| first), end));
+        }
+    }
+    // What is read from the device anyway need not be read from the cache.
+    if let Some((first, last)) = disk {
+        copies.retain(|c| c.end() <= first || c.start >= last);
+    }
+    Filling { disk: disk.map(|(first, last)| (first, last - first)), copies }
+}
