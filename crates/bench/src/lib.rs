@@ -3,6 +3,7 @@
 //! Must not measure anything itself.
 
 pub mod alloc;
+pub mod virt;
 
 use std::rc::Rc;
 
@@ -51,7 +52,6 @@ pub async fn rig_of(
     backing_sectors: Sectors,
     block_sectors: Sectors,
 ) -> Rig {
-    let set_uuid = Uuid([7; 16]);
     let cache_device = Rc::new(MemDisk::new("cache", cache_sectors, 512));
     let backing_device = Rc::new(MemDisk::new("backing", backing_sectors, 512));
     let cache = Disk::new(cache_device.clone(), rt.clone());
@@ -64,37 +64,7 @@ pub async fn rig_of(
         cache.write(at, buffer, false).await.unwrap_or_else(|e| panic!("{e}"));
         at += n;
     }
-    let bucket_sectors = Sectors(1024);
-    let cache_super = CacheSuper::format(&CacheFormat {
-        uuid: Uuid([1; 16]),
-        set_uuid,
-        device_sectors: cache_sectors,
-        block_sectors,
-        bucket_sectors,
-        replacement: Replacement::Lru,
-        discard: false,
-    });
-    let backing_super = BackingSuper::format(&BackingFormat {
-        uuid: Uuid([2; 16]),
-        set_uuid,
-        device_sectors: backing_sectors,
-        block_sectors,
-        bucket_sectors,
-        data_offset: Sector(16),
-        cache_mode: CacheMode::Writeback,
-        label: [0; 32],
-    });
-    let pool = rt.pool();
-    let write = |disk: &Disk, bytes: &[u8]| {
-        let (disk, buffer) = (disk.clone(), pool.copy_of(bytes));
-        async move { disk.write(Sector(8), buffer, true).await }
-    };
-    write(&cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode())
-        .await
-        .unwrap_or_else(|e| panic!("{e}"));
-    write(&backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode())
-        .await
-        .unwrap_or_else(|e| panic!("{e}"));
+    format_both(&cache, &backing, block_sectors).await;
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
     for (k, v) in [("sequential_cutoff", "0"), ("writeback_running", "0")] {
@@ -104,4 +74,40 @@ pub async fn rig_of(
         set.set(k, "0").await.unwrap_or_else(|e| panic!("{e}"));
     }
     Rig { set, volume, cache: cache_device, backing: backing_device }
+}
+
+/// Formats two disks as a cache device and its backing device in writeback mode.
+async fn format_both(cache: &Disk, backing: &Disk, block_sectors: Sectors) {
+    let set_uuid = Uuid([7; 16]);
+    let bucket_sectors = Sectors(1024);
+    let cache_super = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        device_sectors: cache.info().sectors,
+        block_sectors,
+        bucket_sectors,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let backing_super = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([2; 16]),
+        set_uuid,
+        device_sectors: backing.info().sectors,
+        block_sectors,
+        bucket_sectors,
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    let pool = cache.runtime().pool();
+    let write = |disk: &Disk, bytes: &[u8]| {
+        let (disk, buffer) = (disk.clone(), pool.copy_of(bytes));
+        async move { disk.write(Sector(8), buffer, true).await }
+    };
+    write(cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode())
+        .await
+        .unwrap_or_else(|e| panic!("{e}"));
+    write(backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode())
+        .await
+        .unwrap_or_else(|e| panic!("{e}"));
 }
