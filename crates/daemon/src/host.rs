@@ -187,6 +187,12 @@ impl<'a> Host<'a> {
             Order::Do(Command::Stats, reply) => reply.send(Ok(Answer::Stats(Box::new(self.figures())))),
             Order::Do(command, reply) => reply.send(serve::obey(&self.session, &command).await),
             Order::Figures(reply) => reply.send(Ok(self.engine_figures())),
+            Order::Buckets(reply) => {
+                reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
+            }
+            Order::ClearDeviceStats(reply) => {
+                reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
+            }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
             Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),

@@ -20,6 +20,7 @@ mod server;
 mod settings;
 mod shared;
 mod state;
+mod sysfs;
 #[cfg(test)]
 mod testing;
 mod worker;
@@ -126,6 +127,7 @@ async fn control(
     let serving = tokio::spawn(server::serve(listener, api::router(Arc::new(api)), access));
     message::note(format!("control socket {}", socket.display()));
 
+    let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
@@ -146,6 +148,8 @@ async fn control(
     message::note(format!("{name}: stopping"));
     notify::say("STOPPING=1");
     let result = stop(&mut signals, &registry, &shared).await;
+    // It asks the control thread, which must not wait for it.
+    let _ = tokio::task::spawn_blocking(move || drop(view)).await;
     for task in [serving, begun, alive] {
         task.abort();
     }

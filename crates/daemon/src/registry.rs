@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockio::bridge::{Answer as Awaited, Reply, oneshot};
+use engine::figures::BucketFigures;
 use serde::Serialize;
 use serve::{Answer, Command, Failure, Snapshot};
 
@@ -576,6 +577,18 @@ impl Registry {
             Ok(()) => Ok(job),
             Err(e) => Err(e),
         }
+    }
+
+    /// What the buckets of a set hold.
+    pub(crate) async fn buckets(&self, set: &str) -> Result<BucketFigures, Failure> {
+        let worker = self.set(set)?;
+        ask(&worker, FIGURES_WITHIN, Order::Buckets).await
+    }
+
+    /// What a set's cache device counts begins anew.
+    pub(crate) async fn clear_device_stats(&self, set: &str) -> Result<(), Failure> {
+        let worker = self.set(set)?;
+        ask(&worker, ANSWER_WITHIN, Order::ClearDeviceStats).await
     }
 
     /// The figures of one thread.

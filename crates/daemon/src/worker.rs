@@ -15,6 +15,7 @@ use blockio::bridge::{
     Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
 };
 use blockio::{Driver, DriverOptions};
+use engine::figures::BucketFigures;
 use serve::{Answer, Command, Failure, message, session};
 
 use crate::host::{Host, Tasks};
@@ -43,6 +44,10 @@ pub(crate) enum Order {
     Do(Command, Reply<Result<Answer, Failure>>),
     /// Every figure that the engine keeps, histograms too.
     Figures(Reply<Result<metrics::Figures, Failure>>),
+    /// What the buckets of the set hold.
+    Buckets(Reply<Result<BucketFigures, Failure>>),
+    /// What the cache device counts begins anew.
+    ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),
     /// Make a flash-only volume of so many sectors and with this label, and serve it.

@@ -11,3 +11,4 @@ mod clients;
 mod life;
 mod place;
 mod settings;
+mod sysfs;

@@ -105,6 +105,12 @@ impl CacheSet {
         self.core.set_counters.borrow_mut().clear_for_set();
     }
 
+    /// Zeroes what the cache device counts: what was written to it, and its errors (its own `clear_stats`).
+    pub fn clear_device_stats(&self) {
+        self.core.set_counters.borrow_mut().clear_for_cache_device();
+        self.core.errors.borrow_mut().clear();
+    }
+
     /// What was written to the cache device, and what became of its keys.
     pub fn set_counters(&self) -> crate::stats::SetCounters {
         *self.core.set_counters.borrow()

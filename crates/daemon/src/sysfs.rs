@@ -1,0 +1,159 @@
+//! Files like the kernel's, mounted where the configuration says.
+//!
+//! Owns what an order of such a file means for the daemon: tunables that are set there are not remembered, as in the
+//! kernel; detaching begins and is not waited for. Questions come on the view's own threads and are answered by the
+//! control thread, within a deadline.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use engine::figures::BucketFigures;
+use export_fuse::{MountBy, Tree};
+use format::Uuid;
+use serve::{Command, Failure, message};
+use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
+use tokio::runtime::Handle;
+
+use crate::registry::Registry;
+use crate::settings::Of;
+use crate::worker;
+
+/// How long a file may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Mounts the view, if it is wanted; that it cannot be is said, and no reason not to serve.
+pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree> {
+    let dir = dir?;
+    let owner = Control { registry: registry.clone(), runtime: Handle::current() };
+    let mounted = match dir.parent().map_or(Ok(()), std::fs::create_dir_all) {
+        Ok(()) => Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    };
+    match mounted {
+        Ok(tree) => {
+            tree.notes().iter().for_each(message::note);
+            message::note(format!("files like the kernel's are in {}", tree.dir().display()));
+            Some(tree)
+        }
+        Err(why) => {
+            message::warn(format!("{}: no files like the kernel's: {why}", dir.display()));
+            None
+        }
+    }
+}
+
+struct Control {
+    registry: Arc<Registry>,
+    runtime: Handle,
+}
+
+impl Control {
+    /// Has the control thread do something.
+    fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Errno> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.runtime.spawn(async move {
+            let _ = sender.send(work.await);
+        });
+        receiver.recv_timeout(ANSWER_WITHIN).map_err(|_| Errno::ETIMEDOUT)
+    }
+}
+
+impl Owner for Control {
+    fn look(&self) -> Result<Snapshot, Errno> {
+        let registry = self.registry.clone();
+        let figures = self.wait(async move { registry.engine_figures().await })?;
+        Ok(Snapshot { sets: figures.sets, alone: figures.alone })
+    }
+
+    fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno> {
+        let registry = self.registry.clone();
+        self.wait(async move { registry.buckets(&set.to_string()).await })?.map_err(|_| Errno::EIO)
+    }
+
+    fn obey(&self, order: Order) -> Result<(), Errno> {
+        let registry = self.registry.clone();
+        self.wait(async move { obey(&registry, order).await })?
+    }
+}
+
+/// A failure as the kernel would answer it.
+fn refused(failure: Failure, errno: Errno) -> Errno {
+    message::warn(format!("sysfs view: {}", failure.message().unwrap_or("it found a problem")));
+    errno
+}
+
+async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
+    match order {
+        Order::Register { path, quiet } => register(registry, &path, quiet).await,
+        Order::ForgetPending => {
+            let waiting = registry.device_views().into_iter().filter(|d| d.state == "waiting");
+            for device in waiting.collect::<Vec<_>>() {
+                let path = device.path.display().to_string();
+                registry.unregister(&path).await.map_err(|e| refused(e, Errno::EIO))?;
+            }
+            Ok(())
+        }
+        Order::Nothing => Ok(()),
+        Order::Device(id, what) => device(registry, &id, what).await,
+        Order::Set(uuid, what) => set(registry, &uuid.to_string(), what).await,
+    }
+}
+
+async fn register(registry: &Arc<Registry>, path: &str, quiet: bool) -> Result<(), Errno> {
+    let path = PathBuf::from(path);
+    if !path.is_absolute() {
+        return Err(Errno::EINVAL);
+    }
+    if registry.device_views().iter().any(|d| d.path == path && d.state != "failed") {
+        return if quiet { Ok(()) } else { Err(Errno::EBUSY) };
+    }
+    let views = registry.register(vec![path]).await.map_err(|e| refused(e, Errno::EINVAL))?;
+    if views.iter().any(|d| d.state == "failed") { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> Result<(), Errno> {
+    let name = id.backing.map_or_else(|| id.name.clone(), |uuid| uuid.to_string());
+    let (thread, volume) = registry.find(&name).await.map_err(|e| refused(e, Errno::ENOENT))?;
+    let result = match what {
+        DeviceOrder::Tune { key, value } => {
+            let changed = registry.set_tunable(Of::Volume(&volume), key, &value, false).await;
+            return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
+        }
+        DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await,
+        DeviceOrder::Detach => {
+            let order = |job| worker::Order::Detach(volume.clone(), job);
+            registry.begin_job(&thread, "detach", &volume, order).map(|_| ())
+        }
+        DeviceOrder::Stop => registry.stop_volume(&volume).await,
+        // What is in the tree is served.
+        DeviceOrder::Run => return Err(Errno::EBUSY),
+        DeviceOrder::ClearStats => {
+            registry.command(&thread, Command::ClearStats { volume: Some(volume.clone()) }).await.map(|_| ())
+        }
+        DeviceOrder::Resize(_) | DeviceOrder::Unregister => return Err(Errno::EOPNOTSUPP),
+    };
+    result.map_err(|e| refused(e, Errno::EINVAL))
+}
+
+async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), Errno> {
+    let thread = registry.set(set).map_err(|e| refused(e, Errno::ENOENT))?;
+    let result = match what {
+        SetOrder::Tune { key, value } => {
+            let changed = registry.set_tunable(Of::Set(set), key, &value, false).await;
+            changed.map(|_| ())
+        }
+        SetOrder::Stop => match &thread.plan.cache {
+            Some(cache) => registry.unregister(&cache.display().to_string()).await,
+            None => return Err(Errno::ENOENT),
+        },
+        SetOrder::CreateVolume(size) => registry.create(set, size.0, String::new()).await,
+        SetOrder::ClearStats => {
+            registry.command(&thread, Command::ClearStats { volume: None }).await.map(|_| ())
+        }
+        SetOrder::ClearDeviceStats => registry.clear_device_stats(set).await,
+        SetOrder::Gc => registry.command(&thread, Command::Gc).await.map(|_| ()),
+        SetOrder::Unregister | SetOrder::Prune(_) => return Err(Errno::EOPNOTSUPP),
+    };
+    result.map_err(|e| refused(e, Errno::EINVAL))
+}
