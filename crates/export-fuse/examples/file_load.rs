@@ -1,7 +1,7 @@
 //! Load on the FUSE export, beside a loop device over a file in memory as a yardstick.
 //!
-//!     load serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
-//!     load compare [SECONDS] [THREADS]   loads both with fio
+//!     file_load serve DIR [MIB] [THREADS]     serves one volume in memory until its standard input ends
+//!     file_load compare [SECONDS] [THREADS]   loads both with fio
 //!
 //! The table shows one run on one machine; absolute numbers depend on the machine's load. Needs root and
 //! fio (Debian package of that name).
