@@ -25,9 +25,14 @@ fn said(out: &Output) -> String {
     String::from_utf8(out.stdout.clone()).unwrap()
 }
 
-/// Builds the package from the tree.
+/// Builds the package of the programs that are under test.
 fn package() -> PathBuf {
-    let out = said(&run(Command::new(root().join("scripts/deb")).arg("--debug").current_dir(root())));
+    let binaries = Path::new(env!("CARGO_BIN_EXE_ubcache-pages")).parent().unwrap();
+    if !binaries.join("ubcache").exists() {
+        // Tests of the whole workspace have made it.
+        said(&run(Command::new(env!("CARGO")).args(["build", "-p", "ubcache-cli"]).current_dir(root())));
+    }
+    let out = said(&run(Command::new(root().join("scripts/deb")).arg(binaries).current_dir(root())));
     root().join(out.trim())
 }
 
