@@ -126,6 +126,18 @@ fn names(listing: &str) -> Vec<String> {
     names
 }
 
+/// Answers without the values that depend on how far writeback has come.
+fn comparable(answers: &str) -> Vec<&str> {
+    let moving = ["DEV/state|", "DEV/dirty_data|"];
+    answers
+        .lines()
+        .map(|line| match moving.iter().any(|m| line.starts_with(m)) {
+            true => line.rsplit_once('|').map_or(line, |(asked, _)| asked),
+            false => line,
+        })
+        .collect()
+}
+
 #[test]
 fn the_listing_is_what_a_kernel_shows() {
     if skipped("the_listing_is_what_a_kernel_shows") {
@@ -164,5 +176,5 @@ fn the_listing_is_what_a_kernel_shows() {
     }
     let read = |name: &str| std::fs::read_to_string(kept(name)).expect(name);
     assert_eq!(names(&listing), names(&read("listing.txt")));
-    assert_eq!(answers, read("probes.txt"));
+    assert_eq!(comparable(&answers), comparable(&read("probes.txt")));
 }
