@@ -1,9 +1,12 @@
 //! Reading btree nodes: the whole tree at start, single leaves when they are needed again.
 //!
-//! At start every key of every set raises the generation of the bucket it points to, and only then is it known which
-//! pointers are stale (format section 5): so the tree is read first and accounted for afterwards. Nodes are read
-//! ahead, several at a time. A torn last set is dropped (format section 12.5): its journal entries are still pinned,
-//! so nothing that was acknowledged is lost; the leaf is rewritten, and an event says so.
+//! At start the keys of nodes raise the generation of the bucket they point to, and only then is it known which
+//! pointers are stale (format section 5): so the tree is read first and accounted for afterwards. Of a leaf only what
+//! its sets amount to raises: walks see, and bound the age of, these pointers alone. A superseded key stays in its set
+//! until the leaf is rewritten, which may never happen, while its bucket is used over and over: 128 generations later
+//! its own would look newer than the bucket's. Nodes are read ahead, several at a time. A torn last set is dropped
+//! (format section 12.5): its journal entries are still pinned, so nothing that was acknowledged is lost; the leaf is
+//! rewritten, and an event says so.
 
 use std::collections::VecDeque;
 
@@ -113,8 +116,9 @@ impl Reader<'_> {
         }
     }
 
-    /// Every pointer of the node raises the generation of its bucket; one that makes no sense is damage.
-    fn raise(&self, keys: &[Bkey], w: &Wanted, buckets: &mut Buckets) -> Result<(), EngineError> {
+    /// The pointers of a node's keys, each with its bucket; one that makes no sense is damage.
+    fn pointers(&self, keys: &[Bkey], w: &Wanted) -> Result<Vec<(BucketNr, Ptr)>, EngineError> {
+        let mut found = Vec::with_capacity(keys.len());
         for k in keys {
             let Some(ptr) = k.pointer().filter(|p| p.is_available() && k.size() > Sectors::ZERO) else {
                 continue;
@@ -134,9 +138,9 @@ impl Reader<'_> {
                     ),
                 ));
             };
-            buckets.raise(b, ptr.generation());
+            found.push((b, ptr));
         }
-        Ok(())
+        Ok(found)
     }
 }
 
@@ -205,7 +209,14 @@ pub(crate) async fn load_tree(
             return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
         }
         let parsed = reader.parse(&w.key, &w.path, &bytes)?;
-        reader.raise(&parsed.keys, &w, buckets)?;
+        let pointers = reader.pointers(&parsed.keys, &w)?;
+        let leaf = (w.level == 0).then(|| extents_of(&parsed.keys, reader.geometry.bucket_sectors));
+        match &leaf {
+            Some((live, _)) => {
+                live.iter().for_each(|(_, e)| buckets.raise(buckets.bucket_of(e.ptr()), e.ptr().generation()))
+            }
+            None => pointers.iter().for_each(|(b, p)| buckets.raise(*b, p.generation())),
+        }
         let ptr = w.key.pointer().unwrap_or_default();
         let mut node = Node {
             level: w.level,
@@ -236,8 +247,8 @@ pub(crate) async fn load_tree(
             }
             children = live_children(reader, &w, &parsed.keys, buckets)?;
             let live = |p: &Ptr| children.iter().any(|c| c.pointer() == Some(*p));
-            let pointers = parsed.keys.iter().filter_map(Bkey::pointer).filter(|p| p.is_available());
-            node.dead = pointers.filter(|p| !live(p)).collect();
+            let named = parsed.keys.iter().filter_map(Bkey::pointer).filter(|p| p.is_available());
+            node.dead = named.filter(|p| !live(p)).collect();
             node.body = Body::Internal(vec![NodeId::NONE; children.len()]);
         }
         let id = match &mut tree {
@@ -255,8 +266,7 @@ pub(crate) async fn load_tree(
         {
             *slot = id;
         }
-        if w.level == 0 {
-            let (extents, merged) = extents_of(&parsed.keys, reader.geometry.bucket_sectors);
+        if let Some((extents, merged)) = leaf {
             t.set_extents(id, extents);
             let leaf = t.node_mut(id).leaf_mut();
             leaf.merged = merged;

@@ -217,11 +217,6 @@ impl Walk<'_> {
             live: 0,
         });
         self.check_sets(scan, next, &node, &place)?;
-        for set in &node.sets {
-            for key in &set.keys {
-                self.gens.raise(key.ptr, if key.pointer().is_some() { key.size() } else { Sectors(0) });
-            }
-        }
         let live = if next.level == 0 {
             let (live, merged_words) = self.leaf(id, &node);
             self.check_merged(scan, &node, merged_words, &place)?;
@@ -397,8 +392,8 @@ impl Walk<'_> {
         ))
     }
 
-    /// Applies the sets of a leaf. Returns how many ranges it says something about, and the words that keys for these
-    /// take.
+    /// Applies the sets of a leaf; what they amount to raises generations, and not what newer sets say otherwise
+    /// (format section 5). Returns how many ranges it says something about, and the words that keys for these take.
     fn leaf(&mut self, id: NodeId, node: &Node) -> (u64, usize) {
         let mut own = ExtentMap::default();
         for key in node.sets.iter().flat_map(|set| &set.keys) {
@@ -407,13 +402,17 @@ impl Walk<'_> {
             }
         }
         for (inode, piece) in own.iter() {
+            if let Some(ptr) = piece.ptr {
+                self.gens.raise(ptr, piece.len);
+            }
             self.extents.insert(inode, *piece);
         }
         let words = own.iter().map(|(_, piece)| if piece.ptr.is_some() { 3 } else { 2 }).sum();
         (count(own.len()), words)
     }
 
-    /// Finds the children of an internal node and queues them. Returns how many there are.
+    /// Finds the children of an internal node and queues them; every key raises generations. Returns how many children
+    /// there are.
     fn internal(
         &mut self,
         scan: &mut Scan<'_>,
@@ -423,6 +422,9 @@ impl Walk<'_> {
         damaged: bool,
         place: &Place,
     ) -> Result<u64, Stop> {
+        for key in node.sets.iter().flat_map(|set| &set.keys) {
+            self.gens.raise(key.ptr, if key.pointer().is_some() { key.size() } else { Sectors(0) });
+        }
         let mut children: BTreeMap<(Inode, Sector), Bkey> = BTreeMap::new();
         for (index, set) in node.sets.iter().enumerate() {
             for (n, key) in set.keys.iter().enumerate() {
