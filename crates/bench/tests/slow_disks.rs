@@ -192,7 +192,7 @@ async fn sysbench(rt: &Handle, files: &impl Files) -> [(f64, f64); 3] {
 
 /// `sysbench fileio` on a 3000-IOPS cache in front of a 150-IOPS disk. Kernel bcache reaches 10, 23 and 35 % of the SSD.
 #[test]
-fn files_on_a_cached_disk_are_more_than_half_as_fast_as_on_the_ssd() {
+fn files_on_a_cached_disk_are_nearly_as_fast_as_on_the_ssd() {
     run(|rt| async move {
         let ssd = SlowDisk::new(&rt, "ssd", Sectors(600 * MIB), SSD, |_| 0);
         let raw = sysbench(&rt, &Raw(Disk::new(ssd, rt.clone()))).await;
@@ -200,9 +200,37 @@ fn files_on_a_cached_disk_are_more_than_half_as_fast_as_on_the_ssd() {
         let r = Rc::new(r);
         let cached = sysbench(&rt, &Cached(r.clone(), rt.clone())).await;
         for (c, r) in cached.iter().zip(raw) {
-            assert!(c.0 / r.0 > 0.5, "{:.1} of {:.1} MiB/s", c.0, r.0);
-            println!("{:.1} MiB/s, {:.1} of the SSD; longest request {:.1} ms", c.0, c.0 / r.0, c.1);
+            assert!(c.0 / r.0 >= 0.9, "{:.1} of {:.1} MiB/s", c.0, r.0);
+            println!("{:.1} MiB/s, {:.2} of the SSD; longest request {:.1} ms", c.0, c.0 / r.0, c.1);
         }
         r.set.clone().abandon();
+    });
+}
+
+/// Overwriting dirty data in its place costs the request itself: nothing for the journal, nothing for the index.
+#[test]
+fn an_overwrite_in_place_is_one_request() {
+    run(|rt| async move {
+        let r = slow_rig(&rt, (Sectors(600 * MIB), SSD), (Sectors(2000 * MIB), HDD), |_| 0).await;
+        tune(&r, &[("writeback_running", "0")]).await;
+        r.set.set("overwrite_in_place", "always").await.unwrap();
+        let mut before = (0, 0, 0);
+        for round in 0..3 {
+            for n in 0..100 {
+                let (buffer, at) = (rt.pool().zeroed(BLOCK.bytes() as usize), Sector(n * 64));
+                r.volume.write(at, BLOCK, buffer, 0, WriteFlags::default()).await.unwrap();
+            }
+            r.volume.flush().await.unwrap();
+            let (asked, journal) = (r.cache.asked(), r.set.status().journal_written.0);
+            if round > 0 {
+                let now = (asked.writes - before.0, asked.flushes - before.1, journal - before.2);
+                assert_eq!(now, (100, 1, 0), "writes, flushes, journal entries");
+            }
+            before = (asked.writes, asked.flushes, journal);
+        }
+        assert_eq!(r.set.counters().overwrites, 200);
+        r.volume.stop().await;
+        r.set.stop().await.unwrap();
+        r.set.abandon();
     });
 }

@@ -110,6 +110,14 @@ table! {
         ReclaimLooksOnce,
         /// Keys leave the journal no room for what frees it.
         JournalWithoutReserve,
+        /// Dirty data is overwritten in its place while an older state of it is written back, which then counts as clean.
+        OverwrittenInWriteback,
+        /// Dirty data is overwritten in its place while an older state of it is moved elsewhere.
+        OverwrittenWhileMoved,
+        /// A flush does not cover what was overwritten in its place.
+        OverwriteNotFlushed,
+        /// A write with FUA in the place of dirty data does not wait for the key of that.
+        OverwriteForgetsKeys,
         /// Extents of neighbouring buckets are joined.
         JoinedAcrossBuckets,
         /// Replayed keys do not hold the entries in which they were found.
@@ -138,6 +146,8 @@ table! {
         Replayed,
         /// A key of the journal survived only in memory.
         ReplayedSurvivor,
+        /// Dirty data is overwritten in its place.
+        OverwrittenInPlace,
         /// There is nothing to replay.
         NothingToReplay,
         /// A key of the journal makes a hole.

@@ -48,6 +48,9 @@ pub struct Settings {
     /// `admission`. Plans from before there was a choice have the kernel's.
     #[serde(default = "kernel")]
     pub admission: String,
+    /// `overwrite_in_place`.
+    #[serde(default = "off")]
+    pub overwrite_in_place: String,
     /// `writeback_bridge`.
     #[serde(default = "off")]
     pub writeback_bridge: String,

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use engine::tunables::Overwrite;
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
@@ -178,6 +179,11 @@ impl Session {
         t.btree_cache_limit = o.node_cache_bytes;
         t.journal_delay_ms = o.journal_delay_ms;
         t.writeback_batch_sectors = o.writeback_batch;
+        t.overwrite_in_place = match o.overwrite_in_place.as_str() {
+            "always" => Overwrite::Always,
+            "auto" => Overwrite::Auto,
+            _ => Overwrite::Off,
+        };
         (t.cutoff_writeback, t.cutoff_writeback_sync) = o.cutoffs;
         if !o.congestion {
             (t.congested_read_threshold_us, t.congested_write_threshold_us) = (0, 0);

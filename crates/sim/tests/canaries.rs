@@ -30,6 +30,7 @@ const RARE: &[Bug] = &[
     Bug::FailedWriteUnnoticed,
     Bug::FailedFlushTrusted,
     Bug::MovedCleanNotSettled,
+    Bug::OverwrittenWhileMoved,
     Bug::SuperblockInOnePiece,
     Bug::PurgedTakenForDurable,
     Bug::VoidKeysCounted,

@@ -47,6 +47,8 @@ struct Bucket {
     prio: u16,
     /// Reads do not pin; allocations in progress and open buckets do.
     pins: u16,
+    /// What is in it is being copied elsewhere.
+    moving: bool,
     live_sectors: u32,
     dirty_sectors: u32,
 }
@@ -85,6 +87,7 @@ impl Buckets {
             used: if i < first_usable.0 { Use::Reserved } else { Use::Data },
             prio: 0,
             pins: 0,
+            moving: false,
             live_sectors: 0,
             dirty_sectors: 0,
         };
@@ -242,6 +245,16 @@ impl Buckets {
             }
         });
         true
+    }
+
+    /// Whether what is in the bucket is being copied elsewhere.
+    pub(crate) fn is_moving(&self, b: BucketNr) -> bool {
+        self.get(b).moving
+    }
+
+    /// Begins or ends copying what is in a bucket; false if that is so already.
+    pub(crate) fn set_moving(&mut self, b: BucketNr, moving: bool) -> bool {
+        std::mem::replace(&mut self.table[b.0 as usize].moving, moving) != moving
     }
 
     pub(crate) fn pin(&mut self, b: BucketNr) {

@@ -133,6 +133,12 @@ impl Allocator {
         unused as usize > 2 * (self.reserves.total() + self.batch)
     }
 
+    /// With this many unused buckets, the next ones that are made ready hold data.
+    pub(crate) fn is_little(&self, unused: u32) -> bool {
+        let target = self.reserves.total() + self.batch;
+        (unused as usize) < target * 2
+    }
+
     /// No bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
         self.ready_len() <= self.reserves.below(Purpose::Btree)

@@ -2,7 +2,8 @@
 //!
 //! Runs after a walk if `copy_gc_enabled` says so, and by itself when dirty data fills many buckets thinly: random
 //! overwrites leave a little in each bucket, which would stop the cache from taking more long before it is full of
-//! data. A moved extent keeps its state; its new key is journaled if it is
+//! data. Where reading something again from its backing device costs much more than moving it, clean data is packed too
+//! before it is given up for buckets that are mostly empty. A moved extent keeps its state; its new key is journaled if it is
 //! dirty, so replay can never bring the old place back over the new one (defect 8 of the kernel's semantics,
 //! section 18); and it is inserted only where the index still has the very extent that was copied.
 
@@ -16,6 +17,7 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Bound, How, Kind};
 use crate::set::Core;
+use crate::tunables::Admission;
 
 /// A live extent in a bucket that is to be emptied.
 struct Found {
@@ -37,6 +39,12 @@ struct Piece<'a> {
 /// What is copied at once, so that foreground requests never queue behind more than this.
 const BATCH_SECTORS: Sectors = Sectors(2048);
 const BATCH_PIECES: usize = 64;
+
+/// Largest read that collects several pieces.
+const MAX_READ: Sectors = Sectors(1024);
+
+/// Requests that are so many times cheaper than those to the backing device are worth keeping data for.
+const WORTH_KEEPING: u64 = 4;
 
 /// Share of the buckets in use from which thinly filled ones are packed: below the first writeback cutoff, so that
 /// fragmentation alone never makes writes go past the cache.
@@ -62,15 +70,46 @@ fn is_fragmented(core: &Core) -> bool {
     used > dirty * 2
 }
 
+/// Whether data is about to be given up although a quarter of what the buckets in use could hold is empty, and the data
+/// would cost more to read again than to move.
+fn is_wasteful(core: &Core) -> bool {
+    {
+        let buckets = core.buckets.borrow();
+        let filled = u64::from(buckets.len() - buckets.unused()) * core.geometry.bucket_sectors.0;
+        let empty = filled.saturating_sub(buckets.live_total().0);
+        if !core.alloc.is_little(buckets.unused()) || empty * 4 < filled {
+            return false;
+        }
+    }
+    let Some(move_one) = core.meter.model(|m| m.is_known().then(|| m.costs().per_request())) else {
+        return false;
+    };
+    core.volumes.borrow().iter().any(|v| {
+        let by_cost = v.tunables.borrow().admission == Admission::Cost;
+        let costs = v.backing().filter(|_| by_cost).map(|b| b.meter.model(|m| (m.is_known(), m.costs())));
+        costs.is_some_and(|(known, c)| known && c.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING))
+    })
+}
+
+/// Which buckets had better be packed now.
+fn due(core: &Core) -> Option<Victims> {
+    if is_fragmented(core) {
+        Some(Victims::ThinlyDirty)
+    } else {
+        is_wasteful(core).then_some(Victims::Partial)
+    }
+}
+
 /// Packs thinly filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(core: Rc<Core>) {
     loop {
-        core.gc_event.wait_until(|| core.is_stopping() || is_fragmented(&core)).await;
+        core.gc_event.wait_until(|| core.is_stopping() || due(&core).is_some()).await;
         if core.is_stopping() {
             return;
         }
+        let Some(victims) = due(&core) else { continue };
         let moved = core.counters.borrow().moved_extents;
-        if let Err(e) = run(&core, Victims::ThinlyDirty).await {
+        if let Err(e) = run(&core, victims).await {
             core.metadata_failed(e);
             return;
         }
@@ -83,15 +122,14 @@ pub(crate) async fn compact_task(core: Rc<Core>) {
     }
 }
 
-/// Buckets to be emptied: every extent of the index is looked up in it.
+/// Buckets to be emptied, in order: every extent of the index is looked up in them.
 struct Chosen {
-    buckets: Vec<bool>,
-    count: usize,
+    buckets: Vec<BucketNr>,
 }
 
 impl Chosen {
     fn contains(&self, bucket: BucketNr) -> bool {
-        self.buckets.get(bucket.0 as usize).is_some_and(|chosen| *chosen)
+        self.buckets.binary_search(&bucket).is_ok()
     }
 }
 
@@ -102,32 +140,41 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
     let mut partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
+        .filter(|b| !buckets.is_moving(*b))
         .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (buckets.live(b), b))
         .filter(|(live, _)| *live > Sectors::ZERO && live.0 * 4 < bucket_sectors.0 * 3)
         .collect();
     partial.sort_unstable();
     let room = core.alloc.reserves.moving as u64 * bucket_sectors.0;
-    let mut chosen = Chosen { buckets: vec![false; buckets.len() as usize], count: 0 };
     let mut total = 0;
-    for (live, bucket) in partial {
+    let fits = |(live, _): &(Sectors, BucketNr)| {
         total += live.0;
-        if total > room {
-            break;
-        }
-        if let Some(slot) = chosen.buckets.get_mut(bucket.0 as usize) {
-            *slot = true;
-            chosen.count += 1;
-        }
-    }
-    chosen
+        total <= room
+    };
+    let mut chosen: Vec<BucketNr> = partial.into_iter().take_while(fits).map(|(_, b)| b).collect();
+    chosen.sort_unstable();
+    Chosen { buckets: chosen }
 }
 
+/// Empties buckets. Meanwhile nobody writes into them.
 pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineError> {
     let victims = candidates(core, which);
-    if victims.count < 2 {
+    if victims.buckets.len() < 2 {
         return Ok(());
     }
+    for b in &victims.buckets {
+        let began = core.buckets.borrow_mut().set_moving(*b, true);
+        assert!(began, "bucket {b} is being emptied already");
+    }
+    let result = empty(core, &victims).await;
+    for b in &victims.buckets {
+        core.buckets.borrow_mut().set_moving(*b, false);
+    }
+    result
+}
+
+async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         core.check()?;
@@ -140,7 +187,7 @@ pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineErr
         };
         let Some(id) = id else { return Ok(()) };
         core.load_leaf(id).await?;
-        let found: Vec<Found> = {
+        let mut found: Vec<Found> = {
             let tree = core.tree.borrow();
             let buckets = core.buckets.borrow();
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
@@ -150,6 +197,8 @@ pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineErr
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };
+        // In the order of the device: what lies together is read together.
+        found.sort_unstable_by_key(|f| f.ptr.offset());
         if !move_extents(core, &found).await? {
             return Ok(());
         }
@@ -186,19 +235,50 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
     Ok(true)
 }
 
-/// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
-async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
-    let mut reads = Vec::with_capacity(batch.len());
-    for p in batch.iter() {
-        let buffer = core.rt.pool().take(p.placed.size.bytes() as usize);
-        reads.push(core.cache.start_read(p.from.offset(), p.placed.size, buffer, 0));
+/// Reads what `batch` is to copy, its pieces being in the order of the device. Pieces that are near to each other are
+/// read together, if what lies between them takes less time than another request.
+async fn read(core: &Core, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
+    let costs = core.meter.model(|m| m.costs());
+    let near = |a: &Piece<'_>, b: &Piece<'_>| {
+        let end = a.from.offset() + a.placed.size;
+        b.from.offset() >= end && costs.transfer(b.from.offset() - end) < costs.per_request()
+    };
+    let mut reads = Vec::new();
+    let mut first = 0;
+    while let Some(piece) = batch.get(first) {
+        let start = piece.from.offset();
+        let mut end = start + piece.placed.size;
+        let mut last = first + 1;
+        while let (Some(before), Some(next)) = (batch.get(last - 1), batch.get(last))
+            && near(before, next)
+            && next.from.offset() + next.placed.size - start <= MAX_READ
+        {
+            end = next.from.offset() + next.placed.size;
+            last += 1;
+        }
+        let buffer = core.rt.pool().take((end - start).bytes() as usize);
+        reads.push((first..last, core.read_data(start, end - start, buffer, 0)));
+        first = last;
     }
     let mut data = Vec::with_capacity(batch.len());
-    for read in reads {
+    for (range, read) in reads {
         let done = read.await;
         core.observe_cache_io(&done.result);
-        data.push(done.buffer.filter(|_| done.result.is_ok()));
+        let whole = done.buffer.filter(|_| done.result.is_ok());
+        let pieces = batch.get(range).unwrap_or_default();
+        let start = pieces.first().map_or(Sector(0), |p| p.from.offset());
+        data.extend(pieces.iter().map(|p| {
+            let at = (p.from.offset() - start).bytes() as usize;
+            let bytes = whole.as_ref()?.as_slice().get(at..at + p.placed.size.bytes() as usize)?;
+            Some(core.rt.pool().copy_of(bytes))
+        }));
     }
+    data
+}
+
+/// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
+async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
+    let data = read(core, batch).await;
     let copied = write(core, batch, data).await;
     let tick = core.gate.wrote();
     for (p, copied) in batch.iter().zip(&copied) {
@@ -237,7 +317,7 @@ async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) 
             buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
             at += part.len();
         }
-        let write = core.cache.start_write(piece.placed.ptr.offset(), sectors, buffer, 0, false);
+        let write = core.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
         writes.push((first..last, write));
         first = last;
     }

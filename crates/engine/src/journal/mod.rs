@@ -348,13 +348,15 @@ impl Journal {
         if self.durable.get() >= seq { Ok(()) } else { self.check_failed() }
     }
 
+    /// The entry that has, or will have, the newest key so far.
+    pub(crate) fn newest_keys(&self) -> JournalSeq {
+        let s = self.state.borrow();
+        if s.keys.is_empty() && !s.forced { JournalSeq(s.open.0 - 1) } else { s.open }
+    }
+
     /// Waits until every key that was added so far is durable.
     pub(crate) async fn commit_keys(&self) -> Result<(), EngineError> {
-        let newest = {
-            let s = self.state.borrow();
-            if s.keys.is_empty() && !s.forced { JournalSeq(s.open.0 - 1) } else { s.open }
-        };
-        self.commit(newest).await
+        self.commit(self.newest_keys()).await
     }
 
     /// Changes the roots and waits until an entry that carries them is durable. `urgency` is looked at again whenever

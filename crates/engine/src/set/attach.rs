@@ -238,6 +238,7 @@ impl CacheSet {
             backing.settle_direct_writes().await?;
         }
         core.journal.commit_keys().await?;
+        core.settle_overwrites().await?;
         // One that is still on its way could bring old data over what the next owner of the device writes.
         volume.ranges.invalidate_misses();
         core.backings.borrow_mut().remove(&inode);

@@ -17,7 +17,7 @@ use super::events::{Events, SetEvent};
 use super::mistrust::Mistrust;
 use crate::alloc::{Allocator, Buckets};
 use crate::error::{EngineError, Place};
-use crate::flush::FlushGate;
+use crate::flush::{FlushGate, Tick};
 use crate::index::{NodeId, Tree};
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
@@ -41,6 +41,8 @@ pub struct EngineCounters {
     pub gc_runs: u64,
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
+    /// Writes over dirty data in its place.
+    pub overwrites: u64,
     /// Times that a new btree node had to wait for a bucket.
     pub btree_waits: u64,
     /// Buckets whose generation went around.
@@ -61,6 +63,8 @@ pub(crate) struct Core {
     /// Serialises writes of the cache superblock and the UUID table.
     pub(crate) config_lock: Mutex,
     pub(crate) gate: Rc<FlushGate>,
+    /// The last write over dirty data in its place: no key says that it has to be flushed.
+    pub(crate) overwritten: Cell<Tick>,
     pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tree: RefCell<Tree>,
     pub(crate) journal: Journal,

@@ -465,6 +465,7 @@ fn assemble(
         stats: RefCell::new(CacheStats::new(now)),
         set_counters: RefCell::new(SetCounters::default()),
         errors: RefCell::new(CacheErrors::new()),
+        overwritten: Cell::new(Tick::default()),
         counters: RefCell::new(EngineCounters::default()),
         work: Rc::default(),
         events: Events::default(),

@@ -27,6 +27,7 @@ impl CacheSet {
             }
             core.write_all_leaves().await?;
             core.journal.commit_keys().await?;
+            core.settle_overwrites().await?;
             if core.journal.can_advance() {
                 core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             }

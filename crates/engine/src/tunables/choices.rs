@@ -76,6 +76,18 @@ pub enum Bridge {
     Always,
 }
 
+/// Whether dirty data is overwritten where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Overwrite {
+    /// Never: each write goes to a new place.
+    Off,
+    /// Where few buckets are unused, unless the cache device rotates.
+    #[default]
+    Auto,
+    /// Wherever it can be.
+    Always,
+}
+
 macro_rules! choice {
     ($type:ty: $($value:path => $name:literal),+) => {
         impl Choice for $type {
@@ -90,6 +102,7 @@ choice!(StopWhenFailed: StopWhenFailed::Auto => "auto", StopWhenFailed::Always =
 choice!(OnError: OnError::Unregister => "unregister", OnError::Panic => "panic");
 choice!(Admission: Admission::Kernel => "kernel", Admission::Cost => "cost");
 choice!(Bridge: Bridge::Off => "off", Bridge::Auto => "auto", Bridge::Always => "always");
+choice!(Overwrite: Overwrite::Off => "off", Overwrite::Auto => "auto", Overwrite::Always => "always");
 choice!(CacheMode:
     CacheMode::Writethrough => "writethrough",
     CacheMode::Writeback => "writeback",

@@ -5,7 +5,7 @@
 
 use format::Replacement;
 
-use super::choices::OnError;
+use super::choices::{OnError, Overwrite};
 use super::error::TunableError;
 use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
@@ -73,6 +73,8 @@ pub struct SetTunables {
     pub cutoff_writeback: u8,
     /// Percent of used buckets up to which synchronous writes become dirty data.
     pub cutoff_writeback_sync: u8,
+    /// Whether dirty data is overwritten where it is. Not in the kernel.
+    pub overwrite_in_place: Overwrite,
     /// Bytes of btree nodes kept in memory. Not in the kernel.
     pub btree_cache_limit: u64,
     /// Sectors written back between two flushes of the backing device. Not in the kernel, which does
@@ -102,6 +104,7 @@ impl Default for SetTunables {
             cache_replacement_policy: Replacement::default(),
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
             cutoff_writeback_sync: DEFAULT_CUTOFF_WRITEBACK_SYNC,
+            overwrite_in_place: Overwrite::default(),
             btree_cache_limit: DEFAULT_BTREE_CACHE_LIMIT,
             writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
         }
@@ -220,6 +223,13 @@ static KNOBS: &[Knob] = &[
             show: Show::Plain,
         },
     ),
+    Knob::new(
+        "overwrite_in_place",
+        Unit::None,
+        "whether dirty data is overwritten where it is, instead of being put elsewhere",
+        choice_of!(overwrite_in_place: Overwrite),
+    )
+    .not_in_kernel(),
     Knob::new(
         "btree_cache_limit",
         Unit::Bytes,

@@ -41,7 +41,7 @@ const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("writeback_bridge_limit", "1.0M", "1048576", Unit::Bytes, Range::Number(0, MAX_U32)),
 ];
 
-/// The same for runtime semantics 16.3, 16.4, 16.6; the last two are our own.
+/// The same for runtime semantics 16.3, 16.4, 16.6; the last three are our own.
 const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ("synchronous", "1", "1", Unit::None, Range::Flag),
     ("journal_delay_ms", "100", "100", Unit::Millis, Range::Number(0, 65535)),
@@ -66,6 +66,13 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ),
     ("cutoff_writeback", "40", "40", Unit::Percent, Range::Number(0, 70)),
     ("cutoff_writeback_sync", "70", "70", Unit::Percent, Range::Number(0, 90)),
+    (
+        "overwrite_in_place",
+        "off [auto] always",
+        "auto",
+        Unit::None,
+        Range::Choices(&["off", "auto", "always"]),
+    ),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
@@ -96,7 +103,7 @@ fn listings_tell_what_is_stored_where() {
     let stored: Vec<_> = set.iter().filter(|k| k.stored == Stored::Superblock).map(|k| k.name).collect();
     assert_eq!(stored, ["synchronous", "discard", "cache_replacement_policy"]);
     let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
-    assert_eq!(own, ["btree_cache_limit", "writeback_batch_sectors"]);
+    assert_eq!(own, ["overwrite_in_place", "btree_cache_limit", "writeback_batch_sectors"]);
     let own: Vec<_> = device.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
     assert_eq!(own, ["admission", "writeback_bridge", "writeback_bridge_limit"]);
 }

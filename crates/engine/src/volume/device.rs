@@ -142,7 +142,8 @@ impl Volume {
                         if bug(Bug::FlushBeforeJournal) {
                             return Ok(());
                         }
-                        core.journal.commit_keys().await
+                        core.journal.commit_keys().await?;
+                        core.settle_overwrites().await
                     },
                     settle,
                 )

@@ -12,6 +12,7 @@ pub use device::VolumeRef;
 mod direct;
 mod lost;
 mod miss;
+mod overwrite;
 mod ranges;
 mod read;
 mod write;

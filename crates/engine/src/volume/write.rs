@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use format::{CacheMode, Inode, JournalSeq, Sector, Sectors};
+use format::{BucketNr, CacheMode, Inode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
 use super::Volume;
@@ -289,6 +289,9 @@ impl Volume {
             let device = backing.disk.info().name.to_string();
             core.emit(crate::set::SetEvent::State { device, state: "dirty" });
         }
+        if let Some(newest) = self.overwrite(core, inode, write).await {
+            return Ok(newest);
+        }
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
@@ -489,8 +492,13 @@ impl Core {
 
     /// The key of a placed piece is in the index, or will never be.
     pub(crate) fn release(&self, placed: Placed) {
+        let bucket = self.buckets.borrow().bucket_of(placed.ptr);
+        self.unpin(bucket);
+    }
+
+    /// Nothing is on its way to the bucket any more.
+    pub(super) fn unpin(&self, b: BucketNr) {
         let buckets = &mut *self.buckets.borrow_mut();
-        let b = buckets.bucket_of(placed.ptr);
         buckets.unpin(b);
         if buckets.is_reclaimable(b) && self.alloc.is_wanted() {
             self.alloc.wanted.notify_all();

@@ -1,0 +1,99 @@
+//! Writing over dirty data where it is.
+//!
+//! A cache that is full of live data can take a write over dirty data into a new bucket only at the price of emptying an
+//! old one, which costs more requests than the write itself; and of a key, with its place in the journal. The data's own
+//! place is free. Decision 013 says why nothing is lost; in short:
+//!
+//! * only data that is dirty already: nothing but the cache has it, before and after, so no key changes. A crash leaves
+//!   each sector old or new, as on a disk; what was flushed before was answered as a write since, or not at all;
+//! * nobody else uses the place meanwhile: the caller holds the range as a change, so no other write, discard or
+//!   detach and no new writeback is there; writeback that began earlier, and moving garbage collection of the bucket,
+//!   which would both make an older state count, are reasons not to; the bucket is pinned;
+//! * a flush covers it by [`Core::overwritten`], and FUA by itself, together with keys that are not durable yet.
+
+use format::{Inode, JournalSeq, Ptr};
+
+use super::Volume;
+use super::write::Write;
+use crate::canary::{Bug, Mark, bug, mark};
+use crate::error::EngineError;
+use crate::index::Kind;
+use crate::policy::congestion::Direction;
+use crate::set::Core;
+use crate::tunables::Overwrite;
+
+/// Where buckets without any live data are fewer than one in so many, packing is near.
+const FEW_UNUSED: u32 = 4;
+
+impl Core {
+    /// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, elsewhere is
+    /// better: small writes become large ones there.
+    fn overwrites_in_place(&self) -> bool {
+        match self.tunables.borrow().overwrite_in_place {
+            Overwrite::Off => false,
+            Overwrite::Always => true,
+            Overwrite::Auto => {
+                let buckets = self.buckets.borrow();
+                !self.cache.info().rotational && buckets.unused() < buckets.len() / FEW_UNUSED
+            }
+        }
+    }
+
+    /// Makes durable what has no new key that would say so; mostly the journal's flush has covered it.
+    pub(crate) async fn settle_overwrites(&self) -> Result<(), EngineError> {
+        self.gate.ensure(self.overwritten.get()).await.map_err(|e| {
+            let e = EngineError::from(e);
+            self.metadata_failed(e.clone());
+            e
+        })
+    }
+}
+
+impl Volume {
+    /// Where the data is that the write replaces, if it may be written there.
+    fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
+        let seg = core.segment(inode, write.start, write.end).ok()?;
+        let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
+        let block = u64::from(core.cache.info().logical_block_bytes / 512).max(1);
+        let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
+        if seg.end != write.end || !aligned {
+            return None;
+        }
+        let copied = self.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);
+        let buckets = core.buckets.borrow();
+        let moved = buckets.is_moving(buckets.bucket_of(ptr)) && !bug(Bug::OverwrittenWhileMoved);
+        (!copied && !moved).then_some(ptr)
+    }
+
+    /// Writes over dirty data in its place, if it can be: else nothing has happened that counts, and the write goes
+    /// another way. The caller holds the range as a change. Returns the newest journal entry that a durable write needs.
+    pub(super) async fn overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<JournalSeq> {
+        if !core.overwrites_in_place() {
+            return None;
+        }
+        let ptr = self.place_to_overwrite(core, inode, write)?;
+        let bucket = core.buckets.borrow().bucket_of(ptr);
+        core.buckets.borrow_mut().pin(bucket);
+        let began = self.rt.turn_time();
+        let (data, offset) = (write.buffer.clone(), write.offset_bytes);
+        let (at, sectors) = (ptr.offset(), write.sectors());
+        let done = core.meter.write(&core.cache, at, sectors, data, offset, write.fua).await;
+        if !write.fua && !bug(Bug::OverwriteNotFlushed) {
+            core.overwritten.set(core.gate.wrote());
+        }
+        core.unpin(bucket);
+        core.observe_cache_io(&done.result);
+        // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
+        done.result.ok()?;
+        if self.place_to_overwrite(core, inode, write) != Some(ptr) {
+            return None;
+        }
+        mark(Mark::OverwrittenInPlace);
+        let now = self.rt.turn_time();
+        core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(began), now);
+        core.set_counters.borrow_mut().count_written(sectors);
+        core.counters.borrow_mut().overwrites += 1;
+        core.buckets.borrow_mut().touch(ptr);
+        Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { core.journal.newest_keys() })
+    }
+}
