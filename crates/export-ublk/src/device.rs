@@ -68,8 +68,9 @@ pub(crate) trait Node: 'static {
     /// Opens the character device of `info`.
     fn open(&self, info: &DeviceInfo) -> Result<Self::Requests, UblkError>;
 
-    /// What is to be done for a device that has just been started; what did not work, in words.
-    fn started(&self, info: &DeviceInfo) -> Result<(), String>;
+    /// What is to be done for a device that has just been started; what did not work, in words. Called on a helper
+    /// thread: changing a queue waits for every request in it, and somebody may be reading the new device already.
+    fn started(info: &DeviceInfo) -> Result<(), String>;
 }
 
 /// The kernel's devices.
@@ -102,7 +103,7 @@ impl Node for KernelNode {
         Ok(RingRequests { commands, shape, descriptors: OnceCell::new() })
     }
 
-    fn started(&self, info: &DeviceInfo) -> Result<(), String> {
+    fn started(info: &DeviceInfo) -> Result<(), String> {
         if info.flags & abi::F_USER_RECOVERY == 0 {
             return Ok(());
         }
@@ -213,7 +214,7 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         let number = info.device;
         match Device::make_added(host, volume, info).await {
             Ok(mut device) => {
-                if let Err(why) = host.node.started(&info) {
+                if let Err(why) = host.reactor.blocking(move || N::started(&info)).await {
                     device.note = Some(format!(
                         "/dev/ublkb{number}: if this process dies under full load, it may take the driver 30 seconds to \
                          notice: {why}"
