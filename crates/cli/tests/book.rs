@@ -1,11 +1,12 @@
-//! The operator's guide is true: its commands are commands, those that can be tried are tried, its links lead somewhere, and it
-//! has every tunable.
+//! The operator's guide is true: its commands are commands, those that can be tried are tried, its links lead somewhere, it has
+//! every tunable, and the messages that it explains are those that the program says.
 //!
 //! Blocks marked `sh run` are run in their order, those of a page in one directory; the commands of all other `sh` blocks are
 //! parsed.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::BTreeSet;
+use std::io::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -127,4 +128,106 @@ fn every_tunable_is_explained_and_none_that_is_not_there() {
     let first_cells = text.lines().filter_map(|l| l.strip_prefix("| ")?.split(" | ").next());
     let told: BTreeSet<&str> = first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     assert_eq!(told, there);
+}
+
+/// Source files of the program, without its tests.
+fn sources() -> Vec<PathBuf> {
+    let mut dirs = vec![book().ancestors().nth(3).unwrap().join("crates")];
+    let mut sources = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for path in std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()) {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() && !matches!(name.as_str(), "tests" | "sim" | "bench" | "benches") {
+                dirs.push(path);
+            } else if name.ends_with(".rs") && !matches!(name.as_str(), "tests.rs" | "testing.rs") {
+                sources.push(path);
+            }
+        }
+    }
+    assert!(sources.len() > 100, "{}", sources.len());
+    sources
+}
+
+/// The texts in a source file, each with `…` for whatever is put in; what follows the unit tests' beginning is left out.
+fn texts(source: &str) -> Vec<String> {
+    let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or(source);
+    let mut texts = Vec::new();
+    let mut chars = source.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '/' if chars.peek() == Some(&'/') => while chars.next().is_some_and(|c| c != '\n') {},
+            '#' if chars.peek() == Some(&'"') => {
+                chars.next();
+                let mut text = String::new();
+                while let Some(c) = chars.next().filter(|c| *c != '"' || chars.peek() != Some(&'#')) {
+                    text.push(c);
+                }
+                texts.push(text);
+            }
+            // A character, not the begin of a text; lifetimes have no second quote.
+            '\'' if chars.peek() == Some(&'"') => {
+                chars.next();
+            }
+            '"' => {
+                let mut text = String::new();
+                while let Some(c) = chars.next().filter(|c| *c != '"') {
+                    match c {
+                        '\\' => match chars.next() {
+                            Some('\n') => while chars.next_if(|c| c.is_whitespace()).is_some() {},
+                            Some('n') => text.push('\n'),
+                            other => text.extend(other),
+                        },
+                        '{' if chars.next_if_eq(&'{').is_some() => text.push('{'),
+                        '{' => {
+                            while chars.next().is_some_and(|c| c != '}') {}
+                            text.push('…');
+                        }
+                        c => text.push(c),
+                    }
+                }
+                texts.push(text);
+            }
+            _ => {}
+        }
+    }
+    texts
+}
+
+/// Whether a text is a message, the fixed parts of which come one after the other in it.
+fn says(text: &str, message: &str) -> bool {
+    let mut rest = text;
+    for part in message.split('…').map(str::trim).filter(|part| !part.is_empty()) {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
+
+#[test]
+fn messages_are_those_of_the_program() {
+    let all: Vec<String> =
+        sources().iter().flat_map(|path| texts(&std::fs::read_to_string(path).unwrap())).collect();
+    assert!(all.len() > 2000, "{}", all.len());
+    let of_the_system: Vec<String> = (1..134).map(|n| Error::from_raw_os_error(n).to_string()).collect();
+    let page = std::fs::read_to_string(book().join("troubleshooting.md")).unwrap();
+    let first_cells = page.lines().filter_map(|l| l.strip_prefix("| `")?.split(" | ").next());
+    let mut seen = 0;
+    for message in first_cells.filter_map(|cell| cell.split('`').next()) {
+        assert!(message.split('…').map(str::len).sum::<usize>() >= 15, "{message}: could be anything");
+        let known = all.iter().any(|text| says(text, message))
+            || of_the_system.iter().any(|e| e.starts_with(message));
+        assert!(known, "{message}: nobody says so");
+        seen += 1;
+    }
+    assert!(seen >= 12, "{seen} messages");
+}
+
+#[test]
+fn texts_are_found_in_sources() {
+    let source = "f(\"{}: is\\\n     not {x:?}\"); // \"no\"\n let c = '\"'; g(\"a\\\"b {{\")\n#[cfg(test)]\nmod tests { h(\"x\")";
+    assert_eq!(texts(source), ["…: isnot …", "a\"b {"]);
+    assert!(says("…: holds …: overwrite it with --force", "… holds …: overwrite it with --force"));
+    assert!(!says("…: holds nothing", "… holds …: overwrite"));
 }

@@ -10,5 +10,6 @@ mod world;
 mod clients;
 mod life;
 mod place;
+mod prometheus;
 mod settings;
 mod sysfs;
