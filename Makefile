@@ -3,13 +3,14 @@
 
 CARGO ?= cargo
 
-.PHONY: help demo test fuzz vm-test lint bench deb deps build
+.PHONY: help demo test fuzz vm-test dashboard-test lint bench deb deps build
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
 	@echo 'make test   every test'
 	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
+	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation'
 	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
 	@echo 'make deb    a Debian package, in target/deb'
@@ -34,6 +35,10 @@ fuzz:
 vm-test:
 	@scripts/deps vm
 	@scripts/vm-test
+
+dashboard-test:
+	@scripts/deps dashboard
+	@scripts/dashboard-test
 
 lint:
 	$(CARGO) fmt --all --check

@@ -25,8 +25,10 @@ use tokio::sync::mpsc;
 
 use crate::hub::Event;
 use crate::jobs::{End, Job, JobView, Running};
+use crate::pictures::{buckets, disk_trace, set_history, volume_history};
 use crate::registry::{Registry, SetView};
 use crate::settings::Of;
+use crate::web;
 use crate::worker::Order;
 
 /// Most bytes of a request's body.
@@ -44,6 +46,13 @@ pub(crate) struct Api {
 /// An answer that is none.
 pub(crate) struct Refusal(StatusCode, String);
 
+impl Refusal {
+    /// The request makes no sense.
+    pub(crate) fn malformed(why: String) -> Refusal {
+        Refusal(StatusCode::BAD_REQUEST, why)
+    }
+}
+
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         let text = failure.message().unwrap_or("it found a problem").to_owned();
@@ -60,10 +69,10 @@ impl IntoResponse for Refusal {
     }
 }
 
-type Answered = Result<Json<Value>, Refusal>;
-type Shared = State<Arc<Api>>;
+pub(crate) type Answered = Result<Json<Value>, Refusal>;
+pub(crate) type Shared = State<Arc<Api>>;
 
-fn not_found(failure: Failure) -> Refusal {
+pub(crate) fn not_found(failure: Failure) -> Refusal {
     Refusal(StatusCode::NOT_FOUND, failure.message().unwrap_or_default().to_owned())
 }
 
@@ -72,7 +81,7 @@ fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(bytes).map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {e}")))
 }
 
-fn ok(mut value: Value) -> Answered {
+pub(crate) fn ok(mut value: Value) -> Answered {
     if let Some(map) = value.as_object_mut() {
         map.insert("schema_version".into(), 1.into());
     }
@@ -106,6 +115,8 @@ routes! {
     get "/v1/status" => status,
     get "/v1/sets" => sets,
     get "/v1/sets/{set}" => one_set,
+    get "/v1/sets/{set}/history" => set_history,
+    get "/v1/sets/{set}/buckets" => buckets,
     post "/v1/sets/{set}/gc" => gc,
     post "/v1/sets/{set}/flush" => flush_set,
     post "/v1/sets/{set}/volumes" => create,
@@ -125,6 +136,8 @@ routes! {
     put "/v1/volumes/{volume}/tunables/{key}" => change_volume_tunable,
     delete "/v1/volumes/{volume}/tunables/{key}" => reset_volume_tunable,
     get "/v1/volumes/{volume}/explain" => explain,
+    get "/v1/volumes/{volume}/history" => volume_history,
+    get "/v1/volumes/{volume}/disk-trace" => disk_trace,
     get "/v1/devices" => devices,
     post "/v1/register" => register,
     post "/v1/unregister" => unregister,
@@ -140,7 +153,8 @@ routes! {
 
 /// The service.
 pub(crate) fn router(api: Arc<Api>) -> Router {
-    with_routes(Router::new())
+    let control = with_routes(Router::new()).layer(axum::middleware::from_fn(web::own_pages_only));
+    web::with_files(control)
         .fallback(|| async {
             Refusal(StatusCode::NOT_FOUND, "there is no such path; see /v1/openapi.json".into())
         })

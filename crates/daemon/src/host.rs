@@ -22,6 +22,7 @@ use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::Key;
 use crate::jobs::{End, Job, Running};
+use crate::pictures::{DiskTrace, TRACE_LEASE};
 use crate::shared::Shared;
 use crate::worker::{Order, Plan};
 
@@ -190,6 +191,11 @@ impl<'a> Host<'a> {
             Order::Buckets(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::bucket_figures));
             }
+            Order::BucketMap(cells, reply) => reply.send(match self.session.needs_set() {
+                Ok(set) => Ok(set.bucket_map(cells).await),
+                Err(e) => Err(e),
+            }),
+            Order::DiskTrace(name, since, reply) => reply.send(self.disk_trace(&name, since)),
             Order::ClearDeviceStats(reply) => {
                 reply.send(self.session.needs_set().map(engine::CacheSet::clear_device_stats));
             }
@@ -222,6 +228,15 @@ impl<'a> Host<'a> {
             sets: self.session.set.iter().map(engine::CacheSet::figures).collect(),
             alone: alone.map(|v| v.figures()).collect(),
         }
+    }
+
+    fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
+        let volume = self.session.volume(name)?;
+        let trace = volume.backing_trace(since, TRACE_LEASE).zip(volume.backing_size());
+        let (trace, size) = trace.ok_or_else(|| {
+            Failure::Failed(format!("{name}: lives in the cache alone, there is no backing device"))
+        })?;
+        Ok(DiskTrace { device: volume.backing_name().unwrap_or_default(), size_sectors: size.0, trace })
     }
 
     async fn add(&self, path: &Path) -> Result<(), Failure> {

@@ -11,10 +11,12 @@
 mod api;
 mod config;
 mod devices;
+mod history;
 mod host;
 mod hub;
 mod jobs;
 mod notify;
+mod pictures;
 mod registry;
 mod server;
 mod settings;
@@ -23,6 +25,7 @@ mod state;
 mod sysfs;
 #[cfg(test)]
 mod testing;
+mod web;
 mod worker;
 
 use std::path::PathBuf;
@@ -127,6 +130,7 @@ async fn control(
     let serving = tokio::spawn(server::serve(listener, api::router(Arc::new(api)), access));
     message::note(format!("control socket {}", socket.display()));
 
+    let sampling = tokio::spawn(history::keep(registry.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     let beginning = registry.clone();
@@ -150,7 +154,7 @@ async fn control(
     let result = stop(&mut signals, &registry, &shared).await;
     // It asks the control thread, which must not wait for it.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
-    for task in [serving, begun, alive] {
+    for task in [serving, begun, alive, sampling] {
         task.abort();
     }
     // Whoever looks for the daemon finds at once that it is gone.

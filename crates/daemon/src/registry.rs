@@ -11,12 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockio::bridge::{Answer as Awaited, Reply, oneshot};
-use engine::figures::BucketFigures;
+use engine::figures::{BucketFigures, BucketMap};
 use serde::Serialize;
 use serve::{Answer, Command, Failure, Snapshot};
 
 use crate::devices::{Bond, Role, Seen, look, look_at_all};
+use crate::history::History;
 use crate::jobs::{Job, Jobs, Running};
+use crate::pictures::DiskTrace;
 use crate::shared::Shared;
 use crate::worker::{self, Order, Phase, Plan, Worker};
 
@@ -80,6 +82,7 @@ pub(crate) struct SetView {
 pub(crate) struct Registry {
     pub(crate) shared: Arc<Shared>,
     pub(crate) jobs: Jobs,
+    pub(crate) history: History,
     workers: Mutex<BTreeMap<String, Arc<Worker>>>,
     devices: Mutex<BTreeMap<PathBuf, Device>>,
     changing: tokio::sync::Mutex<()>,
@@ -118,6 +121,7 @@ impl Registry {
     pub(crate) fn new(shared: Arc<Shared>) -> Registry {
         Registry {
             jobs: Jobs::new(shared.hub.clone()),
+            history: History::default(),
             shared,
             workers: Mutex::default(),
             devices: Mutex::default(),
@@ -583,6 +587,22 @@ impl Registry {
     pub(crate) async fn buckets(&self, set: &str) -> Result<BucketFigures, Failure> {
         let worker = self.set(set)?;
         ask(&worker, FIGURES_WITHIN, Order::Buckets).await
+    }
+
+    /// The same, part by part of the device.
+    pub(crate) async fn bucket_map(&self, worker: &Worker, cells: u32) -> Result<BucketMap, Failure> {
+        ask(worker, FIGURES_WITHIN, |reply| Order::BucketMap(cells, reply)).await
+    }
+
+    /// What reached the backing device of a volume since the request of this number.
+    pub(crate) async fn disk_trace(
+        &self,
+        worker: &Worker,
+        volume: &str,
+        since: u64,
+    ) -> Result<DiskTrace, Failure> {
+        let name = volume.to_owned();
+        ask(worker, FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
     }
 
     /// What a set's cache device counts begins anew.

@@ -15,11 +15,12 @@ use blockio::bridge::{
     Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
 };
 use blockio::{Driver, DriverOptions};
-use engine::figures::BucketFigures;
+use engine::figures::{BucketFigures, BucketMap};
 use serve::{Answer, Command, Failure, message, session};
 
 use crate::host::{Host, Tasks};
 use crate::jobs::Running;
+use crate::pictures::DiskTrace;
 use crate::shared::Shared;
 
 /// Orders that wait for their thread.
@@ -46,6 +47,10 @@ pub(crate) enum Order {
     Figures(Reply<Result<metrics::Figures, Failure>>),
     /// What the buckets of the set hold.
     Buckets(Reply<Result<BucketFigures, Failure>>),
+    /// The same, in so many parts of the device.
+    BucketMap(u32, Reply<Result<BucketMap, Failure>>),
+    /// What reached the backing device of a volume, from the request of this number on.
+    DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
     /// What the cache device counts begins anew.
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.

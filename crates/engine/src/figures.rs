@@ -67,6 +67,32 @@ pub struct BucketFigures {
     pub quantiles: Vec<u16>,
 }
 
+/// What the buckets of a cache hold, from its begin to its end in a number of parts of about equal size.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BucketMap {
+    /// All buckets.
+    pub total: u32,
+    /// Size of a bucket.
+    pub bucket_sectors: Sectors,
+    /// The parts, in the order of the device.
+    pub cells: Vec<BucketCell>,
+}
+
+/// Neighbouring buckets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BucketCell {
+    /// Without any live data.
+    pub unused: u32,
+    /// With live data, all of it clean.
+    pub clean: u32,
+    /// With dirty data.
+    pub dirty: u32,
+    /// Superblock, journal, btree, priorities.
+    pub metadata: u32,
+    /// Live data in them.
+    pub live: Sectors,
+}
+
 /// What the btree amounts to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BtreeFigures {
@@ -300,6 +326,34 @@ impl CacheSet {
     pub fn bucket_figures(&self) -> BucketFigures {
         bucket_figures(&self.core)
     }
+
+    /// What the buckets hold, in at most so many parts (at least one). Looks at each bucket, some at a time, so that
+    /// requests need not wait for all of it.
+    pub async fn bucket_map(&self, cells: u32) -> BucketMap {
+        let core = &self.core;
+        let total = core.buckets.borrow().len();
+        let cells = u64::from(cells.clamp(1, total.max(1)));
+        let mut map = BucketMap { total, bucket_sectors: core.geometry.bucket_sectors, cells: Vec::new() };
+        // Below 2^64, for both are below 2^32.
+        let begin = |cell: u64| (cell * u64::from(total) / cells) as usize;
+        let mut seen = 0;
+        for n in 0..cells {
+            let mut cell = BucketCell::default();
+            let mut at = begin(n);
+            while at < begin(n + 1) {
+                let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
+                core.buckets.borrow().look_at(at..end, |holds, live| cell.count(holds, live));
+                seen += end - at;
+                at = end;
+                if seen >= BUCKETS_AT_ONCE {
+                    seen = 0;
+                    core.rt.yield_now().await;
+                }
+            }
+            map.cells.push(cell);
+        }
+        map
+    }
 }
 
 fn btree_figures(core: &Core) -> BtreeFigures {
@@ -318,6 +372,23 @@ fn btree_figures(core: &Core) -> BtreeFigures {
         used_percent: percent(fill.words, nodes),
         node_sectors: Sectors(node.0 * nodes as u64),
         sectors_per_node: node,
+    }
+}
+
+/// Buckets that are looked at in one turn: less than a millisecond.
+const BUCKETS_AT_ONCE: usize = 1 << 15;
+
+impl BucketCell {
+    fn count(&mut self, holds: crate::alloc::Holds, live: Sectors) {
+        use crate::alloc::Holds;
+        let kind = match holds {
+            Holds::Nothing => &mut self.unused,
+            Holds::Clean => &mut self.clean,
+            Holds::Dirty => &mut self.dirty,
+            Holds::Metadata => &mut self.metadata,
+        };
+        *kind += 1;
+        self.live += live;
     }
 }
 

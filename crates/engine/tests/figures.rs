@@ -12,7 +12,7 @@ use engine::stats::{OpKind, Outcome, View, Work};
 use engine::{CacheSet, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
-use io::{Disk, Handle, WriteFlags};
+use io::{Disk, Handle, Nanos, Op, Purpose, WriteFlags};
 
 struct Rig {
     set: CacheSet,
@@ -162,6 +162,51 @@ fn buckets_add_up_and_a_walk_is_timed() {
         assert_eq!(b.quantiles.len(), 31);
         assert!(b.quantiles.is_sorted());
         assert_eq!(b.total, figures.status.nbuckets);
+
+        let map = rig.set.bucket_map(10).await;
+        let sum = |of: fn(&engine::figures::BucketCell) -> u32| map.cells.iter().map(of).sum::<u32>();
+        assert_eq!((map.total, map.cells.len(), map.bucket_sectors), (b.total, 10, Sectors(128)));
+        assert_eq!(
+            (sum(|c| c.unused), sum(|c| c.clean), sum(|c| c.dirty), sum(|c| c.metadata)),
+            (b.unused, b.clean, b.dirty, b.metadata)
+        );
+        assert!(map.cells[0].metadata > 2, "superblock and journal are at the begin: {map:?}");
+        assert_eq!(map.cells.iter().map(|c| c.live.0).sum::<u64>(), 8 * 128);
+        assert_eq!(rig.set.bucket_map(u32::MAX).await.cells.len(), b.total as usize, "one bucket each");
+        assert_eq!(rig.set.bucket_map(0).await.cells.len(), 1);
+    });
+}
+
+#[test]
+fn what_reaches_the_backing_device_is_told_apart() {
+    with(async |rig| {
+        rig.set("writeback_running", "0").await;
+        rig.write(0, 8).await;
+        let look = |since| rig.volume.backing_trace(since, Nanos::from_secs(3600)).unwrap();
+        let begin = look(0);
+        assert_eq!((begin.next, begin.missed, begin.requests.as_slice()), (0, 0, &[][..]));
+        rig.read(4096, 8).await;
+        rig.set("cache_mode", "writearound").await;
+        rig.write(1024, 8).await;
+        rig.set("writeback_running", "1").await;
+        rig.volume.drained().await.unwrap();
+
+        let seen = look(begin.next);
+        assert_eq!((seen.next, seen.missed), (seen.requests.len() as u64, 0));
+        assert!(seen.requests.is_sorted_by_key(|r| r.at) && seen.requests.iter().all(|r| r.at <= seen.now));
+        let there = |op: Op, purpose: Purpose, sector: u64| {
+            let found =
+                seen.requests.iter().filter(|r| (r.op, r.purpose, r.sector.0) == (op, purpose, sector));
+            found.count()
+        };
+        let write = Op::Write { fua: false };
+        assert_eq!(there(Op::Read, Purpose::Client, 16 + 4096), 1, "a miss: {seen:?}");
+        assert_eq!(there(write, Purpose::Client, 16 + 1024), 1, "{seen:?}");
+        assert_eq!(there(write, Purpose::Writeback, 16), 1, "{seen:?}");
+        assert!(there(Op::Flush, Purpose::Client, 0) > 0, "{seen:?}");
+        assert!(there(Op::Write { fua: true }, Purpose::Metadata, 8) > 0, "the superblock: {seen:?}");
+        assert_eq!(look(seen.next).requests, []);
+        assert_eq!(rig.volume.backing_size(), Some(Sectors(1 << 16)));
     });
 }
 

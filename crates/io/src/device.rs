@@ -22,6 +22,8 @@ use crate::buffer::Buffer;
 use crate::completion::{Completer, IoFuture};
 use crate::meter::{DeviceFigures, Meter};
 use crate::runtime::Handle;
+use crate::timer::Nanos;
+use crate::trace::{Purpose, TraceFigures};
 
 /// What a device is like. Fixed while it is open.
 #[derive(Clone, Debug)]
@@ -220,17 +222,30 @@ pub struct Disk {
     device: Rc<dyn Device>,
     rt: Handle,
     meter: Rc<Meter>,
+    purpose: Purpose,
 }
 
 impl Disk {
     /// Wraps a device for use by tasks of `rt`.
     pub fn new(device: Rc<dyn Device>, rt: Handle) -> Disk {
-        Disk { device, rt, meter: Rc::default() }
+        Disk { device, rt, meter: Rc::default(), purpose: Purpose::default() }
     }
 
     /// What the requests to it amount to, those of all clones of this handle together.
     pub fn figures(&self) -> DeviceFigures {
         self.meter.figures()
+    }
+
+    /// The same disk; what is started through this handle is for something else. That shows in traces only.
+    #[must_use]
+    pub fn with_purpose(&self, purpose: Purpose) -> Disk {
+        Disk { purpose, ..self.clone() }
+    }
+
+    /// Requests that were started through any clone of this handle, from the number `since` on. They are recorded while
+    /// somebody looks: from a call of this until `lease` after it.
+    pub fn trace(&self, since: u64, lease: Nanos) -> TraceFigures {
+        self.meter.trace().look(since, self.rt.now(), lease)
     }
 
     /// What the device is like.
@@ -245,6 +260,10 @@ impl Disk {
 
     /// Starts any request.
     pub fn start(&self, request: Request) -> IoFuture {
+        let trace = self.meter.trace();
+        if trace.is_on() {
+            trace.record(&request, self.purpose, self.rt.turn_time());
+        }
         let (completer, future) = self.rt.completions().start(self.meter.clone(), &request);
         self.device.submit(request, completer);
         future

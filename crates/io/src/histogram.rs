@@ -118,6 +118,20 @@ impl Histogram {
         self.max
     }
 
+    /// What was recorded since this was a copy of `earlier`. The longest time is known only to its bucket.
+    #[must_use]
+    pub fn since(&self, earlier: &Histogram) -> Histogram {
+        let mut new = Histogram::default();
+        for (n, (now, then)) in new.counts.iter_mut().zip(self.counts.iter().zip(&earlier.counts)) {
+            *n = now.saturating_sub(*then);
+        }
+        new.sum = self.sum.since(earlier.sum);
+        if let Some(last) = new.counts.iter().rposition(|n| *n > 0) {
+            new.max = if last == OVERFLOW { self.max } else { end_of(last).min(self.max) };
+        }
+        new
+    }
+
     /// Adds what another one has.
     pub fn add(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
@@ -168,6 +182,26 @@ mod tests {
         assert_eq!((both.count(), both.max()), (200, h.max()));
         h.record(Nanos(u64::MAX));
         assert_eq!((h.quantile(1.0), h.below(36)), (Nanos(u64::MAX), 100));
+    }
+
+    #[test]
+    fn what_came_later_can_be_told() {
+        let mut h = Histogram::default();
+        h.record(Nanos::from_ms(90));
+        let then = h;
+        assert!(h.since(&then).is_empty());
+        assert_eq!(h.since(&then).max(), Nanos(0));
+        h.record(Nanos::from_us(50));
+        h.record(Nanos::from_us(50));
+        let new = h.since(&then);
+        assert_eq!((new.count(), new.sum(), new.max()), (2, Nanos::from_us(100), Nanos(57_344)));
+        assert_eq!(new.quantile(0.99), Nanos(57_344));
+        assert_eq!(
+            h.since(&Histogram::default()),
+            Histogram { max: end_of(bucket_of(h.max)).min(h.max), ..h }
+        );
+        h.record(Nanos(u64::MAX));
+        assert_eq!(h.since(&then).max(), Nanos(u64::MAX));
     }
 
     proptest! {

@@ -23,6 +23,7 @@ pub mod sync;
 #[cfg(test)]
 mod testing;
 mod timer;
+mod trace;
 mod volume;
 
 pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool, Registration, Registry};
@@ -35,4 +36,5 @@ pub use rng::Rng;
 pub use runtime::{Clock, Handle, Runtime};
 pub use survivor::{KEPT_ENTRIES, KEPT_WORDS, Survivor, SurvivorRef};
 pub use timer::{Nanos, Sleep};
+pub use trace::{Purpose, TRACE_REQUESTS, TraceFigures, Traced};
 pub use volume::{BlockVolume, RangeStatus, VolumeError, WriteFlags, ZeroFlags};

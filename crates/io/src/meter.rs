@@ -1,13 +1,14 @@
 //! What the requests to a device amount to: how many, how large, how long, how many failed.
 //!
 //! Owns the figures of one device. They are taken where a request is answered, not where somebody looks at the answer:
-//! who waits for many requests looks at the last ones late.
+//! who waits for many requests looks at the last ones late. A trace of the requests is kept beside them.
 
 use std::cell::RefCell;
 
 use crate::device::{Op, Request};
 use crate::histogram::Histogram;
 use crate::timer::Nanos;
+use crate::trace::Trace;
 
 /// Requests of one kind to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -47,15 +48,22 @@ impl DeviceFigures {
 
 /// The figures of a device in use.
 #[derive(Default)]
-pub(crate) struct Meter(RefCell<DeviceFigures>);
+pub(crate) struct Meter {
+    figures: RefCell<DeviceFigures>,
+    trace: Trace,
+}
 
 impl Meter {
     pub(crate) fn figures(&self) -> DeviceFigures {
-        *self.0.borrow()
+        *self.figures.borrow()
+    }
+
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     fn answered(&self, request: &Pending, now: Nanos, failed: bool) {
-        let figures = &mut *self.0.borrow_mut();
+        let figures = &mut *self.figures.borrow_mut();
         let op = match request.op {
             Op::Read => &mut figures.reads,
             Op::Write { .. } | Op::WriteZeroes => &mut figures.writes,

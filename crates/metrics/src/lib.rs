@@ -26,7 +26,7 @@ pub struct Figures {
 
 impl Figures {
     /// Every volume, with the UUID of its set, which is empty where there is none.
-    fn volumes(&self) -> impl Iterator<Item = (String, &VolumeFigures)> {
+    pub fn volumes(&self) -> impl Iterator<Item = (String, &VolumeFigures)> {
         let of_sets = self.sets.iter().flat_map(|s| {
             let uuid = s.status.set_uuid.to_string();
             s.volumes.iter().map(move |v| (uuid.clone(), v))

@@ -13,3 +13,4 @@ mod place;
 mod prometheus;
 mod settings;
 mod sysfs;
+mod web;

@@ -66,6 +66,15 @@ impl Bucket {
     fn available(&self) -> bool {
         self.used == Use::Ready || self.reclaimable()
     }
+
+    fn holds(&self) -> Holds {
+        match self.used {
+            Use::Reserved | Use::Metadata => Holds::Metadata,
+            Use::Ready | Use::Data if self.live_sectors == 0 => Holds::Nothing,
+            Use::Ready | Use::Data if self.dirty_sectors > 0 => Holds::Dirty,
+            Use::Ready | Use::Data => Holds::Clean,
+        }
+    }
 }
 
 pub(crate) struct Buckets {
@@ -344,15 +353,18 @@ impl Buckets {
         (0..self.len()).map(BucketNr)
     }
 
+    /// Shows some buckets, as far as there are any: what they hold, and their live sectors.
+    pub(crate) fn look_at(&self, some: std::ops::Range<usize>, mut see: impl FnMut(Holds, Sectors)) {
+        let end = some.end.min(self.table.len());
+        for x in self.table.get(some.start..end).into_iter().flatten() {
+            see(x.holds(), Sectors(u64::from(x.live_sectors)));
+        }
+    }
+
     /// Shows every bucket: what it holds, and how long it was not used, in units of priority, if it has a priority.
     pub(crate) fn look(&self, mut see: impl FnMut(Holds, Option<u16>)) {
         for x in &self.table {
-            let holds = match x.used {
-                Use::Reserved | Use::Metadata => Holds::Metadata,
-                Use::Ready | Use::Data if x.live_sectors == 0 => Holds::Nothing,
-                Use::Ready | Use::Data if x.dirty_sectors > 0 => Holds::Dirty,
-                Use::Ready | Use::Data => Holds::Clean,
-            };
+            let holds = x.holds();
             let aged = x.prio != 0 && x.prio != PRIO_METADATA;
             see(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
         }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
 use io::sync::Mutex;
-use io::{Buffer, Disk, IoError};
+use io::{Buffer, Disk, IoError, Purpose};
 
 use super::core::SUPERBLOCK_SECTOR;
 use super::events::{Events, SetEvent};
@@ -114,6 +114,24 @@ impl Backing {
         self.meter.write(&self.disk, sector, sectors, buffer, offset_bytes, fua)
     }
 
+    /// Starts a read for writeback.
+    pub(crate) fn read_for_writeback(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+    ) -> Watched {
+        let disk = self.disk.with_purpose(Purpose::Writeback);
+        self.meter.read(&disk, sector, sectors, buffer, offset_bytes)
+    }
+
+    /// Starts a write of dirty data.
+    pub(crate) fn write_back(&self, sector: Sector, sectors: Sectors, buffer: Buffer) -> Watched {
+        let disk = self.disk.with_purpose(Purpose::Writeback);
+        self.meter.write(&disk, sector, sectors, buffer, 0, false)
+    }
+
     /// A client's write (or discard) went to the device.
     pub(crate) fn wrote_directly(&self) {
         self.direct_writes.set(self.gate.wrote());
@@ -149,7 +167,8 @@ impl Backing {
             self.durable_state.set(state);
         }
         let buffer = self.disk.runtime().pool().copy_of(&bytes);
-        self.disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
+        let disk = self.disk.with_purpose(Purpose::Metadata);
+        disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
         *self.superblock.borrow_mut() = next;
         self.durable_state.set(state);
         Ok(())

@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
-use io::{Disk, Handle, Nanos, VolumeError};
+use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
 pub(crate) use ranges::{RangeGuard, Ranges};
 
@@ -167,6 +167,16 @@ impl Volume {
     /// Flushes sent to the backing device.
     pub fn backing_flushes(&self) -> u64 {
         self.backing.as_ref().map_or(0, |b| b.gate.count())
+    }
+
+    /// Requests to the backing device; see [`Disk::trace`]. None without such a device.
+    pub fn backing_trace(&self, since: u64, lease: Nanos) -> Option<TraceFigures> {
+        self.backing.as_ref().map(|b| b.disk.trace(since, lease))
+    }
+
+    /// Size of the backing device, if there is one.
+    pub fn backing_size(&self) -> Option<Sectors> {
+        self.backing.as_ref().map(|b| b.disk.info().sectors)
     }
 
     /// Failed requests to the backing device.

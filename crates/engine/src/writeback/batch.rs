@@ -186,7 +186,7 @@ async fn write_range(
     let mut whole = volume.rt.pool().take(size.bytes() as usize);
     if let Some((from, sectors)) = filling.disk {
         let spare = whole.len();
-        let done = backing.read_data(from, sectors, whole, offset(from)).await;
+        let done = backing.read_for_writeback(from, sectors, whole, offset(from)).await;
         done.result.map_err(Failure::Backing)?;
         whole = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
     }
@@ -199,7 +199,7 @@ async fn write_range(
     if !usable {
         return Err(Failure::Replaced);
     }
-    let done = backing.write_data(start, size, whole, 0, false).await;
+    let done = backing.write_back(start, size, whole).await;
     backing.gate.wrote();
     done.result.map_err(Failure::Backing)
 }

@@ -1,0 +1,304 @@
+//! The last minutes of each set and volume, second by second, for whoever comes to look later.
+//!
+//! Owns the rings of samples and the task that fills them: once a second the engines' figures are asked for, and what was
+//! counted since the second before becomes a sample. A thread that does not answer leaves a gap, is not asked again before
+//! it has, and holds up nobody. Samples of what is gone for as long as the ring is are dropped. Must not know how samples
+//! are shown.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blockio::bridge::oneshot;
+use engine::figures::{SetFigures, VolumeFigures};
+use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
+use io::Nanos;
+use serde_json::{Map, Value, json};
+
+use crate::registry::Registry;
+use crate::worker::{Order, Phase, Worker};
+
+/// Time between samples.
+pub(crate) const EVERY: Duration = Duration::from_secs(1);
+/// Samples that are kept of each: a quarter of an hour.
+const KEPT: usize = 900;
+/// A pause that is longer than this makes no sample of what was counted in it.
+const LONGEST_STEP: Nanos = Nanos::from_secs(30);
+
+/// A value by its column. None: there was nothing to measure. Whole numbers are enough for what is drawn, and 24 bits of
+/// them: so a volume's ring takes some 100 kB.
+type Values = Vec<(&'static str, Option<f32>)>;
+
+struct Sample {
+    /// Milliseconds since 1970.
+    time_ms: u64,
+    values: Vec<Option<f32>>,
+}
+
+#[derive(Default)]
+struct Series {
+    columns: Vec<&'static str>,
+    samples: VecDeque<Sample>,
+}
+
+/// The rings, by set and by volume. See the module head.
+#[derive(Default)]
+pub(crate) struct History {
+    series: Mutex<BTreeMap<(Whose, String), Series>>,
+}
+
+/// What a series is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Whose {
+    Set,
+    Volume,
+}
+
+impl History {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Whose, String), Series>> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, whose: Whose, name: &str, time_ms: u64, values: Values) {
+        let mut all = self.lock();
+        let series = all.entry((whose, name.to_owned())).or_default();
+        let (columns, values) = values.into_iter().unzip();
+        series.columns = columns;
+        series.samples.push_back(Sample { time_ms, values });
+        if series.samples.len() > KEPT {
+            series.samples.pop_front();
+        }
+    }
+
+    /// Forgets what has had no sample for as long as samples are kept.
+    fn forget(&self, now_ms: u64) {
+        let patience = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(KEPT as u64);
+        self.lock().retain(|_, series| {
+            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(patience) >= now_ms)
+        });
+    }
+
+    /// Samples that came after `since_ms`, in columns of equal length; `time_ms` is one of them. Nothing of what has no
+    /// samples.
+    pub(crate) fn after(&self, whose: Whose, name: &str, since_ms: u64) -> Map<String, Value> {
+        let all = self.lock();
+        let mut columns = Map::new();
+        let Some(series) = all.get(&(whose, name.to_owned())) else { return columns };
+        let wanted: Vec<&Sample> = series.samples.iter().filter(|s| s.time_ms > since_ms).collect();
+        columns.insert("time_ms".into(), wanted.iter().map(|s| json!(s.time_ms)).collect());
+        for (n, name) in series.columns.iter().enumerate() {
+            let column = wanted.iter().map(|s| number(s.values.get(n).copied().flatten()));
+            columns.insert((*name).to_owned(), column.collect());
+        }
+        columns
+    }
+}
+
+/// With one decimal, where there is need for it.
+fn number(value: Option<f32>) -> Value {
+    let Some(value) = value else { return Value::Null };
+    let tenths = (f64::from(value) * 10.0).round();
+    if tenths % 10.0 == 0.0 { json!((tenths / 10.0) as i64) } else { json!(tenths / 10.0) }
+}
+
+fn wall_ms() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What a thread said the last time, and when.
+type Before = (Nanos, metrics::Figures);
+
+/// Takes samples until it is dropped.
+pub(crate) async fn keep(registry: Arc<Registry>) {
+    let began = std::time::Instant::now();
+    let before: Arc<Mutex<BTreeMap<String, Before>>> = Arc::default();
+    let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let workers = registry.all_workers();
+        locked(&before).retain(|id, _| workers.iter().any(|w| w.plan.id == *id));
+        registry.history.forget(wall_ms());
+        for worker in workers {
+            let id = worker.plan.id.clone();
+            if worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
+                continue;
+            }
+            let (registry, before, asked) = (registry.clone(), before.clone(), asked.clone());
+            tokio::spawn(async move {
+                if let Some(figures) = figures_of(&worker).await {
+                    let now = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                    let then = locked(&before).remove(&id);
+                    if let Some((at, then)) = then {
+                        take(&registry.history, &figures, &then, now.since(at));
+                    }
+                    locked(&before).insert(id.clone(), (now, figures));
+                }
+                locked(&asked).remove(&id);
+            });
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As soon as the thread answers; nothing if it has gone.
+async fn figures_of(worker: &Worker) -> Option<metrics::Figures> {
+    let (reply, answer) = oneshot();
+    worker.order(Order::Figures(reply)).ok()?;
+    answer.await.ok()?.ok()
+}
+
+/// Makes samples of what a thread counted in `step`.
+fn take(history: &History, now: &metrics::Figures, then: &metrics::Figures, step: Nanos) {
+    if step == Nanos(0) || step > LONGEST_STEP {
+        return;
+    }
+    let (time, seconds) = (wall_ms(), step.as_seconds());
+    for set in &now.sets {
+        let name = set.status.set_uuid.to_string();
+        if let Some(before) = then.sets.iter().find(|s| s.status.set_uuid == set.status.set_uuid) {
+            history.add(Whose::Set, &name, time, of_set(set, before, seconds));
+        }
+    }
+    for (_, volume) in now.volumes() {
+        let before = then.volumes().map(|(_, v)| v).find(|v| v.name == volume.name);
+        if let Some(before) = before {
+            history.add(Whose::Volume, &volume.name, time, of_volume(volume, before, seconds));
+        }
+    }
+}
+
+fn per_second(now: u64, then: u64, seconds: f64) -> Option<f32> {
+    Some((now.saturating_sub(then) as f64 / seconds) as f32)
+}
+
+fn bytes(value: u64) -> Option<f32> {
+    Some(value as f32)
+}
+
+/// A quantile in microseconds.
+fn quantile(times: &Histogram, share: f64) -> Option<f32> {
+    (!times.is_empty()).then(|| (times.quantile(share).0 as f64 / 1000.0) as f32)
+}
+
+fn bypassed(v: &VolumeFigures, op: OpKind) -> u64 {
+    let reasons = Outcome::all().filter(|o| matches!(o, Outcome::Bypass(_) | Outcome::PassThrough));
+    reasons.map(|o| v.total.of(op, o)).fold(Tally::default(), Tally::plus).requests
+}
+
+fn of_volume(now: &VolumeFigures, then: &VolumeFigures, seconds: f64) -> Values {
+    let rate = |of: &dyn Fn(&VolumeFigures) -> u64| per_second(of(now), of(then), seconds);
+    let times = |op: OpKind| now.latencies.all_of(op).since(&then.latencies.all_of(op));
+    let (reads, writes) = (times(OpKind::Read), times(OpKind::Write));
+    let (disk_reads, disk_writes) = (
+        now.device.reads.latency.since(&then.device.reads.latency),
+        now.device.writes.latency.since(&then.device.writes.latency),
+    );
+    let terms = &now.writeback.rate;
+    vec![
+        ("reads", rate(&|v| v.total.all_of(OpKind::Read).requests)),
+        ("writes", rate(&|v| v.total.all_of(OpKind::Write).requests)),
+        ("flushes", rate(&|v| v.total.all_of(OpKind::Flush).requests)),
+        ("discards", rate(&|v| v.total.all_of(OpKind::Discard).requests)),
+        ("read_bytes", rate(&|v| v.total.all_of(OpKind::Read).bytes)),
+        ("written_bytes", rate(&|v| v.total.all_of(OpKind::Write).bytes)),
+        ("read_p50_us", quantile(&reads, 0.5)),
+        ("read_p95_us", quantile(&reads, 0.95)),
+        ("read_p99_us", quantile(&reads, 0.99)),
+        ("write_p50_us", quantile(&writes, 0.5)),
+        ("write_p95_us", quantile(&writes, 0.95)),
+        ("write_p99_us", quantile(&writes, 0.99)),
+        ("hits", rate(&|v| v.cache.view(View::Total).cache_hits)),
+        ("misses", rate(&|v| v.cache.view(View::Total).cache_misses)),
+        ("bypassed_reads", rate(&|v| bypassed(v, OpKind::Read))),
+        ("bypassed_writes", rate(&|v| bypassed(v, OpKind::Write))),
+        ("errors", rate(&|v| v.errors.iter().sum())),
+        ("dirty_bytes", bytes(now.dirty.bytes())),
+        ("target_bytes", bytes(now.dirty_target.bytes())),
+        ("rate_bytes_per_s", Some(terms.rate as f32)),
+        ("proportional_bytes_per_s", Some(terms.proportional as f32)),
+        ("integral_bytes_per_s", Some(terms.integral as f32)),
+        ("written_back_bytes", rate(&|v| v.writeback.written.bytes())),
+        ("disk_reads", per_second(disk_reads.count(), 0, seconds)),
+        ("disk_writes", per_second(disk_writes.count(), 0, seconds)),
+        ("disk_read_bytes", rate(&|v| v.device.reads.bytes)),
+        ("disk_written_bytes", rate(&|v| v.device.writes.bytes)),
+    ]
+}
+
+fn of_set(now: &SetFigures, then: &SetFigures, seconds: f64) -> Values {
+    let rate = |of: &dyn Fn(&SetFigures) -> u64| per_second(of(now), of(then), seconds);
+    let requests = |s: &SetFigures, op: OpKind| {
+        s.volumes.iter().map(|v| v.total.all_of(op)).fold(Tally::default(), Tally::plus)
+    };
+    let reads = now.device.reads.latency.since(&then.device.reads.latency);
+    let writes = now.device.writes.latency.since(&then.device.writes.latency);
+    let journal = now.times.journal_writes.since(&then.times.journal_writes);
+    vec![
+        ("reads", rate(&|s| requests(s, OpKind::Read).requests)),
+        ("writes", rate(&|s| requests(s, OpKind::Write).requests)),
+        ("read_bytes", rate(&|s| requests(s, OpKind::Read).bytes)),
+        ("written_bytes", rate(&|s| requests(s, OpKind::Write).bytes)),
+        ("hits", rate(&|s| s.cache.view(View::Total).cache_hits)),
+        ("misses", rate(&|s| s.cache.view(View::Total).cache_misses)),
+        ("cached_bytes", bytes(now.status.cached_sectors.bytes())),
+        ("dirty_bytes", bytes(now.status.dirty.iter().map(|(_, n)| n.bytes()).sum())),
+        ("in_use_percent", Some(f32::from(now.status.in_use_percent))),
+        ("available_buckets", bytes(u64::from(now.available_buckets))),
+        ("cache_reads", per_second(reads.count(), 0, seconds)),
+        ("cache_writes", per_second(writes.count(), 0, seconds)),
+        ("cache_read_bytes", rate(&|s| s.device.reads.bytes)),
+        ("cache_written_bytes", rate(&|s| s.device.writes.bytes)),
+        ("cache_read_p50_us", quantile(&reads, 0.5)),
+        ("cache_read_p99_us", quantile(&reads, 0.99)),
+        ("cache_write_p50_us", quantile(&writes, 0.5)),
+        ("cache_write_p99_us", quantile(&writes, 0.99)),
+        ("journal_writes", per_second(journal.count(), 0, seconds)),
+        ("journal_p99_us", quantile(&journal, 0.99)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(n: f32) -> Values {
+        vec![("reads", Some(n)), ("read_p50_us", None)]
+    }
+
+    #[test]
+    fn the_latest_samples_are_kept_and_asked_for_in_parts() {
+        let history = History::default();
+        assert!(history.after(Whose::Volume, "a", 0).is_empty());
+        for n in 0..KEPT as u64 + 10 {
+            history.add(Whose::Volume, "a", 1000 + n, one(n as f32 / 4.0));
+        }
+        let all = history.after(Whose::Volume, "a", 0);
+        assert_eq!(all["time_ms"].as_array().unwrap().len(), KEPT);
+        assert_eq!(all["time_ms"][0], 1010);
+        assert_eq!((&all["reads"][0], &all["read_p50_us"][0]), (&json!(2.5), &Value::Null));
+        let rest = history.after(Whose::Volume, "a", 1000 + KEPT as u64 + 7);
+        assert_eq!(rest["time_ms"], json!([1908, 1909]));
+        assert_eq!(rest["reads"], json!([227, 227.3]));
+        assert!(history.after(Whose::Set, "a", 0).is_empty(), "a set is no volume");
+        history.forget(1909 + 900_000);
+        assert!(!history.after(Whose::Volume, "a", 0).is_empty());
+        history.forget(1910 + 900_000);
+        assert!(history.after(Whose::Volume, "a", 0).is_empty());
+    }
+
+    #[test]
+    fn rates_are_per_second_and_never_negative() {
+        assert_eq!(per_second(30, 10, 2.0), Some(10.0));
+        assert_eq!(per_second(3, 10, 1.0), Some(0.0), "counts that began anew");
+        assert_eq!(quantile(&Histogram::default(), 0.5), None);
+        let mut times = Histogram::default();
+        times.record(Nanos::from_us(100));
+        assert_eq!(quantile(&times, 0.99), Some(100.0));
+    }
+}

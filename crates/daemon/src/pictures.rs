@@ -1,0 +1,177 @@
+//! Data for pictures: what happened lately, what the buckets hold, what reached a backing device.
+//!
+//! Owns the shape of these answers, which are columns of equal length rather than objects: there are many values, and
+//! somebody asks for them every second. Must not know who draws, nor how.
+
+use axum::extract::{Path, RawQuery, State};
+use engine::figures::BucketMap;
+use io::{Nanos, Op, Purpose, TraceFigures, Traced};
+use serde_json::{Map, Value, json};
+
+use crate::api::{Answered, Refusal, Shared, not_found, ok};
+use crate::history::{self, Whose};
+
+/// How long requests to a backing device are recorded after somebody has asked for them.
+pub(crate) const TRACE_LEASE: Nanos = Nanos::from_secs(10);
+/// Cells of the bucket picture unless another number is asked for, and at most.
+const CELLS: (u64, u64) = (1024, 4096);
+
+/// What a set's thread says of the requests to a backing device.
+pub(crate) struct DiskTrace {
+    /// Name of the device.
+    pub(crate) device: String,
+    /// Its size.
+    pub(crate) size_sectors: u64,
+    pub(crate) trace: TraceFigures,
+}
+
+/// The one number that a query may have: `name=number`.
+fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
+    let mut found = None;
+    for part in query.unwrap_or_default().split('&').filter(|p| !p.is_empty()) {
+        let value =
+            part.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')).and_then(|v| v.parse().ok());
+        let Some(value) = value else {
+            return Err(Refusal::malformed(format!("query: expected {name}=NUMBER, found {part}")));
+        };
+        found = Some(value);
+    }
+    Ok(found)
+}
+
+fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
+    let every = u64::try_from(history::EVERY.as_millis()).unwrap_or(u64::MAX);
+    ok(json!({whose: name, "every_ms": every, "columns": columns}))
+}
+
+pub(crate) async fn volume_history(
+    State(api): Shared,
+    Path(volume): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answered {
+    let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
+    let (_, name) = api.registry.find(&volume).await.map_err(not_found)?;
+    samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
+}
+
+pub(crate) async fn set_history(
+    State(api): Shared,
+    Path(set): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answered {
+    let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
+    let id = api.registry.set_of(&set).map_err(not_found)?;
+    samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
+}
+
+pub(crate) async fn buckets(
+    State(api): Shared,
+    Path(set): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answered {
+    let (usual, most) = CELLS;
+    let cells = number(query.as_deref(), "cells")?.unwrap_or(usual).clamp(1, most);
+    let worker = api.registry.set(&set).map_err(not_found)?;
+    let map = api.registry.bucket_map(&worker, u32::try_from(cells).unwrap_or(1)).await?;
+    let mut value = map_of(&map);
+    value["set"] = json!(worker.plan.id);
+    ok(value)
+}
+
+fn map_of(map: &BucketMap) -> Value {
+    let bucket_bytes = map.bucket_sectors.bytes();
+    let column = |of: fn(&engine::figures::BucketCell) -> u32| map.cells.iter().map(of).collect::<Vec<_>>();
+    let live = map.cells.iter().map(|c| {
+        let all = u64::from(c.unused + c.clean + c.dirty + c.metadata) * bucket_bytes;
+        (c.live.bytes() * 100).checked_div(all).unwrap_or(0)
+    });
+    json!({
+        "total": map.total,
+        "bucket_bytes": bucket_bytes,
+        "columns": {
+            "unused": column(|c| c.unused),
+            "clean": column(|c| c.clean),
+            "dirty": column(|c| c.dirty),
+            "metadata": column(|c| c.metadata),
+            "live_percent": live.collect::<Vec<_>>(),
+        },
+    })
+}
+
+pub(crate) async fn disk_trace(
+    State(api): Shared,
+    Path(volume): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answered {
+    let since = number(query.as_deref(), "since")?.unwrap_or(0);
+    let (worker, name) = api.registry.find(&volume).await.map_err(not_found)?;
+    let seen = api.registry.disk_trace(&worker, &name, since).await?;
+    let of = |of: fn(&Traced) -> u64| seen.trace.requests.iter().map(of).collect::<Vec<_>>();
+    ok(json!({
+        "volume": name,
+        "device": seen.device,
+        "size_sectors": seen.size_sectors,
+        "now_us": seen.trace.now.0 / 1000,
+        "next": seen.trace.next,
+        "missed": seen.trace.missed,
+        "columns": {
+            "at_us": of(|r| r.at.0 / 1000),
+            "sector": of(|r| r.sector.0),
+            "sectors": of(|r| r.sectors.0),
+            "kind": seen.trace.requests.iter().map(kind).collect::<Vec<_>>(),
+        },
+    }))
+}
+
+fn kind(request: &Traced) -> &'static str {
+    match (request.op, request.purpose) {
+        (Op::Flush, _) => "flush",
+        (_, Purpose::Metadata) => "metadata",
+        (Op::Discard, _) => "discard",
+        (Op::Read, Purpose::Client) => "read",
+        (Op::Write { .. } | Op::WriteZeroes, Purpose::Client) => "write",
+        (Op::Read, Purpose::Writeback) => "gap_read",
+        (Op::Write { .. } | Op::WriteZeroes, Purpose::Writeback) => "writeback",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::figures::BucketCell;
+    use format::{Sector, Sectors};
+
+    use super::*;
+
+    #[test]
+    fn a_query_has_one_number() {
+        assert_eq!(number(None, "since").ok().flatten(), None);
+        assert_eq!(number(Some("since=17"), "since").ok().flatten(), Some(17));
+        for wrong in ["since", "since=", "since=x", "since=-1", "sincerely=1", "x=1", "since=1&x=2"] {
+            assert!(number(Some(wrong), "since").is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn requests_have_the_kind_that_is_drawn() {
+        let traced =
+            |op, purpose| kind(&Traced { at: Nanos(0), op, purpose, sector: Sector(0), sectors: Sectors(8) });
+        assert_eq!(traced(Op::Read, Purpose::Client), "read");
+        assert_eq!(traced(Op::Write { fua: true }, Purpose::Client), "write");
+        assert_eq!(traced(Op::WriteZeroes, Purpose::Client), "write");
+        assert_eq!(traced(Op::Write { fua: false }, Purpose::Writeback), "writeback");
+        assert_eq!(traced(Op::Read, Purpose::Writeback), "gap_read");
+        assert_eq!(traced(Op::Write { fua: true }, Purpose::Metadata), "metadata");
+        assert_eq!(traced(Op::Flush, Purpose::Client), "flush");
+        assert_eq!(traced(Op::Discard, Purpose::Client), "discard");
+    }
+
+    #[test]
+    fn cells_become_columns() {
+        let cell = |dirty, live| BucketCell { dirty, live: Sectors(live), ..BucketCell::default() };
+        let map = BucketMap { total: 3, bucket_sectors: Sectors(16), cells: vec![cell(2, 24), cell(1, 16)] };
+        let value = map_of(&map);
+        assert_eq!(value["bucket_bytes"], 8192);
+        assert_eq!(value["columns"]["dirty"], json!([2, 1]));
+        assert_eq!(value["columns"]["live_percent"], json!([75, 100]));
+    }
+}

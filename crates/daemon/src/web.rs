@@ -1,0 +1,213 @@
+//! The dashboard: its files, and the rule which browsers' requests are listened to.
+//!
+//! Owns what is served below `/` and `/assets/`: files that are part of the program, with their types, an `ETag` each, and a
+//! policy that forbids the page everything but its own origin. They tell nothing of the host, so they need no permission;
+//! what they show comes from the control API. Must not know what that says.
+//!
+//! A browser sends what any page on the web tells it to, with the rights of whoever sits before it. So a request that a
+//! browser made for another page is refused, and so is one for a name that is not this host's, unless it proves with a
+//! token that it was meant (DNS can be made to name any address).
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::LazyLock;
+
+use axum::extract::{Path, Request};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::json;
+
+/// A file of the dashboard.
+struct Asset {
+    name: &'static str,
+    kind: &'static str,
+    text: &'static str,
+    tag: String,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const PICTURE: &str = "image/svg+xml";
+
+macro_rules! assets {
+    ($($name:literal: $kind:ident,)*) => {
+        &[$(($name, $kind, include_str!(concat!("../web/", $name)))),*]
+    };
+}
+
+/// Name, type and contents of every file.
+const FILES: &[(&str, &str, &str)] = assets! {
+    "index.html": HTML,
+    "style.css": STYLE,
+    "app.js": SCRIPT,
+    "api.js": SCRIPT,
+    "changes.js": SCRIPT,
+    "charts.js": SCRIPT,
+    "format.js": SCRIPT,
+    "pictures.js": SCRIPT,
+    "views.js": SCRIPT,
+    "icon.svg": PICTURE,
+    "vendor/uplot/uPlot.iife.min.js": SCRIPT,
+    "vendor/uplot/uPlot.min.css": STYLE,
+};
+
+static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
+    let with_tag = |&(name, kind, text): &(&'static str, &'static str, &'static str)| {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Asset { name, kind, text, tag: format!("\"{:016x}\"", hasher.finish()) }
+    };
+    FILES.iter().map(with_tag).collect()
+});
+
+/// What the page may do: load its own files, and talk to where it came from.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Adds the dashboard's files to a service.
+pub(crate) fn with_files<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    let index = |headers: HeaderMap| async move { file("index.html", &headers) };
+    let asset = |Path(name): Path<String>, headers: HeaderMap| async move { file(&name, &headers) };
+    router.route("/", get(index)).route("/assets/{*name}", get(asset))
+}
+
+fn file(name: &str, headers: &HeaderMap) -> Response {
+    let Some(asset) = ASSETS.iter().find(|a| a.name == name) else {
+        return refuse(StatusCode::NOT_FOUND, &format!("the dashboard has no file {name}"));
+    };
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok()).unwrap_or("");
+    let same = known.split(',').any(|tag| tag.trim().trim_start_matches("W/") == asset.tag);
+    let common = [
+        (header::ETAG, asset.tag.as_str()),
+        // Asked for each time: after an update the old page must not talk to the new daemon.
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CONTENT_TYPE, asset.kind),
+    ];
+    if same {
+        (StatusCode::NOT_MODIFIED, common).into_response()
+    } else {
+        (common, asset.text).into_response()
+    }
+}
+
+fn refuse(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
+}
+
+/// Refuses what a browser asks for on behalf of another page. See the module head.
+pub(crate) async fn own_pages_only(request: Request, next: Next) -> Response {
+    match foreign(request.headers()) {
+        Some(why) => refuse(StatusCode::FORBIDDEN, why),
+        None => next.run(request).await,
+    }
+}
+
+fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
+    headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok())
+}
+
+/// Why this is not answered, if it is not.
+fn foreign(headers: &HeaderMap) -> Option<&'static str> {
+    let (site, origin) = (text(headers, "sec-fetch-site"), text(headers, header::ORIGIN));
+    // Other programs say none of these; a browser not always all of them.
+    let agent = text(headers, header::USER_AGENT).unwrap_or("");
+    if site.is_none() && origin.is_none() && !agent.starts_with("Mozilla/") {
+        return None;
+    }
+    let host = text(headers, header::HOST).unwrap_or("");
+    let own_origin = origin.is_none_or(|o| o.split_once("://").is_some_and(|(_, place)| place == host));
+    if !own_origin || !site.is_none_or(|s| s == "same-origin" || s == "none") {
+        return Some("this was asked for by a page of another origin");
+    }
+    if !headers.contains_key(header::AUTHORIZATION) && !is_local(host) {
+        return Some(
+            "a browser without a token is answered as localhost only: this host name could be anybody's",
+        );
+    }
+    None
+}
+
+/// Whether a `Host` names this machine and nothing else.
+fn is_local(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(""),
+        None => host.split(':').next().unwrap_or(""),
+    };
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(n, v)| (n.parse().unwrap(), v.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn pages_of_others_are_refused() {
+        let local = ("host", "127.0.0.1:8080");
+        for (allowed, pairs) in [
+            (true, &[][..]),
+            (true, &[("host", "anything")]),
+            (true, &[local, ("sec-fetch-site", "same-origin")]),
+            (true, &[local, ("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:8080")]),
+            (true, &[local, ("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")]),
+            (true, &[local, ("user-agent", "Mozilla/5.0")]),
+            (true, &[("host", "nas.lan"), ("user-agent", "curl/8")]),
+            (true, &[("host", "[::1]:80"), ("sec-fetch-site", "same-origin")]),
+            (true, &[("host", "localhost"), ("origin", "http://localhost")]),
+            (false, &[local, ("sec-fetch-site", "cross-site")]),
+            (false, &[local, ("sec-fetch-site", "same-site")]),
+            (false, &[local, ("origin", "http://127.0.0.1:8081")]),
+            (false, &[local, ("origin", "null")]),
+            (false, &[local, ("sec-fetch-site", "cross-site"), ("authorization", "Bearer x")]),
+            (false, &[("host", "evil.example"), ("sec-fetch-site", "same-origin")]),
+            (false, &[("host", "127.0.0.1.evil.example"), ("sec-fetch-site", "same-origin")]),
+            (false, &[("sec-fetch-site", "same-origin")]),
+            (false, &[("host", "evil.example"), ("user-agent", "Mozilla/5.0")]),
+            (false, &[local, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]),
+            // A form of another page.
+            (false, &[local, ("origin", "http://evil.example"), ("sec-fetch-mode", "navigate")]),
+            (true, &[("host", "nas.lan"), ("sec-fetch-site", "same-origin"), ("authorization", "Bearer x")]),
+        ] {
+            let why = foreign(&headers(pairs));
+            assert_eq!(why.is_none(), allowed, "{pairs:?}: {why:?}");
+        }
+    }
+
+    #[test]
+    fn every_file_is_named_by_the_page_or_by_a_script_and_nothing_is_foreign() {
+        let all: String = FILES.iter().map(|(.., text)| *text).collect();
+        for (name, ..) in FILES.iter().filter(|(name, ..)| *name != "index.html") {
+            let last = name.rsplit('/').next().unwrap();
+            assert!(all.contains(last), "{name} is not used");
+        }
+        for (name, _, text) in FILES.iter().filter(|(name, ..)| !name.starts_with("vendor/")) {
+            let rest = text.replace("http://www.w3.org/2000/svg", "");
+            assert!(!rest.contains("http://") && !rest.contains("https://"), "{name} names another place");
+            assert!(!rest.contains("innerHTML"), "{name} makes elements of text");
+        }
+    }
+
+    #[test]
+    fn what_a_browser_has_is_not_sent_again() {
+        let first = file("app.js", &HeaderMap::new());
+        assert_eq!(first.status(), StatusCode::OK);
+        let tag = first.headers()[header::ETAG].to_str().unwrap().to_owned();
+        assert_eq!(first.headers()[header::CONTENT_TYPE], SCRIPT);
+        assert!(first.headers().contains_key(header::CONTENT_SECURITY_POLICY));
+        let again = file("app.js", &headers(&[("if-none-match", &format!("\"x\", W/{tag}"))]));
+        assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(file("style.css", &headers(&[("if-none-match", &tag)])).status(), StatusCode::OK);
+        assert_eq!(file("none.js", &HeaderMap::new()).status(), StatusCode::NOT_FOUND);
+    }
+}

@@ -1,0 +1,363 @@
+// The dashboard in a browser: draws what is, changes what it is told to, reads on a phone, asks nobody else.
+
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import fs from "node:fs";
+import path from "node:path";
+import { after, before, test } from "node:test";
+
+import { chromium } from "playwright-core";
+
+import { World, needed, until } from "./world.mjs";
+
+const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const artefacts = needed("UBCACHE_ARTEFACTS");
+const FILES = new URL("../../crates/daemon/web", import.meta.url).pathname;
+/** The page's files are those of the tree, not those in the program: for whoever works on them. */
+const TREE = process.env.UBCACHE_DASHBOARD_TREE === "1";
+const DESKTOP = { width: 1360, height: 900 };
+const PHONE = { width: 360, height: 760 };
+/** Seconds of requests before anything is looked at: charts shall have lines. */
+const SECONDS = Number(process.env.UBCACHE_DASHBOARD_SECONDS ?? 25);
+
+let world;
+let browser;
+let stopWork;
+
+before(async () => {
+  fs.mkdirSync(artefacts, { recursive: true });
+  world = await World.start();
+  stopWork = world.work();
+  // No name leads anywhere: what asks another host fails, and is seen.
+  const args = ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--disable-background-networking"];
+  browser = await chromium.launch({ executablePath: needed("CHROMIUM"), chromiumSandbox: false, args });
+});
+
+after(async () => {
+  await stopWork?.();
+  await browser?.close();
+  await world?.end();
+});
+
+/** A page that fails the test for every error in the console and every request to another place. */
+async function open(where, { viewport = DESKTOP, colorScheme = "light", ...more } = {}) {
+  const phone = viewport === PHONE;
+  const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1, ...more });
+  if (TREE) {
+    await context.route((url) => url.pathname === "/" || url.pathname.startsWith("/assets/"), async (route) => {
+      const name = new URL(route.request().url()).pathname.replace(/^\/(assets\/)?/, "") || "index.html";
+      await route.fulfill({ response: await route.fetch(), body: fs.readFileSync(path.join(FILES, name)) });
+    });
+  }
+  const page = await context.newPage();
+  const wrong = [];
+  const expected = [];
+  page.on("request", (r) => r.url().startsWith(`${world.origin}/`) || wrong.push(`a request to ${r.url()}`));
+  page.on("pageerror", (e) => wrong.push(`an error: ${e.stack}`));
+  page.on("console", (m) => {
+    const text = m.text();
+    if (["error", "warning"].includes(m.type()) && !expected.some((e) => text.includes(e))) wrong.push(`the console: ${text}`);
+  });
+  await page.goto(`${world.origin}/${where}`);
+  await page.getByText("live", { exact: true }).waitFor();
+  const shoot = async (name, whole = true) => page.screenshot({ path: path.join(artefacts, `${name}.png`), fullPage: whole });
+  const done = async () => {
+    await context.unrouteAll({ behavior: "ignoreErrors" });
+    await context.close();
+    assert.deepEqual(wrong, []);
+  };
+  return { page, shoot, done, expected };
+}
+
+const volumePage = (label) => `#/volume/${world.volumes[label]}`;
+const setPage = () => `#/set/${world.set}`;
+
+/** How many pixels of a canvas are about of a colour of the page; what is drawn half transparent does not count. */
+const pixels = (canvas, colour) => canvas.evaluate((element, name) => {
+  const probe = document.createElement("i");
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const wanted = getComputedStyle(probe).color.match(/\d+/g).map(Number);
+  probe.remove();
+  // Of a copy: a canvas that is read is drawn in another way from then on.
+  const copy = Object.assign(document.createElement("canvas"), { width: element.width, height: element.height });
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(element, 0, 0);
+  const data = pen.getImageData(0, 0, element.width, element.height).data;
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    const off = Math.max(...[0, 1, 2].map((k) => Math.abs(data[i + k] - wanted[k])));
+    if (data[i + 3] > 150 && off < 40) found += 1;
+  }
+  return found;
+}, colour);
+
+const chart = (page, name) => page.getByRole("region", { name, exact: true });
+
+async function drawn(page, name, colours) {
+  const canvas = chart(page, name).locator("canvas");
+  for (const colour of colours) {
+    await until(`${name}: ${colour}`, async () => (await pixels(canvas, colour)) > 15);
+  }
+}
+
+async function fitsThePhone(page) {
+  const [inner, content] = await page.evaluate(() => [innerWidth, document.documentElement.scrollWidth]);
+  assert.ok(content <= inner, `${content} pixels wide on a screen of ${inner}`);
+}
+
+async function isAccessible(page, what) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const said = found.violations.map((v) => `${v.id}: ${v.help}\n${v.nodes.map((n) => `    ${n.html} ${n.failureSummary}`).join("\n")}`);
+  assert.deepEqual(said, [], what);
+}
+
+const now = async (label) => (await world.ask("GET", `/v1/volumes/${world.volumes[label]}`)).volume;
+const value = async (label, key) => (await world.ask("GET", `/v1/volumes/${world.volumes[label]}/tunables/${key}`)).tunable.value;
+
+test("the overview shows every set and volume", async () => {
+  const { page, shoot, done } = await open("");
+  const set = page.getByRole("region", { name: `Cache set ${world.set.slice(0, 8)}` });
+  for (const label of ["archive", "mail"]) await set.getByRole("link", { name: new RegExp(label) }).waitFor();
+  await page.getByRole("region", { name: "Served without a cache" }).getByRole("link", { name: /spare/ }).waitFor();
+  await set.getByRole("row", { name: /archive.*dirty.*writeback.*\d\/s/ }).waitFor();
+  const dirty = await set.getByText(/dirty and .* clean data of/).textContent();
+  assert.match(dirty, /\d MiB|\d KiB/);
+  await page.getByRole("region", { name: "In short" }).getByText(/\d\/s/).waitFor();
+  await isAccessible(page, "overview");
+  await shoot("overview-desktop-light");
+  // By keyboard: the first stop leads past the navigation.
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the content");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "main");
+  assert.ok(await set.isVisible(), "the view stays");
+  await page.getByRole("navigation").getByRole("link", { name: /archive/ }).click();
+  await page.getByRole("heading", { name: /archive/, level: 1 }).waitFor();
+  await done();
+});
+
+test("charts of a volume draw what happens", async () => {
+  const { page, shoot, done } = await open(volumePage("archive"));
+  await page.getByRole("button", { name: "1 min" }).click();
+  // What was before the page was opened is there at once.
+  const history = await world.ask("GET", `/v1/volumes/${world.volumes.archive}/history`);
+  assert.ok(history.columns.reads.some((n) => n > 50), "requests are counted");
+  await until("samples", async () => (await world.ask("GET", `/v1/volumes/${world.volumes.archive}/history`)).columns.time_ms.length >= SECONDS);
+  await drawn(page, "Requests", ["read", "write"]);
+  await drawn(page, "Throughput", ["read", "write"]);
+  await drawn(page, "Latency of reads", ["p50", "p99"]);
+  await drawn(page, "Latency of writes", ["p50", "p99"]);
+  await drawn(page, "Hit ratio", ["writeback"]);
+  await drawn(page, "Past the cache", ["miss"]);
+  await drawn(page, "Dirty data against its target", ["dirty", "target"]);
+  await drawn(page, "Writeback rate and its terms", ["writeback"]);
+  await drawn(page, "What reaches the backing device", ["read", "writeback"]);
+  const why = page.getByRole("region", { name: "Why" });
+  await why.getByText(/dirty|written back/).first().waitFor();
+  // The figure in the page is the daemon's.
+  const size = (await now("archive")).size_bytes;
+  assert.ok(size > 1e9 && (await page.getByRole("region", { name: "Facts" }).textContent()).includes("1 GiB"));
+  await isAccessible(page, "volume");
+  await shoot("volume-desktop-light");
+  await page.getByLabel("zoom to where requests are").check();
+  await shoot("volume-desktop-zoomed");
+  await done();
+});
+
+test("a set shows its buckets and the cache device", async () => {
+  const { page, shoot, done } = await open(setPage());
+  await drawn(page, "Buckets", ["dirty", "metadata", "unused"]);
+  await drawn(page, "Requests to the cache device", ["read", "write"]);
+  await drawn(page, "Throughput of the cache device", ["read", "write"]);
+  await drawn(page, "Data in the cache", ["clean", "dirty"]);
+  const label = await page.getByRole("img", { name: /What the buckets of the cache device hold: dirty \d/ }).getAttribute("aria-label");
+  const map = await world.ask("GET", `/v1/sets/${world.set}/buckets?cells=10`);
+  assert.equal(map.columns.dirty.length, 10);
+  assert.match(label, /unused/);
+  const canvas = chart(page, "Buckets").locator("canvas");
+  await canvas.hover({ position: { x: 5, y: 5 } });
+  await page.getByText(/^bucket.* at 0 B: .*metadata/).waitFor();
+  await isAccessible(page, "set");
+  await shoot("set-desktop-light");
+  await done();
+});
+
+test("a volume without a cache is shown as what it is", async () => {
+  const { page, done } = await open(volumePage("spare"));
+  await page.getByText("without a cache").first().waitFor();
+  await drawn(page, "Requests", ["read"]);
+  await drawn(page, "What reaches the backing device", ["read"]);
+  assert.equal(await page.getByRole("button", { name: "Detach…" }).isVisible(), false);
+  await done();
+});
+
+test("a tunable is changed after a confirmation", async () => {
+  const { page, shoot, done, expected } = await open(volumePage("archive"));
+  const dialog = page.getByRole("dialog");
+  const change = page.getByRole("button", { name: "Change writeback_percent" });
+  const before = await value("archive", "writeback_percent");
+
+  await change.click();
+  assert.ok(await dialog.getByRole("button", { name: "Change", exact: true }).isDisabled(), "nothing to do yet");
+  await dialog.getByLabel("Value in %").fill("25");
+  await dialog.getByText("writeback_percent becomes 25").waitFor();
+  await dialog.getByText(/^About .* may be dirty/).waitFor();
+  await shoot("tunable-desktop-light", false);
+  await isAccessible(page, "dialog");
+  await page.keyboard.press("Escape");
+  await dialog.waitFor({ state: "hidden" });
+  assert.equal(await value("archive", "writeback_percent"), before, "nothing was confirmed");
+
+  await change.click();
+  await dialog.getByLabel("Value in %").fill("25");
+  await page.keyboard.press("Enter");
+  await dialog.waitFor({ state: "hidden" });
+  assert.equal(await value("archive", "writeback_percent"), "25");
+  const row = page.locator('tr[data-key="writeback_percent"]');
+  await row.getByText("25 %").waitFor();
+
+  await row.getByRole("button", { name: "Reset writeback_percent" }).click();
+  await dialog.getByText("What was set at run time is forgotten").waitFor();
+  await dialog.getByRole("button", { name: "Reset" }).click();
+  await until("the default", async () => (await value("archive", "writeback_percent")) === before);
+
+  // What the daemon refuses is said in its words.
+  expected.push("400", "409");
+  await page.getByRole("button", { name: "Change sequential_cutoff" }).click();
+  await dialog.getByLabel("Value in bytes").fill("many");
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await dialog.getByRole("alert").getByText(/sequential_cutoff/).waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await done();
+});
+
+test("a tunable of a set is changed for this run only", async () => {
+  const { page, done } = await open(setPage());
+  await page.getByRole("button", { name: "Change journal_delay_ms" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("Value in ms").fill("50");
+  await dialog.getByLabel("only until the daemon is started again").check();
+  await dialog.getByText("It is forgotten at the next start of the daemon.").waitFor();
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await page.locator('tr[data-key="journal_delay_ms"]').getByText("50 ms").waitFor();
+  assert.equal((await world.ask("GET", `/v1/sets/${world.set}/tunables/journal_delay_ms`)).tunable.value, "50");
+  await done();
+});
+
+test("another cache mode: what happens to dirty data is said first", async () => {
+  const { page, shoot, done } = await open(volumePage("archive"), { viewport: PHONE, colorScheme: "dark" });
+  await until("dirty data", async () => (await now("archive")).dirty_bytes > 0);
+  await page.getByRole("button", { name: "Change mode…" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("Mode (writeback now)").selectOption("writethrough");
+  await dialog.getByText(/of dirty data stay on the cache device until they are written back/).waitFor();
+  await fitsThePhone(page);
+  await shoot("mode-phone-dark", false);
+  await isAccessible(page, "mode");
+  await dialog.getByRole("button", { name: "Change to writethrough" }).click();
+  await dialog.waitFor({ state: "hidden" });
+  assert.equal((await now("archive")).cache_mode, "writethrough");
+  await page.locator(".chip", { hasText: "writethrough" }).waitFor();
+  await page.getByRole("button", { name: "Change mode…" }).click();
+  await dialog.getByLabel("Mode (writethrough now)").selectOption("writeback");
+  await dialog.getByText(/newest data is on the cache device alone/).waitFor();
+  await dialog.getByRole("button", { name: "Change to writeback" }).click();
+  await until("the mode", async () => (await now("archive")).cache_mode === "writeback");
+  await done();
+});
+
+test("a job is begun, is seen, and ends", async () => {
+  const { page, shoot, done } = await open(volumePage("archive"));
+  await page.getByRole("button", { name: "Write back now…" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText(/of dirty data are written to the backing device/).waitFor();
+  await dialog.getByRole("button", { name: "Write back now" }).click();
+  const jobs = page.getByRole("region", { name: "Jobs" });
+  await jobs.getByText("flush", { exact: false }).first().waitFor();
+  await shoot("job-desktop-light", false);
+  await until("its end", async () => (await world.ask("GET", "/v1/jobs")).jobs.every((j) => j.state !== "running") || null);
+  await jobs.getByText("done").first().waitFor();
+  await page.getByRole("region", { name: "Events", exact: true }).getByText(/job \d+: flush .*: done/).waitFor();
+  await drawn(page, "What reaches the backing device", ["writeback"]);
+  await done();
+});
+
+for (const [size, viewport] of [["desktop", DESKTOP], ["phone", PHONE]]) {
+  for (const colorScheme of ["light", "dark"]) {
+    test(`it reads well: ${size}, ${colorScheme}`, async () => {
+      for (const [name, where] of [["overview", ""], ["volume", volumePage("archive")], ["set", setPage()]]) {
+        const { page, shoot, done } = await open(where, { viewport, colorScheme });
+        const background = await page.evaluate(() => getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number)[0]);
+        assert.equal(background < 100, colorScheme === "dark", `background ${background}`);
+        if (name === "volume") {
+          await page.getByRole("button", { name: "1 min" }).click();
+          await drawn(page, "Requests", ["read"]);
+          await drawn(page, "What reaches the backing device", ["writeback"]);
+        }
+        if (name === "set") await drawn(page, "Buckets", ["dirty"]);
+        if (viewport === PHONE) await fitsThePhone(page);
+        await isAccessible(page, `${name} ${size} ${colorScheme}`);
+        await shoot(`${name}-${size}-${colorScheme}`);
+        await done();
+      }
+    });
+  }
+}
+
+test("the theme can be chosen, and is remembered", async () => {
+  const { page, done } = await open("");
+  const dark = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number)[0] < 100);
+  assert.equal(await dark(), false);
+  await page.getByLabel("Theme").selectOption("dark");
+  assert.equal(await dark(), true);
+  await page.reload();
+  assert.equal(await dark(), true);
+  await done();
+});
+
+test("a token in the address is kept in the tab and sent with each request", async () => {
+  const { page, done } = await open("#token=a%20secret");
+  assert.equal(await page.evaluate(() => sessionStorage.getItem("ubcache-token")), "a secret");
+  assert.equal(new URL(page.url()).hash, "#/");
+  const request = await page.waitForRequest((r) => r.url().includes("/v1/status"));
+  assert.equal(request.headers().authorization, "Bearer a secret");
+  await done();
+});
+
+test("pages of others may ask nothing", async () => {
+  for (const headers of [{ Origin: "http://evil.example" }, { "Sec-Fetch-Site": "cross-site" }, { Host: "evil.example", "User-Agent": "Mozilla/5.0" }]) {
+    const { status, text } = await world.raw("POST", `/v1/volumes/${world.volumes.archive}/detach`, {}, { Host: "127.0.0.1", ...headers });
+    assert.equal(status, 403, text);
+  }
+  // And in the browser: a page of another origin, which is this host under another name for it.
+  const context = await browser.newContext();
+  const page = await context.newPage();
+  const other = world.origin.replace("127.0.0.1", "[::1]");
+  await page.route(`${other}/**`, (route) => route.fulfill({ contentType: "text/html", body: "<title>evil</title>" }));
+  await page.goto(`${other}/`);
+  const sent = await page.evaluate((to) => fetch(to, { method: "POST", mode: "no-cors", body: "{}" }).then(() => "sent", () => "failed"), `${world.origin}/v1/volumes/${world.volumes.archive}/detach`);
+  assert.ok(["sent", "failed"].includes(sent));
+  await context.close();
+  assert.equal((await world.ask("GET", "/v1/jobs")).jobs.some((j) => j.kind === "detach"), false, "nothing was detached");
+});
+
+test("it says when the daemon is gone, and goes on when it is back", async () => {
+  const { page, done, expected } = await open("");
+  expected.push("net::ERR_FAILED");
+  await page.route("**/v1/**", (route) => route.abort());
+  await page.getByText("no answer, trying again").waitFor();
+  await page.unroute("**/v1/**");
+  await page.getByText("live", { exact: true }).waitFor();
+  await done();
+});
+
+test("the vendored chart library is what its package has", () => {
+  const require = createRequire(import.meta.url);
+  const ours = path.join(FILES, "vendor/uplot");
+  const theirs = path.dirname(require.resolve("uplot/package.json"));
+  for (const [mine, file] of [["uPlot.iife.min.js", "dist/uPlot.iife.min.js"], ["uPlot.min.css", "dist/uPlot.min.css"], ["LICENSE", "LICENSE"]]) {
+    assert.ok(fs.readFileSync(path.join(ours, mine)).equals(fs.readFileSync(path.join(theirs, file))), mine);
+  }
+});
