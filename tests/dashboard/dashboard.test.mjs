@@ -40,9 +40,9 @@ after(async () => {
 });
 
 /** A page that fails the test for every error in the console and every request to another place. */
-async function open(where, { viewport = DESKTOP, colorScheme = "light", ...more } = {}) {
+async function open(where, { viewport = DESKTOP, colorScheme = "light", origin = world.origin, live = true } = {}) {
   const phone = viewport === PHONE;
-  const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1, ...more });
+  const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1 });
   if (TREE) {
     await context.route((url) => url.pathname === "/" || url.pathname.startsWith("/assets/"), async (route) => {
       const name = new URL(route.request().url()).pathname.replace(/^\/(assets\/)?/, "") || "index.html";
@@ -52,14 +52,14 @@ async function open(where, { viewport = DESKTOP, colorScheme = "light", ...more 
   const page = await context.newPage();
   const wrong = [];
   const expected = [];
-  page.on("request", (r) => r.url().startsWith(`${world.origin}/`) || wrong.push(`a request to ${r.url()}`));
+  page.on("request", (r) => r.url().startsWith(`${origin}/`) || wrong.push(`a request to ${r.url()}`));
   page.on("pageerror", (e) => wrong.push(`an error: ${e.stack}`));
   page.on("console", (m) => {
     const text = m.text();
     if (["error", "warning"].includes(m.type()) && !expected.some((e) => text.includes(e))) wrong.push(`the console: ${text}`);
   });
-  await page.goto(`${world.origin}/${where}`);
-  await page.getByText("live", { exact: true }).waitFor();
+  await page.goto(`${origin}/${where}`);
+  if (live) await page.getByText("live", { exact: true }).waitFor();
   const shoot = async (name, whole = true) => page.screenshot({ path: path.join(artefacts, `${name}.png`), fullPage: whole });
   const done = async () => {
     await context.unrouteAll({ behavior: "ignoreErrors" });
@@ -324,6 +324,31 @@ test("a token in the address is kept in the tab and sent with each request", asy
   const request = await page.waitForRequest((r) => r.url().includes("/v1/status"));
   assert.equal(request.headers().authorization, "Bearer a secret");
   await done();
+});
+
+test("where a token is wanted, it is asked for", async () => {
+  const place = await world.guarded("open sesame");
+  try {
+    const { page, shoot, done, expected } = await open("", { origin: place.origin, live: false, viewport: PHONE });
+    expected.push("401");
+    const dialog = page.getByRole("dialog");
+    await dialog.getByText("this needs the token of the daemon").waitFor();
+    await dialog.getByLabel("Token of this daemon").fill("wrong");
+    await page.keyboard.press("Enter");
+    await dialog.waitFor({ state: "hidden" });
+    await dialog.getByLabel("Token of this daemon").fill("open sesame");
+    await shoot("token-phone-light", false);
+    await page.keyboard.press("Enter");
+    await page.getByText("live", { exact: true }).waitFor();
+    await page.getByRole("main").getByRole("link", { name: /archive/ }).waitFor();
+    await done();
+
+    const given = await open("#token=open%20sesame", { origin: place.origin });
+    await given.page.getByRole("main").getByRole("link", { name: /archive/ }).waitFor();
+    await given.done();
+  } finally {
+    place.end();
+  }
 });
 
 test("pages of others may ask nothing", async () => {

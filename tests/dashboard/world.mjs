@@ -97,6 +97,28 @@ export class World {
     this.origin = `http://127.0.0.1:${this.bridge.address().port}`;
   }
 
+  /** A place as the daemon's own over TCP is: everything but the page's files wants a token. */
+  async guarded(token) {
+    const server = http.createServer((request, answer) => {
+      const page = request.url === "/" || request.url.startsWith("/assets/");
+      if (!page && request.headers.authorization !== `Bearer ${token}`) {
+        answer.writeHead(401, { "Content-Type": "application/json" });
+        answer.end('{"schema_version": 1, "error": "this needs the token of the daemon"}');
+        return;
+      }
+      const { url, method, headers } = request;
+      const on = http.request({ socketPath: this.socket, path: url, method, headers }, (said) => {
+        answer.writeHead(said.statusCode, said.headers);
+        said.pipe(answer);
+      });
+      on.on("error", () => answer.destroy());
+      answer.on("close", () => on.destroy());
+      request.pipe(on);
+    });
+    await new Promise((done) => server.listen(0, "127.0.0.1", done));
+    return { origin: `http://127.0.0.1:${server.address().port}`, end: () => (server.closeAllConnections(), server.close()) };
+  }
+
   /** Clients that go on until they are told to stop: a stream, hot places that are read and written, cold ones, flushes. */
   work() {
     let state = 88172645463325252n;

@@ -131,7 +131,7 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
 
 /// Answers until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access) {
-    let router = router.layer(axum::middleware::from_fn(whole_body));
+    let router = crate::web::without_tokens(router.layer(axum::middleware::from_fn(whole_body)));
     let (clients, refused) = (Arc::new(Semaphore::new(MOST_CLIENTS)), Arc::new(Semaphore::new(MOST_REFUSED)));
     loop {
         let stream = match listener.accept().await {

@@ -100,6 +100,16 @@ fn refuse(status: StatusCode, why: &str) -> Response {
     (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
 }
 
+/// For clients that are known by other means: a token is nothing to them, and whoever shows one proves nothing by it.
+pub(crate) fn without_tokens(router: Router) -> Router {
+    router.layer(axum::middleware::map_request(forget_token))
+}
+
+async fn forget_token(mut request: Request) -> Request {
+    request.headers_mut().remove(header::AUTHORIZATION);
+    request
+}
+
 /// Refuses what a browser asks for on behalf of another page. See the module head.
 pub(crate) async fn own_pages_only(request: Request, next: Next) -> Response {
     match foreign(request.headers()) {
@@ -112,7 +122,7 @@ fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok())
 }
 
-/// Why this is not answered, if it is not.
+/// Why this is not answered, if it is not. A token that is still in the headers has been looked at.
 fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     let (site, origin) = (text(headers, "sec-fetch-site"), text(headers, header::ORIGIN));
     // Other programs say none of these; a browser not always all of them.

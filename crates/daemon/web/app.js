@@ -138,6 +138,9 @@ function live(yes, text) {
 }
 
 let asking = false;
+let listening = false;
+/** Nothing is asked any more: there is no token. */
+let over = false;
 async function step() {
   if (turn % 2 === 0 || !status) {
     status = await get("v1/status");
@@ -148,32 +151,44 @@ async function step() {
   await view.tick(turn);
   turn += 1;
   live(true, "live");
+  if (!listening) {
+    listening = true;
+    listen((event) => {
+      showEvent(event);
+      if (event.type !== "message") hurry();
+    });
+  }
+}
+
+/** What went wrong is said; where a token is wanted, it is asked for. */
+async function failed(e) {
+  live(false, e.status ? "refused" : "no answer, trying again");
+  if (e.status === 401) {
+    over = !(await askForToken(e.message, setToken));
+    if (over) live(false, "no token: reload to give one");
+  } else if (e.status) {
+    showEvent({ seq: `${e.status} ${e.message}`, level: "error", time_ms: Date.now(), text: e.message });
+    // What is shown may be gone: the list says so.
+    turn = 0;
+  }
 }
 
 async function loop() {
   clearTimeout(soon);
   soon = null;
+  if (over) return;
   if (!document.hidden && !asking) {
     asking = true;
     try {
       await step();
     } catch (e) {
       if (!(e instanceof Refused)) throw e;
-      live(false, e.status ? "refused" : "no answer, trying again");
-      if (e.status === 401 && !document.getElementById("ask").open) {
-        await askForToken(e.message, setToken);
-      } else if (e.status) {
-        showEvent({ seq: `${e.status} ${e.message}`, level: "error", time_ms: Date.now(), text: e.message });
-        // What is shown may be gone: the list says so.
-        turn = 0;
-      }
+      await failed(e);
     } finally {
       asking = false;
-      soon ??= setTimeout(loop, EVERY_MS);
     }
-  } else {
-    soon ??= setTimeout(loop, EVERY_MS);
   }
+  soon ??= setTimeout(loop, EVERY_MS);
 }
 
 /** Something was changed: it is to be seen at once. */
@@ -185,7 +200,3 @@ function hurry() {
 
 document.addEventListener("visibilitychange", () => document.hidden || hurry());
 showRoute();
-listen((event) => {
-  showEvent(event);
-  if (event.type !== "message") hurry();
-});

@@ -38,7 +38,7 @@ export function micros(value) {
 
 const trim = (value) => (value >= 99.5 ? value.toFixed(0) : value >= 9.95 ? value.toFixed(1) : value.toFixed(2)).replace(/\.0+$/, "");
 
-export const percent = (value) => (value == null ? "–" : `${value >= 99.95 || value < 0.05 ? Math.round(value) : value.toFixed(1)} %`);
+export const percent = (value) => (value == null ? "–" : `${Number.isInteger(value) || value >= 99.95 || value < 0.05 ? Math.round(value) : value.toFixed(1)} %`);
 
 /** How long something takes, from seconds. */
 export function duration(seconds) {

@@ -156,6 +156,9 @@ export class DiskPicture {
   /** Takes an answer of the daemon. */
   add(trace) {
     this.size = trace.size_sectors;
+    // Another daemon than before, with another clock.
+    if (trace.now_us < (this.now_us ?? 0)) this.requests = [];
+    this.now_us = trace.now_us;
     const { at_us, sector, sectors, kind } = trace.columns;
     // The daemon's clock counts from its own begin: what is drawn is how long ago it was.
     this.offset_us = Date.now() * 1000 - trace.now_us;

@@ -210,10 +210,13 @@ class Charted {
   }
 
   draw() {
+    // An answer may come when another view is shown.
+    if (this.ended) return;
     for (const c of this.charts) c.draw(this.samples.columns, this.seconds);
   }
 
   end() {
+    this.ended = true;
     for (const c of this.charts) c.end();
   }
 }
