@@ -1,9 +1,12 @@
 //! Archives as the kernel wants them for its first root filesystem: cpio, format "newc", uncompressed.
 //!
-//! Owns the encoding and the parent directories; must not know what goes in.
+//! Owns the encoding and the parent directories; must not know what goes in. The same files can go into a directory.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 enum Entry {
     Directory,
@@ -50,6 +53,26 @@ impl Archive {
     /// Whether something is there.
     pub fn has(&self, path: &str) -> bool {
         self.entries.contains_key(path.trim_matches('/'))
+    }
+
+    /// Writes it all into a directory instead.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn unpack(&self, to: &Path) -> io::Result<()> {
+        // Parents are before what is in them.
+        for (path, entry) in &self.entries {
+            let path = to.join(path);
+            match entry {
+                Entry::Directory => fs::create_dir_all(path)?,
+                Entry::File { mode, content } => {
+                    fs::write(&path, content)?;
+                    fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
+                }
+                Entry::Link(target) => symlink(target, path)?,
+            }
+        }
+        Ok(())
     }
 
     /// Writes it all.

@@ -49,6 +49,15 @@ pub enum Extra {
     Tool(String),
     /// A program by path, under its own file name in [`PROGRAMS`].
     Program(PathBuf),
+    /// A program of the host that stays where it is there.
+    At(PathBuf),
+    /// A symbolic link.
+    Link {
+        /// In the guest.
+        path: String,
+        /// What it leads to.
+        target: String,
+    },
     /// Any file to any place.
     File {
         /// On the host.
@@ -70,8 +79,22 @@ pub enum Extra {
 /// # Panics
 /// If something is missing.
 pub fn write(artifacts: &Artifacts, extras: &[Extra], to: &Path) {
+    let mut out = BufWriter::new(fs::File::create(to).expect("a file in the test's directory"));
+    let archive = archive(artifacts, extras);
+    archive.write(&mut out).and_then(|()| out.flush()).expect("room in the test's directory");
+}
+
+/// Writes the same files into a directory.
+///
+/// # Panics
+/// If something is missing.
+pub fn unpack(artifacts: &Artifacts, extras: &[Extra], to: &Path) {
+    archive(artifacts, extras).unpack(to).expect("room in the test's directory");
+}
+
+fn archive(artifacts: &Artifacts, extras: &[Extra]) -> Archive {
     let mut archive = Archive::default();
-    for dir in ["/proc", "/sys", "/dev", "/tmp", "/run", "/root", "/etc", "/usr/bin", "/usr/sbin"] {
+    for dir in ["/proc", "/sys", "/dev", "/tmp", "/run", "/root", "/mnt", "/etc", "/usr/bin", "/usr/sbin"] {
         archive.directory(dir);
     }
     busybox(&mut archive);
@@ -82,17 +105,18 @@ pub fn write(artifacts: &Artifacts, extras: &[Extra], to: &Path) {
     modules(&mut archive, artifacts);
     for extra in extras {
         match extra {
-            Extra::Tool(name) => program(&mut archive, &tool(name), name),
+            Extra::Tool(name) => program(&mut archive, &tool(name), &format!("{PROGRAMS}/{name}")),
             Extra::Program(path) => {
                 let name = path.file_name().and_then(|n| n.to_str()).expect("a program with a name");
-                program(&mut archive, path, name);
+                program(&mut archive, path, &format!("{PROGRAMS}/{name}"));
             }
+            Extra::At(path) => program(&mut archive, path, path.to_str().expect("a plain path")),
+            Extra::Link { path, target } => archive.link(path, target),
             Extra::File { from, to } => archive.file(to, 0o644, bytes(from)),
             Extra::Text { text, to } => archive.file(to, 0o644, text.clone().into_bytes()),
         }
     }
-    let mut out = BufWriter::new(fs::File::create(to).expect("a file in the test's directory"));
-    archive.write(&mut out).and_then(|()| out.flush()).expect("room in the test's directory");
+    archive
 }
 
 fn bytes(path: &Path) -> Vec<u8> {
@@ -150,8 +174,8 @@ fn lines_of<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<u8> {
 }
 
 /// A program without its debugging information, and the libraries that `ldd` names, at the same places as here.
-fn program(archive: &mut Archive, path: &Path, name: &str) {
-    archive.file(&format!("{PROGRAMS}/{name}"), 0o755, stripped(path));
+fn program(archive: &mut Archive, path: &Path, to: &str) {
+    archive.file(to, 0o755, stripped(path));
     let said = run(&tool("ldd"), &[path]);
     if said.code != 0 {
         return; // static, or a script

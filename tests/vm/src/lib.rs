@@ -15,7 +15,7 @@
 //!     .boot();                                            // 3 to 6 seconds
 //! vm.sh("modprobe xfs && mkfs.xfs /dev/disk/backing && mount /dev/disk/backing /mnt").ok();
 //! vm.sh("(fio --name=x --directory=/mnt --size=8M --rw=randwrite; echo done >/dev/ports/progress) >/tmp/log 2>&1 &").ok();
-//! vm.wait_for_progress("fio ends", |p| p.contains("done")); // or vm.wait_for("a mount", "mountpoint /mnt")
+//! vm.wait_for_progress("fio ends", |p| p.contains("done")); // or vm.wait_for("a mount", "grep ' /mnt ' /proc/mounts")
 //! let said = vm.sh("df /mnt; exit 3");                    // said.code, said.out, said.err; .ok() demands 0
 //! assert_eq!(said.code, 3);
 //! vm.cut_power();                                         // kills QEMU; then boot another Vm on the same disks
@@ -23,6 +23,7 @@
 //!
 //! * The guest is Debian's cloud kernel 6.12 with busybox; modules of `initramfs::MODULES` are on board, `modprobe`
 //!   loads them. There is no udev. Root is a ramdisk: nothing of it survives.
+//! * `systemd::userland` makes it a guest with systemd and udev of the host; then there are the package's units and rules, too.
 //! * **Power cuts**: requests that the guest saw completed are kept, flushed or not (they are in the host's memory);
 //!   requests under way are lost or kept in part. The guest sees disks with volatile write caches and flushes them.
 //!   `disk.volatile(&power)` has such a cache: a cut loses any part of what was answered and not flushed, and
@@ -42,6 +43,7 @@ pub mod load;
 pub mod ours;
 pub mod power;
 pub mod said;
+pub mod systemd;
 pub mod vm;
 
 pub use bcache::Kernel;

@@ -21,6 +21,7 @@ pub struct Builder {
     memory_mib: u32,
     cpus: u32,
     boot_options: String,
+    initrd: Option<PathBuf>,
 }
 
 impl Builder {
@@ -48,6 +49,18 @@ impl Builder {
         self
     }
 
+    /// A program of the host, which stays where it is there.
+    pub fn at(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.extras.push(Extra::At(path.into()));
+        self
+    }
+
+    /// A symbolic link.
+    pub fn link(mut self, path: &str, target: &str) -> Builder {
+        self.extras.push(Extra::Link { path: path.to_owned(), target: target.to_owned() });
+        self
+    }
+
     /// A file with this text.
     pub fn text(mut self, text: &str, to: &str) -> Builder {
         self.extras.push(Extra::Text { text: text.to_owned(), to: to.to_owned() });
@@ -70,6 +83,17 @@ impl Builder {
     pub fn boot_options(mut self, words: &str) -> Builder {
         self.boot_options = words.to_owned();
         self
+    }
+
+    /// Boots this initramfs instead of what was described, which may be on a disk now: see [`Builder::unpack`].
+    pub fn initrd(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.initrd = Some(path.into());
+        self
+    }
+
+    /// Puts the files of the guest into a directory, where a root file system can be made of them.
+    pub fn unpack(&self, to: &Path) {
+        initramfs::unpack(artifacts(), &self.extras, to);
     }
 
     /// Boots; returns when the guest takes commands. An emulator that falls over before that gets two more chances: on
@@ -99,8 +123,11 @@ impl Builder {
     #[track_caller]
     fn start(&self) -> (Vm, BufReader<UnixStream>) {
         let dir = tempfile::Builder::new().prefix("ubcache-vm-").tempdir().expect("a directory");
-        let initrd = dir.path().join("initramfs");
-        initramfs::write(artifacts(), &self.extras, &initrd);
+        let initrd = self.initrd.clone().unwrap_or_else(|| {
+            let made = dir.path().join("initramfs");
+            initramfs::write(artifacts(), &self.extras, &made);
+            made
+        });
         let socket = dir.path().join("agent");
         let listener = UnixListener::bind(&socket).expect("a socket in a new directory");
         let mut command = self.command(dir.path(), &initrd, &socket);
@@ -183,6 +210,7 @@ impl Vm {
             memory_mib: 768,
             cpus: 2,
             boot_options: String::new(),
+            initrd: None,
         }
     }
 
@@ -270,6 +298,20 @@ impl Vm {
     pub fn serial_log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.path().join("serial.log")).unwrap_or_default())
             .into_owned()
+    }
+
+    /// Gives a command that ends the machine, and waits for its end in good order.
+    #[track_caller]
+    pub fn ends_by(mut self, command: &str) -> String {
+        let mut agent = self.agent.take().expect("an agent, unless a command failed before");
+        let line = format!("{} {}\n", self.next + 1, base64(command.as_bytes()));
+        agent.get_mut().write_all(line.as_bytes()).expect("a machine");
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().ok().flatten().is_none() {
+            assert!(Instant::now() < deadline, "{}", self.complain(&format!("it runs on after `{command}`")));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.serial_log()
     }
 
     /// Cuts the power: the process of QEMU is killed. Requests that the guest saw completed are in the images, flushed
