@@ -1,4 +1,4 @@
-//! The other end of the daemon's control socket.
+//! The other end of the daemon's control socket, or of its TCP port.
 //!
 //! Owns one request and its answer, each over a connection of its own (HTTP/1.0: no runtime, no library, and the answer
 //! ends with the connection). What is wrong is said in words, with what to do. Must not know what is asked.
@@ -12,6 +12,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::remote::{Remote, Stream, Url};
 
 /// How long the daemon may take to answer. It has deadlines of its own, which are shorter.
 const PATIENCE: Duration = Duration::from_secs(200);
@@ -21,9 +22,18 @@ const MOST_BYTES: u64 = 64 << 20;
 /// What commands for the daemon have in common.
 #[derive(Args, Debug)]
 pub(crate) struct Control {
-    /// Control socket of the daemon
-    #[arg(long, value_name = "PATH", default_value = daemon::DEFAULT_SOCKET)]
-    socket: PathBuf,
+    /// Control socket of the daemon [default: /run/ubcache/control.sock]
+    #[arg(long, value_name = "PATH", conflicts_with = "api")]
+    socket: Option<PathBuf>,
+    /// A daemon over TCP: http://HOST:PORT on this host, https://HOST:PORT anywhere [environment: UBCACHE_API]
+    #[arg(long, value_name = "URL")]
+    api: Option<Url>,
+    /// File with the token of that daemon [environment: UBCACHE_TOKEN_FILE]
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    token_file: Option<PathBuf>,
+    /// Certificates by which that daemon is believed, instead of the system's [environment: UBCACHE_CA]
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    ca: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -59,45 +69,56 @@ pub(crate) fn segment(text: &str) -> String {
     encoded
 }
 
-impl Control {
-    fn connect(&self) -> Result<UnixStream, Failure> {
-        let at = self.socket.display();
-        UnixStream::connect(&self.socket).map_err(|e| match e.kind() {
+/// Where the daemon is.
+enum Endpoint {
+    Socket(PathBuf),
+    Remote(Remote),
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::Socket(path) => path.display().fmt(f),
+            Endpoint::Remote(remote) => remote.url.fmt(f),
+        }
+    }
+}
+
+impl Endpoint {
+    fn problem(&self, what: &str, e: impl std::fmt::Display) -> Failure {
+        Failure::Failed(format!("{self}: {what}: {e}"))
+    }
+
+    fn connect(&self) -> Result<Stream, Failure> {
+        let socket = match self {
+            Endpoint::Socket(socket) => socket,
+            Endpoint::Remote(remote) => return remote.connect(),
+        };
+        let connected = UnixStream::connect(socket).map_err(|e| match e.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Failure::Failed(format!(
-                "no daemon runs at {at}: start one with `systemctl start ubcache` or `ubcache daemon`, name another \
+                "no daemon runs at {self}: start one with `systemctl start ubcache` or `ubcache daemon`, name another \
                  socket with --socket, or serve a set in the foreground with `ubcache up`"
             )),
             ErrorKind::PermissionDenied => {
-                Failure::Failed(format!("{at}: permission denied: only root and the configured group may control the daemon"))
+                Failure::Failed(format!("{self}: permission denied: only root and the configured group may control the daemon"))
             }
-            _ => Failure::Failed(format!("{at}: cannot connect: {e}")),
-        })
+            _ => self.problem("cannot connect", e),
+        });
+        connected.map(Stream::Unix)
     }
+}
 
-    fn begin(
-        &self,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<BufReader<UnixStream>, Failure> {
-        let mut stream = self.connect()?;
-        let lost = |e| Failure::at(&self.socket, "the daemon does not listen", e);
-        stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = format!(
-            "{method} {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        match stream.write_all(request.as_bytes()) {
-            // Who is refused is told so without having been listened to.
-            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(lost(e)),
-            _ => Ok(BufReader::new(stream)),
-        }
-    }
+/// An answer that has begun.
+struct Incoming {
+    from: Endpoint,
+    reader: BufReader<Stream>,
+}
 
+impl Incoming {
     /// The status line and the header, which is skipped.
-    fn status(&self, reader: &mut BufReader<UnixStream>) -> Result<u16, Failure> {
-        let lost = |e| Failure::at(&self.socket, "the daemon does not answer", e);
+    fn status(&mut self) -> Result<u16, Failure> {
+        let Incoming { from, reader } = self;
+        let lost = |e| from.problem("the daemon does not answer", e);
         let mut line = String::new();
         reader.by_ref().take(1 << 10).read_line(&mut line).map_err(lost)?;
         let status = line.split(' ').nth(1).and_then(|s| s.parse().ok());
@@ -108,20 +129,76 @@ impl Control {
                 break;
             }
         }
-        let strange =
-            || Failure::Failed(format!("{}: the daemon broke off: is it too busy?", self.socket.display()));
-        status.ok_or_else(strange)
+        status.ok_or_else(|| {
+            Failure::Failed(format!("{from}: the daemon broke off: is it too busy, or is it https:// there?"))
+        })
+    }
+}
+
+/// What is in the environment, unless it is empty.
+fn environment(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|v| !v.is_empty())
+}
+
+impl Control {
+    /// What is said on the command line counts more than what is in the environment.
+    fn endpoint(&self) -> Result<Endpoint, Failure> {
+        if let Some(socket) = &self.socket {
+            return Ok(Endpoint::Socket(socket.clone()));
+        }
+        let from_environment = || {
+            let text = environment("UBCACHE_API")?;
+            Some(text.to_string_lossy().parse().map_err(|e| Failure::Usage(format!("UBCACHE_API: {e}"))))
+        };
+        let Some(url) = self.api.clone().map(Ok).or_else(from_environment).transpose()? else {
+            return Ok(Endpoint::Socket(PathBuf::from(daemon::DEFAULT_SOCKET)));
+        };
+        let file =
+            |given: &Option<PathBuf>, name| given.clone().or_else(|| environment(name).map(PathBuf::from));
+        let token_file = file(&self.token_file, "UBCACHE_TOKEN_FILE");
+        Ok(Endpoint::Remote(Remote { url, token_file, ca: file(&self.ca, "UBCACHE_CA") }))
+    }
+
+    fn begin(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Incoming, Failure> {
+        let from = self.endpoint()?;
+        let authorization = match &from {
+            Endpoint::Socket(_) => String::new(),
+            Endpoint::Remote(remote) => remote.authorization()?,
+        };
+        let mut stream = from.connect()?;
+        stream.set_read_timeout(PATIENCE).map_err(|e| from.problem("the daemon does not listen", e))?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\n{authorization}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        match stream.write_all(request.as_bytes()).and_then(|()| stream.flush()) {
+            // Who is refused is told so without having been listened to.
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(from.problem("the daemon does not listen", e)),
+            _ => Ok(Incoming { from, reader: BufReader::new(stream) }),
+        }
     }
 
     /// Asks, and waits for the answer.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Reply, Failure> {
-        let mut reader = self.begin(method, path, body)?;
-        let status = self.status(&mut reader)?;
+        let mut answer = self.begin(method, path, body)?;
+        let status = answer.status()?;
         let mut bytes = Vec::new();
-        let read = reader.take(MOST_BYTES).read_to_end(&mut bytes);
-        read.map_err(|e| Failure::at(&self.socket, "the daemon does not answer", e))?;
+        let read = answer.reader.take(MOST_BYTES).read_to_end(&mut bytes);
+        read.map_err(|e| answer.from.problem("the daemon does not answer", e))?;
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         Ok(Reply { status, body })
+    }
+
+    /// What names a device: a path that is there, made absolute; anything else as it is, also where the daemon may be on
+    /// another host.
+    pub(crate) fn device_name(&self, name: &str) -> Result<String, Failure> {
+        let path = Path::new(name);
+        if !path.exists() || matches!(self.endpoint()?, Endpoint::Remote(_)) {
+            return Ok(name.to_owned());
+        }
+        let found = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
+        Ok(found.to_string_lossy().into_owned())
     }
 
     pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
@@ -142,15 +219,15 @@ impl Control {
 
     /// Events, one after another, until the daemon ends or `each` fails.
     pub(crate) fn events(&self, mut each: impl FnMut(&Value) -> Result<(), Failure>) -> Result<(), Failure> {
-        let mut reader = self.begin("GET", "/v1/events", None)?;
-        let status = self.status(&mut reader)?;
+        let mut answer = self.begin("GET", "/v1/events", None)?;
+        let status = answer.status()?;
         if status != 200 {
             let mut text = String::new();
-            let _ = reader.take(MOST_BYTES).read_to_string(&mut text);
+            let _ = answer.reader.take(MOST_BYTES).read_to_string(&mut text);
             return Reply { status, body: serde_json::from_str(&text).unwrap_or(Value::Null) }.ok().map(drop);
         }
-        for line in reader.lines() {
-            let line = line.map_err(|e| Failure::at(&self.socket, "the daemon broke off", e))?;
+        for line in answer.reader.lines() {
+            let line = line.map_err(|e| answer.from.problem("the daemon broke off", e))?;
             if let Some(data) = line.strip_prefix("data:") {
                 each(&serde_json::from_str(data.trim()).map_err(Failure::of)?)?;
             }
@@ -162,16 +239,6 @@ impl Control {
 /// A path as the daemon has to see it, which runs in another directory.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|e| Failure::at(path, "cannot be found", e))
-}
-
-/// What names a device: a path that is there, made absolute; anything else as it is.
-pub(crate) fn device_name(name: &str) -> Result<String, Failure> {
-    let path = Path::new(name);
-    if !path.exists() {
-        return Ok(name.to_owned());
-    }
-    let found = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
-    Ok(found.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

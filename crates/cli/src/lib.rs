@@ -5,8 +5,8 @@
 //! superblocks, nor how a request is served: it puts devices, sets and exports together.
 //!
 //! Where things are: `commands` has one file per command; what brings a set up and serves it is crate `serve`;
-//! `client` talks to the daemon; `console` reads commands for a running set; `multicall` knows the arguments of
-//! bcache-tools.
+//! `client` talks to the daemon, `remote` is the way there over TCP; `console` reads commands for a running set;
+//! `multicall` knows the arguments of bcache-tools.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -16,6 +16,7 @@ mod interrupt;
 mod multicall;
 pub mod nbd_client;
 mod out;
+mod remote;
 mod size;
 
 use std::ffi::OsString;

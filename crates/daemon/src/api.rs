@@ -286,6 +286,9 @@ async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
 #[serde(deny_unknown_fields)]
 struct Register {
     devices: Vec<PathBuf>,
+    /// One that is registered already is no mistake.
+    #[serde(default)]
+    quiet: bool,
 }
 
 async fn register(State(api): Shared, body: Bytes) -> Answered {
@@ -294,7 +297,13 @@ async fn register(State(api): Shared, body: Bytes) -> Answered {
         let text = format!("{}: expected an absolute path", relative.display());
         return Err(Refusal(StatusCode::BAD_REQUEST, text));
     }
-    let registered = to_the_end(async move { api.registry.register(wanted.devices).await }).await?;
+    let work = async move {
+        match wanted.quiet {
+            true => api.registry.register_quietly(wanted.devices).await,
+            false => api.registry.register(wanted.devices).await,
+        }
+    };
+    let registered = to_the_end(work).await?;
     ok(json!({"devices": registered}))
 }
 
@@ -363,9 +372,30 @@ struct Put {
     runtime: bool,
 }
 
-async fn change(api: Arc<Api>, of: Of<'_>, key: &str, put: Put) -> Answered {
-    let changed = api.registry.set_tunable(of, key, &put.value, !put.runtime).await?;
-    ok(json!({"changed": changed}))
+/// Whose tunables, for work that goes on when its request is gone.
+#[derive(Clone)]
+enum Whose {
+    Set(String),
+    Volume(String),
+}
+
+impl Whose {
+    fn of(&self) -> Of<'_> {
+        match self {
+            Whose::Set(name) => Of::Set(name),
+            Whose::Volume(name) => Of::Volume(name),
+        }
+    }
+}
+
+async fn change(api: Arc<Api>, whose: Whose, key: String, put: Put) -> Answered {
+    let work = async move { api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await };
+    ok(json!({"changed": to_the_end(work).await?}))
+}
+
+async fn reset(api: Arc<Api>, whose: Whose, key: String) -> Answered {
+    let work = async move { api.registry.reset_tunable(whose.of(), &key).await };
+    ok(json!({"changed": to_the_end(work).await?}))
 }
 
 async fn set_tunables(State(api): Shared, Path(set): Path<String>) -> Answered {
@@ -381,11 +411,11 @@ async fn change_set_tunable(
     Path((set, key)): Path<(String, String)>,
     body: Bytes,
 ) -> Answered {
-    change(api, Of::Set(&set), &key, parse(&body)?).await
+    change(api, Whose::Set(set), key, parse(&body)?).await
 }
 
 async fn reset_set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
-    ok(json!({"changed": api.registry.reset_tunable(Of::Set(&set), &key).await?}))
+    reset(api, Whose::Set(set), key).await
 }
 
 async fn volume_tunables(State(api): Shared, Path(volume): Path<String>) -> Answered {
@@ -405,12 +435,12 @@ async fn change_volume_tunable(
 ) -> Answered {
     let put = parse(&body)?;
     api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Of::Volume(&volume), &key, put).await
+    change(api, Whose::Volume(volume), key, put).await
 }
 
 async fn reset_volume_tunable(State(api): Shared, Path((volume, key)): Path<(String, String)>) -> Answered {
     api.registry.find(&volume).await.map_err(not_found)?;
-    ok(json!({"changed": api.registry.reset_tunable(Of::Volume(&volume), &key).await?}))
+    reset(api, Whose::Volume(volume), key).await
 }
 
 #[derive(Deserialize)]
@@ -422,7 +452,7 @@ struct Mode {
 async fn cache_mode(State(api): Shared, Path(volume): Path<String>, body: Bytes) -> Answered {
     let Mode { mode } = parse(&body)?;
     api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Of::Volume(&volume), "cache_mode", Put { value: mode, runtime: false }).await
+    change(api, Whose::Volume(volume), "cache_mode".into(), Put { value: mode, runtime: false }).await
 }
 
 #[derive(Deserialize)]
@@ -434,7 +464,7 @@ struct Label {
 async fn label(State(api): Shared, Path(volume): Path<String>, body: Bytes) -> Answered {
     let Label { label } = parse(&body)?;
     api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Of::Volume(&volume), "label", Put { value: label, runtime: false }).await
+    change(api, Whose::Volume(volume), "label".into(), Put { value: label, runtime: false }).await
 }
 
 // ---- work ----
@@ -475,6 +505,9 @@ struct Check {
     devices: Vec<String>,
     #[serde(default)]
     quick: bool,
+    /// Also if somebody writes to them: what is found then may be torn.
+    #[serde(default)]
+    in_use: bool,
 }
 
 async fn check(State(api): Shared, body: Bytes) -> Result<Response, Refusal> {
@@ -485,14 +518,14 @@ async fn check(State(api): Shared, body: Bytes) -> Result<Response, Refusal> {
         return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
     };
     let running = Running(job.clone());
-    tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, &running));
+    tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
     accepted(&job)
 }
 
-/// Verifies devices that nobody writes to. On a thread of its own.
-fn check_now(paths: &[PathBuf], quick: bool, job: &Running) {
+/// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
+fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
     let look = || -> Result<End, Failure> {
-        let looker = serve::look::Looker::new(false)?;
+        let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
         let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
         let options = inspect::CheckOptions { compare_clean: !quick };

@@ -1,10 +1,12 @@
 //! The configuration file: what the operator wants of the whole host, of single sets and of single volumes.
 //!
 //! Owns the file's syntax, the presets, and the order in which they count: preset < `[tunables]` < the section of a set
-//! or volume. Unknown keys, unknown tunables and values that cannot be are errors with the line they stand in. Must not
+//! or volume. Unknown keys, unknown tunables and values that cannot be are errors with the line they stand in. TCP is
+//! for those who have a token only, and beyond this host only under TLS: a file that says otherwise is a mistake. Must not
 //! know what is running.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::tunables::{DeviceTunables, SetTunables};
@@ -34,7 +36,13 @@ struct File {
     group: Option<String>,
     state_dir: Option<PathBuf>,
     sysfs_view: Option<PathBuf>,
+    listen: Vec<Spanned<String>>,
+    token_file: Option<Spanned<PathBuf>>,
+    tls_certificate: Option<Spanned<PathBuf>>,
+    tls_key: Option<Spanned<PathBuf>>,
+    metrics_without_token: bool,
     scan: bool,
+    scan_on_events: bool,
     devices: Vec<PathBuf>,
     exports: Option<Vec<Spanned<String>>>,
     preset: Option<Spanned<String>>,
@@ -59,6 +67,24 @@ struct VolumeSection {
     tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
 
+/// A file that is named in the configuration, and in which line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Named {
+    pub(crate) path: PathBuf,
+    pub(crate) line: usize,
+}
+
+/// Who may come over TCP, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Tcp {
+    /// Never empty.
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) token_file: Named,
+    /// Certificates and their key; there is always one if an address is not of this host alone.
+    pub(crate) tls: Option<(Named, Named)>,
+    pub(crate) metrics_without_token: bool,
+}
+
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Section {
     exports: Option<Vec<String>>,
@@ -74,7 +100,11 @@ pub(crate) struct Config {
     pub(crate) state_dir: Option<PathBuf>,
     /// Where files like the kernel's are mounted.
     pub(crate) sysfs_view: Option<PathBuf>,
+    /// TCP, if it is wanted.
+    pub(crate) tcp: Option<Tcp>,
     pub(crate) scan: bool,
+    /// Devices that appear later are registered, too.
+    pub(crate) scan_on_events: bool,
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
     pub(crate) drain_deadline_s: u64,
@@ -91,7 +121,9 @@ impl Default for Config {
             group: None,
             state_dir: None,
             sysfs_view: None,
+            tcp: None,
             scan: false,
+            scan_on_events: false,
             devices: Vec::new(),
             drain_on_stop: false,
             drain_deadline_s: 300,
@@ -102,6 +134,9 @@ impl Default for Config {
         }
     }
 }
+
+/// Addresses that are listened to over TCP.
+const MOST_ADDRESSES: usize = 16;
 
 /// A preset is a handful of tunables that belong together.
 const PRESETS: &[(&str, &[(&str, &str)])] = &[
@@ -177,12 +212,15 @@ impl Config {
             None => e.message().to_owned(),
         })?;
         let parser = Parser { text };
+        let tcp = parser.tcp(&file)?;
         let mut config = Config {
             socket: file.socket,
             group: file.group,
             state_dir: file.state_dir,
             sysfs_view: file.sysfs_view,
+            tcp,
             scan: file.scan,
+            scan_on_events: file.scan_on_events,
             devices: file.devices,
             drain_on_stop: file.drain_on_stop,
             drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
@@ -240,6 +278,42 @@ struct Parser<'a> {
 impl Parser<'_> {
     fn at<T>(&self, place: &Spanned<T>, what: impl std::fmt::Display) -> String {
         format!("line {}: {what}", line_of(self.text, place.span().start))
+    }
+
+    fn named(&self, file: &Spanned<PathBuf>) -> Named {
+        Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
+    }
+
+    fn tcp(&self, file: &File) -> Result<Option<Tcp>, String> {
+        let tls = match (&file.tls_certificate, &file.tls_key) {
+            (Some(certificate), Some(key)) => Some((self.named(certificate), self.named(key))),
+            (Some(alone), None) => return Err(self.at(alone, "tls_certificate: expected tls_key as well")),
+            (None, Some(alone)) => return Err(self.at(alone, "tls_key: expected tls_certificate as well")),
+            (None, None) => None,
+        };
+        let Some(first) = file.listen.first() else { return Ok(None) };
+        if let Some(more) = file.listen.get(MOST_ADDRESSES) {
+            return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
+        }
+        let Some(token_file) = &file.token_file else {
+            let text = "listen: expected token_file as well: over TCP only those who have a token may come";
+            return Err(self.at(first, text));
+        };
+        let mut listen = Vec::new();
+        for text in &file.listen {
+            let address: SocketAddr = text.get_ref().parse().map_err(|_| {
+                let what =
+                    "expected ADDRESS:PORT with an address in numbers, such as 127.0.0.1:9420 or [::1]:9420";
+                self.at(text, format!("listen: {:?}: {what}", text.get_ref()))
+            })?;
+            if tls.is_none() && !address.ip().to_canonical().is_loopback() {
+                let what = "can be reached from other hosts: expected tls_certificate and tls_key as well";
+                return Err(self.at(text, format!("listen: {address}: {what}")));
+            }
+            listen.push(address);
+        }
+        let metrics_without_token = file.metrics_without_token;
+        Ok(Some(Tcp { listen, token_file: self.named(token_file), tls, metrics_without_token }))
     }
 
     fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, String> {
@@ -335,6 +409,18 @@ mod tests {
     }
 
     #[test]
+    fn tcp_is_for_those_with_a_token() {
+        let text = "listen = [\"127.0.0.1:9420\", \"[::1]:0\"]\ntoken_file = \"/etc/token\"\n";
+        let tcp = Config::parse(text).unwrap().tcp.unwrap();
+        assert_eq!((tcp.listen.len(), tcp.token_file.line, tcp.tls.is_some()), (2, 2, false));
+        assert!(!tcp.metrics_without_token);
+        let more = "tls_certificate = \"/c\"\ntls_key = \"/k\"\nmetrics_without_token = true\n";
+        let far = Config::parse(&(text.replace("[::1]", "[::]") + more)).unwrap().tcp.unwrap();
+        assert!(far.tls.is_some_and(|(c, k)| (c.line, k.line) == (3, 4)) && far.metrics_without_token);
+        assert_eq!(Config::parse("token_file = \"/t\"\n").unwrap().tcp, None);
+    }
+
+    #[test]
     fn a_file_that_was_named_has_to_be_there() {
         let said = Config::read(Path::new("/nowhere/ubcache.toml")).unwrap_err();
         assert!(said.message().unwrap().contains("/nowhere/ubcache.toml"), "{said:?}");
@@ -352,6 +438,14 @@ mod tests {
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
             ("scan = maybe\n", 1, ""),
             ("[tunables]\nwriteback_percent = [1]\n", 2, "cannot be"),
+            ("listen = [\"127.0.0.1:1\",\n\"localhost:1\"]\ntoken_file = \"/t\"\n", 2, "in numbers"),
+            ("scan = true\nlisten = [\"127.0.0.1:1\"]\n", 2, "expected token_file"),
+            ("token_file = \"/t\"\nlisten = [\"10.0.0.1:1\"]\n", 2, "expected tls_certificate and tls_key"),
+            ("token_file = \"/t\"\nlisten = [\"127.0.0.1:1\",\n \"[::]:1\"]\n", 3, "from other hosts"),
+            ("token_file = \"/t\"\nlisten = [\"[::ffff:1.2.3.4]:1\"]\n", 2, "from other hosts"),
+            ("token_file = \"/t\"\ntls_key = \"/k\"\n", 2, "expected tls_certificate as well"),
+            ("tls_certificate = \"/c\"\n", 1, "expected tls_key as well"),
+            ("metrics_without_token = 1\n", 1, ""),
         ] {
             let said = Config::parse(text).unwrap_err();
             assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");

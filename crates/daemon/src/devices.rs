@@ -3,6 +3,8 @@
 //! Owns the look at a superblock and the scan of the host's block devices. Nothing here writes, and a device that hangs
 //! holds up nobody: every look has a thread of its own and a deadline.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -106,6 +108,13 @@ pub(crate) async fn look_at_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<See
     seen
 }
 
+/// Whether a device with this name is one to look at without having been told to: not our own, nor what somebody else has
+/// already made of bcache's devices, nor one with a medium that comes and goes.
+pub(crate) fn may_be_ours(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    !["ublkb", "bcache", "loop", "fd", "sr"].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+}
+
 /// The block devices of this host that may hold a superblock.
 pub(crate) fn block_devices() -> Vec<PathBuf> {
     let large_enough = |path: &PathBuf| FileSource::open(path).is_ok_and(|s| s.sectors() >= HEAD);
@@ -114,11 +123,7 @@ pub(crate) fn block_devices() -> Vec<PathBuf> {
         .flatten()
         .flatten()
         .map(|e| Path::new("/dev").join(e.file_name()))
-        // Our own, and what somebody else has already made of bcache's devices.
-        .filter(|p| {
-            let name = p.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            !name.starts_with("ublkb") && !name.starts_with("bcache") && !name.starts_with("loop")
-        })
+        .filter(|p| p.file_name().is_some_and(may_be_ours))
         .filter(large_enough)
         .collect();
     found.sort();

@@ -102,7 +102,11 @@ impl<'a> Host<'a> {
             }
         }
         for volume in host.session.volumes() {
-            host.serve(volume).await?;
+            if let Err(e) = host.serve(volume).await {
+                // In good order; what is wrong with that, too, is less than why.
+                let _ = host.bring_down().await;
+                return Err(e);
+            }
         }
         Ok(host)
     }
@@ -245,7 +249,12 @@ impl<'a> Host<'a> {
         let volume = set.register(backing.disk).await?;
         self.session.add(volume.clone());
         self.session.log_events();
-        self.serve(volume).await
+        let served = self.serve(volume.clone()).await;
+        if served.is_err() {
+            // It can be had again.
+            let _ = self.let_go(volume).await;
+        }
+        served
     }
 
     async fn create(&self, sectors: u64, label: &str) -> Result<(), Failure> {
@@ -265,8 +274,14 @@ impl<'a> Host<'a> {
                 result = result.and(export.stop(&self.force).await);
             }
         }
+        result.and(self.let_go(volume).await)
+    }
+
+    /// Ends a volume that nothing exports, and lets its device go.
+    async fn let_go(&self, volume: Rc<Volume>) -> Result<(), Failure> {
+        let mut result = Ok(());
         match &self.session.set {
-            Some(set) => result = result.and(set.release(&volume).await.map_err(Failure::from)),
+            Some(set) => result = set.release(&volume).await.map_err(Failure::from),
             None => volume.stop().await,
         }
         self.session.log_events();

@@ -138,6 +138,14 @@ impl Job {
         }
     }
 
+    /// What went wrong, if something did.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match &*self.end_now() {
+            Some((End::Failed(why), _)) => Some(format!("{} {}: {why}", self.kind, self.target)),
+            _ => None,
+        }
+    }
+
     /// One line for a log.
     pub(crate) fn in_words(&self) -> String {
         let v = self.view();

@@ -3,12 +3,13 @@
 //! Owns the control thread (this crate is the only one that knows tokio) and the threads of the sets, which it talks to
 //! by bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
-//! Where things are: `config` and `state` are what holds and what is remembered; `devices` looks, `registry` decides,
-//! `worker` and `host` serve; `settings`, `jobs` and `hub` are tunables, long operations and events; `server` lets clients
-//! in and `api` answers them. The decisions are in `docs/decisions/010-daemon.md`.
+//! Where things are: `config` and `state` are what holds and what is remembered; `devices` looks, `uevents` says
+//! where to, `registry` decides, `worker` and `host` serve; `settings`, `jobs` and `hub` are tunables, long operations and events; `server` and
+//! `tcp` let clients in and `api` answers them; `stop` is the end. The decisions are in `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
 mod api;
+mod appear;
 mod config;
 mod devices;
 mod history;
@@ -22,13 +23,16 @@ mod server;
 mod settings;
 mod shared;
 mod state;
+mod stop;
 mod sysfs;
+mod tcp;
 #[cfg(test)]
 mod testing;
+mod uevents;
 mod web;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,12 +41,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api::Api;
 use crate::config::Config;
-use crate::jobs::Job;
 use crate::registry::Registry;
 use crate::server::Access;
 use crate::shared::Shared;
 use crate::state::State;
-use crate::worker::{Order, Phase};
+use crate::tcp::Remote;
 
 /// Where the control socket is if nothing else is said.
 pub const DEFAULT_SOCKET: &str = "/run/ubcache/control.sock";
@@ -50,11 +53,6 @@ pub const DEFAULT_SOCKET: &str = "/run/ubcache/control.sock";
 pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Where the daemon remembers things if nothing else is said.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/ubcache";
-
-/// How long those who use a volume are given once a second signal says so.
-const GRACE: Duration = Duration::from_secs(3);
-/// How often a drain at the end says how far it is.
-const DRAIN_SAYS_EVERY: Duration = Duration::from_secs(5);
 
 /// How the daemon is called. What is given here counts more than the configuration.
 #[derive(Clone, Debug)]
@@ -72,7 +70,7 @@ pub struct Options {
 /// # Errors
 /// If it cannot begin, or something could not be stopped in good order.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let config = Config::read(&options.config)?;
+    let (config, remote) = read(&options.config)?;
     let place = |given: &Option<PathBuf>, configured: &Option<PathBuf>, default: &str| {
         given.clone().or_else(|| configured.clone()).unwrap_or_else(|| PathBuf::from(default))
     };
@@ -85,10 +83,23 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .build()
         .map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
     let shared = Arc::new(Shared::new(config, state));
+    shared.remote.send_replace(remote);
     let result = runtime.block_on(control(options, &socket, access, shared));
     // A look at a device that hangs must not keep the process from ending.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
+}
+
+/// The configuration, with what is in the files that it names.
+///
+/// # Errors
+/// If it cannot be used. The message says in which line.
+fn read(path: &Path) -> Result<(Config, Option<Arc<Remote>>), Failure> {
+    let config = Config::read(path)?;
+    let remote = config.tcp.as_ref().map(Remote::load).transpose().map_err(|e| {
+        Failure::Failed(format!("{}: {}", path.display(), e.message().unwrap_or("cannot be used")))
+    })?;
+    Ok((config, remote.map(Arc::new)))
 }
 
 struct Signals {
@@ -119,7 +130,7 @@ impl Signals {
 
 async fn control(
     options: &Options,
-    socket: &std::path::Path,
+    socket: &Path,
     access: Access,
     shared: Arc<Shared>,
 ) -> Result<(), Failure> {
@@ -127,19 +138,28 @@ async fn control(
     let listener = server::bind(socket)?;
     let registry = Arc::new(Registry::new(shared.clone()));
     let api = Api { registry: registry.clone(), config_path: options.config.clone(), began: Instant::now() };
-    let serving = tokio::spawn(server::serve(listener, api::router(Arc::new(api)), access));
+    let router = server::with_limits(api::router(Arc::new(api)));
+    let serving = tokio::spawn(server::serve(listener, router.clone(), access));
     message::note(format!("control socket {}", socket.display()));
+    let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
     let sampling = tokio::spawn(history::keep(registry.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
+    // Before the devices are looked at that are there already: none is missed.
+    let monitor = shared.config().scan_on_events.then(uevents::Monitor::new);
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
         let found =
             if scan { tokio::task::spawn_blocking(devices::block_devices).await } else { Ok(Vec::new()) };
-        beginning.begin(found.unwrap_or_default()).await;
+        beginning.begin(found.unwrap_or_default(), devices::block_devices).await;
         message::note("ready");
-        notify::say("READY=1");
+        notify::ready();
+        match monitor {
+            Some(Ok(monitor)) => beginning.watch(monitor).await,
+            Some(Err(e)) => message::warn(format!("scan_on_events: devices that appear are not seen: {e}")),
+            None => {}
+        }
     });
     let alive = tokio::spawn(async {
         let Some(every) = notify::watchdog() else { return };
@@ -150,11 +170,11 @@ async fn control(
     });
     let name = until_stop(&mut signals, &registry, &options.config).await;
     message::note(format!("{name}: stopping"));
-    notify::say("STOPPING=1");
-    let result = stop(&mut signals, &registry, &shared).await;
+    notify::stopping();
+    let result = stop::stop(&mut signals, &registry).await;
     // It asks the control thread, which must not wait for it.
     let _ = tokio::task::spawn_blocking(move || drop(view)).await;
-    for task in [serving, begun, alive, sampling] {
+    for task in [serving, serving_tcp, begun, alive, sampling] {
         task.abort();
     }
     // Whoever looks for the daemon finds at once that it is gone.
@@ -162,11 +182,7 @@ async fn control(
     result
 }
 
-async fn until_stop(
-    signals: &mut Signals,
-    registry: &Arc<Registry>,
-    config: &std::path::Path,
-) -> &'static str {
+async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Path) -> &'static str {
     loop {
         let hangup = tokio::select! {
             _ = signals.terminate.recv() => return "SIGTERM",
@@ -183,60 +199,5 @@ async fn until_stop(
                 }
             });
         }
-    }
-}
-
-/// Everything down, dirty data written back first if that is wanted. A second signal ends the waiting.
-async fn stop(signals: &mut Signals, registry: &Arc<Registry>, shared: &Shared) -> Result<(), Failure> {
-    let (drain, seconds) = {
-        let config = shared.config();
-        (config.drain_on_stop, config.drain_deadline_s)
-    };
-    if drain {
-        let jobs = begin_drain(registry);
-        tokio::select! {
-            () = drained(&jobs, Duration::from_secs(seconds)) => {}
-            name = signals.stop() => message::warn(format!("{name}: what is still dirty stays dirty")),
-        }
-        jobs.iter().for_each(|job| job.cancel());
-    }
-    tokio::select! {
-        result = registry.stop_all() => return result,
-        _ = signals.stop() => {}
-    }
-    message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
-    registry.force();
-    let patience = tokio::time::timeout(GRACE, registry.stop_all());
-    patience.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
-}
-
-fn begin_drain(registry: &Arc<Registry>) -> Vec<Arc<Job>> {
-    let workers = registry.all_workers().into_iter();
-    let with_cache = workers.filter(|w| w.plan.cache.is_some() && w.phase() == Phase::Serving);
-    let jobs = with_cache.filter_map(|worker| {
-        let id = worker.plan.id.clone();
-        registry.begin_job(&worker, "drain", &id, |job| Order::Flush(None, job)).ok()
-    });
-    jobs.collect()
-}
-
-async fn drained(jobs: &[Arc<Job>], patience: Duration) {
-    let began = Instant::now();
-    let mut said = began;
-    while jobs.iter().any(|j| j.is_running()) {
-        if began.elapsed() >= patience {
-            message::warn(format!(
-                "not everything was written back within {} seconds: what is still dirty stays dirty",
-                patience.as_secs()
-            ));
-            return;
-        }
-        if said.elapsed() >= DRAIN_SAYS_EVERY {
-            said = Instant::now();
-            for job in jobs.iter().filter(|j| j.is_running()) {
-                message::note(job.in_words());
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,9 +1,18 @@
-//! What the service manager is told, if there is one: ready, stopping, still alive.
+//! What the service manager is told, if there is one: ready, reloading, stopping, still alive.
+//!
+//! Owns the order: nothing else is said before "ready", and "reloading" is always followed by "ready" again. Must not know
+//! what makes ready.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// How long the service manager may take to make room for a word.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+static READY: AtomicBool = AtomicBool::new(false);
 
 /// Says one thing. Nobody listening is no error.
 pub(crate) fn say(what: &str) {
@@ -13,12 +22,70 @@ pub(crate) fn say(what: &str) {
         None => SocketAddr::from_pathname(&place),
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
+        // One that does not read is not waited for for long.
+        let _ = socket.set_write_timeout(Some(PATIENCE));
         let _ = socket.send_to_addr(what.as_bytes(), &address);
     }
 }
 
-/// How often to say that this process is alive, if that is wanted: twice as often as it is waited for.
+/// Everything is up that could be had.
+pub(crate) fn ready() {
+    READY.store(true, Ordering::SeqCst);
+    say("READY=1");
+}
+
+/// As long as it lives, the configuration is being read again.
+pub(crate) struct Reloading(bool);
+
+impl Reloading {
+    pub(crate) fn begin() -> Reloading {
+        let ready = READY.load(Ordering::SeqCst);
+        if ready {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            let micros = now.tv_sec.saturating_mul(1_000_000) + now.tv_nsec / 1000;
+            say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+        }
+        Reloading(ready)
+    }
+}
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        if self.0 && READY.load(Ordering::SeqCst) {
+            say("READY=1");
+        }
+    }
+}
+
+/// The end has begun.
+pub(crate) fn stopping() {
+    READY.store(false, Ordering::SeqCst);
+    say("STOPPING=1");
+}
+
+/// How often to say that this process is alive, if that is wanted of it: twice as often as it is waited for.
 pub(crate) fn watchdog() -> Option<Duration> {
-    let micros: u64 = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
-    Some(Duration::from_micros(micros / 2).max(Duration::from_millis(100)))
+    if let Ok(pid) = std::env::var("WATCHDOG_PID")
+        && pid.parse() != Ok(std::process::id())
+    {
+        return None;
+    }
+    every(&std::env::var("WATCHDOG_USEC").ok()?)
+}
+
+fn every(micros: &str) -> Option<Duration> {
+    let micros: u64 = micros.parse().ok()?;
+    (micros > 0).then(|| Duration::from_micros(micros / 2).max(Duration::from_millis(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_as_often_as_it_is_waited_for() {
+        assert_eq!(every("60000000"), Some(Duration::from_secs(30)));
+        assert_eq!(every("100000"), Some(Duration::from_millis(50)));
+        assert_eq!((every("0"), every("x"), every("-5")), (None, None, None));
+    }
 }

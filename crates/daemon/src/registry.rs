@@ -4,7 +4,10 @@
 //! there; a backing device with it, or alone if it belongs to no set. A backing device whose cache is missing waits and
 //! says so: it is never served without it. Must not know who asks; nothing here waits for a thread without a deadline.
 
-use std::collections::BTreeMap;
+mod begin;
+mod views;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +15,6 @@ use std::time::Duration;
 
 use blockio::bridge::{Answer as Awaited, Reply, oneshot};
 use engine::figures::{BucketFigures, BucketMap};
-use serde::Serialize;
 use serve::{Answer, Command, Failure, Snapshot};
 
 use crate::devices::{Bond, Role, Seen, look, look_at_all};
@@ -20,7 +22,10 @@ use crate::history::History;
 use crate::jobs::{Job, Jobs, Running};
 use crate::pictures::DiskTrace;
 use crate::shared::Shared;
+use crate::state::Known;
 use crate::worker::{self, Order, Phase, Plan, Worker};
+
+pub(crate) use views::{DeviceView, SetView};
 
 /// How long a set may take for its figures.
 const FIGURES_WITHIN: Duration = Duration::from_secs(3);
@@ -28,6 +33,8 @@ const FIGURES_WITHIN: Duration = Duration::from_secs(3);
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// How long a set may take to come up before whoever asked for it is told that it still does.
 const UP_WITHIN: Duration = Duration::from_secs(90);
+/// How often one that takes longer is looked at.
+const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
 /// A registered device that has no volume at the moment, or that is one's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,36 +55,6 @@ struct Device {
     standing: Standing,
 }
 
-/// A device as clients see it.
-#[derive(Clone, Serialize)]
-pub(crate) struct DeviceView {
-    pub(crate) path: PathBuf,
-    pub(crate) uuid: Option<String>,
-    /// `cache`, `backing`, or nothing if it could not be looked at.
-    pub(crate) kind: Option<&'static str>,
-    pub(crate) set: Option<String>,
-    pub(crate) label: String,
-    /// `served`, `waiting`, `failed` or `stopped`.
-    pub(crate) state: &'static str,
-    pub(crate) why: Option<String>,
-}
-
-/// A thread as clients see it.
-#[derive(Clone, Serialize)]
-pub(crate) struct SetView {
-    /// UUID of the set, or of the backing device that is served alone.
-    pub(crate) id: String,
-    /// There is a cache device.
-    pub(crate) has_cache: bool,
-    /// `starting`, `serving`, `stopping`, `stopped` or `failed`.
-    pub(crate) state: &'static str,
-    /// Why it failed, or why there are no figures.
-    pub(crate) why: Option<String>,
-    /// Figures, while it is served.
-    #[serde(flatten)]
-    pub(crate) figures: Snapshot,
-}
-
 /// See the module head.
 pub(crate) struct Registry {
     pub(crate) shared: Arc<Shared>,
@@ -86,6 +63,9 @@ pub(crate) struct Registry {
     workers: Mutex<BTreeMap<String, Arc<Worker>>>,
     devices: Mutex<BTreeMap<PathBuf, Device>>,
     changing: tokio::sync::Mutex<()>,
+    /// UUIDs of devices that were let go by order, or refused when they appeared: that something about them changes is no
+    /// reason to take them again.
+    left: Mutex<BTreeSet<String>>,
     /// Nothing new is begun.
     stopping: AtomicBool,
 }
@@ -126,6 +106,7 @@ impl Registry {
             workers: Mutex::default(),
             devices: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            left: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -136,6 +117,10 @@ impl Registry {
 
     fn devices(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Device>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn left(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stand(&self, seen: &Seen, standing: Standing) {
@@ -160,80 +145,110 @@ impl Registry {
 
     // ---- coming and going of devices ----
 
-    /// Registers devices at the start: those of the configuration, of the state directory, and what a scan finds. What
-    /// cannot be had is said and waits for somebody to register it again.
-    pub(crate) async fn begin(self: &Arc<Self>, scanned: Vec<PathBuf>) {
-        let _one = self.changing.lock().await;
-        let known = self.shared.state().devices();
-        let mut paths: Vec<PathBuf> = known.keys().cloned().collect();
-        paths.extend(self.shared.config().devices.clone());
-        paths.sort();
-        paths.dedup();
-        let asked_for = paths.len();
-        paths.extend(scanned.into_iter().filter(|p| !known.contains_key(p)));
-        let mut all = Vec::new();
-        for (n, (path, looked)) in look_at_all(paths).await.into_iter().enumerate() {
-            match looked {
-                Ok(seen) => match known.get(&path) {
-                    Some(k) if k.uuid != seen.uuid => {
-                        let why = format!(
-                            "expected the device with UUID {}, found UUID {}: register it again",
-                            k.uuid, seen.uuid
-                        );
-                        self.stand(&seen, Standing::Failed(why));
-                    }
-                    _ => all.push(seen),
-                },
-                // A scan looks at everything; most of it is no business of ours.
-                Err(e) if n < asked_for => {
-                    let why = e.message().unwrap_or_default().to_owned();
-                    serve::message::message("error", &why);
-                    self.shared.hub.publish("device", None, "error", &why);
-                    let device = Device { seen: None, standing: Standing::Failed(why) };
-                    self.devices().insert(path, device);
-                }
-                Err(_) => {}
-            }
-        }
-        let mut unique: Vec<Seen> = Vec::new();
-        for seen in all {
-            if !unique.iter().any(|u| u.path == seen.path) {
-                unique.push(seen);
-            }
-        }
-        for (seen, result) in self.place(unique).await {
-            if let Err(e) = result {
-                self.stand(&seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
-            }
-        }
+    /// Registers devices: each comes up as it should, waits for what is missing, or is refused; so is one that is registered
+    /// already.
+    pub(crate) async fn register(self: &Arc<Self>, paths: Vec<PathBuf>) -> Result<Vec<DeviceView>, Failure> {
+        self.register_all(paths, false).await
     }
 
-    /// Registers devices: each comes up as it should, waits for what is missing, or is refused.
-    pub(crate) async fn register(self: &Arc<Self>, paths: Vec<PathBuf>) -> Result<Vec<DeviceView>, Failure> {
+    /// The same, but one that is registered already is as good.
+    pub(crate) async fn register_quietly(
+        self: &Arc<Self>,
+        paths: Vec<PathBuf>,
+    ) -> Result<Vec<DeviceView>, Failure> {
+        self.register_all(paths, true).await
+    }
+
+    async fn register_all(
+        self: &Arc<Self>,
+        paths: Vec<PathBuf>,
+        quiet: bool,
+    ) -> Result<Vec<DeviceView>, Failure> {
         let _one = self.changing.lock().await;
+        let known = self.shared.state().devices();
         let mut seen = Vec::new();
         for (_, looked) in look_at_all(paths).await {
             let looked = looked?;
-            if self.devices().get(&looked.path).is_some_and(|d| d.standing == Standing::Served)
-                && self.worker_of(&looked).is_some()
-            {
+            if seen.iter().any(|s: &Seen| s.path == looked.path) {
+                continue;
+            }
+            let is_served = self.devices().get(&looked.path).is_some_and(|d| d.standing == Standing::Served);
+            let is_known = known.contains_key(&looked.path) && !quiet;
+            if is_served && is_known && self.worker_of(&looked).is_some() {
                 return failed(format!("{}: is registered already", looked.path.display()));
             }
             seen.push(looked);
         }
         let paths: Vec<PathBuf> = seen.iter().map(|s| s.path.clone()).collect();
+        // One that a scan or the configuration brought is served already, and only to be remembered.
+        let is_served = |s: &Seen| {
+            self.devices().get(&s.path).is_some_and(|d| d.standing == Standing::Served)
+                && self.worker_of(s).is_some()
+        };
+        let (served, new): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(is_served);
+        let before: Vec<PathBuf> = self.devices().keys().cloned().collect();
+        let mut placed = self.place(new).await;
+        placed.extend(served.into_iter().map(|seen| (seen, Ok(()))));
         let mut first = Ok(());
-        for (seen, result) in self.place(seen).await {
-            match result {
-                Ok(()) => self.shared.state().add_device(&seen.path, &seen.uuid)?,
-                Err(e) => {
-                    self.devices().remove(&seen.path);
-                    first = first.and(Err(e));
+        for (seen, result) in placed {
+            let result = match result {
+                Err(e) if !self.comes_up_late(&seen) => {
+                    if before.contains(&seen.path) {
+                        let why = e.message().unwrap_or_default().to_owned();
+                        self.stand(&seen, Standing::Failed(why));
+                    } else {
+                        self.devices().remove(&seen.path);
+                    }
+                    Err(e)
                 }
-            }
+                result => {
+                    self.forget_missing(&known, &seen);
+                    result.and(self.remember(&seen))
+                }
+            };
+            first = first.and(result);
         }
         first?;
         Ok(self.device_views().into_iter().filter(|v| paths.contains(&v.path)).collect())
+    }
+
+    fn remember(&self, seen: &Seen) -> Result<(), Failure> {
+        self.shared.state().add_device(&seen.path, &seen.uuid).map_err(|e| {
+            let why = e.message().unwrap_or_default();
+            Failure::Failed(format!(
+                "{}: is registered, but only until the daemon ends: {why}: register it again when that is put right",
+                seen.path.display()
+            ))
+        })
+    }
+
+    /// A thread that takes longer than whoever asked for it could wait has this device, and goes on: what waits for it gets
+    /// its turn when it is up.
+    fn comes_up_late(self: &Arc<Self>, seen: &Seen) -> bool {
+        let of_cache = match &seen.role {
+            Role::Cache { set } => set,
+            Role::Backing { .. } => &seen.uuid,
+        };
+        let Some(worker) = self.serving(of_cache) else { return false };
+        let its = [&worker.plan.cache, &worker.plan.alone];
+        if !its.into_iter().any(|path| path.as_ref() == Some(&seen.path)) {
+            return false;
+        }
+        self.stand(seen, Standing::Served);
+        let this = self.clone();
+        tokio::spawn(async move {
+            while worker.phase() == Phase::Starting {
+                tokio::time::sleep(LATE_LOOKS_EVERY).await;
+            }
+            let _one = this.changing.lock().await;
+            this.add_waiting(&worker.plan.id).await;
+        });
+        true
+    }
+
+    /// As long as it is held, no device comes or goes, and nothing else changes what they are to be like.
+    pub(crate) async fn nothing_changes(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
     }
 
     /// Gives devices to threads: caches first, at the same time, and then the rest.
@@ -339,6 +354,34 @@ impl Registry {
         }
     }
 
+    /// Whether a device that appears is one to register: nobody has it yet, and it was not let go on purpose. `came`: it
+    /// was not there before, so that it may be tried again.
+    pub(crate) fn is_news(&self, seen: &Seen, came: bool) -> bool {
+        let is_it = |path: &PathBuf, d: &Device| {
+            *path == seen.path || d.seen.as_ref().is_some_and(|s| s.uuid == seen.uuid)
+        };
+        let same: Vec<Device> =
+            self.devices().iter().filter(|(p, d)| is_it(p, d)).map(|(_, d)| d.clone()).collect();
+        let has = |d: &Device| match d.standing {
+            Standing::Served => d.seen.as_ref().is_none_or(|s| self.worker_of(s).is_some()),
+            Standing::Waits(_) | Standing::Stopped => true,
+            Standing::Failed(_) => false,
+        };
+        if same.iter().any(has) {
+            return false;
+        }
+        came || (same.iter().all(|d| d.seen.is_none()) && !self.left().contains(&seen.uuid))
+    }
+
+    /// What was said of a device while it could not be found has come to an end.
+    fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, seen: &Seen) {
+        let is_it = |path: &PathBuf| {
+            known.get(path).is_some_and(|k| k.uuid == seen.uuid)
+                || path.canonicalize().is_ok_and(|found| found == seen.path)
+        };
+        self.devices().retain(|path, d| d.seen.is_some() || *path == seen.path || !is_it(path));
+    }
+
     /// The thread that has this device.
     fn worker_of(&self, seen: &Seen) -> Option<Arc<Worker>> {
         let in_set = match &seen.role {
@@ -364,10 +407,15 @@ impl Registry {
                     self.devices().remove(&path);
                     self.orphans(set).await;
                 }
-                Role::Backing { .. } => self.stop_backing(seen).await?,
+                Role::Backing { .. } => {
+                    self.stop_backing(seen).await?;
+                }
             }
         }
         self.devices().remove(&path);
+        if let Some(seen) = known.seen {
+            self.left().insert(seen.uuid);
+        }
         self.shared.state().remove_device(&path)
     }
 
@@ -416,13 +464,16 @@ impl Registry {
         }
     }
 
-    async fn stop_backing(&self, seen: &Seen) -> Result<(), Failure> {
+    /// Stops the volume of a backing device; whether there was one.
+    async fn stop_backing(&self, seen: &Seen) -> Result<bool, Failure> {
         let place = self.find_by(|v| v.backing_uuid.as_deref() == Some(&seen.uuid)).await;
-        let Some((worker, volume)) = place else { return Ok(()) };
+        let Some((worker, volume)) = place else { return Ok(false) };
         if worker.plan.alone.is_some() {
-            return self.stop_worker(&worker.plan.id).await;
+            self.stop_worker(&worker.plan.id).await?;
+        } else {
+            ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(volume, reply)).await?;
         }
-        ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(volume, reply)).await
+        Ok(true)
     }
 
     /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its
@@ -443,16 +494,26 @@ impl Registry {
             }
             Role::Backing { .. } => {}
         }
-        self.stop_backing(&seen).await?;
+        let was_served = self.stop_backing(&seen).await?;
         let added = ask(&worker, ANSWER_WITHIN, |reply| Order::Add(seen.path.clone(), reply)).await;
-        let now = look(&path).await?;
+        let looked = look(&path).await;
         if let Err(e) = added {
             // It goes on as it was.
-            let _ = self.place_one(&now).await;
+            let now = looked.unwrap_or(seen);
+            if was_served && let Err(why) = self.place_one(&now).await {
+                self.stand(&now, Standing::Failed(why.message().unwrap_or_default().to_owned()));
+            }
             return Err(e);
         }
+        let now = looked.unwrap_or_else(|_| {
+            let label = match &seen.role {
+                Role::Backing { label, .. } => label.clone(),
+                Role::Cache { .. } => String::new(),
+            };
+            Seen { role: Role::Backing { set: Some(set), bond: Bond::Clean, label }, ..seen }
+        });
         self.stand(&now, Standing::Served);
-        self.shared.state().add_device(&now.path, &now.uuid)
+        self.remember(&now)
     }
 
     /// Stops a volume. Its device stays registered, for the next start.
@@ -653,78 +714,6 @@ impl Registry {
             Some(volume) => Ok(metrics::explain(volume, None)),
             None => failed(format!("there is no volume {volume}")),
         }
-    }
-
-    /// Every thread with its figures, asked at the same time.
-    pub(crate) async fn sets(self: &Arc<Self>) -> Vec<SetView> {
-        let asked: Vec<_> = self
-            .all_workers()
-            .into_iter()
-            .map(|worker| {
-                let this = self.clone();
-                tokio::spawn(async move {
-                    let phase = worker.phase();
-                    let mut view = SetView {
-                        id: worker.plan.id.clone(),
-                        has_cache: worker.plan.cache.is_some(),
-                        state: phase.name(),
-                        why: None,
-                        figures: Snapshot::default(),
-                    };
-                    match phase {
-                        Phase::Serving => match this.figures_of(&worker).await {
-                            Ok(figures) => view.figures = figures,
-                            Err(e) => view.why = e.message().map(str::to_owned),
-                        },
-                        Phase::Failed(why) => view.why = Some(why),
-                        _ => {}
-                    }
-                    view
-                })
-            })
-            .collect();
-        let mut views = Vec::new();
-        for view in asked {
-            views.extend(view.await);
-        }
-        views
-    }
-
-    /// Every registered device.
-    pub(crate) fn device_views(&self) -> Vec<DeviceView> {
-        let failure_of = |seen: &Option<Seen>| {
-            let seen = seen.as_ref()?;
-            let set = match &seen.role {
-                Role::Cache { set } => Some(set),
-                Role::Backing { set, .. } => set.as_ref(),
-            };
-            let workers = self.workers();
-            let mine = workers.get(&seen.uuid).or_else(|| workers.get(set?));
-            match mine?.phase() {
-                Phase::Failed(why) => Some(why),
-                _ => None,
-            }
-        };
-        let devices = self.devices().clone();
-        let views = devices.into_iter().map(|(path, device)| {
-            let (state, why) = match device.standing {
-                Standing::Served => match failure_of(&device.seen) {
-                    Some(why) => ("failed", Some(why)),
-                    None => ("served", None),
-                },
-                Standing::Waits(why) => ("waiting", Some(why)),
-                Standing::Failed(why) => ("failed", Some(why)),
-                Standing::Stopped => ("stopped", None),
-            };
-            let (uuid, role) = device.seen.map(|s| (s.uuid, s.role)).unzip();
-            let (kind, set, label) = match role {
-                Some(Role::Cache { set }) => (Some("cache"), Some(set), String::new()),
-                Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
-                None => (None, None, String::new()),
-            };
-            DeviceView { path, uuid, kind, set, label, state, why }
-        });
-        views.collect()
     }
 
     /// Tells every thread to stop and waits until all have. `force` may be called later from elsewhere.

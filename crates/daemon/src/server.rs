@@ -1,9 +1,10 @@
-//! The control socket: who may connect, and how much of this process one client can take.
+//! The control socket, and what every connection has in common: who may connect, and how much of this process one client can take.
 //!
 //! Owns the peer check (root, this daemon's own user, a group), the limits on connections, headers and bodies, and the
 //! deadlines: a client that sends half a request, or does not read its answer, is let go and holds up nobody. Must not
 //! know what is asked.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
@@ -19,13 +20,15 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use serve::Failure;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 
@@ -129,9 +132,14 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
     Ok(listener)
 }
 
+/// The service with the limits that hold for every client, wherever it comes from.
+pub(crate) fn with_limits(router: Router) -> Router {
+    router.layer(axum::middleware::from_fn(whole_body))
+}
+
 /// Answers until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access) {
-    let router = crate::web::without_tokens(router.layer(axum::middleware::from_fn(whole_body)));
+    let router = crate::web::without_tokens(router);
     let (clients, refused) = (Arc::new(Semaphore::new(MOST_CLIENTS)), Arc::new(Semaphore::new(MOST_REFUSED)));
     loop {
         let stream = match listener.accept().await {
@@ -149,7 +157,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
         let service = if allowed { router.clone() } else { no_entry(access.refusal(peer.uid())) };
         tokio::spawn(async move {
             let _permit = permit;
-            converse(stream, service).await;
+            converse(stream, TowerToHyperService::new(service)).await;
         });
     }
 }
@@ -158,17 +166,27 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
 fn no_entry(why: String) -> Router {
     Router::new().fallback(move || async move {
         let close = [(axum::http::header::CONNECTION, "close")];
-        (StatusCode::FORBIDDEN, close, Json(json!({"schema_version": 1, "error": why}))).into_response()
+        (StatusCode::FORBIDDEN, close, words(&why)).into_response()
     })
 }
 
-async fn converse(stream: UnixStream, service: Router) {
+/// The body of an answer that is none.
+pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
+    Json(json!({"schema_version": 1, "error": why}))
+}
+
+/// Answers one client until it goes, or is let go.
+pub(crate) async fn converse<C, S>(stream: C, service: S)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    S: Service<hyper::Request<Incoming>, Response = Response, Error = Infallible>,
+{
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_WITHIN)
         .max_headers(HEADER_LINES)
         .max_buf_size(HEADER_BYTES)
-        .serve_connection(TokioIo::new(Patient::new(stream)), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(Patient::new(stream)), service);
     // What a client does wrong is its own business; it has been told if it could be.
     let _ = connection.await;
 }
@@ -176,9 +194,7 @@ async fn converse(stream: UnixStream, service: Router) {
 /// Takes in the body of a request before anybody looks at it.
 async fn whole_body(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    let refuse = |status: StatusCode, why: &str| {
-        (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
-    };
+    let refuse = |status: StatusCode, why: &str| (status, words(why)).into_response();
     match tokio::time::timeout(REQUEST_WITHIN, axum::body::to_bytes(body, BODY_BYTES)).await {
         Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
         Ok(Err(_)) => refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is broken off or larger than 64 KiB"),
@@ -187,13 +203,13 @@ async fn whole_body(request: Request, next: Next) -> Response {
 }
 
 /// A stream whose other side has to read now and then.
-struct Patient {
-    stream: UnixStream,
+struct Patient<C> {
+    stream: C,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    fn new(stream: UnixStream) -> Patient {
+impl<C> Patient<C> {
+    fn new(stream: C) -> Patient<C> {
         Patient { stream, waiting: None }
     }
 
@@ -211,7 +227,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<C: AsyncRead + Unpin> AsyncRead for Patient<C> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -221,18 +237,20 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<C: AsyncWrite + Unpin> AsyncWrite for Patient<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, data);
         self.watch(cx, polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.watch(cx, polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.watch(cx, polled)
     }
 }
 

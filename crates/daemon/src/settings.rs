@@ -12,6 +12,7 @@ use serve::{Command, Failure};
 
 use crate::config::{Config, Key, Values};
 use crate::registry::Registry;
+use crate::tcp::Remote;
 use crate::worker::{Phase, Worker};
 
 /// Whose tunables.
@@ -151,16 +152,24 @@ impl Registry {
     /// # Errors
     /// If it cannot be used; everything stays as it is then.
     pub(crate) async fn reload(self: &Arc<Self>, path: &Path) -> Result<Vec<String>, Failure> {
+        let _until_it_is_done = crate::notify::Reloading::begin();
+        // Read with it held: of two reloads the one that read later counts. And what comes up meanwhile comes up by one
+        // configuration, not by two.
+        let alone = self.nothing_changes().await;
         let (read, path) = (path.to_owned(), path.display().to_string());
-        let read = tokio::task::spawn_blocking(move || Config::read(&read)).await;
-        let next = read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+        let read = tokio::task::spawn_blocking(move || crate::read(&read)).await;
+        let (next, remote) = read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
-        let mut said = Vec::new();
+        let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
+        if !said.is_empty() {
+            self.shared.remote.send_replace(remote);
+        }
         for (what, same) in [
             ("socket", old.socket == next.socket),
             ("state_dir", old.state_dir == next.state_dir),
             ("group", old.group == next.group),
             ("scan", old.scan == next.scan),
+            ("scan_on_events", old.scan_on_events == next.scan_on_events),
         ] {
             if !same {
                 said.push(format!("{what}: takes effect at the next start"));
@@ -180,9 +189,10 @@ impl Registry {
                 }
             }
         }
+        drop(alone);
         let added: Vec<_> = next.devices.iter().filter(|d| !old.devices.contains(d)).cloned().collect();
         for device in added {
-            said.push(match self.register(vec![device.clone()]).await {
+            said.push(match self.register_quietly(vec![device.clone()]).await {
                 Ok(_) => format!("{}: registered", device.display()),
                 Err(e) => e.message().unwrap_or_default().to_owned(),
             });

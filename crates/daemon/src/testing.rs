@@ -9,7 +9,7 @@ use format::{CacheSuper, Replacement, Sectors, Uuid};
 pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
     let path = dir.join(format!("cache-{n}"));
     let want = CacheFormat {
-        uuid: Uuid([1; 16]),
+        uuid: Uuid([n ^ 0x80; 16]),
         set_uuid: Uuid([n; 16]),
         device_sectors: Sectors(16384),
         block_sectors: Sectors(8),

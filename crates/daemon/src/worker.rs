@@ -158,10 +158,11 @@ impl Worker {
         })
     }
 
-    /// Waits for the end of the thread. Blocks; not for the control thread.
+    /// Waits for the end of the thread, whoever else waits for it. Blocks; not for the control thread.
     pub(crate) fn join(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        // Held meanwhile: the next one to come has to wait as well.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
             // It catches its panics itself.
             let _ = thread.join();
         }

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 pub struct Looker {
     driver: Driver,
     in_use: bool,
+    how: &'static str,
 }
 
 /// A device open for reading.
@@ -24,12 +25,13 @@ pub struct Looked {
 }
 
 impl Looker {
-    /// A looker. `in_use`: the operator wants to see devices that somebody writes to, torn as they may be.
-    pub fn new(in_use: bool) -> Result<Looker, Failure> {
+    /// A looker. `in_use`: the operator wants to see devices that somebody writes to, torn as they may be; `how` is how he
+    /// says so.
+    pub fn new(in_use: bool, how: &'static str) -> Result<Looker, Failure> {
         // No request goes through this driver: it only holds the claims.
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
-        Ok(Looker { driver, in_use })
+        Ok(Looker { driver, in_use, how })
     }
 
     /// Opens a device.
@@ -42,7 +44,7 @@ impl Looker {
             OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };
         let claim = FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match e {
             blockio::OpenError::InUse { .. } => {
-                Failure::Failed(format!("{e}: stop that first, or look at it all the same with --in-use"))
+                Failure::Failed(format!("{e}: stop that first, or look at it all the same with {}", self.how))
             }
             other => other.into(),
         })?;

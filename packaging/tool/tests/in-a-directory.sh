@@ -41,13 +41,15 @@ truncate -s 256M disk
 config=$root/etc/ubcache/ubcache.toml
 sed -i "s|^#exports = .*|exports = [\"nbd=$1/data.sock\"]|" "$config"
 grep -q '^exports' "$config"
+grep -q '^sysfs_view = "/run/ubcache/sys"' "$config"
+sed -i "s|^sysfs_view = .*|sysfs_view = \"$1/sys\"|" "$config"
 socket=$root/run/control.sock
 with() { "$ubcache" "$@" --socket "$socket"; }
 if with wait --timeout 0 data 2>wait.log; then exit 1; fi
 grep -q 'was not served within 0 seconds: no daemon runs' wait.log
 "$ubcache" daemon --config "$config" --socket "$socket" --state-dir "$root/var/lib/ubcache" >daemon.log 2>&1 &
 daemon=$!
-trap 'kill -9 $daemon 2>/dev/null || true' EXIT
+trap 'kill -9 $daemon 2>/dev/null || true; umount -l "$1/sys" 2>/dev/null || true' EXIT
 # The daemon may still be on its way up.
 if with wait --timeout 5 nothing 2>wait.log; then exit 1; fi
 grep -q 'there is no volume nothing' wait.log
@@ -56,6 +58,12 @@ with wait --timeout 60 data
 with status | grep -q data
 with set data writeback_percent=20 >/dev/null
 with get data writeback_percent | grep -q 20
+# Files like the kernel's, where there is FUSE.
+if grep -q 'no files like the kernel' daemon.log; then
+    [ ! -w /dev/fuse ] || [ "$(id -u)" != 0 ]
+else
+    grep -q 20 sys/block/bcache0/bcache/writeback_percent
+fi
 fine served
 kill -TERM $daemon
 wait $daemon || { cat daemon.log; exit 1; }

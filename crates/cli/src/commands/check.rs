@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use inspect::{CheckOptions, ReadAt};
 
+use super::IN_USE;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::look::Looker;
@@ -33,7 +34,7 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let looker = Looker::new(self.in_use)?;
+        let looker = Looker::new(self.in_use, IN_USE)?;
         let devices = self.devices.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn ReadAt> = devices.iter().map(|d| &d.source as &dyn ReadAt).collect();
         let mut progress = out::Progress::new("comparing clean data");

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use inspect::dump;
 use inspect::{Mode, SetView};
 
+use super::IN_USE;
 use crate::failure::Failure;
 use crate::look::Looker;
 use crate::{out, superblock};
@@ -62,7 +63,7 @@ impl Dump {
             "" => Vec::new(),
             text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
         };
-        let device = Looker::new(self.in_use)?.open(&self.device)?;
+        let device = Looker::new(self.in_use, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;
         if self.what == What::Superblock {
             let doc = dump::superblock(&device.source)?;

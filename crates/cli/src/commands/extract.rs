@@ -14,6 +14,7 @@ use format::Inode;
 use inspect::extract::Extracted;
 use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target};
 
+use super::IN_USE;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::look::Looker;
@@ -66,7 +67,7 @@ impl Extract {
                 "the contents of a device are not for a terminal: redirect them".into(),
             ));
         }
-        let looker = Looker::new(self.in_use)?;
+        let looker = Looker::new(self.in_use, IN_USE)?;
         let cache = looker.open(&self.cache)?;
         let backing = self.backing.as_ref().map(|p| looker.open(p)).transpose()?;
         let mode = if self.best_effort { Mode::BestEffort } else { Mode::Strict };

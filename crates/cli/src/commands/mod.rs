@@ -15,6 +15,9 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
+/// How an operator says that a device is to be looked at although somebody writes to it.
+const IN_USE: &str = "--in-use";
+
 /// What the program does.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

@@ -55,7 +55,7 @@ fn others_are_refused_in_words() {
 }
 
 /// Requests that make no sense, each in another way.
-fn malformed(n: u64) -> Vec<u8> {
+pub fn malformed(n: u64) -> Vec<u8> {
     // A generator by multiplication: what it says is the same each time.
     let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {

@@ -63,6 +63,7 @@ fn a_dirty_device_waits_for_its_cache_and_is_never_served_without() {
     assert_eq!(daemon.state_of(&place.hdd), "served");
     assert_eq!(place.client("bcache0").read(0, 4096).unwrap(), [1; 4096]);
     daemon.run(&["register", &place.ssd]).refused(&["registered already"]);
+    daemon.run(&["register", "--quiet", &place.ssd, &place.hdd]).ok().says(&["hdd: served", "ssd: served"]);
     daemon.run(&["tree"]).ok().says(&["bcache0  dirty(running)"]);
     daemon.stop();
 }
@@ -149,15 +150,22 @@ fn volumes_are_made_in_the_cache_and_devices_are_checked() {
     place.client("bcache1").write(0, &[8; 4096]).unwrap();
     daemon.run(&["tree"]).ok().says(&["bcache1  flash-only"]);
     assert_eq!(daemon.http("POST", &format!("/v1/sets/{set}/gc"), "").0, 200);
-    let check = |devices: &[&str]| {
-        let body = serde_json::json!({"devices": devices}).to_string();
+    let check_as = |devices: &[&str], in_use: bool| {
+        let body = serde_json::json!({"devices": devices, "in_use": in_use}).to_string();
         let (status, body) = daemon.http("POST", "/v1/check", &body);
         assert_eq!(status, 202, "{body}");
         let path = format!("/v1/jobs/{}", body["job"]["id"]);
         wait_until("the end of the check", || daemon.http("GET", &path, "").1["job"]["state"] != "running");
         daemon.http("GET", &path, "").1["job"].clone()
     };
-    assert_eq!(check(&[&place.ssd])["state"], "failed", "somebody writes to it");
+    let check = |devices: &[&str]| check_as(devices, false);
+    let job = check(&[&place.ssd]);
+    assert_eq!(job["state"], "failed", "somebody writes to it");
+    let why = job["error"].as_str().unwrap();
+    assert!(why.contains(&place.ssd) && why.contains("\"in_use\": true"), "{why}");
+    // As it says. Nothing happens meanwhile, so that nothing is torn.
+    let job = check_as(&[&place.ssd, &place.hdd], true);
+    assert!(job["report"].is_object(), "{job}");
     daemon.run(&["unregister", &place.ssd]).ok();
     let job = check(&[&place.ssd, &place.hdd]);
     assert_eq!(job["state"], "done", "{job}");
@@ -192,15 +200,15 @@ fn another_device_at_the_same_place_is_not_taken_for_the_old_one() {
 }
 
 /// A backing device whose data is in another process, which can be made to stand still.
-struct Frozen {
+pub struct Frozen {
     fuse: Child,
     server: u32,
     mount_point: PathBuf,
-    file: String,
+    pub file: String,
 }
 
 impl Frozen {
-    fn over(dir: &Dir, image: &str) -> Frozen {
+    pub fn over(dir: &Dir, image: &str) -> Frozen {
         let mount_point = dir.root().join("mnt");
         std::fs::create_dir(&mount_point).unwrap();
         let (pid_file, file) = (dir.path("nbdkit.pid"), mount_point.join("hdd"));
@@ -216,6 +224,22 @@ impl Frozen {
         let pid = || std::fs::read_to_string(&pid_file).ok()?.trim().parse().ok();
         wait_until("nbdkit", || pid().is_some());
         Frozen { fuse, server: pid().unwrap(), mount_point, file: file.to_str().unwrap().to_owned() }
+    }
+
+    /// Has it stand still. Threads that are busy go on for a moment after the signal.
+    pub fn freeze(&self) {
+        signal(self.server, Signal::STOP);
+        wait_until("the standstill", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", self.server)).unwrap();
+            threads.flatten().all(|thread| {
+                let about = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                about.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+            })
+        });
+    }
+
+    pub fn thaw(&self) {
+        signal(self.server, Signal::CONT);
     }
 }
 
@@ -235,14 +259,14 @@ fn a_job_on_a_device_that_stands_still_can_be_cancelled() {
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &slow.file]).ok();
     place.client("bcache0").write(0, &[1; 65536]).unwrap();
-    signal(slow.server, Signal::STOP);
+    slow.freeze();
     daemon.run(&["detach", "one", "--no-wait"]).ok().says(&["job 1"]);
     daemon.run(&["jobs"]).ok().says(&["detach bcache0: [---"]);
     daemon.run(&["cancel", "1"]).ok();
     let state = || daemon.json(&["jobs"])["jobs"][0]["state"].clone();
     wait_until("the end of the job", || state() != "running");
     assert_eq!(state(), "cancelled");
-    signal(slow.server, Signal::CONT);
+    slow.thaw();
     // It goes on as before: what is written is dirty.
     place.client("bcache0").write(1 << 20, &[2; 4096]).unwrap();
     assert!(daemon.volume("bcache0")["dirty_bytes"].as_u64().unwrap() >= 4096);

@@ -7,10 +7,14 @@
 #[allow(dead_code, reason = "shared with the other tests, which use the rest")]
 mod world;
 
+mod appear;
 mod clients;
+mod halfway;
 mod life;
 mod place;
 mod prometheus;
 mod settings;
+mod stop;
 mod sysfs;
+mod tcp;
 mod web;

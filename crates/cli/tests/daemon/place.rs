@@ -44,11 +44,14 @@ impl Place {
         std::fs::write(self.dir.path("ubcache.toml"), exports + more).expect("room");
     }
 
-    fn command(&self) -> (Command, String) {
+    /// The daemon, started by other programs: this command, to which the rest is added.
+    fn command(&self, by: &[&str]) -> (Command, String) {
         let log = self.dir.path("daemon.log");
-        let mut command = Command::new(program());
+        let ours = program().to_str().expect("a plain path");
+        let words: Vec<&str> = by.iter().copied().chain([ours, "daemon"]).collect();
+        let mut command = Command::new(words[0]);
         command
-            .arg("daemon")
+            .args(&words[1..])
             .args(["--config", &self.dir.path("ubcache.toml")])
             .args(["--socket", &self.dir.path("control.sock")])
             .args(["--state-dir", &self.dir.path("state")])
@@ -61,7 +64,14 @@ impl Place {
     /// Starts the daemon and waits until it says that it is ready.
     #[track_caller]
     pub fn start(&self) -> Daemon {
-        let (mut command, log) = self.command();
+        self.start_by(&[], |_| ())
+    }
+
+    /// The same, by other programs and after `change` of how it is called.
+    #[track_caller]
+    pub fn start_by(&self, by: &[&str], change: impl FnOnce(&mut Command)) -> Daemon {
+        let (mut command, log) = self.command(by);
+        change(&mut command);
         let before = std::fs::read_to_string(&log).unwrap_or_default().len();
         let child = command.spawn().expect("the program");
         let daemon = Daemon { child, socket: self.dir.path("control.sock"), log };
@@ -73,7 +83,7 @@ impl Place {
     /// A daemon that does not come up, and what it said.
     #[track_caller]
     pub fn refused(&self) -> String {
-        let (mut command, log) = self.command();
+        let (mut command, log) = self.command(&[]);
         let before = std::fs::read_to_string(&log).unwrap_or_default().len();
         let mut child = command.spawn().expect("the program");
         wait_until("the end of the daemon", || child.try_wait().expect("a child of ours").is_some());

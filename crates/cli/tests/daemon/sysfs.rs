@@ -43,3 +43,22 @@ fn files_like_the_kernels() {
     daemon.stop();
     assert!(!Path::new(&root).join("fs").exists(), "it is unmounted");
 }
+
+#[test]
+fn without_fuse_it_is_said_and_everything_else_is_there() {
+    if !rustix::process::geteuid().is_root() {
+        // Nobody else could take it away.
+        return;
+    }
+    let place = Place::new();
+    place.configure(&format!("sysfs_view = \"{}\"\n", place.dir.path("sys")));
+    // A host on which /dev has nothing.
+    let hides = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh"];
+    let daemon = place.start_by(&hides, |_| ());
+    let said = daemon.said();
+    assert!(said.contains("warning: ") && said.contains("no files like the kernel's: "), "{said}");
+    assert!(said.contains("/dev/fuse"), "{said}");
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok().says(&["served"]);
+    place.client("bcache0").write(0, &[1; 4096]).unwrap();
+    daemon.stop();
+}

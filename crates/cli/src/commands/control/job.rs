@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{answer, text};
-use crate::client::{Control, device_name, segment};
+use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
@@ -82,7 +82,8 @@ pub(crate) struct Detach {
 
 impl Detach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/detach", segment(&device_name(&self.backing)?));
+        let path =
+            format!("/v1/volumes/{}/detach", segment(&self.waiting.control.device_name(&self.backing)?));
         self.waiting.begin("detaching", &path)
     }
 }
@@ -98,7 +99,7 @@ pub(crate) struct Drain {
 
 impl Drain {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let name = segment(&device_name(&self.volume)?);
+        let name = segment(&self.waiting.control.device_name(&self.volume)?);
         let of_volume = self.waiting.control.ask("GET", &format!("/v1/volumes/{name}"), None)?;
         let kind = if of_volume.status == 404 { "sets" } else { "volumes" };
         self.waiting.begin("writing back", &format!("/v1/{kind}/{name}/flush"))

@@ -19,7 +19,7 @@ pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
 pub(crate) use wait::Wait;
 
-use crate::client::{Control, absolute, device_name, segment};
+use crate::client::{Control, absolute, segment};
 use crate::failure::Failure;
 use crate::out;
 
@@ -36,6 +36,9 @@ pub(crate) struct Register {
     /// Cache and backing devices
     #[arg(value_name = "DEV", required = true)]
     devices: Vec<PathBuf>,
+    /// One that is registered already is no mistake
+    #[arg(long)]
+    quiet: bool,
     #[command(flatten)]
     control: Control,
 }
@@ -43,7 +46,7 @@ pub(crate) struct Register {
 impl Register {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let devices = self.devices.iter().map(|d| absolute(d)).collect::<Result<Vec<_>, _>>()?;
-        let body = self.control.post("/v1/register", &json!({"devices": devices}))?;
+        let body = self.control.post("/v1/register", &json!({"devices": devices, "quiet": self.quiet}))?;
         answer(&self.control, &body, || {
             let lines = body["devices"].as_array().into_iter().flatten().map(|d| {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
@@ -73,7 +76,7 @@ pub(crate) struct Unregister {
 
 impl Unregister {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let device = device_name(&self.device)?;
+        let device = self.control.device_name(&self.device)?;
         let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
         answer(&self.control, &body, || format!("{}: unregistered\n", self.device))
     }
@@ -94,7 +97,7 @@ pub(crate) struct Attach {
 
 impl Attach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let wanted = json!({"cache": device_name(&self.cache)?, "backing": device_name(&self.backing)?});
+        let wanted = json!({"cache": self.control.device_name(&self.cache)?, "backing": self.control.device_name(&self.backing)?});
         let body = self.control.post("/v1/attach", &wanted)?;
         answer(&self.control, &body, || format!("{}: attached to {}\n", self.backing, self.cache))
     }
@@ -113,7 +116,7 @@ pub(crate) struct Stop {
 
 impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/stop", segment(&device_name(&self.volume)?));
+        let path = format!("/v1/volumes/{}/stop", segment(&self.control.device_name(&self.volume)?));
         let body = self.control.post(&path, &json!({}))?;
         answer(&self.control, &body, || format!("{}: stopped\n", self.volume))
     }
@@ -133,7 +136,7 @@ pub(crate) struct SetCachemode {
 
 impl SetCachemode {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/cache-mode", segment(&device_name(&self.backing)?));
+        let path = format!("/v1/volumes/{}/cache-mode", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"mode": self.mode}))?;
         answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.mode))
     }
@@ -152,7 +155,7 @@ pub(crate) struct SetLabel {
 
 impl SetLabel {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let path = format!("/v1/volumes/{}/label", segment(&device_name(&self.backing)?));
+        let path = format!("/v1/volumes/{}/label", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"label": self.label}))?;
         answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.label))
     }
@@ -160,7 +163,7 @@ impl SetLabel {
 
 /// Whose tunables: those of a volume, or of a set.
 fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
-    let name = segment(&device_name(name)?);
+    let name = segment(&control.device_name(name)?);
     let of_volume = format!("/v1/volumes/{name}/tunables");
     let reply = control.ask("GET", &of_volume, None)?;
     if reply.status == 404 {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::text;
-use crate::client::{Control, device_name};
+use crate::client::Control;
 use crate::failure::Failure;
 use crate::out;
 
@@ -98,7 +98,7 @@ impl Show {
         let status = self.control.get("/v1/status")?;
         let mut rows = rows(&status);
         if let Some(wanted) = &self.device {
-            let name = device_name(wanted)?;
+            let name = self.control.device_name(wanted)?;
             rows.retain(|r| {
                 [&r.device["path"], &r.device["uuid"], &r.device["label"]].iter().any(|v| text(v) == name)
             });

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::show::table;
 use super::text;
-use crate::client::{Control, device_name, segment};
+use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
@@ -135,8 +135,9 @@ pub(crate) struct Explain {
 
 impl Explain {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let body =
-            self.control.get(&format!("/v1/volumes/{}/explain", segment(&device_name(&self.volume)?)))?;
+        let body = self
+            .control
+            .get(&format!("/v1/volumes/{}/explain", segment(&self.control.device_name(&self.volume)?)))?;
         if self.control.json {
             return out::print_json(&body);
         }

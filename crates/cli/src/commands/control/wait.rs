@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::{answer, text};
-use crate::client::{Control, device_name, segment};
+use crate::client::{Control, segment};
 use crate::failure::Failure;
 
 /// How often the daemon is asked.
@@ -29,7 +29,7 @@ impl Wait {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let began = Instant::now();
         loop {
-            let path = format!("/v1/volumes/{}", segment(&device_name(&self.volume)?));
+            let path = format!("/v1/volumes/{}", segment(&self.control.device_name(&self.volume)?));
             let refused = match self.control.get(&path) {
                 Ok(body) => match body["volume"]["exports"].as_array().and_then(|ways| ways.first()) {
                     Some(way) => {

@@ -1,0 +1,256 @@
+//! A daemon that is reached over TCP: its address, the token for it, and the certificates by which it is believed.
+//!
+//! The token goes to nobody but the daemon: on this host, or under TLS to one whose certificate is good. Must not know
+//! what is asked.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{CertificateError, ClientConnection, StreamOwned};
+
+use crate::failure::Failure;
+
+/// Port of a daemon if none is named.
+const DEFAULT_PORT: u16 = 9420;
+/// Certificates of the usual authorities, where Debian and most others have them.
+const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// How long a connection may take to come about.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a daemon is: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Url {
+    tls: bool,
+    host: String,
+    port: u16,
+}
+
+impl std::str::FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Url, String> {
+        let wrong = || format!("{text}: expected http://HOST[:PORT] or https://HOST[:PORT]");
+        let (tls, rest) = match text.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
+            _ => return Err(wrong()),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        // An IPv6 address stands in brackets.
+        let (host, port) = match rest.strip_prefix('[') {
+            Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
+            None => rest.split_at(rest.find(':').unwrap_or(rest.len())),
+        };
+        let port = match port.strip_prefix(':') {
+            Some(port) => port.parse().map_err(|_| wrong())?,
+            None if port.is_empty() => DEFAULT_PORT,
+            None => return Err(wrong()),
+        };
+        if host.is_empty() || host.contains(['/', '@', '?', '#']) || host.contains(char::is_whitespace) {
+            return Err(wrong());
+        }
+        Ok(Url { tls, host: host.to_owned(), port })
+    }
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{scheme}://{open}{}{close}:{}", self.host, self.port)
+    }
+}
+
+/// How a daemon is reached over TCP.
+#[derive(Clone, Debug)]
+pub(crate) struct Remote {
+    pub(crate) url: Url,
+    pub(crate) token_file: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
+}
+
+impl Remote {
+    /// The line of a request that shows the token.
+    pub(crate) fn authorization(&self) -> Result<String, Failure> {
+        let Some(file) = &self.token_file else { return Ok(String::new()) };
+        let text = std::fs::read_to_string(file).map_err(|e| Failure::at(file, "cannot be read", e))?;
+        let token = text.trim();
+        if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(Failure::Failed(format!("{}: expected a token in one line", file.display())));
+        }
+        Ok(format!("Authorization: Bearer {token}\r\n"))
+    }
+
+    /// Connects. Under TLS the daemon has shown by then who it is.
+    pub(crate) fn connect(&self) -> Result<Stream, Failure> {
+        let tcp = self.tcp()?;
+        if !self.url.tls {
+            return Ok(Stream::Plain(tcp));
+        }
+        let cannot = |e: String| Failure::Failed(format!("{}: {e}", self.url));
+        let name = ServerName::try_from(self.url.host.clone())
+            .map_err(|_| cannot("expected the name or the address of a host".into()))?;
+        let connection =
+            ClientConnection::new(self.tls_config()?, name).map_err(|e| cannot(e.to_string()))?;
+        let mut stream = StreamOwned::new(connection, tcp);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock).map_err(|e| cannot(self.tls_problem(&e)))?;
+        }
+        Ok(Stream::Tls(Box::new(stream)))
+    }
+
+    fn tcp(&self) -> Result<TcpStream, Failure> {
+        let cannot = |e: &dyn std::fmt::Display| {
+            Failure::Failed(format!(
+                "{}: cannot connect: {e}: does a daemon run there whose configuration has `listen`?",
+                self.url
+            ))
+        };
+        let addresses = (self.url.host.as_str(), self.url.port).to_socket_addrs().map_err(|e| cannot(&e))?;
+        let mut last = None;
+        for address in addresses {
+            if !self.url.tls && !address.ip().to_canonical().is_loopback() {
+                return Err(Failure::Usage(format!(
+                    "{}: is another host, to which the token would go for everybody to read: use https://",
+                    self.url
+                )));
+            }
+            match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
+                Ok(stream) => {
+                    // Set here for the handshake; who asks sets what the answer may take.
+                    stream.set_read_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
+                    stream.set_write_timeout(Some(CONNECT_WITHIN)).map_err(|e| cannot(&e))?;
+                    return Ok(stream);
+                }
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.map_or_else(|| cannot(&"this host has no address"), |e| cannot(&e)))
+    }
+
+    fn tls_config(&self) -> Result<Arc<rustls::ClientConfig>, Failure> {
+        let file = self.ca.as_deref().unwrap_or(Path::new(SYSTEM_CA));
+        let pem = std::fs::read(file).map_err(|e| Failure::at(file, "cannot be read", e))?;
+        let mut roots = rustls::RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            let certificate = certificate.map_err(|e| Failure::at(file, "expected certificates", e))?;
+            let added = roots.add(certificate);
+            // Of the system's some may be strange; what is named has to be good.
+            if self.ca.is_some() {
+                added.map_err(|e| Failure::at(file, "expected certificates", e))?;
+            }
+        }
+        if roots.is_empty() {
+            return Err(Failure::Failed(format!(
+                "{}: expected certificates in PEM form, found none",
+                file.display()
+            )));
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(Failure::of)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Arc::new(config))
+    }
+
+    /// What a failed handshake means for who began it.
+    fn tls_problem(&self, e: &io::Error) -> String {
+        let of_tls = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
+        match of_tls {
+            Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+                "its certificate is by nobody who is believed: name its certificate, or that of who issued it, with --ca".into()
+            }
+            Some(rustls::Error::InvalidCertificate(why)) => format!("its certificate is not good: {why}"),
+            Some(rustls::Error::InvalidMessage(_)) => {
+                "does not speak TLS: is it http:// there?".into()
+            }
+            _ => format!("no agreement about TLS: {e}"),
+        }
+    }
+}
+
+/// A connection to a daemon.
+pub(crate) enum Stream {
+    Unix(std::os::unix::net::UnixStream),
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// How long the other side may say nothing.
+    pub(crate) fn set_read_timeout(&self, patience: Duration) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.set_read_timeout(Some(patience)),
+            Stream::Plain(s) => s.set_read_timeout(Some(patience)),
+            Stream::Tls(s) => s.sock.set_read_timeout(Some(patience)),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(s) => s.read(buf),
+            Stream::Plain(s) => s.read(buf),
+            Stream::Tls(s) => s.read(buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(s) => s.write(buf),
+            Stream::Plain(s) => s.write(buf),
+            Stream::Tls(s) => s.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => s.flush(),
+            Stream::Plain(s) => s.flush(),
+            Stream::Tls(s) => s.flush(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_daemons() {
+        for (text, shown) in [
+            ("http://127.0.0.1", "http://127.0.0.1:9420"),
+            ("https://storage.example:1234/", "https://storage.example:1234"),
+            ("https://[fe80::1]", "https://[fe80::1]:9420"),
+            ("http://[::1]:1", "http://[::1]:1"),
+        ] {
+            assert_eq!(text.parse::<Url>().map(|u| u.to_string()), Ok(shown.to_owned()));
+        }
+        for text in [
+            "",
+            "storage",
+            "ftp://x",
+            "http://",
+            "http://:1",
+            "http://x:y",
+            "http://x:99999",
+            "http://[::1",
+            "http://[::1]x",
+            "http://a@b",
+            "http://a/b",
+            "http://a b",
+        ] {
+            assert!(text.parse::<Url>().is_err(), "{text:?}");
+        }
+    }
+}

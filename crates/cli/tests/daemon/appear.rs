@@ -1,0 +1,91 @@
+//! Devices that appear while the daemon runs: real block devices, and the kernel's own events.
+
+use std::fs;
+
+use crate::place::*;
+use crate::world::*;
+
+/// A block device in memory; gone when dropped.
+struct Zram(String);
+
+impl Zram {
+    /// `None`, said on standard error, where this system or user has none to give, or where the kernel's own driver might
+    /// take it.
+    fn new() -> Option<Zram> {
+        if std::path::Path::new("/sys/fs/bcache").exists() {
+            eprintln!("the kernel's bcache is loaded: this part is left out");
+            return None;
+        }
+        match fs::read_to_string("/sys/class/zram-control/hot_add") {
+            Ok(number) => {
+                let zram = Zram(format!("zram{}", number.trim()));
+                fs::write(format!("/sys/block/{}/disksize", zram.0), "16M").unwrap();
+                Some(zram)
+            }
+            Err(e) => {
+                eprintln!("no device in memory can be had, this part is left out: {e}");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> String {
+        format!("/dev/{}", self.0)
+    }
+
+    /// Has the kernel say that something happened to it.
+    fn says(&self, what: &str) {
+        fs::write(format!("/sys/block/{}/uevent", self.0), what).unwrap();
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        let _ = fs::write(format!("/sys/block/{}/reset", self.0), "1");
+        let _ = fs::write("/sys/class/zram-control/hot_remove", self.0.trim_start_matches("zram"));
+    }
+}
+
+#[test]
+fn what_appears_is_registered_where_that_is_wanted() {
+    let (Some(ssd), Some(hdd), Some(other)) = (Zram::new(), Zram::new(), Zram::new()) else { return };
+    let place = Place::new();
+    place.configure("scan_on_events = true\n");
+    let daemon = place.start();
+    run(&["make", "-C", &ssd.path(), "-B", &hdd.path(), "--bucket", "8k", "--writeback", "--label", "came"])
+        .ok();
+    let known = |zram: &Zram| {
+        let path = zram.path();
+        daemon.devices().iter().find(|d| d["path"] == path).map(|d| d["state"].as_str().unwrap().to_owned())
+    };
+    // The backing device first: it waits for its cache.
+    hdd.says("change");
+    wait_until("the backing device", || known(&hdd).as_deref() == Some("waiting"));
+    assert_eq!(known(&ssd), None, "nothing was said of it");
+    ssd.says("add");
+    wait_until("the set", || known(&hdd).as_deref() == Some("served"));
+    place.client("bcache0").write(0, &[7; 4096]).unwrap();
+    daemon.run(&["show", "-m"]).ok().says(&["came"]);
+
+    // What is let go on purpose stays so, whatever changes; and it is looked at before what comes after it.
+    daemon.run(&["unregister", "came"]).ok();
+    hdd.says("change");
+    run(&["make", "-B", &other.path(), "--label", "other"]).ok();
+    other.says("change");
+    wait_until("the other device", || known(&other).as_deref() == Some("served"));
+    assert_eq!(known(&hdd), None);
+    hdd.says("add");
+    wait_until("the device that was taken out and put in", || known(&hdd).as_deref() == Some("served"));
+    assert_eq!(place.client("bcache0").read(0, 4096).unwrap(), [7; 4096]);
+    daemon.stop();
+
+    // Without the word of the operator nothing is taken; what was registered is.
+    place.configure("");
+    std::fs::remove_dir_all(place.dir.path("state")).unwrap();
+    let daemon = place.start();
+    ssd.says("add");
+    daemon.run(&["register", &place.ssd]).ok();
+    assert_eq!(daemon.devices().len(), 1);
+    daemon.stop();
+    run(&["check", &ssd.path(), &hdd.path()]).ok();
+}

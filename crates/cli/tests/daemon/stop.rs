@@ -1,0 +1,206 @@
+//! The end of the daemon, by one signal or two, in time or not; and what the service manager hears of it all.
+
+use std::os::unix::net::UnixDatagram;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::life::Frozen;
+use crate::place::*;
+use crate::world::*;
+
+/// Dirty data in pieces that do not lie side by side, `n` of 4 KiB.
+fn make_dirty(place: &Place, n: u64) {
+    let mut client = place.client("bcache0");
+    for at in 0..n {
+        client.write(at * 65536, &[at as u8 + 1; 4096]).unwrap();
+    }
+    client.flush().unwrap();
+}
+
+#[track_caller]
+fn assert_all_there(place: &Place, n: u64) {
+    let mut client = place.client("bcache0");
+    for at in 0..n {
+        assert_eq!(client.read(at * 65536, 4096).unwrap(), [at as u8 + 1; 4096], "{at}");
+    }
+}
+
+const DRAINS: &str = "drain_on_stop = true\n[tunables]\nwriteback_running = 0\nwriteback_batch_sectors = 8\n\
+                      sequential_cutoff = 0\n";
+
+#[test]
+fn a_second_signal_ends_the_drain_and_dirty_data_stays() {
+    for second in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        place.configure(DRAINS);
+        let daemon = place.start();
+        let slow = Frozen::over(&place.dir, &place.hdd);
+        daemon.run(&["register", &place.ssd, &slow.file]).ok();
+        make_dirty(&place, 100);
+        slow.freeze();
+        daemon.signal(Signal::TERM);
+        wait_until("the drain", || {
+            daemon.said().contains("drain ") && daemon.said().contains("SIGTERM: stopping")
+        });
+        daemon.signal(second);
+        wait_until("its end", || daemon.said().contains("what is still dirty stays dirty"));
+        slow.thaw();
+        let (status, said) = daemon.ended();
+        assert_eq!(status.code(), Some(0), "it was told to: {said}");
+        run(&["super", &slow.file]).ok().says(&["dirty"]);
+        place.configure("[tunables]\nwriteback_running = 0\n");
+        let daemon = place.start();
+        assert_all_there(&place, 100);
+        daemon.stop();
+        run(&["check", &place.ssd, &slow.file]).ok();
+    }
+}
+
+#[test]
+fn a_drain_that_takes_too_long_says_how_much_stays() {
+    let place = Place::new();
+    place.configure(&format!("drain_deadline_s = 1\n{DRAINS}"));
+    let daemon = place.start();
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    make_dirty(&place, 100);
+    slow.freeze();
+    daemon.signal(Signal::TERM);
+    wait_until("the deadline", || daemon.said().contains("time is up after 1 seconds"));
+    let said = daemon.said();
+    assert!(said.contains("409600 bytes stay dirty in the cache (bcache0)"), "{said}");
+    slow.thaw();
+    let (status, said) = daemon.ended();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("error: stopped before everything was written back: up to 409600 bytes stay dirty"),
+        "{said}"
+    );
+    run(&["super", &slow.file]).ok().says(&["dirty"]);
+    place.configure("[tunables]\nwriteback_running = 0\n");
+    let daemon = place.start();
+    assert_all_there(&place, 100);
+    daemon.stop();
+}
+
+#[test]
+fn a_second_signal_waits_for_nobody() {
+    let place = Place::new();
+    let daemon = place.start();
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    make_dirty(&place, 3);
+    let mut client = place.client("bcache0");
+    slow.freeze();
+    // What the cache does not have has to come from the device that stands still.
+    let reader = std::thread::spawn(move || client.read(6 << 20, 4096).is_ok());
+    daemon.run(&["detach", "one", "--no-wait"]).ok();
+    daemon.signal(Signal::TERM);
+    wait_until("the stop", || daemon.said().contains("SIGTERM: stopping"));
+    daemon.signal(Signal::TERM);
+    wait_until("the force", || daemon.said().contains("nobody is waited for any more"));
+    wait_until("the end", || daemon.said().contains("error: "));
+    slow.thaw();
+    let (status, said) = daemon.ended();
+    assert_eq!(status.code(), Some(1), "{said}");
+    reader.join().unwrap();
+    let daemon = place.start();
+    assert_all_there(&place, 3);
+    daemon.stop();
+}
+
+/// A service manager: what it is told, and when.
+struct Manager {
+    path: String,
+    told: Receiver<(Instant, String)>,
+}
+
+impl Manager {
+    fn new(dir: &Dir) -> Manager {
+        let path = dir.path("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let (sender, told) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n) = socket.recv(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..n]).into_owned();
+                if sender.send((Instant::now(), text)).is_err() {
+                    return;
+                }
+            }
+        });
+        Manager { path, told }
+    }
+
+    /// The next thing that it is told, beside signs of life.
+    #[track_caller]
+    fn next(&self) -> String {
+        loop {
+            let (_, text) = self.told.recv_timeout(PATIENCE).expect("a word");
+            if text != "WATCHDOG=1" {
+                return text;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_service_manager_is_told_what_goes_on() {
+    const ALIVE_WITHIN: Duration = Duration::from_secs(3);
+    let place = Place::new();
+    place.configure(DRAINS);
+    let manager = Manager::new(&place.dir);
+    let daemon = place.start_by(&[], |command| {
+        command
+            .env("NOTIFY_SOCKET", &manager.path)
+            .env("WATCHDOG_USEC", ALIVE_WITHIN.as_micros().to_string());
+    });
+    assert_eq!(manager.next(), "READY=1");
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    make_dirty(&place, 50);
+    // Signs of life come in time, whatever else goes on.
+    let mut last = None;
+    for _ in 0..4 {
+        let (at, text) = manager.told.recv_timeout(PATIENCE).expect("a sign of life");
+        assert_eq!(text, "WATCHDOG=1");
+        if let Some(last) = last.replace(at) {
+            assert!(at - last < ALIVE_WITHIN, "{:?}", at - last);
+        }
+    }
+    // A reload is told, also one that changes nothing because of a mistake.
+    for config in ["", "nonsense = 1\n"] {
+        place.configure(&format!("{config}{DRAINS}"));
+        daemon.signal(Signal::HUP);
+        let text = manager.next();
+        let (first, second) = text.split_once('\n').unwrap_or((&text, ""));
+        assert!(first == "RELOADING=1" && second.starts_with("MONOTONIC_USEC="), "{text}");
+        assert_eq!(manager.next(), "READY=1");
+    }
+    slow.freeze();
+    daemon.signal(Signal::TERM);
+    assert_eq!(manager.next(), "STOPPING=1");
+    let text = manager.next();
+    assert!(text.starts_with("EXTEND_TIMEOUT_USEC="), "{text}");
+    let text = manager.next();
+    assert!(text.starts_with("STATUS=drain "), "{text}");
+    slow.thaw();
+    let (status, said) = daemon.ended();
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("nonsense"), "{said}");
+
+    place.configure(DRAINS);
+    // One that was meant for another process is not answered.
+    let daemon = place.start_by(&[], |command| {
+        let usec = ALIVE_WITHIN.as_micros().to_string();
+        command.env("NOTIFY_SOCKET", &manager.path).env("WATCHDOG_USEC", usec).env("WATCHDOG_PID", "1");
+    });
+    daemon.signal(Signal::TERM);
+    daemon.ended();
+    // Signs of life of the first may still be there.
+    let rest: Vec<String> = manager.told.try_iter().map(|(_, text)| text).collect();
+    let from = rest.iter().position(|t| t == "READY=1").expect("a word");
+    assert!(rest[from..].iter().all(|t| t != "WATCHDOG=1"), "{rest:?}");
+}

@@ -1,0 +1,134 @@
+//! Devices that appear while the daemon runs: which of them are registered.
+//!
+//! Owns that decision: a device with a superblock, which nobody else has and nobody has let go on purpose. It is then
+//! registered as if by command. Must not know how it became known that there is something new.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serve::message;
+
+use crate::devices::{Seen, block_devices, look_at_all};
+use crate::registry::Registry;
+use crate::uevents::{Monitor, News, is_taken};
+
+const SYS_CLASS_BLOCK: &str = "/sys/class/block";
+
+impl Registry {
+    /// Registers what appears, as long as there is news.
+    pub(crate) async fn watch(self: Arc<Self>, mut monitor: Monitor) {
+        loop {
+            let devices = match monitor.news().await {
+                Ok(News::Devices(devices)) => devices,
+                Ok(News::Everything) => {
+                    let all = tokio::task::spawn_blocking(block_devices).await.unwrap_or_default();
+                    all.into_iter().map(|path| (path, false)).collect()
+                }
+                Err(e) => {
+                    message::message("error", &format!("devices that appear are not seen any more: {e}"));
+                    return;
+                }
+            };
+            let free = devices.into_iter().filter(|(path, _)| !is_taken(Path::new(SYS_CLASS_BLOCK), path));
+            self.appeared(free.collect()).await;
+        }
+    }
+
+    /// Registers those of these devices that are ours and not known; `true`: it has just come. Whatever is wrong with one
+    /// is said and keeps none of the others.
+    pub(crate) async fn appeared(self: &Arc<Self>, devices: Vec<(PathBuf, bool)>) {
+        let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
+        for ((_, looked), came) in look_at_all(paths).await.into_iter().zip(came) {
+            // Most of what appears has no superblock of bcache, or is gone again.
+            let Ok(seen) = looked else { continue };
+            if self.is_news(&seen, came) {
+                self.register_seen(&seen).await;
+            }
+        }
+    }
+
+    async fn register_seen(self: &Arc<Self>, seen: &Seen) {
+        message::note(format!("{}: has appeared", seen.path.display()));
+        match self.register_quietly(vec![seen.path.clone()]).await {
+            Ok(_) => self.left().remove(&seen.uuid),
+            Err(e) => {
+                let text =
+                    format!("{}: cannot be registered: {}", seen.path.display(), e.message().unwrap_or(""));
+                message::message("error", &text);
+                self.shared.hub.publish("device", None, "error", &text);
+                self.left().insert(seen.uuid.clone())
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::shared::Shared;
+    use crate::state::State;
+    use crate::testing::cache_device;
+
+    #[tokio::test]
+    async fn a_missing_device_is_found_when_it_comes() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = cache_device(dir.path(), 2);
+        let (away, link) = (dir.path().join("away"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&cache, &link).unwrap();
+        std::fs::rename(&cache, &away).unwrap();
+        let config = named(&[&link]);
+        let state = State::open(&dir.path().join("state")).unwrap();
+        let registry = Arc::new(Registry::new(Arc::new(Shared::new(config, state))));
+        registry.begin(Vec::new(), Vec::new).await;
+        assert_eq!(served(&registry), 0);
+        std::fs::rename(&away, &cache).unwrap();
+        registry.appeared(vec![(cache, true)]).await;
+        assert_eq!((registry.device_views().len(), served(&registry)), (1, 1));
+        registry.stop_all().await.unwrap();
+    }
+
+    fn registry(dir: &Path) -> Arc<Registry> {
+        let state = State::open(&dir.join("state")).unwrap();
+        Arc::new(Registry::new(Arc::new(Shared::new(Config::default(), state))))
+    }
+
+    fn named(devices: &[&Path]) -> Config {
+        Config::parse(&format!("devices = {devices:?}")).unwrap()
+    }
+
+    fn served(registry: &Registry) -> usize {
+        registry.device_views().iter().filter(|d| d.state == "served").count()
+    }
+
+    #[tokio::test]
+    async fn what_appears_is_registered_once_and_not_after_it_was_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
+        let (foreign, missing) = (dir.path().join("foreign"), dir.path().join("missing"));
+        std::fs::write(&foreign, vec![7; 1 << 20]).unwrap();
+        let all = vec![(foreign, true), (one.clone(), true), (missing, true), (two.clone(), false)];
+        registry.appeared(all).await;
+        assert_eq!(served(&registry), 2, "a change is enough for one that was never seen");
+        assert_eq!(registry.shared.state().devices().len(), 2, "they are remembered");
+
+        registry.appeared(vec![(one.clone(), true), (two.clone(), false)]).await;
+        assert!(registry.shared.hub.last(9, |e| e.level == "error").is_empty());
+        registry.unregister(two.to_str().unwrap()).await.unwrap();
+        registry.appeared(vec![(two.clone(), false)]).await;
+        assert_eq!(served(&registry), 1, "that it was closed changed it, and is no reason");
+        registry.appeared(vec![(two.clone(), true)]).await;
+        assert_eq!(served(&registry), 2, "it was taken out and put in again");
+
+        // A copy is refused, said once, and tried again only if it comes again.
+        let copy = dir.path().join("copy");
+        std::fs::copy(&one, &copy).unwrap();
+        let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
+        for (came, wanted) in [(false, 0), (true, 0)] {
+            registry.appeared(vec![(copy.clone(), came)]).await;
+            assert_eq!((served(&registry), errors()), (2, wanted));
+        }
+        registry.stop_all().await.unwrap();
+    }
+}

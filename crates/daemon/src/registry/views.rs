@@ -1,0 +1,113 @@
+//! Devices and threads as clients see them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serve::Snapshot;
+
+use super::{Registry, Standing};
+use crate::devices::{Role, Seen};
+use crate::worker::Phase;
+
+/// A device as clients see it.
+#[derive(Clone, Serialize)]
+pub(crate) struct DeviceView {
+    pub(crate) path: PathBuf,
+    pub(crate) uuid: Option<String>,
+    /// `cache`, `backing`, or nothing if it could not be looked at.
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) set: Option<String>,
+    pub(crate) label: String,
+    /// `served`, `waiting`, `failed` or `stopped`.
+    pub(crate) state: &'static str,
+    pub(crate) why: Option<String>,
+}
+
+/// A thread as clients see it.
+#[derive(Clone, Serialize)]
+pub(crate) struct SetView {
+    /// UUID of the set, or of the backing device that is served alone.
+    pub(crate) id: String,
+    /// There is a cache device.
+    pub(crate) has_cache: bool,
+    /// `starting`, `serving`, `stopping`, `stopped` or `failed`.
+    pub(crate) state: &'static str,
+    /// Why it failed, or why there are no figures.
+    pub(crate) why: Option<String>,
+    /// Figures, while it is served.
+    #[serde(flatten)]
+    pub(crate) figures: Snapshot,
+}
+
+impl Registry {
+    /// Every thread with its figures, asked at the same time.
+    pub(crate) async fn sets(self: &Arc<Self>) -> Vec<SetView> {
+        let asked: Vec<_> = self
+            .all_workers()
+            .into_iter()
+            .map(|worker| {
+                let this = self.clone();
+                tokio::spawn(async move {
+                    let phase = worker.phase();
+                    let mut view = SetView {
+                        id: worker.plan.id.clone(),
+                        has_cache: worker.plan.cache.is_some(),
+                        state: phase.name(),
+                        why: None,
+                        figures: Snapshot::default(),
+                    };
+                    match phase {
+                        Phase::Serving => match this.figures_of(&worker).await {
+                            Ok(figures) => view.figures = figures,
+                            Err(e) => view.why = e.message().map(str::to_owned),
+                        },
+                        Phase::Failed(why) => view.why = Some(why),
+                        _ => {}
+                    }
+                    view
+                })
+            })
+            .collect();
+        let mut views = Vec::new();
+        for view in asked {
+            views.extend(view.await);
+        }
+        views
+    }
+
+    /// Every registered device.
+    pub(crate) fn device_views(&self) -> Vec<DeviceView> {
+        let phase_of = |seen: &Option<Seen>| {
+            let seen = seen.as_ref()?;
+            let set = match &seen.role {
+                Role::Cache { set } => Some(set),
+                Role::Backing { set, .. } => set.as_ref(),
+            };
+            let workers = self.workers();
+            let mine = workers.get(&seen.uuid).or_else(|| workers.get(set?));
+            mine.map(|worker| worker.phase())
+        };
+        let devices = self.devices().clone();
+        let views = devices.into_iter().map(|(path, device)| {
+            let (state, why) = match device.standing {
+                Standing::Served => match phase_of(&device.seen) {
+                    Some(Phase::Failed(why)) => ("failed", Some(why)),
+                    Some(Phase::Stopped) | None => ("stopped", None),
+                    Some(_) => ("served", None),
+                },
+                Standing::Waits(why) => ("waiting", Some(why)),
+                Standing::Failed(why) => ("failed", Some(why)),
+                Standing::Stopped => ("stopped", None),
+            };
+            let (uuid, role) = device.seen.map(|s| (s.uuid, s.role)).unzip();
+            let (kind, set, label) = match role {
+                Some(Role::Cache { set }) => (Some("cache"), Some(set), String::new()),
+                Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),
+                None => (None, None, String::new()),
+            };
+            DeviceView { path, uuid, kind, set, label, state, why }
+        });
+        views.collect()
+    }
+}

@@ -1,0 +1,133 @@
+//! The end of the daemon: everything down, dirty data written back first if that is wanted.
+//!
+//! Owns how long that is waited for, and what is said about it. Dirty data that stays is safe in the cache; that it stays
+//! although it was to be written back is a failure, which says how much it is. A second signal ends the waiting. Must not
+//! know how data is written back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serve::{Failure, message};
+
+use crate::Signals;
+use crate::jobs::Job;
+use crate::notify;
+use crate::registry::Registry;
+use crate::worker::{Order, Phase};
+
+/// How long those who use a volume are given once a second signal says so.
+const GRACE: Duration = Duration::from_secs(3);
+/// How often a drain says how far it is.
+const SAYS_EVERY: Duration = Duration::from_secs(5);
+/// When it says so for the first time: one that takes no longer need not be spoken of.
+const FIRST_AFTER: Duration = Duration::from_millis(300);
+/// How long the service manager is asked to wait at least, each time.
+const ASKS_FOR: Duration = Duration::from_secs(60);
+/// How often the jobs are looked at.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
+
+/// What drains: the jobs, and what could not even be begun.
+struct Drain {
+    jobs: Vec<Arc<Job>>,
+    problems: Vec<String>,
+}
+
+/// Takes everything down.
+pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Failure> {
+    let (wanted, seconds) = {
+        let config = registry.shared.config();
+        (config.drain_on_stop, config.drain_deadline_s)
+    };
+    let mut kept_bytes = None;
+    if wanted {
+        let drain = Drain::begin(registry);
+        tokio::select! {
+            problems = drain.ended(Duration::from_secs(seconds)) => {
+                if !problems.is_empty() {
+                    kept_bytes = Some(what_stays(registry, &problems).await);
+                }
+            }
+            name = signals.stop() => message::warn(format!("{name}: what is still dirty stays dirty")),
+        }
+        drain.jobs.iter().for_each(|job| job.cancel());
+    }
+    down(signals, registry).await?;
+    kept_bytes.map_or(Ok(()), |bytes| {
+        Err(Failure::Failed(format!(
+            "stopped before everything was written back: up to {bytes} bytes stay dirty"
+        )))
+    })
+}
+
+async fn down(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Failure> {
+    tokio::select! {
+        result = registry.stop_all() => return result,
+        _ = signals.stop() => {}
+    }
+    message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
+    registry.force();
+    let patience = tokio::time::timeout(GRACE, registry.stop_all());
+    patience.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
+}
+
+impl Drain {
+    fn begin(registry: &Arc<Registry>) -> Drain {
+        let mut drain = Drain { jobs: Vec::new(), problems: Vec::new() };
+        for worker in registry.all_workers() {
+            if worker.plan.cache.is_none() || worker.phase() != Phase::Serving {
+                continue;
+            }
+            let id = worker.plan.id.clone();
+            match registry.begin_job(&worker, "drain", &id, |job| Order::Flush(None, job)) {
+                Ok(job) => drain.jobs.push(job),
+                Err(e) => drain.problems.push(e.message().unwrap_or_default().to_owned()),
+            }
+        }
+        drain
+    }
+
+    /// Waits until nothing is dirty any more, or has waited long enough. Why not everything was written back.
+    async fn ended(&self, patience: Duration) -> Vec<String> {
+        let began = Instant::now();
+        let mut said = None;
+        while self.jobs.iter().any(|j| j.is_running()) {
+            if began.elapsed() >= patience {
+                let mut problems = self.problems.clone();
+                problems.extend(self.jobs.iter().filter_map(|j| j.problem()));
+                problems.push(format!("time is up after {} seconds", patience.as_secs()));
+                return problems;
+            }
+            if said.is_none_or(|at: Instant| at.elapsed() >= SAYS_EVERY) && began.elapsed() >= FIRST_AFTER {
+                said = Some(Instant::now());
+                notify::say(&format!("EXTEND_TIMEOUT_USEC={}", ASKS_FOR.as_micros()));
+                for job in self.jobs.iter().filter(|j| j.is_running()) {
+                    message::note(job.in_words());
+                    notify::say(&format!("STATUS={}", job.in_words()));
+                }
+            }
+            tokio::time::sleep(LOOKS_EVERY).await;
+        }
+        self.problems.iter().cloned().chain(self.jobs.iter().filter_map(|j| j.problem())).collect()
+    }
+}
+
+/// Says how much stays dirty, and why; the bytes.
+async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
+    let mut bytes = 0;
+    let mut volumes = Vec::new();
+    for set in registry.sets().await {
+        let cached = set.figures.volumes.into_iter();
+        for volume in cached.filter(|v| v.attached && !v.flash_only && v.dirty_bytes > 0) {
+            bytes += volume.dirty_bytes;
+            volumes.push(volume.name);
+        }
+    }
+    let text = format!(
+        "not everything was written back: {}; {bytes} bytes stay dirty in the cache ({}), and are safe there",
+        problems.join("; "),
+        volumes.join(", ")
+    );
+    message::message("error", &text);
+    registry.shared.hub.publish("message", None, "error", &text);
+    bytes
+}

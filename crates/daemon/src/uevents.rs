@@ -1,0 +1,501 @@
+//! Devices that appear while the daemon runs: what the kernel and udev say, and which of it is worth a look.
+//!
+//! Owns the socket, the check who speaks, and the waiting until it is quiet about a device. An event is a hint and nothing
+//! more: what it says can keep a device from being looked at, but what is done with one its superblock says alone. Where
+//! udev runs, only what it says after its rules counts: what they gave to the kernel's driver is left to that one. Must
+//! not know what becomes of a device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind,
+    recvmsg, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Multicast groups: the kernel's own events, and those that udev sends on when its rules have been applied.
+const KERNEL_GROUP: u32 = 1;
+const UDEV_GROUP: u32 = 2;
+/// Most bytes of an event; the kernel's have 2 KiB, udev's some more.
+const EVENT_BYTES: usize = 16 << 10;
+/// Bytes of events that may wait. Where they do not fit, all devices are looked at.
+const QUEUE_BYTES: usize = 1 << 20;
+/// How long it has to be quiet about a device, and how long that is waited for.
+const QUIET: Duration = Duration::from_millis(300);
+const AT_MOST: Duration = Duration::from_secs(3);
+/// Devices that wait for quiet. Where there are more, all are looked at.
+const MOST_WAITING: usize = 1024;
+/// How often the thread looks whether anybody still wants to know.
+const LOOKS_UP_EVERY_S: i64 = 1;
+/// Events that may wait between the thread and who decides.
+const HEARD_AT_ONCE: usize = 256;
+/// Where udev listens if it runs.
+const UDEV_CONTROL: &str = "/run/udev/control";
+
+/// Who says something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Speaker {
+    Kernel,
+    Udev,
+}
+
+/// What happened to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Action {
+    Add,
+    Change,
+    Remove,
+}
+
+/// Something that is worth a look.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Event {
+    action: Action,
+    /// In `/dev`.
+    device: PathBuf,
+}
+
+/// What came out of the socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Heard {
+    Event(Event),
+    /// Some were lost.
+    Gap,
+    /// Nothing that concerns us.
+    Nothing,
+}
+
+/// What is to be looked at now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum News {
+    /// These devices; `true`: it has just come, it has not only changed.
+    Devices(Vec<(PathBuf, bool)>),
+    /// Nobody knows: all of them.
+    Everything,
+}
+
+/// Who sent it: by the address, which the kernel fills in, and the credentials that come with it.
+///
+/// Only the kernel has port 0. What others send to one process alone has no group; and who is not root is not udev.
+fn speaker(port: u32, groups: u32, uid: Option<u32>) -> Option<Speaker> {
+    match (groups, port, uid) {
+        (KERNEL_GROUP, 0, Some(0)) => Some(Speaker::Kernel),
+        (UDEV_GROUP, 1.., Some(0)) => Some(Speaker::Udev),
+        _ => None,
+    }
+}
+
+/// The properties of a message: `KEY=VALUE`, each ended by a zero.
+fn properties(speaker: Speaker, bytes: &[u8]) -> Option<HashMap<&[u8], &[u8]>> {
+    let list = match speaker {
+        // Begins with `ACTION@PATH`, which is said again as properties.
+        Speaker::Kernel => {
+            let end = bytes.iter().position(|b| *b == 0)?;
+            bytes.get(..end)?.contains(&b'@').then_some(())?;
+            bytes.get(end + 1..)?
+        }
+        // A head that says where they are; its numbers are of this machine's kind, but for the mark.
+        Speaker::Udev => {
+            let number = |at: usize| -> Option<u32> {
+                Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+            };
+            let marked = bytes.starts_with(b"libudev\0") && number(8)? == 0xfeed_cafe_u32.to_be();
+            marked.then_some(())?;
+            let (at, length) = (usize::try_from(number(16)?).ok()?, usize::try_from(number(20)?).ok()?);
+            bytes.get(at..at.checked_add(length)?)?
+        }
+    };
+    let pairs = list.split(|b| *b == 0).filter_map(|line| {
+        let at = line.iter().position(|b| *b == b'=')?;
+        Some((line.get(..at)?, line.get(at + 1..)?))
+    });
+    Some(pairs.collect())
+}
+
+/// An event that concerns a device which may be ours.
+fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
+    let properties = properties(speaker, bytes)?;
+    let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
+    if !is("SUBSYSTEM", "block") {
+        return None;
+    }
+    let action = match *properties.get(&b"ACTION"[..])? {
+        b"add" => Action::Add,
+        b"change" => Action::Change,
+        b"remove" => Action::Remove,
+        _ => return None,
+    };
+    let device = device_of(properties.get(&b"DEVNAME"[..])?)?;
+    // Somebody else's part, or not ready yet.
+    let not_now = is("SYSTEMD_READY", "0")
+        || is("DM_UDEV_DISABLE_OTHER_RULES_FLAG", "1")
+        || is("DM_MULTIPATH_DEVICE_PATH", "1");
+    let kind = properties.get(&b"ID_FS_TYPE"[..]);
+    let of_others = kind.is_some_and(|k| ![&b""[..], b"bcache", b"ubcache_member"].contains(k));
+    if action != Action::Remove && (not_now || of_others) {
+        return None;
+    }
+    Some(Event { action, device })
+}
+
+/// The path of a device that is called so, by a name or by a path in `/dev`.
+fn device_of(name: &[u8]) -> Option<PathBuf> {
+    let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"/dev/").unwrap_or(name)));
+    let plain = name.components().all(|c| matches!(c, Component::Normal(_)));
+    let first = name.components().next()?.as_os_str();
+    (plain && crate::devices::may_be_ours(first)).then(|| Path::new("/dev").join(name))
+}
+
+/// Whether somebody in the kernel has the device: its own driver of bcache, or the device mapper and md.
+pub(crate) fn is_taken(sys_class_block: &Path, device: &Path) -> bool {
+    let Ok(name) = device.strip_prefix("/dev") else { return false };
+    let about = sys_class_block.join(name.to_string_lossy().replace('/', "!"));
+    let has_holders = |dir: PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
+    about.join("bcache").exists() || has_holders(about.join("holders"))
+}
+
+/// Devices about which it is not quiet yet.
+#[derive(Default)]
+struct Waiting {
+    /// When the first thing was said of it, when the last, and whether it came.
+    devices: BTreeMap<PathBuf, (Instant, Instant, bool)>,
+    everything: Option<Instant>,
+}
+
+impl Waiting {
+    fn hear(&mut self, heard: Heard, now: Instant) {
+        let event = match heard {
+            Heard::Nothing => return,
+            Heard::Gap => None,
+            Heard::Event(event) => Some(event),
+        };
+        match event {
+            Some(Event { action: Action::Remove, device }) => {
+                self.devices.remove(&device);
+            }
+            Some(Event { action, device }) if self.devices.len() < MOST_WAITING => {
+                let (_, last, came) = self.devices.entry(device).or_insert((now, now, false));
+                *last = now;
+                *came |= action == Action::Add;
+            }
+            _ => {
+                self.everything.get_or_insert(now + AT_MOST);
+            }
+        }
+    }
+
+    fn due_at(&(first, last, _): &(Instant, Instant, bool)) -> Instant {
+        (last + QUIET).min(first + AT_MOST)
+    }
+
+    /// When there will be news.
+    fn next(&self) -> Option<Instant> {
+        self.devices.values().map(Waiting::due_at).chain(self.everything).min()
+    }
+
+    /// What is to be looked at by now.
+    fn due(&mut self, now: Instant) -> Option<News> {
+        if self.everything.is_some_and(|at| at <= now) {
+            *self = Waiting::default();
+            return Some(News::Everything);
+        }
+        let due = |state: &(Instant, Instant, bool)| Waiting::due_at(state) <= now;
+        let ready: Vec<_> =
+            self.devices.iter().filter(|(_, s)| due(s)).map(|(path, s)| (path.clone(), s.2)).collect();
+        self.devices.retain(|_, s| !due(s));
+        (!ready.is_empty()).then_some(News::Devices(ready))
+    }
+}
+
+/// See the module head.
+pub(crate) struct Monitor {
+    heard: mpsc::Receiver<io::Result<Heard>>,
+    waiting: Waiting,
+}
+
+/// A socket that hears the kernel and udev.
+fn open() -> io::Result<OwnedFd> {
+    let protocol = SockProtocol::NetlinkKObjectUEvent;
+    let fd = socket(AddressFamily::Netlink, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
+    setsockopt(&fd, sockopt::PassCred, &true)?;
+    setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(LOOKS_UP_EVERY_S))?;
+    // As far as this host allows.
+    let _ = setsockopt(&fd, sockopt::RcvBuf, &QUEUE_BYTES);
+    bind(fd.as_raw_fd(), &NetlinkAddr::new(0, KERNEL_GROUP | UDEV_GROUP))?;
+    Ok(fd)
+}
+
+/// Hears until something is wrong, or nobody listens any more.
+fn hear(fd: &OwnedFd, to: &mpsc::Sender<io::Result<Heard>>) {
+    while !to.is_closed() {
+        let heard = receive(fd);
+        let over = heard.is_err();
+        // What does not fit waits in the socket, and what does not fit there is a gap.
+        if !matches!(heard, Ok(Heard::Nothing)) && to.blocking_send(heard).is_err() || over {
+            return;
+        }
+    }
+}
+
+impl Monitor {
+    /// Begins to listen, on a thread of its own.
+    ///
+    /// # Errors
+    /// If this process may not.
+    pub(crate) fn new() -> io::Result<Monitor> {
+        let fd = open()?;
+        let (sender, heard) = mpsc::channel(HEARD_AT_ONCE);
+        std::thread::Builder::new().name("uevents".into()).spawn(move || hear(&fd, &sender))?;
+        Ok(Monitor { heard, waiting: Waiting::default() })
+    }
+
+    /// Waits until there is something to be looked at.
+    ///
+    /// # Errors
+    /// If the socket is of no use any more.
+    pub(crate) async fn news(&mut self) -> io::Result<News> {
+        loop {
+            if let Some(news) = self.waiting.due(Instant::now()) {
+                return Ok(news);
+            }
+            let next = self.waiting.next();
+            let until = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let heard = tokio::select! {
+                () = until => continue,
+                heard = self.heard.recv() => heard.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))?,
+            };
+            self.waiting.hear(heard, Instant::now());
+        }
+    }
+}
+
+fn receive(fd: &OwnedFd) -> io::Result<Heard> {
+    let mut bytes = [0; EVENT_BYTES];
+    let mut control = cmsg_space!(nix::sys::socket::UnixCredentials);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let received = recvmsg::<NetlinkAddr>(fd.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty());
+    let received = match received {
+        Ok(received) => received,
+        Err(Errno::ENOBUFS) => return Ok(Heard::Gap),
+        Err(Errno::EINTR | Errno::EAGAIN) => return Ok(Heard::Nothing),
+        Err(e) => return Err(e.into()),
+    };
+    let (length, from) = (received.bytes, received.address);
+    let whole = !received.flags.contains(MsgFlags::MSG_TRUNC);
+    let uid = received.cmsgs().ok().and_then(|mut all| {
+        all.find_map(|c| match c {
+            ControlMessageOwned::ScmCredentials(who) => Some(who.uid()),
+            _ => None,
+        })
+    });
+    let by = from.and_then(|a| speaker(a.pid(), a.groups(), uid)).filter(|_| whole);
+    let udev_runs = Path::new(UDEV_CONTROL).exists();
+    let by = by.filter(|by| *by == Speaker::Udev || !udev_runs);
+    let event = by.and_then(|by| event(by, bytes.get(..length)?));
+    Ok(event.map_or(Heard::Nothing, Heard::Event))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(lines: &[&str]) -> Vec<u8> {
+        let mut bytes = b"add@/devices/virtual/block/sdx\0".to_vec();
+        lines.iter().for_each(|l| bytes.extend([l.as_bytes(), b"\0"].concat()));
+        bytes
+    }
+
+    fn udev(lines: &[&str]) -> Vec<u8> {
+        let list: Vec<u8> = lines.iter().flat_map(|l| [l.as_bytes(), b"\0"].concat()).collect();
+        let mut bytes = b"libudev\0".to_vec();
+        bytes.extend(0xfeed_cafe_u32.to_be_bytes());
+        for number in [40, 40, u32::try_from(list.len()).unwrap(), 0, 0, 0, 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        [bytes, list].concat()
+    }
+
+    const DISK: [&str; 3] = ["ACTION=add", "SUBSYSTEM=block", "DEVNAME=sdx"];
+
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        DISK.iter().copied().chain(more.iter().copied()).collect()
+    }
+
+    #[test]
+    fn only_the_kernel_and_udev_are_believed() {
+        for (port, groups, uid, wanted) in [
+            (0, 1, Some(0), Some(Speaker::Kernel)),
+            (77, 2, Some(0), Some(Speaker::Udev)),
+            // A process that speaks as the kernel, one that is not root, one that speaks to us alone, one without a name.
+            (77, 1, Some(0), None),
+            (77, 2, Some(1000), None),
+            (0, 1, Some(1000), None),
+            (77, 0, Some(0), None),
+            (0, 0, Some(0), None),
+            (0, 2, Some(0), None),
+            (77, 3, Some(0), None),
+            (0, 1, None, None),
+            (77, 2, None, None),
+        ] {
+            assert_eq!(speaker(port, groups, uid), wanted, "port {port}, groups {groups}, user {uid:?}");
+        }
+    }
+
+    #[test]
+    fn events_of_both_are_understood() {
+        let came = |action| Some(Event { action, device: "/dev/sdx".into() });
+        assert_eq!(event(Speaker::Kernel, &kernel(&DISK)), came(Action::Add));
+        let full = ["ACTION=change", "SUBSYSTEM=block", "DEVNAME=/dev/sdx", "ID_FS_TYPE=bcache"];
+        assert_eq!(event(Speaker::Udev, &udev(&full)), came(Action::Change));
+        assert_eq!(event(Speaker::Udev, &udev(&with(&["ID_FS_TYPE=ubcache_member"]))), came(Action::Add));
+        let gone = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx", "ID_FS_TYPE=ext4"];
+        assert_eq!(event(Speaker::Udev, &udev(&gone)), came(Action::Remove));
+        // Each in the other's form.
+        assert_eq!(event(Speaker::Udev, &kernel(&DISK)), None);
+        assert_eq!(event(Speaker::Kernel, &udev(&DISK)), None);
+    }
+
+    #[test]
+    fn what_is_no_business_of_ours_is_left_alone() {
+        for more in [
+            "SUBSYSTEM=net",
+            "ACTION=offline",
+            "DEVNAME=loop3",
+            "DEVNAME=ublkb0p1",
+            "DEVNAME=/dev/bcache0",
+            "DEVNAME=sr0",
+            "DEVNAME=../etc/shadow",
+            "DEVNAME=/etc/shadow",
+            "DEVNAME=/dev/../etc/shadow",
+            "DEVNAME=",
+            "DEVNAME=/",
+            "DEVNAME=./sdx",
+            "ID_FS_TYPE=ext4",
+            "ID_FS_TYPE=mpath_member",
+            "SYSTEMD_READY=0",
+            "DM_UDEV_DISABLE_OTHER_RULES_FLAG=1",
+            "DM_MULTIPATH_DEVICE_PATH=1",
+        ] {
+            // The last of two counts.
+            assert_eq!(event(Speaker::Udev, &udev(&with(&[more]))), None, "{more}");
+            assert_eq!(event(Speaker::Kernel, &kernel(&with(&[more]))), None, "{more}");
+        }
+        assert_eq!(device_of(b"cciss/c0d0"), Some("/dev/cciss/c0d0".into()));
+    }
+
+    #[test]
+    fn malformed_messages_are_nothing() {
+        let good = udev(&DISK);
+        for n in 0..good.len() {
+            let _ = event(Speaker::Udev, &good[..n]);
+            let _ = event(Speaker::Kernel, &good[..n]);
+            assert_eq!(event(Speaker::Udev, &good[..n]), None, "{n} bytes of {}", good.len());
+            let mut bent = good.clone();
+            for value in [0, 1, 0x7f, 0xff] {
+                bent[n] = value;
+                let _ = event(Speaker::Udev, &bent);
+                let _ = event(Speaker::Kernel, &bent);
+            }
+        }
+        let far = |at: usize, number: u32| {
+            let mut bent = good.clone();
+            bent[at..at + 4].copy_from_slice(&number.to_ne_bytes());
+            event(Speaker::Udev, &bent)
+        };
+        assert_eq!((far(16, u32::MAX), far(20, u32::MAX), far(20, 0)), (None, None, None));
+        for bytes in
+            [&b""[..], b"\0", b"add@", b"add@/x\0", b"no at\0ACTION=add\0", b"a@b\0=\0==\0\xff\xfe=\0"]
+        {
+            assert_eq!(event(Speaker::Kernel, bytes), None, "{bytes:?}");
+        }
+    }
+
+    fn heard(action: Action, name: &str) -> Heard {
+        Heard::Event(Event { action, device: Path::new("/dev").join(name) })
+    }
+
+    #[test]
+    fn a_device_is_looked_at_when_it_is_quiet_about_it() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut waiting = Waiting::default();
+        assert_eq!((waiting.next(), waiting.due(at(0))), (None, None));
+        waiting.hear(heard(Action::Add, "sdx"), at(0));
+        waiting.hear(heard(Action::Change, "sdx"), at(200));
+        waiting.hear(heard(Action::Change, "sdy"), at(250));
+        assert_eq!((waiting.next(), waiting.due(at(400))), (Some(at(500)), None));
+        assert_eq!(waiting.due(at(500)), Some(News::Devices(vec![("/dev/sdx".into(), true)])));
+        assert_eq!(waiting.due(at(600)), Some(News::Devices(vec![("/dev/sdy".into(), false)])));
+        // One that never gives rest is not waited for for ever; one that goes is forgotten.
+        for ms in (1000..4000).step_by(100) {
+            waiting.hear(heard(Action::Change, "sdz"), at(ms));
+            assert_eq!(waiting.due(at(ms)), None, "{ms}");
+        }
+        assert_eq!(waiting.due(at(4000)), Some(News::Devices(vec![("/dev/sdz".into(), false)])));
+        waiting.hear(heard(Action::Add, "sdx"), at(5000));
+        waiting.hear(heard(Action::Remove, "sdx"), at(5001));
+        assert_eq!(waiting.next(), None);
+    }
+
+    #[test]
+    fn what_was_lost_is_made_up_for() {
+        let start = Instant::now();
+        let mut waiting = Waiting::default();
+        waiting.hear(heard(Action::Add, "sdx"), start);
+        waiting.hear(Heard::Gap, start);
+        assert!(matches!(waiting.due(start + QUIET), Some(News::Devices(_))));
+        assert_eq!(waiting.due(start + AT_MOST), Some(News::Everything));
+        assert_eq!(waiting.next(), None);
+        for n in 0..=MOST_WAITING {
+            waiting.hear(heard(Action::Add, &format!("sd{n}")), start);
+        }
+        assert_eq!(waiting.devices.len(), MOST_WAITING);
+        assert_eq!(waiting.due(start + AT_MOST), Some(News::Everything));
+    }
+
+    #[test]
+    fn what_the_kernel_has_is_seen() {
+        let sys = tempfile::tempdir().unwrap();
+        for dir in ["sda/bcache", "sdb/holders/dm-0", "sdc/holders", "cciss!c0d0/bcache"] {
+            std::fs::create_dir_all(sys.path().join(dir)).unwrap();
+        }
+        let taken = |device: &str| is_taken(sys.path(), Path::new(device));
+        assert!(taken("/dev/sda") && taken("/dev/sdb") && taken("/dev/cciss/c0d0"));
+        assert!(!taken("/dev/sdc") && !taken("/dev/sdd"));
+    }
+
+    #[test]
+    fn a_message_of_another_process_is_not_believed() {
+        // Where a process may not listen, nobody can be heard.
+        let Ok(ours) = open() else { return };
+        let port = nix::sys::socket::getsockname::<NetlinkAddr>(ours.as_raw_fd()).unwrap().pid();
+        let theirs = open().unwrap();
+        // Straight to its port, which everybody may do; and to all, which root alone may, who is not the kernel for that.
+        for to in [NetlinkAddr::new(port, 0), NetlinkAddr::new(0, KERNEL_GROUP)] {
+            let sent = nix::sys::socket::sendto(theirs.as_raw_fd(), &kernel(&DISK), &to, MsgFlags::empty());
+            // A refusal is as good; others' events may come between.
+            for _ in 0..if sent.is_ok() { 100 } else { 0 } {
+                let came = Heard::Event(Event { action: Action::Add, device: "/dev/sdx".into() });
+                match receive(&ours).unwrap() {
+                    Heard::Nothing => break,
+                    heard => assert_ne!(heard, came, "{to}"),
+                }
+            }
+        }
+    }
+}
