@@ -82,21 +82,18 @@ pub(crate) fn keep_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
 ///
 /// A file system that is being unmounted is in no table any more while it still writes, but it has its claim; a program
 /// that is closing the disk has no descriptor any more while the system writes its data. A disk that is stopped then
-/// would lose both.
+/// would lose both. Opened for reading: when something is closed that was opened for writing, udev looks what it holds now.
 ///
 /// # Errors
 /// What the system said.
 pub(crate) fn settle(number: u32) -> io::Result<bool> {
-    let opened = File::options().read(true).write(true).custom_flags(libc::O_EXCL).open(disk(number));
+    let opened = File::options().read(true).custom_flags(libc::O_EXCL).open(disk(number));
     match opened {
         Ok(disk) => disk.sync_all().map(|()| true),
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(false),
-        // A read-only disk holds nothing back; one that is gone neither.
+        // One that is gone holds nothing back.
         Err(e)
-            if matches!(
-                e.raw_os_error(),
-                Some(libc::EROFS | libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENXIO)
-            ) =>
+            if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENXIO)) =>
         {
             Ok(true)
         }

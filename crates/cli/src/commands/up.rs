@@ -3,8 +3,10 @@
 //! Order of the start: arguments, devices, set, settings, exports, and only then the lines that say so. Order of the
 //! stop: exports (which answer what is under way), volumes and set, devices.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
+use std::process::Command;
 use std::time::Duration;
 
 use blockio::{Driver, DriverOptions, Signals};
@@ -66,6 +68,9 @@ pub(crate) struct Up {
     /// Make the process that serves this set by ublk hand it over, and go on with its devices
     #[arg(long, requires = "cache")]
     takeover: bool,
+    /// The root file system is on a volume of this set: systemd leaves the process alone until the machine is off
+    #[arg(long, requires = "cache")]
+    root_storage: bool,
     /// Let other hosts connect; NBD has no password
     #[arg(long)]
     allow_remote: bool,
@@ -114,6 +119,9 @@ impl Up {
             ));
         }
         self.export.iter().try_for_each(exports::check)?;
+        if self.root_storage {
+            marked_as_root_storage()?;
+        }
         interrupt::exit_at_second_signal(GRACE)?;
         let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
@@ -292,6 +300,17 @@ impl Up {
             }
         }
     }
+}
+
+/// Starts this program again under a name that begins with "@": by that systemd knows processes that root file systems
+/// depend on, and neither ends them at a shutdown nor when it takes over from the initramfs.
+fn marked_as_root_storage() -> Result<(), Failure> {
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|name| name.as_encoded_bytes().starts_with(b"@")) {
+        return Ok(());
+    }
+    let e = Command::new("/proc/self/exe").arg0("@ubcache").args(words).exec();
+    Err(Failure::Failed(format!("cannot be started again as @ubcache: {e}")))
 }
 
 /// What comes of standard input.
