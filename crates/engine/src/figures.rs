@@ -190,6 +190,8 @@ pub enum Pace {
 pub struct WritebackFigures {
     /// Why it goes at its rate.
     pub pace: Pace,
+    /// The share of the time that it takes at most, because clients wait; 1 is all.
+    pub share: f64,
     /// The rate and its terms.
     pub rate: RateDebug,
     /// Sectors written back since the start.

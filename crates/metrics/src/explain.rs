@@ -145,6 +145,16 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
         ),
         Pace::Controlled => controlled(v),
     }];
+    if v.writeback.share < 0.95 && matches!(v.writeback.pace, Pace::Controlled | Pace::Fragmented) {
+        said.push(format!(
+            "Requests keep the devices busy and the cache has room: writeback takes {:.0} % of the time at most, more as \
+             dirty data grows from {} to {} % of the cache (cutoff_writeback, cutoff_writeback_sync). \
+             writeback_controller=kernel switches that off.",
+            v.writeback.share * 100.0,
+            set.tunables.cutoff_writeback,
+            set.tunables.cutoff_writeback_sync
+        ));
+    }
     if let Some(error) = v.writeback.last_error.as_ref().filter(|_| v.writeback.failures > 0) {
         said.push(format!(
             "The last {} failed: {error}. It is tried again each second.",

@@ -204,6 +204,7 @@ fn settings(rng: &mut Rng, life: Life) -> Settings {
         sequential_cutoff: if pressure { 0 } else { one_of(rng, &[0, 0, 4096, 65536, 4 << 20]) },
         admission: one_of(rng, &["kernel", "cost"]).into(),
         overwrite_in_place: one_of(rng, &["off", "auto", "always"]).into(),
+        writeback_controller: one_of(rng, &["kernel", "yield"]).into(),
         writeback_bridge: one_of(rng, &["off", "auto", "always", "always"]).into(),
         writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
     }

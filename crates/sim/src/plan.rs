@@ -51,6 +51,9 @@ pub struct Settings {
     /// `overwrite_in_place`.
     #[serde(default = "off")]
     pub overwrite_in_place: String,
+    /// `writeback_controller`.
+    #[serde(default = "kernel")]
+    pub writeback_controller: String,
     /// `writeback_bridge`.
     #[serde(default = "off")]
     pub writeback_bridge: String,

@@ -31,6 +31,8 @@ const RARE: &[Bug] = &[
     Bug::FailedFlushTrusted,
     Bug::MovedCleanNotSettled,
     Bug::OverwrittenWhileMoved,
+    Bug::OverwriteForgetsKeys,
+    Bug::BridgeHoldsDirtyOnly,
     Bug::SuperblockInOnePiece,
     Bug::PurgedTakenForDurable,
     Bug::VoidKeysCounted,

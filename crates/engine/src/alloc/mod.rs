@@ -17,7 +17,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
 use format::{BucketNr, Geometry};
+use io::Nanos;
 use io::sync::Event;
+
+use crate::policy::yielding::{self, Pulse};
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use open::{OpenBuckets, Placed, Stream};
@@ -77,6 +80,9 @@ pub(crate) struct Allocator {
     /// Buckets to have ready beyond the reserves.
     pub(crate) batch: usize,
     pub(crate) open: RefCell<OpenBuckets>,
+    /// Buckets taken for new data so far, and how many that is in a second.
+    taken: Cell<u64>,
+    demand: Cell<Pulse>,
     /// Somebody waits for a data bucket.
     waiting: Cell<usize>,
     /// Buckets became ready.
@@ -103,6 +109,8 @@ impl Allocator {
             reserves: Reserves::new(geometry, nbuckets, prio_buckets),
             batch: (nbuckets as usize / 32).clamp(4, 1024),
             open: RefCell::new(OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)),
+            taken: Cell::new(0),
+            demand: Cell::default(),
             waiting: Cell::new(0),
             refilled: Event::default(),
             wanted: Event::default(),
@@ -139,6 +147,15 @@ impl Allocator {
         (unused as usize) < target * 2
     }
 
+    /// Whether new data will soon have filled the buckets that can be reused.
+    pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
+        let mut demand = self.demand.get();
+        let per_second = demand.see(self.taken.get(), now);
+        self.demand.set(demand);
+        let spare = buckets.available().saturating_sub(self.reserves.total() as u32);
+        yielding::hurries(spare, per_second, buckets.in_use_percent())
+    }
+
     /// No bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
         self.ready_len() <= self.reserves.below(Purpose::Btree)
@@ -160,6 +177,7 @@ impl Allocator {
         }
         let b = ready.pop_front()?;
         drop(ready);
+        self.taken.set(self.taken.get() + u64::from(purpose == Purpose::Data));
         buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         self.wanted.notify_all();
         Some(b)

@@ -50,24 +50,32 @@ const WORTH_KEEPING: u64 = 4;
 /// fragmentation alone never makes writes go past the cache.
 const COMPACT_FROM_PERCENT: u8 = 30;
 
+/// Share of the buckets in use from which room is worth more than clean data: less than where writes are held back
+/// (`policy::yielding`).
+const SHORT_FROM_PERCENT: u8 = 87;
+
 /// Which buckets to empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Victims {
     /// Any that are not nearly full.
     Partial,
-    /// Those that hold a little dirty data: the clean ones come free without being copied.
+    /// Those that hold a little data, and some of it dirty: the clean ones come free without being copied.
     ThinlyDirty,
+    /// Those that hold a little dirty data, whatever else is in them: that is given up.
+    DirtyAlone,
 }
 
-/// Whether dirty data takes more than twice the buckets that it would fill, and enough of them to matter.
+/// Whether dirty data takes more than twice the buckets that it would fill (once room is short, half as many more), and
+/// enough of them to matter.
 fn is_fragmented(core: &Core) -> bool {
     let buckets = core.buckets.borrow();
-    if (buckets.in_use_percent() as u8) < COMPACT_FROM_PERCENT {
+    let in_use_percent = buckets.in_use_percent() as u8;
+    if in_use_percent < COMPACT_FROM_PERCENT {
         return false;
     }
     let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
     let used = u64::from(buckets.len() - buckets.available()) * core.geometry.bucket_sectors.0;
-    used > dirty * 2
+    if in_use_percent < SHORT_FROM_PERCENT { used > dirty * 2 } else { used * 2 > dirty * 3 }
 }
 
 /// Whether data is about to be given up although a quarter of what the buckets in use could hold is empty, and the data
@@ -94,7 +102,8 @@ fn is_wasteful(core: &Core) -> bool {
 /// Which buckets had better be packed now.
 fn due(core: &Core) -> Option<Victims> {
     if is_fragmented(core) {
-        Some(Victims::ThinlyDirty)
+        let short = core.buckets.borrow().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
+        Some(if short { Victims::DirtyAlone } else { Victims::ThinlyDirty })
     } else {
         is_wasteful(core).then_some(Victims::Partial)
     }
@@ -125,6 +134,8 @@ pub(crate) async fn compact_task(core: Rc<Core>) {
 /// Buckets to be emptied, in order: every extent of the index is looked up in them.
 struct Chosen {
     buckets: Vec<BucketNr>,
+    /// What is clean in them is copied as well.
+    clean_too: bool,
 }
 
 impl Chosen {
@@ -142,8 +153,8 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
         .filter(|b| !buckets.is_moving(*b))
         .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
-        .map(|b| (buckets.live(b), b))
-        .filter(|(live, _)| *live > Sectors::ZERO && live.0 * 4 < bucket_sectors.0 * 3)
+        .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
+        .filter(|(copied, _)| *copied > Sectors::ZERO && copied.0 * 4 < bucket_sectors.0 * 3)
         .collect();
     partial.sort_unstable();
     let room = core.alloc.reserves.moving as u64 * bucket_sectors.0;
@@ -154,7 +165,7 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
     };
     let mut chosen: Vec<BucketNr> = partial.into_iter().take_while(fits).map(|(_, b)| b).collect();
     chosen.sort_unstable();
-    Chosen { buckets: chosen }
+    Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
 }
 
 /// Empties buckets. Meanwhile nobody writes into them.
@@ -193,7 +204,9 @@ async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
-                .filter(|(_, _, _, ptr, _)| victims.contains(buckets.bucket_of(*ptr)))
+                .filter(|(_, _, _, ptr, dirty)| {
+                    (*dirty || victims.clean_too) && victims.contains(buckets.bucket_of(*ptr))
+                })
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };

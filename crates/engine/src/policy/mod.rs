@@ -15,6 +15,7 @@ pub mod replacement;
 pub mod sequential;
 pub mod stripes;
 pub mod writeback_rate;
+pub mod yielding;
 
 /// Share of the buckets that hold something that cannot be dropped at once, in percent, rounded down
 /// (runtime semantics 8.5). A cache without buckets counts as full.

@@ -23,6 +23,7 @@ use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
 use crate::policy::writeback_rate::IdleCounter;
+use crate::policy::yielding::Pace;
 use crate::set::{Backing, Meter, Watched};
 use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters, Sliced, Work, WorkStats};
 use crate::tunables::SetTunables;
@@ -93,6 +94,8 @@ pub(crate) struct Core {
     pub(crate) aging: RefCell<Aging>,
     pub(crate) min_prio: Cell<u16>,
     pub(crate) rng: RefCell<Rng>,
+    /// Holds writes back while the cache is nearly full.
+    pub(crate) pace: Cell<Pace>,
     pub(crate) idle: RefCell<IdleCounter>,
     pub(crate) congestion: RefCell<Congestion>,
     pub(crate) tunables: RefCell<SetTunables>,

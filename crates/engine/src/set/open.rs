@@ -466,6 +466,7 @@ fn assemble(
         set_counters: RefCell::new(SetCounters::default()),
         errors: RefCell::new(CacheErrors::new()),
         overwritten: Cell::new(Tick::default()),
+        pace: Cell::default(),
         counters: RefCell::new(EngineCounters::default()),
         work: Rc::default(),
         events: Events::default(),

@@ -76,6 +76,16 @@ pub enum Bridge {
     Always,
 }
 
+/// Who says how fast dirty data is written back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Controller {
+    /// The kernel's controller alone.
+    Kernel,
+    /// The same, but while clients keep the devices busy, writeback rests as much as the room in the cache allows.
+    #[default]
+    Yield,
+}
+
 /// Whether dirty data is overwritten where it is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Overwrite {
@@ -102,6 +112,7 @@ choice!(StopWhenFailed: StopWhenFailed::Auto => "auto", StopWhenFailed::Always =
 choice!(OnError: OnError::Unregister => "unregister", OnError::Panic => "panic");
 choice!(Admission: Admission::Kernel => "kernel", Admission::Cost => "cost");
 choice!(Bridge: Bridge::Off => "off", Bridge::Auto => "auto", Bridge::Always => "always");
+choice!(Controller: Controller::Kernel => "kernel", Controller::Yield => "yield");
 choice!(Overwrite: Overwrite::Off => "off", Overwrite::Auto => "auto", Overwrite::Always => "always");
 choice!(CacheMode:
     CacheMode::Writethrough => "writethrough",

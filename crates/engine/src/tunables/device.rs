@@ -5,7 +5,7 @@
 
 use format::CacheMode;
 
-use super::choices::{Admission, Bridge, ReadaheadPolicy, StopWhenFailed};
+use super::choices::{Admission, Bridge, Controller, ReadaheadPolicy, StopWhenFailed};
 use super::error::TunableError;
 use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
 use super::set::DEFAULT_CUTOFF_WRITEBACK;
@@ -13,6 +13,8 @@ use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 
 /// Most bytes in a label (runtime semantics 16.2).
 const LABEL_BYTES: usize = 32;
+/// Default of `writeback_latency_ms`: a few seeks of a disk.
+const DEFAULT_LATENCY_MS: u16 = 50;
 /// Default of `writeback_bridge_limit`: as long as the largest request of writeback.
 const DEFAULT_BRIDGE_LIMIT: u32 = 1 << 20;
 /// Largest value of most numbers.
@@ -71,6 +73,10 @@ pub struct DeviceTunables {
     pub io_disable: bool,
     /// Which requests are cached. Not in the kernel.
     pub admission: Admission,
+    /// Who says how fast dirty data is written back. Not in the kernel.
+    pub writeback_controller: Controller,
+    /// Milliseconds that a request may wait for the backing device behind writeback. Not in the kernel.
+    pub writeback_latency_ms: u16,
     /// Whether writeback goes over what lies between dirty data. Not in the kernel.
     pub writeback_bridge: Bridge,
     /// Bytes between dirty data over which it goes at most. Not in the kernel.
@@ -205,6 +211,20 @@ static KNOBS: &[Knob] = &[
     )
     .not_in_kernel(),
     Knob::new(
+        "writeback_controller",
+        Unit::None,
+        "who says how fast dirty data is written back: the kernel's controller, or also clients who wait",
+        choice_of!(writeback_controller: Controller),
+    )
+    .not_in_kernel(),
+    Knob::new(
+        "writeback_latency_ms",
+        Unit::Millis,
+        "time that a request may wait for the backing device behind writeback",
+        number!(writeback_latency_ms: u16, 1, 10_000),
+    )
+    .not_in_kernel(),
+    Knob::new(
         "writeback_bridge",
         Unit::None,
         "whether writeback reads what lies between dirty data to write it in one request",
@@ -246,6 +266,8 @@ impl DeviceTunables {
             io_error_limit: 64,
             io_disable: false,
             admission: Admission::default(),
+            writeback_controller: Controller::default(),
+            writeback_latency_ms: DEFAULT_LATENCY_MS,
             writeback_bridge: Bridge::default(),
             writeback_bridge_limit: DEFAULT_BRIDGE_LIMIT,
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,

@@ -37,6 +37,8 @@ const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("io_error_limit", "64", "64", Unit::None, Range::Number(0, MAX_I32)),
     ("io_disable", "0", "0", Unit::None, Range::Flag),
     ("admission", "kernel [cost]", "cost", Unit::None, Range::Choices(&["kernel", "cost"])),
+    ("writeback_controller", "kernel [yield]", "yield", Unit::None, Range::Choices(&["kernel", "yield"])),
+    ("writeback_latency_ms", "50", "50", Unit::Millis, Range::Number(1, 10_000)),
     ("writeback_bridge", "off [auto] always", "auto", Unit::None, Range::Choices(&["off", "auto", "always"])),
     ("writeback_bridge_limit", "1.0M", "1048576", Unit::Bytes, Range::Number(0, MAX_U32)),
 ];
@@ -105,7 +107,16 @@ fn listings_tell_what_is_stored_where() {
     let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
     assert_eq!(own, ["overwrite_in_place", "btree_cache_limit", "writeback_batch_sectors"]);
     let own: Vec<_> = device.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
-    assert_eq!(own, ["admission", "writeback_bridge", "writeback_bridge_limit"]);
+    assert_eq!(
+        own,
+        [
+            "admission",
+            "writeback_controller",
+            "writeback_latency_ms",
+            "writeback_bridge",
+            "writeback_bridge_limit"
+        ]
+    );
 }
 
 #[test]

@@ -34,9 +34,10 @@ use crate::policy::bypass::{
 };
 use crate::policy::cost::faster_for_stream;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
+use crate::policy::yielding::{self, Busy};
 use crate::set::{Backing, Core, SetEvent};
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats, Work};
-use crate::tunables::{Admission, DeviceTunables};
+use crate::tunables::{Admission, Controller, DeviceTunables};
 use crate::writeback::Writeback;
 
 /// A cached device or flash-only volume. See the module head.
@@ -58,6 +59,8 @@ pub struct Volume {
     stopping: Cell<bool>,
     pub(crate) detaching: Cell<bool>,
     in_flight: Cell<usize>,
+    /// How much of the time any request was.
+    busy: Cell<Busy>,
     /// Dirty writes that have begun and not yet put all their keys into the index.
     pub(crate) dirty_in_flight: Cell<usize>,
     idle: Event,
@@ -91,6 +94,7 @@ impl Volume {
             stopping: Cell::new(false),
             detaching: Cell::new(false),
             in_flight: Cell::new(0),
+            busy: Cell::default(),
             dirty_in_flight: Cell::new(0),
             idle: Event::default(),
             lost: Mutex::default(),
@@ -333,8 +337,22 @@ impl Volume {
                 self.label_or_name()
             )));
         }
-        self.in_flight.set(self.in_flight.get() + 1);
+        let before = self.in_flight.replace(self.in_flight.get() + 1);
+        if before == 0 {
+            self.set_busy(true);
+        }
         Ok(InFlight(self.clone()))
+    }
+
+    fn set_busy(&self, waiting: bool) {
+        let mut busy = self.busy.get();
+        busy.waits(waiting, self.rt.turn_time());
+        self.busy.set(busy);
+    }
+
+    /// The share of the time in which a request was under way, of late.
+    pub(crate) fn busy_share(&self) -> f64 {
+        self.busy.get().share(self.rt.turn_time())
     }
 
     /// Through the cache or past it?
@@ -390,7 +408,9 @@ impl Volume {
         if !by_cost || core.in_use_percent() <= cutoffs.0 || !self.compare(core, sectors).answers_first {
             return None;
         }
-        Some(dirty_limit_percent(cutoffs.1, self.rt.random() as u32))
+        let held_back = self.tunables.borrow().writeback_controller == Controller::Yield;
+        let all_up_to = if held_back { cutoffs.1.max(yielding::AROUND_FROM_PERCENT) } else { cutoffs.1 };
+        Some(dirty_limit_percent(all_up_to, self.rt.random() as u32))
     }
 
     pub(super) fn count(&self, f: impl FnOnce(&mut RequestCounters)) {
@@ -529,6 +549,7 @@ impl Drop for InFlight {
         let n = self.0.in_flight.get() - 1;
         self.0.in_flight.set(n);
         if n == 0 {
+            self.0.set_busy(false);
             self.0.idle.notify_all();
         }
     }

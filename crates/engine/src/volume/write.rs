@@ -23,6 +23,7 @@ use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
 use crate::set::{Core, Watched};
 use crate::stats::Outcome;
+use crate::tunables::Controller;
 
 /// Why a write could not be taken by the cache.
 pub(super) enum NotTaken {
@@ -292,6 +293,7 @@ impl Volume {
         if let Some(newest) = self.overwrite(core, inode, write).await {
             return Ok(newest);
         }
+        self.keep_pace(core, write.sectors()).await;
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
@@ -310,6 +312,29 @@ impl Volume {
         }
         self.writeback.dirtied();
         Ok(newest)
+    }
+
+    /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
+    /// writes would have to go around it, or wait much longer.
+    async fn keep_pace(&self, core: &Core, sectors: Sectors) {
+        let most = {
+            let t = self.tunables.borrow();
+            if self.backing().is_none()
+                || t.writeback_controller == Controller::Kernel
+                || !t.writeback_running
+            {
+                return;
+            }
+            Nanos::from_ms(u64::from(t.writeback_latency_ms))
+        };
+        let now = self.rt.turn_time();
+        let in_use_percent = core.buckets.borrow().in_use_percent();
+        let mut pace = core.pace.get();
+        let due = pace.due(now, sectors.0, self.writeback.cleaned_per_second(), in_use_percent, most);
+        core.pace.set(pace);
+        if due > now {
+            self.rt.sleep_until(due).await;
+        }
     }
 
     fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {

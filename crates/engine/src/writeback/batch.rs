@@ -25,8 +25,6 @@ use crate::index::{How, Kind};
 use crate::set::{Backing, Core};
 use crate::volume::{RangeGuard, Volume};
 
-/// How long the backing device may be busy with what it was sent: so long a client's read waits behind writeback.
-const QUEUE_TIME: Nanos = Nanos::from_ms(50);
 /// Runs under way, at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
 /// Pieces that a run reads from the cache at once.
@@ -87,7 +85,7 @@ async fn write_out(
     let mut done = Vec::with_capacity(runs.len());
     let mut under_way: VecDeque<JoinHandle<Written>> = VecDeque::new();
     for run in runs {
-        if under_way.len() >= runs_at_once(backing, run.size)
+        if under_way.len() >= runs_at_once(volume, backing, run.size)
             && let Some(first) = under_way.pop_front()
         {
             done.push(first.await);
@@ -102,22 +100,28 @@ async fn write_out(
 }
 
 /// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
-fn runs_at_once(backing: &Backing, size: Sectors) -> usize {
+fn runs_at_once(volume: &Volume, backing: &Backing, size: Sectors) -> usize {
     let (least, most) = RUNS_AT_ONCE;
+    let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
     let each = backing.meter.model(|m| m.costs().elsewhere(size));
-    usize::try_from(QUEUE_TIME.0 / each.0.max(1)).unwrap_or(most).clamp(least, most)
+    usize::try_from(queue_time.0 / each.0.max(1)).unwrap_or(most).clamp(least, most)
 }
 
 /// Reads and writes one run; without its gaps, if it does not work out with them.
 async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, run: Run) -> Written {
     let gaps = run.gaps();
     if gaps > Sectors::ZERO {
-        if write_whole(volume, core, backing, &run).await.is_ok() {
-            let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
-            core.set_counters.borrow_mut().count_bridged(read, gaps);
-            return Written { cleaned: run.extents, guard: run.guard, result: Ok(()) };
-        }
-        return write_groups(volume, core, backing, run).await;
+        return match write_whole(volume, core, backing, &run).await {
+            Ok(()) => {
+                let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
+                core.set_counters.borrow_mut().count_bridged(read, gaps);
+                Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
+            }
+            // Packing took a part of it elsewhere. A later sweep finds all of it, and one by one the extents would
+            // take as long as dozens of runs.
+            Err(Failure::Replaced) => Written { cleaned: Vec::new(), guard: run.guard, result: Ok(()) },
+            Err(_) => write_groups(volume, core, backing, run).await,
+        };
     }
     match write_whole(volume, core, backing, &run).await {
         Ok(()) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },

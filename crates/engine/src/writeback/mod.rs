@@ -20,13 +20,17 @@ use io::sync::{Either, Event, select};
 use crate::figures::{Pace, WritebackFigures};
 use crate::index::NotLoaded;
 use crate::policy::writeback_rate::{IdleInputs, RateDebug, RateInputs, WritebackRate};
+use crate::policy::yielding::{self, Pressure};
 use crate::set::Core;
+use crate::tunables::Controller;
 use crate::volume::Volume;
 
 /// Pause after a failed batch.
 const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 /// Batches that fail in a row before whoever waits for the drain is told.
 const GIVE_UP_AFTER: u32 = 3;
+/// How long writeback that is not due yet waits before it looks whether room is short.
+const LOOK_AGAIN: Nanos = Nanos::from_secs(1);
 /// Smallest share of a second's worth of data in one batch.
 const MIN_BATCH: Sectors = Sectors(8);
 
@@ -43,6 +47,8 @@ pub(crate) struct Writeback {
     draining: Cell<u32>,
     failures: Cell<u32>,
     written: Cell<Sectors>,
+    /// Sectors that a batch made clean in a second, of late.
+    cleaned_per_second: Cell<f64>,
     last_error: RefCell<Option<String>>,
     running: Cell<bool>,
     wake: Event,
@@ -60,6 +66,7 @@ impl Writeback {
             draining: Cell::new(0),
             failures: Cell::new(0),
             written: Cell::new(Sectors::ZERO),
+            cleaned_per_second: Cell::new(0.0),
             last_error: RefCell::default(),
             running: Cell::new(false),
             wake: Event::default(),
@@ -102,6 +109,19 @@ impl Writeback {
         self.failures.set(0);
         self.wake();
         Draining(self)
+    }
+
+    /// A batch made so much clean in so much time.
+    fn took(&self, written: Sectors, span: Nanos) {
+        if written > Sectors::ZERO && span > Nanos(0) {
+            let (before, now) = (self.cleaned_per_second.get(), written.0 as f64 / span.as_seconds());
+            self.cleaned_per_second.set(if before == 0.0 { now } else { before + (now - before) / 4.0 });
+        }
+    }
+
+    /// Sectors that writeback makes clean in a second while it runs; 0 if that is not known.
+    pub(crate) fn cleaned_per_second(&self) -> f64 {
+        self.cleaned_per_second.get()
     }
 
     pub(crate) fn gave_up(&self) -> bool {
@@ -147,6 +167,7 @@ impl Volume {
     pub(crate) fn writeback_figures(&self) -> WritebackFigures {
         WritebackFigures {
             pace: self.pace(),
+            share: self.attached().map_or(1.0, |(core, _)| self.writeback_share(&core)),
             rate: self.writeback_debug(),
             written: self.writeback.written.get(),
             failures: self.writeback.failures.get(),
@@ -190,7 +211,31 @@ impl Volume {
         self.detaching.get()
             || self.writeback.draining.get() > 0
             || self.tunables.borrow().writeback_percent == 0
-            || core.alloc.starved.get()
+            || self.hurries(core)
+    }
+
+    /// The share of the time that writeback gets: of clients, the busiest volume of the set counts.
+    pub(crate) fn writeback_share(&self, core: &Core) -> f64 {
+        if self.unlimited(core) || self.tunables.borrow().writeback_controller == Controller::Kernel {
+            return 1.0;
+        }
+        let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
+        let capacity = u64::from(core.geometry.nbuckets).saturating_mul(core.geometry.bucket_sectors.0);
+        let t = core.tunables.borrow();
+        let pressure = Pressure {
+            dirty_percent: dirty as f64 * 100.0 / capacity as f64,
+            in_use_percent: core.buckets.borrow().in_use_percent() as f64,
+            cutoffs: (t.cutoff_writeback, t.cutoff_writeback_sync),
+        };
+        let busy = core.volumes.borrow().iter().map(|v| v.busy_share()).fold(0.0, f64::max);
+        yielding::share(busy, &pressure)
+    }
+
+    /// The cache needs room: whatever the rate says, it is made as fast as the devices can.
+    fn hurries(&self, core: &Core) -> bool {
+        let by_kernel = self.tunables.borrow().writeback_controller == Controller::Kernel;
+        let filling = || core.alloc.is_filling(&core.buckets.borrow(), self.rt.turn_time());
+        core.alloc.starved.get() || !by_kernel && filling()
     }
 
     /// When writeback may begin; `None`: not before something changes.
@@ -203,7 +248,7 @@ impl Volume {
         if !t.writeback_running && !urgent {
             return None;
         }
-        if urgent || core.alloc.starved.get() {
+        if urgent || self.hurries(core) {
             return Some(Nanos(0));
         }
         let since = self.writeback.dirty_since.get().unwrap_or(Nanos(0));
@@ -288,6 +333,8 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 let wait = std::pin::pin!(wb.wake.wait_until(changed));
                 match due {
                     Some(at) => {
+                        // Nobody tells when room becomes short.
+                        let at = at.min(now.after(LOOK_AGAIN));
                         let (Either::Left(()) | Either::Right(())) =
                             select(wait, volume.rt.sleep_until(at)).await;
                     }
@@ -305,8 +352,12 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 wb.written.set(wb.written.get() + written);
                 core.work.borrow_mut().writeback_batches.record(volume.rt.now().since(began));
                 wb.progress.notify_all();
-                let delay =
-                    wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), volume.rt.now());
+                let now = volume.rt.now();
+                wb.took(written, now.since(began));
+                // What is clean now may leave buckets that are worth packing.
+                core.gc_event.notify_all();
+                let delay = wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), now);
+                let delay = delay.max(yielding::pause(now.since(began), volume.writeback_share(core)));
                 if written == Sectors::ZERO {
                     // Everything dirty is being changed just now: once something no longer is, it is looked at again.
                     let released = std::pin::pin!(volume.ranges.released());
@@ -341,7 +392,9 @@ fn batch_limit(volume: &Volume, core: &Core) -> Sectors {
         return most;
     }
     let rate = u64::from(volume.writeback.rate.borrow().rate());
-    Sectors(rate.clamp(MIN_BATCH.0, most.0))
+    // Short batches with short rests between them, instead of long ones.
+    let most = (most.0 as f64 * volume.writeback_share(core).powi(2)) as u64;
+    Sectors(rate.min(most).max(MIN_BATCH.0))
 }
 
 /// Updates the rate every `writeback_rate_update_seconds`.

@@ -1,0 +1,237 @@
+//! How much of the time writeback leaves to clients.
+//!
+//! Writeback reads the cache device and writes the backing device, which clients wait for as well. While nobody waits it
+//! goes at the controller's rate without a break. While clients keep the devices busy it gets the smaller a share of the time
+//! the less the cache needs room: data that stays dirty a little longer costs nothing then, and what is overwritten
+//! meanwhile need never be written. Owns the measure of how busy clients are, and the share. Must not know who waits for
+//! what.
+//!
+//! *Invariants:* shares are in `LEAST..=1`: writeback always goes on; where the cache needs room, nobody is spared.
+
+use io::Nanos;
+
+/// Writeback's share of the time while clients are always waiting and the cache has room.
+const LEAST: f64 = 0.1;
+/// How long it takes to forget: what was a second ago counts for little.
+const MEMORY: Nanos = Nanos::from_secs(1);
+/// Buckets in use from which they count as pressure, and from which there is no more to give: between the two go writes
+/// around the cache (decision 011).
+const IN_USE: (f64, f64) = (85.0, 95.0);
+/// Writeback hurries if what is left to fill lasts for less than this.
+const ROOM_FOR_SECONDS: f64 = 8.0;
+/// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
+/// as writeback, and at most so many times slower than that.
+const PACE_FROM_PERCENT: u32 = 88;
+const PACE_EVEN: f64 = 3.0;
+const PACE_MOST: f64 = 2.0;
+/// Share of used buckets from which writes begin to go around the cache although they are held back. Each takes from the
+/// disk what writes back dozens of blocks, so it is the last resort.
+pub const AROUND_FROM_PERCENT: u8 = 93;
+/// The longest pause between two batches.
+const LONGEST_PAUSE: Nanos = Nanos::from_secs(5);
+
+/// The share of the time in which somebody waits, of late.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Busy {
+    waiting: bool,
+    since: Nanos,
+    share: f64,
+}
+
+impl Busy {
+    /// From now on somebody waits, or nobody.
+    pub fn waits(&mut self, waiting: bool, now: Nanos) {
+        self.share = self.share(now);
+        self.since = now;
+        self.waiting = waiting;
+    }
+
+    /// The share as of now, from 0 to 1.
+    pub fn share(&self, now: Nanos) -> f64 {
+        let span = now.since(self.since).0 as f64;
+        let weight = span / (span + MEMORY.0 as f64);
+        let towards = if self.waiting { 1.0 } else { 0.0 };
+        self.share + (towards - self.share) * weight
+    }
+}
+
+/// How much the cache needs room.
+#[derive(Clone, Copy, Debug)]
+pub struct Pressure {
+    /// Dirty data in percent of the cache.
+    pub dirty_percent: f64,
+    /// Buckets that cannot be reused at once, in percent.
+    pub in_use_percent: f64,
+    /// `cutoff_writeback` and `cutoff_writeback_sync`: with less dirty data than the one there is room, with more than
+    /// the other there is none.
+    pub cutoffs: (u8, u8),
+}
+
+impl Pressure {
+    /// From 0, plenty of room, to 1, none.
+    fn degree(&self) -> f64 {
+        let between = |x: f64, (low, high): (f64, f64)| ((x - low) / (high - low).max(1.0)).clamp(0.0, 1.0);
+        let (low, high) = self.cutoffs;
+        let dirty = between(self.dirty_percent, (f64::from(low), f64::from(high)));
+        dirty.max(between(self.in_use_percent, IN_USE))
+    }
+}
+
+/// The share of the time that writeback gets. `busy`: the share of the time in which clients wait.
+pub fn share(busy: f64, pressure: &Pressure) -> f64 {
+    let least = LEAST + (1.0 - LEAST) * pressure.degree();
+    1.0 - busy.clamp(0.0, 1.0) * (1.0 - least)
+}
+
+/// How long to rest after a batch that took so long, to have no more than a share of the time.
+pub fn pause(took: Nanos, share: f64) -> Nanos {
+    let rest = took.0 as f64 * (1.0 / share.clamp(LEAST, 1.0) - 1.0);
+    // Saturates; negative or undefined never happens.
+    Nanos(rest as u64).min(LONGEST_PAUSE)
+}
+
+/// How fast something happens of late, from counts that are looked at now and then.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pulse {
+    count: u64,
+    at: Nanos,
+    per_second: f64,
+}
+
+impl Pulse {
+    /// `count` as of now. Returns how much is added to it in a second.
+    pub fn see(&mut self, count: u64, now: Nanos) -> f64 {
+        let span = now.since(self.at);
+        // Looked at more often, the same counts would be told from each other by chance.
+        if span >= Nanos::from_ms(100) {
+            let seconds = span.as_seconds();
+            let weight = seconds / (seconds + 2.0 * MEMORY.as_seconds());
+            let rate = count.saturating_sub(self.count) as f64 / seconds;
+            self.per_second += (rate - self.per_second) * weight;
+            (self.count, self.at) = (count, now);
+        }
+        self.per_second
+    }
+}
+
+/// Whether a cache with so many buckets to spare had better make room now, if so many are filled each second; or
+/// because it is so full that filling it has slowed down.
+pub fn hurries(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
+    in_use_percent >= PACE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
+}
+
+/// Holds back writes that need new room as much as writeback makes room: a cache that is nearly full answers them at the
+/// speed of its writeback, and evenly.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    due: Nanos,
+}
+
+impl Pace {
+    /// When a write of `sectors` may go on. `cleaned_per_second`: sectors that writeback makes clean in a second.
+    pub fn due(
+        &mut self,
+        now: Nanos,
+        sectors: u64,
+        cleaned_per_second: f64,
+        in_use_percent: u32,
+        most: Nanos,
+    ) -> Nanos {
+        let over = f64::from(in_use_percent.saturating_sub(PACE_FROM_PERCENT));
+        if over == 0.0 || cleaned_per_second <= 0.0 {
+            return now;
+        }
+        let span = sectors as f64 / cleaned_per_second * (over / PACE_EVEN).min(PACE_MOST) * 1e9;
+        let from = if self.due > now { self.due } else { now };
+        // Whoever has waited long enough goes on, and others do not have to wait for what was not waited for.
+        self.due = from.after(Nanos(span as u64)).min(now.after(most));
+        self.due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: Pressure = Pressure { dirty_percent: 20.0, in_use_percent: 60.0, cutoffs: (40, 70) };
+
+    #[test]
+    fn clients_that_wait_all_the_time_are_busy_and_are_forgotten() {
+        let mut b = Busy::default();
+        let second = |s: u64| Nanos::from_secs(s);
+        assert_eq!(b.share(second(3)), 0.0);
+        b.waits(true, second(10));
+        assert!(b.share(second(10)) < 0.01);
+        assert!(b.share(second(40)) > 0.95);
+        b.waits(false, second(40));
+        assert!(b.share(second(41)) < 0.6);
+        assert!(b.share(second(70)) < 0.05);
+    }
+
+    #[test]
+    fn a_client_that_waits_half_of_the_time_counts_half() {
+        let mut b = Busy::default();
+        for ms in 0..5000 {
+            b.waits(ms % 2 == 0, Nanos::from_ms(ms));
+        }
+        assert!((0.4..0.6).contains(&b.share(Nanos::from_ms(5000))), "{b:?}");
+    }
+
+    #[test]
+    fn nobody_waits_or_no_room_is_no_reason_to_rest() {
+        assert_eq!(share(0.0, &ROOM), 1.0);
+        assert_eq!(pause(Nanos::from_ms(100), 1.0), Nanos(0));
+        for full in [Pressure { dirty_percent: 75.0, ..ROOM }, Pressure { in_use_percent: 96.0, ..ROOM }] {
+            assert_eq!(share(1.0, &full), 1.0, "{full:?}");
+        }
+    }
+
+    #[test]
+    fn busy_clients_leave_the_less_the_more_room_there_is() {
+        let with = |dirty_percent| share(1.0, &Pressure { dirty_percent, ..ROOM });
+        assert!((with(20.0) - LEAST).abs() < 1e-9);
+        assert!((with(55.0) - 0.55).abs() < 1e-9);
+        assert!(share(0.5, &ROOM) > 0.5);
+        let ms = |n| Nanos::from_ms(n);
+        assert!(pause(ms(100), with(20.0)) >= ms(899) && pause(ms(100), with(20.0)) <= ms(901));
+    }
+
+    #[test]
+    fn a_pulse_follows_what_it_counts() {
+        let mut p = Pulse::default();
+        for ms in (0..20_000).step_by(10) {
+            p.see(ms * 3, Nanos::from_ms(ms));
+        }
+        let rate = p.see(60_000, Nanos::from_ms(20_000));
+        assert!((2900.0..3100.0).contains(&rate), "{rate}");
+        let rate = p.see(60_000, Nanos::from_ms(40_000));
+        assert!(rate < 500.0, "{rate}");
+        assert!(
+            hurries(150, 20.0, 50)
+                && !hurries(170, 20.0, 50)
+                && !hurries(0, 0.0, 50)
+                && hurries(500, 0.0, 90)
+        );
+    }
+
+    #[test]
+    fn a_cache_that_is_nearly_full_goes_at_the_speed_of_its_writeback() {
+        let (mut p, most) = (Pace::default(), Nanos::from_ms(50));
+        let now = Nanos::from_secs(7);
+        assert_eq!(p.due(now, 8, 8000.0, 88, most), now);
+        assert_eq!(p.due(now, 8, 0.0, 94, most), now);
+        // A thousand requests of 8 sectors a second.
+        assert_eq!(p.due(now, 8, 8000.0, 91, most), now.after(Nanos::from_ms(1)));
+        assert_eq!(p.due(now, 8, 8000.0, 91, most), now.after(Nanos::from_ms(2)));
+        assert_eq!(p.due(now, 8, 8000.0, 99, most), now.after(Nanos::from_ms(4)));
+        assert_eq!(p.due(now, 8_000_000, 8000.0, 91, most), now.after(most));
+    }
+
+    #[test]
+    fn odd_cutoffs_and_long_batches_are_harmless() {
+        let odd = Pressure { dirty_percent: 50.0, in_use_percent: 0.0, cutoffs: (70, 70) };
+        assert!(share(1.0, &odd) > 0.0);
+        assert_eq!(pause(Nanos::from_secs(100), 0.0), LONGEST_PAUSE);
+        assert_eq!(pause(Nanos(u64::MAX), f64::NAN), Nanos(0));
+    }
+}
