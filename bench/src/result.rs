@@ -24,7 +24,8 @@ impl Figure {
     pub fn median(&self) -> f64 {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+        let middle = |n: usize| sorted.get(n / 2).copied().unwrap_or(f64::NAN);
+        (middle(sorted.len().saturating_sub(1)) + middle(sorted.len())) / 2.0
     }
 
     /// Smallest and largest value.
@@ -111,7 +112,7 @@ mod tests {
         }
         assert_eq!((r.figures[0].median(), r.figures[0].spread()), (2.0, (1.0, 3.0)));
         r.add("x", "IOPS", true, "raw", 9.0);
-        assert_eq!(r.figures[0].median(), 2.0);
+        assert_eq!(r.figures[0].median(), 2.5);
         assert_eq!(r.figures.len(), 1);
     }
 }
