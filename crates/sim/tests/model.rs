@@ -101,8 +101,12 @@ fn a_seed_is_always_the_same_run() {
 fn a_slightly_different_run_has_another_hash() {
     // Long enough for tasks to have to wait for each other, and random, whatever the generator draws.
     let suits = |p: &Plan| {
-        let requests = p.boots.iter().map(|b| b.requests.len()).sum::<usize>();
-        p.order == Order::Random && p.boots.len() > 2 && requests > 300
+        let requests = || p.boots.iter().flat_map(|b| &b.requests);
+        let long_write = |(_, r): &(_, Request)| matches!(r, Request::Write { sectors, .. } if *sectors > 1);
+        p.order == Order::Random
+            && p.boots.len() > 2
+            && requests().count() > 300
+            && requests().any(long_write)
     };
     let plan = (0..1000).map(Plan::from_seed).find(suits).expect("a long random plan");
     let hash = |p: &Plan| run(p, false).unwrap_or_else(|f| panic!("{f}")).hash;
