@@ -144,7 +144,7 @@ mod tests {
         second.add("writes", "IOPS", true, "ubcache", 1000.4);
         let text = markdown(&[first, second]);
         assert!(text.contains("| | kernel bcache | ubcache |\n|---|---:|---:|\n"), "{text}");
-        assert!(text.contains("| reads, IOPS | 20.0 (20.0–30.0) | 50.0 |"), "{text}");
+        assert!(text.contains("| reads, IOPS | 25.0 (20.0–30.0) | 50.0 |"), "{text}");
         assert!(text.find("### B1") < text.find("### B2"));
         assert!(text.contains("| writes, IOPS | 1000 |"), "{text}");
         assert!(text.starts_with("* fio: fio-3\n\n"), "{text}");

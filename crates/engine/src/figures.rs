@@ -173,6 +173,8 @@ pub enum Pace {
     Draining,
     /// The cache has no bucket left to take: as fast as possible.
     CacheStarved,
+    /// The cache fills up: as fast as possible.
+    Filling,
     /// `writeback_percent` is 0: as fast as possible.
     Unthrottled,
     /// Dirty data is younger than `writeback_delay`.

@@ -122,6 +122,11 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
              rate says. A smaller writeback_percent (now {}) keeps more buckets clean.",
             t.writeback_percent
         ),
+        Pace::Filling => format!(
+            "The cache fills up ({} % in use): the {dirty} that are dirty are written back {fast}, whatever the rate says. \
+             From 88 % on, writes that need new room wait for it, for {} ms at most (writeback_latency_ms).",
+            set.status.in_use_percent, t.writeback_latency_ms
+        ),
         Pace::Unthrottled => format!(
             "writeback_percent is 0: the {dirty} that are dirty are written back {fast}. Set writeback_percent to the share \
              of the cache that may stay dirty, 10 for example, to spare the backing device."

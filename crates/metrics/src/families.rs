@@ -131,13 +131,14 @@ fn states<T: PartialEq + Copy>(
     }
 }
 
-const PACES: [(Pace, &str); 11] = [
+const PACES: [(Pace, &str); 12] = [
     (Pace::Never, "never"),
     (Pace::NothingDirty, "nothing_dirty"),
     (Pace::Stopped, "stopped"),
     (Pace::Detaching, "detaching"),
     (Pace::Draining, "draining"),
     (Pace::CacheStarved, "cache_starved"),
+    (Pace::Filling, "filling"),
     (Pace::Unthrottled, "unthrottled"),
     (Pace::Delayed, "delayed"),
     (Pace::Idle, "idle"),
@@ -389,6 +390,9 @@ static FAMILIES: &[Family] = &[
             sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations));
         },
     ),
+    counter("ubcache_overwrites_in_place_total", "Writes over dirty data where it was.", |f, t| {
+        count_sets(f, t, |s| s.engine.overwrites);
+    }),
     counter("ubcache_gc_moved_extents_total", "Extents that the garbage collector moved.", |f, t| {
         count_sets(f, t, |s| s.engine.moved_extents);
     }),

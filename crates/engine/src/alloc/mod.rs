@@ -80,7 +80,8 @@ pub(crate) struct Allocator {
     /// Buckets to have ready beyond the reserves.
     pub(crate) batch: usize,
     pub(crate) open: RefCell<OpenBuckets>,
-    /// Buckets taken for new data so far, and how many that is in a second.
+    /// Buckets taken for new dirty data so far, and how many that is in a second. What reads bring in does not count: it
+    /// can be given up again at once.
     taken: Cell<u64>,
     demand: Cell<Pulse>,
     /// Somebody waits for a data bucket.
@@ -141,13 +142,12 @@ impl Allocator {
         unused as usize > 2 * (self.reserves.total() + self.batch)
     }
 
-    /// With this many unused buckets, the next ones that are made ready hold data.
-    pub(crate) fn is_little(&self, unused: u32) -> bool {
-        let target = self.reserves.total() + self.batch;
-        (unused as usize) < target * 2
+    /// A bucket was taken for new dirty data.
+    pub(crate) fn fills(&self) {
+        self.taken.set(self.taken.get() + 1);
     }
 
-    /// Whether new data will soon have filled the buckets that can be reused.
+    /// Whether new dirty data will soon have filled the buckets that can be reused.
     pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
         let mut demand = self.demand.get();
         let per_second = demand.see(self.taken.get(), now);
@@ -177,7 +177,6 @@ impl Allocator {
         }
         let b = ready.pop_front()?;
         drop(ready);
-        self.taken.set(self.taken.get() + u64::from(purpose == Purpose::Data));
         buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         self.wanted.notify_all();
         Some(b)

@@ -85,7 +85,7 @@ fn is_wasteful(core: &Core) -> bool {
         let buckets = core.buckets.borrow();
         let filled = u64::from(buckets.len() - buckets.unused()) * core.geometry.bucket_sectors.0;
         let empty = filled.saturating_sub(buckets.live_total().0);
-        if !core.alloc.is_little(buckets.unused()) || empty * 4 < filled {
+        if core.alloc.is_plenty(buckets.unused()) || empty * 4 < filled {
             return false;
         }
     }
@@ -168,21 +168,39 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
     Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
 }
 
-/// Empties buckets. Meanwhile nobody writes into them.
+/// Marks buckets that are being emptied: nobody writes into them meanwhile. The marks go with it, also when whoever
+/// asked for a walk of the index gives up waiting for it.
+struct Marked<'a> {
+    core: &'a Core,
+    buckets: &'a [BucketNr],
+}
+
+impl<'a> Marked<'a> {
+    fn new(core: &'a Core, buckets: &'a [BucketNr]) -> Marked<'a> {
+        for b in buckets {
+            let began = core.buckets.borrow_mut().set_moving(*b, true);
+            assert!(began, "bucket {b} is being emptied already");
+        }
+        Marked { core, buckets }
+    }
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        for b in self.buckets {
+            self.core.buckets.borrow_mut().set_moving(*b, false);
+        }
+    }
+}
+
+/// Empties buckets.
 pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineError> {
     let victims = candidates(core, which);
     if victims.buckets.len() < 2 {
         return Ok(());
     }
-    for b in &victims.buckets {
-        let began = core.buckets.borrow_mut().set_moving(*b, true);
-        assert!(began, "bucket {b} is being emptied already");
-    }
-    let result = empty(core, &victims).await;
-    for b in &victims.buckets {
-        core.buckets.borrow_mut().set_moving(*b, false);
-    }
-    result
+    let _marked = Marked::new(core, &victims.buckets);
+    empty(core, &victims).await
 }
 
 async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {

@@ -1,12 +1,14 @@
-//! How much of the time writeback leaves to clients.
+//! Writeback beside clients: how much of the time it leaves to them, when it must hurry, and how clients are held back where
+//! it cannot keep up.
 //!
 //! Writeback reads the cache device and writes the backing device, which clients wait for as well. While nobody waits it
 //! goes at the controller's rate without a break. While clients keep the devices busy it gets the smaller a share of the time
 //! the less the cache needs room: data that stays dirty a little longer costs nothing then, and what is overwritten
-//! meanwhile need never be written. Owns the measure of how busy clients are, and the share. Must not know who waits for
-//! what.
+//! meanwhile need never be written. A cache that fills up needs room in time, and one that is nearly full takes new
+//! data as fast as writeback makes room. Decision 016. Owns these measures and rules. Must not know who waits for what.
 //!
-//! *Invariants:* shares are in `LEAST..=1`: writeback always goes on; where the cache needs room, nobody is spared.
+//! *Invariants:* shares are in `LEAST..=1`: writeback always goes on; where the cache needs room, nobody is spared; no
+//! write is held back for longer than its caller says.
 
 use io::Nanos;
 
@@ -21,7 +23,7 @@ const IN_USE: (f64, f64) = (85.0, 95.0);
 const ROOM_FOR_SECONDS: f64 = 8.0;
 /// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
 /// as writeback, and at most so many times slower than that.
-const PACE_FROM_PERCENT: u32 = 88;
+pub const PACE_FROM_PERCENT: u32 = 88;
 const PACE_EVEN: f64 = 3.0;
 const PACE_MOST: f64 = 2.0;
 /// Share of used buckets from which writes begin to go around the cache although they are held back. Each takes from the

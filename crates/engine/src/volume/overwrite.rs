@@ -2,13 +2,15 @@
 //!
 //! A cache that is full of live data can take a write over dirty data into a new bucket only at the price of emptying an
 //! old one, which costs more requests than the write itself; and of a key, with its place in the journal. The data's own
-//! place is free. Decision 013 says why nothing is lost; in short:
+//! place is free. Decision 014 says why nothing is lost; in short:
 //!
 //! * only data that is dirty already: nothing but the cache has it, before and after, so no key changes. A crash leaves
 //!   each sector old or new, as on a disk; what was flushed before was answered as a write since, or not at all;
 //! * nobody else uses the place meanwhile: the caller holds the range as a change, so no other write, discard or
 //!   detach and no new writeback is there; writeback that began earlier, and moving garbage collection of the bucket,
 //!   which would both make an older state count, are reasons not to; the bucket is pinned;
+//! * a write that has begun is not given up half way: its range would be free while the device still writes. (So it is
+//!   with writes past the cache.)
 //! * a flush covers it by [`Core::overwritten`], and FUA by itself, together with keys that are not durable yet.
 
 use format::{Inode, JournalSeq, Ptr};

@@ -21,6 +21,7 @@ use crate::policy::bypass::{
 };
 use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
+use crate::policy::yielding;
 use crate::set::{Core, Watched};
 use crate::stats::Outcome;
 use crate::tunables::Controller;
@@ -317,24 +318,33 @@ impl Volume {
     /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
     /// writes would have to go around it, or wait much longer.
     async fn keep_pace(&self, core: &Core, sectors: Sectors) {
+        let in_use_percent = core.buckets.borrow().in_use_percent();
+        // What flash-only volumes hold makes no room, whatever is written back.
+        if in_use_percent <= yielding::PACE_FROM_PERCENT
+            || self.backing().is_none()
+            || self.dirty_sectors().0 < self.room_worth_waiting_for(core)
+        {
+            return;
+        }
         let most = {
             let t = self.tunables.borrow();
-            if self.backing().is_none()
-                || t.writeback_controller == Controller::Kernel
-                || !t.writeback_running
-            {
+            if t.writeback_controller == Controller::Kernel || !t.writeback_running {
                 return;
             }
             Nanos::from_ms(u64::from(t.writeback_latency_ms))
         };
         let now = self.rt.turn_time();
-        let in_use_percent = core.buckets.borrow().in_use_percent();
         let mut pace = core.pace.get();
         let due = pace.due(now, sectors.0, self.writeback.cleaned_per_second(), in_use_percent, most);
         core.pace.set(pace);
         if due > now {
             self.rt.sleep_until(due).await;
         }
+    }
+
+    /// With less dirty data than this, in sectors, writeback of the volume hardly makes room.
+    fn room_worth_waiting_for(&self, core: &Core) -> u64 {
+        core.geometry.bucket_sectors.0 * u64::from(core.geometry.nbuckets) / 20
     }
 
     fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {
@@ -511,7 +521,13 @@ impl Core {
             self.geometry.bucket_sectors,
             self.geometry.block_sectors,
             buckets,
-            |b| self.alloc.try_take(purpose, b),
+            |b| {
+                let taken = self.alloc.try_take(purpose, b)?;
+                if stream == Stream::Dirty {
+                    self.alloc.fills();
+                }
+                Some(taken)
+            },
         )
     }
 

@@ -194,6 +194,8 @@ impl Volume {
             Pace::Stopped
         } else if core.alloc.starved.get() {
             Pace::CacheStarved
+        } else if self.hurries(&core) {
+            Pace::Filling
         } else if self.writeback_due(&core, dirty).is_some_and(|due| due > self.rt.now()) {
             Pace::Delayed
         } else if percent == 0 {

@@ -82,6 +82,7 @@ fn each_pace_has_its_own_sentence() {
         Detaching,
         Draining,
         CacheStarved,
+        Filling,
         Unthrottled,
         Delayed,
         Idle,
@@ -104,13 +105,33 @@ fn each_pace_has_its_own_sentence() {
         "1.0 MiB are dirty and nothing is written back, because writeback_running is 0. Set writeback_running=1 to go on."
     );
     assert_eq!(
-        sentences[7],
+        sentences[8],
         "1.0 MiB are dirty and rest: data is written back once it is 30 s old (writeback_delay), so that what is overwritten \
          soon is written once."
     );
     sentences.sort();
     sentences.dedup();
     assert_eq!(sentences.len(), paces.len());
+}
+
+#[test]
+fn writeback_that_yields_says_to_whom_and_how_to_stop_it() {
+    let yields = |pace, share| {
+        let e = situation(|v, _| {
+            v.dirty = Sectors(2048);
+            v.writeback.pace = pace;
+            v.writeback.share = share;
+        });
+        e.writeback
+    };
+    assert_eq!(
+        yields(Pace::Controlled, 0.25)[1],
+        "Requests keep the devices busy and the cache has room: writeback takes 25 % of the time at most, more as dirty data \
+         grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). writeback_controller=kernel switches \
+         that off."
+    );
+    assert_eq!(yields(Pace::Controlled, 1.0).len(), 1);
+    assert_eq!(yields(Pace::Delayed, 0.25).len(), 1, "what rests anyway yields to nobody");
 }
 
 #[test]
