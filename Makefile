@@ -2,8 +2,10 @@
 # missing packages are installed; elsewhere scripts/deps says exactly what to install.
 
 CARGO ?= cargo
+SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hl]* packaging/debian/p* \
+	tests/vm/guest/init tests/vm/host/*.sh)
 
-.PHONY: help demo test fuzz vm-test dashboard-test lint bench deb deps build
+.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
@@ -11,8 +13,9 @@ help:
 	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
-	@echo 'make lint   formatting, clippy, documentation'
+	@echo 'make lint   formatting, clippy, documentation, shell scripts'
 	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
+	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
 	@echo 'make build  the release binary, target/release/ubcache'
 	@echo 'make deps   the packages that the above need'
@@ -41,6 +44,8 @@ dashboard-test:
 	@scripts/dashboard-test
 
 lint:
+	@scripts/deps lint
+	shellcheck $(SCRIPTS)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) clippy -p ubcache-vm --features vm --all-targets --quiet -- -D warnings
@@ -49,6 +54,9 @@ lint:
 bench:
 	@scripts/deps all
 	@scripts/bench $(JOBS)
+
+book:
+	@scripts/book
 
 deb:
 	@scripts/deb

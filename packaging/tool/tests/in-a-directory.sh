@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # usage: in-a-directory.sh DIR PACKAGE: installs the package with DIR as the root directory, uses what it brought, removes it.
 set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
