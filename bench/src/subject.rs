@@ -24,7 +24,7 @@ pub enum Subject {
     DmCache,
     /// dm-writecache.
     DmWritecache,
-    /// The backing device through ublk, without a cache: what ublk itself costs.
+    /// The cache device as a backing device through ublk, without a cache: what ublk itself costs.
     Ublk,
     /// ubcache over ublk.
     Ubcache,
@@ -57,7 +57,7 @@ impl Subject {
             Subject::Bcache => "kernel bcache",
             Subject::DmCache => "dm-cache",
             Subject::DmWritecache => "dm-writecache",
-            Subject::Ublk => "ublk without cache",
+            Subject::Ublk => "cache device over ublk",
             Subject::Ubcache => "ubcache",
         }
     }
@@ -87,8 +87,8 @@ impl Subject {
                 device_mapper(vm, &format!("0 {n} writecache s {backing} {cache} 4096 0"))
             }
             Subject::Ublk => {
-                vm.sh(&format!("ubcache make -B {backing} >/dev/null")).ok();
-                ubcache(vm, &format!("--without-cache -B {backing}"))
+                vm.sh(&format!("ubcache make -B {cache} >/dev/null")).ok();
+                ubcache(vm, &format!("--without-cache -B {cache}"))
             }
             Subject::Ubcache => {
                 vm.sh(&format!("ubcache make --writeback -C {cache} -B {backing} >/dev/null")).ok();

@@ -2,7 +2,8 @@
 //!
 //! Owns the loop: run ready tasks in a batch, submit everything they asked for with one system call,
 //! take in completions, fire timers; wait only when nothing is ready, and then in the same system call.
-//! No spinning: a thread without work sleeps in the kernel until a completion, a timer or a wake-up.
+//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up; if it is asked to, and waits have
+//! been very short, it looks for work for a moment first (module `busy_poll`).
 //! Also owns the order of the end: tasks are dropped first (their operations become orphans), then the
 //! reactor is closed (module `reactor`), and only then memory and ring go.
 
@@ -18,6 +19,7 @@ use std::task::{Context, Poll, Waker};
 use ::io::{Clock, Fifo, Handle, Nanos, Runtime};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::busy_poll::{BusyPoll, Patience};
 use crate::reactor::Reactor;
 use crate::uring::Uring;
 use crate::wake::Wake;
@@ -48,11 +50,19 @@ pub struct DriverOptions {
     pub ring_entries: u32,
     /// Most helper threads: all device I/O of the pool backend, ioctls of the other.
     pub max_threads: usize,
+    /// Whether it looks for work before it sleeps; on io_uring alone.
+    pub busy_poll: BusyPoll,
 }
 
 impl Default for DriverOptions {
     fn default() -> Self {
-        DriverOptions { backend: Backend::Auto, seed: 0, ring_entries: 256, max_threads: 16 }
+        DriverOptions {
+            backend: Backend::Auto,
+            seed: 0,
+            ring_entries: 256,
+            max_threads: 16,
+            busy_poll: BusyPoll::Never,
+        }
     }
 }
 
@@ -108,7 +118,10 @@ impl Driver {
         let wake = Arc::new(Wake::new(uring.is_none())?);
         let runtime = Runtime::new(Rc::new(SystemClock), options.seed);
         runtime.set_unpark(wake.clone());
-        let reactor = Reactor::new(uring, wake, options.max_threads, runtime.handle().pool().clone());
+        let pool = runtime.handle().pool().clone();
+        let patience = Patience::new(if uring.is_some() { options.busy_poll } else { BusyPoll::Never });
+        let note = if patience.is_on() { format!("{note}, {patience}") } else { note };
+        let reactor = Reactor::new(uring, wake, options.max_threads, pool, patience);
         Ok(Driver { runtime, reactor, running: Cell::new(false), note })
     }
 

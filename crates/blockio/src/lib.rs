@@ -12,6 +12,7 @@
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 pub mod bridge;
+mod busy_poll;
 mod claim;
 mod cmd;
 mod command;
@@ -37,6 +38,7 @@ mod wake;
 mod workers;
 pub mod wrap;
 
+pub use busy_poll::BusyPoll;
 pub use claim::{Access, Claim, OpenError, OpenOptions};
 pub use command::{CommandFile, CommandFuture};
 pub use driver::{Backend, Driver, DriverOptions, SystemClock};

@@ -17,10 +17,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ::io::Nanos;
+use ::io::{Clock, Nanos};
 
+use crate::busy_poll::Patience;
 use crate::cmd::Cmd;
 use crate::command::CommandOp;
+use crate::driver::SystemClock;
 use crate::file::DeviceOp;
 use crate::polled::Polled;
 use crate::registered::Numbers;
@@ -116,8 +118,12 @@ pub struct ReactorCounts {
     pub commands: u64,
     /// Calls that submitted to the ring or waited for results.
     pub kernel_calls: u64,
-    /// How many of those waited because nothing was ready.
+    /// How many times nothing was ready, so that it waited.
     pub waits: u64,
+    /// Waits that began with a look at the ring (module `busy_poll`).
+    pub looks: u64,
+    /// Those of them that found something before they slept.
+    pub found: u64,
 }
 
 /// Through which devices and sockets do their I/O. Cheap to clone; belongs to one driver's thread.
@@ -132,6 +138,7 @@ struct Shared {
     wake: Arc<Wake>,
     is_uring: bool,
     counts: Cell<ReactorCounts>,
+    patience: RefCell<Patience>,
     /// Blocks of ended sends, for the next ones.
     #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
     spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
@@ -152,6 +159,7 @@ impl Reactor {
         wake: Arc<Wake>,
         max_threads: usize,
         pool: ::io::BufferPool,
+        patience: Patience,
     ) -> Reactor {
         let is_uring = uring.is_some();
         let numbers = Numbers::new(uring.as_ref());
@@ -176,6 +184,7 @@ impl Reactor {
                 wake,
                 is_uring,
                 counts: Cell::default(),
+                patience: RefCell::new(patience),
                 spare_blocks: RefCell::default(),
                 pool,
                 numbers,
@@ -400,16 +409,58 @@ impl Reactor {
     /// Submits what is queued, waits for something to happen, at most until `deadline`, and takes it in.
     pub(crate) fn wait(&self, deadline: Option<Nanos>, now: Nanos) -> usize {
         self.release_held();
-        self.count(|c| {
-            c.kernel_calls += 1;
-            c.waits += 1;
-        });
+        self.count(|c| c.waits += 1);
         match &mut self.shared.inner.borrow_mut().backend {
-            Backend::Uring(u) => u.wait(&self.shared.wake, deadline, now),
-            Backend::Polled(p) => p.wait(&self.shared.wake, deadline.map(|d| d.since(now))),
+            Backend::Uring(u) => {
+                u.arm(&self.shared.wake, deadline, now);
+                self.wait_on_ring(u);
+            }
+            Backend::Polled(p) => {
+                self.count(|c| c.kernel_calls += 1);
+                p.wait(&self.shared.wake, deadline.map(|d| d.since(now)));
+            }
         }
         self.shared.wake.awake();
         self.take_in()
+    }
+
+    /// Looks for a completion for a while, if that pays, and sleeps until there is one.
+    fn wait_on_ring(&self, u: &mut Uring) {
+        let patience = &mut *self.shared.patience.borrow_mut();
+        if !patience.is_on() {
+            self.count(|c| c.kernel_calls += 1);
+            return u.wait();
+        }
+        let began = SystemClock.now();
+        if let Some(window) = patience.window()
+            && self.look(u, patience, began, window)
+        {
+            self.count(|c| c.found += 1);
+            return patience.waited(SystemClock.now().since(began), false);
+        }
+        self.count(|c| c.kernel_calls += 1);
+        u.wait();
+        patience.waited(SystemClock.now().since(began), true);
+    }
+
+    /// Submits what is queued and looks for a completion without sleeping; whether there is one.
+    fn look(&self, u: &mut Uring, patience: &mut Patience, began: Nanos, window: Nanos) -> bool {
+        self.count(|c| c.looks += 1);
+        let mut now = began;
+        while now.since(began) < window {
+            // Only when the kernel has something ready does it take a call.
+            if u.wants_call() {
+                self.count(|c| c.kernel_calls += 1);
+                u.submit();
+            }
+            if u.has_completions() {
+                return true;
+            }
+            std::hint::spin_loop();
+            let then = std::mem::replace(&mut now, SystemClock.now());
+            patience.glanced(now.since(then));
+        }
+        false
     }
 
     fn take_in(&self) -> usize {

@@ -201,12 +201,21 @@ impl Uring {
         }
     }
 
-    /// Submits everything that is queued and waits until there is a completion, a wake-up or the deadline has come.
-    pub(crate) fn wait(&mut self, wake: &Wake, deadline: Option<Nanos>, now: Nanos) {
+    /// From now on a wake-up or the deadline makes a completion.
+    pub(crate) fn arm(&mut self, wake: &Wake, deadline: Option<Nanos>, now: Nanos) {
         self.arm_wake(wake);
         if let Some(deadline) = deadline {
             self.arm_alarm(deadline, now);
         }
+    }
+
+    /// Whether completions wait to be reaped.
+    pub(crate) fn has_completions(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
+    /// Submits everything that is queued and waits until there is a completion; see [`Self::arm`].
+    pub(crate) fn wait(&mut self) {
         if !self.overflow.is_empty() {
             self.submit();
         }

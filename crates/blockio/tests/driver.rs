@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use blockio::bridge::{Gone, TrySendError, channel, oneshot};
-use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions};
+use blockio::{Backend, BusyPoll, Driver, DriverOptions, FileDevice, OpenOptions};
 use common::{drivers, sparse_file};
 use format::{Sector, Sectors};
 use io::{Disk, Nanos};
@@ -255,4 +255,42 @@ fn operations_that_are_started_together_go_to_the_kernel_together() {
     assert_eq!((after.operations - before.operations, after.commands - before.commands), (30, 30));
     let calls = after.kernel_calls - before.kernel_calls;
     assert!(calls < 32, "30 reads fit into one submission, and each result may end one wait: {calls} calls");
+}
+
+/// Two threads hand something to and fro: who looks before it sleeps is often met awake, and nothing gets lost.
+#[test]
+fn who_looks_before_sleeping_misses_nothing() {
+    const ROUNDS: u64 = 3000;
+    let looking = || {
+        let busy_poll = BusyPoll::UpTo(Nanos::from_ms(5));
+        let options = DriverOptions { busy_poll, ..DriverOptions::default() };
+        Driver::new(options).unwrap()
+    };
+    let (there, mut inbox) = channel::<u64>(1);
+    let (back, mut answers) = channel::<u64>(1);
+    let other = thread::spawn(move || {
+        let driver = looking();
+        driver.block_on(async {
+            while let Some(n) = inbox.recv().await {
+                back.send(n + 1).unwrap();
+            }
+        });
+    });
+    let driver = looking();
+    driver.block_on(async {
+        for n in 0..ROUNDS {
+            there.send(n).unwrap();
+            assert_eq!(answers.recv().await, Some(n + 1));
+        }
+    });
+    drop(there);
+    other.join().unwrap();
+    let counts = driver.reactor().counts();
+    assert!(counts.found <= counts.looks && counts.looks <= counts.waits, "{counts:?}");
+    if driver.reactor().is_uring() {
+        assert!(counts.found > 0, "{counts:?}");
+        assert!(driver.backend_note().contains("polled for up to 5000 us"), "{}", driver.backend_note());
+    } else {
+        assert_eq!(counts.looks, 0, "{counts:?}");
+    }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use blockio::BusyPoll;
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
@@ -48,6 +49,7 @@ struct File {
     preset: Option<Spanned<String>>,
     drain_on_stop: bool,
     drain_deadline_s: Option<u64>,
+    busy_poll: Option<Spanned<toml::Value>>,
     tunables: BTreeMap<String, Spanned<toml::Value>>,
     set: BTreeMap<String, SetSection>,
     volume: BTreeMap<String, VolumeSection>,
@@ -108,6 +110,8 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
     pub(crate) drain_deadline_s: u64,
+    /// Whether the threads of sets look for work before they sleep.
+    pub(crate) busy_poll: BusyPoll,
     exports: Vec<String>,
     everywhere: Section,
     sets: BTreeMap<String, Section>,
@@ -127,6 +131,7 @@ impl Default for Config {
             devices: Vec::new(),
             drain_on_stop: false,
             drain_deadline_s: 300,
+            busy_poll: BusyPoll::Auto,
             exports: vec!["auto".into()],
             everywhere: Section::default(),
             sets: BTreeMap::new(),
@@ -226,6 +231,9 @@ impl Config {
             drain_deadline_s: file.drain_deadline_s.unwrap_or(300),
             ..Config::default()
         };
+        if let Some(busy_poll) = &file.busy_poll {
+            config.busy_poll = parser.busy_poll(busy_poll)?;
+        }
         if let Some(exports) = &file.exports {
             config.exports = parser.exports(exports)?;
         }
@@ -314,6 +322,15 @@ impl Parser<'_> {
         }
         let metrics_without_token = file.metrics_without_token;
         Ok(Some(Tcp { listen, token_file: self.named(token_file), tls, metrics_without_token }))
+    }
+
+    fn busy_poll(&self, value: &Spanned<toml::Value>) -> Result<BusyPoll, String> {
+        let text = match value.get_ref() {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(us) => us.to_string(),
+            _ => return Err(self.at(value, "busy_poll: expected \"auto\", \"never\" or microseconds")),
+        };
+        text.parse().map_err(|e| self.at(value, format!("busy_poll: {e}")))
     }
 
     fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, String> {
@@ -470,6 +487,19 @@ mod tests {
                 };
                 assert_eq!(kept, *value, "{name}: {key} is not cut off");
             }
+        }
+    }
+
+    #[test]
+    fn busy_poll_takes_words_and_microseconds() {
+        assert_eq!(Config::default().busy_poll, BusyPoll::Auto);
+        assert_eq!(Config::parse("").unwrap().busy_poll, BusyPoll::Auto);
+        assert_eq!(Config::parse("busy_poll = \"never\"").unwrap().busy_poll, BusyPoll::Never);
+        let fifty: BusyPoll = "50".parse().unwrap();
+        assert_eq!(Config::parse("busy_poll = 50").unwrap().busy_poll, fifty);
+        for bad in ["scan = true\nbusy_poll = 20000", "\nbusy_poll = true", "\nbusy_poll = \"much\""] {
+            let said = Config::parse(bad).unwrap_err();
+            assert!(said.starts_with("line 2: busy_poll: "), "{said}");
         }
     }
 }

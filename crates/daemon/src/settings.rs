@@ -175,6 +175,9 @@ impl Registry {
                 said.push(format!("{what}: takes effect at the next start"));
             }
         }
+        if old.busy_poll != next.busy_poll {
+            said.push("busy_poll: takes effect for sets that are started from now on".into());
+        }
         if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
             said.push(format!(
                 "drain_on_stop: {}, with {} seconds at most",

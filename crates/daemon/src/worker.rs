@@ -214,8 +214,8 @@ fn serve(
     mut orders: RemoteReceiver<Order>,
     ready: &mut Option<Reply<Result<(), Failure>>>,
 ) -> Result<(), Failure> {
-    let options =
-        DriverOptions { seed: session::seed(), ring_entries: RING_ENTRIES, ..DriverOptions::default() };
+    let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
+    let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
     let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;

@@ -9,7 +9,7 @@ use std::pin::{Pin, pin};
 use std::process::Command;
 use std::time::Duration;
 
-use blockio::{Driver, DriverOptions, Signals};
+use blockio::{BusyPoll, Driver, DriverOptions, Signals};
 use clap::Args;
 use export_ublk::Shape;
 use io::Nanos;
@@ -65,6 +65,10 @@ pub(crate) struct Up {
     /// Requests in each of these queues at a time; 128 if nothing is said
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=4096))]
     ublk_depth: Option<u16>,
+    /// Before sleeping, look for work for so many microseconds while requests follow each other closely; auto (six
+    /// times what waking a thread takes) or never
+    #[arg(long, value_name = "US", default_value = "auto")]
+    busy_poll: BusyPoll,
     /// Make the process that serves this set by ublk hand it over, and go on with its devices
     #[arg(long, requires = "cache")]
     takeover: bool,
@@ -127,7 +131,8 @@ impl Up {
         let Shape { queues, depth } = self.ublk_shape();
         // Room for the fetches of a device at once.
         let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
-        let options = DriverOptions { seed: session::seed(), ring_entries, ..DriverOptions::default() };
+        let (seed, busy_poll) = (session::seed(), self.busy_poll);
+        let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         out::note(format!("I/O by {}", driver.backend_note()));
         driver.block_on(self.serve(&driver, signals))

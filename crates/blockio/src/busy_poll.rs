@@ -1,0 +1,269 @@
+//! Whether a driver without work looks for some on its own for a moment before it sleeps.
+//!
+//! To sleep and to be woken costs a thread a few microseconds, in a virtual machine without hardware support a hundred: for
+//! a client that sends one request at a time that is a good part of each of them. Looking again and again instead costs
+//! the processor. Both are bounded here: a driver looks for at most six times the time that waking a thread takes on this
+//! machine (measured once a process), so it never wastes more than a small multiple of what sleeping would have cost, and a
+//! client that is woken by an answer and sends its next request at once is still met awake; and only while waits have mostly
+//! been that short, so that one that waits for a disk sleeps at once. (Polling for a while before one sleeps, adapted to
+//! what was seen, is what hypervisors do with halted processors.)
+//!
+//! Owns the measure of waking and the estimate of waits. *Invariants:* no look is longer than the limit; who was put off
+//! the processor while looking leaves it to others for a while. Must not know what is waited for.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::io::Nanos;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// Whether drivers look for work before they sleep, and for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BusyPoll {
+    /// They sleep at once.
+    Never,
+    /// For six times the time that waking a thread takes, and not on a machine with one processor.
+    Auto,
+    /// For at most so long.
+    UpTo(Nanos),
+}
+
+/// For the log.
+impl fmt::Display for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "which is polled for up to {} us before a sleep", self.window.0.div_ceil(1000))
+    }
+}
+
+impl FromStr for BusyPoll {
+    type Err = String;
+
+    /// `auto`, `never`, or microseconds.
+    fn from_str(text: &str) -> Result<BusyPoll, String> {
+        match text {
+            "auto" => Ok(BusyPoll::Auto),
+            "never" => Ok(BusyPoll::Never),
+            number => match number.parse() {
+                Ok(0) => Ok(BusyPoll::Never),
+                Ok(us @ 1..=MOST_US) => Ok(BusyPoll::UpTo(Nanos(us * 1000))),
+                _ => Err(format!("`{text}`: expected auto, never, or microseconds, {MOST_US} at most")),
+            },
+        }
+    }
+}
+
+/// Longest look that can be asked for, in microseconds.
+const MOST_US: u64 = 10_000;
+/// Longest look that is chosen automatically: a machine where waking takes longer has other troubles.
+const AUTO_MOST: Nanos = Nanos(500_000);
+/// An automatic look is as long as so many wake-ups: that of the client by the answer, and what it does until its next
+/// request is here. With four, a client at depth 1 was mostly not met awake (decision 019).
+const WAKES: u64 = 6;
+/// Each wait counts this much in the estimate of how many are short: 1 / 16.
+const WEIGHT_SHIFT: u32 = 4;
+/// The estimate, when all of the last waits were short.
+const ALL: u32 = 1 << 16;
+/// A look during which so much time passed between two glances was interrupted by others who want the processor.
+const INTERRUPTED: Nanos = Nanos(1_000_000);
+/// So many waits are not polled after that.
+const LEAVE_ALONE: u32 = 64;
+
+/// Decides for one driver; see the module head.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    /// The longest look; 0 means none.
+    window: Nanos,
+    /// What a wake-up takes.
+    wake: Nanos,
+    /// Share of recent waits that ended within the window, of [`ALL`].
+    short: u32,
+    leave_alone: u32,
+}
+
+impl Patience {
+    pub(crate) fn new(wanted: BusyPoll) -> Patience {
+        let (window, wake) = match wanted {
+            BusyPoll::Never => (Nanos(0), Nanos(0)),
+            BusyPoll::UpTo(most) => (most, most),
+            BusyPoll::Auto => {
+                wake_cost().map_or((Nanos(0), Nanos(0)), |w| (AUTO_MOST.min(Nanos(WAKES * w.0)), w))
+            }
+        };
+        Patience { window, wake, short: 0, leave_alone: 0 }
+    }
+
+    /// Whether waits are of interest at all.
+    pub(crate) fn is_on(&self) -> bool {
+        self.window.0 > 0
+    }
+
+    /// How long to look before sleeping, if that is expected to save more than it wastes.
+    pub(crate) fn window(&mut self) -> Option<Nanos> {
+        if self.leave_alone > 0 {
+            self.leave_alone -= 1;
+            return None;
+        }
+        let (short, long) = (u64::from(self.short), u64::from(ALL - self.short));
+        (self.is_on() && short * self.wake.0 >= long * self.window.0).then_some(self.window)
+    }
+
+    /// A wait took so long, with the wake-up if it `slept`.
+    pub(crate) fn waited(&mut self, time: Nanos, slept: bool) {
+        let limit = if slept { Nanos(self.window.0 + self.wake.0) } else { self.window };
+        let seen = if time <= limit { ALL } else { 0 };
+        self.short = self.short - (self.short >> WEIGHT_SHIFT) + (seen >> WEIGHT_SHIFT);
+    }
+
+    /// Between two glances so much time passed.
+    pub(crate) fn glanced(&mut self, apart: Nanos) {
+        if apart > INTERRUPTED {
+            self.leave_alone = LEAVE_ALONE;
+        }
+    }
+}
+
+/// What it takes to wake a thread that sleeps, measured once; `None` where there is one processor alone, and nobody could
+/// bring work to a thread that keeps it.
+fn wake_cost() -> Option<Nanos> {
+    static COST: OnceLock<Option<Nanos>> = OnceLock::new();
+    *COST.get_or_init(measure)
+}
+
+/// Half of a round trip between two threads that wait for each other on two processors, the median of some.
+fn measure() -> Option<Nanos> {
+    const ROUNDS: usize = 32;
+    let turns = Arc::new(AtomicUsize::new(0));
+    let (seen, caller, elsewhere) = (turns.clone(), thread::current(), another_processor()?);
+    // The odd turns are the other's.
+    let answer = move || {
+        // On one processor a hand-over is a switch between threads: much cheaper than waking a processor that sleeps.
+        let _ = sched_setaffinity(None, &elsewhere);
+        for turn in 0..ROUNDS {
+            while seen.load(Ordering::Acquire) != 2 * turn + 1 {
+                thread::park();
+            }
+            seen.store(2 * turn + 2, Ordering::Release);
+            caller.unpark();
+        }
+    };
+    let other = thread::Builder::new().name("wake cost".into()).spawn(answer).ok()?;
+    let mut round_trips: Vec<Duration> = Vec::with_capacity(ROUNDS);
+    for turn in 0..ROUNDS {
+        let began = Instant::now();
+        turns.store(2 * turn + 1, Ordering::Release);
+        other.thread().unpark();
+        while turns.load(Ordering::Acquire) != 2 * turn + 2 {
+            thread::park();
+        }
+        round_trips.push(began.elapsed());
+    }
+    let _ = other.join();
+    round_trips.sort_unstable();
+    let one_way = *round_trips.get(ROUNDS / 2)? / 2;
+    Some(Nanos(u64::try_from(one_way.as_nanos()).unwrap_or(u64::MAX).max(1)))
+}
+
+/// A processor that this thread may use and is not on.
+fn another_processor() -> Option<CpuSet> {
+    let (allowed, here) = (sched_getaffinity(None).ok()?, sched_getcpu());
+    let other = (0..CpuSet::MAX_CPU).find(|cpu| *cpu != here && allowed.is_set(*cpu))?;
+    let mut set = CpuSet::new();
+    set.set(other);
+    Some(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    fn patience() -> Patience {
+        Patience { window: Nanos(10 * US), wake: Nanos(5 * US), short: 0, leave_alone: 0 }
+    }
+
+    #[test]
+    fn waking_takes_some_time() {
+        match (measure(), another_processor()) {
+            (Some(took), Some(_)) => assert!(took.0 > 100, "no thread wakes in {} ns", took.0),
+            (took, other) => assert!(took.is_none() && other.is_none(), "{took:?}, {other:?}"),
+        }
+    }
+
+    #[test]
+    fn without_short_waits_it_sleeps() {
+        let mut p = patience();
+        for _ in 0..100 {
+            assert_eq!(p.window(), None);
+            p.waited(Nanos(100 * US), true);
+        }
+    }
+
+    #[test]
+    fn short_waits_are_polled_until_they_become_long() {
+        let mut p = patience();
+        for _ in 0..40 {
+            p.waited(Nanos(14 * US), true);
+        }
+        assert_eq!(p.window(), Some(Nanos(10 * US)), "without the wake-up they would have been short enough");
+        let mut polled = 0;
+        while p.window().is_some() {
+            p.waited(Nanos(14 * US), false);
+            polled += 1;
+        }
+        assert!((1..=8).contains(&polled), "gave up after {polled}");
+    }
+
+    /// Enough waits must be short: else what is wasted on the others costs more than is saved.
+    #[test]
+    fn what_it_wastes_is_less_than_what_it_saves() {
+        for (short_of_ten, expected) in [(2, false), (5, false), (8, true), (10, true)] {
+            let (mut p, mut polled) = (patience(), 0);
+            for n in 0..1000 {
+                polled += u32::from(p.window().is_some());
+                p.waited(Nanos(if n % 10 < short_of_ten { US } else { 1000 * US }), false);
+            }
+            assert_eq!(polled > 500, expected, "{short_of_ten} of ten: {polled} of 1000 were polled");
+        }
+    }
+
+    #[test]
+    fn who_was_interrupted_leaves_the_processor_to_others() {
+        let mut p = patience();
+        for _ in 0..40 {
+            p.waited(Nanos(US), false);
+        }
+        assert!(p.window().is_some());
+        p.glanced(Nanos(100));
+        assert!(p.window().is_some());
+        p.glanced(Nanos(4_000_000));
+        let asleep = (0..200).filter(|_| p.window().is_none()).count();
+        assert_eq!(asleep, 64);
+    }
+
+    #[test]
+    fn what_can_be_asked_for() {
+        assert_eq!("auto".parse(), Ok(BusyPoll::Auto));
+        assert_eq!("never".parse(), Ok(BusyPoll::Never));
+        assert_eq!("0".parse(), Ok(BusyPoll::Never));
+        assert_eq!("50".parse(), Ok(BusyPoll::UpTo(Nanos(50_000))));
+        for bad in ["", "10001", "-1", "50us", "Auto"] {
+            let said = bad.parse::<BusyPoll>().unwrap_err();
+            assert!(said.contains(&format!("`{bad}`")) && said.contains("10000"), "{said}");
+        }
+    }
+
+    #[test]
+    fn never_is_never() {
+        let mut p = Patience::new(BusyPoll::Never);
+        for _ in 0..40 {
+            p.waited(Nanos(0), false);
+            assert_eq!(p.window(), None);
+        }
+        assert!(!p.is_on());
+    }
+}
