@@ -2,89 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::rc::Rc;
-
-use blockio::wrap::MemDisk;
-use blockio::{Driver, DriverOptions};
-use engine::figures::{Pace, SetFigures};
+use engine::figures::Pace;
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, View, Work};
-use engine::{CacheSet, SetOptions, Volume};
-use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
-use io::{Disk, Handle, Nanos, Op, Purpose, WriteFlags};
+use format::{Sector, Sectors};
+use io::{Nanos, Op, Purpose};
+use rig::{Rig, Shape};
 
-struct Rig {
-    set: CacheSet,
-    volume: Rc<Volume>,
-    rt: Handle,
-}
-
-async fn disk(rt: &Handle, name: &str, sectors: u64, superblock: &[u8]) -> Disk {
-    let disk = Disk::new(Rc::new(MemDisk::new(name, Sectors(sectors), 512)), rt.clone());
-    disk.write(Sector(8), rt.pool().copy_of(superblock), true).await.unwrap();
-    disk
-}
-
-async fn rig(rt: &Handle) -> Rig {
-    let (set_uuid, block, bucket) = (Uuid([7; 16]), Sectors(8), Sectors(128));
-    let cache = CacheSuper::format(&CacheFormat {
-        uuid: Uuid([1; 16]),
-        set_uuid,
-        device_sectors: Sectors(1 << 15),
-        block_sectors: block,
-        bucket_sectors: bucket,
-        replacement: Replacement::Lru,
-        discard: false,
-    });
-    let backing = BackingSuper::format(&BackingFormat {
-        uuid: Uuid([2; 16]),
-        set_uuid,
-        device_sectors: Sectors(1 << 16),
-        block_sectors: block,
-        bucket_sectors: bucket,
-        data_offset: Sector(16),
-        cache_mode: CacheMode::Writeback,
-        label: [0; 32],
-    });
-    let cache = disk(rt, "cache", 1 << 15, &cache.unwrap().encode()).await;
-    let backing = disk(rt, "backing", 1 << 16, &backing.unwrap().encode()).await;
-    let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
-    let volume = set.register(backing).await.unwrap();
-    Rig { set, volume, rt: rt.clone() }
-}
-
-impl Rig {
-    async fn read(&self, at: u64, sectors: u64) {
-        let buffer = self.rt.pool().take(Sectors(sectors).bytes() as usize);
-        let (_, result) = self.volume.read(Sector(at), Sectors(sectors), buffer, 0).await;
-        result.unwrap();
-    }
-
-    async fn write(&self, at: u64, sectors: u64) {
-        let buffer = self.rt.pool().zeroed(Sectors(sectors).bytes() as usize);
-        let flags = WriteFlags::default();
-        self.volume.write(Sector(at), Sectors(sectors), buffer, 0, flags).await.unwrap();
-    }
-
-    async fn set(&self, key: &str, value: &str) {
-        self.volume.set(key, value).await.unwrap();
-    }
-
-    fn figures(&self) -> SetFigures {
-        self.set.figures()
-    }
-}
-
-fn with(test: impl AsyncFnOnce(Rig)) {
-    let driver = Driver::new(DriverOptions::default()).unwrap();
-    let rt = driver.handle();
-    driver.block_on(async {
-        let rig = rig(&rt).await;
-        let set = rig.set.clone();
-        test(rig).await;
-        set.stop().await.unwrap();
-    });
+fn with(test: impl AsyncFnOnce(&Rig)) {
+    Shape::default().run(test);
 }
 
 #[test]
@@ -107,7 +33,7 @@ fn each_request_has_its_outcome() {
         // Merged with what is around it, which counts as no read of a client's.
         rig.write(3, 1).await;
 
-        let figures = rig.figures();
+        let figures = rig.set.figures();
         let v = &figures.volumes[0];
         let expected = [
             (OpKind::Read, Outcome::Hit, 1),
@@ -154,7 +80,7 @@ fn buckets_add_up_and_a_walk_is_timed() {
             rig.write(n * 128, 128).await;
         }
         rig.set.gc().await.unwrap();
-        let figures = rig.figures();
+        let figures = rig.set.figures();
         assert_eq!(figures.times.work.gc_durations.count(), 1);
         let b = rig.set.bucket_figures();
         assert_eq!(b.unused + b.clean + b.dirty + b.metadata, b.total);
@@ -222,14 +148,14 @@ fn a_pace_has_its_reason() {
             if pace() == Pace::Delayed {
                 break;
             }
-            rig.rt.yield_now().await;
+            rig.runtime().yield_now().await;
         }
         assert_eq!(pace(), Pace::Delayed);
         rig.volume.drained().await.unwrap();
         assert_eq!(pace(), Pace::NothingDirty);
         let v = rig.volume.figures();
         assert_eq!((v.writeback.written, v.writeback.failures), (Sectors(8), 0));
-        assert_eq!(rig.figures().times.work.writeback_batches.count(), 1);
+        assert_eq!(rig.set.figures().times.work.writeback_batches.count(), 1);
     });
 }
 
@@ -240,7 +166,7 @@ fn the_btree_is_measured() {
         for n in 0..10 {
             rig.write(n * 64, 8 + 8 * (n % 2)).await;
         }
-        let b = rig.figures().btree;
+        let b = rig.set.figures().btree;
         assert_eq!((b.depth, b.extents, b.average_extent), (0, 10, Sectors(12)));
         assert!(b.root_usage_percent <= 5 && b.root_usage_percent == b.used_percent, "{b:?}");
         assert_eq!(b.node_sectors, b.sectors_per_node);

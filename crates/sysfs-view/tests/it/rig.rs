@@ -6,14 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use blockio::bridge::{self, RemoteReceiver, RemoteSender, Reply};
-use blockio::wrap::MemDisk;
-use blockio::{Driver, DriverOptions};
 use engine::figures::BucketFigures;
-use engine::{CacheSet, SetOptions, Volume};
+use engine::{CacheSet, Volume};
 use export_fuse::{MountBy, Tree};
-use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
-use io::{Disk, Handle, WriteFlags};
+use format::{Sectors, Uuid};
+use rig::Shape;
 use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
 
 pub const SET: &str = "07070707-0707-0707-0707-070707070707";
@@ -137,65 +134,34 @@ impl Drop for Rig {
     }
 }
 
-async fn disk(rt: &Handle, name: &str, sectors: u64, superblock: &[u8]) -> Disk {
-    let disk = Disk::new(Rc::new(MemDisk::new(name, Sectors(sectors), 512)), rt.clone());
-    disk.write(Sector(8), rt.pool().copy_of(superblock), true).await.unwrap();
-    disk
-}
-
-async fn set(rt: &Handle) -> (CacheSet, Rc<Volume>) {
-    let (set_uuid, block, bucket) = (Uuid([7; 16]), Sectors(1), Sectors(128));
-    let cache = CacheSuper::format(&CacheFormat {
-        uuid: Uuid([1; 16]),
-        set_uuid,
-        device_sectors: Sectors(1 << 17),
-        block_sectors: block,
-        bucket_sectors: bucket,
-        replacement: Replacement::Lru,
-        discard: false,
-    });
-    let backing = BackingSuper::format(&BackingFormat {
-        uuid: Uuid([2; 16]),
-        set_uuid,
-        device_sectors: Sectors(1 << 18),
-        block_sectors: block,
-        bucket_sectors: bucket,
-        data_offset: Sector(16),
-        cache_mode: CacheMode::Writeback,
-        label: [0; 32],
-    });
-    let cache = disk(rt, "/dev/vda", 1 << 17, &cache.unwrap().encode()).await;
-    let backing = disk(rt, "/dev/vdb", 1 << 18, &backing.unwrap().encode()).await;
-    let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
-    let volume = set.register(backing).await.unwrap();
-    set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
-    (set, volume)
-}
-
 fn serve(mut jobs: RemoteReceiver<Job>) {
-    let driver = Driver::new(DriverOptions::default()).unwrap();
-    let rt = driver.handle();
-    driver.block_on(async {
-        let (set, volume) = set(&rt).await;
+    let shape = Shape {
+        cache_name: "/dev/vda",
+        cache_sectors: Sectors(1 << 17),
+        backing_name: "/dev/vdb",
+        backing_sectors: Sectors(1 << 18),
+        block_sectors: Sectors(1),
+        ..Shape::default()
+    };
+    shape.run(async |rig| {
+        rig.set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
         while let Some(job) = jobs.recv().await {
             match job {
-                Job::Look(reply) => reply.send(Snapshot { sets: vec![set.figures()], alone: Vec::new() }),
-                Job::Buckets(reply) => reply.send(set.bucket_figures()),
-                Job::Obey(order, reply) => reply.send(obey(&set, &volume, order).await),
+                Job::Look(reply) => {
+                    reply.send(Snapshot { sets: vec![rig.set.figures()], alone: Vec::new() });
+                }
+                Job::Buckets(reply) => reply.send(rig.set.bucket_figures()),
+                Job::Obey(order, reply) => reply.send(obey(&rig.set, &rig.volume, order).await),
                 Job::Read(at, sectors, reply) => {
-                    let buffer = rt.pool().take(Sectors(sectors).bytes() as usize);
-                    volume.read(Sector(at), Sectors(sectors), buffer, 0).await.1.unwrap();
+                    rig.read(at, sectors).await;
                     reply.send(());
                 }
                 Job::Write(at, sectors, reply) => {
-                    let buffer = rt.pool().zeroed(Sectors(sectors).bytes() as usize);
-                    let flags = WriteFlags::default();
-                    volume.write(Sector(at), Sectors(sectors), buffer, 0, flags).await.unwrap();
+                    rig.write(at, sectors).await;
                     reply.send(());
                 }
             }
         }
-        set.stop().await.unwrap();
     });
 }
 
