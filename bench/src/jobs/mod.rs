@@ -52,8 +52,7 @@ impl Job {
     /// Whether it says anything about this contender.
     pub fn suits(self, subject: Subject) -> bool {
         match self {
-            Job::B1 | Job::B2 => true,
-            Job::B3 | Job::B4 => subject != Subject::Ublk,
+            Job::B1 | Job::B2 | Job::B3 | Job::B4 => true,
             Job::B5 | Job::B6 => subject.caches(),
             Job::B8 => matches!(subject, Subject::Bcache | Subject::Ubcache),
         }

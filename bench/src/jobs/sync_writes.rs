@@ -14,7 +14,9 @@ const PART_SECONDS: usize = 10;
 pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let (cache, backing) = lab.fresh(Cache::Ram, Backing::Hdd);
     let running = subject.start(&mut lab.vm, &cache, &backing);
-    let span = if subject == Subject::RawCache { CACHE_MIB } else { CACHE_MIB * 3 };
+    // A device alone is no larger than the cache; one that is served has a superblock of its own.
+    let alone = matches!(subject, Subject::RawCache | Subject::Ublk);
+    let span = if alone { CACHE_MIB - 8 } else { CACHE_MIB * 3 };
     let seconds = lab.seconds(SECONDS);
     let options = format!("--rw=randwrite --bs=4k --iodepth=1 --fdatasync=10 --size={span}M --norandommap");
     let found = fio::run(&mut lab.vm, &running.device, Some(seconds), &options, true);

@@ -7,10 +7,11 @@
 //! Latencies say little: with many requests in flight each of them waits for the others. So what is fitted is busy
 //! time. The model knows how many requests are in flight. A *window* begins with the first of them and ends when none is
 //! left, or when it is long enough; within it the device did what was answered, in the time from its begin to its end.
-//! Each window is one equation; least squares solve them, older ones count less and less, measured in busy time. What
-//! the windows leave open is decided by a weak prior: with requests of one size only, nobody knows the bandwidth. The
-//! prior is what is usual for such a device, and follows slowly what was found: what large requests cost is not
-//! forgotten while there are small ones only.
+//! Each window is one equation; least squares solve them. Older ones count less and less, measured in busy time with
+//! windows of the same kind (small, middling or large requests, going on or elsewhere): while there are large requests only,
+//! what small ones cost is not forgotten, it only counts less than what is seen now, should they contradict each other. What
+//! no window ever told is decided by a weak prior, which is what is usual for
+//! such a device: with requests of one size only, nobody knows the bandwidth.
 //!
 //! *Invariants:* costs are never negative, and finite; the same observations give the same costs (no transcendental
 //! functions, one order of operations). *Must not know:* clocks, devices, and what the costs are used for.
@@ -25,14 +26,18 @@ use io::Nanos;
 const WINDOW: Nanos = Nanos::from_ms(100);
 /// It ends after so many answers, too: fast devices give many equations.
 const WINDOW_ANSWERS: u32 = 64;
-/// Busy time in which the weight of an observation halves, roughly, in ms.
+/// Busy time of one kind in which the weight of an observation halves, roughly, in ms.
 const MEMORY_MS: f64 = 2000.0;
 /// Answers from which the model counts as known: more than what a throttled device lets through at once after a rest.
 const KNOWN_ANSWERS: u64 = 64;
 /// Weights of the prior, for the three costs.
 const PRIOR_WEIGHT: [f64; COSTS] = [0.5, 0.5, 0.2];
-/// The prior's share of each new result.
-const PRIOR_LEARNS: f64 = 1.0 / 32.0;
+/// What was seen of kinds that do not occur any more counts at least so much.
+const LEAST_WEIGHT: f64 = 1.0 / 64.0;
+/// Mean sizes of requests that tell kinds of windows apart, in MiB: below them, and above the last.
+const KIND_SIZES: [f64; 2] = [1.0 / 16.0, 1.0 / 2.0];
+/// The same sizes, going on or elsewhere.
+const KINDS: usize = 2 * (KIND_SIZES.len() + 1);
 /// Rounds of the solver: with three unknowns it stands still long before.
 const ROUNDS: usize = 60;
 /// New answers, or new busy time in ms, after which costs are computed anew.
@@ -97,6 +102,47 @@ pub struct Observed {
     seek: bool,
 }
 
+/// What was done in windows of one kind: the normal equations, sums of products of it with itself, and with the time.
+#[derive(Clone, Copy, Default, Debug)]
+struct Sums {
+    squares: [[f64; COSTS]; COSTS],
+    times: [f64; COSTS],
+    /// Busy time since the last window of this kind.
+    since_ms: f64,
+}
+
+impl Sums {
+    /// A window of this kind, in which this was done, took so long.
+    fn add(&mut self, done: [f64; COSTS], ms: f64) {
+        let keep = MEMORY_MS / (MEMORY_MS + ms);
+        for (i, row) in self.squares.iter_mut().enumerate() {
+            for (sum, other) in row.iter_mut().zip(done) {
+                *sum = *sum * keep + done[i] * other;
+            }
+            self.times[i] = self.times[i] * keep + done[i] * ms;
+        }
+    }
+
+    /// Both together, the other with its weight.
+    fn and(mut self, other: &Sums) -> Sums {
+        let recent = MEMORY_MS / (MEMORY_MS + other.since_ms);
+        let weight = (recent * recent).max(LEAST_WEIGHT);
+        for i in 0..COSTS {
+            for j in 0..COSTS {
+                self.squares[i][j] += weight * other.squares[i][j];
+            }
+            self.times[i] += weight * other.times[i];
+        }
+        self
+    }
+}
+
+/// The kind of a window in which this was done.
+fn kind([requests, seeks, mib]: [f64; COSTS]) -> usize {
+    let size = KIND_SIZES.iter().filter(|limit| mib >= **limit * requests).count();
+    2 * size + usize::from(seeks * 2.0 >= requests)
+}
+
 /// See the module head.
 #[derive(Clone, Debug)]
 pub struct CostModel {
@@ -112,9 +158,7 @@ pub struct CostModel {
     answers: u32,
     seeks: u32,
     sectors: u64,
-    /// The normal equations: sums of products of what was done with itself, and with the time.
-    squares: [[f64; COSTS]; COSTS],
-    times: [f64; COSTS],
+    kinds: [Sums; KINDS],
     seen: u64,
     costs: Costs,
     stale_answers: u32,
@@ -133,8 +177,7 @@ impl CostModel {
             answers: 0,
             seeks: 0,
             sectors: 0,
-            squares: [[0.0; COSTS]; COSTS],
-            times: [0.0; COSTS],
+            kinds: [Sums::default(); KINDS],
             seen: 0,
             costs: prior,
             stale_answers: 0,
@@ -181,12 +224,10 @@ impl CostModel {
     fn close_window(&mut self, now: Nanos) {
         let ms = now.since(self.began).0 as f64 / 1_000_000.0;
         let done = [f64::from(self.answers), f64::from(self.seeks), mib(Sectors(self.sectors))];
-        let keep = MEMORY_MS / (MEMORY_MS + ms);
-        for (i, row) in self.squares.iter_mut().enumerate() {
-            for (sum, other) in row.iter_mut().zip(done) {
-                *sum = *sum * keep + done[i] * other;
-            }
-            self.times[i] = self.times[i] * keep + done[i] * ms;
+        self.kinds.iter_mut().for_each(|k| k.since_ms += ms);
+        if let Some(sums) = self.kinds.get_mut(kind(done)) {
+            sums.add(done, ms);
+            sums.since_ms = 0.0;
         }
         self.stale_answers = self.stale_answers.saturating_add(self.answers);
         self.stale_ms += ms;
@@ -200,16 +241,19 @@ impl CostModel {
 
     /// Least squares without negative costs: one unknown after the other, again and again.
     fn solve(&mut self) {
+        let Sums { squares, times, .. } = self.kinds.iter().fold(Sums::default(), Sums::and);
         let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
         for _ in 0..ROUNDS {
+            let before = x;
             for i in 0..COSTS {
-                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| self.squares[i][j] * x[j]).sum();
-                let target = self.times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
-                x[i] = (target / (self.squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
+                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| squares[i][j] * x[j]).sum();
+                let target = times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
+                x[i] = (target / (squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
             }
-        }
-        for (prior, found) in self.prior.iter_mut().zip(x) {
-            *prior += (found - *prior) * PRIOR_LEARNS;
+            // Mostly it begins where the last one ended, and stands still soon.
+            if x == before {
+                break;
+            }
         }
         self.costs = Costs { request_ms: x[0], seek_ms: x[1], mib_ms: x[2] };
     }

@@ -129,7 +129,7 @@ fn model(rotational: bool) -> CostModel {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// 150 requests a second, 150 MB a second: whatever came before, and however deep the queue, what a loaded device
     /// takes for a batch is predicted.
@@ -152,6 +152,26 @@ proptest! {
         within(predicted / took, 0.7, 1.5, "a batch of large requests")?;
     }
 
+    /// A disk whose limits of requests and of bytes do not add up, as those of cloud volumes: large requests take what
+    /// their bytes take, so for them alone a request costs nothing and a byte a little more. What small ones cost is
+    /// remembered all the same. (It was not: after a minute of large requests writeback went over to small ones, and stood
+    /// still for three seconds.)
+    #[test]
+    fn large_requests_say_nothing_about_small_ones(seed: u64, depth in 2usize..33) {
+        let rng = &mut Rng::new(seed);
+        let (mut m, mut device, mut now) = (model(true), Throttled::new(150, 150_000_000), 0);
+        run(&mut m, &mut device, &load(depth, 300, MIXED), &mut now, rng);
+        for _ in 0..20 {
+            run(&mut m, &mut device, &load(depth, 1000, &[1984, 2008, 2016, 2040, 2048]), &mut now, rng);
+            within(ms(m.costs().elsewhere(Sectors(8))), 5.0, 8.5, "4 KiB")?;
+            within(ms(m.costs().elsewhere(Sectors(2048))), 6.0, 9.0, "1 MiB")?;
+        }
+        // And they become dearer, if they do.
+        let mut device = Throttled::new(50, 150_000_000);
+        run(&mut m, &mut device, &load(depth, 600, SMALL), &mut now, rng);
+        within(ms(m.costs().elsewhere(Sectors(8))), 15.0, 22.0, "4 KiB, later")?;
+    }
+
     /// A head that moves: seeks and bandwidth are told apart, and a stream costs no seeks.
     #[test]
     fn a_rotating_disk(seed: u64, depth in 1usize..17, rotational: bool) {
@@ -162,9 +182,9 @@ proptest! {
             let stream = Load { sequential: true, ..load(depth, 100, &[512, 1024]) };
             run(&mut m, &mut device, &stream, &mut now, rng);
         }
-        within(ms(m.costs().per_request()), 6.0, 10.0, "a seek")?;
-        within(ms(m.costs().going_on(Sectors(2048))), 4.5, 9.5, "1 MiB of a stream")?;
-        within(ms(m.costs().elsewhere(Sectors(2048))), 11.0, 19.0, "1 MiB elsewhere")?;
+        within(ms(m.costs().per_request()), 5.0, 11.5, "a seek")?;
+        within(ms(m.costs().going_on(Sectors(2048))), 3.5, 10.5, "1 MiB of a stream")?;
+        within(ms(m.costs().elsewhere(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
     }
 
     /// 3000 requests a second.
