@@ -55,7 +55,6 @@ pub async fn rig_of(
     let cache_device = Rc::new(MemDisk::new("cache", cache_sectors, 512));
     let backing_device = Rc::new(MemDisk::new("backing", backing_sectors, 512));
     let cache = Disk::new(cache_device.clone(), rt.clone());
-    let backing = Disk::new(backing_device.clone(), rt.clone());
     // Memory is allocated now, not when it is first written to: that would be measured as well.
     let mut at = Sector(0);
     while at < Sector(cache_sectors.0) {
@@ -64,6 +63,16 @@ pub async fn rig_of(
         cache.write(at, buffer, false).await.unwrap_or_else(|e| panic!("{e}"));
         at += n;
     }
+    let (set, volume) = open_on(cache, Disk::new(backing_device.clone(), rt.clone()), block_sectors).await;
+    Rig { set, volume, cache: cache_device, backing: backing_device }
+}
+
+/// Formats two disks and opens them as a set in writeback mode, where nothing is written back and nothing goes around
+/// the cache.
+///
+/// # Panics
+/// If the set does not come up.
+pub async fn open_on(cache: Disk, backing: Disk, block_sectors: Sectors) -> (CacheSet, Rc<Volume>) {
     format_both(&cache, &backing, block_sectors).await;
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
@@ -73,7 +82,7 @@ pub async fn rig_of(
     for k in ["congested_read_threshold_us", "congested_write_threshold_us"] {
         set.set(k, "0").await.unwrap_or_else(|e| panic!("{e}"));
     }
-    Rig { set, volume, cache: cache_device, backing: backing_device }
+    (set, volume)
 }
 
 /// Formats two disks as a cache device and its backing device in writeback mode.

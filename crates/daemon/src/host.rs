@@ -26,8 +26,6 @@ use crate::pictures::{DiskTrace, TRACE_LEASE};
 use crate::shared::Shared;
 use crate::worker::{Order, Plan};
 
-/// How often the engine's events are fetched.
-const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
 /// How often a job says how far it is, and looks whether it is to be given up.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
 /// How long what was begun may take when everything is to stop.
@@ -158,6 +156,7 @@ impl<'a> Host<'a> {
 
     /// Carries out orders until one says stop, or nobody is there to give any.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
+        let rt = self.driver.handle();
         while !self.stopping.get() {
             let next = async {
                 let mut receive = pin!(orders.recv());
@@ -167,7 +166,8 @@ impl<'a> Host<'a> {
                 })
                 .await
             };
-            let event = select(pin!(next), self.driver.handle().sleep(EVENTS_EVERY)).await;
+            let news = pin!(self.session.until_events(&rt));
+            let event = select(pin!(next), news).await;
             self.session.log_events();
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),

@@ -108,9 +108,11 @@ impl Completions {
                 drop(completion);
             }
             slot @ Slot::Pending(_) => {
-                let Slot::Pending(waker) = std::mem::replace(slot, Slot::Done(completion)) else {
-                    unreachable!("matched above")
+                let waker = match slot {
+                    Slot::Pending(waker) => waker.take(),
+                    _ => None,
                 };
+                *slot = Slot::Done(completion);
                 drop(table);
                 if let Some(w) = waker {
                     w.wake();

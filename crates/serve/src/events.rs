@@ -4,15 +4,16 @@
 //! abnormal and was survived, everything else is for information.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use engine::SetEvent;
+use io::Nanos;
 
 use crate::message;
 
 /// Lines about failing requests in a [`WINDOW`]; more are counted only. A full disk would fill the log, too.
 const MAX_DEVICE_ERRORS: usize = 5;
-const WINDOW: Duration = Duration::from_secs(10);
+pub(crate) const WINDOW: Nanos = Nanos::from_secs(10);
 
 /// Logs events.
 #[derive(Default)]
@@ -22,9 +23,9 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// Logs what happened since the last call. To be called every now and then, also when nothing did.
+    /// Logs what happened since the last call. To be called now and then while [`EventLog::counts`], also when nothing did.
     pub fn log(&self, events: &[SetEvent]) {
-        if self.begin.get().is_some_and(|begin| begin.elapsed() >= WINDOW) {
+        if self.begin.get().is_some_and(|begin| begin.elapsed().as_nanos() >= u128::from(WINDOW.0)) {
             self.end_window();
         }
         for event in events {
@@ -42,6 +43,11 @@ impl EventLog {
                 message::message(level, &text);
             }
         }
+    }
+
+    /// Whether requests failed of late, so that there may be a line about what was left out.
+    pub fn counts(&self) -> bool {
+        self.begin.get().is_some()
     }
 
     /// Says how much was left out.

@@ -3,16 +3,20 @@
 //! Owns the order: claim every device, look at every superblock, only then let the engine write. Must not know exports.
 
 use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use blockio::wrap::{DelayDisk, Delays, HddModel, SlowDisk};
 use blockio::{Driver, FileDevice, OpenOptions};
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingSuper, CacheSuper};
-use io::{Device, Disk, Nanos};
+use io::sync::Event;
+use io::{Device, Disk, Handle, Nanos};
 
-use crate::events::EventLog;
+use crate::events::{EventLog, WINDOW};
 use crate::failure::Failure;
 use crate::kept::Kept;
 use crate::tunables::{Owner, Setting};
@@ -129,6 +133,8 @@ pub struct Session {
     /// The set, unless backing devices run alone.
     pub set: Option<CacheSet>,
     volumes: RefCell<Vec<Rc<Volume>>>,
+    /// A volume was added.
+    added: Event,
     /// What was answered and not flushed survives this process here.
     pub kept: Kept,
     log: EventLog,
@@ -136,7 +142,7 @@ pub struct Session {
 
 impl Session {
     fn new(set: Option<CacheSet>, kept: Kept) -> Session {
-        Session { set, volumes: RefCell::default(), kept, log: EventLog::default() }
+        Session { set, volumes: RefCell::default(), added: Event::default(), kept, log: EventLog::default() }
     }
 
     /// Brings devices up.
@@ -209,6 +215,7 @@ impl Session {
     /// A volume that is to be served, too.
     pub fn add(&self, volume: Rc<Volume>) {
         self.volumes.borrow_mut().push(volume);
+        self.added.notify_all();
     }
 
     /// A volume that is not served any more. Stopping it is the caller's.
@@ -246,6 +253,22 @@ impl Session {
         let mut events = self.set.as_ref().map(CacheSet::take_events).unwrap_or_default();
         events.extend(self.volumes.borrow().iter().flat_map(|v| v.take_events()));
         self.log.log(&events);
+    }
+
+    /// Waits until [`Session::log_events`] has something to tell: a set at rest wakes nobody.
+    pub async fn until_events(&self, rt: &Handle) {
+        let volumes = self.volumes();
+        let mut any: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(self.added.changed())];
+        any.extend(self.set.iter().map(|set| Box::pin(set.events_arrived()) as _));
+        any.extend(volumes.iter().map(|volume| Box::pin(volume.events_arrived()) as _));
+        if self.log.counts() {
+            any.push(Box::pin(rt.sleep(WINDOW)));
+        }
+        poll_fn(|cx| match any.iter_mut().any(|one| one.as_mut().poll(cx).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
     }
 
     /// Brings everything down. What was written is durable afterwards; dirty data stays dirty.

@@ -30,9 +30,6 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How long exports that are told to use force may take.
 const FORCED_WITHIN: Nanos = Nanos::from_ms(2500);
 
-/// How often the engine's events are fetched.
-const EVENTS_EVERY: Nanos = Nanos::from_ms(250);
-
 /// Serve a cache set in the foreground
 ///
 /// Volumes are named bcache0, bcache1 and so on: first those of the backing devices in the order given, then
@@ -263,6 +260,7 @@ impl Up {
         let mut input = if self.stdin { Some(console::lines()?) } else { None };
         // The command that is being carried out: it must not be cut short by what else happens.
         let mut command: Option<Pin<Box<dyn Future<Output = Value> + '_>>> = None;
+        let rt = driver.handle();
         loop {
             let event = {
                 let next = pin!(async {
@@ -272,8 +270,8 @@ impl Up {
                         (None, None) => std::future::pending().await,
                     }
                 });
-                let tick = driver.handle().sleep(EVENTS_EVERY);
-                let inner = pin!(select(next, tick));
+                let news = pin!(session.until_events(&rt));
+                let inner = pin!(select(next, news));
                 select(pin!(signals.next()), inner).await
             };
             session.log_events();

@@ -14,7 +14,7 @@ use format::{Bkey, Inode, JournalSeq, Sector};
 use io::{Buffer, Nanos};
 
 use super::entry::Entry;
-use super::merged::Merged;
+use super::merged::{Merged, words_of};
 use super::node::NodeId;
 use super::tree::Tree;
 use crate::canary::{Bug, bug};
@@ -34,6 +34,7 @@ struct Snapshot {
     unjournaled: Option<Tick>,
     epoch: Epoch,
     merged: Merged,
+    has_holes: bool,
 }
 
 /// The key of an entry in a set.
@@ -115,8 +116,9 @@ impl Core {
         let (set_seq, ptr) = (node.set_seq, node.ptr);
         let sector = ptr.offset() + node.written;
         let extents = node.leaf().extents.as_ref()?;
-        let merged = node.leaf().merged.with_set(extents);
-        let words: usize = extents.iter_unwritten().map(|(i, e)| key_of(i, e).words()).sum();
+        let new = extents.count_unwritten();
+        let merged = node.leaf().merged.with_set(new, extents.len());
+        let words = words_of(new);
         if words > room {
             return None;
         }
@@ -151,7 +153,7 @@ impl Core {
         }
         let (newest_seq, unjournaled) = (leaf.newest_seq, leaf.unjournaled.take());
         let epoch = self.mistrust.epoch();
-        Some(Snapshot { buffer, sector, newest_seq, unjournaled, epoch, merged })
+        Some(Snapshot { buffer, sector, newest_seq, unjournaled, epoch, merged, has_holes: new.holes > 0 })
     }
 
     /// Drops clean copies of devices that may have lost what these are copies of.
@@ -215,7 +217,7 @@ impl Core {
                 if sectors > format::Sectors::ZERO {
                     leaf.merged = s.merged;
                 }
-                if let Some(x) = leaf.extents.as_mut() {
+                if let Some(x) = leaf.extents.as_mut().filter(|_| s.has_holes) {
                     // What these holes hide on disk is hidden by the set from now on.
                     x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
                 }

@@ -28,6 +28,14 @@ struct Place {
     index: usize,
 }
 
+/// Numbers of unwritten entries.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Unwritten {
+    pub(crate) keys: usize,
+    /// Those of them that are holes.
+    pub(crate) holes: usize,
+}
+
 /// A sorted list of extents; see the module head.
 pub(crate) struct Extents {
     /// Extents are joined inside one bucket of `1 << bucket_shift` sectors only: a key must not cross a boundary.
@@ -88,6 +96,16 @@ impl Extents {
             .filter(|c| c.unwritten)
             .flat_map(|c| c.entries.iter().map(|e| (c.inode, *e)))
             .filter(|(_, e)| e.is_unwritten())
+    }
+
+    /// How many there are of these.
+    pub(crate) fn count_unwritten(&self) -> Unwritten {
+        let mut n = Unwritten::default();
+        for e in self.chunks.iter().filter(|c| c.unwritten).flat_map(|c| c.entries.as_slice()) {
+            n.keys += usize::from(e.is_unwritten());
+            n.holes += usize::from(e.is_unwritten() && e.is_tombstone());
+        }
+        n
     }
 
     /// Every unwritten entry has gone into a set.
@@ -298,7 +316,8 @@ impl Extents {
 
     /// The place of the first entry of `inode` that ends behind `position`, or where it would be.
     fn seek(&self, inode: Inode, position: Sector) -> Place {
-        let chunk = self.chunks.partition_point(|c| (c.inode, c.last_end) <= (inode, position));
+        let wanted = order(inode, position);
+        let chunk = self.chunks.partition_point(|c| order(c.inode, c.last_end) <= wanted);
         match self.chunks.get(chunk) {
             Some(c) if c.inode == inode => {
                 Place { chunk, index: c.entries.partition_point(|e| e.end() <= position) }
@@ -310,6 +329,11 @@ impl Extents {
             },
         }
     }
+}
+
+/// Orders positions of all devices as one number: compared without a branch.
+pub(super) fn order(inode: Inode, position: Sector) -> u128 {
+    u128::from(inode.0) << 64 | u128::from(position.0)
 }
 
 impl Chunk {

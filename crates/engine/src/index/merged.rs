@@ -8,13 +8,18 @@
 //!
 //! Owns the estimate, which is never too low. Must not know how sets are written.
 
-use super::extents::Extents;
+use super::extents::{Extents, Unwritten};
 
 /// Words of a set's header.
 const HEADER_WORDS: usize = 4;
 /// Words of a key with and without a pointer.
 const EXTENT_WORDS: usize = 3;
 const HOLE_WORDS: usize = 2;
+
+/// Words of the keys of a set.
+pub(crate) fn words_of(new: Unwritten) -> usize {
+    (new.keys - new.holes) * EXTENT_WORDS + new.holes * HOLE_WORDS
+}
 
 /// What the sets of a leaf amount to, at most.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -36,19 +41,15 @@ impl Merged {
         Merged { words: (extents.len() - holes) * EXTENT_WORDS + holes * HOLE_WORDS, holes }
     }
 
-    /// The same with one more set, of what is unwritten.
-    pub(crate) fn with_set(self, extents: &Extents) -> Merged {
-        let (mut keys, mut new_holes) = (0, 0);
-        for (_, e) in extents.iter_unwritten() {
-            keys += 1;
-            new_holes += usize::from(e.is_tombstone());
-        }
+    /// The same with one more set, of what is unwritten, where memory has so many extents.
+    pub(crate) fn with_set(self, new: Unwritten, extents: usize) -> Merged {
+        let Unwritten { keys, holes: new_holes } = new;
         // Each new key may cut one of the old holes in two, but no extent: see the module head.
         let cut_holes = if self.holes > 0 { keys } else { 0 };
         let holes = self.holes + cut_holes + new_holes;
         let added = (keys - new_holes) * EXTENT_WORDS + (new_holes + cut_holes) * HOLE_WORDS;
         // Or by what is there in the end: everything in memory, and holes.
-        let counted = extents.len() * EXTENT_WORDS + holes * HOLE_WORDS;
+        let counted = extents * EXTENT_WORDS + holes * HOLE_WORDS;
         Merged { words: (self.words + added).min(counted), holes }
     }
 
@@ -96,7 +97,7 @@ mod tests {
                     put(&mut memory, entry(start, size, hole && with_holes, n).unwritten());
                     n += 1;
                 }
-                merged = merged.with_set(&memory);
+                merged = merged.with_set(memory.count_unwritten(), memory.len());
                 for (_, e) in memory.iter_unwritten() {
                     set_words += if e.is_tombstone() { HOLE_WORDS } else { EXTENT_WORDS };
                     put(&mut disk, e);

@@ -180,18 +180,21 @@ impl Core {
         }
     }
 
-    fn kept<'a>(&'a self, tree: &'a Tree, ids: &'a [NodeId]) -> impl Iterator<Item = (Inode, Entry)> + 'a {
+    /// Shows the entries that new leaves take over from these.
+    fn each_kept(&self, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
         let durable = self.journal.durable();
-        ids.iter().flat_map(move |id| {
-            let extents = tree.node(*id).leaf().extents.as_ref();
-            extents.into_iter().flat_map(Extents::iter).filter(move |(inode, e)| {
-                if e.is_tombstone() {
-                    e.hole_seq() > durable
-                } else {
-                    self.buckets.borrow().is_current(e.ptr()) && !self.is_void(*inode)
+        let (buckets, void) = (self.buckets.borrow(), self.void.borrow());
+        for id in ids {
+            for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
+                let wanted = match e.is_tombstone() {
+                    true => e.hole_seq() > durable,
+                    false => buckets.is_current(e.ptr()) && (void.is_empty() || !void.contains(&inode)),
+                };
+                if wanted {
+                    see(inode, e);
                 }
-            })
-        })
+            }
+        }
     }
 
     fn fill_words(&self) -> usize {
@@ -199,8 +202,13 @@ impl Core {
     }
 
     fn nodes_needed(&self, tree: &Tree, ids: &[NodeId]) -> usize {
-        let words: usize = self.kept(tree, ids).map(|_| 3).sum();
-        words.div_ceil(self.fill_words()).max(1)
+        let mut kept = 0;
+        self.each_kept(tree, ids, |_, _| kept += 1);
+        self.nodes_for(kept)
+    }
+
+    fn nodes_for(&self, keys: usize) -> usize {
+        (3 * keys).div_ceil(self.fill_words()).max(1)
     }
 
     /// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
@@ -216,8 +224,9 @@ impl Core {
         drop(void);
         ids.iter().for_each(|id| self.purge_mistrusted(tree, *id));
         let epoch = self.mistrust.epoch();
-        let kept: Vec<(Inode, Entry)> = self.kept(tree, ids).collect();
-        let count = self.nodes_needed(tree, ids);
+        let mut kept: Vec<(Inode, Entry)> = Vec::new();
+        self.each_kept(tree, ids, |inode, e| kept.push((inode, e)));
+        let count = self.nodes_for(kept.len());
         let share = kept.len().div_ceil(count).max(1);
         let last = *ids.last().expect("at least one leaf is replaced");
         let (end, parent) = (tree.node(last).bound, tree.node(last).parent);

@@ -12,7 +12,7 @@ use io::Nanos;
 
 use super::dirty::DirtyDevices;
 use super::entry::{Entry, MAX_POSITION};
-use super::extents::Extents;
+use super::extents::{Extents, order};
 use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
 use crate::flush::Tick;
@@ -207,7 +207,8 @@ impl Tree {
 
     /// The leaf that covers `position`.
     pub(crate) fn leaf_at(&self, inode: Inode, position: Sector) -> NodeId {
-        let at = self.leaves.partition_point(|(bound, _)| *bound <= (inode, position));
+        let wanted = order(inode, position);
+        let at = self.leaves.partition_point(|(bound, _)| order(bound.0, bound.1) <= wanted);
         self.leaves.get(at).expect("the last leaf covers the greatest position").1
     }
 

@@ -78,25 +78,23 @@ impl Ring {
         self.newest_in.len() as u64 * (self.bucket_sectors.0 / self.block_sectors.0)
     }
 
-    /// Blocks that are left once an entry of `bytes` that carries `last_seq` is durable; `None` if there is no place
-    /// for it now.
-    fn left_behind(&self, bytes: usize, last_seq: JournalSeq) -> Option<u64> {
+    /// Whether an entry of `bytes` has a place now and leaves `reserve` blocks once it is durable. `last_seq` is what it
+    /// would carry.
+    pub(crate) fn has_room(&self, bytes: usize, reserve: u64, last_seq: JournalSeq) -> bool {
         let need = self.padded(bytes);
         let (current, room) = if need <= self.room_in_current() {
             (self.current, self.room_in_current())
         } else if self.next_is_free() {
             (self.next(), self.bucket_sectors)
         } else {
-            return None;
+            return false;
         };
-        let others = self.newest_in.iter().enumerate().filter(|(i, _)| *i != current);
-        let free = others.filter(|(_, newest)| **newest < last_seq).count() as u64;
-        Some(((room - need).0 + free * self.bucket_sectors.0) / self.block_sectors.0)
-    }
-
-    /// Whether an entry of `bytes` has a place now and leaves `reserve` blocks. `last_seq` is what it would carry.
-    pub(crate) fn has_room(&self, bytes: usize, reserve: u64, last_seq: JournalSeq) -> bool {
-        self.left_behind(bytes, last_seq).is_some_and(|left| left >= reserve)
+        let short = (reserve * self.block_sectors.0).saturating_sub((room - need).0);
+        let wanted = short.div_ceil(self.bucket_sectors.0) as usize;
+        // Every key asks: only as many are looked at as are wanted. Those behind the current one are free first.
+        let (before, from_current) = self.newest_in.split_at(current);
+        let others = from_current.iter().skip(1).chain(before);
+        wanted == 0 || others.filter(|newest| **newest < last_seq).nth(wanted - 1).is_some()
     }
 
     /// Takes the place for an entry. [`Ring::has_room`] must have said yes.

@@ -228,6 +228,11 @@ impl Backing {
         self.events.take()
     }
 
+    /// Waits until there is something.
+    pub(crate) async fn events_arrived(&self) {
+        self.events.arrived().await;
+    }
+
     pub(crate) fn error_count(&self) -> u64 {
         self.errors.borrow().errors()
     }

@@ -132,10 +132,6 @@ impl Core {
         self.stopping.get() || self.is_failed()
     }
 
-    pub(crate) fn is_void(&self, inode: Inode) -> bool {
-        !self.void.borrow().is_empty() && self.void.borrow().contains(&inode)
-    }
-
     /// Tells the operator.
     pub(crate) fn emit(&self, event: SetEvent) {
         self.events.push(event);

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use format::{BucketNr, Gen};
+use io::sync::Event;
 
 /// Something that the operator should know. The shells log these.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,22 +61,32 @@ const MOST: usize = 1024;
 
 /// Events that nobody has asked for yet, the oldest first.
 #[derive(Default)]
-pub(crate) struct Events(RefCell<VecDeque<SetEvent>>);
+pub(crate) struct Events {
+    queue: RefCell<VecDeque<SetEvent>>,
+    arrived: Event,
+}
 
 impl Events {
     /// Adds one. If there are too many, the oldest failed request goes.
     pub(crate) fn push(&self, event: SetEvent) {
-        let mut events = self.0.borrow_mut();
+        let mut events = self.queue.borrow_mut();
         if events.len() >= MOST {
             let failure = events.iter().position(|e| matches!(e, SetEvent::DeviceError { .. }));
             events.remove(failure.unwrap_or(0));
         }
         events.push_back(event);
+        drop(events);
+        self.arrived.notify_all();
+    }
+
+    /// Waits until there is one.
+    pub(crate) async fn arrived(&self) {
+        self.arrived.wait_until(|| !self.queue.borrow().is_empty()).await;
     }
 
     /// All of them.
     pub(crate) fn take(&self) -> Vec<SetEvent> {
-        self.0.borrow_mut().drain(..).collect()
+        self.queue.borrow_mut().drain(..).collect()
     }
 }
 

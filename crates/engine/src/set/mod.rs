@@ -136,6 +136,11 @@ impl CacheSet {
         self.core.events.take()
     }
 
+    /// Waits until [`CacheSet::take_events`] has something to say.
+    pub async fn events_arrived(&self) {
+        self.core.events.arrived().await;
+    }
+
     /// Whether the set has been disabled by a failure.
     pub fn failure(&self) -> Option<EngineError> {
         self.core.check().err()

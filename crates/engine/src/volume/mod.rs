@@ -316,6 +316,14 @@ impl Volume {
         self.backing.as_ref().map(|b| b.take_events()).unwrap_or_default()
     }
 
+    /// Waits until [`Volume::take_events`] has something to say; for ever on a flash-only volume.
+    pub async fn events_arrived(&self) {
+        match &self.backing {
+            Some(b) => b.events_arrived().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// A request begins.
     pub(super) fn enter(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<InFlight, VolumeError> {
         if self.stopping.get() {

@@ -30,7 +30,7 @@ const FEW_UNUSED: u32 = 4;
 impl Core {
     /// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, elsewhere is
     /// better: small writes become large ones there.
-    fn overwrites_in_place(&self) -> bool {
+    pub(super) fn overwrites_in_place(&self) -> bool {
         match self.tunables.borrow().overwrite_in_place {
             Overwrite::Off => false,
             Overwrite::Always => true,
@@ -70,9 +70,6 @@ impl Volume {
     /// Writes over dirty data in its place, if it can be: else nothing has happened that counts, and the write goes
     /// another way. The caller holds the range as a change. Returns the newest journal entry that a durable write needs.
     pub(super) async fn overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<JournalSeq> {
-        if !core.overwrites_in_place() {
-            return None;
-        }
         let ptr = self.place_to_overwrite(core, inode, write)?;
         let bucket = core.buckets.borrow().bucket_of(ptr);
         core.buckets.borrow_mut().pin(bucket);

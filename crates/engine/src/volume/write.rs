@@ -122,7 +122,7 @@ impl Volume {
     /// A range widened to whole blocks of cache and backing device, inside the volume.
     pub(super) fn widened(&self, core: &Core, start: Sector, end: Sector) -> (Sector, Sector) {
         let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
-        let backing = self.backing().map_or(1, |b| of(&b.disk));
+        let backing = self.backing.as_ref().map_or(1, |b| of(&b.disk));
         let block = core.geometry.block_sectors.0.max(of(&core.cache)).max(backing);
         let volume_end = self.offset + self.size();
         let first = Sector(start.0 / block * block).max(self.offset);
@@ -130,7 +130,7 @@ impl Volume {
     }
 
     fn direct_is_aligned(&self, start: Sector, sectors: Sectors) -> bool {
-        let Some(b) = self.backing() else { return false };
+        let Some(b) = &self.backing else { return false };
         let block = u64::from(b.disk.info().logical_block_bytes / 512).max(1);
         start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
     }
@@ -184,11 +184,17 @@ impl Volume {
     ) -> Result<Outcome, EngineError> {
         if self.backing().is_none() {
             let seq = self.write_volume(core, inode, &write).await?;
-            self.finish_write(core, &write, seq).await?;
+            if write.fua {
+                self.finish_write(core, seq).await?;
+            }
+            core.check()?;
             return Ok(Outcome::Writeback);
         }
         let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
-        let touches_dirty_stripe = self.touches_dirty_stripe(core, inode, write.start, write.end).await?;
+        let touches_dirty_stripe = match self.expensive_stripes() {
+            Some(stripes) => self.touches_dirty_stripe(core, inode, &write, &stripes).await?,
+            None => false,
+        };
         let mut inputs = {
             let t = core.tunables.borrow();
             WriteInputs {
@@ -229,7 +235,10 @@ impl Volume {
             match self.write_back(core, inode, &write, Stream::Dirty).await {
                 Ok(seq) => {
                     core.count_for_aging(write.sectors());
-                    self.finish_write(core, &write, seq).await?;
+                    if write.fua {
+                        self.finish_write(core, seq).await?;
+                    }
+                    core.check()?;
                     return Ok(Outcome::Writeback);
                 }
                 Err(NotTaken::Failed(e)) => return Err(e),
@@ -268,11 +277,12 @@ impl Volume {
         }
     }
 
-    async fn finish_write(&self, core: &Core, write: &Write, seq: JournalSeq) -> Result<(), EngineError> {
-        if write.fua && !bug(Bug::FuaBeforeJournal) {
-            core.journal.commit(seq).await?;
+    /// Makes a write durable whose newest key is in this entry.
+    async fn finish_write(&self, core: &Core, seq: JournalSeq) -> Result<(), EngineError> {
+        match bug(Bug::FuaBeforeJournal) {
+            true => Ok(()),
+            false => core.journal.commit(seq).await,
         }
-        core.check()
     }
 
     /// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
@@ -291,14 +301,22 @@ impl Volume {
             let device = backing.disk.info().name.to_string();
             core.emit(crate::set::SetEvent::State { device, state: "dirty" });
         }
-        if let Some(newest) = self.overwrite(core, inode, write).await {
+        if core.overwrites_in_place()
+            && let Some(newest) = self.overwrite(core, inode, write).await
+        {
             return Ok(newest);
         }
-        self.keep_pace(core, write.sectors()).await;
+        if core.buckets.borrow().in_use_percent() > yielding::PACE_FROM_PERCENT {
+            self.keep_pace(core, write.sectors()).await;
+        }
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
-            let placed = self.place(core, stream, (inode, at), write.end - at).await?;
+            core.check()?;
+            let placed = match core.try_place(stream, (inode, at), write.end - at) {
+                Some(placed) => placed,
+                None => self.place(core, stream, (inode, at), write.end - at).await?,
+            };
             let first = self.start_piece(core, write, at, placed);
             at += placed.size;
             // The common write is one piece. The pieces of others travel together, as far as there is room at once.
@@ -320,10 +338,7 @@ impl Volume {
     async fn keep_pace(&self, core: &Core, sectors: Sectors) {
         let in_use_percent = core.buckets.borrow().in_use_percent();
         // What flash-only volumes hold makes no room, whatever is written back.
-        if in_use_percent <= yielding::PACE_FROM_PERCENT
-            || self.backing().is_none()
-            || self.dirty_sectors().0 < self.room_worth_waiting_for(core)
-        {
+        if self.backing.is_none() || self.dirty_sectors().0 < self.room_worth_waiting_for(core) {
             return;
         }
         let most = {
@@ -478,24 +493,22 @@ impl Volume {
 
     /// The stripes of the backing device, if it is expensive to write a part of one.
     pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
-        let backing = self.backing()?;
-        let info = backing.disk.info();
+        let info = self.backing.as_ref()?.disk.info();
         let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
         let expensive = info.partial_stripes_expensive && optimal > Sectors::ZERO;
         expensive.then(|| StripeGeometry::new(optimal, self.offset, self.size()))
     }
 
-    /// Whether a stripe that the range touches has dirty data, on devices where partial stripes are expensive.
+    /// Whether a stripe that the write touches has dirty data, on devices where partial stripes are expensive.
     async fn touches_dirty_stripe(
         &self,
         core: &Core,
         inode: Inode,
-        start: Sector,
-        end: Sector,
+        write: &Write,
+        stripes: &StripeGeometry,
     ) -> Result<bool, EngineError> {
-        let Some(stripes) = self.expensive_stripes() else { return Ok(false) };
-        let (first, _) = stripes.extent(stripes.stripe_of(start));
-        let (last, len) = stripes.extent(stripes.stripe_of(end - Sectors(1)));
+        let (first, _) = stripes.extent(stripes.stripe_of(write.start));
+        let (last, len) = stripes.extent(stripes.stripe_of(write.end - Sectors(1)));
         self.overlaps_dirty(core, inode, first, last + len).await
     }
 }

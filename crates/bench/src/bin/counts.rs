@@ -1,0 +1,128 @@
+//! What requests of 4 KiB cost the engine alone, in things that can be counted: bytes to the cache device, memory, and,
+//! under callgrind, instructions. One thread, one request after the other; every 32 requests the engine's other tasks
+//! have their turn (journal, leaves, allocator), and what they do counts. The cache has 8 GiB and answers at once without
+//! looking at the data, so there is no copy in the figures.
+//!
+//! `valgrind --tool=callgrind --dump-before='*end_of_phase*' counts [BLOCKS]` writes one file for each phase, in this
+//! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, nothing but the loop. The test `instructions` does that
+//! and judges.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::rc::Rc;
+
+use bench::{driver, open_on};
+use blockio::wrap::MemDisk;
+use format::{Sector, Sectors};
+use io::{Completer, Device, DeviceInfo, Disk, Handle, Request, Rng, WriteFlags};
+
+const BLOCK: Sectors = Sectors(8);
+const BLOCK_BYTES: usize = 4096;
+/// Requests between two turns of the other tasks.
+const TURN: u64 = 32;
+
+const CACHE: Sectors = Sectors(8 << 21);
+
+/// A device in memory, until it forgets everything and only answers.
+struct Hollow {
+    disk: MemDisk,
+    is_hollow: Cell<bool>,
+}
+
+impl Device for Hollow {
+    fn info(&self) -> &DeviceInfo {
+        self.disk.info()
+    }
+
+    fn submit(&self, request: Request, completer: Completer) {
+        match self.is_hollow.get() {
+            true => completer.complete(Ok(()), request.buffer),
+            false => self.disk.submit(request, completer),
+        }
+    }
+}
+
+/// Where callgrind ends one file and begins the next.
+#[inline(never)]
+fn end_of_phase(phase: &str) {
+    black_box(phase);
+}
+
+async fn turn(rt: &Handle, done: u64) {
+    if done.is_multiple_of(TURN) {
+        rt.yield_now().await;
+    }
+}
+
+fn written(cache: &Disk) -> u64 {
+    cache.figures().writes.bytes
+}
+
+/// Prints a count for each request.
+fn say(what: &str, count: u64, requests: u64) {
+    println!("{what} {:.4}", count as f64 / requests as f64);
+}
+
+fn main() {
+    let blocks: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(10_000);
+    let driver = driver();
+    let rt = driver.handle();
+    driver.block_on(async {
+        let device =
+            Rc::new(Hollow { disk: MemDisk::new("cache", CACHE, 4096), is_hollow: Cell::new(false) });
+        let cache = Disk::new(device.clone(), rt.clone());
+        let backing =
+            Disk::new(Rc::new(MemDisk::new("backing", Sectors(blocks * 16 + 1024), 512)), rt.clone());
+        let (set, volume) = open_on(cache.clone(), backing, BLOCK).await;
+        device.is_hollow.set(true);
+        let mut rng = Rng::new(1);
+        // Every second block, in random order: no two extents can be joined.
+        let mut order: Vec<u64> = (0..blocks).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        let at = |block: u64| Sector(block * 16);
+        let write = async |block: u64| {
+            let buffer = rt.pool().take(BLOCK_BYTES);
+            if let Err(e) = volume.write(at(block), BLOCK, buffer, 0, WriteFlags::default()).await {
+                panic!("write: {e}");
+            }
+        };
+        let user_bytes = blocks * BLOCK_BYTES as u64;
+        end_of_phase("set-up");
+
+        let before = written(&cache);
+        for (n, b) in order.iter().enumerate() {
+            write(*b).await;
+            turn(&rt, n as u64).await;
+        }
+        end_of_phase("insert");
+        say("insert_cache_bytes_per_user_byte", written(&cache) - before, user_bytes);
+        say("index_bytes_per_extent", set.status().index_bytes as u64, blocks);
+
+        let before = written(&cache);
+        for n in 0..blocks {
+            write(rng.below(blocks)).await;
+            turn(&rt, n).await;
+        }
+        end_of_phase("overwrite");
+        say("overwrite_cache_bytes_per_user_byte", written(&cache) - before, user_bytes);
+
+        let mut buffer = rt.pool().take(BLOCK_BYTES);
+        for n in 0..blocks {
+            let (b, result) = volume.read(at(rng.below(blocks)), BLOCK, buffer, 0).await;
+            buffer = b;
+            if let Err(e) = result {
+                panic!("read: {e}");
+            }
+            turn(&rt, n).await;
+        }
+        end_of_phase("read");
+
+        for n in 0..blocks {
+            black_box(at(rng.below(blocks)));
+            turn(&rt, n).await;
+        }
+        end_of_phase("nothing");
+    });
+}
