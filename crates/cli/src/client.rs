@@ -190,11 +190,11 @@ impl Control {
         Ok(Reply { status, body })
     }
 
-    /// What names a device: a path that is there, made absolute; anything else as it is, also where the daemon may be on
-    /// another host.
+    /// What names a device: the path of a file or device that is there, made absolute; anything else as it is, also where
+    /// the daemon may be on another host. A directory is no device: volumes are often called like what they are mounted at.
     pub(crate) fn device_name(&self, name: &str) -> Result<String, Failure> {
         let path = Path::new(name);
-        if !path.exists() || matches!(self.endpoint()?, Endpoint::Remote(_)) {
+        if !path.exists() || path.is_dir() || matches!(self.endpoint()?, Endpoint::Remote(_)) {
             return Ok(name.to_owned());
         }
         let found = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
@@ -250,6 +250,24 @@ mod tests {
         assert_eq!(segment("bcache0"), "bcache0");
         assert_eq!(segment("/dev/sd b"), "%2Fdev%2Fsd%20b");
         assert_eq!(segment("a/1?é"), "a%2F1%3F%C3%A9");
+    }
+
+    #[test]
+    fn a_directory_is_no_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = Control {
+            socket: Some(dir.path().join("socket")),
+            api: None,
+            token_file: None,
+            ca: None,
+            json: false,
+        };
+        let (mounted, image) = (dir.path().join("data"), dir.path().join("./image"));
+        std::fs::create_dir(&mounted).unwrap();
+        std::fs::write(&image, "").unwrap();
+        let said = |path: &Path| control.device_name(path.to_str().unwrap()).unwrap();
+        assert_eq!(said(&mounted), mounted.to_str().unwrap());
+        assert_eq!(said(&image), dir.path().canonicalize().unwrap().join("image").to_str().unwrap());
     }
 
     #[test]

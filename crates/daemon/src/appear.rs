@@ -1,7 +1,8 @@
 //! Devices that appear while the daemon runs: which of them are registered.
 //!
-//! Owns that decision: a device with a superblock, which nobody else has and nobody has let go on purpose. It is then
-//! registered as if by command. Must not know how it became known that there is something new.
+//! Owns that decision: one that was served and had gone; and where the operator wants that, any device with a superblock
+//! which nobody else has and nobody has let go on purpose. It is then registered as if by command. Must not know how it became
+//! known that there is something new.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,12 +15,24 @@ use crate::uevents::{Monitor, News, is_taken};
 
 const SYS_CLASS_BLOCK: &str = "/sys/class/block";
 
+/// The block devices of this host that may be ours and that nobody else has.
+pub(crate) fn free_devices() -> Vec<PathBuf> {
+    let mut found = block_devices();
+    found.retain(|path| !is_taken(Path::new(SYS_CLASS_BLOCK), path));
+    found
+}
+
 impl Registry {
-    /// Registers what appears, as long as there is news.
-    pub(crate) async fn watch(self: Arc<Self>, mut monitor: Monitor) {
+    /// Says which devices go away and registers what appears, as long as there is news. `all`: not only what was served and
+    /// had gone.
+    pub(crate) async fn watch(self: Arc<Self>, mut monitor: Monitor, all: bool) {
         loop {
             let devices = match monitor.news().await {
                 Ok(News::Devices(devices)) => devices,
+                Ok(News::Gone) => {
+                    self.note_gone();
+                    continue;
+                }
                 Ok(News::Everything) => {
                     let all = tokio::task::spawn_blocking(block_devices).await.unwrap_or_default();
                     all.into_iter().map(|path| (path, false)).collect()
@@ -29,19 +42,23 @@ impl Registry {
                     return;
                 }
             };
+            self.note_gone();
+            if !all && !self.misses_any() {
+                continue;
+            }
             let free = devices.into_iter().filter(|(path, _)| !is_taken(Path::new(SYS_CLASS_BLOCK), path));
-            self.appeared(free.collect()).await;
+            self.appeared(free.collect(), all).await;
         }
     }
 
-    /// Registers those of these devices that are ours and not known; `true`: it has just come. Whatever is wrong with one
-    /// is said and keeps none of the others.
-    pub(crate) async fn appeared(self: &Arc<Self>, devices: Vec<(PathBuf, bool)>) {
+    /// Registers those of these devices that are ours and not known; `true`: it has just come. Without `all` only those that
+    /// were served and had gone. Whatever is wrong with one is said and keeps none of the others.
+    pub(crate) async fn appeared(self: &Arc<Self>, devices: Vec<(PathBuf, bool)>, all: bool) {
         let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
         for ((_, looked), came) in look_at_all(paths).await.into_iter().zip(came) {
             // Most of what appears has no superblock of bcache, or is gone again.
             let Ok(seen) = looked else { continue };
-            if self.is_news(&seen, came) {
+            if self.misses(&seen) || all && self.is_news(&seen, came) {
                 self.register_seen(&seen).await;
             }
         }
@@ -83,7 +100,7 @@ mod tests {
         registry.begin(Vec::new(), Vec::new).await;
         assert_eq!(served(&registry), 0);
         std::fs::rename(&away, &cache).unwrap();
-        registry.appeared(vec![(cache, true)]).await;
+        registry.appeared(vec![(cache, true)], true).await;
         assert_eq!((registry.device_views().len(), served(&registry)), (1, 1));
         registry.stop_all().await.unwrap();
     }
@@ -109,16 +126,16 @@ mod tests {
         let (foreign, missing) = (dir.path().join("foreign"), dir.path().join("missing"));
         std::fs::write(&foreign, vec![7; 1 << 20]).unwrap();
         let all = vec![(foreign, true), (one.clone(), true), (missing, true), (two.clone(), false)];
-        registry.appeared(all).await;
+        registry.appeared(all, true).await;
         assert_eq!(served(&registry), 2, "a change is enough for one that was never seen");
         assert_eq!(registry.shared.state().devices().len(), 2, "they are remembered");
 
-        registry.appeared(vec![(one.clone(), true), (two.clone(), false)]).await;
+        registry.appeared(vec![(one.clone(), true), (two.clone(), false)], true).await;
         assert!(registry.shared.hub.last(9, |e| e.level == "error").is_empty());
         registry.unregister(two.to_str().unwrap()).await.unwrap();
-        registry.appeared(vec![(two.clone(), false)]).await;
+        registry.appeared(vec![(two.clone(), false)], true).await;
         assert_eq!(served(&registry), 1, "that it was closed changed it, and is no reason");
-        registry.appeared(vec![(two.clone(), true)]).await;
+        registry.appeared(vec![(two.clone(), true)], true).await;
         assert_eq!(served(&registry), 2, "it was taken out and put in again");
 
         // A copy is refused, said once, and tried again only if it comes again.
@@ -126,7 +143,7 @@ mod tests {
         std::fs::copy(&one, &copy).unwrap();
         let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
         for (came, wanted) in [(false, 0), (true, 0)] {
-            registry.appeared(vec![(copy.clone(), came)]).await;
+            registry.appeared(vec![(copy.clone(), came)], true).await;
             assert_eq!((served(&registry), errors()), (2, wanted));
         }
         registry.stop_all().await.unwrap();

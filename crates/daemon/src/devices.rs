@@ -47,10 +47,28 @@ pub(crate) struct Seen {
     pub(crate) path: PathBuf,
     pub(crate) uuid: String,
     pub(crate) role: Role,
+    /// Tells the block device that is there now from a later one with the same name; nothing for files.
+    pub(crate) appearance: Option<u64>,
+}
+
+impl Seen {
+    /// Whether this block device is there no more: its name is free, or another one's.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.appearance.is_some() && self.appearance != appearance(&self.path)
+    }
+}
+
+/// The number that the kernel has given a disk when it appeared, and to no other; for a partition that of its disk.
+fn appearance(path: &Path) -> Option<u64> {
+    let name = path.strip_prefix("/dev").ok()?.to_string_lossy().replace('/', "!");
+    let about = Path::new("/sys/class/block").join(name).canonicalize().ok()?;
+    let number = |dir: &Path| std::fs::read_to_string(dir.join("diskseq")).ok()?.trim().parse().ok();
+    number(&about).or_else(|| number(about.parent()?))
 }
 
 fn look_now(path: &Path) -> Result<Seen, Failure> {
     let path = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
+    let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
     let superblock = inspect::read_superblock(&source)
@@ -70,7 +88,7 @@ fn look_now(path: &Path) -> Result<Seen, Failure> {
             (sb.uuid().to_string(), role)
         }
     };
-    Ok(Seen { path, uuid, role })
+    Ok(Seen { path, uuid, role, appearance })
 }
 
 /// Looks at a device.
@@ -133,6 +151,23 @@ pub(crate) fn block_devices() -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_with_the_same_name_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = look_now(&crate::testing::cache_device(dir.path(), 2)).unwrap();
+        assert!(file.appearance.is_none() && !file.is_gone(), "files do not come and go");
+        // Every Linux has some block device; kernels before 5.15 do not number them.
+        let numbered = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten().find_map(|e| {
+            let path = Path::new("/dev").join(e.file_name());
+            appearance(&path).map(|number| (path, number))
+        });
+        let Some((path, number)) = numbered else { return };
+        let there = Seen { path, appearance: Some(number), ..file };
+        assert!(!there.is_gone());
+        assert!(Seen { appearance: Some(number + 1), ..there.clone() }.is_gone(), "an earlier one");
+        assert!(Seen { path: "/dev/none".into(), ..there }.is_gone());
+    }
 
     #[test]
     fn a_device_says_what_it_is() {

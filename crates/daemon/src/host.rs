@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
-use blockio::Driver;
 use blockio::bridge::RemoteReceiver;
+use blockio::{Driver, users};
 use engine::Volume;
 use io::Nanos;
 use io::sync::{Either, select};
@@ -205,6 +205,7 @@ impl<'a> Host<'a> {
             }
             Order::Add(path, reply) => reply.send(self.add(&path).await),
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
+            Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
             Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
             Order::Detach(name, job) => end_of(&job, self.detach(&name, &job.0).await),
             Order::Flush(name, job) => end_of(&job, self.flush(name.as_deref(), &job.0).await),
@@ -262,6 +263,22 @@ impl<'a> Host<'a> {
         let volume = set.create_volume(serve::session::new_uuid(), format::Sectors(sectors), label).await?;
         self.session.add(volume.clone());
         self.serve(volume).await
+    }
+
+    /// Who uses the block device of a volume, or of any, in words.
+    async fn users(&self, name: Option<&str>) -> Option<String> {
+        let disks: Vec<String> = {
+            let served = self.served.borrow();
+            let wanted = served.iter().filter(|s| name.is_none_or(|name| s.volume.name() == name));
+            let ways = wanted.flat_map(|s| s.exports.iter().flat_map(|e| e.ways(&s.volume.name())));
+            let of_blocks = ways.filter(|w| matches!(w.kind, "ublk" | "loop"));
+            of_blocks.filter_map(|w| w.address.strip_prefix("/dev/").map(str::to_owned)).collect()
+        };
+        let look = move || {
+            let all: Vec<_> = disks.iter().flat_map(|disk| users::of_block_device(disk)).collect();
+            (!all.is_empty()).then(|| users::in_words(&all))
+        };
+        self.driver.reactor().blocking(look).await
     }
 
     async fn stop_volume(&self, name: &str) -> Result<(), Failure> {

@@ -147,18 +147,18 @@ async fn control(
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // Before the devices are looked at that are there already: none is missed.
-    let monitor = shared.config().scan_on_events.then(uevents::Monitor::new);
+    let monitor = uevents::Monitor::new();
+    let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
         let found =
-            if scan { tokio::task::spawn_blocking(devices::block_devices).await } else { Ok(Vec::new()) };
+            if scan { tokio::task::spawn_blocking(appear::free_devices).await } else { Ok(Vec::new()) };
         beginning.begin(found.unwrap_or_default(), devices::block_devices).await;
         message::note("ready");
         notify::ready();
         match monitor {
-            Some(Ok(monitor)) => beginning.watch(monitor).await,
-            Some(Err(e)) => message::warn(format!("scan_on_events: devices that appear are not seen: {e}")),
-            None => {}
+            Ok(monitor) => beginning.watch(monitor, take_all).await,
+            Err(e) => message::warn(format!("devices that appear and go away are not seen: {e}")),
         }
     });
     let alive = tokio::spawn(async {

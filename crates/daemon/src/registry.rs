@@ -5,6 +5,7 @@
 //! says so: it is never served without it. Must not know who asks; nothing here waits for a thread without a deadline.
 
 mod begin;
+mod gone;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +48,17 @@ enum Standing {
     Failed(String),
     /// Its volume was stopped.
     Stopped,
+    /// It went away while its thread had it; what becomes of its volume.
+    Gone(String),
+    /// It is there again, and waits until nobody uses what it was for.
+    Back(String),
+}
+
+impl Standing {
+    /// A thread may have it, or one of that name.
+    fn has_thread(&self) -> bool {
+        matches!(self, Standing::Served | Standing::Gone(_) | Standing::Back(_))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -124,8 +136,11 @@ impl Registry {
     }
 
     fn stand(&self, seen: &Seen, standing: Standing) {
-        if let Standing::Waits(why) | Standing::Failed(why) = &standing {
-            let level = if matches!(standing, Standing::Failed(_)) { "error" } else { "warning" };
+        if let Standing::Waits(why) | Standing::Failed(why) | Standing::Gone(why) | Standing::Back(why) =
+            &standing
+        {
+            let bad = matches!(standing, Standing::Failed(_) | Standing::Gone(_));
+            let level = if bad { "error" } else { "warning" };
             let text = format!("{}: {why}", seen.path.display());
             serve::message::message(level, &text);
             self.shared.hub.publish("device", None, level, &text);
@@ -180,6 +195,11 @@ impl Registry {
             seen.push(looked);
         }
         let paths: Vec<PathBuf> = seen.iter().map(|s| s.path.clone()).collect();
+        self.note_gone();
+        let (back, seen): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(|s| self.misses(s));
+        for seen in back {
+            self.came_back(seen).await?;
+        }
         // One that a scan or the configuration brought is served already, and only to be remembered.
         let is_served = |s: &Seen| {
             self.devices().get(&s.path).is_some_and(|d| d.standing == Standing::Served)
@@ -364,8 +384,8 @@ impl Registry {
             self.devices().iter().filter(|(p, d)| is_it(p, d)).map(|(_, d)| d.clone()).collect();
         let has = |d: &Device| match d.standing {
             Standing::Served => d.seen.as_ref().is_none_or(|s| self.worker_of(s).is_some()),
-            Standing::Waits(_) | Standing::Stopped => true,
-            Standing::Failed(_) => false,
+            Standing::Waits(_) | Standing::Stopped | Standing::Back(_) => true,
+            Standing::Failed(_) | Standing::Gone(_) => false,
         };
         if same.iter().any(has) {
             return false;
@@ -398,7 +418,7 @@ impl Registry {
         let path = self.device_path(device)?;
         let known = self.devices().get(&path).cloned();
         let Some(known) = known else { return failed(format!("{device}: is not registered")) };
-        if known.standing == Standing::Served
+        if known.standing.has_thread()
             && let Some(seen) = &known.seen
         {
             match &seen.role {

@@ -80,6 +80,8 @@ enum Heard {
 pub(crate) enum News {
     /// These devices; `true`: it has just come, it has not only changed.
     Devices(Vec<(PathBuf, bool)>),
+    /// Some device is there no more.
+    Gone,
     /// Nobody knows: all of them.
     Everything,
 }
@@ -170,6 +172,8 @@ struct Waiting {
     /// When the first thing was said of it, when the last, and whether it came.
     devices: BTreeMap<PathBuf, (Instant, Instant, bool)>,
     everything: Option<Instant>,
+    /// When it is time to look which devices are there no more.
+    gone: Option<Instant>,
 }
 
 impl Waiting {
@@ -182,6 +186,7 @@ impl Waiting {
         match event {
             Some(Event { action: Action::Remove, device }) => {
                 self.devices.remove(&device);
+                self.gone.get_or_insert(now + QUIET);
             }
             Some(Event { action, device }) if self.devices.len() < MOST_WAITING => {
                 let (_, last, came) = self.devices.entry(device).or_insert((now, now, false));
@@ -200,7 +205,7 @@ impl Waiting {
 
     /// When there will be news.
     fn next(&self) -> Option<Instant> {
-        self.devices.values().map(Waiting::due_at).chain(self.everything).min()
+        self.devices.values().map(Waiting::due_at).chain(self.everything).chain(self.gone).min()
     }
 
     /// What is to be looked at by now.
@@ -208,6 +213,10 @@ impl Waiting {
         if self.everything.is_some_and(|at| at <= now) {
             *self = Waiting::default();
             return Some(News::Everything);
+        }
+        if self.gone.is_some_and(|at| at <= now) {
+            self.gone = None;
+            return Some(News::Gone);
         }
         let due = |state: &(Instant, Instant, bool)| Waiting::due_at(state) <= now;
         let ready: Vec<_> =
@@ -449,6 +458,9 @@ mod tests {
         assert_eq!(waiting.due(at(4000)), Some(News::Devices(vec![("/dev/sdz".into(), false)])));
         waiting.hear(heard(Action::Add, "sdx"), at(5000));
         waiting.hear(heard(Action::Remove, "sdx"), at(5001));
+        waiting.hear(heard(Action::Remove, "sdy"), at(5100));
+        assert_eq!((waiting.next(), waiting.due(at(5300))), (Some(at(5301)), None));
+        assert_eq!(waiting.due(at(5301)), Some(News::Gone));
         assert_eq!(waiting.next(), None);
     }
 

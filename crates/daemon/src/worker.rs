@@ -57,6 +57,8 @@ pub(crate) enum Order {
     Add(PathBuf, Reply<Result<(), Failure>>),
     /// Make a flash-only volume of so many sectors and with this label, and serve it.
     Create(u64, String, Reply<Result<(), Failure>>),
+    /// Say who uses the block device of this volume, or that of any; nobody, if nothing is said.
+    Users(Option<String>, Reply<Result<Option<String>, Failure>>),
     /// Stop a volume and let its backing device go as it is.
     StopVolume(String, Reply<Result<(), Failure>>),
     /// Write everything back, then let the backing device go.

@@ -19,7 +19,7 @@ ubcache=$root/usr/bin/ubcache
 "$ubcache" --version
 fine installed
 
-for unit in ubcache.service ubcache-volume@data.service ubcache-register@dev-sdx.service; do
+for unit in ubcache.service ubcache-volume@data.service ubcache-register@sdx.service; do
     systemd-analyze verify --root="$root" --man=no "$unit"
 done >"$1/verify.log" 2>&1 || true
 # Programs of the system are not in the directory.

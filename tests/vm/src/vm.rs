@@ -22,6 +22,7 @@ pub struct Builder {
     cpus: u32,
     boot_options: String,
     initrd: Option<PathBuf>,
+    patience: Duration,
 }
 
 impl Builder {
@@ -85,6 +86,12 @@ impl Builder {
         self
     }
 
+    /// How long a boot may take that does more than usual; [`PATIENCE`] if nothing is said.
+    pub fn patience(mut self, patience: Duration) -> Builder {
+        self.patience = patience;
+        self
+    }
+
     /// Boots this initramfs instead of what was described, which may be on a disk now: see [`Builder::unpack`].
     pub fn initrd(mut self, path: impl Into<PathBuf>) -> Builder {
         self.initrd = Some(path.into());
@@ -105,7 +112,7 @@ impl Builder {
     pub fn boot(self) -> Vm {
         for attempt in 1.. {
             let (mut vm, mut agent) = self.start();
-            agent.get_mut().set_read_timeout(Some(PATIENCE)).expect("a socket");
+            agent.get_mut().set_read_timeout(Some(self.patience)).expect("a socket");
             let mut ready = String::new();
             let answer = agent.read_line(&mut ready);
             if ready.starts_with("ready ") {
@@ -211,6 +218,7 @@ impl Vm {
             cpus: 2,
             boot_options: String::new(),
             initrd: None,
+            patience: PATIENCE,
         }
     }
 

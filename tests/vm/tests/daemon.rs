@@ -1,4 +1,5 @@
-//! The daemon with its volumes as block devices of a real kernel: it dies under a mounted file system and comes back.
+//! The daemon with its volumes as block devices of a real kernel: it dies under a mounted file system and comes back; its devices
+//! are pulled out and put in again.
 
 use ubcache_vm::{Dir, Guest, Vm, skipped};
 
@@ -99,4 +100,93 @@ fn the_death_of_the_daemon_is_a_pause_and_volumes_keep_their_places() {
     );
     sh(guest, "umount /mnt && down && ubcache check /dev/disk/cache /dev/disk/backing /dev/disk/other");
     guest.no_complaints();
+}
+
+/// Disks that come and go, by their serial numbers.
+const PLUGS: &str = r#"
+disk_of() { for d in /sys/block/vd*; do [ "$(cat $d/serial)" != "$1" ] || echo /dev/${d##*/}; done; }
+pull() { disk=$(disk_of $1) && echo 1 >/sys/block/${disk##*/}/device/../remove && [ -z "$(disk_of $1)" ]; }
+put() { echo 1 >/sys/bus/pci/rescan && [ -n "$(disk_of $1)" ]; }
+volume() { ubcache wait --timeout 100 $1 | sed 's/.*: //'; }
+store() { # FILE MIB: puts the file there, with a flush
+    dd if=$1 of=$(volume data) bs=64k seek=$(($2 * 16)) oflag=direct conv=fsync 2>/dev/null
+}
+there() { # FILE MIB: compares
+    dd if=$(volume data) bs=64k skip=$(($2 * 16)) count=16 iflag=direct 2>/dev/null | cmp - $1
+}
+answers() { dd if=$(volume data) of=/dev/null bs=64k skip=$(($1 * 16)) count=1 iflag=direct 2>/dev/null; }
+"#;
+
+#[test]
+fn devices_are_pulled_out_and_put_in_again() {
+    if skipped("devices_are_pulled_out_and_put_in_again") {
+        return;
+    }
+    let dir = Dir::new();
+    let (cache, backing) = (dir.disk("cache", 64 * MIB), dir.disk("backing", 256 * MIB));
+    let builder =
+        Vm::build("unplug").tools(&["mkfs.ext4", "e2fsck", "fio"]).disk(&dir.disk("other", 64 * MIB));
+    let builder = builder.text(&format!("{LIBRARY}{PLUGS}"), "/etc/daemon");
+    let mut guest = Guest::boot(builder, &cache, &backing);
+    let guest = &mut guest;
+    sh(
+        guest,
+        "ubcache make -C $(disk_of cache) -B $(disk_of backing) --bucket 64k --writeback --label data && \
+         ubcache make -B $(disk_of other) --label other && mkdir -p /etc/ubcache && \
+         echo 'tunables.sequential_cutoff = 0' >/etc/ubcache/ubcache.toml && launch && \
+         until ubcache register $(disk_of cache) $(disk_of backing); do usleep 50000; done && served data && \
+         ubcache set data writeback_running=0 && ubcache register $(disk_of other) && \
+         ubcache attach $(disk_of cache) other && served other",
+    );
+    // One part is on the disk and in the cache, one in the cache alone; the other volume is used all the time.
+    sh(
+        guest,
+        "for n in clean dirty late again; do head -c 1048576 /dev/urandom >/tmp/$n; done && \
+         ubcache set-cachemode data writethrough && store /tmp/clean 0 && \
+         ubcache set-cachemode data writeback && store /tmp/dirty 16 && \
+         mkfs.ext4 -q $(volume other) && mount $(volume other) /mnt && head -c 1000000 /dev/urandom >/mnt/kept && sync && \
+         md5sum /mnt/kept >/tmp/sum",
+    );
+    sh(guest, &format!("({FIO} --size=8m --directory=/mnt; echo $? >/tmp/fio.code) >/tmp/fio.log 2>&1 &"));
+
+    // Without the disk: what the cache has is there, takes more, and keeps it; the rest fails.
+    sh(guest, "each && pull backing");
+    guest.vm.wait_for("a message", "grep -q 'has gone away: what the cache does not have' /tmp/up.err");
+    sh(
+        guest,
+        "there /tmp/clean 0 && there /tmp/dirty 16 && ! answers 100 && store /tmp/late 32 && there /tmp/late 32 && \
+         ubcache status | grep 'has gone away' && each",
+    );
+    sh(guest, "put backing");
+    guest.vm.wait_for("the volume", ". /etc/daemon; answers 100");
+    sh(
+        guest,
+        "there /tmp/clean 0 && there /tmp/dirty 16 && there /tmp/late 32 && grep 'is back; it was' /tmp/up.err && each",
+    );
+    // Nothing is missing on the disk itself, once everything is written back.
+    sh(
+        guest,
+        "ubcache set data writeback_running=1 && ubcache drain data && ubcache set data writeback_running=0 && \
+         for part in clean:0 dirty:16 late:32; do \
+             dd if=$(disk_of backing) bs=512 skip=$((16 + ${part#*:} * 2048)) count=2048 2>/dev/null | \
+                 cmp - /tmp/${part%:*} || exit 1; \
+         done",
+    );
+
+    // Without the cache: what it has alone is missed and nothing older is shown; who needs nothing of it goes on.
+    sh(guest, "store /tmp/again 16 && there /tmp/again 16 && each && pull cache");
+    guest.vm.wait_for("a message", "grep -q 'has gone away, with the cache of set' /tmp/up.err");
+    sh(guest, "! answers 16 && each");
+    sh(guest, "put cache");
+    guest
+        .vm
+        .wait_for("a message", "grep -q 'when nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
+    sh(guest, "each && end_fio && umount /mnt");
+    guest.vm.wait_for("the volume", ". /etc/daemon; answers 16");
+    sh(guest, "there /tmp/clean 0 && there /tmp/again 16 && there /tmp/late 32");
+    sh(
+        guest,
+        "served other && e2fsck -fn $(volume other) && mount $(volume other) /mnt && md5sum -c /tmp/sum && umount /mnt",
+    );
+    sh(guest, "down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)");
 }

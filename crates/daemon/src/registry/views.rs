@@ -96,8 +96,8 @@ impl Registry {
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
-                Standing::Waits(why) => ("waiting", Some(why)),
-                Standing::Failed(why) => ("failed", Some(why)),
+                Standing::Waits(why) | Standing::Back(why) => ("waiting", Some(why)),
+                Standing::Failed(why) | Standing::Gone(why) => ("failed", Some(why)),
                 Standing::Stopped => ("stopped", None),
             };
             let (uuid, role) = device.seen.map(|s| (s.uuid, s.role)).unzip();

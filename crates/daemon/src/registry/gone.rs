@@ -1,0 +1,174 @@
+//! Devices that go away while they are served, and come back.
+//!
+//! Owns what is said of them, and the change from the one that has gone to the one that came. Of a volume whose backing
+//! device has gone, what the cache has is answered, and the rest fails. Once the device is there again, by whatever name, its
+//! volume is made anew as soon as nobody uses it: requests of whoever does have failed, and it is not for us to say that this
+//! does not matter. A device that has lost what it was asked to keep, or was the cache, has its whole set begin anew.
+//!
+//! Must not know how one finds out that something has changed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{ANSWER_WITHIN, FIGURES_WITHIN, Registry, Standing, ask};
+use crate::devices::{Role, Seen, look_at_all};
+use crate::worker::Order;
+use serve::{Failure, message};
+
+/// How often it is looked whether somebody still uses a volume.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+impl Registry {
+    /// Says of every served device that has gone what becomes of its volume.
+    pub(crate) fn note_gone(&self) {
+        let gone: Vec<Seen> = {
+            let devices = self.devices();
+            let served =
+                devices.values().filter(|d| matches!(d.standing, Standing::Served | Standing::Back(_)));
+            served.filter_map(|d| d.seen.clone()).filter(Seen::is_gone).collect()
+        };
+        for seen in gone {
+            let why = match &seen.role {
+                Role::Cache { set } => format!(
+                    "has gone away, with the cache of set {set}: volumes with dirty data there fail until it is back"
+                ),
+                Role::Backing { .. } => {
+                    "has gone away: what the cache does not have fails until it is back".into()
+                }
+            };
+            self.stand(&seen, Standing::Gone(why));
+        }
+    }
+
+    /// Whether any device has gone.
+    pub(crate) fn misses_any(&self) -> bool {
+        self.devices().values().any(|d| matches!(d.standing, Standing::Gone(_)))
+    }
+
+    /// Whether this is a device that had gone.
+    pub(crate) fn misses(&self, seen: &Seen) -> bool {
+        self.gone_as(seen).is_some()
+    }
+
+    /// What it was called before it went.
+    fn gone_as(&self, seen: &Seen) -> Option<PathBuf> {
+        let devices = self.devices();
+        let same = devices.iter().find(|(_, d)| {
+            matches!(d.standing, Standing::Gone(_)) && d.seen.as_ref().is_some_and(|s| s.uuid == seen.uuid)
+        });
+        same.map(|(path, _)| path.clone())
+    }
+
+    /// A device that had gone is there again: it is served as soon as nobody uses what it was for. The caller lets nothing
+    /// else change.
+    pub(super) async fn came_back(self: &Arc<Self>, seen: Seen) -> Result<(), Failure> {
+        let Some(before) = self.gone_as(&seen) else { return Ok(()) };
+        self.devices().remove(&before);
+        message::note(format!("{}: is back; it was {}", seen.path.display(), before.display()));
+        let remembered = self.remember(&seen);
+        if let Some(why) = self.renew(&seen).await {
+            self.stand(
+                &seen,
+                Standing::Back(format!("is back, and served again when nobody uses it any more: {why}")),
+            );
+            let this = self.clone();
+            tokio::spawn(async move { this.renew_later(seen).await });
+        }
+        remembered
+    }
+
+    async fn renew_later(self: &Arc<Self>, seen: Seen) {
+        loop {
+            tokio::time::sleep(LOOKS_EVERY).await;
+            let _one = self.nothing_changes().await;
+            let still = self
+                .devices()
+                .get(&seen.path)
+                .is_some_and(|d| matches!(d.standing, Standing::Back(_)) && d.seen.as_ref() == Some(&seen));
+            if !still || self.renew(&seen).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Serves a device anew that has come back; else why that has to wait.
+    async fn renew(self: &Arc<Self>, seen: &Seen) -> Option<String> {
+        let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
+        let Some(worker) = self.worker_of(seen) else {
+            self.settled(seen, self.place_one(seen).await);
+            return None;
+        };
+        let users = |of: Option<String>| ask(&worker, FIGURES_WITHIN, |reply| Order::Users(of, reply));
+        let in_the_way =
+            |answer: Result<Option<String>, Failure>| answer.unwrap_or_else(|e| Some(in_words(e)));
+        let mut refused = None;
+        if matches!(seen.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
+            let volume = self.find_by(|v| v.backing_uuid.as_deref() == Some(&seen.uuid)).await;
+            let mut stopped = Ok(());
+            if let Some((_, name)) = volume {
+                if let Some(why) = in_the_way(users(Some(name.clone())).await) {
+                    return Some(why);
+                }
+                stopped = ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await;
+            }
+            let placed = match stopped {
+                Ok(()) => self.place_one(seen).await,
+                Err(e) => Err(e),
+            };
+            let Err(e) = placed else { return None };
+            refused = Some(e);
+        }
+        if let Some(why) = in_the_way(users(None).await) {
+            return Some(why);
+        }
+        // What it was asked to keep may be lost, as by a power cut: only a start of the set makes that good.
+        if let Some(e) = refused {
+            message::warn(format!("{}: its set begins anew: {}", seen.path.display(), in_words(e)));
+        }
+        self.begin_anew(&worker.plan.id, seen).await.err().map(in_words)
+    }
+
+    fn settled(&self, seen: &Seen, result: Result<(), Failure>) {
+        if let Err(e) = result {
+            self.stand(seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
+        }
+    }
+
+    /// Stops a thread, whatever it says to that, and serves its devices anew, with this one among them.
+    async fn begin_anew(self: &Arc<Self>, id: &str, back: &Seen) -> Result<(), Failure> {
+        let stopped = self.stop_worker(id).await;
+        if self.serving(id).is_some() {
+            return stopped;
+        }
+        let mut paths: Vec<PathBuf> = {
+            let devices = self.devices();
+            let mine = devices.iter().filter(|(_, d)| {
+                let of_set = d.seen.as_ref().is_some_and(|s| match &s.role {
+                    Role::Cache { set } => set == id,
+                    Role::Backing { set, .. } => s.uuid == id || set.as_deref() == Some(id),
+                });
+                of_set && matches!(d.standing, Standing::Served | Standing::Waits(_) | Standing::Back(_))
+            });
+            mine.map(|(path, _)| path.clone()).collect()
+        };
+        paths.retain(|path| *path != back.path);
+        paths.push(back.path.clone());
+        let mut seen = Vec::new();
+        for (path, looked) in look_at_all(paths).await {
+            match looked {
+                Ok(looked) => seen.push(looked),
+                Err(e) => {
+                    let why = e.message().unwrap_or_default().to_owned();
+                    if let Some(device) = self.devices().get_mut(&path) {
+                        device.standing = Standing::Failed(why);
+                    }
+                }
+            }
+        }
+        for (seen, result) in self.place(seen).await {
+            self.settled(&seen, result);
+        }
+        Ok(())
+    }
+}
