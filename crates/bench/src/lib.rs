@@ -3,7 +3,9 @@
 //! Must not measure anything itself.
 
 pub mod alloc;
+pub mod study;
 pub mod virt;
+pub mod workloads;
 
 use std::rc::Rc;
 

@@ -191,9 +191,12 @@ fn layout(rng: &mut Rng, life: Life) -> Layout {
 
 fn settings(rng: &mut Rng, life: Life) -> Settings {
     let pressure = matches!(life, Life::Pressure | Life::Churn);
+    let node_cache_bytes = one_of(rng, &[1, 20_000, 1 << 30]);
     Settings {
         cache_mode: None,
-        node_cache_bytes: one_of(rng, &[1, 20_000, 1 << 30]),
+        node_cache_bytes,
+        // Told by another choice: no number more is drawn for it.
+        replacement: if node_cache_bytes == 20_000 { "kernel" } else { "reuse" }.into(),
         journal_delay_ms: one_of(rng, &[0, 100, 100, 2000, 30_000]),
         writeback_batch: one_of(rng, &[8, 64, 65536]),
         cutoffs: if pressure { (70, 90) } else { one_of(rng, &[(40, 70), (40, 70), (1, 5), (70, 90)]) },

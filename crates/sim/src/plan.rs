@@ -51,6 +51,9 @@ pub struct Settings {
     /// `overwrite_in_place`.
     #[serde(default = "off")]
     pub overwrite_in_place: String,
+    /// `replacement`.
+    #[serde(default = "kernel")]
+    pub replacement: String,
     /// `writeback_controller`.
     #[serde(default = "kernel")]
     pub writeback_controller: String,

@@ -64,6 +64,8 @@ pub struct Report {
     pub gc_runs: u64,
     /// Extents moved.
     pub moved: u64,
+    /// Extents copied to another bucket because they were read.
+    pub kept: u64,
     /// Runs of writeback that went over gaps.
     pub bridged: u64,
     /// Priority chains written.
@@ -121,6 +123,7 @@ impl Report {
         self.detaches += other.detaches;
         self.gc_runs += other.gc_runs;
         self.moved += other.moved;
+        self.kept += other.kept;
         self.bridged += other.bridged;
         self.prio_writes += other.prio_writes;
         self.rewrites += other.rewrites;
@@ -413,6 +416,7 @@ impl<'a> Run<'a> {
         let (c, s) = (set.counters(), set.status());
         self.report.gc_runs += c.gc_runs;
         self.report.moved += c.moved_extents;
+        self.report.kept += c.kept_extents;
         self.report.bridged += set.set_counters().writeback_bridged_runs;
         self.report.prio_writes += c.prio_writes;
         self.report.rewrites += c.btree_rewrites;

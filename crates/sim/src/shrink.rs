@@ -134,6 +134,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             self.change(|p| p.boots[i].settings.admission = "kernel".into());
             self.change(|p| p.boots[i].settings.writeback_bridge = "off".into());
             self.change(|p| p.boots[i].settings.writeback_controller = "kernel".into());
+            self.change(|p| p.boots[i].settings.replacement = "kernel".into());
             self.change(|p| p.boots[i].settings.overwrite_in_place = "off".into());
             self.change(|p| p.boots[i].settings.node_cache_bytes = 1 << 30);
             for keep in [Keep::Nothing, Keep::Everything] {

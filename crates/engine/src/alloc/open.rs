@@ -19,6 +19,8 @@ pub(crate) enum Stream {
     Dirty,
     /// Clean copies.
     Clean,
+    /// Clean copies that were read before.
+    Kept,
     /// Flash-only volumes.
     Volume,
     /// Data packed by the moving garbage collector.

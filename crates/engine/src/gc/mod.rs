@@ -9,7 +9,7 @@
 
 mod moving;
 
-pub(crate) use moving::compact_task;
+pub(crate) use moving::{compact_task, keep};
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

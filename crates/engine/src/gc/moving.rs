@@ -10,7 +10,7 @@
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
-use io::Buffer;
+use io::{Buffer, Nanos};
 
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
@@ -39,6 +39,13 @@ struct Piece<'a> {
 /// What is copied at once, so that foreground requests never queue behind more than this.
 const BATCH_SECTORS: Sectors = Sectors(2048);
 const BATCH_PIECES: usize = 64;
+
+/// Copies of what was read, under way at most.
+const MAX_KEEPING: usize = 64;
+
+/// Flushes of the backing device for such copies are so far apart, and serve what begins within so much time.
+const SETTLE_EVERY: Nanos = Nanos::from_ms(1000);
+const SETTLE_TOGETHER: Nanos = Nanos::from_ms(5);
 
 /// Largest read that collects several pieces.
 const MAX_READ: Sectors = Sectors(1024);
@@ -404,4 +411,59 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
         core.unblock(blocked).await?;
     }
     Ok(())
+}
+
+/// Copies clean data that was just read from `from` to a bucket that is not reused soon, if there is room at once. `data`
+/// is what was read, at `at` of the volume. Happens behind the reader's back.
+pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
+    // Whole blocks only.
+    let block = core.geometry.block_sectors.0;
+    let start = Sector(at.0.next_multiple_of(block));
+    let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
+    if start >= end || core.is_stopping() || core.background.get() >= MAX_KEEPING || !may_keep(core, inode) {
+        return;
+    }
+    let skip = start - at;
+    let Some(data) = data.get(skip.bytes() as usize..(end - at).bytes() as usize) else { return };
+    let found = Found { inode, start, size: end - start, ptr: from.advanced(skip), dirty: false };
+    let data = core.rt.pool().copy_of(data);
+    let (core, background) = (core.clone(), core.background());
+    core.clone().rt.spawn(async move {
+        let mut at = start;
+        while at < end
+            && let Some(placed) = core.try_place(Stream::Kept, (inode, at), end - at)
+        {
+            let offset = (at - start).bytes() as usize;
+            let done = core.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            core.observe_cache_io(&done.result);
+            let mut kept = done.result.is_ok();
+            if kept {
+                let tick = core.gate.wrote();
+                let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
+                // If that fails, the set has failed.
+                kept = replace(&core, &piece, How::LeafOnly(tick)).await.is_ok();
+            }
+            core.release(placed);
+            if !kept {
+                break;
+            }
+            core.counters.borrow_mut().kept_extents += 1;
+            at += placed.size;
+        }
+        drop(background);
+    });
+}
+
+/// Whether a copy may be made now. If it has to wait for a flush of the backing device (`replace`), those that begin at the
+/// same time share it, and then none are made for a while: reads are not to be the reason for flush after flush.
+fn may_keep(core: &Core, inode: Inode) -> bool {
+    if core.backings.borrow().get(&inode).is_none_or(|b| b.is_settled()) {
+        return true;
+    }
+    let now = core.rt.turn_time();
+    let since = now.since(core.keeping_settled.get());
+    if since >= SETTLE_EVERY {
+        core.keeping_settled.set(now);
+    }
+    since >= SETTLE_EVERY || since < SETTLE_TOGETHER
 }

@@ -12,6 +12,7 @@ pub mod bypass;
 pub mod congestion;
 pub mod cost;
 pub mod replacement;
+pub mod reuse;
 pub mod sequential;
 pub mod stripes;
 pub mod writeback_rate;

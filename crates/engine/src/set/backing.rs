@@ -146,6 +146,11 @@ impl Backing {
         result
     }
 
+    /// Every write that clients sent directly to the device is durable.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.gate.is_durable(self.direct_writes.get())
+    }
+
     /// Changes the superblock and waits until it is durable.
     pub(crate) async fn update(&self, change: impl FnOnce(&mut BackingSuper)) -> Result<(), EngineError> {
         let _lock = self.write_lock.lock().await;

@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{CacheSuper, Geometry, Inode, Sector, Sectors, SetMagic, UuidEntry};
+use format::{CacheSuper, Geometry, Inode, Ptr, Sector, Sectors, SetMagic, UuidEntry};
 use io::sync::{Event, Mutex, Queue};
-use io::{Buffer, Disk, Handle, Rng};
+use io::{Buffer, Disk, Handle, Nanos, Rng};
 
 use super::events::{Events, SetEvent};
 use super::mistrust::Mistrust;
@@ -22,6 +22,7 @@ use crate::index::{NodeId, Tree};
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
+use crate::policy::reuse::{Reuse, Saving};
 use crate::policy::writeback_rate::IdleCounter;
 use crate::policy::yielding::Pace;
 use crate::set::{Backing, Meter, Watched};
@@ -42,6 +43,8 @@ pub struct EngineCounters {
     pub gc_runs: u64,
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
+    /// Extents that were copied to another bucket because they were read.
+    pub kept_extents: u64,
     /// Writes over dirty data in its place.
     pub overwrites: u64,
     /// Times that a new btree node had to wait for a bucket.
@@ -91,9 +94,12 @@ pub(crate) struct Core {
     pub(crate) backings: RefCell<BTreeMap<Inode, Rc<Backing>>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) selector: RefCell<Selector>,
+    pub(crate) reuse: RefCell<Reuse>,
     pub(crate) aging: RefCell<Aging>,
     pub(crate) min_prio: Cell<u16>,
     pub(crate) rng: RefCell<Rng>,
+    /// When a copy of what was read last waited for a flush of its backing device.
+    pub(crate) keeping_settled: Cell<Nanos>,
     /// Holds writes back while the cache is nearly full.
     pub(crate) pace: Cell<Pace>,
     pub(crate) idle: RefCell<IdleCounter>,
@@ -261,7 +267,24 @@ impl Core {
         if self.aging.borrow_mut().count(sectors.0, cache_sectors) {
             let min = self.buckets.borrow_mut().age();
             self.min_prio.set(min);
+            if self.tunables.borrow().by_reuse() {
+                self.reuse.borrow_mut().tick();
+                self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
+            }
         }
+    }
+
+    /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
+    /// because its bucket will be reused.
+    pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
+        let buckets = &mut *self.buckets.borrow_mut();
+        buckets.touch(ptr);
+        if !self.tunables.borrow().by_reuse() {
+            return false;
+        }
+        let b = buckets.bucket_of(ptr);
+        // What is still being filled is not reused soon.
+        self.reuse.borrow_mut().hit(b, saving.of(sectors)) && buckets.pins(b) == 0
     }
 
     /// The volume behind a slot.

@@ -30,6 +30,7 @@ use crate::index::{
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
+use crate::policy::reuse::Reuse;
 use crate::stats::{CacheErrors, CacheStats, SetCounters, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
@@ -433,6 +434,12 @@ fn assemble(
             geometry.first_dynamic(),
             geometry.nbuckets,
         )),
+        reuse: RefCell::new(Reuse::new(
+            geometry.first_dynamic(),
+            geometry.nbuckets,
+            geometry.bucket_sectors,
+            geometry.block_sectors,
+        )),
         congestion: RefCell::new(Congestion::new(
             tunables.congested_read_threshold_us,
             tunables.congested_write_threshold_us,
@@ -467,6 +474,7 @@ fn assemble(
         errors: RefCell::new(CacheErrors::new()),
         overwritten: Cell::new(Tick::default()),
         pace: Cell::default(),
+        keeping_settled: Cell::new(now),
         counters: RefCell::new(EngineCounters::default()),
         work: Rc::default(),
         events: Events::default(),

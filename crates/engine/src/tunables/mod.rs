@@ -22,7 +22,9 @@ mod knob;
 mod parse;
 mod set;
 
-pub use choices::{Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed};
+pub use choices::{
+    Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed, Victims,
+};
 pub use device::DeviceTunables;
 pub use error::TunableError;
 pub use knob::{KnobInfo, Range, Stored, Unit};

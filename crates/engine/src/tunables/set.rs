@@ -5,7 +5,7 @@
 
 use format::Replacement;
 
-use super::choices::{OnError, Overwrite};
+use super::choices::{OnError, Overwrite, Victims};
 use super::error::TunableError;
 use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
@@ -75,6 +75,8 @@ pub struct SetTunables {
     pub cutoff_writeback_sync: u8,
     /// Whether dirty data is overwritten where it is. Not in the kernel.
     pub overwrite_in_place: Overwrite,
+    /// What takes the place of lru. Not in the kernel.
+    pub replacement: Victims,
     /// Bytes of btree nodes kept in memory. Not in the kernel.
     pub btree_cache_limit: u64,
     /// Sectors written back between two flushes of the backing device. Not in the kernel, which does
@@ -105,6 +107,7 @@ impl Default for SetTunables {
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
             cutoff_writeback_sync: DEFAULT_CUTOFF_WRITEBACK_SYNC,
             overwrite_in_place: Overwrite::default(),
+            replacement: Victims::default(),
             btree_cache_limit: DEFAULT_BTREE_CACHE_LIMIT,
             writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
         }
@@ -231,6 +234,13 @@ static KNOBS: &[Knob] = &[
     )
     .not_in_kernel(),
     Knob::new(
+        "replacement",
+        Unit::None,
+        "what takes the place of the policy lru: the kernel's rule, or the time that hits save",
+        choice_of!(replacement: Victims),
+    )
+    .not_in_kernel(),
+    Knob::new(
         "btree_cache_limit",
         Unit::Bytes,
         "btree nodes kept in memory",
@@ -247,6 +257,11 @@ static KNOBS: &[Knob] = &[
 ];
 
 impl SetTunables {
+    /// Buckets are reused by what they save.
+    pub(crate) fn by_reuse(&self) -> bool {
+        self.cache_replacement_policy == Replacement::Lru && self.replacement == Victims::Reuse
+    }
+
     /// The value of a setting as the kernel shows it.
     pub fn get(&self, name: &str) -> Result<String, TunableError> {
         Ok(knob::find(KNOBS, name)?.show(self))

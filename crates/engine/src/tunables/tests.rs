@@ -75,6 +75,7 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
         Unit::None,
         Range::Choices(&["off", "auto", "always"]),
     ),
+    ("replacement", "[kernel] reuse", "kernel", Unit::None, Range::Choices(&["kernel", "reuse"])),
     ("btree_cache_limit", "1.0G", "1073741824", Unit::Bytes, Range::Number(16 << 20, 1 << 50)),
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
@@ -105,7 +106,7 @@ fn listings_tell_what_is_stored_where() {
     let stored: Vec<_> = set.iter().filter(|k| k.stored == Stored::Superblock).map(|k| k.name).collect();
     assert_eq!(stored, ["synchronous", "discard", "cache_replacement_policy"]);
     let own: Vec<_> = set.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
-    assert_eq!(own, ["overwrite_in_place", "btree_cache_limit", "writeback_batch_sectors"]);
+    assert_eq!(own, ["overwrite_in_place", "replacement", "btree_cache_limit", "writeback_batch_sectors"]);
     let own: Vec<_> = device.iter().filter(|k| !k.in_kernel).map(|k| k.name).collect();
     assert_eq!(
         own,

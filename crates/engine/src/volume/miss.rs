@@ -39,10 +39,12 @@ impl Volume {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
+        let again = core.tunables.borrow().by_reuse() && core.reuse.borrow_mut().miss(inode, start);
+        let stream = if again { Stream::Kept } else { Stream::Clean };
         let (volume, core) = (self.clone(), core.clone());
         let background = core.background();
         self.rt.spawn(async move {
-            volume.insert_pieces(&core, inode, first, last, data, skip, miss).await;
+            volume.insert_pieces(&core, stream, inode, first, last, data, skip, miss).await;
             drop(background);
         });
     }
@@ -51,6 +53,7 @@ impl Volume {
     async fn insert_pieces(
         self: &Rc<Self>,
         core: &Rc<Core>,
+        stream: Stream,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -60,7 +63,7 @@ impl Volume {
     ) {
         let mut at = start;
         while at < end {
-            let Some(placed) = core.try_place(Stream::Clean, (inode, at), end - at) else {
+            let Some(placed) = core.try_place(stream, (inode, at), end - at) else {
                 // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
                 let give_up = || core.is_stopping() || core.alloc.starved.get();
                 if miss.is_valid() && !give_up() {

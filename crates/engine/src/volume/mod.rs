@@ -32,7 +32,8 @@ use crate::policy::bypass::{
     BypassInputs, BypassReason, Comparison, Decision, RequestHints, RequestKind, decide_by_cost,
     dirty_limit_percent,
 };
-use crate::policy::cost::faster_for_stream;
+use crate::policy::cost::{CostModel, Costs, faster_for_stream};
+use crate::policy::reuse::Saving;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::policy::yielding::{self, Busy};
 use crate::set::{Backing, Core, SetEvent};
@@ -56,6 +57,8 @@ pub struct Volume {
     /// What became of them.
     pub(crate) served: RefCell<RequestStats>,
     detector: RefCell<SequentialDetector>,
+    /// What a hit saves.
+    pub(super) saving: Cell<Saving>,
     stopping: Cell<bool>,
     pub(crate) detaching: Cell<bool>,
     in_flight: Cell<usize>,
@@ -91,6 +94,7 @@ impl Volume {
             requests: RefCell::default(),
             served: RefCell::new(RequestStats::new(now)),
             detector: RefCell::new(SequentialDetector::new()),
+            saving: Cell::default(),
             stopping: Cell::new(false),
             detaching: Cell::new(false),
             in_flight: Cell::new(0),
@@ -403,6 +407,17 @@ impl Volume {
             None => (true, true),
         };
         Comparison { free_room, streams_faster, answers_first }
+    }
+
+    /// Measures anew what a hit saves: what the backing device takes beyond what the cache device takes.
+    pub(crate) fn measure_saving(&self, core: &Core) {
+        let Some(b) = self.backing() else { return };
+        let known = |m: &CostModel| m.is_known().then(|| m.costs());
+        if let (Some(cache), Some(backing)) = (core.meter.model(known), b.meter.model(known)) {
+            let more = |cost: &dyn Fn(&Costs) -> Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
+            let mib = more(&|c| c.transfer(Sectors(2048)));
+            self.saving.set(Saving::new(more(&Costs::per_request), mib));
+        }
     }
 
     /// The share of used buckets up to which this write becomes dirty data, if that is for the costs to say.

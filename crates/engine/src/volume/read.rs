@@ -132,7 +132,11 @@ impl Volume {
                             core.set_counters.borrow_mut().cache_read_races += 1;
                             continue;
                         }
-                        core.buckets.borrow_mut().touch(ptr);
+                        if core.used(ptr, sectors, self.saving.get()) && !dirty {
+                            let data =
+                                &buffer.as_slice()[offset_bytes..offset_bytes + sectors.bytes() as usize];
+                            crate::gc::keep(core, (inode, start), ptr, data);
+                        }
                         self.count_read(core, Outcome::Hit, decision, sectors, arrived);
                         return (buffer, Ok(()));
                     }
@@ -268,10 +272,13 @@ impl Volume {
                 (Ok(()), Some(data)) => {
                     buffer.as_mut()[at..at + len].copy_from_slice(&data.as_slice()[r.skip..r.skip + len]);
                     match (r.piece.hit, r.miss) {
-                        (Some((ptr, _)), _) => {
+                        (Some((ptr, dirty)), _) => {
                             core.observe_cache_io(&Ok(()));
                             if core.buckets.borrow().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                                core.buckets.borrow_mut().touch(ptr);
+                                if core.used(ptr, size, self.saving.get()) && !dirty {
+                                    let data = &data.as_slice()[r.skip..r.skip + len];
+                                    crate::gc::keep(core, (inode, r.piece.start), ptr, data);
+                                }
                             } else if outcome.is_ok() {
                                 outcome = Ok(false);
                             }

@@ -20,6 +20,7 @@ use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
 use crate::policy::congestion::Direction;
+use crate::policy::reuse::Segment;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::yielding;
 use crate::set::{Core, Watched};
@@ -539,6 +540,9 @@ impl Core {
                 if stream == Stream::Dirty {
                     self.alloc.fills();
                 }
+                let on_probation = stream == Stream::Clean;
+                let segment = if on_probation { Segment::Probation } else { Segment::Protected };
+                self.reuse.borrow_mut().fills(taken, segment);
                 Some(taken)
             },
         )

@@ -1,0 +1,336 @@
+//! Replacement by reuse: what is given up is what saves the least time for the room that it takes.
+//!
+//! Buckets mix blocks of different heat, so the last use of a bucket (lru) says little: some hot block keeps every
+//! bucket young. Here buckets belong to segments:
+//!
+//! * *Probation*: what reads brought in once. A block that is read again there goes to the protected segment.
+//! * *Protected*: what was read again, and what was written. Each hit adds the time that it saved to the bucket's rate.
+//! * *Draining*: the protected buckets with the lowest rates, next to be reused. A block that is still read there is
+//!   copied to a new protected bucket, on the strength of the read that has just fetched it: nothing has to be looked for.
+//!
+//! The oldest bucket on probation is reused first, unless it has more hits than the coldest protected one; some of both is
+//! always kept. *Ghosts* remember which blocks were missed before: while the protected segment has less than its share,
+//! what is missed again goes there at once, and so what is read in loops larger than the cache stays in part instead of
+//! being replaced just before it is read again.
+//!
+//! While a quarter of the buckets holds nothing, nothing is copied.
+//!
+//! Time is counted in *ticks*, the agings of priorities: a 1024th of the cache in requests. Owns no bucket's state but
+//! this; must not know what is in a bucket, nor what time it is.
+//!
+//! *Invariants:* [`Reuse::choose`] yields eligible buckets only, none twice, at most as many as wanted, and as many as
+//! wanted if there are so many. [`Reuse::hit`] allocates nothing.
+
+use format::{BucketNr, Inode, Sector, Sectors};
+
+use super::replacement::Candidate;
+
+/// Ticks after which hits become a rate: an eighth of the cache.
+const WINDOW_TICKS: u32 = 128;
+/// Windows that the two averages of a rate remember. The smaller one counts: the long one does not take a quiet moment
+/// for cold, the short one sees when the hot set has moved on.
+const SHORT_WINDOWS: u32 = 6;
+const LONG_WINDOWS: u32 = 16;
+/// Rates are kept in these parts of the unit of worth for each window.
+const RATE_PARTS: u64 = 16;
+/// Share of the clean buckets that is on probation at least, and at most.
+const PROBATION_LEAST_PART: usize = 20;
+const PROBATION_MOST_PART: usize = 4;
+/// Share of the protected buckets that is draining; at least what is wanted next.
+const DRAINING_PART: usize = 32;
+/// Buckets that hold nothing, as a part of all, from which on nothing is copied: what fits is not written twice.
+const SPARE_PART: usize = 4;
+/// Hits that a new bucket is credited with, until it is known better.
+const CREDIT_HITS: u64 = 8;
+/// The oldest bucket on probation stays if it has more than so many times the rate of the coldest protected one.
+const PROBATION_HANDICAP: u64 = 2;
+/// Worth of a hit while nothing is known about the devices.
+const UNKNOWN_WORTH: u32 = 16;
+/// Ghosts at most (2 bytes each), and for each block that the cache has room for.
+const MAX_GHOSTS: u64 = 1 << 24;
+const GHOSTS_PER_BLOCK: u64 = 4;
+/// Largest granule that a ghost stands for: 64 KiB.
+const MAX_GRANULE_SECTORS: u64 = 128;
+
+/// Which data a bucket is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Segment {
+    /// What was read once.
+    Probation,
+    /// What was read again, or written.
+    Protected,
+    /// Protected, and about to be reused.
+    Draining,
+}
+
+/// What is known about the use of a bucket.
+#[derive(Clone, Copy, Debug)]
+struct Heat {
+    segment: Segment,
+    /// Whole windows seen, up to [`LONG_WINDOWS`].
+    windows: u8,
+    /// Tick at which it began to be filled.
+    born: u32,
+    /// Tick at which it began to be drained.
+    drains: u32,
+    /// Worth of the hits of this window; on probation, of all hits.
+    hits: u32,
+    /// Rates of the last windows. While draining, `long` is the rate with which that began.
+    short: u32,
+    long: u32,
+}
+
+/// What hits were in the last windows, on average.
+#[derive(Clone, Copy, Default, Debug)]
+struct Mean {
+    hits: u64,
+    worth: u64,
+}
+
+/// What a hit saves, as the sum of a part for the request and one for each sector, in units of 10 us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Saving {
+    request: u32,
+    mib: u32,
+}
+
+impl Default for Saving {
+    fn default() -> Saving {
+        Saving { request: UNKNOWN_WORTH, mib: 0 }
+    }
+}
+
+impl Saving {
+    /// From what one request and one MiB more cost the backing device beyond what they cost the cache device, in
+    /// nanoseconds.
+    pub fn new(request_ns: u64, mib_ns: u64) -> Saving {
+        let units = |ns: u64| u32::try_from(ns / 10_000).unwrap_or(u32::MAX).min(1 << 20);
+        Saving { request: units(request_ns), mib: units(mib_ns) }
+    }
+
+    /// The worth of a hit of this size: at least 1.
+    pub fn of(self, sectors: Sectors) -> u32 {
+        let moved = (u64::from(self.mib) * sectors.0.min(1 << 20)) >> 11;
+        self.request.saturating_add(u32::try_from(moved).unwrap_or(u32::MAX)).clamp(1, 1 << 20)
+    }
+}
+
+/// Granules that were missed. Direct-mapped: whatever is missed later may take the place of an older one.
+#[derive(Debug)]
+struct Ghosts {
+    /// Fingerprints; 0 is none.
+    slots: Vec<u16>,
+    granule_shift: u32,
+}
+
+impl Ghosts {
+    fn new(cache_sectors: u64, block_sectors: u64) -> Ghosts {
+        let block = block_sectors.max(1).next_power_of_two();
+        let wanted = (cache_sectors / block).saturating_mul(GHOSTS_PER_BLOCK).max(64).next_power_of_two();
+        let slots = wanted.min(MAX_GHOSTS);
+        let granule = (block * (wanted / slots)).min(MAX_GRANULE_SECTORS.max(block));
+        Ghosts { slots: vec![0; slots as usize], granule_shift: granule.trailing_zeros() }
+    }
+
+    /// Notes a miss; says whether it is known that there was one before.
+    fn note(&mut self, inode: Inode, at: Sector) -> bool {
+        let key = (at.0 >> self.granule_shift) ^ (u64::from(inode.0) << 48);
+        let mut hash = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        hash ^= hash >> 31;
+        // Never 0: that is an empty slot.
+        let print = (hash >> 48) as u16 | 1;
+        let index = (hash & (self.slots.len() as u64 - 1)) as usize;
+        self.slots.get_mut(index).is_some_and(|slot| std::mem::replace(slot, print) == print)
+    }
+}
+
+/// The state of the policy. See the module head.
+#[derive(Debug)]
+pub struct Reuse {
+    heat: Vec<Heat>,
+    first: u32,
+    ticks: u32,
+    ghosts: Ghosts,
+    mean: Mean,
+    /// The protected segment has less than its share.
+    has_room: bool,
+    /// Few buckets hold nothing, so data will be given up.
+    is_full: bool,
+}
+
+impl Reuse {
+    /// Nothing is known about the buckets `first_bucket..nbuckets`: they count as protected.
+    pub fn new(first_bucket: BucketNr, nbuckets: u32, bucket_sectors: Sectors, block: Sectors) -> Reuse {
+        let unknown =
+            Heat { segment: Segment::Protected, windows: 0, born: 0, drains: 0, hits: 0, short: 0, long: 0 };
+        Reuse {
+            heat: vec![unknown; nbuckets as usize],
+            first: first_bucket.0.min(nbuckets),
+            ticks: 0,
+            ghosts: Ghosts::new(u64::from(nbuckets).saturating_mul(bucket_sectors.0), block.0),
+            mean: Mean::default(),
+            has_room: true,
+            is_full: false,
+        }
+    }
+
+    /// A bucket begins to be filled.
+    pub fn fills(&mut self, b: BucketNr, segment: Segment) {
+        let born = self.ticks;
+        if let Some(h) = self.heat.get_mut(b.0 as usize) {
+            *h = Heat { segment, windows: 0, born, drains: 0, hits: 0, short: 0, long: 0 };
+        }
+    }
+
+    /// A hit in a bucket, which saved `worth`. True if what was read had better be copied to a new protected bucket, because
+    /// this one will be reused.
+    #[inline]
+    pub fn hit(&mut self, b: BucketNr, worth: u32) -> bool {
+        let Some(h) = self.heat.get_mut(b.0 as usize) else { return false };
+        h.hits = h.hits.saturating_add(worth);
+        self.mean.hits += 1;
+        self.mean.worth += u64::from(worth);
+        h.segment != Segment::Protected && self.is_full
+    }
+
+    /// A miss at `at`. True if what is missed is to be protected at once.
+    pub fn miss(&mut self, inode: Inode, at: Sector) -> bool {
+        self.ghosts.note(inode, at) && self.has_room
+    }
+
+    /// Priorities age.
+    pub fn tick(&mut self) {
+        self.ticks = self.ticks.wrapping_add(1);
+        if !self.ticks.is_multiple_of(WINDOW_TICKS) {
+            return;
+        }
+        for h in self.heat.iter_mut().filter(|h| h.segment == Segment::Protected) {
+            let parts = |hits: u32, ticks: u32| {
+                let n = u64::from(hits) * RATE_PARTS * u64::from(WINDOW_TICKS) / u64::from(ticks);
+                u32::try_from(n).unwrap_or(u32::MAX)
+            };
+            let toward = |old: u32, new: u32, part: u32| match new >= old {
+                true => old + (new - old) / part,
+                false => old - (old - new).div_ceil(part),
+            };
+            if h.windows == 0 {
+                let age = self.ticks.wrapping_sub(h.born).clamp(WINDOW_TICKS / 4, WINDOW_TICKS);
+                h.short = parts(h.hits, age);
+                h.long = h.short;
+            } else {
+                let now = parts(h.hits, WINDOW_TICKS);
+                h.short = toward(h.short, now, SHORT_WINDOWS);
+                h.long = toward(h.long, now, LONG_WINDOWS.min(u32::from(h.windows) + 1));
+            }
+            h.windows = h.windows.saturating_add(1).min(LONG_WINDOWS as u8);
+            h.hits = 0;
+        }
+        let m = &mut self.mean;
+        (m.hits, m.worth) = (m.hits / 2, m.worth / 2);
+    }
+
+    /// The worth of the hits in a window of this bucket.
+    fn rate(&self, h: &Heat) -> u32 {
+        let age = u64::from(self.ticks.wrapping_sub(h.born));
+        let scaled = |worth: u64, ticks: u64| {
+            u32::try_from(worth * RATE_PARTS * u64::from(WINDOW_TICKS) / ticks.max(1)).unwrap_or(u32::MAX)
+        };
+        match (h.segment, h.windows) {
+            (Segment::Draining, _) => h.long,
+            (Segment::Probation, _) => scaled(u64::from(h.hits), age),
+            (Segment::Protected, 0) => {
+                let usual = self.mean.worth.checked_div(self.mean.hits).unwrap_or(u64::from(UNKNOWN_WORTH));
+                scaled(u64::from(h.hits) + CREDIT_HITS * usual, age + u64::from(WINDOW_TICKS / 2))
+            }
+            (Segment::Protected, _) => h.short.min(h.long),
+        }
+    }
+
+    /// Appends up to `wanted` buckets to reuse to `out`, and lets the coldest protected ones drain.
+    pub fn choose(
+        &mut self,
+        wanted: usize,
+        candidate: impl Fn(BucketNr) -> Candidate,
+        out: &mut Vec<BucketNr>,
+    ) {
+        let mut left = Sorted::default();
+        let most = out.len() + wanted;
+        for nr in self.first..self.heat.len() as u32 {
+            let c = candidate(BucketNr(nr));
+            let Some(h) = self.heat.get(nr as usize).filter(|_| c.eligible) else { continue };
+            match h.segment {
+                _ if c.live_sectors == 0 => left.empty.push(nr),
+                Segment::Probation => left.probation.push((self.ticks.wrapping_sub(h.born), nr)),
+                Segment::Draining => left.draining.push((self.ticks.wrapping_sub(h.drains), nr)),
+                Segment::Protected => left.protected.push((self.rate(h), c.prio, nr)),
+            }
+        }
+        let clean = left.probation.len() + left.draining.len() + left.protected.len();
+        let protected = left.draining.len() + left.protected.len();
+        let drain = (protected / DRAINING_PART).max(wanted);
+        left.sort(drain);
+        self.is_full = left.empty.len() < wanted + self.heat.len() / SPARE_PART;
+        out.extend(left.empty.iter().take(wanted).map(|nr| BucketNr(*nr)));
+        let limits = (clean / PROBATION_LEAST_PART, clean / PROBATION_MOST_PART);
+        while out.len() < most {
+            let from_probation = self.is_probation_next(&left, limits);
+            let next = if from_probation { left.probation.pop() } else { left.draining.pop() };
+            let next =
+                next.or_else(|| left.probation.pop()).or_else(|| left.draining.pop()).map(|(_, nr)| nr);
+            let Some(nr) = next.or_else(|| left.protected.pop().map(|(_, _, nr)| nr)) else { break };
+            out.push(BucketNr(nr));
+        }
+        let more = drain.saturating_sub(left.draining.len());
+        for _ in 0..more {
+            let Some((rate, _, nr)) = left.protected.pop() else { break };
+            if let Some(h) = self.heat.get_mut(nr as usize) {
+                (h.segment, h.drains, h.long) = (Segment::Draining, self.ticks, rate);
+            }
+        }
+        self.has_room = protected < clean - clean / PROBATION_LEAST_PART - clean / 64;
+    }
+
+    /// Whether the next bucket is to come from the probation segment, of which `limits` says how much is to stay at least
+    /// and at most.
+    fn is_probation_next(&self, left: &Sorted, (least, most): (usize, usize)) -> bool {
+        if left.probation.len() > most || left.probation.len() <= least {
+            return left.probation.len() > most;
+        }
+        let rate = |nr: u32| self.heat.get(nr as usize).map_or(0, |h| u64::from(self.rate(h)));
+        match (left.probation.last(), left.draining.last()) {
+            (Some((_, oldest)), Some((_, coldest))) => rate(*oldest) <= rate(*coldest) * PROBATION_HANDICAP,
+            _ => true,
+        }
+    }
+}
+
+/// The eligible buckets of a cache, those to be reused first at the end of each list.
+#[derive(Default)]
+struct Sorted {
+    empty: Vec<u32>,
+    /// By age.
+    probation: Vec<(u32, u32)>,
+    /// By the time that it has been going on.
+    draining: Vec<(u32, u32)>,
+    /// By rate and priority, falling.
+    protected: Vec<(u32, u16, u32)>,
+}
+
+impl Sorted {
+    /// Sorts; of the protected ones, as many as can matter.
+    fn sort(&mut self, drain: usize) {
+        self.probation.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
+        self.draining.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
+        let matter = 2 * drain + 1;
+        if self.protected.len() > matter {
+            self.protected.select_nth_unstable(matter);
+            self.protected.truncate(matter);
+        }
+        self.protected.sort_unstable_by_key(|key| std::cmp::Reverse(*key));
+    }
+}
+
+#[cfg(test)]
+mod tests;

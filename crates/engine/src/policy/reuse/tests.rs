@@ -1,0 +1,259 @@
+//! The choice against one that looks for each bucket anew, and what segments and ghosts are for.
+
+use std::cmp::Reverse;
+
+use proptest::prelude::*;
+
+use super::{
+    BucketNr, CREDIT_HITS, Candidate, DRAINING_PART, Ghosts, Inode, LONG_WINDOWS, PROBATION_HANDICAP,
+    PROBATION_LEAST_PART, PROBATION_MOST_PART, RATE_PARTS, Reuse, SHORT_WINDOWS, SPARE_PART, Saving, Sector,
+    Sectors, Segment, UNKNOWN_WORTH, WINDOW_TICKS,
+};
+
+const FIRST: u32 = 2;
+const BUCKETS: u32 = 40;
+
+fn policy() -> Reuse {
+    Reuse::new(BucketNr(FIRST), BUCKETS, Sectors(1024), Sectors(8))
+}
+
+fn choose(policy: &mut Reuse, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
+    let mut out = Vec::new();
+    policy.choose(wanted, |nr| cache[nr.0 as usize], &mut out);
+    out.into_iter().map(|nr| nr.0).collect()
+}
+
+fn full() -> Vec<Candidate> {
+    vec![Candidate { eligible: true, prio: 30_000, live_sectors: 1000 }; BUCKETS as usize]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Fills(u32, bool),
+    Hit(u32, u32),
+    Ticks(u32),
+    Changes(u32, Candidate),
+    Choose(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let bucket = FIRST..BUCKETS;
+    let candidate = (prop::bool::weighted(0.9), 0_u16..3, prop_oneof![1 => Just(0), 9 => 1_u32..1000])
+        .prop_map(|(eligible, prio, live_sectors)| Candidate { eligible, prio, live_sectors });
+    let step = prop_oneof![
+        4 => (bucket.clone(), any::<bool>()).prop_map(|(b, p)| Step::Fills(b, p)),
+        8 => (bucket.clone(), 1_u32..2000).prop_map(|(b, w)| Step::Hit(b, w)),
+        4 => (0_u32..200).prop_map(Step::Ticks),
+        2 => (bucket, candidate).prop_map(|(b, c)| Step::Changes(b, c)),
+        3 => (0_usize..12).prop_map(Step::Choose),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+/// The policy as its description says it, with everything looked for when it is needed.
+struct Oracle {
+    now: u32,
+    buckets: Vec<Bucket>,
+    hits: u64,
+    worth: u64,
+    is_full: bool,
+}
+
+#[derive(Clone, Default)]
+struct Bucket {
+    probation: bool,
+    drains: Option<u32>,
+    born: u32,
+    hits: u64,
+    windows: Vec<(u64, u64)>,
+    drained_rate: u64,
+}
+
+impl Oracle {
+    fn rate(&self, b: &Bucket) -> u64 {
+        let parts = RATE_PARTS * u64::from(WINDOW_TICKS);
+        let age = u64::from(self.now - b.born);
+        if b.probation {
+            return b.hits * parts / age.max(1);
+        }
+        if b.drains.is_some() {
+            return b.drained_rate;
+        }
+        match b.windows.last() {
+            None => {
+                let usual = self.worth.checked_div(self.hits).unwrap_or(u64::from(UNKNOWN_WORTH));
+                (b.hits + CREDIT_HITS * usual) * parts / (age + u64::from(WINDOW_TICKS / 2))
+            }
+            Some((short, long)) => *short.min(long),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now += 1;
+        if !self.now.is_multiple_of(WINDOW_TICKS) {
+            return;
+        }
+        let now = self.now;
+        for b in self.buckets.iter_mut().filter(|b| !b.probation && b.drains.is_none()) {
+            let age = u64::from((now - b.born).clamp(WINDOW_TICKS / 4, WINDOW_TICKS));
+            let next = match b.windows.last() {
+                None => [b.hits * RATE_PARTS * u64::from(WINDOW_TICKS) / age; 2].into(),
+                Some((short, long)) => {
+                    let new = b.hits * RATE_PARTS;
+                    // Averages, rounded down.
+                    let toward = |old: u64, n: u64| (old * (n - 1) + new) / n;
+                    let n = (b.windows.len() as u64 + 1).min(u64::from(LONG_WINDOWS));
+                    (toward(*short, u64::from(SHORT_WINDOWS)), toward(*long, n))
+                }
+            };
+            b.windows.push(next);
+            b.hits = 0;
+        }
+        (self.hits, self.worth) = (self.hits / 2, self.worth / 2);
+    }
+
+    fn choose(&mut self, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
+        let eligible: Vec<u32> = (FIRST..BUCKETS).filter(|b| cache[*b as usize].eligible).collect();
+        let (empty, mut clean): (Vec<u32>, Vec<u32>) =
+            eligible.into_iter().partition(|b| cache[*b as usize].live_sectors == 0);
+        let all = clean.len();
+        let drains = |o: &Oracle, b: u32| o.buckets[b as usize].drains.is_some();
+        let probation = |o: &Oracle, b: u32| o.buckets[b as usize].probation;
+        let protected = clean.iter().filter(|b| !probation(self, **b)).count();
+        self.is_full = empty.len() < wanted + BUCKETS as usize / SPARE_PART;
+        let mut chosen: Vec<u32> = empty.into_iter().take(wanted).collect();
+        let coldest = |o: &Oracle, clean: &[u32]| {
+            let some = clean.iter().copied().filter(|b| !probation(o, *b) && !drains(o, *b));
+            some.min_by_key(|b| (o.rate(&o.buckets[*b as usize]), cache[*b as usize].prio, *b))
+        };
+        while chosen.len() < wanted {
+            let young: Vec<u32> = clean.iter().copied().filter(|b| probation(self, *b)).collect();
+            let oldest = young.iter().copied().min_by_key(|b| (self.buckets[*b as usize].born, *b));
+            let going = clean.iter().copied().filter(|b| drains(self, *b));
+            let going = going.min_by_key(|b| (self.buckets[*b as usize].drains, *b));
+            let (least, most) = (all / PROBATION_LEAST_PART, all / PROBATION_MOST_PART);
+            let rate = |b: u32| self.rate(&self.buckets[b as usize]);
+            let young_first = match (young.len(), oldest, going) {
+                (n, ..) if n > most => true,
+                (n, ..) if n <= least => false,
+                (_, Some(o), Some(g)) => rate(o) <= rate(g) * PROBATION_HANDICAP,
+                _ => true,
+            };
+            let first = if young_first { oldest.or(going) } else { going.or(oldest) };
+            let Some(b) = first.or_else(|| coldest(self, &clean)) else { break };
+            clean.retain(|other| *other != b);
+            chosen.push(b);
+        }
+        let many = (protected / DRAINING_PART).max(wanted);
+        while clean.iter().filter(|b| drains(self, **b)).count() < many
+            && let Some(b) = coldest(self, &clean)
+        {
+            let rate = self.rate(&self.buckets[b as usize]);
+            let (now, bucket) = (self.now, &mut self.buckets[b as usize]);
+            (bucket.drains, bucket.drained_rate) = (Some(now), rate);
+        }
+        chosen
+    }
+}
+
+proptest! {
+    #[test]
+    fn chooses_as_described(steps in steps()) {
+        let mut policy = policy();
+        let mut oracle = Oracle { now: 0, buckets: vec![Bucket::default(); BUCKETS as usize], hits: 0, worth: 0, is_full: false };
+        let mut cache = full();
+        for step in steps {
+            match step {
+                Step::Fills(b, probation) => {
+                    policy.fills(BucketNr(b), if probation { Segment::Probation } else { Segment::Protected });
+                    oracle.buckets[b as usize] = Bucket { probation, born: oracle.now, ..Bucket::default() };
+                }
+                Step::Hit(b, worth) => {
+                    let leaves = policy.hit(BucketNr(b), worth);
+                    let bucket = &mut oracle.buckets[b as usize];
+                    prop_assert_eq!(leaves, oracle.is_full && (bucket.probation || bucket.drains.is_some()));
+                    bucket.hits += u64::from(worth);
+                    oracle.hits += 1;
+                    oracle.worth += u64::from(worth);
+                }
+                Step::Ticks(n) => for _ in 0..n {
+                    policy.tick();
+                    oracle.tick();
+                },
+                Step::Changes(b, c) => cache[b as usize] = c,
+                Step::Choose(wanted) => {
+                    let chosen = choose(&mut policy, wanted, &cache);
+                    let mut distinct = chosen.clone();
+                    distinct.sort_by_key(|b| Reverse(*b));
+                    distinct.dedup();
+                    prop_assert_eq!(distinct.len(), chosen.len());
+                    let eligible = cache.iter().skip(FIRST as usize).filter(|c| c.eligible).count();
+                    prop_assert_eq!(chosen.len(), wanted.min(eligible));
+                    prop_assert_eq!(chosen, oracle.choose(wanted, &cache));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hit_is_worth_something_and_more_if_it_is_larger(request: u64, mib: u64, sectors: u64) {
+        let saving = Saving::new(request, mib);
+        let worth = saving.of(Sectors(sectors));
+        prop_assert!((1..=1 << 20).contains(&worth));
+        prop_assert!(saving.of(Sectors(sectors / 2)) <= worth);
+    }
+}
+
+/// Whatever a scan fills, what is hit stays.
+#[test]
+fn a_scan_goes_through_probation_alone() {
+    let mut policy = policy();
+    let cache = full();
+    for round in 0..400 {
+        for hot in FIRST..30 {
+            policy.hit(BucketNr(hot), 10);
+        }
+        for _ in 0..10 {
+            policy.tick();
+        }
+        for b in choose(&mut policy, 2, &cache) {
+            assert!(b >= 30 || round < 20, "round {round}: bucket {b} is hit all the time");
+            policy.fills(BucketNr(b), Segment::Probation);
+        }
+    }
+}
+
+/// Of buckets with equally many hits, those go first whose hits saved less.
+#[test]
+fn time_counts_not_hits() {
+    let mut policy = policy();
+    for _ in 0..WINDOW_TICKS * 4 {
+        for b in FIRST..BUCKETS {
+            policy.hit(BucketNr(b), if b % 2 == 0 { 600 } else { 30 });
+        }
+        policy.tick();
+    }
+    let chosen = choose(&mut policy, 10, &full());
+    assert!(chosen.iter().all(|b| b % 2 == 1), "{chosen:?}");
+}
+
+#[test]
+fn what_is_missed_again_is_protected_while_there_is_room() {
+    let mut policy = policy();
+    assert!(!policy.miss(Inode(1), Sector(800)), "never seen");
+    assert!(policy.miss(Inode(1), Sector(800)));
+    assert!(!policy.miss(Inode(2), Sector(800)), "another device");
+    // Everything counts as protected now: more than its share.
+    choose(&mut policy, 1, &full());
+    assert!(!policy.miss(Inode(1), Sector(800)));
+}
+
+#[test]
+fn ghosts_are_bounded() {
+    let small = Ghosts::new(1 << 20, 8);
+    assert_eq!((small.slots.len(), small.granule_shift), (1 << 19, 3), "four for each block");
+    let large = Ghosts::new(1 << 40, 8);
+    assert_eq!((large.slots.len(), large.granule_shift), (1 << 24, 7), "512 TiB: 32 MiB");
+    let tiny = Ghosts::new(0, 0);
+    assert_eq!(tiny.slots.len(), 64);
+}
