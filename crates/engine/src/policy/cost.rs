@@ -107,8 +107,8 @@ pub struct Observed {
 struct Sums {
     squares: [[f64; COSTS]; COSTS],
     times: [f64; COSTS],
-    /// Busy time since the last window of this kind.
-    since_ms: f64,
+    /// Busy time of the device when the last window of this kind ended.
+    last_ms: f64,
 }
 
 impl Sums {
@@ -123,9 +123,9 @@ impl Sums {
         }
     }
 
-    /// Both together, the other with its weight.
-    fn and(mut self, other: &Sums) -> Sums {
-        let recent = MEMORY_MS / (MEMORY_MS + other.since_ms);
+    /// Both together, the other with the weight that it has after so much busy time.
+    fn and(mut self, other: &Sums, busy_ms: f64) -> Sums {
+        let recent = MEMORY_MS / (MEMORY_MS + busy_ms - other.last_ms);
         let weight = (recent * recent).max(LEAST_WEIGHT);
         for i in 0..COSTS {
             for j in 0..COSTS {
@@ -159,6 +159,8 @@ pub struct CostModel {
     seeks: u32,
     sectors: u64,
     kinds: [Sums; KINDS],
+    /// All windows together.
+    busy_ms: f64,
     seen: u64,
     costs: Costs,
     stale_answers: u32,
@@ -178,6 +180,7 @@ impl CostModel {
             seeks: 0,
             sectors: 0,
             kinds: [Sums::default(); KINDS],
+            busy_ms: 0.0,
             seen: 0,
             costs: prior,
             stale_answers: 0,
@@ -224,10 +227,10 @@ impl CostModel {
     fn close_window(&mut self, now: Nanos) {
         let ms = now.since(self.began).0 as f64 / 1_000_000.0;
         let done = [f64::from(self.answers), f64::from(self.seeks), mib(Sectors(self.sectors))];
-        self.kinds.iter_mut().for_each(|k| k.since_ms += ms);
+        self.busy_ms += ms;
         if let Some(sums) = self.kinds.get_mut(kind(done)) {
             sums.add(done, ms);
-            sums.since_ms = 0.0;
+            sums.last_ms = self.busy_ms;
         }
         self.stale_answers = self.stale_answers.saturating_add(self.answers);
         self.stale_ms += ms;
@@ -241,7 +244,8 @@ impl CostModel {
 
     /// Least squares without negative costs: one unknown after the other, again and again.
     fn solve(&mut self) {
-        let Sums { squares, times, .. } = self.kinds.iter().fold(Sums::default(), Sums::and);
+        let seen = self.kinds.iter().filter(|k| k.last_ms > 0.0);
+        let Sums { squares, times, .. } = seen.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
         let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
         for _ in 0..ROUNDS {
             let before = x;
