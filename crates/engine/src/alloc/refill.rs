@@ -25,10 +25,9 @@ fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
         prio: buckets.prio(b),
         live_sectors: buckets.live(b).0 as u32,
     };
-    if core.tunables.borrow().by_reuse() {
-        core.reuse.borrow_mut().choose(wanted, candidate, &mut picked);
-    } else {
-        selector.pick(wanted, core.min_prio.get(), &mut rng, candidate, &mut picked);
+    match core.reuse() {
+        Some(mut reuse) => reuse.choose(wanted, candidate, &mut picked),
+        None => selector.pick(wanted, core.min_prio.get(), &mut rng, candidate, &mut picked),
     }
     if picked.is_empty() {
         // A random policy can miss the few that there are.

@@ -4,7 +4,7 @@
 //! stopping, failed). The parts' work is in their own modules. Single-threaded: a `RefCell` is never borrowed across
 //! an await point.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -94,7 +94,8 @@ pub(crate) struct Core {
     pub(crate) backings: RefCell<BTreeMap<Inode, Rc<Backing>>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) selector: RefCell<Selector>,
-    pub(crate) reuse: RefCell<Reuse>,
+    /// What replacement by reuse knows, while that is wanted.
+    pub(crate) reuse: RefCell<Option<Reuse>>,
     pub(crate) aging: RefCell<Aging>,
     pub(crate) min_prio: Cell<u16>,
     pub(crate) rng: RefCell<Rng>,
@@ -267,11 +268,22 @@ impl Core {
         if self.aging.borrow_mut().count(sectors.0, cache_sectors) {
             let min = self.buckets.borrow_mut().age();
             self.min_prio.set(min);
-            if self.tunables.borrow().by_reuse() {
-                self.reuse.borrow_mut().tick();
-                self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
+            match self.reuse() {
+                Some(mut reuse) => {
+                    reuse.tick();
+                    self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
+                }
+                None => *self.reuse.borrow_mut() = None,
             }
         }
+    }
+
+    /// Replacement by reuse, if that is wanted. It begins to learn when it is first asked for.
+    pub(crate) fn reuse(&self) -> Option<RefMut<'_, Reuse>> {
+        let g = &self.geometry;
+        let begin = || Reuse::new(g.first_dynamic(), g.nbuckets, g.bucket_sectors, g.block_sectors);
+        let wanted = self.tunables.borrow().by_reuse();
+        wanted.then(|| RefMut::map(self.reuse.borrow_mut(), |r| r.get_or_insert_with(begin)))
     }
 
     /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
@@ -279,12 +291,10 @@ impl Core {
     pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
-        if !self.tunables.borrow().by_reuse() {
-            return false;
-        }
+        let Some(mut reuse) = self.reuse() else { return false };
         let b = buckets.bucket_of(ptr);
         // What is still being filled is not reused soon.
-        self.reuse.borrow_mut().hit(b, saving.of(sectors)) && buckets.pins(b) == 0
+        reuse.hit(b, saving.of(sectors)) && buckets.pins(b) == 0
     }
 
     /// The volume behind a slot.

@@ -30,7 +30,6 @@ use crate::index::{
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
-use crate::policy::reuse::Reuse;
 use crate::stats::{CacheErrors, CacheStats, SetCounters, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
@@ -434,12 +433,7 @@ fn assemble(
             geometry.first_dynamic(),
             geometry.nbuckets,
         )),
-        reuse: RefCell::new(Reuse::new(
-            geometry.first_dynamic(),
-            geometry.nbuckets,
-            geometry.bucket_sectors,
-            geometry.block_sectors,
-        )),
+        reuse: RefCell::default(),
         congestion: RefCell::new(Congestion::new(
             tunables.congested_read_threshold_us,
             tunables.congested_write_threshold_us,

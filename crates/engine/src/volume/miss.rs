@@ -39,7 +39,7 @@ impl Volume {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
-        let again = core.tunables.borrow().by_reuse() && core.reuse.borrow_mut().miss(inode, start);
+        let again = core.reuse().is_some_and(|mut reuse| reuse.miss(inode, start));
         let stream = if again { Stream::Kept } else { Stream::Clean };
         let (volume, core) = (self.clone(), core.clone());
         let background = core.background();

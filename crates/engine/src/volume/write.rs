@@ -540,9 +540,10 @@ impl Core {
                 if stream == Stream::Dirty {
                     self.alloc.fills();
                 }
-                let on_probation = stream == Stream::Clean;
-                let segment = if on_probation { Segment::Probation } else { Segment::Protected };
-                self.reuse.borrow_mut().fills(taken, segment);
+                if let Some(reuse) = &mut *self.reuse.borrow_mut() {
+                    let on_probation = stream == Stream::Clean;
+                    reuse.fills(taken, if on_probation { Segment::Probation } else { Segment::Protected });
+                }
                 Some(taken)
             },
         )
