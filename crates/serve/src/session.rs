@@ -22,6 +22,9 @@ use crate::kept::Kept;
 use crate::tunables::{Owner, Setting};
 use crate::{message, superblock};
 
+/// How long what happens after an event is collected before it is told.
+const TOGETHER: Nanos = Nanos::from_ms(250);
+
 /// How backing devices are slowed down, for demonstrations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Simulation {
@@ -269,6 +272,9 @@ impl Session {
             false => Poll::Pending,
         })
         .await;
+        // What comes with it is told together: what a set says of a failure comes before each request that failed, and a
+        // device that fails every request does not wake anybody for each.
+        rt.sleep(TOGETHER).await;
     }
 
     /// Brings everything down. What was written is durable afterwards; dirty data stays dirty.

@@ -415,6 +415,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
 
 /// Copies clean data that was just read from `from` to a bucket that is not reused soon, if there is room at once. `data`
 /// is what was read, at `at` of the volume. Happens behind the reader's back.
+#[cold]
 pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
     // Whole blocks only.
     let block = core.geometry.block_sectors.0;

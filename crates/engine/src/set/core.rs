@@ -291,10 +291,12 @@ impl Core {
     pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
-        let Some(mut reuse) = self.reuse() else { return false };
-        let b = buckets.bucket_of(ptr);
+        if !self.tunables.borrow().by_reuse() {
+            return false;
+        }
+        let (b, mut reuse) = (buckets.bucket_of(ptr), self.reuse());
         // What is still being filled is not reused soon.
-        reuse.hit(b, saving.of(sectors)) && buckets.pins(b) == 0
+        reuse.as_mut().is_some_and(|r| r.hit(b, saving.of(sectors))) && buckets.pins(b) == 0
     }
 
     /// The volume behind a slot.

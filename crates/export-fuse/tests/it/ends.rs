@@ -48,7 +48,8 @@ fn a_stop_while_a_process_uses_the_device_or_a_file_is_refused() {
         assert!(why.contains(&me) && why.contains(text(&path)), "{why}");
         drop(open);
     }
-    server.stop().unwrap();
+    // A process that another test is just starting has everything open that this one had, until it is its program.
+    host::soon("a stop", || server.stop().is_ok());
 }
 
 #[test]

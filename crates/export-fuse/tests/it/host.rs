@@ -122,7 +122,7 @@ pub fn fuse_control() -> Option<Mounted> {
 }
 
 /// Waits for something that has to happen soon.
-pub fn soon(what: &str, condition: impl Fn() -> bool) {
+pub fn soon(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !condition() {
         assert!(std::time::Instant::now() < deadline, "{what}: not within a minute");
