@@ -16,7 +16,8 @@ use crate::sysfs;
 /// How devices are made.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Options {
-    /// Number of the first volume's device; the others follow. `None`: the driver chooses.
+    /// Number of the first volume's device; the others follow. `None`: bcache3 becomes `/dev/ublkb3` if that is free, so
+    /// that devices have the same names after each start; else the driver chooses.
     pub number: Option<u32>,
     /// Queues and depth of each.
     pub shape: Shape,
@@ -70,7 +71,7 @@ impl<V: BlockVolume> Ublk<V> {
         for (i, (volume, identity)) in volumes.into_iter().enumerate() {
             let name = volume.name();
             let number = options.number.map(|n| n + i as u32);
-            match Device::start(&this.host, volume, identity, number, options.shape).await {
+            match this.start_one(&volume, identity, number, options.shape).await {
                 Ok(mut device) => {
                     this.notes.extend(device.note.take());
                     this.note_differences(&device, number, options.shape);
@@ -83,6 +84,23 @@ impl<V: BlockVolume> Ublk<V> {
             }
         }
         Ok(this)
+    }
+
+    async fn start_one(
+        &self,
+        volume: &Rc<V>,
+        identity: Identity,
+        number: Option<u32>,
+        shape: Shape,
+    ) -> Result<Device<V, KernelNode>, UblkError> {
+        let start = |number| Device::start(&self.host, volume.clone(), identity, number, shape);
+        match (number, number_of(&volume.name())) {
+            (None, Some(usual)) => match start(Some(usual)).await {
+                Err(UblkError::Taken { .. }) => start(None).await,
+                started => started,
+            },
+            (number, _) => start(number).await,
+        }
     }
 
     fn note_differences(&mut self, device: &Device<V, KernelNode>, number: Option<u32>, shape: Shape) {
@@ -161,6 +179,26 @@ impl<V: BlockVolume> Ublk<V> {
                 // There is an error to tell already.
                 None => drop(device.remove().await),
             }
+        }
+    }
+}
+
+/// The number in the name of a volume: that of its device, if nobody else has it.
+fn number_of(volume: &str) -> Option<u32> {
+    // Larger ones are nobody's habit, and the driver has a limit.
+    volume.strip_prefix("bcache")?.parse().ok().filter(|n| *n < 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number_of;
+
+    #[test]
+    fn volumes_have_numbers() {
+        assert_eq!(number_of("bcache0"), Some(0));
+        assert_eq!(number_of("bcache17"), Some(17));
+        for other in ["bcache", "bcache-1", "bcache5000", "data", "0"] {
+            assert_eq!(number_of(other), None, "{other}");
         }
     }
 }
