@@ -181,11 +181,12 @@ fn fine(vm: &mut Vm) {
 const PLUGS: &str = r#"
 kernel_has() { ls -d /sys/block/*/bcache 2>/dev/null || ls /sys/fs/bcache | grep -e -; }
 ours() { ubcache show --json | grep -q "\"$(readlink -f /dev/disk/by-id/virtio-$1)\""; }
-replug() { # NAME: takes a disk out and puts it in again
+unplug() {
     disk=$(basename "$(readlink -f /dev/disk/by-id/virtio-$1)")
-    echo 1 >/sys/block/$disk/device/../remove && udevadm settle && [ ! -e /dev/disk/by-id/virtio-$1 ] &&
-        echo 1 >/sys/bus/pci/rescan && udevadm settle && [ -e /dev/disk/by-id/virtio-$1 ]
+    echo 1 >/sys/block/$disk/device/../remove && udevadm settle && [ ! -e /dev/disk/by-id/virtio-$1 ]
 }
+plug() { echo 1 >/sys/bus/pci/rescan && udevadm settle && [ -e /dev/disk/by-id/virtio-$1 ]; }
+replug() { unplug $1 && plug $1; }
 "#;
 
 #[test]
@@ -240,22 +241,22 @@ fn a_device_is_either_ours_or_the_kernels() {
          systemctl start ubcache.service && ubcache wait --timeout 60 data && ! ours late && \
          udevadm trigger --action=change --settle --subsystem-match=block",
     );
-    sh(vm, "echo 1 >/sys/block/bcache0/bcache/stop");
-    vm.wait_for("the kernel's driver", "[ ! -e /sys/block/bcache0 ]");
-    sh(vm, "replug late && [ -e /sys/block/bcache0 ]");
-    sh(vm, "echo 1 >/sys/block/bcache0/bcache/stop");
-    vm.wait_for("the kernel's driver", "[ ! -e /sys/block/bcache0 ]");
+    // It is pulled out from under that driver: what it lets go on its own, both would take.
+    let pulled = |vm: &mut Vm| {
+        sh(vm, "unplug late");
+        vm.wait_for("the kernel's driver", "[ ! -e /sys/block/bcache0 ]");
+    };
+    pulled(vm);
     sh(
         vm,
-        "! ours late && ours cache && ours backing && ! journalctl -b -u ubcache.service -o cat | grep -i 'cannot be registered'",
+        "plug late && [ -e /sys/block/bcache0 ] && ! ours late && ours cache && ours backing && \
+         ! journalctl -b -u ubcache.service -o cat | grep -i 'cannot be registered'",
     );
 
     // Where that driver has no rule, the daemon takes what appears.
-    sh(
-        vm,
-        "rm /usr/lib/udev/rules.d/69-bcache.rules && udevadm control --reload && replug late && \
-            ubcache wait --timeout 60 late && ours late && ! kernel_has",
-    );
+    sh(vm, "rm /usr/lib/udev/rules.d/69-bcache.rules && udevadm control --reload");
+    pulled(vm);
+    sh(vm, "plug late && ubcache wait --timeout 60 late && ours late && ! kernel_has");
     sh(
         vm,
         "systemctl stop ubcache.service && ubcache check /dev/disk/by-id/virtio-cache /dev/disk/by-id/virtio-backing \
