@@ -26,6 +26,9 @@ const ASKS_FOR: Duration = Duration::from_secs(60);
 /// How often the jobs are looked at.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
+/// How long jobs may take to give up: the thread of a set may hang.
+const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
+
 /// What drains: the jobs, and what could not even be begun.
 struct Drain {
     jobs: Vec<Arc<Job>>,
@@ -41,15 +44,16 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
     let mut kept_bytes = None;
     if wanted {
         let drain = Drain::begin(registry);
-        tokio::select! {
-            problems = drain.ended(Duration::from_secs(seconds)) => {
-                if !problems.is_empty() {
-                    kept_bytes = Some(what_stays(registry, &problems).await);
-                }
-            }
-            name = signals.stop() => message::warn(format!("{name}: what is still dirty stays dirty")),
+        let (problems, signal) = tokio::select! {
+            problems = drain.ended(Duration::from_secs(seconds)) => (problems, None),
+            name = signals.stop() => (Vec::new(), Some(name)),
+        };
+        drain.give_up().await;
+        if let Some(name) = signal {
+            message::warn(format!("{name}: what is still dirty stays dirty"));
+        } else if !problems.is_empty() {
+            kept_bytes = Some(what_stays(registry, &problems).await);
         }
-        drain.jobs.iter().for_each(|job| job.cancel());
     }
     down(signals, registry).await?;
     kept_bytes.map_or(Ok(()), |bytes| {
@@ -84,6 +88,15 @@ impl Drain {
             }
         }
         drain
+    }
+
+    /// Has the jobs give up, and waits for that: nothing more is begun behind what is said afterwards.
+    async fn give_up(&self) {
+        self.jobs.iter().for_each(|job| job.cancel());
+        let began = Instant::now();
+        while self.jobs.iter().any(|job| job.is_running()) && began.elapsed() < GIVE_UP_WITHIN {
+            tokio::time::sleep(LOOKS_EVERY / 10).await;
+        }
     }
 
     /// Waits until nothing is dirty any more, or has waited long enough. Why not everything was written back.
