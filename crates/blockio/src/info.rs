@@ -77,6 +77,7 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
         optimal_io_bytes: optimal,
         rotational: read_number(&queue.join("rotational")) == Some(1),
         discard: read_number(&queue.join("discard_max_bytes")).unwrap_or(0) > 0,
+        sparse: false,
         partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
     })
 }
@@ -100,6 +101,7 @@ pub(crate) fn of_file(
         optimal_io_bytes: 0,
         rotational: read_number(&queue.join("rotational")) == Some(1),
         discard: writable && punches_holes(fd, bytes),
+        sparse: has_holes(fd, bytes),
         partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
     }
 }
@@ -126,6 +128,12 @@ pub(crate) fn is_served_by_others(fd: BorrowedFd<'_>) -> bool {
     const MAGICS: [u64; 8] =
         [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x5346_414f, 0x7375_7245];
     rustix::fs::fstatfs(fd).is_ok_and(|s| MAGICS.iter().any(|&magic| s.f_type == magic as rustix::fs::FsWord))
+}
+
+/// Whether less room is allocated than the size of the regular file `fd`; none, too, if it cannot be asked.
+fn has_holes(fd: BorrowedFd<'_>, bytes: u64) -> bool {
+    // Units of `st_blocks`, whatever the blocks of the file system are.
+    rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_blocks as u64).saturating_mul(512) < bytes)
 }
 
 /// Asks the file system by punching a hole behind the end of the file, where nothing is.

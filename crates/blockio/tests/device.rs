@@ -235,13 +235,17 @@ fn holes_give_space_back() {
             disk.write(Sector(0), data, false).await.unwrap();
             disk.flush().await.unwrap();
             assert!(blocks() >= 8192);
-            assert!(disk.info().discard);
+            assert!(disk.info().discard && disk.info().sparse);
             disk.discard(Sector(2048), Sectors(4096)).await.unwrap();
             disk.flush().await.unwrap();
             let left = blocks();
             assert!((4096..4096 + 256).contains(&left), "{left} sectors in use after half was discarded");
         });
         assert_eq!(path.metadata().unwrap().len(), 4 << 20, "the size stays");
+        let path = dir.path().join("full");
+        std::fs::write(&path, vec![1; 4 << 20]).unwrap();
+        let full = FileDevice::open(driver.reactor(), &path, &OpenOptions::default()).unwrap();
+        assert!(!full.info().sparse, "a file without holes");
     }
 }
 

@@ -56,6 +56,7 @@ impl TestDisk {
                 optimal_io_bytes: 0,
                 rotational: false,
                 discard: true,
+                sparse: false,
                 partial_stripes_expensive: false,
             },
             bytes: RefCell::new(vec![0; sectors as usize * 512]),

@@ -42,6 +42,8 @@ pub struct DeviceInfo {
     pub rotational: bool,
     /// Whether discard does anything.
     pub discard: bool,
+    /// Whether it is a file with holes: what was never written takes no room, and zeroes written there would.
+    pub sparse: bool,
     /// Whether partial-stripe writes cost a read-modify-write (RAID 5/6).
     pub partial_stripes_expensive: bool,
 }

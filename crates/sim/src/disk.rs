@@ -397,6 +397,7 @@ impl SimDisk {
             optimal_io_bytes: 0,
             rotational: false,
             discard: true,
+            sparse: false,
             partial_stripes_expensive: false,
         }
     }

@@ -234,6 +234,8 @@ fn new_backing(world: &World, l: &Layout, i: usize, b: &BackingLayout) -> Rc<Sim
     info.optimal_io_bytes = b.stripe_bytes;
     info.partial_stripes_expensive = b.stripe_bytes > 0;
     info.discard = b.discard;
+    // Without a choice of its own: what discards is likely to have holes.
+    info.sparse = b.discard;
     let disk = SimDisk::new(world, i as u64 + 1, info);
     let superblock = BackingSuper::format(&BackingFormat {
         uuid: uuid_of(i),

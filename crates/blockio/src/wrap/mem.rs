@@ -36,6 +36,7 @@ impl MemDisk {
             optimal_io_bytes: 0,
             rotational: false,
             discard: true,
+            sparse: false,
             partial_stripes_expensive: false,
         };
         let pieces = usize::try_from(sectors.bytes().div_ceil(PIECE_BYTES as u64)).expect("fits into memory");

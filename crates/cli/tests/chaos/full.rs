@@ -135,7 +135,9 @@ fn under_a_backing_device_in_memory() {
     backing_file(22, SmallFs::tmpfs, "writearound");
 }
 
-/// Dirty data that the backing device has no room for stays in the cache, and is written back once there is room.
+/// Dirty data that the backing device has no room for stays in the cache, and is written back once there is room. There is
+/// room for what was written, but not for what lies between: writeback goes over gaps and wrote their zeroes once, until the
+/// file system was full again and the last dirty blocks found no room.
 #[test]
 fn under_the_backing_device_while_data_is_written_back() {
     if !host::ready(&["unshare", "mkfs.ext4"]) {
@@ -153,6 +155,7 @@ fn under_the_backing_device_while_data_is_written_back() {
         "--set=congested_write_threshold_us=0",
         "--set=writeback_delay=0",
         "--set=writeback_percent=0",
+        "--set=writeback_bridge=always",
     ];
     let mut up = place.up(&args);
     let mut traffic = Traffic::connect(&place.socket);

@@ -94,6 +94,7 @@ fn greeted(socket: &str) -> (UnixStream, bool) {
 fn out_of_descriptors(seed: u64) {
     let place = Place::new(12 << 20, 24 << 20);
     let mut load = place.load(seed);
+    let began = Instant::now();
     let mut up = place.up_by(&["prlimit", "--nofile=32"], &[]);
     let mut traffic = Traffic::connect(&place.socket);
     let mut clients = Vec::new();
@@ -129,7 +130,9 @@ fn out_of_descriptors(seed: u64) {
     drop(traffic);
     let said = up.stop();
     let told = said.lines().filter(|l| l.contains("could not be accepted")).count();
-    assert!((1..=2).contains(&told), "it is said once: {said}");
+    // Each client that leaves makes room, so that it may begin again: said once in ten seconds.
+    let most = 1 + began.elapsed().as_secs() / 10;
+    assert!(told >= 1 && told as u64 <= most, "said {told} times: {said}");
     place.finish(&mut load);
 }
 

@@ -9,6 +9,8 @@
 //! the backing device (contract 9), so it serves as well, if its bucket was not reused while it was read. Data that
 //! becomes dirty in a gap meanwhile goes to the cache alone, and does not change what belongs to the gap.
 //!
+//! Gaps of zeroes in a sparse file may be holes. They are not written: the room that they would take may be needed.
+//!
 //! Whatever goes wrong with a run that goes over gaps, the dirty data is written without the gaps then: a sector that
 //! cannot be read, or has no room, is no reason to leave others dirty.
 
@@ -112,8 +114,9 @@ async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, 
     let gaps = run.gaps();
     if gaps > Sectors::ZERO {
         return match write_whole(volume, core, backing, &run).await {
-            Ok(()) => {
+            Ok(written) => {
                 let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
+                let gaps = gaps - (run.size - written);
                 core.set_counters.borrow_mut().count_bridged(read, gaps);
                 Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
             }
@@ -124,7 +127,7 @@ async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, 
         };
     }
     match write_whole(volume, core, backing, &run).await {
-        Ok(()) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },
+        Ok(_) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },
         Err(e) => {
             Written { cleaned: Vec::new(), guard: run.guard, result: count_failure(volume, backing, e) }
         }
@@ -161,7 +164,7 @@ async fn write_groups(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing
         let start = first.start;
         let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
         match write_range(volume, core, backing, (start, size), &extents, &Filling::default()).await {
-            Ok(()) => cleaned.extend(extents),
+            Ok(_) => cleaned.extend(extents),
             Err(e) => result = result.and(count_failure(volume, backing, e)),
         }
     }
@@ -173,11 +176,12 @@ async fn write_whole(
     core: &Rc<Core>,
     backing: &Rc<Backing>,
     run: &Run,
-) -> Result<(), Failure> {
+) -> Result<Sectors, Failure> {
     write_range(volume, core, backing, (run.start, run.size), &run.extents, &run.filling).await
 }
 
-/// Reads a range, of which each sector is in an extent or in the filling, and writes it. The caller holds it.
+/// Reads a range, of which each sector is in an extent or in the filling, and writes it; returns how much of it was
+/// written. The caller holds it.
 async fn write_range(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
@@ -185,7 +189,7 @@ async fn write_range(
     (start, size): (Sector, Sectors),
     extents: &[Extent],
     filling: &Filling,
-) -> Result<(), Failure> {
+) -> Result<Sectors, Failure> {
     let offset = |at: Sector| (at - start).bytes() as usize;
     let mut whole = volume.rt.pool().take(size.bytes() as usize);
     if let Some((from, sectors)) = filling.disk {
@@ -203,9 +207,54 @@ async fn write_range(
     if !usable {
         return Err(Failure::Replaced);
     }
+    if backing.disk.info().sparse {
+        let parts = between_holes(start, extents, whole.as_slice());
+        if parts.len() > 1 {
+            return write_parts(volume, backing, start, &parts, whole.as_slice()).await;
+        }
+    }
     let done = backing.write_back(start, size, whole).await;
     backing.gate.wrote();
-    done.result.map_err(Failure::Backing)
+    done.result.map_err(Failure::Backing)?;
+    Ok(size)
+}
+
+/// What is left of the range of ascending extents without the gaps of zeroes between them; `whole` is what is in it from
+/// `start` on.
+fn between_holes(start: Sector, extents: &[Extent], whole: &[u8]) -> Vec<(Sector, Sectors)> {
+    let offset = |at: Sector| (at - start).bytes() as usize;
+    let is_hole = |from: Sector, to: Sector| {
+        let gap = whole.get(offset(from)..offset(to)).unwrap_or_default();
+        !gap.is_empty() && gap.chunks(512).all(|sector| sector.iter().fold(0, |any, byte| any | byte) == 0)
+    };
+    let mut parts: Vec<(Sector, Sectors)> = Vec::new();
+    for e in extents {
+        match parts.last_mut() {
+            Some((from, size)) if !is_hole(*from + *size, e.start) => *size = e.end() - *from,
+            _ => parts.push((e.start, e.size)),
+        }
+    }
+    parts
+}
+
+/// Writes parts of a range, one after the other; returns how much that was.
+async fn write_parts(
+    volume: &Volume,
+    backing: &Backing,
+    start: Sector,
+    parts: &[(Sector, Sectors)],
+    whole: &[u8],
+) -> Result<Sectors, Failure> {
+    let mut written = Sectors::ZERO;
+    for &(from, size) in parts {
+        let begin = (from - start).bytes() as usize;
+        let buffer = volume.rt.pool().copy_of(&whole[begin..begin + size.bytes() as usize]);
+        let done = backing.write_back(from, size, buffer).await;
+        backing.gate.wrote();
+        done.result.map_err(Failure::Backing)?;
+        written += size;
+    }
+    Ok(written)
 }
 
 /// Reads an extent, into the begin of a buffer.

@@ -39,7 +39,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    fn end(&self) -> Sector {
+    pub(super) fn end(&self) -> Sector {
         self.start + self.size
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use engine::VolumeRef;
 use export_nbd::{
@@ -48,11 +49,16 @@ impl Nbd {
     }
 }
 
+/// How long it is not said again that clients cannot be accepted: near the limit each that leaves makes room for one.
+const SAID_WITHIN: Duration = Duration::from_secs(10);
+
 /// Says what an operator should know; that clients come and go is not.
 #[derive(Default)]
 struct Log {
-    /// No client can be accepted at the moment: tried ten times a second, said once.
+    /// It was said that no client can be accepted, which is tried ten times a second, and that has not changed since.
     refusing: Cell<bool>,
+    /// When it was said last.
+    refused: Cell<Option<Instant>>,
 }
 
 impl Log {
@@ -60,7 +66,10 @@ impl Log {
         match event {
             ConnectionEvent::TurnedAway => message::warn("nbd: a client was turned away: there are too many"),
             ConnectionEvent::AcceptFailed(e) => {
-                if !self.refusing.replace(true) {
+                let lately = self.refused.get().is_some_and(|said| said.elapsed() < SAID_WITHIN);
+                if !self.refusing.get() && !lately {
+                    self.refusing.set(true);
+                    self.refused.set(Some(Instant::now()));
                     message::warn(format!("nbd: a client could not be accepted and has to wait: {e}"));
                 }
             }
