@@ -11,6 +11,7 @@ mod appear;
 mod clients;
 mod halfway;
 mod life;
+mod many;
 mod place;
 mod prometheus;
 mod settings;

@@ -168,6 +168,10 @@ impl Daemon {
         body["volume"].clone()
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, which: Signal) {
         signal(self.child.id(), which);
     }
