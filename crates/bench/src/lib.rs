@@ -12,9 +12,11 @@ use std::rc::Rc;
 use blockio::wrap::MemDisk;
 use blockio::{Driver, DriverOptions};
 use engine::{CacheSet, SetOptions, Volume};
-use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
+use format::{Sector, Sectors};
 use io::{Disk, Handle};
+
+/// Buckets of every set here.
+const BUCKET: Sectors = Sectors(1024);
 
 /// A cache set with one backing device, all in memory.
 pub struct Rig {
@@ -75,7 +77,7 @@ pub async fn rig_of(
 /// # Panics
 /// If the set does not come up.
 pub async fn open_on(cache: Disk, backing: Disk, block_sectors: Sectors) -> (CacheSet, Rc<Volume>) {
-    format_both(&cache, &backing, block_sectors).await;
+    rig::format(&cache, &backing, block_sectors, BUCKET).await;
     let set = CacheSet::open(cache, SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(backing).await.unwrap_or_else(|e| panic!("{e}"));
     for (k, v) in [("sequential_cutoff", "0"), ("writeback_running", "0")] {
@@ -85,40 +87,4 @@ pub async fn open_on(cache: Disk, backing: Disk, block_sectors: Sectors) -> (Cac
         set.set(k, "0").await.unwrap_or_else(|e| panic!("{e}"));
     }
     (set, volume)
-}
-
-/// Formats two disks as a cache device and its backing device in writeback mode.
-async fn format_both(cache: &Disk, backing: &Disk, block_sectors: Sectors) {
-    let set_uuid = Uuid([7; 16]);
-    let bucket_sectors = Sectors(1024);
-    let cache_super = CacheSuper::format(&CacheFormat {
-        uuid: Uuid([1; 16]),
-        set_uuid,
-        device_sectors: cache.info().sectors,
-        block_sectors,
-        bucket_sectors,
-        replacement: Replacement::Lru,
-        discard: false,
-    });
-    let backing_super = BackingSuper::format(&BackingFormat {
-        uuid: Uuid([2; 16]),
-        set_uuid,
-        device_sectors: backing.info().sectors,
-        block_sectors,
-        bucket_sectors,
-        data_offset: Sector(16),
-        cache_mode: CacheMode::Writeback,
-        label: [0; 32],
-    });
-    let pool = cache.runtime().pool();
-    let write = |disk: &Disk, bytes: &[u8]| {
-        let (disk, buffer) = (disk.clone(), pool.copy_of(bytes));
-        async move { disk.write(Sector(8), buffer, true).await }
-    };
-    write(cache, &cache_super.unwrap_or_else(|e| panic!("{e}")).encode())
-        .await
-        .unwrap_or_else(|e| panic!("{e}"));
-    write(backing, &backing_super.unwrap_or_else(|e| panic!("{e}")).encode())
-        .await
-        .unwrap_or_else(|e| panic!("{e}"));
 }

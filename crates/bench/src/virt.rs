@@ -10,7 +10,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{Sector, Sectors};
+use format::Sectors;
 use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, Nanos, Op, Request, Runtime};
 
 const PAGE: u64 = 4096;
@@ -116,6 +116,7 @@ impl SlowDisk {
             optimal_io_bytes: 0,
             rotational: false,
             discard: false,
+            sparse: false,
             partial_stripes_expensive: false,
         };
         Rc::new_cyclic(|this| SlowDisk {
@@ -258,8 +259,7 @@ pub struct SlowRig {
     pub backing: Rc<SlowDisk>,
 }
 
-/// Where the data of [`SlowRig::volume`] begins on its backing device.
-pub const DATA_OFFSET: Sector = Sector(16);
+pub use rig::DATA_OFFSET;
 
 /// Formats two disks and opens them as a set.
 ///
@@ -274,7 +274,7 @@ pub async fn slow_rig(
     let cache = SlowDisk::new(rt, "cache", cache_sectors, cache_limits, |_| 0);
     let backing = SlowDisk::new(rt, "backing", backing_sectors, backing_limits, fresh);
     let disks = (io::Disk::new(cache.clone(), rt.clone()), io::Disk::new(backing.clone(), rt.clone()));
-    crate::format_both(&disks.0, &disks.1, Sectors(8)).await;
+    rig::format(&disks.0, &disks.1, Sectors(8), crate::BUCKET).await;
     let options = engine::SetOptions::default();
     let set = engine::CacheSet::open(disks.0, options).await.unwrap_or_else(|e| panic!("{e}"));
     let volume = set.register(disks.1).await.unwrap_or_else(|e| panic!("{e}"));

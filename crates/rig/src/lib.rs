@@ -1,4 +1,4 @@
-//! A real cache set with one backing device, on devices in memory, for tests of what looks at sets from outside.
+//! A real cache set with one backing device, on devices in memory, for tests of what looks at sets from outside, and for benches.
 //!
 //! Owns how such a set is formatted and opened. Must not check anything itself, nor know who tests what.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may fail")]
@@ -11,6 +11,9 @@ use engine::{CacheSet, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 use io::{Disk, Handle, WriteFlags};
+
+/// Where data begins on a backing device.
+pub const DATA_OFFSET: Sector = Sector(16);
 
 /// What the devices are like.
 #[derive(Clone, Copy, Debug)]
@@ -55,28 +58,10 @@ pub struct Rig {
 impl Shape {
     /// Formats the devices and opens the set.
     pub async fn open(self, rt: &Handle) -> Rig {
-        let set_uuid = Uuid([7; 16]);
-        let cache = CacheSuper::format(&CacheFormat {
-            uuid: Uuid([1; 16]),
-            set_uuid,
-            device_sectors: self.cache_sectors,
-            block_sectors: self.block_sectors,
-            bucket_sectors: self.bucket_sectors,
-            replacement: Replacement::Lru,
-            discard: false,
-        });
-        let backing = BackingSuper::format(&BackingFormat {
-            uuid: Uuid([2; 16]),
-            set_uuid,
-            device_sectors: self.backing_sectors,
-            block_sectors: self.block_sectors,
-            bucket_sectors: self.bucket_sectors,
-            data_offset: Sector(16),
-            cache_mode: CacheMode::Writeback,
-            label: [0; 32],
-        });
-        let cache = disk(rt, self.cache_name, self.cache_sectors, &cache.unwrap().encode()).await;
-        let backing = disk(rt, self.backing_name, self.backing_sectors, &backing.unwrap().encode()).await;
+        let disk = |name, sectors| Disk::new(Rc::new(MemDisk::new(name, sectors, 512)), rt.clone());
+        let cache = disk(self.cache_name, self.cache_sectors);
+        let backing = disk(self.backing_name, self.backing_sectors);
+        format(&cache, &backing, self.block_sectors, self.bucket_sectors).await;
         let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
         let volume = set.register(backing).await.unwrap();
         Rig { set, volume, rt: rt.clone() }
@@ -95,10 +80,35 @@ impl Shape {
     }
 }
 
-async fn disk(rt: &Handle, name: &str, sectors: Sectors, superblock: &[u8]) -> Disk {
-    let disk = Disk::new(Rc::new(MemDisk::new(name, sectors, 512)), rt.clone());
-    disk.write(Sector(8), rt.pool().copy_of(superblock), true).await.unwrap();
-    disk
+/// Formats two devices, all of each, as a cache device and its backing device in writeback mode. What is on them otherwise
+/// stays.
+pub async fn format(cache: &Disk, backing: &Disk, block_sectors: Sectors, bucket_sectors: Sectors) {
+    let set_uuid = Uuid([7; 16]);
+    let cache_super = CacheSuper::format(&CacheFormat {
+        uuid: Uuid([1; 16]),
+        set_uuid,
+        device_sectors: cache.info().sectors,
+        block_sectors,
+        bucket_sectors,
+        replacement: Replacement::Lru,
+        discard: false,
+    });
+    let backing_super = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([2; 16]),
+        set_uuid,
+        device_sectors: backing.info().sectors,
+        block_sectors,
+        bucket_sectors,
+        data_offset: DATA_OFFSET,
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    let write = async |disk: &Disk, superblock: &[u8]| {
+        let buffer = disk.runtime().pool().copy_of(superblock);
+        disk.write(Sector(8), buffer, true).await.unwrap();
+    };
+    write(cache, &cache_super.unwrap().encode()).await;
+    write(backing, &backing_super.unwrap().encode()).await;
 }
 
 impl Rig {
