@@ -2,7 +2,7 @@
 # missing packages are installed; elsewhere scripts/deps says exactly what to install.
 
 CARGO ?= cargo
-SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hl]* packaging/debian/p* \
+SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hls]* packaging/debian/p* \
 	tests/vm/guest/init tests/vm/host/*.sh)
 
 .PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build

@@ -71,9 +71,18 @@ fn installed_used_and_removed() {
         assert!(files.contains(page.as_str()), "{page} is not among {files:?}");
     }
     assert!(contents.lines().all(|l| l.contains(" root/root ")), "{contents}");
-    for script in ["hooks/ubcache", "scripts/local-block/ubcache"] {
-        let line = contents.lines().find(|l| l.ends_with(&format!("/usr/share/initramfs-tools/{script}")));
+    for script in [
+        "/usr/share/initramfs-tools/hooks/ubcache",
+        "/usr/share/initramfs-tools/scripts/local-block/ubcache",
+        "/usr/lib/dracut/modules.d/90ubcache/module-setup.sh",
+        "/usr/lib/dracut/modules.d/90ubcache/serve-root.sh",
+        "/usr/lib/ubcache/serve-root",
+    ] {
+        let line = contents.lines().find(|l| l.ends_with(script));
         assert!(line.is_some_and(|l| l.starts_with("-rwxr-xr-x")), "{script}: {contents}");
+    }
+    for file in ["/usr/lib/ubcache/initramfs.rules", "/usr/lib/dracut/dracut.conf.d/50-ubcache.conf"] {
+        assert!(files.contains(file), "{file} is not among {files:?}");
     }
 
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! The root file system on a volume: an initramfs of initramfs-tools with the package's hook, systemd on an ext4 in the cache, a
-//! power cut, and a shutdown.
+//! The root file system on a volume: an initramfs of initramfs-tools or dracut with what the package has for it, systemd on an
+//! ext4 in the cache, a power cut, and a shutdown.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ubcache_vm::artifacts::artifacts;
 use ubcache_vm::load::Target;
@@ -40,29 +40,65 @@ fn fill(set: &Set<'_>, contents: &[u8]) {
     up.stop();
 }
 
-/// An initramfs that serves the volume; one with the configuration as it is shipped has nothing of ours.
-fn initramfs(dir: &Dir) -> std::path::PathBuf {
+/// The tools that make an initramfs: each with its command, what it has in there of ours, also without a configuration, and what
+/// is made with one.
+struct Tool {
+    name: &'static str,
+    command: &'static str,
+    always: usize,
+    script: &'static str,
+    made: &'static [&'static str],
+}
+
+/// Its script looks for a configuration.
+const INITRAMFS_TOOLS: Tool = Tool {
+    name: "initramfs-tools",
+    command: "mkinitramfs",
+    always: 1,
+    script: "scripts/local-block/ubcache",
+    made: &["root.initrd"],
+};
+
+/// Beside the one where systemd is the first process there is one with scripts alone.
+const DRACUT: Tool = Tool {
+    name: "dracut",
+    command: "dracut",
+    always: 0,
+    script: "lib/dracut/hooks/initqueue/settled/50-serve-root.sh",
+    made: &["root.initrd", "small.initrd"],
+};
+
+/// Initramfs that serve the volume; one with the configuration as it is shipped has nothing of ours.
+fn initramfs(dir: &Dir, made_by: &Tool) -> Vec<PathBuf> {
     std::fs::write(dir.path("ubcache.conf"), CONFIG).unwrap();
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (script, packaging) = (own.join("host/initramfs.sh"), own.join("../../packaging"));
     let root = rustix::process::geteuid().is_root();
     let mut args = vec![if root { "-m" } else { "-rm" }, "sh"];
-    tool("mkinitramfs");
+    tool(made_by.command);
     let program = built("ubcache");
     let paths =
         [script.as_path(), dir.root(), &program, &packaging.canonicalize().unwrap(), &artifacts().modules];
     args.extend(paths.iter().map(|p| p.to_str().unwrap()));
+    args.push(made_by.name);
     run_within(2 * ubcache_vm::PATIENCE, &tool("unshare"), &args).ok();
-    let list = |name: &str| std::fs::read_to_string(dir.path(&format!("{name}.initrd.list"))).unwrap();
+    let list = |name: &str| std::fs::read_to_string(dir.path(&format!("{name}.list"))).unwrap();
     let ours = |list: &str| list.lines().filter(|l| l.contains("ubcache") || l.contains("ublk")).count();
-    // The script that looks for a configuration is always there.
-    assert_eq!(ours(&list("plain")), 1, "{}", list("plain"));
-    for file in
-        ["usr/bin/ubcache", "etc/ubcache/initramfs.conf", "scripts/local-block/ubcache", "ublk_drv.ko"]
-    {
-        assert!(list("root").lines().any(|l| l.contains(file)), "{file}: {}", list("root"));
+    assert_eq!(ours(&list("plain.initrd")), made_by.always, "{}", list("plain.initrd"));
+    let ours = [
+        "usr/bin/ubcache",
+        "usr/lib/ubcache/serve-root",
+        "etc/ubcache/initramfs.conf",
+        "rules.d/68-ubcache.rules",
+        "rules.d/69-ubcache-volumes.rules",
+        "ublk_drv.ko",
+        made_by.script,
+    ];
+    for name in made_by.made {
+        let list = list(name);
+        ours.iter().for_each(|file| assert!(list.lines().any(|l| l.ends_with(file)), "{file}: {list}"));
     }
-    dir.path("root.initrd")
+    made_by.made.iter().map(|name| dir.path(name)).collect()
 }
 
 fn boot(label: &str, initrd: &Path, disks: [&Disk; 2]) -> Vm {
@@ -79,9 +115,20 @@ fn fine(log: &str) {
 
 #[test]
 fn a_machine_runs_from_a_volume() {
-    if skipped("a_machine_runs_from_a_volume") {
-        return;
+    if !skipped("a_machine_runs_from_a_volume") {
+        runs_from_a_volume(&INITRAMFS_TOOLS);
     }
+}
+
+#[test]
+fn a_machine_with_dracut_runs_from_a_volume() {
+    if !skipped("a_machine_with_dracut_runs_from_a_volume") {
+        runs_from_a_volume(&DRACUT);
+    }
+}
+
+#[track_caller]
+fn runs_from_a_volume(by: &Tool) {
     let dir = Dir::new();
     let (cache, backing) = (dir.disk("cache", 192 * MIB), dir.disk("backing", 256 * MIB));
     let set = Set::new(&dir, &cache, &[&backing]);
@@ -93,9 +140,10 @@ fn a_machine_runs_from_a_volume() {
         .contains("dirty")
         .then_some(())
         .expect("dirty data in the cache");
-    let initrd = initramfs(&dir);
+    let made = initramfs(&dir, by);
+    let (first, last) = (made.first().unwrap(), made.last().unwrap());
 
-    let mut vm = boot("root-1", &initrd, [&cache, &backing]);
+    let mut vm = boot(&format!("{}-1", by.name), first, [&cache, &backing]);
     vm.sh("grep -qE '^/dev/(ublkb0|disk/by-label/ubroot) / ext4 rw' /proc/mounts && [ ! -e /dev/bcache0 ] && [ \"$(cat /proc/1/comm)\" = systemd ]").ok();
     // The process of the initramfs is there, under the name that keeps it alive, and its files are where it had them.
     vm.sh("pid=$(cat /run/ubcache/root.pid) && tr '\\0' ' ' </proc/$pid/cmdline | grep -q '^@ubcache up --root-storage' && \
@@ -111,7 +159,7 @@ fn a_machine_runs_from_a_volume() {
     vm.cut_power();
 
     // What was synced is there, and the file system makes good what was under way.
-    let mut vm = boot("root-2", &initrd, [&cache, &backing]);
+    let mut vm = boot(&format!("{}-2", by.name), last, [&cache, &backing]);
     vm.sh("md5sum -c /kept.sum").ok();
     let log = vm.dmesg();
     fine(&log);
