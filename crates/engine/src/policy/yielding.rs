@@ -13,7 +13,7 @@
 use io::Nanos;
 
 /// Writeback's share of the time while clients are always waiting and the cache has room.
-const LEAST: f64 = 0.1;
+const LEAST: f64 = 0.05;
 /// How long it takes to forget: what was a second ago counts for little.
 const MEMORY: Nanos = Nanos::from_secs(1);
 /// Buckets in use from which they count as pressure, and from which there is no more to give: between the two go writes
@@ -64,8 +64,8 @@ pub struct Pressure {
     pub dirty_percent: f64,
     /// Buckets that cannot be reused at once, in percent.
     pub in_use_percent: f64,
-    /// `cutoff_writeback` and `cutoff_writeback_sync`: with less dirty data than the one there is room, with more than
-    /// the other there is none.
+    /// `cutoff_writeback` and `cutoff_writeback_sync`: up to the middle between them there is room for dirty data, with
+    /// more than the second there is none.
     pub cutoffs: (u8, u8),
 }
 
@@ -73,8 +73,8 @@ impl Pressure {
     /// From 0, plenty of room, to 1, none.
     fn degree(&self) -> f64 {
         let between = |x: f64, (low, high): (f64, f64)| ((x - low) / (high - low).max(1.0)).clamp(0.0, 1.0);
-        let (low, high) = self.cutoffs;
-        let dirty = between(self.dirty_percent, (f64::from(low), f64::from(high)));
+        let (low, high) = (f64::from(self.cutoffs.0), f64::from(self.cutoffs.1));
+        let dirty = between(self.dirty_percent, ((low + high) / 2.0, high));
         dirty.max(between(self.in_use_percent, IN_USE))
     }
 }
@@ -192,10 +192,11 @@ mod tests {
     fn busy_clients_leave_the_less_the_more_room_there_is() {
         let with = |dirty_percent| share(1.0, &Pressure { dirty_percent, ..ROOM });
         assert!((with(20.0) - LEAST).abs() < 1e-9);
-        assert!((with(55.0) - 0.55).abs() < 1e-9);
+        assert!((with(54.9) - LEAST).abs() < 1e-9);
+        assert!((with(62.5) - (1.0 + LEAST) / 2.0).abs() < 1e-9);
         assert!(share(0.5, &ROOM) > 0.5);
         let ms = |n| Nanos::from_ms(n);
-        assert!(pause(ms(100), with(20.0)) >= ms(899) && pause(ms(100), with(20.0)) <= ms(901));
+        assert!(pause(ms(100), with(20.0)) >= ms(1899) && pause(ms(100), with(20.0)) <= ms(1901));
     }
 
     #[test]

@@ -39,17 +39,41 @@ struct Written {
     result: Result<(), EngineError>,
 }
 
-/// Writes back up to `limit` sectors; returns how many became clean or were tried.
+/// What a batch has done.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Batch {
+    /// What became clean, or was tried.
+    pub(super) written: Sectors,
+    /// Dirty extents that were read from the cache device for it, each with a request.
+    pub(super) extents: u32,
+}
+
+impl Batch {
+    /// How long the cache device was busy with it, by its model. That can be more than the batch took: devices with a limit
+    /// of requests let some through at once after a rest, and those who come next wait for it.
+    pub(super) fn cost(&self, core: &Core) -> Nanos {
+        core.meter.model(|m| {
+            if !m.is_known() {
+                return Nanos(0);
+            }
+            let c = m.costs();
+            let requests = c.per_request().0.saturating_mul(u64::from(self.extents));
+            Nanos(requests.saturating_add(c.transfer(self.written).0))
+        })
+    }
+}
+
+/// Writes back up to `limit` sectors.
 pub(super) async fn write_back(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
     inode: Inode,
     limit: Sectors,
-) -> Result<Sectors, EngineError> {
-    let Some(backing) = volume.backing() else { return Ok(Sectors::ZERO) };
+) -> Result<Batch, EngineError> {
+    let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
     let runs = collect(volume, core, &backing, inode, limit).await?;
     if runs.is_empty() {
-        return Ok(Sectors::ZERO);
+        return Ok(Batch::default());
     }
     // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
     // backing device would hold newer data behind it (contract 9).
@@ -62,11 +86,12 @@ pub(super) async fn write_back(
         let _busy = backing.meter.busy();
         backing.gate.ensure(backing.gate.latest()).await?;
     }
-    let mut written = Sectors::ZERO;
+    let mut batch = Batch::default();
     let mut result = Ok(());
     for w in done {
         for e in w.cleaned {
-            written += e.size;
+            batch.written += e.size;
+            batch.extents = batch.extents.saturating_add(1);
             mark_clean(core, inode, e.start, e.size, e.ptr).await?;
         }
         // Only now may a change go past the cache: one that came earlier would find a dirty key, and behind its back
@@ -74,7 +99,7 @@ pub(super) async fn write_back(
         drop(w.guard);
         result = result.and(w.result);
     }
-    result.map(|()| written)
+    result.map(|()| batch)
 }
 
 /// Reads and writes all runs, some of them at once.

@@ -33,6 +33,8 @@ const GIVE_UP_AFTER: u32 = 3;
 const LOOK_AGAIN: Nanos = Nanos::from_secs(1);
 /// Smallest share of a second's worth of data in one batch.
 const MIN_BATCH: Sectors = Sectors(8);
+/// Share of the largest batch that a batch has at least, whatever share of the time writeback gets.
+const LEAST_BATCH_PART: f64 = 0.01;
 
 /// The writeback state of one volume.
 pub(crate) struct Writeback {
@@ -349,7 +351,8 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
         let limit = batch_limit(volume, core);
         let began = volume.rt.now();
         match batch::write_back(volume, core, inode, limit).await {
-            Ok(written) => {
+            Ok(batch) => {
+                let written = batch.written;
                 wb.failures.set(0);
                 wb.written.set(wb.written.get() + written);
                 core.work.borrow_mut().writeback_batches.record(volume.rt.now().since(began));
@@ -359,7 +362,9 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 // What is clean now may leave buckets that are worth packing.
                 core.gc_event.notify_all();
                 let delay = wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), now);
-                let delay = delay.max(yielding::pause(now.since(began), volume.writeback_share(core)));
+                // Its cost may come later than it: see `Batch::cost`.
+                let took = now.since(began).max(batch.cost(core));
+                let delay = delay.max(yielding::pause(took, volume.writeback_share(core)));
                 if written == Sectors::ZERO {
                     // Everything dirty is being changed just now: once something no longer is, it is looked at again.
                     let released = std::pin::pin!(volume.ranges.released());
@@ -394,8 +399,9 @@ fn batch_limit(volume: &Volume, core: &Core) -> Sectors {
         return most;
     }
     let rate = u64::from(volume.writeback.rate.borrow().rate());
-    // Short batches with short rests between them, instead of long ones.
-    let most = (most.0 as f64 * volume.writeback_share(core).powi(2)) as u64;
+    // Short batches with short rests between them, instead of long ones; but each ends with a flush.
+    let part = volume.writeback_share(core).powi(2).max(LEAST_BATCH_PART);
+    let most = (most.0 as f64 * part) as u64;
     Sectors(rate.min(most).max(MIN_BATCH.0))
 }
 
