@@ -239,11 +239,18 @@ impl Clone for Buffer {
 }
 
 impl Drop for Buffer {
+    #[inline]
     fn drop(&mut self) {
-        let Some(storage) = self.storage.take() else { return };
-        if Rc::strong_count(&storage) > 1 {
-            return;
+        if !self.is_shared() {
+            self.give_back();
         }
+    }
+}
+
+impl Buffer {
+    /// The last handle goes.
+    fn give_back(&mut self) {
+        let Some(storage) = self.storage.take() else { return };
         if let Some(free) = self.pool.free.get(storage.class) {
             let mut free = free.borrow_mut();
             if (free.len() + 1) * storage.memory.len_bytes() <= KEEP_BYTES_PER_CLASS {

@@ -65,11 +65,16 @@ impl Drop for Place<'_> {
 
 impl Event {
     /// Something changed.
+    #[inline]
     pub fn notify_all(&self) {
         self.version.set(self.version.get() + 1);
-        if self.waiters.borrow().is_empty() {
-            return;
+        // Mostly nobody waits.
+        if !self.waiters.borrow().is_empty() {
+            self.wake_all();
         }
+    }
+
+    fn wake_all(&self) {
         // Taken out and put back, so that the storage is kept and a waker may come back here.
         let mut waiters = std::mem::take(&mut *self.waiters.borrow_mut());
         for (_, w) in waiters.drain(..) {

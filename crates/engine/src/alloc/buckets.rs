@@ -81,6 +81,8 @@ pub(crate) struct Buckets {
     table: Vec<Bucket>,
     bucket_shift: u32,
     available: u32,
+    /// What `available` says about how full the cache is: asked for far more often than it changes.
+    in_use_percent: u32,
     reclaimable: u32,
     unused: u32,
     live_sectors: u64,
@@ -101,15 +103,18 @@ impl Buckets {
             dirty_sectors: 0,
         };
         let usable = nbuckets - first_usable.0;
-        Buckets {
+        let mut buckets = Buckets {
             table: (0..nbuckets).map(fresh).collect(),
             bucket_shift: geometry.bucket_sectors.0.trailing_zeros(),
             available: usable,
+            in_use_percent: 0,
             reclaimable: usable,
             unused: usable,
             live_sectors: 0,
             invalidated_since_gc: 0,
-        }
+        };
+        buckets.in_use_percent = buckets.percent_in_use();
+        buckets
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -131,12 +136,25 @@ impl Buckets {
         f(bucket);
         let after = *bucket;
         assert!(after.dirty_sectors <= after.live_sectors, "bucket {b}: more dirty than live sectors");
+        self.live_sectors =
+            self.live_sectors - u64::from(before.live_sectors) + u64::from(after.live_sectors);
+        // Most changes are of buckets that stay dirty or pinned, which counts among the same before and after.
+        if before.used != after.used || before.reclaimable() || after.reclaimable() {
+            self.recount(&before, &after);
+        }
+    }
+
+    /// A bucket that was like `before` is like `after`.
+    fn recount(&mut self, before: &Bucket, after: &Bucket) {
         self.available = self.available - u32::from(before.available()) + u32::from(after.available());
         self.reclaimable =
             self.reclaimable - u32::from(before.reclaimable()) + u32::from(after.reclaimable());
         self.unused = self.unused - u32::from(before.unused()) + u32::from(after.unused());
-        self.live_sectors =
-            self.live_sectors - u64::from(before.live_sectors) + u64::from(after.live_sectors);
+        self.in_use_percent = self.percent_in_use();
+    }
+
+    fn percent_in_use(&self) -> u32 {
+        (u64::from(self.len() - self.available) * 100 / u64::from(self.len())) as u32
     }
 
     pub(crate) fn generation(&self, b: BucketNr) -> Gen {
@@ -191,7 +209,7 @@ impl Buckets {
 
     /// Percent of all buckets that hold dirty data or metadata or are being filled.
     pub(crate) fn in_use_percent(&self) -> u32 {
-        (u64::from(self.len() - self.available) * 100 / u64::from(self.len())) as u32
+        self.in_use_percent
     }
 
     pub(crate) fn available(&self) -> u32 {
@@ -267,11 +285,22 @@ impl Buckets {
     }
 
     pub(crate) fn pin(&mut self, b: BucketNr) {
-        self.change(b, |x| x.pins = x.pins.checked_add(1).expect("fewer than 65536 pins on a bucket"));
+        let more =
+            |x: &mut Bucket| x.pins = x.pins.checked_add(1).expect("fewer than 65536 pins on a bucket");
+        match &mut self.table[b.0 as usize] {
+            // Mostly the bucket is open: a pin more changes no count.
+            x if x.pins > 0 => more(x),
+            _ => self.change(b, more),
+        }
     }
 
     pub(crate) fn unpin(&mut self, b: BucketNr) {
-        self.change(b, |x| x.pins = x.pins.checked_sub(1).expect("a bucket is unpinned as often as pinned"));
+        let less =
+            |x: &mut Bucket| x.pins = x.pins.checked_sub(1).expect("a bucket is unpinned as often as pinned");
+        match &mut self.table[b.0 as usize] {
+            x if x.pins > 1 => less(x),
+            _ => self.change(b, less),
+        }
     }
 
     /// The bucket was just read or written.

@@ -126,7 +126,8 @@ impl Core {
         if words > 0 && !merged.fits(written_bytes + bytes) {
             return None;
         }
-        let mut buffer = self.rt.pool().zeroed(bytes);
+        // Header, keys and padding fill it.
+        let mut buffer = self.rt.pool().take(bytes);
         if words > 0 {
             let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
             for (inode, e) in extents.iter_unwritten() {

@@ -32,6 +32,37 @@ pub(crate) enum Blocked {
     LeafFull(NodeId),
 }
 
+/// A change of a range that is not empty, on its way through leaves.
+pub(crate) struct Change {
+    inode: Inode,
+    start: Sector,
+    end: Sector,
+    new: Option<(Ptr, bool)>,
+    how: How,
+    newest: JournalSeq,
+}
+
+impl Change {
+    /// `[start, end)` is to be at `new` (pointer and dirty flag), or a hole.
+    pub(crate) fn new(
+        inode: Inode,
+        start: Sector,
+        end: Sector,
+        new: Option<(Ptr, bool)>,
+        how: How,
+    ) -> Change {
+        Change { inode, start, end, new, how, newest: JournalSeq(0) }
+    }
+}
+
+/// How far a change has come.
+pub(crate) enum Progress {
+    /// To its end; the newest journal entry that has a key of it.
+    Done(JournalSeq),
+    /// It has to wait.
+    Blocked(Blocked),
+}
+
 impl From<NotLoaded> for Blocked {
     fn from(n: NotLoaded) -> Blocked {
         Blocked::NotLoaded(n.0)
@@ -78,7 +109,7 @@ impl Core {
         let id = tree.leaf_at(inode, start);
         let node = tree.node(id);
         let end = if new.is_none() { end.min(start + MAX_HOLE) } else { end };
-        let end = if node.bound.0 == inode { end.min(node.bound.1) } else { end };
+        let end = node.clip(inode, end);
         let leaf = node.leaf();
         let Some(extents) = &leaf.extents else { return Err(Blocked::NotLoaded(id)) };
         if extents.len() * 3 >= self.leaf_words() * 2 {
@@ -98,17 +129,15 @@ impl Core {
         };
         let buckets = &mut *self.buckets.borrow_mut();
         let reclaimable = buckets.reclaimable();
-        let done = tree
-            .change(inode, start, end, new, via, now, buckets, &mut |seq| self.journal.pin(seq))
-            .map_err(Blocked::from)?;
-        assert_eq!(done, end, "the change covers what its key says");
+        let pin = &mut |seq| self.journal.pin(seq);
+        let unwritten_words = tree.change(id, inode, start, end, new, via, now, buckets, pin);
         if buckets.reclaimable() > reclaimable && self.alloc.is_wanted() {
             self.alloc.wanted.notify_all();
         }
-        if tree.node(id).leaf().unwritten_words >= self.leaf_write_words() {
+        if unwritten_words >= self.leaf_write_words() {
             self.queue_leaf(tree, id);
         }
-        Ok((done, seq))
+        Ok((end, seq))
     }
 
     /// Waits for what blocked a change.
@@ -135,29 +164,57 @@ impl Core {
         }
     }
 
-    /// [`Core::try_change`] for the whole range, waiting where it must. Returns the newest journal entry.
+    /// Goes on with a change until it is complete or has to wait. A set that failed takes no more dirty data: its volume
+    /// may be going on without it.
+    pub(crate) fn go_on(&self, change: &mut Change) -> Result<Progress, EngineError> {
+        loop {
+            self.check()?;
+            let Change { inode, start, end, new, how, .. } = *change;
+            let (done, seq) = match self.try_change(inode, start, end, new, how) {
+                Ok(done) => done,
+                Err(blocked) => return Ok(Progress::Blocked(blocked)),
+            };
+            change.newest = change.newest.max(seq);
+            if done >= end {
+                return Ok(Progress::Done(change.newest));
+            }
+            change.new = new.map(|(ptr, dirty)| (ptr.advanced(done - start), dirty));
+            change.start = done;
+        }
+    }
+
+    /// A whole change, waiting where it must. Returns the newest journal entry.
     pub(crate) async fn change(
         &self,
         inode: Inode,
-        mut start: Sector,
+        start: Sector,
         end: Sector,
-        mut new: Option<(Ptr, bool)>,
+        new: Option<(Ptr, bool)>,
         how: How,
     ) -> Result<JournalSeq, EngineError> {
-        let mut newest = JournalSeq(0);
-        while start < end {
-            // A set that failed takes no more dirty data: its volume may be going on without it.
-            self.check()?;
-            match self.try_change(inode, start, end, new, how) {
-                Ok((done, seq)) => {
-                    new = new.map(|(ptr, dirty)| (ptr.advanced(done - start), dirty));
-                    newest = newest.max(seq);
-                    start = done;
-                }
-                Err(blocked) => self.unblock(blocked).await?,
+        if start >= end {
+            return Ok(JournalSeq(0));
+        }
+        let mut change = Change::new(inode, start, end, new, how);
+        match self.go_on(&mut change)? {
+            Progress::Done(seq) => Ok(seq),
+            Progress::Blocked(blocked) => self.complete(change, blocked).await,
+        }
+    }
+
+    /// The rest of a change that has to wait.
+    pub(crate) async fn complete(
+        &self,
+        mut change: Change,
+        mut blocked: Blocked,
+    ) -> Result<JournalSeq, EngineError> {
+        loop {
+            self.unblock(blocked).await?;
+            match self.go_on(&mut change)? {
+                Progress::Done(seq) => return Ok(seq),
+                Progress::Blocked(again) => blocked = again,
             }
         }
-        Ok(newest)
     }
 
     /// Words of keys that fit into one node.

@@ -79,6 +79,13 @@ impl Entry {
         self.target & UNWRITTEN != 0
     }
 
+    /// One of an unwritten entry, none of others; and the same of an unwritten hole: sums of many, without a branch.
+    pub(crate) fn count_unwritten(self) -> (usize, usize) {
+        let unwritten = (self.target / UNWRITTEN) & 1;
+        let hole = (self.target / TOMBSTONE) & unwritten;
+        (unwritten as usize, hole as usize)
+    }
+
     /// Whether a crash may bring this very entry back: it is, or a larger one that it was part of, in a written set or in
     /// the journal.
     pub(crate) fn may_be_durable(self) -> bool {

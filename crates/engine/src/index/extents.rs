@@ -102,8 +102,9 @@ impl Extents {
     pub(crate) fn count_unwritten(&self) -> Unwritten {
         let mut n = Unwritten::default();
         for e in self.chunks.iter().filter(|c| c.unwritten).flat_map(|c| c.entries.as_slice()) {
-            n.keys += usize::from(e.is_unwritten());
-            n.holes += usize::from(e.is_unwritten() && e.is_tombstone());
+            let (keys, holes) = e.count_unwritten();
+            n.keys += keys;
+            n.holes += holes;
         }
         n
     }

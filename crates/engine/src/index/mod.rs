@@ -15,7 +15,7 @@ mod node;
 mod rewrite;
 mod tree;
 
-pub(crate) use change::{Blocked, How};
+pub(crate) use change::{Blocked, Change, How, Progress};
 pub(crate) use entry::MAX_POSITION;
 pub(crate) use load::{Reader, account_tree, load_tree};
 pub(crate) use node::{Bound, NodeId};

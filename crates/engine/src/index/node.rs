@@ -86,6 +86,11 @@ impl Node {
         Bkey::node(self.bound.0, self.bound.1, self.sectors, self.ptr)
     }
 
+    /// The part of `[…, end)` of a device that a leaf covers in which the range begins.
+    pub(crate) fn clip(&self, inode: Inode, end: Sector) -> Sector {
+        if self.bound.0 == inode { end.min(self.bound.1) } else { end }
+    }
+
     pub(crate) fn leaf(&self) -> &Leaf {
         match &self.body {
             Body::Leaf(l) => l,

@@ -362,7 +362,8 @@ impl Core {
         let block = self.geometry.block_sectors;
         let bytes = padded_bytes(words, block).expect("the keys of a node fit in memory");
         assert!(bytes as u64 <= node.sectors.bytes(), "{words} words in a node of {} sectors", node.sectors);
-        let mut buffer = self.rt.pool().zeroed(bytes);
+        // Header, keys and padding fill it.
+        let mut buffer = self.rt.pool().take(bytes);
         let mut set = BsetBuilder::begin(buffer.as_mut(), node.set_seq, block);
         for key in keys {
             assert!(set.push_key(key), "the words were counted");

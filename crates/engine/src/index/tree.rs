@@ -218,12 +218,6 @@ impl Tree {
         self.leaves.get(at).map(|(_, id)| *id)
     }
 
-    /// The part of `end` that the leaf at `id` covers for `inode`.
-    fn clip_to_leaf(&self, id: NodeId, inode: Inode, end: Sector) -> Sector {
-        let bound = self.node(id).bound;
-        if bound.0 == inode { end.min(bound.1) } else { end }
-    }
-
     /// What is known about `[start, …)`, at most up to `end`.
     pub(crate) fn segment(
         &mut self,
@@ -234,10 +228,11 @@ impl Tree {
     ) -> Result<Segment, NotLoaded> {
         debug_assert!(start < end && end <= MAX_POSITION);
         let id = self.leaf_at(inode, start);
-        let end = self.clip_to_leaf(id, inode, end);
         self.clock += 1;
         let clock = self.clock;
-        let leaf = self.node_mut(id).leaf_mut();
+        let node = self.node_mut(id);
+        let end = node.clip(inode, end);
+        let leaf = node.leaf_mut();
         leaf.last_used = clock;
         let extents = leaf.extents.as_ref().ok_or(NotLoaded(id))?;
         let Some(e) = extents.first_behind(inode, start).filter(|e| e.start() < end) else {
@@ -257,11 +252,12 @@ impl Tree {
         Ok(Segment { end: here.end(), kind })
     }
 
-    /// Puts `new` into the index, or makes `[start, end)` a hole. Returns how far it got: the range is cut at the
-    /// end of its leaf. `now` dates the leaf's first unwritten key.
+    /// Puts `new` into the leaf at `id`, or makes `[start, end)` a hole there: the leaf is in memory and covers the
+    /// range. `now` dates the leaf's first unwritten key. Returns how many words of keys the leaf has to write then.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn change(
         &mut self,
+        id: NodeId,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -270,13 +266,12 @@ impl Tree {
         now: Nanos,
         buckets: &mut Buckets,
         pins: &mut impl FnMut(JournalSeq),
-    ) -> Result<Sector, NotLoaded> {
-        let id = self.leaf_at(inode, start);
-        let end = self.clip_to_leaf(id, inode, end);
+    ) -> usize {
         let size = end - start;
-        let node = self.nodes[id.slot as usize].as_mut().expect("a leaf of the directory lives");
+        let node = self.nodes.get_mut(id.slot as usize).and_then(Option::as_mut);
+        let node = node.filter(|n| n.birth == id.birth).expect("a node id names a live node");
         let Body::Leaf(leaf) = &mut node.body else { panic!("the directory names leaves") };
-        let extents = leaf.extents.as_mut().ok_or(NotLoaded(id))?;
+        let extents = leaf.extents.as_mut().expect("whoever changes a leaf has it in memory");
         let entry = match (new, via) {
             (Some((ptr, dirty)), Via::Journal(_)) => {
                 Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
@@ -320,7 +315,7 @@ impl Tree {
             }
             Via::LeafOnly(tick) => leaf.unjournaled = leaf.unjournaled.max(Some(tick)),
         }
-        Ok(end)
+        leaf.unwritten_words
     }
 
     /// Live dirty sectors of a device.

@@ -496,7 +496,8 @@ impl Journal {
             let seq = s.open;
             let slot = s.ring.take(bytes, seq);
             let padded = s.ring.padded(bytes).bytes() as usize;
-            let mut buffer = self.disk.runtime().pool().zeroed(padded);
+            // Header, keys and padding fill it.
+            let mut buffer = self.disk.runtime().pool().take(padded);
             let mut jset = JsetBuilder::begin(buffer.as_mut(), self.layout.block_sectors);
             for key in &s.keys {
                 assert!(jset.push_key(key), "try_add counted the room for every key");

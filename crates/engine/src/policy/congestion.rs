@@ -71,6 +71,11 @@ impl Congestion {
         }
     }
 
+    /// Nothing was slow of late: there is no limit, at whatever time.
+    pub fn is_calm(&self) -> bool {
+        self.level == 0
+    }
+
     /// The stream length from which requests bypass the cache, or `None` if the cache is not congested.
     /// `random` is any 32 random bits: they blur the limit by 16 sectors on average.
     pub fn limit(&self, now: Nanos, random: u32) -> Option<Sectors> {

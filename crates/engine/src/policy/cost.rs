@@ -115,9 +115,11 @@ impl Sums {
     /// A window of this kind, in which this was done, took so long.
     fn add(&mut self, done: [f64; COSTS], ms: f64) {
         let keep = MEMORY_MS / (MEMORY_MS + ms);
-        for (i, row) in self.squares.iter_mut().enumerate() {
-            for (sum, other) in row.iter_mut().zip(done) {
-                *sum = *sum * keep + done[i] * other;
+        for i in 0..COSTS {
+            // The products are the same both ways.
+            for j in i..COSTS {
+                let sum = self.squares[i][j] * keep + done[i] * done[j];
+                (self.squares[i][j], self.squares[j][i]) = (sum, sum);
             }
             self.times[i] = self.times[i] * keep + done[i] * ms;
         }

@@ -266,24 +266,31 @@ impl Core {
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
         let cache_sectors = self.geometry.used_sectors().0;
         if self.aging.borrow_mut().count(sectors.0, cache_sectors) {
-            let min = self.buckets.borrow_mut().age();
-            self.min_prio.set(min);
-            match self.reuse() {
-                Some(mut reuse) => {
-                    reuse.tick();
-                    self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
-                }
-                None => *self.reuse.borrow_mut() = None,
+            self.age();
+        }
+    }
+
+    #[cold]
+    fn age(&self) {
+        let min = self.buckets.borrow_mut().age();
+        self.min_prio.set(min);
+        match self.reuse() {
+            Some(mut reuse) => {
+                reuse.tick();
+                self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
             }
+            None => *self.reuse.borrow_mut() = None,
         }
     }
 
     /// Replacement by reuse, if that is wanted. It begins to learn when it is first asked for.
     pub(crate) fn reuse(&self) -> Option<RefMut<'_, Reuse>> {
+        if !self.tunables.borrow().by_reuse() {
+            return None;
+        }
         let g = &self.geometry;
         let begin = || Reuse::new(g.first_dynamic(), g.nbuckets, g.bucket_sectors, g.block_sectors);
-        let wanted = self.tunables.borrow().by_reuse();
-        wanted.then(|| RefMut::map(self.reuse.borrow_mut(), |r| r.get_or_insert_with(begin)))
+        Some(RefMut::map(self.reuse.borrow_mut(), |r| r.get_or_insert_with(begin)))
     }
 
     /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
@@ -291,12 +298,16 @@ impl Core {
     pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
-        if !self.tunables.borrow().by_reuse() {
-            return false;
-        }
-        let (b, mut reuse) = (buckets.bucket_of(ptr), self.reuse());
+        self.tunables.borrow().by_reuse() && self.used_by_reuse(buckets, ptr, sectors, saving)
+    }
+
+    /// The same for what replacement by reuse knows.
+    #[cold]
+    fn used_by_reuse(&self, buckets: &Buckets, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
+        let Some(mut reuse) = self.reuse() else { return false };
+        let b = buckets.bucket_of(ptr);
         // What is still being filled is not reused soon.
-        reuse.as_mut().is_some_and(|r| r.hit(b, saving.of(sectors))) && buckets.pins(b) == 0
+        reuse.hit(b, saving.of(sectors)) && buckets.pins(b) == 0
     }
 
     /// The volume behind a slot.

@@ -24,8 +24,8 @@ use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 use crate::flush::{FlushGate, Tick};
 use crate::index::{
-    MAX_POSITION, NotLoaded, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree,
-    reclaim_task, write_old_leaves_task,
+    MAX_POSITION, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree, reclaim_task,
+    write_old_leaves_task,
 };
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
@@ -379,11 +379,14 @@ fn replay_keys(
                     Via::Journal(entry.seq)
                 };
                 let now = io::Nanos(0);
-                let done = tree
-                    .change(key.inode(), start, end, new, via, now, buckets, &mut |seq| journal.pin(seq))
-                    .map_err(|NotLoaded(id)| {
-                        place.damage(Sector(0), format!("leaf {id:?} is not in memory during replay"))
-                    })?;
+                let id = tree.leaf_at(key.inode(), start);
+                if tree.node(id).leaf().extents.is_none() {
+                    let what = format!("leaf {id:?} is not in memory during replay");
+                    return Err(place.damage(Sector(0), what));
+                }
+                let done = tree.node(id).clip(key.inode(), end);
+                let pin = &mut |seq| journal.pin(seq);
+                tree.change(id, key.inode(), start, done, new, via, now, buckets, pin);
                 new = new.map(|(p, dirty)| (p.advanced(done - start), dirty));
                 start = done;
             }

@@ -7,6 +7,7 @@ use io::{BlockVolume, Buffer, Nanos, RangeStatus, VolumeError, WriteFlags, ZeroF
 
 use super::Volume;
 use super::direct::Direct;
+use super::write::Write;
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
@@ -70,16 +71,14 @@ impl Volume {
         self.count(|c| c.writes.count(sectors));
         let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
+        let write = Write { start, end: start + sectors, buffer, offset_bytes, fua: flags.fua };
         loop {
             let Some((core, inode)) = self.attached() else {
-                let result = self.write_uncached(start, sectors, buffer, offset_bytes, flags.fua).await;
+                let result = self.write_uncached(start, sectors, write.buffer, offset_bytes, flags.fua).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
             if !core.is_failed() {
-                let data = buffer.clone();
-                let result =
-                    self.write_cached(&core, inode, start, sectors, data, offset_bytes, flags.fua).await;
-                match result {
+                match self.write_cached(&core, inode, &write).await {
                     Ok(outcome) => {
                         self.answered(OpKind::Write, outcome, sectors, began);
                         return Ok(());

@@ -23,9 +23,8 @@ use crate::index::{Blocked, How, Kind};
 use crate::policy::bypass::BypassReason;
 use crate::set::{Core, Watched};
 
-/// What is done to the backing device.
+/// What is done to the backing device instead of a write.
 pub(super) enum Direct {
-    Write(Write),
     Discard,
     Zeroes { fua: bool },
 }
@@ -36,11 +35,10 @@ impl Volume {
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        op: Direct,
+        write: &Write,
         copy: bool,
         over_dirty: bool,
     ) -> Result<(), EngineError> {
-        let Direct::Write(write) = op else { return Ok(()) };
         let Some(backing) = self.backing() else { return Ok(()) };
         self.ranges.writeback_done(write.start, write.end).await;
         let (outer_start, outer_end) = self.widened(core, write.start, write.end);
@@ -97,7 +95,7 @@ impl Volume {
         let end = start + sectors;
         let (outer_start, outer_end) = self.widened(core, start, end);
         let range = self.ranges.change(outer_start, outer_end).await;
-        if !self.attached().is_some_and(|(c, _)| Rc::ptr_eq(&c, core)) {
+        if !self.is_attached_to(core) {
             // Detached while waiting; the other path takes its own range.
             drop(range);
             return self.remove_uncached(start, sectors, op).await.map_err(into_engine);
@@ -155,9 +153,9 @@ impl Volume {
         let buffer = self.rt.pool().zeroed((end - start).bytes() as usize);
         let write = Write { start, end, buffer, offset_bytes: 0, fua };
         let (outer_start, outer_end) = self.widened(core, start, end);
-        let write = self.merge(core, inode, write, outer_start, outer_end).await?;
+        let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
         let over_dirty = self.overlaps_dirty(core, inode, outer_start, outer_end).await?;
-        self.write_direct(core, inode, Direct::Write(write), false, over_dirty).await
+        self.write_direct(core, inode, &write, false, over_dirty).await
     }
 
     /// A flash-only volume forgets whole blocks; zeros at the edges are written.
@@ -178,7 +176,7 @@ impl Volume {
                 let buffer = self.rt.pool().zeroed((b - a).bytes() as usize);
                 let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua: false };
                 let (outer_start, outer_end) = self.widened(core, a, b);
-                let write = self.merge(core, inode, write, outer_start, outer_end).await?;
+                let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
                 newest = newest.max(self.write_volume(core, inode, &write).await?);
             }
         }

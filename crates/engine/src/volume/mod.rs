@@ -153,6 +153,11 @@ impl Volume {
         self.link.borrow().clone()
     }
 
+    /// Whether it is attached to this set.
+    pub(super) fn is_attached_to(&self, core: &Rc<Core>) -> bool {
+        self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, core))
+    }
+
     /// Slot in the UUID table, while attached.
     pub fn inode(&self) -> Option<Inode> {
         self.link.borrow().as_ref().map(|(_, i)| *i)
@@ -329,7 +334,7 @@ impl Volume {
     }
 
     /// A request begins.
-    pub(super) fn enter(self: &Rc<Self>, sector: Sector, sectors: Sectors) -> Result<InFlight, VolumeError> {
+    pub(super) fn enter(&self, sector: Sector, sectors: Sectors) -> Result<InFlight<'_>, VolumeError> {
         if self.stopping.get() {
             return Err(VolumeError::Stopped(self.name()));
         }
@@ -353,7 +358,7 @@ impl Volume {
         if before == 0 {
             self.set_busy(true);
         }
-        Ok(InFlight(self.clone()))
+        Ok(InFlight(self))
     }
 
     fn set_busy(&self, waiting: bool) {
@@ -371,7 +376,10 @@ impl Volume {
     pub(super) fn decide(&self, core: &Core, kind: RequestKind, start: Sector, sectors: Sectors) -> Decision {
         let now = self.rt.turn_time();
         let t = self.tunables.borrow();
-        let congestion_limit = core.congestion.borrow().limit(now, self.rt.random() as u32);
+        let congestion_limit = {
+            let c = core.congestion.borrow();
+            if c.is_calm() { None } else { c.limit(now, self.rt.random() as u32) }
+        };
         let inputs = BypassInputs {
             kind,
             hints: RequestHints::default(),
@@ -565,9 +573,9 @@ impl Volume {
 }
 
 /// A request under way.
-pub(super) struct InFlight(Rc<Volume>);
+pub(super) struct InFlight<'a>(&'a Volume);
 
-impl Drop for InFlight {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let n = self.0.in_flight.get() - 1;
         self.0.in_flight.set(n);

@@ -67,14 +67,22 @@ impl Ranges {
         self.held.borrow().iter().any(|h| h.class == class && h.overlaps(start, end))
     }
 
+    /// Begins a change unless another one overlaps it.
+    pub(crate) fn try_change(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
+        let overlaps = || self.any(Class::Change, start, end) && !bug(Bug::ChangesOverlap);
+        (!self.closing.get() && !overlaps()).then(|| self.begin_change(start, end))
+    }
+
     /// Begins a change once no other one overlaps it.
     pub(crate) async fn change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
-        let blocked =
-            || self.closing.get() || (self.any(Class::Change, start, end) && !bug(Bug::ChangesOverlap));
-        if blocked() {
-            self.changed.wait_until(|| !blocked()).await;
-        }
-        self.begin_change(start, end)
+        let mut begun = None;
+        self.changed
+            .wait_until(|| {
+                begun = self.try_change(start, end);
+                begun.is_some()
+            })
+            .await;
+        begun.expect("the wait ends when it has begun")
     }
 
     /// Begins a change of everything: waits for all others, while no new ones begin.

@@ -7,15 +7,14 @@
 
 use std::rc::Rc;
 
-use format::{BucketNr, CacheMode, Inode, JournalSeq, Sector, Sectors};
+use format::{BackingState, BucketNr, CacheMode, Inode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
 use super::Volume;
-use super::direct::Direct;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::index::{How, Kind};
+use crate::index::{Change, How, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
@@ -87,37 +86,38 @@ impl Write {
 
 impl Volume {
     /// Writes through the cache or past it; says which.
-    #[allow(clippy::too_many_arguments)]
     pub(super) async fn write_cached(
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        start: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-        fua: bool,
+        write: &Write,
     ) -> Result<Outcome, EngineError> {
         self.writeback.foreground(core);
-        let end = start + sectors;
+        let (start, end, sectors) = (write.start, write.end, write.sectors());
         let (outer_start, outer_end) = self.widened(core, start, end);
-        let range = self.ranges.change(outer_start, outer_end).await;
-        if !self.attached().is_some_and(|(c, _)| Rc::ptr_eq(&c, core)) {
+        let range = match self.ranges.try_change(outer_start, outer_end) {
+            Some(range) => range,
+            None => self.ranges.change(outer_start, outer_end).await,
+        };
+        if !self.is_attached_to(core) {
             // Detached while waiting; the other path takes its own range.
             drop(range);
-            let done = self.write_uncached(start, sectors, buffer, offset_bytes, fua).await;
+            let data = write.buffer.clone();
+            let done = self.write_uncached(start, sectors, data, write.offset_bytes, write.fua).await;
             return done.map(|()| Outcome::PassThrough).map_err(into_engine);
         }
-        let mut write = Write { start, end, buffer, offset_bytes, fua };
         let decision = self.decide(core, RequestKind::Write, start, sectors);
+        let merged;
+        let mut write = write;
         if (outer_start, outer_end) != (start, end)
-            && (self.backing().is_none()
+            && (self.backing.is_none()
                 || !self.direct_is_aligned(start, sectors)
                 || self.overlaps_dirty(core, inode, outer_start, outer_end).await?)
         {
-            write = self.merge(core, inode, write, outer_start, outer_end).await?;
+            merged = self.merge(core, inode, write, outer_start, outer_end).await?;
+            write = &merged;
         }
-        self.write_ready(core, inode, write, decision).await
+        self.write_ready(core, inode, write, (outer_start, outer_end), decision).await
     }
 
     /// A range widened to whole blocks of cache and backing device, inside the volume.
@@ -141,7 +141,7 @@ impl Volume {
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        write: Write,
+        write: &Write,
         start: Sector,
         end: Sector,
     ) -> Result<Write, EngineError> {
@@ -175,16 +175,17 @@ impl Volume {
         Ok(false)
     }
 
-    /// The write's range is held; it is whole blocks, or may bypass as it is.
+    /// The write's range is held; it is the whole blocks `outer`, or may bypass as it is.
     async fn write_ready(
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        mut write: Write,
+        mut write: &Write,
+        outer: (Sector, Sector),
         decision: Decision,
     ) -> Result<Outcome, EngineError> {
-        if self.backing().is_none() {
-            let seq = self.write_volume(core, inode, &write).await?;
+        if self.backing.is_none() {
+            let seq = self.write_volume(core, inode, write).await?;
             if write.fua {
                 self.finish_write(core, seq).await?;
             }
@@ -193,7 +194,7 @@ impl Volume {
         }
         let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
         let touches_dirty_stripe = match self.expensive_stripes() {
-            Some(stripes) => self.touches_dirty_stripe(core, inode, &write, &stripes).await?,
+            Some(stripes) => self.touches_dirty_stripe(core, inode, write, &stripes).await?,
             None => false,
         };
         let mut inputs = {
@@ -220,11 +221,13 @@ impl Volume {
                 || inputs.mode == CacheMode::Writeback && self.ranges.is_written_back(write.start, write.end);
             path = write_path(&inputs, decision);
         }
+        let merged;
         if path == WritePath::Writeback {
             // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
-            let (first, last) = self.widened(core, write.start, write.end);
+            let (first, last) = outer;
             if (first, last) != (write.start, write.end) {
-                write = self.merge(core, inode, write, first, last).await?;
+                merged = self.merge(core, inode, write, first, last).await?;
+                write = &merged;
             }
             let block = core.geometry.block_sectors.0;
             if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
@@ -233,7 +236,7 @@ impl Volume {
             }
         }
         if path == WritePath::Writeback {
-            match self.write_back(core, inode, &write, Stream::Dirty).await {
+            match self.write_back(core, inode, write, Stream::Dirty).await {
                 Ok(seq) => {
                     core.count_for_aging(write.sectors());
                     if write.fua {
@@ -253,18 +256,18 @@ impl Volume {
         match path {
             WritePath::Writethrough => {
                 core.count_for_aging(write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), true, false).await?;
+                self.write_direct(core, inode, write, true, false).await?;
                 Ok(Outcome::Writethrough)
             }
             WritePath::Bypass { reason, over_dirty } => {
                 self.count_bypass(core, reason, write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), false, over_dirty).await?;
+                self.write_direct(core, inode, write, false, over_dirty).await?;
                 Ok(Outcome::Bypass(reason))
             }
             WritePath::Writeback => {
                 // The policy insists although the cache has no room: the backing device takes it.
                 self.count_bypass(core, BypassReason::NoBucket, write.sectors());
-                self.write_direct(core, inode, Direct::Write(write), false, true).await?;
+                self.write_direct(core, inode, write, false, true).await?;
                 Ok(Outcome::Bypass(BypassReason::NoBucket))
             }
         }
@@ -295,8 +298,9 @@ impl Volume {
         stream: Stream,
     ) -> Result<JournalSeq, NotTaken> {
         let _dirty = DirtyWrite::begin(self);
-        if let Some(backing) = self.backing()
+        if let Some(backing) = &self.backing
             && !bug(Bug::DirtyStateForgotten)
+            && backing.state() != BackingState::Dirty
             && backing.ensure_dirty(|| core.check()).await?
         {
             let device = backing.disk.info().name.to_string();
@@ -314,11 +318,11 @@ impl Volume {
         let mut at = write.start;
         while at < write.end {
             core.check()?;
-            let placed = match core.try_place(stream, (inode, at), write.end - at) {
-                Some(placed) => placed,
-                None => self.place(core, stream, (inode, at), write.end - at).await?,
+            let Some(placed) = core.try_place(stream, (inode, at), write.end - at) else {
+                self.wait_for_room(core).await?;
+                continue;
             };
-            let first = self.start_piece(core, write, at, placed);
+            let (first, future) = self.start_piece(core, write, at, placed);
             at += placed.size;
             // The common write is one piece. The pieces of others travel together, as far as there is room at once.
             let mut more = Vec::new();
@@ -328,7 +332,35 @@ impl Volume {
                 more.push(self.start_piece(core, write, at, placed));
                 at += placed.size;
             }
-            newest = newest.max(self.finish_pieces(core, inode, first, more).await?);
+            let mut written = self.piece_written(core, first, future.await.result);
+            for (piece, future) in &mut more {
+                written = written.and(self.piece_written(core, *piece, future.await.result));
+            }
+            // The keys of all pieces, or of none if one failed.
+            let mut outcome = match written {
+                Ok(()) => Ok(newest),
+                Err(_) if self.backing.is_some() => Err(NotTaken::ByCache),
+                Err(e) => Err(NotTaken::Failed(e.into())),
+            };
+            for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece))
+            {
+                let (at, placed) = (*at, *placed);
+                if let Ok(newest) = &mut outcome {
+                    let new = Some((placed.ptr, true));
+                    let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
+                    let changed = match core.go_on(&mut change) {
+                        Ok(Progress::Blocked(blocked)) => core.complete(change, blocked).await,
+                        Ok(Progress::Done(seq)) => Ok(seq),
+                        Err(e) => Err(e),
+                    };
+                    match changed {
+                        Ok(seq) => *newest = (*newest).max(seq),
+                        Err(e) => outcome = Err(NotTaken::Failed(e)),
+                    }
+                }
+                core.release(placed);
+            }
+            newest = outcome?;
         }
         self.writeback.dirtied();
         Ok(newest)
@@ -370,47 +402,15 @@ impl Volume {
         (piece, core.write_data(placed.ptr.offset(), placed.size, data, offset))
     }
 
-    /// Waits until the data of a piece is in the cache.
-    async fn piece_written(&self, core: &Core, piece: Piece, future: Watched) -> Result<(), IoError> {
-        let done = future.await;
+    /// The data of a piece is in the cache, or it failed.
+    fn piece_written(&self, core: &Core, piece: Piece, result: Result<(), IoError>) -> Result<(), IoError> {
         core.gate.wrote();
-        core.observe_cache_io(&done.result);
-        done.result?;
+        core.observe_cache_io(&result);
+        result?;
         let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(piece.began), now);
         core.set_counters.borrow_mut().count_written(piece.placed.size);
         Ok(())
-    }
-
-    /// Waits for the data of all pieces, then puts their keys into the index: none of them if one failed.
-    async fn finish_pieces(
-        &self,
-        core: &Rc<Core>,
-        inode: Inode,
-        first: (Piece, Watched),
-        more: Vec<(Piece, Watched)>,
-    ) -> Result<JournalSeq, NotTaken> {
-        let (first, future) = first;
-        let mut written = self.piece_written(core, first, future).await;
-        let mut pieces = Vec::with_capacity(more.len());
-        for (piece, future) in more {
-            written = written.and(self.piece_written(core, piece, future).await);
-            pieces.push(piece);
-        }
-        let mut outcome = match written {
-            Ok(()) => Ok(JournalSeq(0)),
-            Err(_) if self.backing().is_some() => Err(NotTaken::ByCache),
-            Err(e) => Err(NotTaken::Failed(e.into())),
-        };
-        for Piece { at, placed, .. } in std::iter::once(first).chain(pieces) {
-            if let Ok(newest) = outcome {
-                let new = Some((placed.ptr, true));
-                let changed = core.change(inode, at, at + placed.size, new, How::Journaled).await;
-                outcome = changed.map(|seq| newest.max(seq)).map_err(NotTaken::Failed);
-            }
-            core.release(placed);
-        }
-        outcome
     }
 
     /// Writes whole blocks of a flash-only volume.
@@ -429,31 +429,21 @@ impl Volume {
         })
     }
 
-    /// Room in an open bucket. Waits while buckets are being made ready; gives up when none can be.
-    async fn place(
-        &self,
-        core: &Rc<Core>,
-        stream: Stream,
-        at: (Inode, Sector),
-        want: Sectors,
-    ) -> Result<Placed, NotTaken> {
-        loop {
-            core.check()?;
-            if let Some(p) = core.try_place(stream, at, want) {
-                return Ok(p);
-            }
-            // With nothing left only writeback can make room, and the backing device need not wait for that; with
-            // something left, a walk of the index, which only what has nowhere else to go waits for.
-            let give_up = || {
-                let can_wait = self.backing().is_none() && core.buckets.borrow().reclaimable() > 0;
-                core.alloc.starved.get() && !can_wait
-            };
-            if give_up() {
-                self.writeback.wake();
-                return Err(NotTaken::ByCache);
-            }
-            core.alloc.wait(Purpose::Data, || core.is_failed() || give_up()).await;
+    /// There is no room in an open bucket. Waits until there may be, while buckets are being made ready; gives up when
+    /// none can be.
+    async fn wait_for_room(&self, core: &Rc<Core>) -> Result<(), NotTaken> {
+        // With nothing left only writeback can make room, and the backing device need not wait for that; with
+        // something left, a walk of the index, which only what has nowhere else to go waits for.
+        let give_up = || {
+            let can_wait = self.backing.is_none() && core.buckets.borrow().reclaimable() > 0;
+            core.alloc.starved.get() && !can_wait
+        };
+        if give_up() {
+            self.writeback.wake();
+            return Err(NotTaken::ByCache);
         }
+        core.alloc.wait(Purpose::Data, || core.is_failed() || give_up()).await;
+        Ok(())
     }
 
     /// Writes to a device that has no cache.
