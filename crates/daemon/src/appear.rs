@@ -4,7 +4,7 @@
 //! which nobody else has and nobody has let go on purpose. It is then registered as if by command. Must not know how it became
 //! known that there is something new.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serve::message;
@@ -13,12 +13,10 @@ use crate::devices::{Seen, block_devices, look_at_all};
 use crate::registry::Registry;
 use crate::uevents::{Monitor, News, is_taken};
 
-const SYS_CLASS_BLOCK: &str = "/sys/class/block";
-
 /// The block devices of this host that may be ours and that nobody else has.
 pub(crate) fn free_devices() -> Vec<PathBuf> {
     let mut found = block_devices();
-    found.retain(|path| !is_taken(Path::new(SYS_CLASS_BLOCK), path));
+    found.retain(|path| !is_taken(path));
     found
 }
 
@@ -46,7 +44,7 @@ impl Registry {
             if !all && !self.misses_any() {
                 continue;
             }
-            let free = devices.into_iter().filter(|(path, _)| !is_taken(Path::new(SYS_CLASS_BLOCK), path));
+            let free = devices.into_iter().filter(|(path, _)| !is_taken(path));
             self.appeared(free.collect(), all).await;
         }
     }
@@ -81,6 +79,8 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::config::Config;
     use crate::shared::Shared;

@@ -1,18 +1,20 @@
 //! The last minutes of each set and volume, second by second, for whoever comes to look later.
 //!
 //! Owns the rings of samples and the task that fills them: once a second the engines' figures are asked for, and what was
-//! counted since the second before becomes a sample. A thread that does not answer leaves a gap, is not asked again before
+//! counted since the second before becomes a sample. While nobody looks, a thread that has nothing to do is asked every three
+//! seconds only: it sleeps, and to wake it is most of what a sample costs. A thread that does not answer leaves a gap, is not asked again before
 //! it has, and holds up nobody. Samples of what is gone for as long as the ring is are dropped. Must not know how samples
 //! are shown.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockio::bridge::oneshot;
 use engine::figures::{SetFigures, VolumeFigures};
 use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
-use io::Nanos;
+use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 
 use crate::registry::Registry;
@@ -22,6 +24,10 @@ use crate::worker::{Order, Phase, Worker};
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// Samples that are kept of each: a quarter of an hour.
 const KEPT: usize = 900;
+/// The same for what has nothing to do, while nobody looks: three ticks, which may come a little early. Charts draw a line over it.
+const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
+/// Who has asked for samples looks for so long: a page that is open asks every second.
+const LOOKS_FOR_MS: u64 = 10_000;
 /// A pause that is longer than this makes no sample of what was counted in it.
 const LONGEST_STEP: Nanos = Nanos::from_secs(30);
 
@@ -45,6 +51,8 @@ struct Series {
 #[derive(Default)]
 pub(crate) struct History {
     series: Mutex<BTreeMap<(Whose, String), Series>>,
+    /// When samples were last asked for, in milliseconds since 1970.
+    asked_for_ms: AtomicU64,
 }
 
 /// What a series is about.
@@ -78,9 +86,15 @@ impl History {
         });
     }
 
+    /// Whether somebody looks at samples.
+    fn is_watched(&self, now_ms: u64) -> bool {
+        now_ms.abs_diff(self.asked_for_ms.load(Ordering::Relaxed)) < LOOKS_FOR_MS
+    }
+
     /// Samples that came after `since_ms`, in columns of equal length; `time_ms` is one of them. Nothing of what has no
     /// samples.
     pub(crate) fn after(&self, whose: Whose, name: &str, since_ms: u64) -> Map<String, Value> {
+        self.asked_for_ms.store(wall_ms(), Ordering::Relaxed);
         let all = self.lock();
         let mut columns = Map::new();
         let Some(series) = all.get(&(whose, name.to_owned())) else { return columns };
@@ -106,35 +120,60 @@ fn wall_ms() -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a thread said the last time, and when.
-type Before = (Nanos, metrics::Figures);
+/// What a thread said the last time.
+struct Last {
+    at: Nanos,
+    figures: metrics::Figures,
+    /// It had done nothing since the time before.
+    at_rest: bool,
+}
+
+/// Whether a thread is to be asked: after a second, and if there is nothing to be seen, and nobody to see it, later.
+fn is_due(last: Option<&Last>, now: Nanos, watched: bool) -> bool {
+    last.is_none_or(|last| watched || !last.at_rest || now.since(last.at) >= AT_REST_EVERY)
+}
+
+/// A number that grows with everything a thread does for its clients or with its devices.
+fn work(figures: &metrics::Figures) -> u64 {
+    let device = |d: &DeviceFigures| d.reads.latency.count() + d.writes.latency.count();
+    let of_volume = |v: &VolumeFigures| {
+        let requests = OpKind::ALL.into_iter().map(|op| v.total.all_of(op).requests).sum::<u64>();
+        requests + device(&v.device)
+    };
+    let of_volumes = figures.volumes().map(|(_, v)| of_volume(v)).sum::<u64>();
+    of_volumes + figures.sets.iter().map(|s| device(&s.device)).sum::<u64>()
+}
 
 /// Takes samples until it is dropped.
 pub(crate) async fn keep(registry: Arc<Registry>) {
     let began = std::time::Instant::now();
-    let before: Arc<Mutex<BTreeMap<String, Before>>> = Arc::default();
+    let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
     let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let since_start = move || Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     loop {
         ticks.tick().await;
         let workers = registry.all_workers();
         locked(&before).retain(|id, _| workers.iter().any(|w| w.plan.id == *id));
         registry.history.forget(wall_ms());
+        let watched = registry.history.is_watched(wall_ms());
         for worker in workers {
             let id = worker.plan.id.clone();
-            if worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
+            let is_due = is_due(locked(&before).get(&id), since_start(), watched);
+            if !is_due || worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
                 continue;
             }
             let (registry, before, asked) = (registry.clone(), before.clone(), asked.clone());
             tokio::spawn(async move {
                 if let Some(figures) = figures_of(&worker).await {
-                    let now = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                    let at = since_start();
                     let then = locked(&before).remove(&id);
-                    if let Some((at, then)) = then {
-                        take(&registry.history, &figures, &then, now.since(at));
+                    let at_rest = then.as_ref().is_some_and(|then| work(&then.figures) == work(&figures));
+                    if let Some(then) = then {
+                        take(&registry.history, &figures, &then.figures, at.since(then.at));
                     }
-                    locked(&before).insert(id.clone(), (now, figures));
+                    locked(&before).insert(id.clone(), Last { at, figures, at_rest });
                 }
                 locked(&asked).remove(&id);
             });
@@ -290,6 +329,21 @@ mod tests {
         assert!(!history.after(Whose::Volume, "a", 0).is_empty());
         history.forget(1910 + 900_000);
         assert!(history.after(Whose::Volume, "a", 0).is_empty());
+    }
+
+    #[test]
+    fn what_is_at_rest_is_asked_less_often_unless_somebody_looks() {
+        let at = |seconds: u64, at_rest| {
+            Some(Last { at: Nanos::from_secs(seconds), figures: metrics::Figures::default(), at_rest })
+        };
+        let due =
+            |last: Option<Last>, now_s: u64, watched| is_due(last.as_ref(), Nanos::from_secs(now_s), watched);
+        assert!(due(None, 1, false) && due(at(1, false), 2, false) && due(at(1, true), 2, true));
+        assert!(!due(at(1, true), 2, false) && !due(at(1, true), 3, false) && due(at(1, true), 4, false));
+        let history = History::default();
+        assert!(!history.is_watched(wall_ms()));
+        history.after(Whose::Volume, "a", 0);
+        assert!(history.is_watched(wall_ms()) && !history.is_watched(wall_ms() + LOOKS_FOR_MS + 1000));
     }
 
     #[test]

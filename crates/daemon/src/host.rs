@@ -11,12 +11,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
+use blockio::Driver;
 use blockio::bridge::RemoteReceiver;
-use blockio::{Driver, users};
+use blockio::users::{self, User};
 use engine::Volume;
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Force, Running as Export, Spec};
+use serve::exports::{self, Context, Force, Running as Export, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::{Answer, Command, Failure, Snapshot, message};
 
@@ -265,20 +266,19 @@ impl<'a> Host<'a> {
         self.serve(volume).await
     }
 
-    /// Who uses the block device of a volume, or of any, in words.
+    /// Who uses a volume, or any, in words: as a block device, as a file, or over a connection.
     async fn users(&self, name: Option<&str>) -> Option<String> {
-        let disks: Vec<String> = {
-            let served = self.served.borrow();
-            let wanted = served.iter().filter(|s| name.is_none_or(|name| s.volume.name() == name));
-            let ways = wanted.flat_map(|s| s.exports.iter().flat_map(|e| e.ways(&s.volume.name())));
-            let of_blocks = ways.filter(|w| matches!(w.kind, "ublk" | "loop"));
-            of_blocks.filter_map(|w| w.address.strip_prefix("/dev/").map(str::to_owned)).collect()
-        };
-        let look = move || {
-            let all: Vec<_> = disks.iter().flat_map(|disk| users::of_block_device(disk)).collect();
-            (!all.is_empty()).then(|| users::in_words(&all))
-        };
-        self.driver.reactor().blocking(look).await
+        let (mut clients, mut ways) = (Vec::new(), Vec::new());
+        for one in self.served.borrow().iter().filter(|s| name.is_none_or(|name| s.volume.name() == name)) {
+            clients.extend(one.exports.iter().filter_map(Export::clients));
+            ways.extend(one.exports.iter().flat_map(|e| e.ways(&one.volume.name())));
+        }
+        let look = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
+        let users = self.driver.reactor().blocking(look).await;
+        if !users.is_empty() {
+            clients.push(users::in_words(&users));
+        }
+        (!clients.is_empty()).then(|| clients.join(", "))
     }
 
     async fn stop_volume(&self, name: &str) -> Result<(), Failure> {
@@ -409,6 +409,16 @@ impl<'a> Host<'a> {
             }
         }
         result.and(self.session.stop().await)
+    }
+}
+
+/// Who uses what a volume can be reached by, as far as the system says.
+fn users_of(way: &Way) -> Vec<User> {
+    let place = Path::new(&way.address);
+    match (way.kind, place.strip_prefix("/dev"), place.parent()) {
+        ("ublk" | "loop", Ok(device), _) => users::of_block_device(&device.to_string_lossy()),
+        ("fuse", _, Some(dir)) => users::of_directory(dir),
+        _ => Vec::new(),
     }
 }
 

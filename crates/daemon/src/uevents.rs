@@ -5,7 +5,7 @@
 //! udev runs, only what it says after its rules counts: what they gave to the kernel's driver is left to that one. Must
 //! not know what becomes of a device.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,6 +41,9 @@ const LOOKS_UP_EVERY_S: i64 = 1;
 const HEARD_AT_ONCE: usize = 256;
 /// Where udev listens if it runs.
 const UDEV_CONTROL: &str = "/run/udev/control";
+/// Where udev keeps what it has found out.
+const UDEV_DATA: &str = "/run/udev/data";
+const SYS_CLASS_BLOCK: &str = "/sys/class/block";
 
 /// Who says something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +66,8 @@ struct Event {
     action: Action,
     /// In `/dev`.
     device: PathBuf,
+    /// It is neither somebody else's part, nor not ready yet.
+    free: bool,
 }
 
 /// What came out of the socket.
@@ -117,11 +122,16 @@ fn properties(speaker: Speaker, bytes: &[u8]) -> Option<HashMap<&[u8], &[u8]>> {
             bytes.get(at..at.checked_add(length)?)?
         }
     };
-    let pairs = list.split(|b| *b == 0).filter_map(|line| {
+    Some(pairs(list.split(|b| *b == 0)))
+}
+
+/// Properties, each `KEY=VALUE`.
+fn pairs<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HashMap<&'a [u8], &'a [u8]> {
+    let pairs = lines.filter_map(|line| {
         let at = line.iter().position(|b| *b == b'=')?;
         Some((line.get(..at)?, line.get(at + 1..)?))
     });
-    Some(pairs.collect())
+    pairs.collect()
 }
 
 /// An event that concerns a device which may be ours.
@@ -138,16 +148,17 @@ fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
         _ => return None,
     };
     let device = device_of(properties.get(&b"DEVNAME"[..])?)?;
-    // Somebody else's part, or not ready yet.
+    Some(Event { action, device, free: !is_of_others(&properties) })
+}
+
+/// Whether a device is somebody else's part, or not ready yet, by what udev's rules have found out.
+fn is_of_others(properties: &HashMap<&[u8], &[u8]>) -> bool {
+    let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
     let not_now = is("SYSTEMD_READY", "0")
         || is("DM_UDEV_DISABLE_OTHER_RULES_FLAG", "1")
         || is("DM_MULTIPATH_DEVICE_PATH", "1");
     let kind = properties.get(&b"ID_FS_TYPE"[..]);
-    let of_others = kind.is_some_and(|k| ![&b""[..], b"bcache", b"ubcache_member"].contains(k));
-    if action != Action::Remove && (not_now || of_others) {
-        return None;
-    }
-    Some(Event { action, device })
+    not_now || kind.is_some_and(|k| ![&b""[..], b"bcache", b"ubcache_member"].contains(k))
 }
 
 /// The path of a device that is called so, by a name or by a path in `/dev`.
@@ -158,12 +169,24 @@ fn device_of(name: &[u8]) -> Option<PathBuf> {
     (plain && crate::devices::may_be_ours(first)).then(|| Path::new("/dev").join(name))
 }
 
-/// Whether somebody in the kernel has the device: its own driver of bcache, or the device mapper and md.
-pub(crate) fn is_taken(sys_class_block: &Path, device: &Path) -> bool {
+/// Whether somebody has the device: in the kernel its own driver of bcache, or the device mapper and md; or whoever udev has
+/// found a part of there, such as an array that is not assembled yet.
+pub(crate) fn is_taken(device: &Path) -> bool {
+    is_taken_by(Path::new(SYS_CLASS_BLOCK), Path::new(UDEV_DATA), device)
+}
+
+fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool {
     let Ok(name) = device.strip_prefix("/dev") else { return false };
     let about = sys_class_block.join(name.to_string_lossy().replace('/', "!"));
     let has_holders = |dir: PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
-    about.join("bcache").exists() || has_holders(about.join("holders"))
+    // What udev keeps of a device, by its numbers: lines, of which those of its properties begin so.
+    let of_others = || {
+        let numbers = std::fs::read_to_string(about.join("dev")).ok()?;
+        let kept = std::fs::read(udev_data.join(format!("b{}", numbers.trim()))).ok()?;
+        let lines = kept.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"E:"));
+        Some(is_of_others(&pairs(lines)))
+    };
+    about.join("bcache").exists() || has_holders(about.join("holders")) || of_others().unwrap_or(false)
 }
 
 /// Devices about which it is not quiet yet.
@@ -171,6 +194,8 @@ pub(crate) fn is_taken(sys_class_block: &Path, device: &Path) -> bool {
 struct Waiting {
     /// When the first thing was said of it, when the last, and whether it came.
     devices: BTreeMap<PathBuf, (Instant, Instant, bool)>,
+    /// Those that have come and are not ready yet: devices of the device mapper and of md come empty.
+    empty: BTreeSet<PathBuf>,
     everything: Option<Instant>,
     /// When it is time to look which devices are there no more.
     gone: Option<Instant>,
@@ -184,14 +209,22 @@ impl Waiting {
             Heard::Event(event) => Some(event),
         };
         match event {
-            Some(Event { action: Action::Remove, device }) => {
+            Some(Event { action: Action::Remove, device, .. }) => {
                 self.devices.remove(&device);
+                self.empty.remove(&device);
                 self.gone.get_or_insert(now + QUIET);
             }
-            Some(Event { action, device }) if self.devices.len() < MOST_WAITING => {
+            Some(Event { action, device, free: false }) => {
+                let came = self.devices.remove(&device).is_some_and(|(_, _, came)| came);
+                if (came || action == Action::Add) && self.empty.len() < MOST_WAITING {
+                    self.empty.insert(device);
+                }
+            }
+            Some(Event { action, device, free: true }) if self.devices.len() < MOST_WAITING => {
+                let was_empty = self.empty.remove(&device);
                 let (_, last, came) = self.devices.entry(device).or_insert((now, now, false));
                 *last = now;
-                *came |= action == Action::Add;
+                *came |= action == Action::Add || was_empty;
             }
             _ => {
                 self.everything.get_or_insert(now + AT_MOST);
@@ -211,7 +244,7 @@ impl Waiting {
     /// What is to be looked at by now.
     fn due(&mut self, now: Instant) -> Option<News> {
         if self.everything.is_some_and(|at| at <= now) {
-            *self = Waiting::default();
+            *self = Waiting { empty: std::mem::take(&mut self.empty), ..Waiting::default() };
             return Some(News::Everything);
         }
         if self.gone.is_some_and(|at| at <= now) {
@@ -339,6 +372,15 @@ mod tests {
         [bytes, list].concat()
     }
 
+    const OF_OTHERS: [&str; 6] = [
+        "ID_FS_TYPE=ext4",
+        "ID_FS_TYPE=mpath_member",
+        "ID_FS_TYPE=linux_raid_member",
+        "SYSTEMD_READY=0",
+        "DM_UDEV_DISABLE_OTHER_RULES_FLAG=1",
+        "DM_MULTIPATH_DEVICE_PATH=1",
+    ];
+
     const DISK: [&str; 3] = ["ACTION=add", "SUBSYSTEM=block", "DEVNAME=sdx"];
 
     fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -367,12 +409,12 @@ mod tests {
 
     #[test]
     fn events_of_both_are_understood() {
-        let came = |action| Some(Event { action, device: "/dev/sdx".into() });
+        let came = |action| Some(Event { action, device: "/dev/sdx".into(), free: true });
         assert_eq!(event(Speaker::Kernel, &kernel(&DISK)), came(Action::Add));
         let full = ["ACTION=change", "SUBSYSTEM=block", "DEVNAME=/dev/sdx", "ID_FS_TYPE=bcache"];
         assert_eq!(event(Speaker::Udev, &udev(&full)), came(Action::Change));
         assert_eq!(event(Speaker::Udev, &udev(&with(&["ID_FS_TYPE=ubcache_member"]))), came(Action::Add));
-        let gone = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx", "ID_FS_TYPE=ext4"];
+        let gone = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx"];
         assert_eq!(event(Speaker::Udev, &udev(&gone)), came(Action::Remove));
         // Each in the other's form.
         assert_eq!(event(Speaker::Udev, &kernel(&DISK)), None);
@@ -394,15 +436,15 @@ mod tests {
             "DEVNAME=",
             "DEVNAME=/",
             "DEVNAME=./sdx",
-            "ID_FS_TYPE=ext4",
-            "ID_FS_TYPE=mpath_member",
-            "SYSTEMD_READY=0",
-            "DM_UDEV_DISABLE_OTHER_RULES_FLAG=1",
-            "DM_MULTIPATH_DEVICE_PATH=1",
         ] {
             // The last of two counts.
             assert_eq!(event(Speaker::Udev, &udev(&with(&[more]))), None, "{more}");
             assert_eq!(event(Speaker::Kernel, &kernel(&with(&[more]))), None, "{more}");
+        }
+        for more in OF_OTHERS {
+            let not_free = |e: Option<Event>| e.is_some_and(|e| !e.free);
+            assert!(not_free(event(Speaker::Udev, &udev(&with(&[more])))), "{more}");
+            assert!(not_free(event(Speaker::Kernel, &kernel(&with(&[more])))), "{more}");
         }
         assert_eq!(device_of(b"cciss/c0d0"), Some("/dev/cciss/c0d0".into()));
     }
@@ -435,7 +477,38 @@ mod tests {
     }
 
     fn heard(action: Action, name: &str) -> Heard {
-        Heard::Event(Event { action, device: Path::new("/dev").join(name) })
+        Heard::Event(Event { action, device: Path::new("/dev").join(name), free: true })
+    }
+
+    fn not_yet(action: Action, name: &str) -> Heard {
+        Heard::Event(Event { action, device: Path::new("/dev").join(name), free: false })
+    }
+
+    #[test]
+    fn a_device_that_came_empty_has_come_when_it_is_ready() {
+        let start = Instant::now();
+        let mut waiting = Waiting::default();
+        for name in ["dm-0", "dm-1"] {
+            waiting.hear(not_yet(Action::Add, name), start);
+        }
+        assert_eq!(waiting.next(), None);
+        let later = start + Duration::from_secs(60);
+        waiting.hear(heard(Action::Change, "dm-0"), later);
+        waiting.hear(heard(Action::Change, "md0"), later);
+        let ready = vec![("/dev/dm-0".into(), true), ("/dev/md0".into(), false)];
+        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(ready)));
+        // Once; one that goes is another one when it comes again, and one that turns out to be somebody's is not looked at.
+        waiting.hear(heard(Action::Change, "dm-0"), later);
+        waiting.hear(not_yet(Action::Remove, "dm-1"), later);
+        waiting.hear(heard(Action::Change, "dm-1"), later);
+        waiting.hear(heard(Action::Add, "sdx"), later);
+        waiting.hear(not_yet(Action::Change, "sdx"), later);
+        assert_eq!(waiting.due(later + QUIET), Some(News::Gone));
+        let known = vec![("/dev/dm-0".into(), false), ("/dev/dm-1".into(), false)];
+        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(known)));
+        assert_eq!(waiting.next(), None);
+        waiting.hear(heard(Action::Change, "sdx"), later);
+        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(vec![("/dev/sdx".into(), true)])));
     }
 
     #[test]
@@ -486,9 +559,16 @@ mod tests {
         for dir in ["sda/bcache", "sdb/holders/dm-0", "sdc/holders", "cciss!c0d0/bcache"] {
             std::fs::create_dir_all(sys.path().join(dir)).unwrap();
         }
-        let taken = |device: &str| is_taken(sys.path(), Path::new(device));
+        let taken = |device: &str| is_taken_by(sys.path(), &sys.path().join("udev"), Path::new(device));
         assert!(taken("/dev/sda") && taken("/dev/sdb") && taken("/dev/cciss/c0d0"));
         assert!(!taken("/dev/sdc") && !taken("/dev/sdd"));
+        std::fs::write(sys.path().join("sdc/dev"), "8:32\n").unwrap();
+        std::fs::create_dir(sys.path().join("udev")).unwrap();
+        for (more, wanted) in OF_OTHERS.map(|m| (m, true)).into_iter().chain([("ID_FS_TYPE=bcache", false)]) {
+            let kept = format!("S:disk/by-id/x\nE:ID_MODEL=x\nE:{more}\nG:systemd\n");
+            std::fs::write(sys.path().join("udev/b8:32"), kept).unwrap();
+            assert_eq!(taken("/dev/sdc"), wanted, "{more}");
+        }
     }
 
     #[test]
@@ -502,7 +582,7 @@ mod tests {
             let sent = nix::sys::socket::sendto(theirs.as_raw_fd(), &kernel(&DISK), &to, MsgFlags::empty());
             // A refusal is as good; others' events may come between.
             for _ in 0..if sent.is_ok() { 100 } else { 0 } {
-                let came = Heard::Event(Event { action: Action::Add, device: "/dev/sdx".into() });
+                let came = heard(Action::Add, "sdx");
                 match receive(&ours).unwrap() {
                     Heard::Nothing => break,
                     heard => assert_ne!(heard, came, "{to}"),

@@ -113,7 +113,7 @@ export class Chart {
     const xs = [];
     const columns = this.series.map(() => []);
     for (let i = 0; i < times.length; i++) {
-      if (i > 0 && times[i] - times[i - 1] > 3500) {
+      if (i > 0 && times[i] - times[i - 1] > 4500) {
         xs.push((times[i - 1] + times[i]) / 2000);
         columns.forEach((c) => c.push(null));
       }

@@ -190,3 +190,73 @@ fn devices_are_pulled_out_and_put_in_again() {
     );
     sh(guest, "down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)");
 }
+
+/// A client over NBD: a file by `nbdfuse`, which opens several connections.
+const CLIENTS: &str = r#"
+connect() { # a client that stays connected until `disconnect`
+    mkdir -p /tmp/nbd && { nbdfuse /tmp/nbd/data 'nbd+unix:///bcache0?socket=/run/data.sock' >/tmp/nbd.out 2>&1 & } && n=0
+    until [ -e /tmp/nbd/data ]; do n=$((n+1)); [ $n -lt 1000 ] || { cat /tmp/nbd.out >&2; return 1; }; usleep 20000; done
+}
+disconnect() { umount /tmp/nbd && while pidof nbdfuse >/dev/null; do usleep 20000; done; }
+put_there() { dd if=$1 of=/tmp/nbd/data bs=64k seek=$(($2 * 16)) conv=notrunc,fsync 2>/dev/null; }
+is_there() { dd if=/tmp/nbd/data bs=64k skip=$(($2 * 16)) count=16 2>/dev/null | cmp - $1; }
+can_read() { dd if=/tmp/nbd/data of=/dev/null bs=64k skip=$(($1 * 16)) count=1 2>/dev/null; }
+"#;
+
+#[test]
+fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
+    if skipped("devices_are_pulled_out_under_clients_of_nbd_and_fuse") {
+        return;
+    }
+    let dir = Dir::new();
+    let (cache, backing) = (dir.disk("cache", 64 * MIB), dir.disk("backing", 256 * MIB));
+    let builder = Vm::build("unplug-clients")
+        .tools(&["mkfs.ext4", "nbdfuse", "fusermount3"])
+        .disk(&dir.disk("other", 64 * MIB))
+        .text(&format!("{LIBRARY}{PLUGS}{CLIENTS}"), "/etc/daemon")
+        .text(
+            "tunables.sequential_cutoff = 0\n[volume.data]\nexports = [\"nbd=/run/data.sock\"]\n\
+             [volume.other]\nexports = [\"fuse=/run/other\"]\n",
+            "/etc/ubcache/ubcache.toml",
+        );
+    let mut guest = Guest::boot(builder, &cache, &backing);
+    let guest = &mut guest;
+    sh(
+        guest,
+        "modprobe fuse; modprobe loop; \
+         ubcache make -C $(disk_of cache) -B $(disk_of backing) --bucket 64k --writeback --label data && \
+         ubcache make -B $(disk_of other) --label other && launch && \
+         until ubcache register $(disk_of cache) $(disk_of backing); do usleep 50000; done && served data && \
+         ubcache set data writeback_running=0 && ubcache register $(disk_of other) && \
+         ubcache attach $(disk_of cache) other && served other",
+    );
+    sh(
+        guest,
+        "for n in clean dirty late; do head -c 1048576 /dev/urandom >/tmp/$n; done && connect && \
+         ubcache set-cachemode data writethrough && put_there /tmp/clean 0 && \
+         ubcache set-cachemode data writeback && put_there /tmp/dirty 16 && \
+         loop=$(volume other | cut -d' ' -f 1) && mkfs.ext4 -q $loop && mount $loop /mnt && \
+         head -c 1000000 /dev/urandom >/mnt/kept && sync && md5sum /mnt/kept >/tmp/sum",
+    );
+
+    // Over NBD: what the cache has is there, the rest fails, and who is connected stays so although the disk is back.
+    sh(guest, "pull backing");
+    guest.vm.wait_for("a message", "grep -q 'has gone away: what the cache does not have' /tmp/up.err");
+    sh(
+        guest,
+        "is_there /tmp/clean 0 && is_there /tmp/dirty 16 && ! can_read 100 && put_there /tmp/late 32 && put backing",
+    );
+    guest.vm.wait_for("a message", "grep -q 'any more: .* to unix:/run/data.sock' /tmp/up.err");
+    sh(guest, "is_there /tmp/dirty 16 && is_there /tmp/late 32 && ! can_read 100 && disconnect");
+    guest.vm.wait_for("the volume", "[ $(grep -c 'bcache0 ready: nbd' /tmp/up.err) = 2 ]");
+    sh(
+        guest,
+        "connect && can_read 100 && is_there /tmp/clean 0 && is_there /tmp/dirty 16 && is_there /tmp/late 32",
+    );
+
+    // By FUSE: whoever has mounted the loop device is waited for.
+    sh(guest, "pull other");
+    guest.vm.wait_for("a message", "[ $(grep -c 'has gone away: what the cache' /tmp/up.err) = 2 ]");
+    sh(guest, "put other");
+    guest.vm.wait_for("a message", "grep -q 'nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
+}

@@ -122,6 +122,15 @@ impl Running {
         }
     }
 
+    /// Who is connected, in words, where that is something the export alone knows: who has a block device or a file open is
+    /// for the system to say.
+    pub fn clients(&self) -> Option<String> {
+        match self {
+            Running::Nbd(nbd) => nbd.clients(),
+            Running::Fuse(_) | Running::Ublk(_) => None,
+        }
+    }
+
     /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
     /// export at once, under whoever uses it.
     pub async fn stop(self, force: &Force) -> Result<(), Failure> {

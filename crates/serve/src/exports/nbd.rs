@@ -44,6 +44,11 @@ impl Nbd {
         Way { kind: "nbd", address: uri(&self.address, volume) }
     }
 
+    pub(crate) fn clients(&self) -> Option<String> {
+        let n = self.server.connections();
+        (n > 0).then(|| format!("{n} client connection{} to {}", if n == 1 { "" } else { "s" }, self.address))
+    }
+
     pub(crate) async fn stop(self) {
         self.server.stop().await;
     }
