@@ -11,13 +11,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ANSWER_WITHIN, FIGURES_WITHIN, Registry, Standing, ask};
+use super::{ANSWER_WITHIN, Device, FIGURES_WITHIN, Registry, Standing, ask};
 use crate::devices::{Role, Seen, look_at_all};
 use crate::worker::Order;
 use serve::{Failure, message};
 
 /// How often it is looked whether somebody still uses a volume.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+fn waits_for_users(why: &str) -> Standing {
+    Standing::Back(format!("is back, and served again when nobody uses it any more: {why}"))
+}
 
 impl Registry {
     /// Says of every served device that has gone what becomes of its volume.
@@ -68,10 +72,7 @@ impl Registry {
         message::note(format!("{}: is back; it was {}", seen.path.display(), before.display()));
         let remembered = self.remember(&seen);
         if let Some(why) = self.renew(&seen).await {
-            self.stand(
-                &seen,
-                Standing::Back(format!("is back, and served again when nobody uses it any more: {why}")),
-            );
+            self.stand(&seen, waits_for_users(&why));
             let this = self.clone();
             tokio::spawn(async move { this.renew_later(seen).await });
         }
@@ -86,8 +87,15 @@ impl Registry {
                 .devices()
                 .get(&seen.path)
                 .is_some_and(|d| matches!(d.standing, Standing::Back(_)) && d.seen.as_ref() == Some(&seen));
-            if !still || self.renew(&seen).await.is_none() {
+            if !still {
                 return;
+            }
+            let Some(why) = self.renew(&seen).await else { return };
+            // Others may be in the way now. That is shown to who asks, but said once: users come and go.
+            if let Some(Device { standing: standing @ Standing::Back(_), .. }) =
+                self.devices().get_mut(&seen.path)
+            {
+                *standing = waits_for_users(&why);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What a volume must hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -57,6 +57,8 @@ pub struct Model {
     later: BTreeMap<u64, Vec<u32>>,
     /// The same after a crash of the kernel; see [`Model::kernel_interrupted`].
     open: BTreeMap<u64, Vec<u32>>,
+    /// What may hold anything; see [`Model::kernel_forgot`].
+    anything: BTreeSet<u64>,
     last_version: u32,
 }
 
@@ -68,6 +70,7 @@ impl Model {
             certain: vec![0; sectors as usize],
             later: BTreeMap::new(),
             open: BTreeMap::new(),
+            anything: BTreeSet::new(),
             last_version: 0,
         }
     }
@@ -93,6 +96,7 @@ impl Model {
     fn set(&mut self, sector: u64, version: u32) {
         self.later.remove(&sector);
         self.open.remove(&sector);
+        self.anything.remove(&sector);
         if let Some(v) = self.certain.get_mut(sector as usize) {
             *v = version;
         }
@@ -146,6 +150,15 @@ impl Model {
         }
     }
 
+    /// The same on disks that forget what nobody flushed. The kernel writes a node of its index while the data that its
+    /// keys name is not durable (docs/compat.md, item 4): where the load had written since the last flush, whatever was
+    /// in that place of the cache before may show, until the sector is written again. (Seen once: the node was written
+    /// thirty seconds after its first key, which a load on an idle machine does not last.)
+    pub fn kernel_forgot(&mut self, plan: &Plan, flushed: &[u32]) {
+        self.kernel_interrupted(plan, flushed);
+        self.anything.extend(self.open.keys());
+    }
+
     /// Sectors whose contents a crash left open.
     pub fn open_sectors(&self) -> usize {
         self.later.len() + self.open.len()
@@ -165,7 +178,9 @@ impl Model {
                 continue;
             }
             let allowed = later.get(&sector).map_or(&[][..], Vec::as_slice);
-            if self.open.get(&sector).is_some_and(|open| open.contains(found)) {
+            if self.open.get(&sector).is_some_and(|open| open.contains(found))
+                || self.anything.contains(&sector)
+            {
                 continue;
             }
             if allowed.contains(found) {
@@ -212,6 +227,27 @@ mod tests {
         }
         model.put(0..4096, 0);
         assert!(std::panic::catch_unwind(move || model.judge(&after, "written since")).is_err());
+    }
+
+    #[test]
+    fn a_kernel_on_disks_that_forget_leaves_anything_where_nothing_was_flushed() {
+        let mut model = Model::new(1, 4096);
+        let plan = model.plan(1);
+        let flushed = [100; 4];
+        model.kernel_forgot(&plan, &flushed);
+        let mut found = map_of(&model);
+        let (&open, _) = model.open.iter().next().unwrap();
+        let settled =
+            (0..4096).find(|s| !model.open.contains_key(s) && found.versions[*s as usize] > 0).unwrap();
+        found.versions[open as usize] = FOREIGN;
+        model.judge(&found, "what was on its way");
+        found.versions[settled as usize] = 0;
+        let mut strict = model.clone();
+        assert!(std::panic::catch_unwind(move || strict.judge(&found, "what was flushed")).is_err());
+        model.put(0..4096, 0);
+        let mut found = map_of(&model);
+        found.versions[open as usize] = FOREIGN;
+        assert!(std::panic::catch_unwind(move || model.judge(&found, "written since")).is_err());
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn kernel_loses_power_and_its_disks_forget() {
         kernel.begin_load(&w.backing, &plan);
         kernel.wait_for_load(&plan, 500);
         let progress = kernel.cut_power();
-        w.model.kernel_interrupted(&plan, &guest::flushed(&plan, &progress));
+        w.model.kernel_forgot(&plan, &guest::flushed(&plan, &progress));
         assert!(w.model.open_sectors() > 0, "the load had ended");
         w.check();
         // The kernel itself makes the same of it.
