@@ -92,7 +92,7 @@ impl<V: BlockVolume> ByteVolume<V> {
 
     /// Writes what was staged.
     pub(crate) async fn write(&self, staged: Staged, durable: bool) -> Result<(), VolumeError> {
-        let flags = WriteFlags { fua: durable };
+        let flags = WriteFlags { fua: durable, ..WriteFlags::default() };
         let sectors = staged.sectors();
         if sectors == Sectors::ZERO {
             return Ok(());

@@ -182,6 +182,8 @@ pub(crate) const OP_FLUSH: u8 = 2;
 pub(crate) const OP_DISCARD: u8 = 3;
 pub(crate) const OP_WRITE_ZEROES: u8 = 5;
 
+/// In `IoDescriptor::op_flags`: a file system's metadata.
+pub(crate) const IO_META: u32 = 1 << 11;
 /// In `IoDescriptor::op_flags`: durable at completion.
 pub(crate) const IO_FUA: u32 = 1 << 13;
 /// In `IoDescriptor::op_flags`: zeros must take up space.

@@ -4,15 +4,15 @@
 //! goes with it. Whether it fits into the volume is for the volume to say.
 
 use format::{Sector, Sectors};
-use io::{IoError, VolumeError};
+use io::{IoError, ReadFlags, VolumeError, WriteFlags};
 
 use crate::abi::{self, IoDescriptor};
 
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
-    Read { sector: Sector, sectors: Sectors },
-    Write { sector: Sector, sectors: Sectors, fua: bool },
+    Read { sector: Sector, sectors: Sectors, flags: ReadFlags },
+    Write { sector: Sector, sectors: Sectors, flags: WriteFlags },
     Flush,
     Discard { sector: Sector, sectors: Sectors },
     WriteZeroes { sector: Sector, sectors: Sectors, fua: bool, may_unmap: bool },
@@ -27,12 +27,16 @@ impl Request {
         let sector = Sector(descriptor.start_sector);
         let sectors = Sectors(u64::from(descriptor.sectors));
         let has = |flag: u32| descriptor.op_flags & flag != 0;
+        let meta = has(abi::IO_META);
         if sector.checked_add(sectors).is_none() {
             return Err(libc::EINVAL);
         }
         let request = match (descriptor.op_flags & 0xff) as u8 {
-            abi::OP_READ => Request::Read { sector, sectors },
-            abi::OP_WRITE => Request::Write { sector, sectors, fua: has(abi::IO_FUA) },
+            abi::OP_READ => Request::Read { sector, sectors, flags: ReadFlags { meta } },
+            abi::OP_WRITE => {
+                let flags = WriteFlags { fua: has(abi::IO_FUA), meta };
+                Request::Write { sector, sectors, flags }
+            }
             abi::OP_FLUSH => return Ok(Request::Flush),
             abi::OP_DISCARD => return Ok(Request::Discard { sector, sectors }),
             abi::OP_WRITE_ZEROES => {
@@ -93,9 +97,12 @@ mod tests {
     fn operations_and_flags() {
         let (sector, sectors) = (Sector(7), Sectors(8));
         let decode = |op_flags| Request::decode(&descriptor(op_flags, 7, 8), 4096);
-        assert_eq!(decode(0), Ok(Request::Read { sector, sectors }));
-        assert_eq!(decode(1), Ok(Request::Write { sector, sectors, fua: false }));
-        assert_eq!(decode(1 | 1 << 13 | 1 << 11), Ok(Request::Write { sector, sectors, fua: true }));
+        let read = |meta| Ok(Request::Read { sector, sectors, flags: ReadFlags { meta } });
+        let write = |fua, meta| Ok(Request::Write { sector, sectors, flags: WriteFlags { fua, meta } });
+        assert_eq!((decode(0), decode(1 << 11)), (read(false), read(true)));
+        assert_eq!((decode(1), decode(1 | 1 << 11)), (write(false, false), write(false, true)));
+        assert_eq!(decode(1 | 1 << 13 | 1 << 11), write(true, true));
+        assert_eq!(decode(1 | 1 << 13 | 1 << 8), write(true, false), "flags without meaning here");
         assert_eq!(decode(2), Ok(Request::Flush));
         assert_eq!(decode(3), Ok(Request::Discard { sector, sectors }));
         assert_eq!(decode(5), Ok(Request::WriteZeroes { sector, sectors, fua: false, may_unmap: true }));

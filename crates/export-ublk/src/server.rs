@@ -13,7 +13,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use io::sync::Event;
-use io::{BlockVolume, Buffer, Handle, JoinHandle, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Buffer, Handle, JoinHandle, ZeroFlags};
 
 use crate::abi::{self, IoDescriptor};
 use crate::request::{Request, failure};
@@ -163,8 +163,8 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         let volume = &*self.volume;
         let mut buffer = buffer;
         let result = match request {
-            Request::Read { sector, sectors } => {
-                let (back, result) = volume.read(sector, sectors, buffer, 0).await;
+            Request::Read { sector, sectors, flags } => {
+                let (back, result) = volume.read_as(sector, sectors, buffer, 0, flags).await;
                 buffer = back;
                 if buffer.is_shared() || buffer.capacity() < self.max_io_bytes as usize {
                     // The driver takes the data from the buffer into which it puts the next request's.
@@ -177,8 +177,8 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
                 }
                 result
             }
-            Request::Write { sector, sectors, fua } => {
-                let result = volume.write(sector, sectors, buffer.clone(), 0, WriteFlags { fua }).await;
+            Request::Write { sector, sectors, flags } => {
+                let result = volume.write(sector, sectors, buffer.clone(), 0, flags).await;
                 if buffer.is_shared() {
                     buffer = self.buffer();
                 }

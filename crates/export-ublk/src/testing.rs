@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockio::bridge::{self, Reply};
 use format::{Sector, Sectors};
-use io::{BlockVolume, Buffer, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Buffer, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{self, DeviceInfo, IoDescriptor, Params};
@@ -26,6 +26,8 @@ pub(crate) struct Ram {
     pub(crate) bytes: RefCell<Vec<u8>>,
     pub(crate) flushes: Cell<usize>,
     pub(crate) fua: Cell<usize>,
+    /// Reads and writes of metadata.
+    pub(crate) meta: Cell<(usize, usize)>,
     /// Holds on to written buffers, as a write behind does.
     pub(crate) keep: Cell<bool>,
     pub(crate) kept: RefCell<Vec<Buffer>>,
@@ -44,6 +46,7 @@ impl Ram {
             bytes: RefCell::new(vec![0; sectors * 512]),
             flushes: Cell::new(0),
             fua: Cell::new(0),
+            meta: Cell::default(),
             keep: Cell::new(false),
             kept: RefCell::default(),
             gate: io::sync::Event::default(),
@@ -107,6 +110,19 @@ impl BlockVolume for Ram {
         (buffer, result)
     }
 
+    async fn read_as(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: ReadFlags,
+    ) -> (Buffer, Result<(), VolumeError>) {
+        let (reads, writes) = self.meta.get();
+        self.meta.set((reads + usize::from(flags.meta), writes));
+        self.read(sector, sectors, buffer, offset_bytes).await
+    }
+
     async fn write(
         &self,
         sector: Sector,
@@ -120,6 +136,8 @@ impl BlockVolume for Ram {
         let len = range.len();
         self.bytes.borrow_mut()[range].copy_from_slice(&buffer.as_slice()[offset_bytes..offset_bytes + len]);
         self.fua.set(self.fua.get() + usize::from(flags.fua));
+        let (reads, writes) = self.meta.get();
+        self.meta.set((reads, writes + usize::from(flags.meta)));
         if self.keep.get() {
             self.kept.borrow_mut().push(buffer);
         }

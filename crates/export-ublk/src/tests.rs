@@ -66,6 +66,9 @@ fn requests_are_carried_out_and_answered() {
         assert_eq!(w.ask(abi::OP_WRITE, 8, 8, &data).await.0, 4096);
         assert_eq!(w.ask(abi::OP_READ, 8, 8, &[]).await, (4096, data.clone()));
         assert_eq!(w.flagged(u32::from(abi::OP_WRITE) | abi::IO_FUA, 9, 1, &[7; 512]).await.0, 512);
+        assert_eq!(w.flagged(u32::from(abi::OP_WRITE) | abi::IO_META, 12, 1, &[8; 512]).await.0, 512);
+        assert_eq!(w.flagged(u32::from(abi::OP_READ) | abi::IO_META, 12, 1, &[]).await, (512, vec![8; 512]));
+        assert_eq!(w.volume.meta.get(), (1, 1), "the hint of metadata arrives, and only where it was given");
         assert_eq!(
             (w.volume.fua.get(), w.ask(abi::OP_FLUSH, 0, 0, &[]).await.0, w.volume.flushes.get()),
             (1, 0, 1)
@@ -76,7 +79,7 @@ fn requests_are_carried_out_and_answered() {
         assert_eq!(n, 4096);
         assert_eq!((&read[..512], &read[512..1024]), (&data[..512], &[7; 512][..]));
         assert_eq!((&read[1024..1536], &read[1536..2048]), (&[0xdd; 512][..], &[0; 512][..]));
-        assert_eq!(read[2048..], data[2048..]);
+        assert_eq!((&read[2048..2560], &read[2560..]), (&[8; 512][..], &data[2560..]));
         // What cannot be is refused, and the tag goes on.
         assert_eq!(w.ask(abi::OP_READ, 4095, 2, &[]).await.0, -libc::EIO);
         assert_eq!(w.ask(abi::OP_READ, 0, 1025, &[]).await.0, -libc::EINVAL);

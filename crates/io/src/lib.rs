@@ -37,4 +37,4 @@ pub use runtime::{Clock, Handle, Runtime};
 pub use survivor::{KEPT_ENTRIES, KEPT_WORDS, Survivor, SurvivorRef};
 pub use timer::{Nanos, Sleep};
 pub use trace::{Purpose, TRACE_REQUESTS, TraceFigures, Traced};
-pub use volume::{BlockVolume, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
+pub use volume::{BlockVolume, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};

@@ -11,11 +11,20 @@ use format::{Sector, Sectors};
 use crate::buffer::Buffer;
 use crate::device::IoError;
 
-/// How a write wants to complete.
+/// What is known about a read.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ReadFlags {
+    /// It is for a file system's metadata. A hint.
+    pub meta: bool,
+}
+
+/// How a write wants to complete, and what is known about it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteFlags {
     /// Durable at completion.
     pub fua: bool,
+    /// It is a file system's metadata. A hint.
+    pub meta: bool,
 }
 
 /// How zeros are to be written.
@@ -98,6 +107,20 @@ pub trait BlockVolume: 'static {
         buffer: Buffer,
         offset_bytes: usize,
     ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)>;
+
+    /// The same, by somebody who knows more about it. Volumes that make no use of that are asked with
+    /// [`BlockVolume::read`].
+    fn read_as(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: ReadFlags,
+    ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)> {
+        let _ = flags;
+        self.read(sector, sectors, buffer, offset_bytes)
+    }
 
     /// Stores `sectors` at `sector` from `buffer`, byte `offset_bytes` on. The buffer may stay shared for a while
     /// after completion (it may still be on its way to a second device), so take a new one for the next write.

@@ -126,7 +126,7 @@ impl Client {
             fill_data(s, self.number, start + i as u64, id);
         }
         self.log(if fua { "durable write" } else { "write" }, start, sectors, id, "begins");
-        let flags = WriteFlags { fua };
+        let flags = WriteFlags { fua, ..WriteFlags::default() };
         let result = volume.write(Sector(start), Sectors(sectors), buffer, skip, flags).await;
         self.log("write", start, sectors, id, "ends");
         self.world.note(u64::from(id) << 1 | u64::from(result.is_ok()));

@@ -178,8 +178,15 @@ impl Images {
             let _ = v[0].set("writeback_running", "0").await;
             for i in 0..60 {
                 let buffer = rt.pool().zeroed(3 * SECTOR);
-                let _ =
-                    v[0].write(Sector(i * 7), Sectors(3), buffer, 0, WriteFlags { fua: i % 8 == 0 }).await;
+                let _ = v[0]
+                    .write(
+                        Sector(i * 7),
+                        Sectors(3),
+                        buffer,
+                        0,
+                        WriteFlags { fua: i % 8 == 0, meta: i % 3 == 0 },
+                    )
+                    .await;
                 let _ = v[0].read(Sector(600 + i * 8), Sectors(8), rt.pool().take(8 * SECTOR), 0).await;
             }
             let _ = set.gc().await;
@@ -300,7 +307,9 @@ async fn ask(rt: &io::Handle, v: &Rc<Volume>) {
     }
     for at in (0..size.saturating_sub(16)).step_by(97) {
         let buffer = rt.pool().zeroed(5 * SECTOR);
-        let _ = v.write(Sector(at), Sectors(5), buffer, 0, WriteFlags { fua: at % 2 == 0 }).await;
+        let _ = v
+            .write(Sector(at), Sectors(5), buffer, 0, WriteFlags { fua: at % 2 == 0, meta: at % 3 == 0 })
+            .await;
     }
     let _ = v.discard(Sector(size / 4), Sectors(size / 4)).await;
     let _ = v.flush().await;

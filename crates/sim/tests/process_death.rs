@@ -67,7 +67,9 @@ async fn work(rt: Handle, v: Rc<Volume>, model: Rc<RefCell<Model>>, worker: u64)
                 for (i, s) in b.as_mut().chunks_mut(SECTOR).enumerate() {
                     fill_data(s, 0, at + i as u64, write);
                 }
-                let result = v.write(sector, sectors, b, 0, WriteFlags { fua: dice == 2 }).await;
+                let result = v
+                    .write(sector, sectors, b, 0, WriteFlags { fua: dice == 2, ..WriteFlags::default() })
+                    .await;
                 model.borrow_mut().answered(at, n);
                 result
             }

@@ -38,6 +38,13 @@ pub(crate) const PRIO_INITIAL: u16 = 32768;
 /// A bucket whose oldest pointer is this far behind must not be invalidated (format section 5, `GC_GEN_MAX`).
 pub(crate) const GEN_AGE_LIMIT: u8 = 96;
 
+/// Mark: what is in the bucket is being copied elsewhere.
+const MOVING: u8 = 1;
+/// Mark: the bucket ages slowly, since it holds file systems' metadata.
+const SLOW: u8 = 2;
+/// Such buckets age with every so many agings of the others.
+const SLOW_AGING: u32 = 8;
+
 #[derive(Clone, Copy)]
 struct Bucket {
     generation: Gen,
@@ -47,8 +54,8 @@ struct Bucket {
     prio: u16,
     /// Reads do not pin; allocations in progress and open buckets do.
     pins: u16,
-    /// What is in it is being copied elsewhere.
-    moving: bool,
+    /// [`MOVING`], [`SLOW`].
+    marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
 }
@@ -88,6 +95,8 @@ pub(crate) struct Buckets {
     live_sectors: u64,
     /// Buckets invalidated since the last walk of the index.
     invalidated_since_gc: u64,
+    /// Agings so far.
+    agings: u32,
 }
 
 impl Buckets {
@@ -98,7 +107,7 @@ impl Buckets {
             used: if i < first_usable.0 { Use::Reserved } else { Use::Data },
             prio: 0,
             pins: 0,
-            moving: false,
+            marks: 0,
             live_sectors: 0,
             dirty_sectors: 0,
         };
@@ -112,6 +121,7 @@ impl Buckets {
             unused: usable,
             live_sectors: 0,
             invalidated_since_gc: 0,
+            agings: 0,
         };
         buckets.in_use_percent = buckets.percent_in_use();
         buckets
@@ -276,12 +286,15 @@ impl Buckets {
 
     /// Whether what is in the bucket is being copied elsewhere.
     pub(crate) fn is_moving(&self, b: BucketNr) -> bool {
-        self.get(b).moving
+        self.get(b).marks & MOVING != 0
     }
 
     /// Begins or ends copying what is in a bucket; false if that is so already.
     pub(crate) fn set_moving(&mut self, b: BucketNr, moving: bool) -> bool {
-        std::mem::replace(&mut self.table[b.0 as usize].moving, moving) != moving
+        let marks = &mut self.table[b.0 as usize].marks;
+        let before = *marks & MOVING != 0;
+        *marks = if moving { *marks | MOVING } else { *marks & !MOVING };
+        before != moving
     }
 
     pub(crate) fn pin(&mut self, b: BucketNr) {
@@ -320,8 +333,14 @@ impl Buckets {
             x.live_sectors = 0;
             x.used = Use::Ready;
             x.prio = PRIO_INITIAL;
+            x.marks &= !SLOW;
         });
         self.invalidated_since_gc += 1;
+    }
+
+    /// The bucket is kept longer than others, until it is reused.
+    pub(crate) fn age_slowly(&mut self, b: BucketNr) {
+        self.table[b.0 as usize].marks |= SLOW;
     }
 
     /// A ready bucket is taken into use.
@@ -399,12 +418,15 @@ impl Buckets {
         }
     }
 
-    /// Age all data priorities by one (the kernel's rescaling); returns the smallest that is left.
+    /// Age all data priorities by one (the kernel's rescaling), those that age slowly once in [`SLOW_AGING`] times;
+    /// returns the smallest that is left.
     pub(crate) fn age(&mut self) -> u16 {
+        self.agings = self.agings.wrapping_add(1);
+        let all = self.agings.is_multiple_of(SLOW_AGING);
         let mut min = PRIO_INITIAL;
         for x in &mut self.table {
             if x.prio != 0 && x.prio != PRIO_METADATA && x.pins == 0 {
-                x.prio -= 1;
+                x.prio -= u16::from(all || x.marks & SLOW == 0);
                 min = min.min(x.prio);
             }
         }

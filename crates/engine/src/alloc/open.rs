@@ -21,6 +21,8 @@ pub(crate) enum Stream {
     Clean,
     /// Clean copies that were read before.
     Kept,
+    /// Clean copies of file systems' metadata.
+    Meta,
     /// Flash-only volumes.
     Volume,
     /// Data packed by the moving garbage collector.

@@ -177,7 +177,8 @@ pub fn decide(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decisi
 }
 
 /// The same with the admission policy `cost`: while there is room to spare, streams are cached that are faster through
-/// the cache; and nothing goes past a congested cache to a device that would take even longer. `compare` is called at
+/// the cache; nothing goes past a congested cache to a device that would take even longer; and a file system's metadata
+/// goes past it for neither reason. `compare` is called at
 /// most once, and only for requests that the kernel's rules would send past the cache by these two; without an answer
 /// the kernel's rules hold.
 pub fn decide_by_cost(
@@ -243,6 +244,9 @@ fn decide_by_stream(
         return Decision::Cache;
     }
     let costs = compare();
+    if inputs.hints.meta && costs.is_some() {
+        return Decision::Cache;
+    }
     if sequential && !costs.is_some_and(|c| c.free_room && c.streams_faster) {
         return Decision::Bypass(BypassReason::Sequential);
     }
@@ -587,6 +591,22 @@ mod tests {
             ] {
                 assert_eq!(by_cost(&case), decide(&case, || case.sectors));
             }
+        }
+    }
+
+    /// A file system's metadata goes past the cache for neither reason; for others, and by the kernel's rules, it does.
+    #[test]
+    fn by_cost_metadata_is_neither_a_stream_nor_too_much() {
+        let hints = RequestHints { meta: true, ..RequestHints::default() };
+        let stream = BypassInputs { hints, sequential_cutoff_bytes: 4096, ..inputs() };
+        let congested = BypassInputs { hints, congestion_limit: Some(Sectors(8)), ..inputs() };
+        let costs = Comparison { free_room: false, streams_faster: false, answers_first: false };
+        for (case, reason) in [(stream, BypassReason::Sequential), (congested, BypassReason::Congested)] {
+            assert_eq!(decide_by_cost(&case, || case.sectors, || Some(costs)), Decision::Cache);
+            assert_eq!(decide(&case, || case.sectors), Decision::Bypass(reason));
+            let full = BypassInputs { in_use_percent: 96, ..case };
+            let decision = decide_by_cost(&full, || full.sectors, || Some(costs));
+            assert_eq!(decision, Decision::Bypass(BypassReason::CacheFull95));
         }
     }
 

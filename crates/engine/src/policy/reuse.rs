@@ -46,6 +46,8 @@ const CREDIT_HITS: u64 = 8;
 const PROBATION_HANDICAP: u64 = 2;
 /// Worth of a hit while nothing is known about the devices.
 const UNKNOWN_WORTH: u32 = 16;
+/// A hit of a file system's metadata is worth so many others.
+const METADATA_WORTH: u32 = 4;
 /// Ghosts at most (2 bytes each), and for each block that the cache has room for.
 const MAX_GHOSTS: u64 = 1 << 24;
 const GHOSTS_PER_BLOCK: u64 = 4;
@@ -106,6 +108,12 @@ impl Saving {
     pub fn new(request_ns: u64, mib_ns: u64) -> Saving {
         let units = |ns: u64| u32::try_from(ns / 10_000).unwrap_or(u32::MAX).min(1 << 20);
         Saving { request: units(request_ns), mib: units(mib_ns) }
+    }
+
+    /// The same for a file system's metadata, which everything else waits for.
+    pub fn of_metadata(self) -> Saving {
+        let more = |n: u32| n.saturating_mul(METADATA_WORTH).min(1 << 20);
+        Saving { request: more(self.request), mib: more(self.mib) }
     }
 
     /// The worth of a hit of this size: at least 1.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use format::{Sector, Sectors};
-use io::{BlockVolume, Buffer, Nanos, RangeStatus, VolumeError, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Buffer, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 
 use super::Volume;
 use super::direct::Direct;
@@ -25,6 +25,18 @@ impl Volume {
         buffer: Buffer,
         offset_bytes: usize,
     ) -> (Buffer, Result<(), VolumeError>) {
+        self.read_as(sector, sectors, buffer, offset_bytes, ReadFlags::default()).await
+    }
+
+    /// See [`BlockVolume::read_as`].
+    pub async fn read_as(
+        self: &Rc<Self>,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: ReadFlags,
+    ) -> (Buffer, Result<(), VolumeError>) {
         let _guard = match self.enter(sector, sectors) {
             Ok(g) => g,
             Err(e) => return (buffer, Err(e)),
@@ -43,7 +55,8 @@ impl Volume {
             };
             if !core.is_failed() {
                 let start = sector + Sectors(self.offset.0);
-                let (b, result) = self.read_cached(&core, inode, start, sectors, buffer, offset_bytes).await;
+                let (b, result) =
+                    self.read_cached(&core, inode, (start, sectors), buffer, offset_bytes, flags).await;
                 buffer = b;
                 if result.is_ok() || !core.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
@@ -71,7 +84,8 @@ impl Volume {
         self.count(|c| c.writes.count(sectors));
         let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
-        let write = Write { start, end: start + sectors, buffer, offset_bytes, fua: flags.fua };
+        let WriteFlags { fua, meta } = flags;
+        let write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta };
         loop {
             let Some((core, inode)) = self.attached() else {
                 let result = self.write_uncached(start, sectors, write.buffer, offset_bytes, flags.fua).await;
@@ -174,7 +188,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         if sectors <= SMALL_ZEROES {
             let zeros = self.rt.pool().zeroed(sectors.bytes() as usize);
-            return self.write(sector, sectors, zeros, 0, WriteFlags { fua: flags.fua }).await;
+            return self
+                .write(sector, sectors, zeros, 0, WriteFlags { fua: flags.fua, ..WriteFlags::default() })
+                .await;
         }
         let _guard = self.enter(sector, sectors)?;
         self.count(|c| c.writes.count(sectors));
@@ -291,6 +307,17 @@ impl BlockVolume for VolumeRef {
         offset_bytes: usize,
     ) -> (Buffer, Result<(), VolumeError>) {
         self.0.read(sector, sectors, buffer, offset_bytes).await
+    }
+
+    async fn read_as(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+        buffer: Buffer,
+        offset_bytes: usize,
+        flags: ReadFlags,
+    ) -> (Buffer, Result<(), VolumeError>) {
+        self.0.read_as(sector, sectors, buffer, offset_bytes, flags).await
     }
 
     async fn write(

@@ -151,7 +151,7 @@ impl Volume {
         fua: bool,
     ) -> Result<(), EngineError> {
         let buffer = self.rt.pool().zeroed((end - start).bytes() as usize);
-        let write = Write { start, end, buffer, offset_bytes: 0, fua };
+        let write = Write { start, end, buffer, offset_bytes: 0, fua, meta: false };
         let (outer_start, outer_end) = self.widened(core, start, end);
         let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
         let over_dirty = self.overlaps_dirty(core, inode, outer_start, outer_end).await?;
@@ -174,7 +174,7 @@ impl Volume {
             let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
             for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
                 let buffer = self.rt.pool().zeroed((b - a).bytes() as usize);
-                let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua: false };
+                let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua: false, meta: false };
                 let (outer_start, outer_end) = self.widened(core, a, b);
                 let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
                 newest = newest.max(self.write_volume(core, inode, &write).await?);

@@ -19,17 +19,17 @@ use crate::set::Core;
 const MAX_BACKGROUND: usize = 128;
 
 impl Volume {
-    /// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on.
+    /// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on. `meta`: it is a file system's metadata.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn insert_miss(
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        start: Sector,
-        end: Sector,
+        (start, end): (Sector, Sector),
         data: Buffer,
         skip: usize,
         miss: RangeGuard,
+        meta: bool,
     ) {
         // Whole blocks only.
         let block = core.geometry.block_sectors.0;
@@ -40,7 +40,11 @@ impl Volume {
         }
         let skip = skip + (first - start).bytes() as usize;
         let again = core.reuse().is_some_and(|mut reuse| reuse.miss(inode, start));
-        let stream = if again { Stream::Kept } else { Stream::Clean };
+        let stream = match (meta, again) {
+            (true, _) => Stream::Meta,
+            (false, true) => Stream::Kept,
+            (false, false) => Stream::Clean,
+        };
         let (volume, core) = (self.clone(), core.clone());
         let background = core.background();
         self.rt.spawn(async move {

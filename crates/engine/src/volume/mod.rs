@@ -373,7 +373,14 @@ impl Volume {
     }
 
     /// Through the cache or past it?
-    pub(super) fn decide(&self, core: &Core, kind: RequestKind, start: Sector, sectors: Sectors) -> Decision {
+    pub(super) fn decide(
+        &self,
+        core: &Core,
+        kind: RequestKind,
+        start: Sector,
+        sectors: Sectors,
+        meta: bool,
+    ) -> Decision {
         let now = self.rt.turn_time();
         let t = self.tunables.borrow();
         let congestion_limit = {
@@ -382,7 +389,7 @@ impl Volume {
         };
         let inputs = BypassInputs {
             kind,
-            hints: RequestHints::default(),
+            hints: RequestHints { meta, ..RequestHints::default() },
             start,
             sectors,
             block: core.geometry.block_sectors,
@@ -415,6 +422,14 @@ impl Volume {
             None => (true, true),
         };
         Comparison { free_room, streams_faster, answers_first }
+    }
+
+    /// What a hit saves.
+    pub(super) fn saving_of(&self, meta: bool) -> Saving {
+        match meta {
+            true => self.saving.get().of_metadata(),
+            false => self.saving.get(),
+        }
     }
 
     /// Measures anew what a hit saves: what the backing device takes beyond what the cache device takes.

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use format::{Inode, Ptr, Sector, Sectors};
-use io::{Buffer, Disk, Nanos, VolumeError};
+use io::{Buffer, Disk, Nanos, ReadFlags, VolumeError};
 
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
@@ -96,13 +96,13 @@ impl Volume {
         self: &Rc<Self>,
         core: &Rc<Core>,
         inode: Inode,
-        start: Sector,
-        sectors: Sectors,
+        (start, sectors): (Sector, Sectors),
         mut buffer: Buffer,
         offset_bytes: usize,
+        ReadFlags { meta }: ReadFlags,
     ) -> (Buffer, Result<(), EngineError>) {
         let arrived = self.rt.turn_time();
-        let decision = self.decide(core, RequestKind::Read, start, sectors);
+        let decision = self.decide(core, RequestKind::Read, start, sectors, meta);
         self.writeback.foreground(core);
         let end = start + sectors;
         loop {
@@ -132,7 +132,7 @@ impl Volume {
                             core.set_counters.borrow_mut().cache_read_races += 1;
                             continue;
                         }
-                        if core.used(ptr, sectors, self.saving.get()) && !dirty {
+                        if core.used(ptr, sectors, self.saving_of(meta)) && !dirty {
                             let data =
                                 &buffer.as_slice()[offset_bytes..offset_bytes + sectors.bytes() as usize];
                             crate::gc::keep(core, (inode, start), ptr, data);
@@ -162,7 +162,7 @@ impl Volume {
                 (false, false) => Outcome::Miss,
             };
             let (b, outcome) =
-                self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision).await;
+                self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
             buffer = b;
             match outcome {
                 Ok(true) => {
@@ -237,6 +237,7 @@ impl Volume {
         mut buffer: Buffer,
         offset_bytes: usize,
         decision: Decision,
+        meta: bool,
     ) -> (Buffer, Result<bool, EngineError>) {
         let missing = pieces.iter().any(|p| p.hit.is_none());
         let keep = missing && self.backing().is_some() && decision == Decision::Cache && !core.is_stopping();
@@ -275,7 +276,7 @@ impl Volume {
                         (Some((ptr, dirty)), _) => {
                             core.observe_cache_io(&Ok(()));
                             if core.buckets.borrow().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                                if core.used(ptr, size, self.saving.get()) && !dirty {
+                                if core.used(ptr, size, self.saving_of(meta)) && !dirty {
                                     let data = &data.as_slice()[r.skip..r.skip + len];
                                     crate::gc::keep(core, (inode, r.piece.start), ptr, data);
                                 }
@@ -284,7 +285,15 @@ impl Volume {
                             }
                         }
                         (None, Some(miss)) => {
-                            self.insert_miss(core, inode, r.piece.start, r.piece.end, data, r.skip, miss);
+                            self.insert_miss(
+                                core,
+                                inode,
+                                (r.piece.start, r.piece.end),
+                                data,
+                                r.skip,
+                                miss,
+                                meta,
+                            );
                         }
                         (None, None) => {}
                     }
@@ -350,7 +359,8 @@ impl Volume {
             core.check()?;
             let pieces = self.pieces(core, inode, start, end).await?;
             let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
-            let (b, outcome) = self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert).await;
+            let (b, outcome) =
+                self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert, false).await;
             buffer = b;
             if outcome? {
                 return Ok(buffer);

@@ -76,6 +76,8 @@ pub(super) struct Write {
     pub(super) buffer: Buffer,
     pub(super) offset_bytes: usize,
     pub(super) fua: bool,
+    /// It is a file system's metadata.
+    pub(super) meta: bool,
 }
 
 impl Write {
@@ -106,7 +108,7 @@ impl Volume {
             let done = self.write_uncached(start, sectors, data, write.offset_bytes, write.fua).await;
             return done.map(|()| Outcome::PassThrough).map_err(into_engine);
         }
-        let decision = self.decide(core, RequestKind::Write, start, sectors);
+        let decision = self.decide(core, RequestKind::Write, start, sectors, write.meta);
         let merged;
         let mut write = write;
         if (outer_start, outer_end) != (start, end)
@@ -150,7 +152,7 @@ impl Volume {
         let len = write.sectors().bytes() as usize;
         blocks.as_mut()[at..at + len]
             .copy_from_slice(&write.buffer.as_slice()[write.offset_bytes..write.offset_bytes + len]);
-        Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua })
+        Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua, meta: write.meta })
     }
 
     /// Whether any live dirty data lies in the range.
@@ -201,7 +203,7 @@ impl Volume {
             let t = core.tunables.borrow();
             WriteInputs {
                 kind: RequestKind::Write,
-                hints: RequestHints { sync: write.fua, ..RequestHints::default() },
+                hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
                 mode: self.tunables.borrow().cache_mode,
                 detaching: self.detaching.get(),
                 in_use_percent: core.in_use_percent(),
@@ -461,7 +463,7 @@ impl Volume {
             (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
         let _range = self.ranges.change(first, last).await;
         self.ranges.writeback_done(first, last).await;
-        let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua };
+        let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta: false };
         if (first, last) != (start, start + sectors) {
             let span = last - first;
             let around = self.rt.pool().take(span.bytes() as usize);
@@ -471,7 +473,7 @@ impl Volume {
             let len = sectors.bytes() as usize;
             blocks.as_mut()[at..at + len]
                 .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
-            write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua };
+            write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua, meta: false };
         }
         let (at, size) = (write.start, write.sectors());
         let done = backing.write_data(at, size, write.buffer, write.offset_bytes, fua).await;
@@ -531,8 +533,12 @@ impl Core {
                     self.alloc.fills();
                 }
                 if let Some(reuse) = &mut *self.reuse.borrow_mut() {
+                    // What is read of a file system's metadata is worth more than what other reads bring in.
                     let on_probation = stream == Stream::Clean;
                     reuse.fills(taken, if on_probation { Segment::Probation } else { Segment::Protected });
+                }
+                if stream == Stream::Meta {
+                    b.age_slowly(taken);
                 }
                 Some(taken)
             },

@@ -171,7 +171,9 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 Err(e) => Err(e),
             },
             Task::Write { buffer, fua } => {
-                let result = volume.write(sector, sectors, buffer, 0, WriteFlags { fua }).await;
+                let result = volume
+                    .write(sector, sectors, buffer, 0, WriteFlags { fua, ..WriteFlags::default() })
+                    .await;
                 self.memory.give(u64::from(bytes));
                 result
             }

@@ -67,7 +67,7 @@ impl Boot {
         for (i, s) in b.as_mut().chunks_mut(SECTOR).enumerate() {
             fill_data(s, 0, at + i as u64, write);
         }
-        self.v.write(Sector(at), Sectors(n), b, 0, WriteFlags { fua }).await
+        self.v.write(Sector(at), Sectors(n), b, 0, WriteFlags { fua, ..WriteFlags::default() }).await
     }
 
     pub async fn write(&self, at: u64, n: u64, write: u32) {
