@@ -1,9 +1,10 @@
 //! What a 4 KiB request costs the engine alone, counted, against limits: more than a little above what it was when the limit was
 //! set is a change that somebody should know about. docs/performance.md has the figures and says how to look into them.
 //!
-//! The limits depend on the build: tests have assertions and no optimisation over crates, and a tenth of room. What is compared
-//! with others is the release build, whose limits for reads and inserts are not above the targets (half and four tenths of
-//! OCF's): `cargo test --release -p ubcache-bench --test instructions -- --nocapture`.
+//! The limits depend on the build: tests have assertions and no optimisation over crates, and a fifth of room, for a processor of
+//! another kind copies with other instructions. What is compared with others is the release build, whose limits for reads and
+//! inserts are not above the targets (half and four tenths of OCF's):
+//! `cargo test --release -p ubcache-bench --test instructions -- --nocapture`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ const PHASES: [&str; 5] = ["set-up", "insert", "overwrite", "read", "nothing"];
 
 /// Most instructions of the engine for each request: (what, tests' build, release build).
 const LIMITS: [(&str, f64, f64); 3] =
-    [("read", 3_900.0, 2_220.0), ("overwrite", 12_300.0, 4_200.0), ("insert", 12_900.0, 4_560.0)];
+    [("read", 3_320.0, 2_220.0), ("overwrite", 6_120.0, 4_200.0), ("insert", 6_700.0, 4_560.0)];
 /// Most of what the program counts by itself; the same in every build.
 const COUNTS: [(&str, f64); 3] = [
     ("insert_cache_bytes_per_user_byte", 1.1),
