@@ -14,7 +14,7 @@ help:
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation, shell scripts'
-	@echo 'make bench  benches of the engine and the exports, and beside other caches; JOBS="B3" for one of the latter'
+	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
 	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
 	@echo 'make build  the release binary, target/release/ubcache'

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 
 use ubcache_vm::{Dir, Vm};
 
@@ -61,7 +62,7 @@ impl Lab {
             .disk(&fast)
             .memory_mib(2600)
             .tools(&["fio", "make-bcache", "dmsetup", "sysbench", "mkfs.ext4"])
-            .program(ubcache())
+            .program(beside("ubcache"))
             .boot();
         vm.sh(
             "modprobe bcache; modprobe ublk_drv; modprobe dm_mod; modprobe dm_cache; modprobe dm_cache_smq; \
@@ -102,30 +103,39 @@ impl Lab {
 
     /// What a reader of the figures must know.
     pub fn describe(&mut self) -> BTreeMap<String, String> {
-        let mut about = BTreeMap::new();
+        let mut about = host();
         let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
-        let host = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let model = host.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown");
-        say("host processor", model.trim_start_matches(['\t', ':', ' ']).to_owned());
-        say("host processors", std::thread::available_parallelism().map_or(0, usize::from).to_string());
         say("guest", "QEMU, 2 processors, 2600 MiB of memory".into());
         say("guest kernel", self.vm.sh("uname -r").ok().line().to_owned());
         say("fio", self.vm.sh("fio --version").ok().line().to_owned());
-        say("ubcache", self.vm.sh("ubcache --version").ok().line().to_owned());
-        say("commit", commit());
-        say("date", self.vm.sh("date -u +%F").ok().line().to_owned());
         about
     }
 }
 
-/// The program beside this one: both are built together.
-fn ubcache() -> PathBuf {
-    let path = std::env::current_exe().map(|exe| exe.with_file_name("ubcache")).unwrap_or_default();
+/// The same of this machine.
+pub fn host() -> BTreeMap<String, String> {
+    let mut about = BTreeMap::new();
+    let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = processors.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or("unknown");
+    say("host processor", model.trim_start_matches(['\t', ':', ' ']).to_owned());
+    say("host processors", std::thread::available_parallelism().map_or(0, usize::from).to_string());
+    say("ubcache", said(Command::new(beside("ubcache")).arg("--version")));
+    say("commit", said(Command::new("git").args(["describe", "--always", "--dirty"])));
+    say("date", said(Command::new("date").args(["-u", "+%F"])));
+    about
+}
+
+/// A program beside this one: they are built together.
+///
+/// # Panics
+/// If it is not there.
+pub fn beside(program: &str) -> PathBuf {
+    let path = std::env::current_exe().map(|exe| exe.with_file_name(program)).unwrap_or_default();
     assert!(path.is_file(), "{} is not there: `make bench` builds it", path.display());
     path
 }
 
-fn commit() -> String {
-    let out = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    out.map_or("unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+fn said(command: &mut Command) -> String {
+    command.output().map_or("unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
 }

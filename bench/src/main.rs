@@ -1,8 +1,8 @@
 //! Side by side: raw devices, kernel bcache, dm-cache, dm-writecache and ubcache over ublk, on the same devices with
-//! the same jobs, in one boot of one virtual machine.
+//! the same jobs, in one boot of one virtual machine; and, on this machine, the engine beside OCF and NBD beside nbdkit.
 //!
-//! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `report` writes JSON, a table and
-//! plots: of each benchmark the newest results. Figures are for comparison inside one run only: the machine is emulated.
+//! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `target` knows what they should reach, `report`
+//! writes JSON, a table and plots: of each benchmark the newest results. Figures are for comparison inside one run only: the machine is emulated.
 
 mod fio;
 mod jobs;
@@ -11,7 +11,9 @@ mod plot;
 mod report;
 mod result;
 mod subject;
+mod target;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,7 +22,7 @@ use clap::Parser;
 use jobs::Job;
 use subject::Subject;
 
-/// Benchmarks of ubcache beside its peers, in a virtual machine.
+/// Benchmarks of ubcache beside its peers, most of them in a virtual machine.
 #[derive(Parser, Debug)]
 #[command(name = "side-by-side", version, max_term_width = 100)]
 struct Cli {
@@ -30,6 +32,9 @@ struct Cli {
     /// How many times each is run; the median and the spread are reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repeat: u32,
+    /// Adds repetitions to those that are there of the same commit, instead of replacing them
+    #[arg(long)]
+    add: bool,
     /// Only these contenders
     #[arg(long = "subject", value_enum, ignore_case = true)]
     subjects: Vec<Subject>,
@@ -48,22 +53,21 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let all = |chosen: &[Job]| if chosen.is_empty() { Job::ALL.to_vec() } else { chosen.to_vec() };
     let subjects = if cli.subjects.is_empty() { Subject::ALL.to_vec() } else { cli.subjects.clone() };
-    let mut lab = machine::Lab::boot(cli.hurry);
-    let machine = lab.describe();
+    // Booted by the first that needs it.
+    let mut lab = None;
     for job in all(&cli.jobs) {
-        let mut results = result::Results::new(job.name(), machine.clone(), cli.hurry);
-        for repetition in 1..=cli.repeat {
-            for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
-                eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
-                job.run(&mut lab, subject, &mut results);
-                // What is there so far: a run takes long, and a part of it is worth keeping.
-                if let Err(e) = report::write(&results, &cli.out) {
-                    eprintln!("{}: {e}", cli.out.display());
-                    return ExitCode::FAILURE;
-                }
+        let done = match job.is_on_host() {
+            true => on_host(job, &cli),
+            false => {
+                in_machine(job, lab.get_or_insert_with(|| machine::Lab::boot(cli.hurry)), &subjects, &cli)
             }
+        };
+        if let Err(e) = done {
+            eprintln!("{}: {e}", cli.out.display());
+            return ExitCode::FAILURE;
         }
     }
+    drop(lab);
     let table = report::read_all(&cli.out).and_then(|all| {
         report::write_table(&all, &cli.out, cli.document.as_deref())?;
         Ok(report::markdown(&all))
@@ -76,4 +80,29 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// All repetitions of a benchmark on this machine.
+fn on_host(job: Job, cli: &Cli) -> io::Result<()> {
+    let mut results = report::begin(job, machine::host(), cli.hurry, &cli.out, cli.add)?;
+    for repetition in 1..=cli.repeat {
+        eprintln!("{} {repetition}/{}", job.name(), cli.repeat);
+        job.run_on_host(&mut results);
+        report::write(&results, &cli.out)?;
+    }
+    Ok(())
+}
+
+/// All repetitions of a benchmark in the virtual machine; its contenders take turns.
+fn in_machine(job: Job, lab: &mut machine::Lab, subjects: &[Subject], cli: &Cli) -> io::Result<()> {
+    let mut results = report::begin(job, lab.describe(), cli.hurry, &cli.out, cli.add)?;
+    for repetition in 1..=cli.repeat {
+        for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
+            eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
+            job.run(lab, subject, &mut results);
+            // What is there so far: a run takes long, and a part of it is worth keeping.
+            report::write(&results, &cli.out)?;
+        }
+    }
+    Ok(())
 }

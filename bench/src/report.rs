@@ -6,13 +6,39 @@ use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
+use crate::jobs::Job;
 use crate::plot;
 use crate::result::{Figure, Results};
-use crate::subject::Subject;
+use crate::target;
 
 /// Between these lines of a document the table is renewed.
 const BEGIN: &str = "<!-- The table begins. `make bench` renews it. -->\n";
 const END: &str = "<!-- The table ends. -->\n";
+
+/// Results of a benchmark that begins: empty, or, to `add` to them, those in `dir` of the same commit.
+///
+/// # Errors
+/// If they cannot be read, or are of another commit or in another hurry.
+pub fn begin(
+    job: Job,
+    machine: BTreeMap<String, String>,
+    hurry: u32,
+    dir: &Path,
+    add: bool,
+) -> io::Result<Results> {
+    let path = dir.join(format!("{}.json", job.name()));
+    if !add || !path.exists() {
+        return Ok(Results::new(job.name(), machine, hurry));
+    }
+    let old: Results = serde_json::from_slice(&std::fs::read(&path)?).map_err(io::Error::other)?;
+    let commit = |m: &BTreeMap<String, String>| m.get("commit").cloned();
+    if (commit(&old.machine), old.hurry) != (commit(&machine), hurry) {
+        let (theirs, ours) = (commit(&old.machine).unwrap_or_default(), commit(&machine).unwrap_or_default());
+        let why = format!("{}: of {theirs}, not of {ours}: nothing can be added to it", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(old)
+}
 
 /// Writes what there is so far of a benchmark.
 ///
@@ -58,18 +84,19 @@ pub fn write_table(all: &[Results], dir: &Path, document: Option<&Path>) -> io::
     std::fs::write(document, format!("{before}{BEGIN}\n{table}\n{END}{after}"))
 }
 
-/// A table for each benchmark: a row for each figure, a column for each contender. What is the same of all of them
-/// about machine and versions is said once.
+/// The targets, then a table for each benchmark: a row for each figure, a column for each contender. What is the same of all of
+/// them about machine and versions is said once.
 pub fn markdown(all: &[Results]) -> String {
     let mut text = String::new();
     let mut common: BTreeMap<&str, &str> = BTreeMap::new();
     if let Some(first) = all.first() {
         common.extend(first.machine.iter().map(|(k, v)| (k.as_str(), v.as_str())));
-        common.retain(|k, v| all.iter().all(|r| r.machine.get(*k).is_some_and(|x| x == v)));
+        common.retain(|k, v| all.iter().all(|r| r.machine.get(*k).is_none_or(|x| x == v)));
     }
     for (key, value) in &common {
         let _ = writeln!(text, "* {key}: {value}");
     }
+    text += &target::markdown(all);
     text +=
         "\nMedian of the repetitions; in brackets the smallest and the largest where there are several.\n";
     for results in all {
@@ -93,10 +120,12 @@ pub fn markdown(all: &[Results]) -> String {
 
 fn table(results: &Results, text: &mut String) {
     let figures = &results.figures;
-    let names = Subject::ALL.iter().map(|s| s.name());
-    let subjects: Vec<&str> = names.filter(|n| figures.iter().any(|f| f.subject == *n)).collect();
+    let mut subjects: Vec<&str> = Vec::new();
     let mut rows: Vec<(&str, &str)> = Vec::new();
     for f in figures {
+        if !subjects.contains(&f.subject.as_str()) {
+            subjects.push(&f.subject);
+        }
         if !rows.contains(&(&f.what, &f.unit)) {
             rows.push((&f.what, &f.unit));
         }
@@ -137,9 +166,9 @@ mod tests {
     #[test]
     fn a_table_has_a_row_a_figure_and_a_column_a_contender() {
         let mut first = Results::new("B1", machine("abc"), 1);
-        first.add("reads", "IOPS", true, "ubcache", 50.0);
         first.add("reads", "IOPS", true, "kernel bcache", 20.0);
         first.add("reads", "IOPS", true, "kernel bcache", 30.0);
+        first.add("reads", "IOPS", true, "ubcache", 50.0);
         let mut second = Results::new("B2", machine("def"), 2);
         second.add("writes", "IOPS", true, "ubcache", 1000.4);
         let text = markdown(&[first, second]);
@@ -150,6 +179,21 @@ mod tests {
         assert!(text.starts_with("* fio: fio-3\n\n"), "{text}");
         assert!(text.contains("\ncommit: abc\n") && text.contains("\ncommit: def\n"), "{text}");
         assert_eq!(text.matches("hurried").count(), 1);
+    }
+
+    #[test]
+    fn repetitions_are_added_to_those_of_the_same_commit() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = |commit: &str, add| begin(Job::B2, machine(commit), 1, dir.path(), add);
+        let mut results = begin("abc", true).unwrap();
+        results.add("writes", "IOPS", true, "ubcache", 7.0);
+        write(&results, dir.path()).unwrap();
+        let mut results = begin("abc", true).unwrap();
+        results.add("writes", "IOPS", true, "ubcache", 9.0);
+        assert_eq!(results.figures[0].values, [7.0, 9.0]);
+        assert!(begin("abc", false).unwrap().figures.is_empty());
+        let refused = begin("def", true).unwrap_err().to_string();
+        assert!(refused.ends_with("of abc, not of def: nothing can be added to it"), "{refused}");
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! The benchmarks, one file each.
 
+mod alone;
 mod drain;
 mod files;
 mod foreground;
 mod hits;
+mod nbd;
 mod start;
 mod sync_writes;
 
 use clap::ValueEnum;
+
+pub use alone::OCF;
+pub use nbd::NBDKIT;
 
 use crate::machine::Lab;
 use crate::result::Results;
@@ -28,13 +33,18 @@ pub enum Job {
     B5,
     /// Foreground latency while everything is written back
     B6,
+    /// The engine alone, counted
+    B7,
     /// Start after a kill
     B8,
+    /// NBD over a unix socket
+    B9,
 }
 
 impl Job {
     /// In the order of tables.
-    pub const ALL: &[Job] = &[Job::B1, Job::B2, Job::B3, Job::B4, Job::B5, Job::B6, Job::B8];
+    pub const ALL: &[Job] =
+        &[Job::B1, Job::B2, Job::B3, Job::B4, Job::B5, Job::B6, Job::B7, Job::B8, Job::B9];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -45,8 +55,15 @@ impl Job {
             Job::B4 => "B4",
             Job::B5 => "B5",
             Job::B6 => "B6",
+            Job::B7 => "B7",
             Job::B8 => "B8",
+            Job::B9 => "B9",
         }
+    }
+
+    /// Whether it runs on this machine, without a virtual one; its contenders are others then.
+    pub fn is_on_host(self) -> bool {
+        matches!(self, Job::B7 | Job::B9)
     }
 
     /// Whether it says anything about this contender.
@@ -55,10 +72,11 @@ impl Job {
             Job::B1 | Job::B2 | Job::B3 | Job::B4 => true,
             Job::B5 | Job::B6 => subject.caches(),
             Job::B8 => matches!(subject, Subject::Bcache | Subject::Ubcache),
+            Job::B7 | Job::B9 => false,
         }
     }
 
-    /// Runs it once.
+    /// Runs it once, with this contender.
     pub fn run(self, lab: &mut Lab, subject: Subject, results: &mut Results) {
         match self {
             Job::B1 => hits::reads(lab, subject, results),
@@ -68,6 +86,16 @@ impl Job {
             Job::B5 => drain::run(lab, subject, results),
             Job::B6 => foreground::run(lab, subject, results),
             Job::B8 => start::run(lab, subject, results),
+            Job::B7 | Job::B9 => {}
+        }
+    }
+
+    /// Runs it once, with all its contenders, on this machine.
+    pub fn run_on_host(self, results: &mut Results) {
+        match self {
+            Job::B7 => alone::run(results),
+            Job::B9 => nbd::run(results),
+            _ => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Must not measure anything itself.
 
 pub mod alloc;
+pub mod callgrind;
 pub mod study;
 pub mod virt;
 pub mod workloads;

@@ -4,8 +4,8 @@
 //! looking at the data, so there is no copy in the figures.
 //!
 //! `valgrind --tool=callgrind --dump-before='*end_of_phase*' counts [BLOCKS]` writes one file for each phase, in this
-//! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, nothing but the loop. The test `instructions` does that
-//! and judges.
+//! order: set-up, inserts of new dirty extents, overwrites of dirty data, read hits, nothing but the loop. `bench::callgrind` does
+//! that; the test `instructions` judges, and B7 of `make bench` reports.
 
 use std::cell::Cell;
 use std::hint::black_box;

@@ -1,0 +1,206 @@
+//! What each benchmark should reach, what it reached, and what ublk alone would allow.
+//!
+//! A ratio is that of the medians. Must not measure, nor know how figures came about.
+
+use std::fmt::Write;
+
+use crate::jobs::{NBDKIT, OCF};
+use crate::result::Results;
+use crate::subject::Subject;
+
+/// A target.
+struct Target {
+    job: &'static str,
+    what: &'static str,
+    wanted: Wanted,
+    /// The figure that it is about: of ubcache, over that of the other; of ubcache alone if there is no other.
+    figure: &'static str,
+    of: Option<&'static str>,
+}
+
+#[derive(Clone, Copy)]
+enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+use Wanted::{AtLeast, AtMost};
+
+const US: &str = "ubcache";
+
+/// All of them, in the order of the benchmarks.
+fn targets() -> Vec<Target> {
+    let kernel = Subject::Bcache.name();
+    let dm = Subject::DmWritecache.name();
+    let ssd = Subject::RawCache.name();
+    let t = |job, what, wanted, figure, of| Target { job, what, wanted, figure, of };
+    let last = "writes, the last 10 s";
+    let full = "writes, into a cache that was filled before";
+    let mut all = vec![
+        t("B1", "reads at depth 16, of the kernel's", AtLeast(1.0), "randread depth 16", Some(kernel)),
+        t(
+            "B1",
+            "the same, of ublk without a set",
+            AtLeast(0.9),
+            "randread depth 16",
+            Some(Subject::Ublk.name()),
+        ),
+        t("B2", "writes at depth 16, of the kernel's", AtLeast(3.0), "randwrite depth 16", Some(kernel)),
+        t("B3", "the first 10 s, of the kernel's", AtLeast(1.0), "writes, the first 10 s", Some(kernel)),
+        t("B3", "the last 10 s, of dm-writecache", AtLeast(10.0), last, Some(dm)),
+        t("B3", "the last 10 s, of the kernel's", AtLeast(1000.0), last, Some(kernel)),
+        t("B3", "cache filled before, of dm-writecache", AtLeast(10.0), full, Some(dm)),
+        t("B3", "cache filled before, of the kernel's", AtLeast(1000.0), full, Some(kernel)),
+    ];
+    for (run, figure) in [
+        ("run 1", "read and written, run 1"),
+        ("run 2", "read and written, run 2"),
+        ("run 3", "read and written, run 3"),
+    ] {
+        all.push(t("B4", run, AtLeast(0.9), figure, Some(ssd)));
+    }
+    all.extend([
+        t("B5", "(a), the time of the kernel's", AtMost(1.0 / 20.0), "(a) over 400 MiB", Some(kernel)),
+        t("B5", "(b), the time of the kernel's", AtMost(1.0 / 5.0), "(b) over 1900 MiB", Some(kernel)),
+        t(
+            "B6",
+            "99 % during writeback, of that at rest",
+            AtMost(1.5),
+            "99 % during writeback against at rest",
+            None,
+        ),
+        t(
+            "B6",
+            "the longest during writeback, ms",
+            AtMost(100.0),
+            "read latency during writeback, longest",
+            None,
+        ),
+        t("B7", "read hit, instructions, of OCF", AtMost(0.5), "read hit", Some(OCF)),
+        t("B7", "insert, instructions, of OCF", AtMost(0.4), "insert of new data", Some(OCF)),
+        t(
+            "B7",
+            "bytes to the cache for each byte",
+            AtMost(1.1),
+            "written to the cache for each byte, inserts",
+            None,
+        ),
+        t("B7", "bytes of memory for each extent", AtMost(32.0), "memory of the index for each extent", None),
+        t(
+            "B8",
+            "a million dirty extents, ms",
+            AtMost(1000.0),
+            "start with 1000000 dirty extents, devices in memory",
+            None,
+        ),
+    ]);
+    for (what, wanted) in [
+        ("randread depth 1", 1.0),
+        ("randread depth 32", 1.0),
+        ("randwrite depth 1", 1.0),
+        ("randwrite depth 32", 1.0),
+        ("randwrite depth 32, flush every 10", 0.9),
+    ] {
+        all.push(t("B9", what, AtLeast(wanted), what, Some(NBDKIT)));
+    }
+    all
+}
+
+impl Target {
+    /// The ratio, or the figure, for this contender in our place.
+    fn measured(&self, results: &Results, ours: &str) -> Option<f64> {
+        let median = |subject: &str| {
+            let same = |f: &&crate::result::Figure| f.what == self.figure && f.subject == subject;
+            results.figures.iter().find(same).map(|f| f.median())
+        };
+        let ours = median(ours)?;
+        match self.of {
+            Some(other) => median(other).filter(|v| *v > 0.0).map(|other| ours / other),
+            None => Some(ours),
+        }
+    }
+
+    fn reached(&self, value: f64) -> bool {
+        match self.wanted {
+            AtLeast(least) => value >= least,
+            AtMost(most) => value <= most,
+        }
+    }
+}
+
+/// A table of the targets whose benchmarks ran.
+pub fn markdown(all: &[Results]) -> String {
+    let mut text =
+        String::from("\n| | target | wanted | measured | | ublk alone |\n|---|---|---:|---:|---|---:|\n");
+    for target in targets() {
+        let Some(results) = all.iter().find(|r| r.job == target.job && r.hurry == 1) else { continue };
+        let Some(value) = target.measured(results, US) else { continue };
+        // What our server makes of the cache device without a set: no cache over ublk can do better.
+        let limit = target.measured(results, Subject::Ublk.name());
+        let limit = limit.filter(|_| target.of != Some(Subject::Ublk.name())).map_or(String::new(), show);
+        let (sign, wanted) = match target.wanted {
+            AtLeast(v) => ("≥", v),
+            AtMost(v) => ("≤", v),
+        };
+        let verdict = if target.reached(value) { "reached" } else { "**not reached**" };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {sign} {} | {} | {verdict} | {limit} |",
+            target.job,
+            target.what,
+            show(wanted),
+            show(value)
+        );
+    }
+    text
+}
+
+fn show(v: f64) -> String {
+    match v.abs() {
+        x if x < 10.0 => format!("{v:.2}"),
+        x if x < 100.0 => format!("{v:.1}"),
+        _ => format!("{v:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn ratios_are_judged_and_the_limit_is_named() {
+        let mut b1 = Results::new("B1", BTreeMap::new(), 1);
+        for (subject, iops) in
+            [("kernel bcache", 200.0), ("cache device over ublk", 100.0), ("ubcache", 95.0)]
+        {
+            b1.add("randread depth 16", "IOPS", true, subject, iops);
+        }
+        let mut b5 = Results::new("B5", BTreeMap::new(), 1);
+        b5.add("(a) over 400 MiB", "s", false, "kernel bcache", 240.0);
+        b5.add("(a) over 400 MiB", "s", false, "ubcache", 6.0);
+        let mut b7 = Results::new("B7", BTreeMap::new(), 1);
+        b7.add("memory of the index for each extent", "bytes", false, "ubcache", 33.0);
+        let text = markdown(&[b1, b5, b7]);
+        assert!(
+            text.contains(
+                "| B1 | reads at depth 16, of the kernel's | ≥ 1.00 | 0.47 | **not reached** | 0.50 |"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("| B1 | the same, of ublk without a set | ≥ 0.90 | 0.95 | reached |  |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| B5 | (a), the time of the kernel's | ≤ 0.05 | 0.03 | reached |  |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| B7 | bytes of memory for each extent | ≤ 32.0 | 33.0 | **not reached** |  |"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 3 + 4, "{text}");
+    }
+}
