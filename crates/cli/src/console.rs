@@ -103,6 +103,7 @@ fn stats(snapshot: &Snapshot) -> Value {
             "writes": v.requests.writes,
             "written_bytes": v.requests.written_bytes,
             "flushes": v.requests.flushes,
+            "metadata_requests": v.requests.metadata_requests,
         })
     });
     json!({

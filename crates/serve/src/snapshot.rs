@@ -220,6 +220,10 @@ pub struct RequestFigures {
     pub discarded_bytes: u64,
     /// Flushes.
     pub flushes: u64,
+    /// Reads and writes whose sender said that they are about a file system's metadata.
+    pub metadata_requests: u64,
+    /// Bytes of them.
+    pub metadata_bytes: u64,
 }
 
 /// `writeback_rate_debug`, in numbers.
@@ -392,6 +396,8 @@ impl VolumeFigures {
                 discards: requests.discards.requests,
                 discarded_bytes: requests.discards.bytes,
                 flushes: requests.flushes,
+                metadata_requests: requests.metadata.requests,
+                metadata_bytes: requests.metadata.bytes,
             },
             stats: volume.with_stats(|s| StatsFigures::of(s)),
             writeback: WritebackFigures {

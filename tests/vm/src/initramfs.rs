@@ -28,6 +28,7 @@ const MODULES: &[&str] = &[
     "dm_log_writes",
     "dm_cache",
     "dm_cache_smq",
+    "raid1",
     "dm_writecache",
     "xfs",
     "btrfs",

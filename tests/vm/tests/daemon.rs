@@ -191,7 +191,7 @@ fn devices_are_pulled_out_and_put_in_again() {
     sh(guest, "down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)");
 }
 
-/// A client over NBD: a file by `nbdfuse`, which opens several connections.
+/// Clients over NBD (a file by `nbdfuse`) and of a file by FUSE.
 const CLIENTS: &str = r#"
 connect() { # a client that stays connected until `disconnect`
     mkdir -p /tmp/nbd && { nbdfuse /tmp/nbd/data 'nbd+unix:///bcache0?socket=/run/data.sock' >/tmp/nbd.out 2>&1 & } && n=0
@@ -201,6 +201,8 @@ disconnect() { umount /tmp/nbd && while pidof nbdfuse >/dev/null; do usleep 2000
 put_there() { dd if=$1 of=/tmp/nbd/data bs=64k seek=$(($2 * 16)) conv=notrunc,fsync 2>/dev/null; }
 is_there() { dd if=/tmp/nbd/data bs=64k skip=$(($2 * 16)) count=16 2>/dev/null | cmp - $1; }
 can_read() { dd if=/tmp/nbd/data of=/dev/null bs=64k skip=$(($1 * 16)) count=1 2>/dev/null; }
+loop_of() { volume other | cut -d' ' -f 1; }
+other_answers() { dd if=$(loop_of) of=/dev/null bs=4k skip=15000 count=1 iflag=direct 2>/dev/null; }
 "#;
 
 #[test]
@@ -211,7 +213,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
     let dir = Dir::new();
     let (cache, backing) = (dir.disk("cache", 64 * MIB), dir.disk("backing", 256 * MIB));
     let builder = Vm::build("unplug-clients")
-        .tools(&["mkfs.ext4", "nbdfuse", "fusermount3"])
+        .tools(&["mkfs.ext4", "e2fsck", "nbdfuse", "fusermount3"])
         .disk(&dir.disk("other", 64 * MIB))
         .text(&format!("{LIBRARY}{PLUGS}{CLIENTS}"), "/etc/daemon")
         .text(
@@ -235,7 +237,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
         "for n in clean dirty late; do head -c 1048576 /dev/urandom >/tmp/$n; done && connect && \
          ubcache set-cachemode data writethrough && put_there /tmp/clean 0 && \
          ubcache set-cachemode data writeback && put_there /tmp/dirty 16 && \
-         loop=$(volume other | cut -d' ' -f 1) && mkfs.ext4 -q $loop && mount $loop /mnt && \
+         loop=$(loop_of) && mkfs.ext4 -q $loop && mount $loop /mnt && \
          head -c 1000000 /dev/urandom >/mnt/kept && sync && md5sum /mnt/kept >/tmp/sum",
     );
 
@@ -254,9 +256,36 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
         "connect && can_read 100 && is_there /tmp/clean 0 && is_there /tmp/dirty 16 && is_there /tmp/late 32",
     );
 
-    // By FUSE: whoever has mounted the loop device is waited for.
-    sh(guest, "pull other");
+    // By FUSE: a mounted loop device, then somebody who has the file itself open.
+    sh(guest, "disconnect && pull other");
     guest.vm.wait_for("a message", "[ $(grep -c 'has gone away: what the cache' /tmp/up.err) = 2 ]");
     sh(guest, "put other");
     guest.vm.wait_for("a message", "grep -q 'nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
+    sh(guest, "umount /mnt");
+    guest.vm.wait_for("the volume", ". /etc/daemon; other_answers");
+    sh(
+        guest,
+        "loop=$(loop_of) && e2fsck -fp $loop; [ $? -le 1 ] && mount $loop /mnt && md5sum -c /tmp/sum && umount /mnt && \
+         { sleep 10000 </run/other/bcache1 & } && pull other && put other",
+    );
+    guest.vm.wait_for("a message", "grep -q '(sleep) has /run/other/bcache1 open' /tmp/up.err");
+    sh(guest, "kill $(pidof sleep)");
+    guest.vm.wait_for("the volume", ". /etc/daemon; other_answers");
+
+    // The cache: its whole set waits for the client.
+    sh(guest, "connect && pull cache");
+    guest.vm.wait_for("a message", "grep -q 'has gone away, with the cache of set' /tmp/up.err");
+    sh(guest, "! can_read 16 && put cache");
+    guest.vm.wait_for("a message", "[ $(grep -c 'any more: .* to unix:/run/data.sock' /tmp/up.err) = 2 ]");
+    sh(guest, "disconnect");
+    guest
+        .vm
+        .wait_for("the volume", ". /etc/daemon; connect && is_there /tmp/dirty 16 || { disconnect; false; }");
+    guest.vm.wait_for("the other volume", ". /etc/daemon; other_answers");
+    sh(
+        guest,
+        "is_there /tmp/clean 0 && is_there /tmp/dirty 16 && is_there /tmp/late 32 && disconnect && \
+         mount $(loop_of) /mnt && md5sum -c /tmp/sum && umount /mnt && \
+         down && ubcache check $(disk_of cache) $(disk_of backing) $(disk_of other)",
+    );
 }

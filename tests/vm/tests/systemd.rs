@@ -264,3 +264,69 @@ fn a_device_is_either_ours_or_the_kernels() {
     );
     fine(vm);
 }
+
+/// Rules of packages beside udev's own, for devices of the device mapper and of md.
+const STACKED_RULES: &[&str] = &[
+    "55-dm.rules",
+    "60-persistent-storage-dm.rules",
+    "63-md-raid-arrays.rules",
+    "64-md-raid-assembly.rules",
+    "95-dm-notify.rules",
+];
+
+#[test]
+fn devices_of_dm_and_md_appear() {
+    if skipped("devices_of_dm_and_md_appear") {
+        return;
+    }
+    let dir = Dir::new();
+    let disks = ["one", "two", "late"].map(|name| dir.disk(name, 64 * MIB));
+    let mut builder = Vm::build("stacked")
+        .text(PLUGS, "/etc/library")
+        .text("scan = true\nscan_on_events = true\n", "/etc/ubcache/ubcache.toml")
+        // Arrays are assembled by the test alone.
+        .text("AUTO -all\n", "/etc/mdadm/mdadm.conf")
+        .at("/sbin/mdadm")
+        .at("/sbin/dmsetup")
+        .memory_mib(1024)
+        .boot_options(&format!("rdinit={} {}", systemd::INIT, systemd::WORDS));
+    for rules in STACKED_RULES {
+        let path = format!("/usr/lib/udev/rules.d/{rules}");
+        builder = builder.file(&path, &path);
+    }
+    let vm = &mut disks.iter().fold(systemd::userland(builder), |b, disk| b.disk(disk)).boot();
+    // An array whose members look like devices of bcache: its own superblock is at their end.
+    sh(
+        vm,
+        "modprobe raid1; modprobe dm_mod; mirror='/dev/disk/by-id/virtio-one /dev/disk/by-id/virtio-two' && \
+         mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --metadata=1.0 --assume-clean $mirror && \
+         ubcache make -B /dev/md0 --label mirrored && mdadm --stop /dev/md0 && ubcache super /dev/disk/by-id/virtio-one && \
+         dmsetup create mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048' && \
+         ubcache make -B /dev/mapper/mapped --label mapped && dmsetup remove mapped && udevadm settle && \
+         udevadm trigger --action=change --settle --subsystem-match=block",
+    );
+    sh(
+        vm,
+        "systemctl start ubcache.service && ! ubcache show --json | grep virtio && ! ubcache wait --timeout 0 mirrored",
+    );
+    sh(
+        vm,
+        "mdadm --assemble /dev/md0 /dev/disk/by-id/virtio-one /dev/disk/by-id/virtio-two && \
+         ubcache wait --timeout 60 mirrored && ! mdadm --stop /dev/md0",
+    );
+    let table = "dmsetup create mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048'";
+    sh(vm, &format!("{table} && ubcache wait --timeout 60 mapped && ! dmsetup remove mapped"));
+    // A member of the array goes: the volume does not notice. What a mapped device is on goes: requests fail until there is a
+    // table with what came.
+    sh(vm, "unplug two && dd if=/dev/ublkb0 of=/dev/null bs=1M count=8 iflag=direct");
+    sh(
+        vm,
+        "unplug late && ! dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct && plug late && \
+         dmsetup suspend mapped && dmsetup load mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048' && \
+         dmsetup resume mapped && dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct",
+    );
+    // Let go, removed and made again, it has come again.
+    sh(vm, "ubcache unregister mapped && dmsetup remove mapped && udevadm settle");
+    sh(vm, &format!("{table} && ubcache wait --timeout 60 mapped"));
+    sh(vm, "systemctl stop ubcache.service && ubcache check /dev/md0 /dev/mapper/mapped");
+}

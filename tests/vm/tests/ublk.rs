@@ -71,13 +71,27 @@ fn a_device_is_like_its_volume_and_goes_without_a_trace() {
     guest.no_complaints();
 }
 
+/// What a server with a pipe for commands has counted of its only volume.
+#[track_caller]
+fn statistics(guest: &mut Guest) -> serde_json::Value {
+    let lines = "grep -c flushes /tmp/up.out";
+    guest
+        .sh(&format!(
+            "before=$({lines}); echo stats >/tmp/ask; until [ $({lines}) != $before ]; do usleep 10000; done"
+        ))
+        .ok();
+    let said = guest.sh("tail -n 1 /tmp/up.out").ok();
+    let stats: serde_json::Value = serde_json::from_str(said.line()).unwrap();
+    stats["volumes"][0].clone()
+}
+
 #[test]
 fn requests_of_every_kind() {
     if skipped("requests_of_every_kind") {
         return;
     }
     let dir = Dir::new();
-    let mut guest = boot("ublk-requests", &dir, 256, &["fio", "blkdiscard"]);
+    let mut guest = boot("ublk-requests", &dir, 256, &["fio", "blkdiscard", "mkfs.ext4"]);
     guest.sh("mkfifo /tmp/ask; sleep 10000 >/tmp/ask & input=/tmp/ask; up --stdin --json").ok();
     guest
         .sh(&format!(
@@ -97,13 +111,20 @@ fn requests_of_every_kind() {
              dd if=/dev/ublkb0 bs=4096 skip=512 count=1 iflag=direct | cmp - /tmp/block && \
              dd if=/dev/ublkb0 bs=1M count=1 iflag=direct | tr -d x | wc -c | grep -qx 0")
         .ok();
-    guest.sh("echo stats >/tmp/ask; until grep -q flushes /tmp/up.out; do usleep 10000; done").ok();
-    let said = guest.sh("tail -n 1 /tmp/up.out").ok();
-    let stats: serde_json::Value = serde_json::from_str(said.line()).unwrap();
-    let volume = &stats["volumes"][0];
+    let volume = statistics(&mut guest);
     for counter in ["flushes", "reads", "writes", "cache_hits"] {
-        assert!(volume[counter].as_u64().unwrap() > 0, "{counter}: {stats}");
+        assert!(volume[counter].as_u64().unwrap() > 0, "{counter}: {volume}");
     }
+    assert_eq!(volume["metadata_requests"], 0, "there was no file system");
+
+    // One comes, and what it reads and writes of its own has the kernel's mark.
+    guest
+        .sh("mkfs.ext4 -q /dev/ublkb0 && mount /dev/ublkb0 /mnt && mkdir -p /mnt/a/b/c /mnt/d && cp /tmp/block /mnt/a/b/c && \
+             umount /mnt && mount /dev/ublkb0 /mnt && cmp /tmp/block /mnt/a/b/c/block && umount /mnt")
+        .ok();
+    let volume = statistics(&mut guest);
+    let [marked, all] = ["metadata_requests", "reads"].map(|c| volume[c].as_u64().unwrap());
+    assert!(marked > 0 && marked < all + volume["writes"].as_u64().unwrap(), "{volume}");
     guest.sh("down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
     guest.no_complaints();
 }

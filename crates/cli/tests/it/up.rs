@@ -155,6 +155,7 @@ fn figures_on_request() {
     assert_eq!(volume["dirty_bytes"], 4096);
     assert_eq!((&volume["cache_hits"], &volume["cache_misses"]), (&1.into(), &1.into()));
     assert_eq!((&volume["writes"], &volume["reads"], &volume["flushes"]), (&1.into(), &2.into(), &1.into()));
+    assert_eq!(volume["metadata_requests"], 0, "a client over NBD cannot say so");
     assert_eq!(volume["state"], "dirty");
     assert_eq!(stats["set"]["dirty_bytes"], 4096);
     drop(client);

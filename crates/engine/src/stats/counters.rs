@@ -33,9 +33,27 @@ pub struct RequestCounters {
     pub discards: OpCount,
     /// Flushes, whether on their own or with a write.
     pub flushes: u64,
+    /// Those of the reads and writes whose sender said that they are about a file system's metadata.
+    pub metadata: OpCount,
 }
 
 impl RequestCounters {
+    /// Counts a read.
+    pub fn read(&mut self, sectors: Sectors, is_metadata: bool) {
+        self.reads.count(sectors);
+        if is_metadata {
+            self.metadata.count(sectors);
+        }
+    }
+
+    /// Counts a write.
+    pub fn write(&mut self, sectors: Sectors, is_metadata: bool) {
+        self.writes.count(sectors);
+        if is_metadata {
+            self.metadata.count(sectors);
+        }
+    }
+
     /// Counts a flush.
     pub fn flush(&mut self) {
         self.flushes = self.flushes.saturating_add(1);
@@ -126,10 +144,11 @@ mod tests {
     #[test]
     fn requests_and_bytes_are_counted_and_cleared() {
         let mut c = RequestCounters::default();
-        c.writes.count(Sectors(8));
-        c.writes.count(Sectors(1));
+        c.write(Sectors(8), false);
+        c.write(Sectors(1), true);
         c.flush();
         assert_eq!(c.writes, OpCount { requests: 2, bytes: 4608 });
+        assert_eq!(c.metadata, OpCount { requests: 1, bytes: 512 });
         assert_eq!((c.reads, c.flushes), (OpCount::default(), 1));
         c.writes.count(Sectors(u64::MAX));
         assert_eq!(c.writes.bytes, u64::MAX, "saturated");

@@ -44,7 +44,7 @@ impl Volume {
         if sectors == Sectors::ZERO {
             return (buffer, Ok(()));
         }
-        self.count(|c| c.reads.count(sectors));
+        self.count(|c| c.read(sectors, flags.meta));
         let began = self.rt.turn_time();
         let mut buffer = buffer;
         loop {
@@ -81,7 +81,7 @@ impl Volume {
         if sectors == Sectors::ZERO {
             return Ok(());
         }
-        self.count(|c| c.writes.count(sectors));
+        self.count(|c| c.write(sectors, flags.meta));
         let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
         let WriteFlags { fua, meta } = flags;
