@@ -68,84 +68,9 @@ impl Geometry {
         first_bucket: u16,
         njournal: u16,
     ) -> Result<Geometry, Corrupt> {
-        use field_offset as at;
-        if !block_sectors.0.is_power_of_two() || block_sectors.0 > PAGE_SECTORS {
-            return Err(bad(
-                "block_size",
-                at::BLOCK_SIZE,
-                Value::Text("a power of two up to 8 sectors"),
-                Value::Num(block_sectors.0),
-            ));
-        }
-        if !bucket_sectors.0.is_power_of_two() || bucket_sectors < MIN_BUCKET_SECTORS {
-            return Err(bad(
-                "bucket_size",
-                at::BUCKET_SIZE,
-                Value::Text("a power of two of at least 8 sectors"),
-                Value::Num(bucket_sectors.0),
-            ));
-        }
-        if bucket_sectors > MAX_BUCKET_SECTORS {
-            return Err(bad(
-                "bucket_size",
-                at::BUCKET_SIZE,
-                Value::AtMost(MAX_BUCKET_SECTORS.0),
-                Value::Num(bucket_sectors.0),
-            ));
-        }
-        if nbuckets < u64::from(MIN_BUCKETS) {
-            return Err(bad(
-                "nbuckets",
-                at::NBUCKETS,
-                Value::AtLeast(u64::from(MIN_BUCKETS)),
-                Value::Num(nbuckets),
-            ));
-        }
-        let count = u32::try_from(nbuckets).map_err(|_| {
-            Corrupt::unsupported(
-                Structure::CacheSuperblock,
-                "nbuckets",
-                at::NBUCKETS,
-                Value::AtMost(u64::from(u32::MAX)),
-                Value::Num(nbuckets),
-            )
-        })?;
-        // A pointer has 43 bits for the sector: what lies behind cannot be used.
-        let end = nbuckets.checked_mul(bucket_sectors.0);
-        if end.is_none_or(|end| end > Ptr::OFFSET_MASK.saturating_add(1)) {
-            return Err(bad(
-                "nbuckets",
-                at::NBUCKETS,
-                Value::Text("a cache of at most 2^43 sectors"),
-                Value::Num(nbuckets),
-            ));
-        }
-        if u32::from(njournal) > MAX_JOURNAL_BUCKETS {
-            return Err(bad(
-                "keys (journal buckets)",
-                at::KEYS,
-                Value::AtMost(u64::from(MAX_JOURNAL_BUCKETS)),
-                Value::Num(u64::from(njournal)),
-            ));
-        }
-        let dynamic = u32::from(first_bucket).saturating_add(u32::from(njournal));
-        if dynamic > count {
-            return Err(bad(
-                "first_bucket + keys",
-                at::FIRST_BUCKET,
-                Value::AtMost(nbuckets),
-                Value::Num(u64::from(dynamic)),
-            ));
-        }
-        let reserved = u64::from(first_bucket).saturating_mul(bucket_sectors.0);
-        if reserved < 2 * PAGE_SECTORS {
-            return Err(bad(
-                "first_bucket",
-                at::FIRST_BUCKET,
-                Value::Text("a bucket behind the superblock"),
-                Value::Num(u64::from(first_bucket)),
-            ));
-        }
+        check_sizes(bucket_sectors, block_sectors)?;
+        let count = check_count(nbuckets, bucket_sectors)?;
+        check_reserved(count, bucket_sectors, first_bucket, njournal)?;
         let pages = (bucket_sectors.0 / PAGE_SECTORS).min(MAX_META_PAGES);
         let node_pages = if pages <= FULL_NODE_PAGES { pages } else { (pages / 4).max(FULL_NODE_PAGES) };
         let meta_sectors = Sectors(pages.saturating_mul(PAGE_SECTORS));
@@ -242,6 +167,69 @@ mod field_offset {
     pub(super) const BUCKET_SIZE: u64 = 194;
     pub(super) const FIRST_BUCKET: u64 = 204;
     pub(super) const KEYS: u64 = 206;
+}
+
+/// Sizes of buckets and blocks.
+fn check_sizes(bucket_sectors: Sectors, block_sectors: Sectors) -> Result<(), Corrupt> {
+    use field_offset as at;
+    if !block_sectors.0.is_power_of_two() || block_sectors.0 > PAGE_SECTORS {
+        let expected = Value::Text("a power of two up to 8 sectors");
+        return Err(bad("block_size", at::BLOCK_SIZE, expected, Value::Num(block_sectors.0)));
+    }
+    if !bucket_sectors.0.is_power_of_two() || bucket_sectors < MIN_BUCKET_SECTORS {
+        let expected = Value::Text("a power of two of at least 8 sectors");
+        return Err(bad("bucket_size", at::BUCKET_SIZE, expected, Value::Num(bucket_sectors.0)));
+    }
+    if bucket_sectors > MAX_BUCKET_SECTORS {
+        let expected = Value::AtMost(MAX_BUCKET_SECTORS.0);
+        return Err(bad("bucket_size", at::BUCKET_SIZE, expected, Value::Num(bucket_sectors.0)));
+    }
+    Ok(())
+}
+
+/// The number of buckets, of a size that was checked.
+fn check_count(nbuckets: u64, bucket_sectors: Sectors) -> Result<u32, Corrupt> {
+    use field_offset as at;
+    let refuse = |expected| Err(bad("nbuckets", at::NBUCKETS, expected, Value::Num(nbuckets)));
+    if nbuckets < u64::from(MIN_BUCKETS) {
+        return refuse(Value::AtLeast(u64::from(MIN_BUCKETS)));
+    }
+    let Ok(count) = u32::try_from(nbuckets) else {
+        let most = Value::AtMost(u64::from(u32::MAX));
+        let found = Value::Num(nbuckets);
+        return Err(Corrupt::unsupported(Structure::CacheSuperblock, "nbuckets", at::NBUCKETS, most, found));
+    };
+    // A pointer has 43 bits for the sector: what lies behind cannot be used.
+    let end = nbuckets.checked_mul(bucket_sectors.0);
+    if end.is_none_or(|end| end > Ptr::OFFSET_MASK.saturating_add(1)) {
+        return refuse(Value::Text("a cache of at most 2^43 sectors"));
+    }
+    Ok(count)
+}
+
+/// What lies before the buckets that are allocated: the superblock and the journal.
+fn check_reserved(
+    count: u32,
+    bucket_sectors: Sectors,
+    first_bucket: u16,
+    njournal: u16,
+) -> Result<(), Corrupt> {
+    use field_offset as at;
+    if u32::from(njournal) > MAX_JOURNAL_BUCKETS {
+        let (most, found) = (Value::AtMost(u64::from(MAX_JOURNAL_BUCKETS)), Value::Num(u64::from(njournal)));
+        return Err(bad("keys (journal buckets)", at::KEYS, most, found));
+    }
+    let dynamic = u32::from(first_bucket).saturating_add(u32::from(njournal));
+    if dynamic > count {
+        let (most, found) = (Value::AtMost(u64::from(count)), Value::Num(u64::from(dynamic)));
+        return Err(bad("first_bucket + keys", at::FIRST_BUCKET, most, found));
+    }
+    let reserved = u64::from(first_bucket).saturating_mul(bucket_sectors.0);
+    if reserved < 2 * PAGE_SECTORS {
+        let expected = Value::Text("a bucket behind the superblock");
+        return Err(bad("first_bucket", at::FIRST_BUCKET, expected, Value::Num(u64::from(first_bucket))));
+    }
+    Ok(())
 }
 
 fn bad(field: &'static str, at: u64, expected: Value, found: Value) -> Corrupt {

@@ -8,7 +8,7 @@
 //! (format section 12.5): its journal entries are still pinned, so nothing that was acknowledged is lost; the leaf is
 //! rewritten, and an event says so.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use format::node::{DamageKind, NodeSummary};
 use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Ptr, Sector, Sectors, SetMagic, for_each_set};
@@ -179,11 +179,6 @@ pub(crate) async fn load_tree(
     level: u16,
     buckets: &mut Buckets,
 ) -> Result<LoadedTree, EngineError> {
-    let mut events = Vec::new();
-    let mut tree: Option<Tree> = None;
-    let mut queue = VecDeque::from([Wanted { key: root, level, parent: None, path: Vec::new(), child: 0 }]);
-    let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
-    let mut seen = std::collections::BTreeSet::new();
     if root.position() != MAX_BOUND {
         let sector = root.pointer().map_or(Sector(0), |p| p.offset());
         let found = root.position();
@@ -192,9 +187,19 @@ pub(crate) async fn load_tree(
             format!("btree root key: expected position {:?}, found {:?}", MAX_BOUND, found),
         ));
     }
+    let root = Wanted { key: root, level, parent: None, path: Vec::new(), child: 0 };
+    let mut loading = Loading {
+        reader,
+        buckets,
+        tree: None,
+        events: Vec::new(),
+        queue: VecDeque::from([root]),
+        seen: BTreeSet::new(),
+    };
+    let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
     loop {
         while reading.len() < READ_AHEAD
-            && let Some(w) = queue.pop_front()
+            && let Some(w) = loading.queue.pop_front()
         {
             let future = reader.start(&w)?;
             reading.push_back((w, future));
@@ -202,91 +207,130 @@ pub(crate) async fn load_tree(
         let Some((w, future)) = reading.pop_front() else { break };
         let done = future.await;
         done.result?;
-        let Some(bytes) = done.buffer else { continue };
-        let bucket = reader.bucket_of_node(&w)?;
-        if !seen.insert(bucket) {
+        if let Some(bytes) = done.buffer {
+            loading.take(&w, &bytes)?;
+        }
+    }
+    loading.end()
+}
+
+/// A tree of which a part was read.
+struct Loading<'a> {
+    reader: &'a Reader<'a>,
+    buckets: &'a mut Buckets,
+    tree: Option<Tree>,
+    events: Vec<SetEvent>,
+    /// What is to be read yet.
+    queue: VecDeque<Wanted>,
+    /// Buckets of the nodes so far.
+    seen: BTreeSet<BucketNr>,
+}
+
+impl Loading<'_> {
+    /// A node was read.
+    fn take(&mut self, w: &Wanted, bytes: &Buffer) -> Result<(), EngineError> {
+        let reader = self.reader;
+        let bucket = reader.bucket_of_node(w)?;
+        if !self.seen.insert(bucket) {
             let what = "btree node: expected a bucket of its own, found one that another node uses";
             return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
         }
-        let parsed = reader.parse(&w.key, &w.path, &bytes)?;
-        let pointers = reader.pointers(&parsed.keys, &w)?;
-        let leaf = (w.level == 0).then(|| extents_of(&parsed.keys, reader.geometry.bucket_sectors));
-        match &leaf {
-            Some((live, _)) => {
-                live.iter().for_each(|(_, e)| buckets.raise(buckets.bucket_of(e.ptr()), e.ptr().generation()))
-            }
-            None => pointers.iter().for_each(|(b, p)| buckets.raise(*b, p.generation())),
-        }
-        let ptr = w.key.pointer().unwrap_or_default();
-        let mut node = Node {
-            level: w.level,
-            bound: w.key.position(),
-            ptr,
-            sectors: w.key.size(),
-            set_seq: parsed.summary.seq,
-            written: Sectors::from_bytes_floor(parsed.summary.written_bytes as u64),
-            parent: w.parent,
-            busy: false,
-            birth: 0,
-            replaced: false,
-            dead: Vec::new(),
-            body: Body::Internal(Vec::new()),
-        };
+        let parsed = reader.parse(&w.key, &w.path, bytes)?;
+        let pointers = reader.pointers(&parsed.keys, w)?;
         if let Some(what) = &parsed.torn {
-            events.push(SetEvent::TornSet { bucket, generation: ptr.generation(), what: what.clone() });
+            let generation = w.key.pointer().unwrap_or_default().generation();
+            self.events.push(SetEvent::TornSet { bucket, generation, what: what.clone() });
         }
-        let mut children = Vec::new();
         if w.level == 0 {
-            let must_rewrite = parsed.torn.is_some();
-            node.body = Body::Leaf(Leaf { must_rewrite, extents: None, ..Leaf::default() });
-        } else {
-            if parsed.torn.is_some() {
-                // Whatever a torn internal set named was not in use yet: the old children are all there. The node
-                // takes no further sets.
-                node.written = node.sectors;
-            }
-            children = live_children(reader, &w, &parsed.keys, buckets)?;
-            let live = |p: &Ptr| children.iter().any(|c| c.pointer() == Some(*p));
-            let named = parsed.keys.iter().filter_map(Bkey::pointer).filter(|p| p.is_available());
-            node.dead = named.filter(|p| !live(p)).collect();
-            node.body = Body::Internal(vec![NodeId::NONE; children.len()]);
+            self.take_leaf(w, &parsed);
+            return Ok(());
         }
-        let id = match &mut tree {
-            None => {
-                let t = Tree::new(node);
-                let root = t.root();
-                tree = Some(t);
-                root
-            }
-            Some(t) => t.add_node(node),
-        };
-        let t = tree.as_mut().expect("the root was added first");
+        pointers.iter().for_each(|(b, p)| self.buckets.raise(*b, p.generation()));
+        self.take_internal(w, bucket, &parsed)
+    }
+
+    /// A leaf raises what its sets amount to.
+    fn take_leaf(&mut self, w: &Wanted, parsed: &Parsed) {
+        let (extents, merged) = extents_of(&parsed.keys, self.reader.geometry.bucket_sectors);
+        for (_, e) in extents.iter() {
+            self.buckets.raise(self.buckets.bucket_of(e.ptr()), e.ptr().generation());
+        }
+        let must_rewrite = parsed.torn.is_some() || !merged.fits(parsed.summary.written_bytes);
+        let leaf = Leaf { must_rewrite, extents: None, merged, ..Leaf::default() };
+        let id = self.add(w, node_of(w, parsed, Body::Leaf(leaf)));
+        if let Some(tree) = &mut self.tree {
+            tree.set_extents(id, extents);
+        }
+    }
+
+    /// The live children of an internal node are to be read.
+    fn take_internal(&mut self, w: &Wanted, bucket: BucketNr, parsed: &Parsed) -> Result<(), EngineError> {
+        let children = live_children(self.reader, w, &parsed.keys, self.buckets)?;
+        let mut node = node_of(w, parsed, Body::Internal(vec![NodeId::NONE; children.len()]));
+        if parsed.torn.is_some() {
+            // Whatever a torn internal set named was not in use yet: the old children are all there. The node
+            // takes no further sets.
+            node.written = node.sectors;
+        }
+        let live = |p: &Ptr| children.iter().any(|c| c.pointer() == Some(*p));
+        let named = parsed.keys.iter().filter_map(Bkey::pointer).filter(|p| p.is_available());
+        node.dead = named.filter(|p| !live(p)).collect();
+        let id = self.add(w, node);
+        let path = [w.path.as_slice(), &[bucket]].concat();
+        for (child, key) in children.into_iter().enumerate() {
+            self.queue.push_back(Wanted {
+                key,
+                level: w.level - 1,
+                parent: Some(id),
+                path: path.clone(),
+                child,
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts a node into the tree, and into its place among its parent's children. The first is the root.
+    fn add(&mut self, w: &Wanted, node: Node) -> NodeId {
+        let Some(tree) = &mut self.tree else { return self.tree.insert(Tree::new(node)).root() };
+        let id = tree.add_node(node);
         if let Some(p) = w.parent
-            && let Some(slot) = t.node_mut(p).children_mut().get_mut(w.child)
+            && let Some(slot) = tree.node_mut(p).children_mut().get_mut(w.child)
         {
             *slot = id;
         }
-        if let Some((extents, merged)) = leaf {
-            t.set_extents(id, extents);
-            let leaf = t.node_mut(id).leaf_mut();
-            leaf.merged = merged;
-            leaf.must_rewrite |= !merged.fits(parsed.summary.written_bytes);
+        id
+    }
+
+    /// Everything was read.
+    fn end(self) -> Result<LoadedTree, EngineError> {
+        let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), "btree: no root"))?;
+        tree.rebuild_directory();
+        if self.seen.len() > 1 {
+            mark(Mark::TreeLoaded);
         }
-        let mut path = w.path.clone();
-        path.push(bucket);
-        for (child, key) in children.into_iter().enumerate() {
-            queue.push_back(Wanted { key, level: w.level - 1, parent: Some(id), path: path.clone(), child });
+        for b in self.seen {
+            self.buckets.mark_metadata(b);
         }
+        Ok(LoadedTree { tree, events: self.events })
     }
-    let mut tree = tree.ok_or_else(|| reader.place.damage(Sector(0), "btree: no root"))?;
-    tree.rebuild_directory();
-    if seen.len() > 1 {
-        mark(Mark::TreeLoaded);
+}
+
+/// A node as it was read.
+fn node_of(w: &Wanted, parsed: &Parsed, body: Body) -> Node {
+    Node {
+        level: w.level,
+        bound: w.key.position(),
+        ptr: w.key.pointer().unwrap_or_default(),
+        sectors: w.key.size(),
+        set_seq: parsed.summary.seq,
+        written: Sectors::from_bytes_floor(parsed.summary.written_bytes as u64),
+        parent: w.parent,
+        busy: false,
+        birth: 0,
+        replaced: false,
+        dead: Vec::new(),
+        body,
     }
-    for b in seen {
-        buckets.mark_metadata(b);
-    }
-    Ok(LoadedTree { tree, events })
 }
 
 /// The live children of an internal node, in order (format section 8.4).

@@ -31,88 +31,16 @@ impl CacheSet {
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
         core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
-        let name = backing.disk.info().name.clone();
-        let refuse = |why: String| Err(EngineError::Invalid(format!("{name}: {why}")));
-        if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
-            mark(Mark::RefusedTwice);
-            return refuse(format!(
-                "a device with UUID {} is already attached to set {}",
-                backing.uuid(),
-                self.uuid()
-            ));
-        }
-        let state = backing.state();
-        if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
-            mark(Mark::RefusedOtherSet);
-            return refuse(format!(
-                "is {} and attached to cache set {}, expected set {}",
-                state.name(),
-                backing.set_uuid(),
-                self.uuid()
-            ));
-        }
-        if backing.block_sectors() < core.geometry.block_sectors {
-            mark(Mark::RefusedBlockSize);
-            return refuse(format!(
-                "block size: expected at least the set's {} sectors, found {}",
-                core.geometry.block_sectors,
-                backing.block_sectors()
-            ));
-        }
-        if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
-            return refuse(format!("is larger than {MAX_POSITION} sectors"));
-        }
+        self.refuse_misfits(&backing)?;
         let _config = core.config_lock.lock().await;
-        let mut slot = core.slot_of(backing.uuid());
-        let now = core.rt.wall_seconds() as u32;
-        if let Some(inode) = slot
-            && matches!(state, BackingState::None | BackingState::Stale)
-            && !bug(Bug::StaleSlotReused)
-        {
-            // The device ran without this cache: what the cache has of it is void.
-            mark(Mark::SlotOfStale);
-            core.void.borrow_mut().insert(inode);
-            core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
-            core.request_gc();
-            slot = None;
-        }
-        let inode = match slot {
-            Some(inode) => {
-                mark(Mark::KnownSlot);
-                inode
-            }
-            None if state == BackingState::Dirty => {
-                mark(Mark::RefusedUnknownDirty);
-                return refuse(format!(
-                    "has dirty data in a cache, but cache set {} does not know its UUID {}",
-                    self.uuid(),
-                    backing.uuid()
-                ));
-            }
-            None => {
-                mark(Mark::NewSlot);
-                let Some(inode) = core.free_slot_after_walk().await? else {
-                    mark(Mark::RefusedNoSlot);
-                    return refuse(format!("all {} slots of the set are in use", core.uuids.borrow().len()));
-                };
-                let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
-                core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
-                let set_uuid = self.uuid();
-                backing
-                    .update(|sb| {
-                        sb.set_set_uuid(set_uuid);
-                        sb.set_state(BackingState::Clean);
-                    })
-                    .await?;
-                inode
-            }
-        };
+        let inode = self.slot_for(&backing).await?;
         self.refuse_dirty_outside(inode, &backing).await?;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
             if backing.ensure_dirty(|| core.check()).await? {
                 mark(Mark::DirtyKeysOfClean);
-                core.emit(SetEvent::State { device: name.to_string(), state: "dirty" });
+                let device = backing.disk.info().name.to_string();
+                core.emit(SetEvent::State { device, state: "dirty" });
             }
         } else if backing.state() == BackingState::Dirty {
             mark(Mark::DirtyWithoutKeys);
@@ -123,6 +51,79 @@ impl CacheSet {
         core.volumes.borrow_mut().push(volume.clone());
         volume.start_writeback();
         Ok(volume)
+    }
+
+    /// What the superblocks alone say against this device in this set.
+    fn refuse_misfits(&self, backing: &Backing) -> Result<(), EngineError> {
+        let core = &self.core;
+        let state = backing.state();
+        if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+            mark(Mark::RefusedTwice);
+            let (device, set) = (backing.uuid(), self.uuid());
+            return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
+        }
+        if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
+            mark(Mark::RefusedOtherSet);
+            let (state, theirs, ours) = (state.name(), backing.set_uuid(), self.uuid());
+            return refuse(
+                backing,
+                format!("is {state} and attached to cache set {theirs}, expected set {ours}"),
+            );
+        }
+        if backing.block_sectors() < core.geometry.block_sectors {
+            mark(Mark::RefusedBlockSize);
+            let (least, found) = (core.geometry.block_sectors, backing.block_sectors());
+            return refuse(
+                backing,
+                format!("block size: expected at least the set's {least} sectors, found {found}"),
+            );
+        }
+        if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
+            return refuse(backing, format!("is larger than {MAX_POSITION} sectors"));
+        }
+        Ok(())
+    }
+
+    /// The slot of this device: the one that it has, or a new one. The caller holds `config_lock`.
+    async fn slot_for(&self, backing: &Backing) -> Result<Inode, EngineError> {
+        let core = &self.core;
+        let state = backing.state();
+        let now = core.rt.wall_seconds() as u32;
+        if let Some(inode) = core.slot_of(backing.uuid()) {
+            if !matches!(state, BackingState::None | BackingState::Stale) || bug(Bug::StaleSlotReused) {
+                mark(Mark::KnownSlot);
+                return Ok(inode);
+            }
+            // The device ran without this cache: what the cache has of it is void.
+            mark(Mark::SlotOfStale);
+            core.void.borrow_mut().insert(inode);
+            core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+            core.request_gc();
+        }
+        if state == BackingState::Dirty {
+            mark(Mark::RefusedUnknownDirty);
+            let (set, device) = (self.uuid(), backing.uuid());
+            return refuse(
+                backing,
+                format!("has dirty data in a cache, but cache set {set} does not know its UUID {device}"),
+            );
+        }
+        mark(Mark::NewSlot);
+        let Some(inode) = core.free_slot_after_walk().await? else {
+            mark(Mark::RefusedNoSlot);
+            let slots = core.uuids.borrow().len();
+            return refuse(backing, format!("all {slots} slots of the set are in use"));
+        };
+        let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
+        core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
+        let set_uuid = self.uuid();
+        backing
+            .update(|sb| {
+                sb.set_set_uuid(set_uuid);
+                sb.set_state(BackingState::Clean);
+            })
+            .await?;
+        Ok(inode)
     }
 
     /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
@@ -319,4 +320,9 @@ impl Drop for Detaching {
             self.volume.cancel_detach();
         }
     }
+}
+
+/// Why a device does not come up, with its name.
+fn refuse<T>(backing: &Backing, why: String) -> Result<T, EngineError> {
+    Err(EngineError::Invalid(format!("{}: {why}", backing.disk.info().name)))
 }

@@ -194,27 +194,11 @@ impl Volume {
             core.check()?;
             return Ok(Outcome::Writeback);
         }
-        let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
         let touches_dirty_stripe = match self.expensive_stripes() {
             Some(stripes) => self.touches_dirty_stripe(core, inode, write, &stripes).await?,
             None => false,
         };
-        let mut inputs = {
-            let t = core.tunables.borrow();
-            WriteInputs {
-                kind: RequestKind::Write,
-                hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
-                mode: self.tunables.borrow().cache_mode,
-                detaching: self.detaching.get(),
-                in_use_percent: core.in_use_percent(),
-                cutoff_writeback: t.cutoff_writeback,
-                cutoff_writeback_sync: t.cutoff_writeback_sync,
-                dirty_limit_percent,
-                touches_dirty_stripe,
-                overlaps_dirty: false,
-                cache_takes_dirty: true,
-            }
-        };
+        let mut inputs = WriteInputs { touches_dirty_stripe, ..self.inputs_of(core, write) };
         let mut path = write_path(&inputs, decision);
         if path != WritePath::Writeback {
             // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
@@ -255,24 +239,49 @@ impl Volume {
                 }
             }
         }
-        match path {
+        self.write_past(core, inode, write, path).await
+    }
+
+    /// What a write's path depends on, as far as it is known at once.
+    fn inputs_of(&self, core: &Core, write: &Write) -> WriteInputs {
+        let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
+        let t = core.tunables.borrow();
+        WriteInputs {
+            kind: RequestKind::Write,
+            hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
+            mode: self.tunables.borrow().cache_mode,
+            detaching: self.detaching.get(),
+            in_use_percent: core.in_use_percent(),
+            cutoff_writeback: t.cutoff_writeback,
+            cutoff_writeback_sync: t.cutoff_writeback_sync,
+            dirty_limit_percent,
+            touches_dirty_stripe: false,
+            overlaps_dirty: false,
+            cache_takes_dirty: true,
+        }
+    }
+
+    /// A write that the backing device takes, for whatever reason.
+    async fn write_past(
+        self: &Rc<Self>,
+        core: &Rc<Core>,
+        inode: Inode,
+        write: &Write,
+        path: WritePath,
+    ) -> Result<Outcome, EngineError> {
+        let (reason, over_dirty) = match path {
             WritePath::Writethrough => {
                 core.count_for_aging(write.sectors());
                 self.write_direct(core, inode, write, true, false).await?;
-                Ok(Outcome::Writethrough)
+                return Ok(Outcome::Writethrough);
             }
-            WritePath::Bypass { reason, over_dirty } => {
-                self.count_bypass(core, reason, write.sectors());
-                self.write_direct(core, inode, write, false, over_dirty).await?;
-                Ok(Outcome::Bypass(reason))
-            }
-            WritePath::Writeback => {
-                // The policy insists although the cache has no room: the backing device takes it.
-                self.count_bypass(core, BypassReason::NoBucket, write.sectors());
-                self.write_direct(core, inode, write, false, true).await?;
-                Ok(Outcome::Bypass(BypassReason::NoBucket))
-            }
-        }
+            WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
+            // The policy insists although the cache has no room.
+            WritePath::Writeback => (BypassReason::NoBucket, true),
+        };
+        self.count_bypass(core, reason, write.sectors());
+        self.write_direct(core, inode, write, false, over_dirty).await?;
+        Ok(Outcome::Bypass(reason))
     }
 
     pub(super) fn count_bypass(&self, core: &Core, reason: BypassReason, sectors: Sectors) {

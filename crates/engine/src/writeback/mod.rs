@@ -305,80 +305,25 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
         let now = volume.rt.now();
         let dirty = core.tree.borrow().dirty_sectors(inode);
         if dirty == Sectors::ZERO {
-            wb.dirty_since.set(None);
-            let state = volume.state();
-            if state == Some(BackingState::Dirty) && volume.dirty_in_flight.get() == 0 {
-                if let Err(e) = volume.mark_clean().await {
-                    *wb.last_error.borrow_mut() = Some(e.to_string());
-                    volume.rt.sleep(RETRY_DELAY).await;
-                }
-                wb.progress.notify_all();
-                if core.tunables.borrow().gc_after_writeback && core.in_use_percent() >= 50 {
-                    core.request_gc();
-                }
-            }
+            nothing_dirty(volume, core).await;
         } else if wb.dirty_since.get().is_none() {
             wb.dirty_since.set(Some(now));
         }
-        let seen_dirty = dirty > Sectors::ZERO;
-        match volume.writeback_due(core, dirty) {
-            Some(due) if due <= now => {}
-            due => {
-                // Anything that can change the answer ends the wait.
-                let changed = || {
-                    core.is_stopping()
-                        || volume.is_stopping()
-                        || volume.attached().is_none()
-                        || (core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO) != seen_dirty
-                        || volume
-                            .writeback_due(core, core.tree.borrow().dirty_sectors(inode))
-                            .is_some_and(|d| due.is_none_or(|old| d < old))
-                };
-                let wait = std::pin::pin!(wb.wake.wait_until(changed));
-                match due {
-                    Some(at) => {
-                        // Nobody tells when room becomes short.
-                        let at = at.min(now.after(LOOK_AGAIN));
-                        let (Either::Left(()) | Either::Right(())) =
-                            select(wait, volume.rt.sleep_until(at)).await;
-                    }
-                    None => wait.await,
-                }
-                wb.rate.borrow_mut().reset_clock(volume.rt.now());
-                continue;
-            }
+        let due = volume.writeback_due(core, dirty);
+        if due.is_none_or(|due| due > now) {
+            wait_until_due(volume, core, inode, due, dirty > Sectors::ZERO).await;
+            wb.rate.borrow_mut().reset_clock(volume.rt.now());
+            continue;
         }
         let limit = batch_limit(volume, core);
         let began = volume.rt.now();
         match batch::write_back(volume, core, inode, limit).await {
             Ok(batch) => {
-                let written = batch.written;
                 wb.failures.set(0);
-                wb.written.set(wb.written.get() + written);
+                wb.written.set(wb.written.get() + batch.written);
                 core.work.borrow_mut().writeback_batches.record(volume.rt.now().since(began));
                 wb.progress.notify_all();
-                let now = volume.rt.now();
-                wb.took(written, now.since(began));
-                // What is clean now may leave buckets that are worth packing.
-                core.gc_event.notify_all();
-                let delay = wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), now);
-                // Its cost may come later than it: see `Batch::cost`.
-                let took = now.since(began).max(batch.cost(core));
-                let delay = delay.max(yielding::pause(took, volume.writeback_share(core)));
-                if written == Sectors::ZERO {
-                    // Everything dirty is being changed just now: once something no longer is, it is looked at again.
-                    let released = std::pin::pin!(volume.ranges.released());
-                    match select(released, volume.rt.sleep(RETRY_DELAY)).await {
-                        Either::Left(()) => volume.rt.sleep(Nanos::from_ms(1)).await,
-                        Either::Right(()) => {}
-                    }
-                } else if delay > Nanos(0) {
-                    let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(core);
-                    let wait = std::pin::pin!(wb.wake.wait_until(urgent));
-                    match select(wait, volume.rt.sleep(delay)).await {
-                        Either::Left(()) | Either::Right(()) => {}
-                    }
-                }
+                rest(volume, core, &batch, began).await;
             }
             Err(e) => {
                 core.emit(crate::set::SetEvent::DeviceError { what: format!("writeback: {e}") });
@@ -387,6 +332,71 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 wb.progress.notify_all();
                 volume.rt.sleep(RETRY_DELAY).await;
             }
+        }
+    }
+}
+
+/// A device without dirty data says so.
+async fn nothing_dirty(volume: &Volume, core: &Core) {
+    let wb = &volume.writeback;
+    wb.dirty_since.set(None);
+    if volume.state() != Some(BackingState::Dirty) || volume.dirty_in_flight.get() > 0 {
+        return;
+    }
+    if let Err(e) = volume.mark_clean().await {
+        *wb.last_error.borrow_mut() = Some(e.to_string());
+        volume.rt.sleep(RETRY_DELAY).await;
+    }
+    wb.progress.notify_all();
+    if core.tunables.borrow().gc_after_writeback && core.in_use_percent() >= 50 {
+        core.request_gc();
+    }
+}
+
+/// Waits until writeback may be due: until then, or until something may have changed the answer.
+async fn wait_until_due(volume: &Volume, core: &Core, inode: Inode, due: Option<Nanos>, seen_dirty: bool) {
+    let changed = || {
+        let dirty = core.tree.borrow().dirty_sectors(inode);
+        core.is_stopping()
+            || volume.is_stopping()
+            || volume.attached().is_none()
+            || (dirty > Sectors::ZERO) != seen_dirty
+            || volume.writeback_due(core, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
+    };
+    let wait = std::pin::pin!(volume.writeback.wake.wait_until(changed));
+    match due {
+        Some(at) => {
+            // Nobody tells when room becomes short.
+            let at = at.min(volume.rt.now().after(LOOK_AGAIN));
+            let (Either::Left(()) | Either::Right(())) = select(wait, volume.rt.sleep_until(at)).await;
+        }
+        None => wait.await,
+    }
+}
+
+/// After a batch that began then: as long as the rate and others' share of the time demand.
+async fn rest(volume: &Volume, core: &Core, batch: &batch::Batch, began: Nanos) {
+    let wb = &volume.writeback;
+    let (written, now) = (batch.written, volume.rt.now());
+    wb.took(written, now.since(began));
+    // What is clean now may leave buckets that are worth packing.
+    core.gc_event.notify_all();
+    let delay = wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), now);
+    // Its cost may come later than it: see `Batch::cost`.
+    let took = now.since(began).max(batch.cost(core));
+    let delay = delay.max(yielding::pause(took, volume.writeback_share(core)));
+    if written == Sectors::ZERO {
+        // Everything dirty is being changed just now: once something no longer is, it is looked at again.
+        let released = std::pin::pin!(volume.ranges.released());
+        match select(released, volume.rt.sleep(RETRY_DELAY)).await {
+            Either::Left(()) => volume.rt.sleep(Nanos::from_ms(1)).await,
+            Either::Right(()) => {}
+        }
+    } else if delay > Nanos(0) {
+        let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(core);
+        let wait = std::pin::pin!(wb.wake.wait_until(urgent));
+        match select(wait, volume.rt.sleep(delay)).await {
+            Either::Left(()) | Either::Right(()) => {}
         }
     }
 }
