@@ -121,9 +121,19 @@ pub fn host() -> BTreeMap<String, String> {
     say("host processor", model.trim_start_matches(['\t', ':', ' ']).to_owned());
     say("host processors", std::thread::available_parallelism().map_or(0, usize::from).to_string());
     say("ubcache", said(Command::new(beside("ubcache")).arg("--version")));
-    say("commit", said(Command::new("git").args(["describe", "--always", "--dirty"])));
+    say("commit", commit());
     say("date", said(Command::new("date").args(["-u", "+%F"])));
     about
+}
+
+/// What was built, as far as one can tell from here: results and documents, which this program writes, do not count.
+fn commit() -> String {
+    let what = said(Command::new("git").args(["describe", "--always"]));
+    let rest = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!docs"];
+    match said(Command::new("git").args(rest)).as_str() {
+        "" => what,
+        _ => what + "-dirty",
+    }
 }
 
 /// A program beside this one: they are built together.

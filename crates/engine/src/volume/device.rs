@@ -18,14 +18,14 @@ const SMALL_ZEROES: Sectors = Sectors(128);
 
 impl Volume {
     /// See [`BlockVolume::read`].
-    pub async fn read(
+    pub fn read(
         self: &Rc<Self>,
         sector: Sector,
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> (Buffer, Result<(), VolumeError>) {
-        self.read_as(sector, sectors, buffer, offset_bytes, ReadFlags::default()).await
+    ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)> {
+        self.read_as(sector, sectors, buffer, offset_bytes, ReadFlags::default())
     }
 
     /// See [`BlockVolume::read_as`].
@@ -44,7 +44,10 @@ impl Volume {
         if sectors == Sectors::ZERO {
             return (buffer, Ok(()));
         }
-        self.count(|c| c.read(sectors, flags.meta));
+        self.count(|c| c.reads.count(sectors));
+        if flags.meta {
+            self.count(|c| c.metadata(sectors));
+        }
         let began = self.rt.turn_time();
         let mut buffer = buffer;
         loop {
@@ -81,7 +84,10 @@ impl Volume {
         if sectors == Sectors::ZERO {
             return Ok(());
         }
-        self.count(|c| c.write(sectors, flags.meta));
+        self.count(|c| c.writes.count(sectors));
+        if flags.meta {
+            self.count(|c| c.metadata(sectors));
+        }
         let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
         let WriteFlags { fua, meta } = flags;
@@ -270,7 +276,7 @@ impl Volume {
     }
 }
 
-/// An [`Rc<Volume>`] as exports take it.
+/// An [`Rc<Volume>`] as exports take it. Futures are handed on as they are: each layer of its own costs every request.
 #[derive(Clone)]
 pub struct VolumeRef(pub Rc<Volume>);
 
@@ -299,56 +305,60 @@ impl BlockVolume for VolumeRef {
         false
     }
 
-    async fn read(
+    fn read(
         &self,
         sector: Sector,
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
-    ) -> (Buffer, Result<(), VolumeError>) {
-        self.0.read(sector, sectors, buffer, offset_bytes).await
+    ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)> {
+        self.0.read(sector, sectors, buffer, offset_bytes)
     }
 
-    async fn read_as(
+    fn read_as(
         &self,
         sector: Sector,
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
         flags: ReadFlags,
-    ) -> (Buffer, Result<(), VolumeError>) {
-        self.0.read_as(sector, sectors, buffer, offset_bytes, flags).await
+    ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)> {
+        self.0.read_as(sector, sectors, buffer, offset_bytes, flags)
     }
 
-    async fn write(
+    fn write(
         &self,
         sector: Sector,
         sectors: Sectors,
         buffer: Buffer,
         offset_bytes: usize,
         flags: WriteFlags,
-    ) -> Result<(), VolumeError> {
-        self.0.write(sector, sectors, buffer, offset_bytes, flags).await
+    ) -> impl Future<Output = Result<(), VolumeError>> {
+        self.0.write(sector, sectors, buffer, offset_bytes, flags)
     }
 
-    async fn flush(&self) -> Result<(), VolumeError> {
-        self.0.flush().await
+    fn flush(&self) -> impl Future<Output = Result<(), VolumeError>> {
+        self.0.flush()
     }
 
-    async fn discard(&self, sector: Sector, sectors: Sectors) -> Result<(), VolumeError> {
-        self.0.discard(sector, sectors).await
+    fn discard(&self, sector: Sector, sectors: Sectors) -> impl Future<Output = Result<(), VolumeError>> {
+        self.0.discard(sector, sectors)
     }
 
-    async fn write_zeroes(
+    fn write_zeroes(
         &self,
         sector: Sector,
         sectors: Sectors,
         flags: ZeroFlags,
-    ) -> Result<(), VolumeError> {
-        self.0.write_zeroes(sector, sectors, flags).await
+    ) -> impl Future<Output = Result<(), VolumeError>> {
+        self.0.write_zeroes(sector, sectors, flags)
     }
 
-    async fn status(&self, sector: Sector, sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
-        self.0.status(sector, sectors).await
+    fn status(
+        &self,
+        sector: Sector,
+        sectors: Sectors,
+    ) -> impl Future<Output = Result<Vec<RangeStatus>, VolumeError>> {
+        self.0.status(sector, sectors)
     }
 }
