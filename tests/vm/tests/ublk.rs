@@ -81,7 +81,8 @@ fn statistics(guest: &mut Guest) -> serde_json::Value {
         ))
         .ok();
     let said = guest.sh("tail -n 1 /tmp/up.out").ok();
-    let stats: serde_json::Value = serde_json::from_str(said.line()).unwrap();
+    let stats: serde_json::Value =
+        serde_json::from_str(said.line()).unwrap_or_else(|e| panic!("{e}: {said}"));
     stats["volumes"][0].clone()
 }
 
