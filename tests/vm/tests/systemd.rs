@@ -302,7 +302,7 @@ fn devices_of_dm_and_md_appear() {
          mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --metadata=1.0 --assume-clean $mirror && \
          ubcache make -B /dev/md0 --label mirrored && mdadm --stop /dev/md0 && ubcache super /dev/disk/by-id/virtio-one && \
          dmsetup create mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048' && \
-         ubcache make -B /dev/mapper/mapped --label mapped && dmsetup remove mapped && udevadm settle && \
+         ubcache make -B /dev/mapper/mapped --label mapped && dmsetup remove --retry mapped && udevadm settle && \
          udevadm trigger --action=change --settle --subsystem-match=block",
     );
     sh(
@@ -326,7 +326,7 @@ fn devices_of_dm_and_md_appear() {
          dmsetup resume mapped && dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct",
     );
     // Let go, removed and made again, it has come again.
-    sh(vm, "ubcache unregister mapped && dmsetup remove mapped && udevadm settle");
+    sh(vm, "ubcache unregister mapped && dmsetup remove --retry mapped && udevadm settle");
     sh(vm, &format!("{table} && ubcache wait --timeout 60 mapped"));
     sh(vm, "systemctl stop ubcache.service && ubcache check /dev/md0 /dev/mapper/mapped");
 }

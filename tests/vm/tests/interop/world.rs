@@ -12,8 +12,16 @@ pub const BACKING_BYTES: u64 = 48 << 20;
 pub const DATA_OFFSET: u64 = 16;
 /// Options of ours for what the kernel's tool does in a guest with `-b 64k --writeback`.
 pub const USUAL: &[&str] = &["--bucket", "64k", "--block", "512", "--writeback"];
-/// Dirty data stays dirty.
-pub const KEEP_DIRTY: &[&str] = &["--set", "writeback_running=0"];
+/// Dirty data stays dirty, and all of it is in the cache: on a busy host it would count as congested now and then, and writes
+/// would go past it.
+pub const KEEP_DIRTY: &[&str] = &[
+    "--set",
+    "writeback_running=0",
+    "--set",
+    "congested_read_threshold_us=0",
+    "--set",
+    "congested_write_threshold_us=0",
+];
 
 /// The model of a new cached device.
 pub fn model(tag: u32, backing_bytes: u64) -> Model {
