@@ -187,3 +187,23 @@ fn alone_every_state_has_its_row() {
         }
     }
 }
+
+/// Two registrations of one device that come at the same time: each had looked whether the device is there before the other
+/// one had put it there, and it was served twice, by volumes that knew nothing of each other's requests.
+#[test]
+fn of_two_registrations_at_once_one_is_refused() {
+    Story::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
+        b.open().await;
+        b.set().detach(&b.volume(0)).await.unwrap();
+        let register = || {
+            let (set, disk) = (b.set(), b.parts.backings[0].clone());
+            b.rt.spawn(async move { set.register(disk).await.map(drop) })
+        };
+        let both = [register(), register()];
+        let mut refused = Vec::new();
+        for one in both {
+            refused.extend(one.await.err().map(|e| e.to_string()));
+        }
+        assert!(matches!(&refused[..], [why] if why.contains("already attached")), "{refused:?}");
+    });
+}

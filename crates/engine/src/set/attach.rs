@@ -30,9 +30,9 @@ impl CacheSet {
 
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
+        let _config = core.config_lock.lock().await;
         core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
         self.refuse_misfits(&backing)?;
-        let _config = core.config_lock.lock().await;
         let inode = self.slot_for(&backing).await?;
         self.refuse_dirty_outside(inode, &backing).await?;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
