@@ -20,7 +20,7 @@ const MEMORY: Nanos = Nanos::from_secs(1);
 /// around the cache (decision 011).
 const IN_USE: (f64, f64) = (85.0, 95.0);
 /// Writeback hurries if what is left to fill lasts for less than this.
-const ROOM_FOR_SECONDS: f64 = 8.0;
+const ROOM_FOR_SECONDS: f64 = 12.0;
 /// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
 /// as writeback, and at most so many times slower than that.
 pub const PACE_FROM_PERCENT: u32 = 88;

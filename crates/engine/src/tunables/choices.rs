@@ -91,7 +91,7 @@ pub enum Controller {
 pub enum Overwrite {
     /// Never: each write goes to a new place.
     Off,
-    /// Where few buckets are unused, unless the cache device rotates.
+    /// Where few buckets are unused or requests cost the cache device little, unless it rotates.
     #[default]
     Auto,
     /// Wherever it can be.

@@ -14,6 +14,7 @@
 //! * a flush covers it by [`Core::overwritten`], and FUA by itself, together with keys that are not durable yet.
 
 use format::{Inode, JournalSeq, Ptr};
+use io::Nanos;
 
 use super::Volume;
 use super::write::Write;
@@ -26,19 +27,28 @@ use crate::tunables::Overwrite;
 
 /// Where buckets without any live data are fewer than one in so many, packing is near.
 const FEW_UNUSED: u32 = 4;
+/// A request that keeps the device busy for less than this is cheap: joining small writes saves less there than the keys
+/// cost that each write to a new place needs. Memory and NVMe need a few us, disks with a limit of some thousand
+/// requests a second hundreds; where between them the two are even was not measured.
+const CHEAP_REQUEST: Nanos = Nanos::from_us(50);
 
 impl Core {
-    /// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, elsewhere is
-    /// better: small writes become large ones there.
+    /// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, and
+    /// requests cost the device something, elsewhere is better: small writes become large ones there.
     pub(super) fn overwrites_in_place(&self) -> bool {
         match self.tunables.borrow().overwrite_in_place {
             Overwrite::Off => false,
             Overwrite::Always => true,
             Overwrite::Auto => {
                 let buckets = self.buckets.borrow();
-                !self.cache.info().rotational && buckets.unused() < buckets.len() / FEW_UNUSED
+                let is_short_of_room = buckets.unused() < buckets.len() / FEW_UNUSED;
+                !self.cache.info().rotational && (is_short_of_room || self.requests_are_cheap())
             }
         }
+    }
+
+    fn requests_are_cheap(&self) -> bool {
+        self.meter.model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
     }
 
     /// Makes durable what has no new key that would say so; mostly the journal's flush has covered it.
@@ -53,7 +63,7 @@ impl Core {
 
 impl Volume {
     /// Where the data is that the write replaces, if it may be written there.
-    fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
+    pub(super) fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
         let seg = core.segment(inode, write.start, write.end).ok()?;
         let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
         let block = u64::from(core.cache.info().logical_block_bytes / 512).max(1);
@@ -67,10 +77,16 @@ impl Volume {
         (!copied && !moved).then_some(ptr)
     }
 
-    /// Writes over dirty data in its place, if it can be: else nothing has happened that counts, and the write goes
-    /// another way. The caller holds the range as a change. Returns the newest journal entry that a durable write needs.
-    pub(super) async fn overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<JournalSeq> {
-        let ptr = self.place_to_overwrite(core, inode, write)?;
+    /// Writes over dirty data in its place, just found by [`Volume::place_to_overwrite`]. If that fails, nothing has
+    /// happened that counts, and the write goes another way. The caller holds the range as a change. Returns the newest
+    /// journal entry that a durable write needs.
+    pub(super) async fn overwrite(
+        &self,
+        core: &Core,
+        inode: Inode,
+        write: &Write,
+        ptr: Ptr,
+    ) -> Option<JournalSeq> {
         let bucket = core.buckets.borrow().bucket_of(ptr);
         core.buckets.borrow_mut().pin(bucket);
         let began = self.rt.turn_time();

@@ -318,7 +318,8 @@ impl Volume {
             core.emit(crate::set::SetEvent::State { device, state: "dirty" });
         }
         if core.overwrites_in_place()
-            && let Some(newest) = self.overwrite(core, inode, write).await
+            && let Some(ptr) = self.place_to_overwrite(core, inode, write)
+            && let Some(newest) = self.overwrite(core, inode, write, ptr).await
         {
             return Ok(newest);
         }
