@@ -25,6 +25,7 @@ use rustix::fs::FlockOperation;
 
 use crate::holder::{self, Holder};
 use crate::info;
+use crate::write_cache::WriteCache;
 
 /// Tries of a claim that fails although no lasting holder is known: udev and blkid look at devices for
 /// a few milliseconds after each change, and so do our own read-only openings.
@@ -124,6 +125,8 @@ pub(crate) struct Opened {
     pub(crate) served_by_others: bool,
     pub(crate) read_only: bool,
     pub(crate) memory_align_bytes: u32,
+    /// Of a block device that is written without the page cache, where the kernel tells.
+    pub(crate) write_cache: Option<WriteCache>,
     pub(crate) note: Option<String>,
 }
 
@@ -179,8 +182,20 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     let in_memory = !is_block && info::is_in_memory(file.as_fd());
     let served_by_others = !is_block && info::is_served_by_others(file.as_fd());
+    let write_cache =
+        (is_block && direct).then(|| WriteCache::of_queue(&info::queue_dir(meta.rdev()))).flatten();
     let file = file.into();
-    Ok(Opened { file, info, is_block, in_memory, served_by_others, read_only, memory_align_bytes, note })
+    Ok(Opened {
+        file,
+        info,
+        is_block,
+        in_memory,
+        served_by_others,
+        read_only,
+        memory_align_bytes,
+        write_cache,
+        note,
+    })
 }
 
 fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {

@@ -13,7 +13,7 @@
 //! | request | block device | regular file |
 //! |---|---|---|
 //! | durable write | `RWF_DSYNC` (the kernel uses FUA or a flush) | `RWF_DSYNC` |
-//! | flush | fdatasync(2) | fdatasync(2) |
+//! | flush | fdatasync(2); nothing on a device without a write cache | fdatasync(2) |
 //! | discard | `BLKDISCARD` on a helper thread | punches a hole |
 //! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
 
@@ -30,6 +30,7 @@ use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
 use crate::gather::{self, Gathered};
 use crate::reactor::{Op, Reactor, Step};
 use crate::registered::Numbers;
+use crate::write_cache::WriteCache;
 
 /// Zeros that are written at once where the kernel has no better way.
 const ZEROS_BYTES: usize = 1 << 20;
@@ -59,6 +60,7 @@ pub(crate) struct FileInner {
     read_only: bool,
     /// Alignment that direct I/O asks of memory.
     memory_align_bytes: usize,
+    write_cache: Option<WriteCache>,
     zeroing: Cell<Zeroing>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
@@ -84,8 +86,17 @@ impl FileDevice {
     }
 
     pub(crate) fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
-        let Opened { file, info, is_block, in_memory, served_by_others, read_only, memory_align_bytes, note } =
-            opened;
+        let Opened {
+            file,
+            info,
+            is_block,
+            in_memory,
+            served_by_others,
+            read_only,
+            memory_align_bytes,
+            write_cache,
+            note,
+        } = opened;
         let inner = FileInner {
             file,
             info,
@@ -94,6 +105,7 @@ impl FileDevice {
             served_by_others,
             read_only,
             memory_align_bytes: memory_align_bytes as usize,
+            write_cache,
             zeroing: Cell::new(Zeroing::ZeroRange),
             zeros: RefCell::new(None),
             gathers: gather::Spare::default(),
@@ -138,7 +150,11 @@ impl Device for FileDevice {
             completer.complete(Err(e), request.buffer);
             return;
         }
-        if request.sectors.0 == 0 && request.op != What::Flush {
+        let nothing_to_do = match request.op {
+            What::Flush => self.inner.write_cache.as_ref().is_some_and(WriteCache::is_absent),
+            _ => request.sectors.0 == 0,
+        };
+        if nothing_to_do {
             completer.complete(Ok(()), request.buffer);
             return;
         }

@@ -46,6 +46,11 @@ fn whole_disk(dir: &Path) -> PathBuf {
     if dir.join("partition").exists() { dir.join("..") } else { dir.to_path_buf() }
 }
 
+/// The directory of a block device's request queue in sysfs.
+pub(crate) fn queue_dir(rdev: u64) -> PathBuf {
+    whole_disk(&sysfs_dir(rdev)).join("queue")
+}
+
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -67,8 +72,7 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
     let logical_block_bytes = u32::try_from(logical).unwrap_or(512).max(512);
     let physical = ioctl_number::<u32>(fd, BLKPBSZGET).unwrap_or(logical_block_bytes);
     let optimal = ioctl_number::<u32>(fd, BLKIOOPT).unwrap_or(0);
-    let dir = sysfs_dir(rdev);
-    let queue = whole_disk(&dir).join("queue");
+    let (dir, queue) = (sysfs_dir(rdev), queue_dir(rdev));
     Ok(DeviceInfo {
         name,
         sectors: whole_blocks(bytes, logical_block_bytes),
@@ -91,8 +95,7 @@ pub(crate) fn of_file(
     writable: bool,
     name: Arc<str>,
 ) -> DeviceInfo {
-    let dir = sysfs_dir(dev);
-    let queue = whole_disk(&dir).join("queue");
+    let (dir, queue) = (sysfs_dir(dev), queue_dir(dev));
     DeviceInfo {
         name,
         sectors: whole_blocks(bytes, logical_block_bytes),

@@ -37,6 +37,7 @@ pub mod users;
 mod wake;
 mod workers;
 pub mod wrap;
+mod write_cache;
 
 pub use busy_poll::BusyPoll;
 pub use claim::{Access, Claim, OpenError, OpenOptions};

@@ -1,0 +1,74 @@
+//! Whether a block device has a write cache that a loss of power empties, as the kernel sees it at this moment.
+//!
+//! The kernel drops flushes of a device without one: there fdatasync(2) after direct writes promises nothing that their
+//! completion has not. Through io_uring it is carried out by another thread all the same, which has to be woken and to wake;
+//! that can take longer than the write itself. So who has to flush asks here first.
+//!
+//! Asked anew for each flush, as the kernel asks itself: a path of a multipath device or an operator (`hdparm -W1`) may bring such
+//! a cache back at any time. *Must not know* what was written; with writes through the page cache it says nothing.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// An attribute of the kernel's request queue.
+pub(crate) struct WriteCache {
+    attribute: File,
+}
+
+impl WriteCache {
+    /// `queue` is the queue's directory in sysfs. `None` where the kernel does not tell: then there may be one.
+    pub(crate) fn of_queue(queue: &Path) -> Option<WriteCache> {
+        Some(WriteCache { attribute: File::open(queue.join("write_cache")).ok()? })
+    }
+
+    /// Certainly none now. Whatever else the kernel says, or if it says nothing any more, there may be one.
+    pub(crate) fn is_absent(&self) -> bool {
+        const NONE: &[u8] = b"write through\n";
+        let mut said = [0; 2 * NONE.len()];
+        self.attribute.read_at(&mut said, 0).is_ok_and(|length| said.get(..length) == Some(NONE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each question is put to the kernel: what was true before says nothing of now.
+    #[test]
+    fn only_what_the_kernel_says_now_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(WriteCache::of_queue(dir.path()).is_none());
+        let attribute = dir.path().join("write_cache");
+        std::fs::write(&attribute, "write through\n").unwrap();
+        let cache = WriteCache::of_queue(dir.path()).unwrap();
+        for (said, absent) in [
+            ("write through\n", true),
+            ("write back\n", false),
+            ("", false),
+            ("write through\n", true),
+            ("write through and back\n", false),
+            ("write", false),
+        ] {
+            std::fs::write(&attribute, said).unwrap();
+            assert_eq!(cache.is_absent(), absent, "{said:?}");
+        }
+    }
+
+    /// What this machine has: the attribute of each disk is understood.
+    #[test]
+    fn disks_of_this_machine_are_understood() {
+        let Ok(disks) = std::fs::read_dir("/sys/block") else { return };
+        for disk in disks.flatten() {
+            let queue = disk.path().join("queue");
+            let Ok(said) = std::fs::read_to_string(queue.join("write_cache")) else { continue };
+            let cache = WriteCache::of_queue(&queue).unwrap();
+            assert_eq!(
+                cache.is_absent(),
+                said.trim() == "write through",
+                "{}: {said:?}",
+                disk.path().display()
+            );
+        }
+    }
+}
