@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde_json::Value;
 use ubcache_vm::Vm;
 
+use crate::profile::PREFIX;
+
 /// What a run of fio found, reads and writes together.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -26,7 +28,7 @@ pub fn run(vm: &mut Vm, device: &str, seconds: Option<u32>, options: &str, log: 
     let time = seconds.map_or(String::new(), |s| format!("--time_based --runtime={s}"));
     let logging = if log { "--write_iops_log=/tmp/fio --log_avg_msec=1000" } else { "" };
     let script = format!(
-        "rm -f /tmp/fio_iops*; fio --name=job --filename={device} --ioengine=libaio --direct=1 --randrepeat=0 \
+        "rm -f /tmp/fio_iops*; {PREFIX} fio --name=job --filename={device} --ioengine=libaio --direct=1 --randrepeat=0 \
          --output-format=json --output=/tmp/fio.json {time} {options} {logging} >/tmp/fio.log 2>&1 || \
          {{ cat /tmp/fio.log >&2; exit 1; }}; cat /tmp/fio.json"
     );

@@ -47,11 +47,11 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Boots.
+    /// Boots; with `perf`, if that is to profile.
     ///
     /// # Panics
     /// If the machine does not come up, or a program is missing.
-    pub fn boot(hurry: u32) -> Lab {
+    pub fn boot(hurry: u32, with_perf: bool) -> Lab {
         let dir = Dir::new();
         let ssd = dir.disk("ssd", CACHE_MIB * MIB).slow(3000);
         let hdd = dir.disk("hdd", HDD_MIB * MIB).slow(150).limited(150_000_000);
@@ -62,6 +62,7 @@ impl Lab {
             .disk(&fast)
             .memory_mib(2600)
             .tools(&["fio", "make-bcache", "dmsetup", "sysbench", "mkfs.ext4"])
+            .tools(if with_perf { &["perf"] } else { &[] })
             .program(beside("ubcache"))
             .boot();
         vm.sh(
@@ -146,6 +147,10 @@ pub fn beside(program: &str) -> PathBuf {
     path
 }
 
+/// What a program prints; `unknown` if it fails.
 fn said(command: &mut Command) -> String {
-    command.output().map_or("unknown".into(), |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+    match command.output() {
+        Ok(o) if o.status.success() => String::from_utf8_lossy(&o.stdout).trim().to_owned(),
+        _ => "unknown".into(),
+    }
 }

@@ -1,13 +1,15 @@
 //! Side by side: raw devices, kernel bcache, dm-cache, dm-writecache and ubcache over ublk, on the same devices with
 //! the same jobs, in one boot of one virtual machine; and, on this machine, the engine beside OCF and NBD beside nbdkit.
 //!
-//! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `target` knows what they should reach, `report`
-//! writes JSON, a table and plots: of each benchmark the newest results. Figures are for comparison inside one run only: the machine is emulated.
+//! `subject` puts each contender onto the devices, `jobs` has one file per benchmark, `target` knows what they should
+//! reach, `report` writes JSON, a table and plots: of each benchmark the newest results. Figures are for comparison
+//! inside one run only: the machine is emulated.
 
 mod fio;
 mod jobs;
 mod machine;
 mod plot;
+mod profile;
 mod report;
 mod result;
 mod subject;
@@ -19,7 +21,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use jobs::Job;
+use jobs::{Job, Work};
+use machine::Lab;
+use result::Results;
 use subject::Subject;
 
 /// Benchmarks of ubcache beside its peers, most of them in a virtual machine.
@@ -47,27 +51,23 @@ struct Cli {
     /// A document with a place for the table
     #[arg(long)]
     document: Option<PathBuf>,
+    /// Also says where the time goes while fio runs in the virtual machine (needs perf), in files of this directory; results
+    /// go there too and into no document, for they are worse then
+    #[arg(long, value_name = "DIRECTORY")]
+    profile: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
+    if let Some(dir) = &cli.profile {
+        (cli.out, cli.document) = (dir.clone(), None);
+    }
     let all = |chosen: &[Job]| if chosen.is_empty() { Job::ALL.to_vec() } else { chosen.to_vec() };
     let subjects = if cli.subjects.is_empty() { Subject::ALL.to_vec() } else { cli.subjects.clone() };
-    // Booted by the first that needs it.
-    let mut lab = None;
-    for job in all(&cli.jobs) {
-        let done = match job.is_on_host() {
-            true => on_host(job, &cli),
-            false => {
-                in_machine(job, lab.get_or_insert_with(|| machine::Lab::boot(cli.hurry)), &subjects, &cli)
-            }
-        };
-        if let Err(e) = done {
-            eprintln!("{}: {e}", cli.out.display());
-            return ExitCode::FAILURE;
-        }
+    if let Err(e) = measure(&all(&cli.jobs), &subjects, &cli) {
+        eprintln!("{}: {e}", cli.out.display());
+        return ExitCode::FAILURE;
     }
-    drop(lab);
     let table = report::read_all(&cli.out).and_then(|all| {
         report::write_table(&all, &cli.out, cli.document.as_deref())?;
         Ok(report::markdown(&all))
@@ -82,27 +82,48 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// All repetitions of a benchmark on this machine.
-fn on_host(job: Job, cli: &Cli) -> io::Result<()> {
-    let mut results = report::begin(job, machine::host(), cli.hurry, &cli.out, cli.add)?;
-    for repetition in 1..=cli.repeat {
-        eprintln!("{} {repetition}/{}", job.name(), cli.repeat);
-        job.run_on_host(&mut results);
-        report::write(&results, &cli.out)?;
+/// All repetitions of these benchmarks, those of this machine before the virtual one is there and takes a part of it.
+fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
+    let mut in_machine = Vec::new();
+    for job in jobs {
+        match job.work() {
+            Work::OnHost(run) => on_host(*job, run, cli)?,
+            Work::InMachine(run) => in_machine.push((*job, run)),
+        }
+    }
+    if in_machine.is_empty() {
+        return Ok(());
+    }
+    let mut lab = Lab::boot(cli.hurry, cli.profile.is_some());
+    for (job, run) in in_machine {
+        let mut results = report::begin(job, lab.describe(), cli.hurry, &cli.out, cli.add)?;
+        for repetition in 1..=cli.repeat {
+            // They take turns.
+            for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
+                eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
+                if cli.profile.is_some() {
+                    profile::begin(&mut lab.vm);
+                }
+                run(&mut lab, subject, &mut results);
+                if let Some(dir) = &cli.profile {
+                    let name = format!("{}-{}.txt", job.name(), subject.name().replace(' ', "-"));
+                    std::fs::create_dir_all(dir)?;
+                    std::fs::write(dir.join(name), profile::end(&mut lab.vm))?;
+                }
+                // What is there so far: a run takes long, and a part of it is worth keeping.
+                report::write(&results, &cli.out)?;
+            }
+        }
     }
     Ok(())
 }
 
-/// All repetitions of a benchmark in the virtual machine; its contenders take turns.
-fn in_machine(job: Job, lab: &mut machine::Lab, subjects: &[Subject], cli: &Cli) -> io::Result<()> {
-    let mut results = report::begin(job, lab.describe(), cli.hurry, &cli.out, cli.add)?;
+fn on_host(job: Job, run: fn(&mut Results), cli: &Cli) -> io::Result<()> {
+    let mut results = report::begin(job, machine::host(), cli.hurry, &cli.out, cli.add)?;
     for repetition in 1..=cli.repeat {
-        for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
-            eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
-            job.run(lab, subject, &mut results);
-            // What is there so far: a run takes long, and a part of it is worth keeping.
-            report::write(&results, &cli.out)?;
-        }
+        eprintln!("{} {repetition}/{}", job.name(), cli.repeat);
+        run(&mut results);
+        report::write(&results, &cli.out)?;
     }
     Ok(())
 }

@@ -41,6 +41,14 @@ pub enum Job {
     B9,
 }
 
+/// How a benchmark runs once.
+pub enum Work {
+    /// In the virtual machine, with one contender.
+    InMachine(fn(&mut Lab, Subject, &mut Results)),
+    /// On this machine; its contenders are others, and all of them take part.
+    OnHost(fn(&mut Results)),
+}
+
 impl Job {
     /// In the order of tables.
     pub const ALL: &[Job] =
@@ -61,12 +69,7 @@ impl Job {
         }
     }
 
-    /// Whether it runs on this machine, without a virtual one; its contenders are others then.
-    pub fn is_on_host(self) -> bool {
-        matches!(self, Job::B7 | Job::B9)
-    }
-
-    /// Whether it says anything about this contender.
+    /// Whether it says anything about this contender of those in the virtual machine.
     pub fn suits(self, subject: Subject) -> bool {
         match self {
             Job::B1 | Job::B2 | Job::B3 | Job::B4 => true,
@@ -76,26 +79,18 @@ impl Job {
         }
     }
 
-    /// Runs it once, with this contender.
-    pub fn run(self, lab: &mut Lab, subject: Subject, results: &mut Results) {
+    /// What to do.
+    pub fn work(self) -> Work {
         match self {
-            Job::B1 => hits::reads(lab, subject, results),
-            Job::B2 => hits::writes(lab, subject, results),
-            Job::B3 => sync_writes::run(lab, subject, results),
-            Job::B4 => files::run(lab, subject, results),
-            Job::B5 => drain::run(lab, subject, results),
-            Job::B6 => foreground::run(lab, subject, results),
-            Job::B8 => start::run(lab, subject, results),
-            Job::B7 | Job::B9 => {}
-        }
-    }
-
-    /// Runs it once, with all its contenders, on this machine.
-    pub fn run_on_host(self, results: &mut Results) {
-        match self {
-            Job::B7 => alone::run(results),
-            Job::B9 => nbd::run(results),
-            _ => {}
+            Job::B1 => Work::InMachine(hits::reads),
+            Job::B2 => Work::InMachine(hits::writes),
+            Job::B3 => Work::InMachine(sync_writes::run),
+            Job::B4 => Work::InMachine(files::run),
+            Job::B5 => Work::InMachine(drain::run),
+            Job::B6 => Work::InMachine(foreground::run),
+            Job::B7 => Work::OnHost(alone::run),
+            Job::B8 => Work::InMachine(start::run),
+            Job::B9 => Work::OnHost(nbd::run),
         }
     }
 }

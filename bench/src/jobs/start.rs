@@ -45,7 +45,7 @@ fn many(results: &mut Results) {
     let out = String::from_utf8_lossy(&said.stdout);
     let ms =
         out.split_once("served after ").and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
-    let ms = ms.unwrap_or_else(|| panic!("start says {out:?}"));
+    let ms = ms.unwrap_or_else(|| panic!("start says {out:?}{}", String::from_utf8_lossy(&said.stderr)));
     let what = format!("start with {MANY} dirty extents, devices in memory");
     results.add(&what, "ms", false, Subject::Ubcache.name(), ms);
 }

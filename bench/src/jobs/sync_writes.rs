@@ -1,6 +1,6 @@
 //! B3: random 4 KiB writes with fdatasync(2) after every ten, over three times the cache, for a minute: the workload of
 //! a database or an object store, while writeback runs. A contender whose writes are slow has not filled its cache after that
-//! minute; so more is written as fast as it can, until it is full or a minute is over, and the same measured once more.
+//! minute; so as much as the cache holds is written as fast as it can, for a minute at most, and the same measured once more.
 
 use crate::fio;
 use crate::machine::{Backing, CACHE_MIB, Cache, Lab};

@@ -266,7 +266,9 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
     sh(
         guest,
         "loop=$(loop_of) && e2fsck -fp $loop; [ $? -le 1 ] && mount $loop /mnt && md5sum -c /tmp/sum && umount /mnt && \
-         { sleep 10000 </run/other/bcache1 & } && pull other && put other",
+         { sleep 10000 </run/other/bcache1 & } && \
+         until [ \"$(readlink /proc/$(pidof sleep)/fd/0)\" = /run/other/bcache1 ]; do usleep 10000; done && \
+         pull other && put other",
     );
     guest.vm.wait_for("a message", "grep -q '(sleep) has /run/other/bcache1 open' /tmp/up.err");
     sh(guest, "kill $(pidof sleep)");

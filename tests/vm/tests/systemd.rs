@@ -265,6 +265,9 @@ fn a_device_is_either_ours_or_the_kernels() {
     fine(vm);
 }
 
+/// What `mapped` is: nearly all of a disk that comes late.
+const MAPPED: &str = "0 122880 linear /dev/disk/by-id/virtio-late 2048";
+
 /// Rules of packages beside udev's own, for devices of the device mapper and of md.
 const STACKED_RULES: &[&str] = &[
     "55-dm.rules",
@@ -296,14 +299,20 @@ fn devices_of_dm_and_md_appear() {
     }
     let vm = &mut disks.iter().fold(systemd::userland(builder), |b, disk| b.disk(disk)).boot();
     // An array whose members look like devices of bcache: its own superblock is at their end.
+    let table = format!("--table '{MAPPED}'");
+    let map = format!("dmsetup create mapped {table}");
     sh(
         vm,
         "modprobe raid1; modprobe dm_mod; mirror='/dev/disk/by-id/virtio-one /dev/disk/by-id/virtio-two' && \
          mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --metadata=1.0 --assume-clean $mirror && \
-         ubcache make -B /dev/md0 --label mirrored && mdadm --stop /dev/md0 && ubcache super /dev/disk/by-id/virtio-one && \
-         dmsetup create mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048' && \
-         ubcache make -B /dev/mapper/mapped --label mapped && dmsetup remove --retry mapped && udevadm settle && \
-         udevadm trigger --action=change --settle --subsystem-match=block",
+         ubcache make -B /dev/md0 --label mirrored && mdadm --stop /dev/md0 && ubcache super /dev/disk/by-id/virtio-one",
+    );
+    sh(
+        vm,
+        &format!(
+            "{map} && ubcache make -B /dev/mapper/mapped --label mapped && dmsetup remove --retry mapped && \
+             udevadm settle && udevadm trigger --action=change --settle --subsystem-match=block"
+        ),
     );
     sh(
         vm,
@@ -314,19 +323,20 @@ fn devices_of_dm_and_md_appear() {
         "mdadm --assemble /dev/md0 /dev/disk/by-id/virtio-one /dev/disk/by-id/virtio-two && \
          ubcache wait --timeout 60 mirrored && ! mdadm --stop /dev/md0",
     );
-    let table = "dmsetup create mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048'";
-    sh(vm, &format!("{table} && ubcache wait --timeout 60 mapped && ! dmsetup remove mapped"));
+    sh(vm, &format!("{map} && ubcache wait --timeout 60 mapped && ! dmsetup remove mapped"));
     // A member of the array goes: the volume does not notice. What a mapped device is on goes: requests fail until there is a
     // table with what came.
     sh(vm, "unplug two && dd if=/dev/ublkb0 of=/dev/null bs=1M count=8 iflag=direct");
     sh(
         vm,
-        "unplug late && ! dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct && plug late && \
-         dmsetup suspend mapped && dmsetup load mapped --table '0 122880 linear /dev/disk/by-id/virtio-late 2048' && \
-         dmsetup resume mapped && dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct",
+        &format!(
+            "unplug late && ! dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct && plug late && \
+             dmsetup suspend mapped && dmsetup load mapped {table} && dmsetup resume mapped && \
+             dd if=/dev/ublkb1 of=/dev/null bs=1M count=8 iflag=direct"
+        ),
     );
     // Let go, removed and made again, it has come again.
     sh(vm, "ubcache unregister mapped && dmsetup remove --retry mapped && udevadm settle");
-    sh(vm, &format!("{table} && ubcache wait --timeout 60 mapped"));
+    sh(vm, &format!("{map} && ubcache wait --timeout 60 mapped"));
     sh(vm, "systemctl stop ubcache.service && ubcache check /dev/md0 /dev/mapper/mapped");
 }

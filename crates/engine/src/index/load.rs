@@ -258,9 +258,7 @@ impl Loading<'_> {
         let must_rewrite = parsed.torn.is_some() || !merged.fits(parsed.summary.written_bytes);
         let leaf = Leaf { must_rewrite, extents: None, merged, ..Leaf::default() };
         let id = self.add(w, node_of(w, parsed, Body::Leaf(leaf)));
-        if let Some(tree) = &mut self.tree {
-            tree.set_extents(id, extents);
-        }
+        self.tree.as_mut().expect("a node was added to it").set_extents(id, extents);
     }
 
     /// The live children of an internal node are to be read.

@@ -41,7 +41,7 @@ impl RequestCounters {
     /// Counts that a read or write is about metadata. Few are: kept out of the way of those that are not.
     #[cold]
     #[inline(never)]
-    pub fn metadata(&mut self, sectors: Sectors) {
+    pub fn count_metadata(&mut self, sectors: Sectors) {
         self.metadata.count(sectors);
     }
 
@@ -137,7 +137,7 @@ mod tests {
         let mut c = RequestCounters::default();
         c.writes.count(Sectors(8));
         c.writes.count(Sectors(1));
-        c.metadata(Sectors(1));
+        c.count_metadata(Sectors(1));
         c.flush();
         assert_eq!(c.writes, OpCount { requests: 2, bytes: 4608 });
         assert_eq!(c.metadata, OpCount { requests: 1, bytes: 512 });

@@ -46,7 +46,7 @@ impl Volume {
         }
         self.count(|c| c.reads.count(sectors));
         if flags.meta {
-            self.count(|c| c.metadata(sectors));
+            self.count(|c| c.count_metadata(sectors));
         }
         let began = self.rt.turn_time();
         let mut buffer = buffer;
@@ -86,7 +86,7 @@ impl Volume {
         }
         self.count(|c| c.writes.count(sectors));
         if flags.meta {
-            self.count(|c| c.metadata(sectors));
+            self.count(|c| c.count_metadata(sectors));
         }
         let began = self.rt.turn_time();
         let start = sector + Sectors(self.offset.0);
