@@ -43,20 +43,22 @@ pub struct Lab {
     pub vm: Vm,
     /// Durations are divided by this.
     pub hurry: u32,
+    awake: bool,
     _dir: Dir,
 }
 
 impl Lab {
-    /// Boots; with `perf`, if that is to profile.
+    /// Boots; with `perf`, if that is to profile. Processors that are `awake` never halt.
     ///
     /// # Panics
     /// If the machine does not come up, or a program is missing.
-    pub fn boot(hurry: u32, with_perf: bool) -> Lab {
+    pub fn boot(hurry: u32, with_perf: bool, awake: bool) -> Lab {
         let dir = Dir::new();
         let ssd = dir.disk("ssd", CACHE_MIB * MIB).slow(3000);
         let hdd = dir.disk("hdd", HDD_MIB * MIB).slow(150).limited(150_000_000);
         let fast = dir.disk("fast", 1024 * MIB);
         let mut vm = Vm::build("side-by-side")
+            .boot_options(if awake { "idle=poll" } else { "" })
             .disk(&ssd)
             .disk(&hdd)
             .disk(&fast)
@@ -70,7 +72,7 @@ impl Lab {
                modprobe dm_writecache; modprobe loop",
         )
         .ok();
-        Lab { vm, hurry, _dir: dir }
+        Lab { vm, hurry, awake, _dir: dir }
     }
 
     /// Seconds for a run that takes `seconds` when there is no hurry.
@@ -106,7 +108,8 @@ impl Lab {
     pub fn describe(&mut self) -> BTreeMap<String, String> {
         let mut about = host();
         let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
-        say("guest", "QEMU, 2 processors, 2600 MiB of memory".into());
+        let idle = if self.awake { " that never halt" } else { "" };
+        say("guest", format!("QEMU, 2 processors{idle}, 2600 MiB of memory"));
         say("guest kernel", self.vm.sh("uname -r").ok().line().to_owned());
         say("fio", self.vm.sh("fio --version").ok().line().to_owned());
         about

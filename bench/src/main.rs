@@ -55,6 +55,10 @@ struct Cli {
     /// go there too and into no document, for they are worse then
     #[arg(long, value_name = "DIRECTORY")]
     profile: Option<PathBuf>,
+    /// Processors of the virtual machine never halt (idle=poll): to wake one costs little then, as on real machines. To see
+    /// how much of a figure that is; give `--out` another place
+    #[arg(long)]
+    awake: bool,
 }
 
 fn main() -> ExitCode {
@@ -94,7 +98,7 @@ fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
     if in_machine.is_empty() {
         return Ok(());
     }
-    let mut lab = Lab::boot(cli.hurry, cli.profile.is_some());
+    let mut lab = Lab::boot(cli.hurry, cli.profile.is_some(), cli.awake);
     for (job, run) in in_machine {
         let mut results = report::begin(job, lab.describe(), cli.hurry, &cli.out, cli.add)?;
         for repetition in 1..=cli.repeat {
