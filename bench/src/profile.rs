@@ -14,7 +14,7 @@ const DIR: &str = "/tmp/profile";
 pub const PREFIX: &str = "$([ ! -d /tmp/profile ] || echo perf record -q -a -e cpu-clock -F 499 \
                           -o /tmp/profile/$(ls /tmp/profile | wc -l) --)";
 /// Less than this share, in percent, is left out.
-const LEAST_PERCENT: f64 = 0.3;
+const LEAST_PERCENT: f64 = 0.2;
 
 /// From here on samples are taken.
 pub fn begin(vm: &mut Vm) {

@@ -188,11 +188,12 @@ fn program(archive: &mut Archive, path: &Path, to: &str) {
     }
 }
 
+/// Names of functions stay, for profiles.
 fn stripped(path: &Path) -> Vec<u8> {
     let whole = bytes(path);
     let (Some(strip), true) = (find("strip"), whole.len() > 1 << 20) else { return whole };
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("stripped");
-    let said = run(&strip, &[Path::new("-o"), &out, path]);
+    let said = run(&strip, &[Path::new("--strip-debug"), Path::new("-o"), &out, path]);
     if said.code == 0 { bytes(&out) } else { whole }
 }
