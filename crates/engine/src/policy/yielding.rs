@@ -209,12 +209,10 @@ mod tests {
         assert!((2900.0..3100.0).contains(&rate), "{rate}");
         let rate = p.see(60_000, Nanos::from_ms(40_000));
         assert!(rate < 500.0, "{rate}");
-        assert!(
-            hurries(150, 20.0, 50)
-                && !hurries(170, 20.0, 50)
-                && !hurries(0, 0.0, 50)
-                && hurries(500, 0.0, 90)
-        );
+        let lasts_for = |seconds: f64| (20.0 * seconds) as u32;
+        assert!(hurries(lasts_for(ROOM_FOR_SECONDS - 1.0), 20.0, 50));
+        assert!(!hurries(lasts_for(ROOM_FOR_SECONDS + 1.0), 20.0, 50));
+        assert!(!hurries(0, 0.0, 50) && hurries(500, 0.0, 90));
     }
 
     #[test]
