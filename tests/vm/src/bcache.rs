@@ -228,23 +228,7 @@ impl Kernel {
     #[track_caller]
     pub fn map<'a>(&mut self, served: impl Into<Served<'a>>, tag: u32) -> Map {
         let device = self.device(served);
-        let mut races = self.read_races();
-        loop {
-            let said = match guest::map(&mut self.vm, &device, tag) {
-                Ok(map) => return map,
-                Err(said) => said,
-            };
-            // A kernel fails a read that finds both dirty data and clean data whose bucket is reused meanwhile, and
-            // counts it. That happens in small caches, and says nothing about what is on the devices.
-            let now = self.read_races();
-            assert!(said.err.contains("os error 5") && now > races, "{said}");
-            races = now;
-        }
-    }
-
-    fn read_races(&mut self) -> u64 {
-        // A device without its cache has no such number.
-        self.vm.sh("cat /sys/fs/bcache/*-*/internal/cache_read_races").line().parse().unwrap_or(0)
+        guest::map(&mut self.vm, &device, tag).unwrap_or_else(|said| panic!("{said}"))
     }
 
     /// Compares every sector of a volume with the model.

@@ -16,8 +16,9 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use ubcache_vm::load::racing::{self, Racing};
 use ubcache_vm::load::stamp::SECTOR;
-use ubcache_vm::load::{FileTarget, Plan, files, run};
+use ubcache_vm::load::{FileTarget, Plan, Target, files, run};
 use ubcache_vm::said::PATIENCE;
 
 fn main() -> ExitCode {
@@ -84,16 +85,18 @@ fn load(device: &str, plan: &Plan) -> Result<(), String> {
         let mut to = progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         to.write_all(line.as_bytes()).expect("the host listens");
     };
-    run::run(plan, |_| FileTarget::open(Path::new(device), true), report)
-        .map_err(|e| format!("{device}: {e}"))
+    run::run(plan, |_| open(device, true), report).map_err(|e| format!("{device}: {e}"))
+}
+
+fn open(device: &str, write: bool) -> io::Result<impl Target> {
+    Ok(Racing::new(FileTarget::open(Path::new(device), write)?, racing::counted_by_the_kernel))
 }
 
 fn map(device: &str, tag: &str) -> Result<(), String> {
     let tag: u32 = tag.parse().map_err(|e| format!("{tag}: {e}"))?;
     let read = || -> io::Result<_> {
         let bytes = File::open(device)?.seek(SeekFrom::End(0))?;
-        let map =
-            run::read_map(&mut FileTarget::open(Path::new(device), false)?, bytes / SECTOR as u64, tag)?;
+        let map = run::read_map(&mut open(device, false)?, bytes / SECTOR as u64, tag)?;
         io::stdout().write_all(&map.to_bytes())?;
         Ok(map)
     };

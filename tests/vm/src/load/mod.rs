@@ -1,5 +1,5 @@
 //! Load whose every sector can be judged: which requests there are (`plan`), what sectors hold (`stamp`), who runs them
-//! (`run`, against a `target`), and what must be there afterwards (`model`).
+//! (`run`, against a `target`, which may fail as a kernel's does: `racing`), and what must be there afterwards (`model`).
 //!
 //! A plan is a pure function of its numbers, so the same requests come from the program in a guest and from a thread
 //! here, and the model knows them without having seen them.
@@ -8,6 +8,7 @@ pub mod files;
 pub mod guest;
 pub mod model;
 pub mod plan;
+pub mod racing;
 pub mod run;
 pub mod stamp;
 pub mod target;
