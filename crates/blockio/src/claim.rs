@@ -124,9 +124,11 @@ pub(crate) struct Opened {
     /// A regular file of a file system that another process or host serves.
     pub(crate) served_by_others: bool,
     pub(crate) read_only: bool,
-    pub(crate) memory_align_bytes: u32,
+    /// Alignment that direct I/O asks of memory.
+    pub(crate) memory_align_bytes: usize,
     /// Of a block device that is written without the page cache, where the kernel tells.
     pub(crate) write_cache: Option<WriteCache>,
+    /// What is unusual about it, for the log.
     pub(crate) note: Option<String>,
 }
 
@@ -156,7 +158,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     }
     let direct = !options.buffered && !direct_refused;
     let alignment = if direct { info::direct_alignment(file.as_fd()) } else { None };
-    let memory_align_bytes = alignment.map_or(512, |(memory, _)| memory.max(1));
+    let memory_align_bytes = alignment.map_or(512, |(memory, _)| memory.max(1) as usize);
     let mut info = if is_block {
         info::of_block_device(file.as_fd(), meta.rdev(), name)
             .map_err(|e| system("its size cannot be had")(e.into()))?

@@ -18,10 +18,9 @@
 //! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use ::io::{Buffer, Completer, Device, DeviceInfo, IoError, Op as What, Request};
 
@@ -50,17 +49,7 @@ enum Zeroing {
 }
 
 pub(crate) struct FileInner {
-    file: OwnedFd,
-    info: DeviceInfo,
-    is_block: bool,
-    /// A regular file of a file system in memory, which never waits for a device.
-    in_memory: bool,
-    /// A regular file for whose requests a helper thread waits.
-    served_by_others: bool,
-    read_only: bool,
-    /// Alignment that direct I/O asks of memory.
-    memory_align_bytes: usize,
-    write_cache: Option<WriteCache>,
+    opened: Opened,
     zeroing: Cell<Zeroing>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
@@ -73,7 +62,6 @@ pub(crate) struct FileInner {
 pub struct FileDevice {
     inner: Rc<FileInner>,
     reactor: Reactor,
-    note: Option<Arc<str>>,
 }
 
 impl FileDevice {
@@ -86,63 +74,45 @@ impl FileDevice {
     }
 
     pub(crate) fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
-        let Opened {
-            file,
-            info,
-            is_block,
-            in_memory,
-            served_by_others,
-            read_only,
-            memory_align_bytes,
-            write_cache,
-            note,
-        } = opened;
         let inner = FileInner {
-            file,
-            info,
-            is_block,
-            in_memory,
-            served_by_others,
-            read_only,
-            memory_align_bytes: memory_align_bytes as usize,
-            write_cache,
+            opened,
             zeroing: Cell::new(Zeroing::ZeroRange),
             zeros: RefCell::new(None),
             gathers: gather::Spare::default(),
             numbers: reactor.numbers().clone(),
         };
-        FileDevice { inner: Rc::new(inner), reactor: reactor.clone(), note: note.map(Arc::from) }
+        FileDevice { inner: Rc::new(inner), reactor: reactor.clone() }
     }
 
     /// What is unusual about this device (no direct I/O, for example), for the log.
     pub fn note(&self) -> Option<&str> {
-        self.note.as_deref()
+        self.inner.opened.note.as_deref()
     }
 
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
-        self.inner.read_only
+        self.inner.opened.read_only
     }
 
     /// Whether this is a block device, not a file.
     pub fn is_block_device(&self) -> bool {
-        self.inner.is_block
+        self.inner.opened.is_block
     }
 }
 
 impl Device for FileDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.inner.info
+        &self.inner.opened.info
     }
 
     fn submit(&self, mut request: Request, completer: Completer) {
-        let refused = match self.inner.info.check(&mut request) {
+        let refused = match self.inner.opened.info.check(&mut request) {
             Err(e) => Some(e),
-            Ok(()) if self.inner.read_only && !matches!(request.op, What::Read | What::Flush) => {
-                Some(IoError::of(&self.inner.info.name, &request, libc::EROFS))
+            Ok(()) if self.inner.opened.read_only && !matches!(request.op, What::Read | What::Flush) => {
+                Some(IoError::of(&self.inner.opened.info.name, &request, libc::EROFS))
             }
-            Ok(()) if request.op == What::Discard && !self.inner.info.discard => {
-                Some(IoError::of(&self.inner.info.name, &request, libc::EOPNOTSUPP))
+            Ok(()) if request.op == What::Discard && !self.inner.opened.info.discard => {
+                Some(IoError::of(&self.inner.opened.info.name, &request, libc::EOPNOTSUPP))
             }
             Ok(()) => None,
         };
@@ -151,7 +121,7 @@ impl Device for FileDevice {
             return;
         }
         let nothing_to_do = match request.op {
-            What::Flush => self.inner.write_cache.as_ref().is_some_and(WriteCache::is_absent),
+            What::Flush => self.inner.opened.write_cache.as_ref().is_some_and(WriteCache::is_absent),
             _ => request.sectors.0 == 0,
         };
         if nothing_to_do {
@@ -204,7 +174,7 @@ impl DeviceOp {
             }
             // Buffers are aligned to a page; what may be wrong is the offset in them.
             (op @ (What::Read | What::Write { .. }), Some(buffer))
-                if !range.start.is_multiple_of(file.memory_align_bytes) =>
+                if !range.start.is_multiple_of(file.opened.memory_align_bytes) =>
             {
                 Some(match op {
                     What::Read => pool.take(range.len()),
@@ -225,7 +195,7 @@ impl DeviceOp {
     fn may_be_gathered(&self) -> bool {
         matches!(self.request.op, What::Write { .. })
             && self.stand_in.is_none()
-            && !self.file.in_memory
+            && !self.file.opened.in_memory
             && self.left() < gather::MAX_BYTES
     }
 
@@ -270,7 +240,7 @@ impl DeviceOp {
 
     /// The command that goes on from `done`.
     fn command(&mut self) -> Cmd {
-        let fd: RawFd = self.file.file.as_raw_fd();
+        let fd: RawFd = self.file.opened.file.as_raw_fd();
         let offset = self.request.sector.bytes() + self.done;
         if let (Some(gathered), What::Write { fua: durable }) = (&mut self.gathered, self.request.op) {
             let (iovecs, count) = gathered.iovecs(&self.request);
@@ -303,7 +273,7 @@ impl DeviceOp {
                 Cmd::Write { fd, ptr, len, offset, durable: fua, number }
             }
             What::Flush => Cmd::Flush { fd },
-            What::Discard if self.file.is_block => Cmd::Discard { fd, offset, len: left },
+            What::Discard if self.file.opened.is_block => Cmd::Discard { fd, offset, len: left },
             What::Discard => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
             What::WriteZeroes => match (self.zeroing, &self.stand_in) {
                 (Zeroing::ZeroRange, _) => Cmd::Fallocate { fd, mode: ZERO_RANGE, offset, len: left },
@@ -329,14 +299,14 @@ impl DeviceOp {
 
     /// The step that goes on from `done`.
     pub(crate) fn next(&mut self) -> Step {
-        let here = self.file.in_memory
+        let here = self.file.opened.in_memory
             && match self.request.op {
                 What::Read | What::Write { .. } => self.left() <= HERE_BYTES,
                 What::Flush => true,
                 What::Discard | What::WriteZeroes => false,
             };
         let cmd = self.command();
-        match (here, self.file.served_by_others) {
+        match (here, self.file.opened.served_by_others) {
             (true, _) => Step::NextHere(cmd),
             (false, true) => Step::NextBlocking(cmd),
             (false, false) => Step::Next(cmd),
@@ -361,7 +331,7 @@ impl DeviceOp {
         let refused = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
         if self.request.op == What::WriteZeroes && self.zeroing != Zeroing::Write && refused {
             self.zeroing = match self.zeroing {
-                Zeroing::ZeroRange if !self.file.is_block => Zeroing::PunchHole,
+                Zeroing::ZeroRange if !self.file.opened.is_block => Zeroing::PunchHole,
                 _ => Zeroing::Write,
             };
             self.file.zeroing.set(self.zeroing);
@@ -382,7 +352,7 @@ impl DeviceOp {
         }
         // Direct I/O goes on at whole blocks only. Nothing at all moves behind the end of a file that
         // somebody truncated, or on a device that broke.
-        let block = u64::from(self.file.info.logical_block_bytes);
+        let block = u64::from(self.file.opened.info.logical_block_bytes);
         let whole = n / block * block;
         if whole == 0 {
             self.errno = Some(libc::EIO);
@@ -397,7 +367,7 @@ impl DeviceOp {
         let DeviceOp { file, mut request, completer, stand_in, gathered, errno, .. } = self;
         let result = match errno {
             None => Ok(()),
-            Some(e) => Err(IoError::of(&file.info.name, &request, e)),
+            Some(e) => Err(IoError::of(&file.opened.info.name, &request, e)),
         };
         if let (What::Read, Ok(()), Some(from)) = (request.op, &result, &stand_in) {
             let range = request.byte_range();
@@ -411,7 +381,7 @@ impl DeviceOp {
         for (request, completer) in gathered.drain() {
             let result = match errno {
                 None => Ok(()),
-                Some(e) => Err(IoError::of(&file.info.name, &request, e)),
+                Some(e) => Err(IoError::of(&file.opened.info.name, &request, e)),
             };
             completer.complete(result, request.buffer);
         }
