@@ -13,6 +13,8 @@ use std::process::Command;
 
 use ubcache_vm::{Dir, Vm};
 
+use crate::profile;
+
 const MIB: u64 = 1 << 20;
 /// Size of the cache devices.
 pub const CACHE_MIB: u64 = 600;
@@ -37,34 +39,43 @@ pub enum Backing {
     Fast,
 }
 
+/// What is not as it is for the table, if it is not.
+#[derive(Clone, Copy, Debug)]
+pub struct Conditions {
+    /// Durations are divided by this.
+    pub hurry: u32,
+    /// Samples are taken of where the time goes.
+    pub profile: bool,
+    /// Processors never halt.
+    pub awake: bool,
+}
+
 /// A booted machine with its devices.
 pub struct Lab {
     /// The machine.
     pub vm: Vm,
-    /// Durations are divided by this.
-    pub hurry: u32,
-    awake: bool,
+    conditions: Conditions,
     _dir: Dir,
 }
 
 impl Lab {
-    /// Boots; with `perf`, if that is to profile. Processors that are `awake` never halt.
+    /// Boots.
     ///
     /// # Panics
     /// If the machine does not come up, or a program is missing.
-    pub fn boot(hurry: u32, with_perf: bool, awake: bool) -> Lab {
+    pub fn boot(conditions: Conditions) -> Lab {
         let dir = Dir::new();
         let ssd = dir.disk("ssd", CACHE_MIB * MIB).slow(3000);
         let hdd = dir.disk("hdd", HDD_MIB * MIB).slow(150).limited(150_000_000);
         let fast = dir.disk("fast", 1024 * MIB);
         let mut vm = Vm::build("side-by-side")
-            .boot_options(if awake { "idle=poll" } else { "" })
+            .boot_options(if conditions.awake { "idle=poll" } else { "" })
             .disk(&ssd)
             .disk(&hdd)
             .disk(&fast)
             .memory_mib(2600)
             .tools(&["fio", "make-bcache", "dmsetup", "sysbench", "mkfs.ext4"])
-            .tools(if with_perf { &["perf"] } else { &[] })
+            .tools(if conditions.profile { &["perf"] } else { &[] })
             .program(beside("ubcache"))
             .boot();
         vm.sh(
@@ -72,12 +83,26 @@ impl Lab {
                modprobe dm_writecache; modprobe loop",
         )
         .ok();
-        Lab { vm, hurry, awake, _dir: dir }
+        Lab { vm, conditions, _dir: dir }
+    }
+
+    /// Does some work; if there is to be a profile, where the time went meanwhile.
+    pub fn measured(&mut self, work: impl FnOnce(&mut Lab)) -> Option<String> {
+        if self.conditions.profile {
+            profile::begin(&mut self.vm);
+        }
+        work(self);
+        self.conditions.profile.then(|| profile::end(&mut self.vm))
     }
 
     /// Seconds for a run that takes `seconds` when there is no hurry.
     pub fn seconds(&self, seconds: u32) -> u32 {
-        (seconds / self.hurry).max(2)
+        self.hurried(seconds).max(2)
+    }
+
+    /// Of so much, what is done in such a hurry.
+    pub fn hurried(&self, all: u32) -> u32 {
+        all / self.conditions.hurry
     }
 
     /// Both devices as new; their paths.
@@ -108,7 +133,7 @@ impl Lab {
     pub fn describe(&mut self) -> BTreeMap<String, String> {
         let mut about = host();
         let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
-        let idle = if self.awake { " that never halt" } else { "" };
+        let idle = if self.conditions.awake { " that never halt" } else { "" };
         say("guest", format!("QEMU, 2 processors{idle}, 2600 MiB of memory"));
         say("guest kernel", self.vm.sh("uname -r").ok().line().to_owned());
         say("fio", self.vm.sh("fio --version").ok().line().to_owned());

@@ -16,13 +16,13 @@ mod subject;
 mod target;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use jobs::{Job, Work};
-use machine::Lab;
+use machine::{Conditions, Lab};
 use result::Results;
 use subject::Subject;
 
@@ -45,41 +45,53 @@ struct Cli {
     /// Makes everything this many times shorter, to try things out: such figures are not comparable
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60))]
     hurry: u32,
-    /// Where results go; those of benchmarks that do not run now stay
-    #[arg(long, default_value = "bench/results")]
-    out: PathBuf,
-    /// A document with a place for the table
+    /// Where results go; those of benchmarks that do not run now stay [default: bench/results]
+    #[arg(long, value_name = "DIRECTORY")]
+    out: Option<PathBuf>,
+    /// A document with a place for the table; not with `--profile` or `--awake`, whose figures are others
     #[arg(long)]
     document: Option<PathBuf>,
-    /// Also says where the time goes while fio runs in the virtual machine (needs perf), in files of this directory; results
-    /// go there too and into no document, for they are worse then
-    #[arg(long, value_name = "DIRECTORY")]
-    profile: Option<PathBuf>,
-    /// Processors of the virtual machine never halt (idle=poll): to wake one costs little then, as on real machines. To see
-    /// how much of a figure that is; give `--out` another place
-    #[arg(long)]
+    /// Also says where the time goes while fio runs in the virtual machine, in files beside the results (needs perf, which
+    /// costs speed itself)
+    #[arg(long, requires = "out")]
+    profile: bool,
+    /// Processors of the virtual machine never halt (idle=poll), so that waking one costs little: to see how much of a figure
+    /// that is
+    #[arg(long, requires = "out")]
     awake: bool,
 }
 
-fn main() -> ExitCode {
-    let mut cli = Cli::parse();
-    if let Some(dir) = &cli.profile {
-        (cli.out, cli.document) = (dir.clone(), None);
+impl Cli {
+    fn out(&self) -> &Path {
+        self.out.as_deref().unwrap_or(Path::new("bench/results"))
     }
+
+    /// The document, if it is to have these figures.
+    fn document(&self) -> Option<&Path> {
+        self.document.as_deref().filter(|_| !self.profile && !self.awake)
+    }
+
+    fn conditions(&self) -> Conditions {
+        Conditions { hurry: self.hurry, profile: self.profile, awake: self.awake }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
     let all = |chosen: &[Job]| if chosen.is_empty() { Job::ALL.to_vec() } else { chosen.to_vec() };
     let subjects = if cli.subjects.is_empty() { Subject::ALL.to_vec() } else { cli.subjects.clone() };
     if let Err(e) = measure(&all(&cli.jobs), &subjects, &cli) {
-        eprintln!("{}: {e}", cli.out.display());
+        eprintln!("{}: {e}", cli.out().display());
         return ExitCode::FAILURE;
     }
-    let table = report::read_all(&cli.out).and_then(|all| {
-        report::write_table(&all, &cli.out, cli.document.as_deref())?;
+    let table = report::read_all(cli.out()).and_then(|all| {
+        report::write_table(&all, cli.out(), cli.document())?;
         Ok(report::markdown(&all))
     });
     match table {
-        Ok(text) => println!("{text}\nwritten to {}", cli.out.display()),
+        Ok(text) => println!("{text}\nwritten to {}", cli.out().display()),
         Err(e) => {
-            eprintln!("{}: {e}", cli.out.display());
+            eprintln!("{}: {e}", cli.out().display());
             return ExitCode::FAILURE;
         }
     }
@@ -98,24 +110,21 @@ fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
     if in_machine.is_empty() {
         return Ok(());
     }
-    let mut lab = Lab::boot(cli.hurry, cli.profile.is_some(), cli.awake);
+    let mut lab = Lab::boot(cli.conditions());
     for (job, run) in in_machine {
-        let mut results = report::begin(job, lab.describe(), cli.hurry, &cli.out, cli.add)?;
+        let mut results = report::begin(job, lab.describe(), cli.hurry, cli.out(), cli.add)?;
         for repetition in 1..=cli.repeat {
             // They take turns.
             for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
                 eprintln!("{} {repetition}/{}: {}", job.name(), cli.repeat, subject.name());
-                if cli.profile.is_some() {
-                    profile::begin(&mut lab.vm);
-                }
-                run(&mut lab, subject, &mut results);
-                if let Some(dir) = &cli.profile {
+                let samples = lab.measured(|lab| run(lab, subject, &mut results));
+                if let Some(samples) = samples {
                     let name = format!("{}-{}.txt", job.name(), subject.name().replace(' ', "-"));
-                    std::fs::create_dir_all(dir)?;
-                    std::fs::write(dir.join(name), profile::end(&mut lab.vm))?;
+                    std::fs::create_dir_all(cli.out())?;
+                    std::fs::write(cli.out().join(name), samples)?;
                 }
                 // What is there so far: a run takes long, and a part of it is worth keeping.
-                report::write(&results, &cli.out)?;
+                report::write(&results, cli.out())?;
             }
         }
     }
@@ -123,11 +132,11 @@ fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
 }
 
 fn on_host(job: Job, run: fn(&mut Results), cli: &Cli) -> io::Result<()> {
-    let mut results = report::begin(job, machine::host(), cli.hurry, &cli.out, cli.add)?;
+    let mut results = report::begin(job, machine::host(), cli.hurry, cli.out(), cli.add)?;
     for repetition in 1..=cli.repeat {
         eprintln!("{} {repetition}/{}", job.name(), cli.repeat);
         run(&mut results);
-        report::write(&results, &cli.out)?;
+        report::write(&results, cli.out())?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ fn one(lab: &mut Lab, subject: Subject, results: &mut Results, part: &str, span_
     let (cache, backing) = lab.fresh(Cache::Ram, Backing::Hdd);
     let running = subject.start(&mut lab.vm, &cache, &backing);
     running.keep_dirty(&mut lab.vm);
-    let blocks = BLOCKS / lab.hurry;
+    let blocks = lab.hurried(BLOCKS);
     // Every block once: a map of what was written, and a fixed order.
     let options = format!(
         "--rw=randwrite --bs=4k --iodepth=16 --size={span_mib}M --number_ios={blocks} --randseed=7 --allrandrepeat=1"

@@ -19,7 +19,7 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let (cache, backing) = lab.fresh(Cache::Ram, Backing::Fast);
     let running = subject.start(&mut lab.vm, &cache, &backing);
     running.keep_dirty(&mut lab.vm);
-    let blocks = BLOCKS / lab.hurry;
+    let blocks = lab.hurried(BLOCKS);
     let options =
         format!("--rw=randwrite --bs=4k --iodepth=16 --size=900M --number_ios={blocks} --end_fsync=1");
     fio::run(&mut lab.vm, &running.device, None, &options, false);
