@@ -2,13 +2,14 @@
 //!
 //! To sleep and to be woken costs a thread a few microseconds, in a virtual machine without hardware support a hundred: for
 //! a client that sends one request at a time that is a good part of each of them. Looking again and again instead costs
-//! the processor. Both are bounded here: a driver looks for at most six times the time that waking a thread takes on this
+//! the processor. Both are bounded here: a driver looks for at most a few times as long as waking a thread takes on this
 //! machine (measured once a process), so it never wastes more than a small multiple of what sleeping would have cost, and a
-//! client that is woken by an answer and sends its next request at once is still met awake; and only while waits have mostly
-//! been that short, so that one that waits for a disk sleeps at once. (Polling for a while before one sleeps, adapted to
-//! what was seen, is what hypervisors do with halted processors.)
+//! client that is woken by an answer and sends its next request at once is still met awake. How many times is chosen by the
+//! waits seen: those that a longer look would have met, against those that it would have been wasted on; one that waits for a
+//! disk sleeps at once. (Polling for a while before one sleeps, adapted to what was seen, is what hypervisors do with halted
+//! processors.)
 //!
-//! Owns the measure of waking and the estimate of waits. *Invariants:* no look is longer than the limit; who was put off
+//! Owns the measure of waking and the estimates of waits. *Invariants:* no look is longer than the limit; who was put off
 //! the processor while looking leaves it to others for a while. Must not know what is waited for.
 
 use std::fmt;
@@ -26,7 +27,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 pub enum BusyPoll {
     /// They sleep at once.
     Never,
-    /// For six times the time that waking a thread takes, and not on a machine with one processor.
+    /// For a few times the time that waking a thread takes, and not on a machine with one processor.
     Auto,
     /// For at most so long.
     UpTo(Nanos),
@@ -35,7 +36,8 @@ pub enum BusyPoll {
 /// For the log.
 impl fmt::Display for Patience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "which is polled for up to {} us before a sleep", self.window.0.div_ceil(1000))
+        let most = self.looks.iter().map(|l| l.window.0).max().unwrap_or(0);
+        write!(f, "which is polled for up to {} us before a sleep", most.div_ceil(1000))
     }
 }
 
@@ -59,14 +61,15 @@ impl FromStr for BusyPoll {
 /// Longest look that can be asked for, in microseconds.
 const MOST_US: u64 = 10_000;
 /// Longest look that is chosen automatically: a machine where waking takes longer has other troubles.
-const AUTO_MOST: Nanos = Nanos(500_000);
-/// An automatic look is as long as so many wake-ups: that of the client by the answer, and what it does until its next
-/// request is here. With four, a client at depth 1 was mostly not met awake (decision 019).
-const WAKES: u64 = 6;
+const AUTO_MOST: Nanos = Nanos(1_000_000);
+/// An automatic look is as long as one of these numbers of wake-ups: that of the client by the answer, and what it does until
+/// its next request is here. With four, a client at depth 1 was mostly not met awake; twelve are for devices that answer
+/// that late (decision 019).
+const WAKES: [u64; 3] = [3, 6, 12];
 /// Each wait counts this much in the estimate of how many are short: 1 / 16.
 const WEIGHT_SHIFT: u32 = 4;
 /// The estimate, when all of the last waits were short.
-const ALL: u32 = 1 << 16;
+const ALL: u64 = 1 << 16;
 /// A look during which so much time passed between two glances was interrupted by others who want the processor.
 const INTERRUPTED: Nanos = Nanos(1_000_000);
 /// So many waits are not polled after that.
@@ -75,30 +78,49 @@ const LEAVE_ALONE: u32 = 64;
 /// Decides for one driver; see the module head.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    /// The longest look; 0 means none.
-    window: Nanos,
+    /// What can be chosen, the shortest first; nothing means never.
+    looks: Vec<Look>,
     /// What a wake-up takes.
     wake: Nanos,
-    /// Share of recent waits that ended within the window, of [`ALL`].
-    short: u32,
     leave_alone: u32,
+}
+
+/// A look of some length.
+#[derive(Debug)]
+struct Look {
+    window: Nanos,
+    /// Share of recent waits that ended within the window, of [`ALL`].
+    short: u64,
+}
+
+impl Look {
+    /// What looks of this length would have saved on recent waits, less what they would have wasted, if that is not less
+    /// than nothing.
+    fn saves(&self, wake: Nanos) -> Option<u64> {
+        (self.short * wake.0).checked_sub((ALL - self.short) * self.window.0)
+    }
 }
 
 impl Patience {
     pub(crate) fn new(wanted: BusyPoll) -> Patience {
-        let (window, wake) = match wanted {
-            BusyPoll::Never => (Nanos(0), Nanos(0)),
-            BusyPoll::UpTo(most) => (most, most),
-            BusyPoll::Auto => {
-                wake_cost().map_or((Nanos(0), Nanos(0)), |w| (AUTO_MOST.min(Nanos(WAKES * w.0)), w))
-            }
-        };
-        Patience { window, wake, short: 0, leave_alone: 0 }
+        match wanted {
+            BusyPoll::Never => Patience::of(&[], Nanos(0)),
+            BusyPoll::UpTo(most) => Patience::of(&[most], most),
+            BusyPoll::Auto => match wake_cost() {
+                Some(wake) => Patience::of(&WAKES.map(|n| AUTO_MOST.min(Nanos(n * wake.0))), wake),
+                None => Patience::of(&[], Nanos(0)),
+            },
+        }
+    }
+
+    fn of(windows: &[Nanos], wake: Nanos) -> Patience {
+        let looks = windows.iter().map(|window| Look { window: *window, short: 0 }).collect();
+        Patience { looks, wake, leave_alone: 0 }
     }
 
     /// Whether waits are of interest at all.
     pub(crate) fn is_on(&self) -> bool {
-        self.window.0 > 0
+        !self.looks.is_empty()
     }
 
     /// How long to look before sleeping, if that is expected to save more than it wastes.
@@ -107,15 +129,18 @@ impl Patience {
             self.leave_alone -= 1;
             return None;
         }
-        let (short, long) = (u64::from(self.short), u64::from(ALL - self.short));
-        (self.is_on() && short * self.wake.0 >= long * self.window.0).then_some(self.window)
+        let worth = self.looks.iter().filter_map(|l| Some((l.saves(self.wake)?, l.window)));
+        // Of equals the shortest.
+        worth.rev().max_by_key(|(saves, _)| *saves).map(|(_, window)| window)
     }
 
     /// A wait took so long, with the wake-up if it `slept`.
     pub(crate) fn waited(&mut self, time: Nanos, slept: bool) {
-        let limit = if slept { Nanos(self.window.0 + self.wake.0) } else { self.window };
-        let seen = if time <= limit { ALL } else { 0 };
-        self.short = self.short - (self.short >> WEIGHT_SHIFT) + (seen >> WEIGHT_SHIFT);
+        for look in &mut self.looks {
+            let limit = if slept { Nanos(look.window.0 + self.wake.0) } else { look.window };
+            let seen = if time <= limit { ALL } else { 0 };
+            look.short = look.short - (look.short >> WEIGHT_SHIFT) + (seen >> WEIGHT_SHIFT);
+        }
     }
 
     /// Between two glances so much time passed.
@@ -183,7 +208,7 @@ mod tests {
     const US: u64 = 1000;
 
     fn patience() -> Patience {
-        Patience { window: Nanos(10 * US), wake: Nanos(5 * US), short: 0, leave_alone: 0 }
+        Patience::of(&[Nanos(10 * US)], Nanos(5 * US))
     }
 
     #[test]
@@ -228,6 +253,27 @@ mod tests {
                 p.waited(Nanos(if n % 10 < short_of_ten { US } else { 1000 * US }), false);
             }
             assert_eq!(polled > 500, expected, "{short_of_ten} of ten: {polled} of 1000 were polled");
+        }
+    }
+
+    /// A client that is back after 40 us is met by no shorter look; one that is back at once needs no longer one; and where
+    /// one wait in five is much longer than all of them, the long look is not worth what it wastes then.
+    #[test]
+    fn the_length_follows_the_waits() {
+        let mut p = Patience::of(&[3, 6, 12].map(|n| Nanos(n * 5 * US)), Nanos(5 * US));
+        for (wait_us, one_in_five_us, expected_us) in [
+            (40, 40, Some(60)),
+            (10, 10, Some(15)),
+            (25, 25, Some(30)),
+            (10, 1000, Some(15)),
+            (40, 1000, None),
+        ] {
+            let mut chosen = None;
+            for n in 0..1000 {
+                chosen = p.window();
+                p.waited(Nanos(if n % 5 == 4 { one_in_five_us } else { wait_us } * US), false);
+            }
+            assert_eq!(chosen, expected_us.map(|us| Nanos(us * US)), "{wait_us} and {one_in_five_us} us");
         }
     }
 

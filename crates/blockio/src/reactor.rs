@@ -443,7 +443,8 @@ impl Reactor {
         patience.waited(SystemClock.now().since(began), true);
     }
 
-    /// Submits what is queued and looks for a completion without sleeping; whether there is one.
+    /// Submits what is queued and looks for a completion without sleeping; whether there is one. Whoever else wants this
+    /// processor gets it between two glances: the client that is waited for may be one of them (decision 019).
     fn look(&self, u: &mut Uring, patience: &mut Patience, began: Nanos, window: Nanos) -> bool {
         self.count(|c| c.looks += 1);
         let mut now = began;
@@ -456,7 +457,7 @@ impl Reactor {
             if u.has_completions() {
                 return true;
             }
-            std::hint::spin_loop();
+            std::thread::yield_now();
             let then = std::mem::replace(&mut now, SystemClock.now());
             patience.glanced(now.since(then));
         }
