@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::machine::{Backing, Cache, Lab};
+use crate::profile::PREFIX;
 use crate::result::Results;
 use crate::subject::Subject;
 
@@ -22,7 +23,7 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let seconds = lab.seconds(SECONDS);
     for round in 1..=3 {
         let script = format!(
-            "cd /mnt && sysbench fileio {FILES} --file-test-mode=rndrw --file-block-size=16384 --time={seconds} \
+            "cd /mnt && {PREFIX} sysbench fileio {FILES} --file-test-mode=rndrw --file-block-size=16384 --time={seconds} \
              --rand-type=uniform run"
         );
         let out = lab.vm.sh_within(long, &script).ok().out;

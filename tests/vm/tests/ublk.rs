@@ -130,6 +130,34 @@ fn requests_of_every_kind() {
     guest.no_complaints();
 }
 
+/// The kernel drops flushes of a device without a write cache, so ubcache does not send them. An operator may bring such a cache
+/// back while the device is in use: what is acknowledged from then on must be flushed again.
+#[test]
+fn flushes_reach_a_device_while_it_has_a_write_cache() {
+    if skipped("flushes_reach_a_device_while_it_has_a_write_cache") {
+        return;
+    }
+    const SYNCS: u64 = 10;
+    let dir = Dir::new();
+    let mut guest = boot("ublk-flushes", &dir, 256, &[]);
+    guest.sh("up").ok();
+    for (says, flushed) in [("write back", true), ("write through", false), ("write back", true)] {
+        let said = guest
+            .sh(&format!(
+                "cd /sys/block/$(basename $(readlink -f /dev/disk/cache)); echo {says} >queue/write_cache; \
+                 before=$(awk '{{ print $16 }}' stat); for n in $(seq {SYNCS}); do \
+                 dd if=/dev/urandom of=/dev/ublkb0 bs=4k count=1 seek=$n oflag=direct conv=fsync 2>/dev/null || exit 1; done; \
+                 echo $(($(awk '{{ print $16 }}' stat) - before))"
+            ))
+            .ok();
+        let flushes: u64 = said.line().parse().unwrap_or_else(|e| panic!("{e}: {said}"));
+        let as_expected = if flushed { flushes >= SYNCS } else { flushes == 0 };
+        assert!(as_expected, "{says}: {flushes} flushes for {SYNCS} syncs");
+    }
+    guest.sh("down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
+    guest.no_complaints();
+}
+
 #[test]
 fn ext4_is_made_mounted_filled_and_clean() {
     if skipped("ext4_is_made_mounted_filled_and_clean") {
