@@ -51,8 +51,8 @@ struct Cli {
     /// A document with a place for the table; not with `--profile` or `--awake`, whose figures are others
     #[arg(long)]
     document: Option<PathBuf>,
-    /// Also says where the time goes while fio runs in the virtual machine, in files beside the results (needs perf, which
-    /// costs speed itself)
+    /// Also says where the time goes while fio or sysbench runs in the virtual machine, in files beside the results (needs
+    /// perf, which costs speed itself)
     #[arg(long, requires = "out")]
     profile: bool,
     /// Processors of the virtual machine never halt (idle=poll), so that waking one costs little: to see how much of a figure

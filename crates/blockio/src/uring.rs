@@ -191,8 +191,9 @@ impl Uring {
         }
     }
 
-    /// One call for the first `entries` of the queue. The crate's own would leave completions behind that the call makes
-    /// itself, which takes a second one.
+    /// One call for the first `entries` of the queue, which also ends what the kernel has deferred to this thread. The
+    /// crate's own asks for that only when it waits: requests that a device answers while they are submitted would take a
+    /// second call.
     fn enter(&self, entries: usize) -> io::Result<usize> {
         let flags = EnterFlags::GETEVENTS.bits();
         let entries = u32::try_from(entries).expect("a queue has fewer than 2^32 entries");
