@@ -429,7 +429,8 @@ mod tests {
     #[test]
     fn a_lost_timer_is_the_emulators_and_silence_alone_is_not() {
         let silence = || Err(Error::from(ErrorKind::WouldBlock));
-        let missed = "[   23.953302] rcu: rcu_preempt kthread timer wakeup didn't happen for 5254 jiffies! g-1151";
+        let missed =
+            "[   23.953302] rcu: rcu_preempt kthread timer wakeup didn't happen for 5254 jiffies! g-1151";
         assert!(super::is_the_emulators(&silence(), missed));
         assert!(!super::is_the_emulators(&silence(), "[    5.070597] Freeing initrd memory: 32076K"));
         assert!(super::is_the_emulators(&Ok(0), ""), "QEMU ended");
