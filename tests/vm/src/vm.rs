@@ -103,8 +103,8 @@ impl Builder {
         initramfs::unpack(artifacts(), &self.extras, to);
     }
 
-    /// Boots; returns when the guest takes commands. An emulator that falls over before that gets two more chances, see
-    /// [`is_the_emulators`]: it says nothing about anybody else.
+    /// Boots; returns when the guest takes commands. An emulator that falls over before that gets two more chances:
+    /// it says nothing about anybody else.
     ///
     /// # Panics
     /// If it does not boot.
