@@ -66,6 +66,8 @@ table! {
         StaleGenerationRead,
         /// A read miss that a write overlapped is inserted over the newer data.
         MissOverNewerWrite,
+        /// A read miss is inserted over a hole whose journal entry is not durable.
+        MissOverPendingHole,
         /// Only misses that begin before a write are invalid, not those that begin during it.
         SecondInvalidationSkipped,
         /// A write does not invalidate the misses that are under way.

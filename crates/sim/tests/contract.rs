@@ -3,6 +3,7 @@
 
 use engine::SetOptions;
 use format::{BackingState, CacheMode, Sectors};
+use io::ZeroFlags;
 use sim::disk::{Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
@@ -91,4 +92,38 @@ pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
         assert!(detach.await.is_err(), "the slot could not be given up");
         assert_eq!(b.volume(0).state(), Some(BackingState::None));
     });
+}
+
+/// Contract 2 and 8: the hole that a discard leaves over flushed dirty data is not durable yet. A read puts a clean copy over
+/// it. A durable write past the cache finds the copy, and must wait for the hole below it all the same: else a power cut
+/// brings the dirty data back over what was acknowledged as durable.
+#[test]
+fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
+    for way in ["write", "zeroes"] {
+        for keep in [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)] {
+            let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
+            story.boot(move |b| async move {
+                let mut options = SetOptions::default();
+                options.tunables.journal_delay_ms = NEVER_MS;
+                b.open_with(options).await;
+                b.tune(0, "sequential_cutoff", "0").await;
+                b.tune(0, "writeback_running", "0").await;
+                let c = &b.clients[0];
+                assert!(c.write(256, 4, false).await && c.flush().await);
+                if way == "write" {
+                    b.tune(0, "cache_mode", "writethrough").await;
+                }
+                assert!(c.discard(256, 4).await);
+                assert_eq!(b.volume(0).dirty_sectors(), Sectors(0));
+                assert!(c.read(256, 4).await.is_some());
+                // The copy is inserted behind the read.
+                b.sleep_ms(200).await;
+                assert!(match way {
+                    "write" => c.write(256, 4, true).await,
+                    _ => c.write_zeroes(200, 200, ZeroFlags { fua: true, ..ZeroFlags::default() }).await,
+                });
+            });
+            story.power_cut(keep).judge().happy_end();
+        }
+    }
 }

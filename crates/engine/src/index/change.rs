@@ -30,6 +30,8 @@ pub(crate) enum Blocked {
     NotLoaded(NodeId),
     JournalFull,
     LeafFull(NodeId),
+    /// This journal entry is to be durable first.
+    NotDurable(JournalSeq),
 }
 
 /// A change of a range that is not empty, on its way through leaves.
@@ -125,7 +127,7 @@ impl Core {
                 let seq = self.journal.try_add(&key, now).ok_or(Blocked::JournalFull)?;
                 (Via::Journal(seq), seq)
             }
-            How::LeafOnly(tick) => (Via::LeafOnly(tick), JournalSeq(0)),
+            How::LeafOnly(data) => (Via::LeafOnly { data, durable: self.journal.durable() }, JournalSeq(0)),
         };
         let buckets = &mut *self.buckets.borrow_mut();
         let reclaimable = buckets.reclaimable();
@@ -146,6 +148,7 @@ impl Core {
         match blocked {
             Blocked::NotLoaded(id) => self.load_leaf(id).await,
             Blocked::JournalFull => self.journal.wait_room().await,
+            Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
                 self.index_changed
                     .wait_until(|| {

@@ -19,6 +19,6 @@ pub(crate) use change::{Blocked, Change, How, Progress};
 pub(crate) use entry::MAX_POSITION;
 pub(crate) use load::{Reader, account_tree, load_tree};
 pub(crate) use node::{Bound, NodeId};
-pub(crate) use tree::{Kind, NotLoaded, Tree, Via};
+pub(crate) use tree::{Kind, NotLoaded, Segment, Tree, Via};
 
 pub(crate) use append::{evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};

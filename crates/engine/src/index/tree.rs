@@ -15,6 +15,7 @@ use super::entry::{Entry, MAX_POSITION};
 use super::extents::{Extents, order};
 use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
+use crate::canary::{Bug, bug};
 use crate::flush::Tick;
 use crate::gc::Survey;
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
@@ -56,8 +57,13 @@ pub(crate) enum Kind {
 pub(crate) enum Via {
     /// Its key is in this entry of the journal.
     Journal(JournalSeq),
-    /// Only the leaf will hold it; its data was complete at this tick.
-    LeafOnly(Tick),
+    /// Only the leaf will hold it.
+    LeafOnly {
+        /// The data was complete at this tick of the cache device.
+        data: Tick,
+        /// The newest durable journal entry: a hole that a later entry made must not be replaced.
+        durable: JournalSeq,
+    },
 }
 
 /// How full the nodes are.
@@ -276,14 +282,21 @@ impl Tree {
             (Some((ptr, dirty)), Via::Journal(_)) => {
                 Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
             }
-            (Some((ptr, dirty)), Via::LeafOnly(_)) => Some(Entry::extent(end, size, dirty, ptr).unwritten()),
+            (Some((ptr, dirty)), Via::LeafOnly { .. }) => Some(Entry::extent(end, size, dirty, ptr).unwritten()),
             (None, Via::Journal(seq)) => Some(Entry::tombstone(end, size, seq).unwritten().journaled()),
-            (None, Via::LeafOnly(_)) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
+            (None, Via::LeafOnly { .. }) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
         };
         let device = self.dirty.device_mut(inode);
         let (before, entries) = (extents.memory_bytes_hint(), extents.len());
         extents.replace(inode, start, end, entry, |old| {
             if old.is_tombstone() {
+                // The hole hides an older key. Whoever finds the copy would not know which entry to wait for.
+                let forgotten = matches!(via, Via::LeafOnly { durable, .. } if old.hole_seq() > durable);
+                assert!(
+                    !forgotten || bug(Bug::MissOverPendingHole),
+                    "a copy replaces the hole of journal entry {}, which is not durable",
+                    old.hole_seq()
+                );
                 return;
             }
             let was_current = buckets.sub(old.ptr(), old.size(), old.dirty());
@@ -313,7 +326,7 @@ impl Tree {
                     pins(seq);
                 }
             }
-            Via::LeafOnly(tick) => leaf.unjournaled = leaf.unjournaled.max(Some(tick)),
+            Via::LeafOnly { data, .. } => leaf.unjournaled = leaf.unjournaled.max(Some(data)),
         }
         leaf.unwritten_words
     }

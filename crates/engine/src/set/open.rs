@@ -374,7 +374,7 @@ fn replay_keys(
                 .map(|p| (p, key.dirty()));
             while start < end {
                 let via = if bug(Bug::ReplayedNotPinned) {
-                    Via::LeafOnly(Tick::default())
+                    Via::LeafOnly { data: Tick::default(), durable: journal.durable() }
                 } else {
                     Via::Journal(entry.seq)
                 };

@@ -19,7 +19,7 @@ use super::write::{Write, into_engine};
 use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::index::{Blocked, How, Kind};
+use crate::index::{How, Kind};
 use crate::policy::bypass::BypassReason;
 use crate::set::{Core, Watched};
 
@@ -274,9 +274,7 @@ impl Volume {
                     newest = newest.max(seq);
                     at = done;
                 }
-                Err(blocked @ (Blocked::NotLoaded(_) | Blocked::JournalFull | Blocked::LeafFull(_))) => {
-                    core.unblock(blocked).await?;
-                }
+                Err(blocked) => core.unblock(blocked).await?,
             }
         }
         if !bug(Bug::HoleNotDurable) {

@@ -12,7 +12,7 @@ use io::Buffer;
 use super::{RangeGuard, Volume};
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
-use crate::index::{How, Kind};
+use crate::index::{Blocked, How, Kind, Segment};
 use crate::set::Core;
 
 /// Inserts under way at most; beyond that a miss is just answered.
@@ -116,6 +116,13 @@ impl Volume {
             }
             let blocked = match core.segment(inode, at, end) {
                 Err(e) => e.into(),
+                Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
+                    if seq > core.journal.durable() && !bug(Bug::MissOverPendingHole) =>
+                {
+                    // The hole hides an older key until its entry is durable, and the copy would hide the entry: a
+                    // durable write past the cache must find it and wait for it.
+                    Blocked::NotDurable(seq)
+                }
                 Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                     let here = ptr.advanced(at - start);
                     match core.try_change(inode, at, seg.end, Some((here, false)), how) {
