@@ -34,8 +34,8 @@ table! {
         CleanBeforeBackingFlush,
         /// Clean copies go to disk although the backing device failed to flush what they are copies of.
         FailedFlushTrusted,
-        /// Copies that were dropped from memory because their device failed to flush are taken for gone from disk too.
-        PurgedTakenForDurable,
+        /// Clean copies go to disk although the backing device is late with the flush of what they are copies of.
+        LateFlushTrusted,
         /// Data is written back although the dirty key may be lost.
         WritebackBeforeDirtyKey,
         /// A change past the cache goes ahead although the dirty keys of its range may be lost.
@@ -84,8 +84,6 @@ table! {
         MovedDirtyKeyForgotten,
         /// It moves durable clean copies without a word in the journal.
         MovedCleanNotJournaled,
-        /// The journal has the key of a clean extent that was moved before its backing device has the data.
-        MovedCleanNotSettled,
         /// Replay begins one entry too late.
         ReplayBeginsTooLate,
         /// Replay ignores keys that make holes.

@@ -77,18 +77,34 @@ impl FlushGate {
                 self.done.wait_until(|| !self.running.get()).await;
                 continue;
             }
-            self.running.set(true);
+            let running = Running::begin(self);
             self.count.set(self.count.get() + 1);
             let covers = self.now.get();
             let result = self.disk.flush().await;
-            self.running.set(false);
             let covers = if bug(Bug::FlushCoversLateWrites) { self.now.get() } else { covers };
             match result {
                 Ok(()) => self.flushed.set(self.flushed.get().max(covers)),
                 Err(e) => *self.failed.borrow_mut() = Some(e),
             }
-            self.done.notify_all();
+            drop(running);
         }
+    }
+}
+
+/// A flush is under way. It ends when this is dropped, also when its caller gives it up: the next caller sends another.
+struct Running<'a>(&'a FlushGate);
+
+impl<'a> Running<'a> {
+    fn begin(gate: &'a FlushGate) -> Running<'a> {
+        gate.running.set(true);
+        Running(gate)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.running.set(false);
+        self.0.done.notify_all();
     }
 }
 
@@ -122,6 +138,25 @@ mod tests {
                 assert_eq!(w.await, Ok(()));
             }
             assert_eq!(late.await, Ok(()));
+            assert_eq!(gate.count(), 2);
+        });
+    }
+
+    /// A caller that went away in the middle of a flush left it under way for ever, and every later caller waited for it.
+    #[test]
+    fn a_flush_that_is_given_up_is_sent_again() {
+        run(|rt| async move {
+            let disk = TestDisk::new(64);
+            let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
+            disk.hold(true);
+            let tick = gate.wrote();
+            {
+                let given_up = std::pin::pin!(gate.ensure(tick));
+                let first = io::sync::select(given_up, std::pin::pin!(disk.held(1, &rt))).await;
+                assert!(matches!(first, io::sync::Either::Right(())));
+            }
+            disk.hold(false);
+            assert_eq!(gate.ensure(tick).await, Ok(()));
             assert_eq!(gate.count(), 2);
         });
     }

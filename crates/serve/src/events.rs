@@ -79,6 +79,13 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         }
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
         SetEvent::DeviceError { what } => ("warning", what.clone()),
+        SetEvent::FlushOverdue { device } => (
+            "warning",
+            format!(
+                "{device}: a flush is not answered: the cache drops clean copies of this device that are not on the cache \
+                 device yet, so that other devices need not wait"
+            ),
+        ),
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(

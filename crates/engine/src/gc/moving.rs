@@ -10,7 +10,7 @@
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
-use io::{Buffer, Nanos};
+use io::Buffer;
 
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
@@ -42,10 +42,6 @@ const BATCH_PIECES: usize = 64;
 
 /// Copies of what was read, under way at most.
 const MAX_KEEPING: usize = 64;
-
-/// Flushes of the backing device for such copies are so far apart, and serve what begins within so much time.
-const SETTLE_EVERY: Nanos = Nanos::from_ms(1000);
-const SETTLE_TOGETHER: Nanos = Nanos::from_ms(5);
 
 /// Largest read that collects several pieces.
 const MAX_READ: Sectors = Sectors(1024);
@@ -373,27 +369,18 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
     let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
-    let mut settled = f.dirty || bug(Bug::MovedCleanNotSettled);
     while at < end {
         core.check()?;
         let delta = at - start;
         let blocked = match core.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
-                Kind::Hit { may_be_durable: true, ptr, .. } if !settled && ptr == from.advanced(delta) => {
-                    // The old key is perhaps on its way to disk, behind a flush of the backing device. The journal is
-                    // not to be faster.
-                    core.settle_backing(f.inode).await;
-                    settled = true;
-                    continue;
-                }
                 Kind::Hit { ptr, dirty, may_be_durable }
                     if ptr == from.advanced(delta) && dirty == f.dirty =>
                 {
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let how = if dirty || may_be_durable { How::Journaled } else { how };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    let new = new.filter(|_| dirty || !core.mistrust.contains(f.inode));
                     match core.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {
                             at = done;
@@ -421,7 +408,7 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
     let block = core.geometry.block_sectors.0;
     let start = Sector(at.0.next_multiple_of(block));
     let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
-    if start >= end || core.is_stopping() || core.background.get() >= MAX_KEEPING || !may_keep(core, inode) {
+    if start >= end || core.is_stopping() || core.background.get() >= MAX_KEEPING {
         return;
     }
     let skip = start - at;
@@ -453,18 +440,4 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
         }
         drop(background);
     });
-}
-
-/// Whether a copy may be made now. If it has to wait for a flush of the backing device (`replace`), those that begin at the
-/// same time share it, and then none are made for a while: reads are not to be the reason for flush after flush.
-fn may_keep(core: &Core, inode: Inode) -> bool {
-    if core.backings.borrow().get(&inode).is_none_or(|b| b.is_settled()) {
-        return true;
-    }
-    let now = core.rt.turn_time();
-    let since = now.since(core.keeping_settled.get());
-    if since >= SETTLE_EVERY {
-        core.keeping_settled.set(now);
-    }
-    since >= SETTLE_EVERY || since < SETTLE_TOGETHER
 }

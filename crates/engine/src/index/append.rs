@@ -13,15 +13,15 @@ use format::bset::{BsetBuilder, appendable_words};
 use format::{Bkey, Inode, JournalSeq, Sector};
 use io::{Buffer, Nanos};
 
+use super::copies::Copies;
 use super::entry::Entry;
 use super::merged::{Merged, words_of};
 use super::node::NodeId;
 use super::tree::Tree;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::flush::Tick;
 use crate::journal::Urgency;
-use crate::set::{Core, Epoch};
+use crate::set::Core;
 
 /// Leaves are written when their oldest unwritten key is this old (the kernel's semantics, section 9).
 const WRITE_AGE: Nanos = Nanos::from_secs(30);
@@ -31,8 +31,7 @@ struct Snapshot {
     buffer: Buffer,
     sector: Sector,
     newest_seq: JournalSeq,
-    unjournaled: Option<Tick>,
-    epoch: Epoch,
+    copies: Copies,
     merged: Merged,
     has_holes: bool,
 }
@@ -60,6 +59,7 @@ impl Core {
     pub(crate) async fn write_leaf(&self, id: NodeId) -> Result<(), EngineError> {
         loop {
             self.check()?;
+            self.settle_copies(id).await;
             enum Next {
                 Done,
                 Wait,
@@ -69,7 +69,7 @@ impl Core {
             let next = {
                 let tree = &mut *self.tree.borrow_mut();
                 if tree.try_node(id).is_some_and(|n| n.level == 0 && !n.busy) {
-                    self.purge_mistrusted(tree, id);
+                    self.drop_unsettled(tree, id);
                 }
                 match tree.try_node(id) {
                     Some(n) if n.level == 0 => {
@@ -90,11 +90,7 @@ impl Core {
                 Next::Done => return Ok(()),
                 Next::Wait => self.wait_idle(id).await?,
                 Next::Rewrite => return self.rewrite(&[id]).await,
-                Next::Append(s) => {
-                    if self.append(id, s).await? {
-                        return Ok(());
-                    }
-                }
+                Next::Append(s) => return self.append(id, s).await,
             }
         }
     }
@@ -152,67 +148,34 @@ impl Core {
         {
             self.journal.unpin(seq);
         }
-        let (newest_seq, unjournaled) = (leaf.newest_seq, leaf.unjournaled.take());
-        let epoch = self.mistrust.epoch();
-        Some(Snapshot { buffer, sector, newest_seq, unjournaled, epoch, merged, has_holes: new.holes > 0 })
+        let (newest_seq, copies) = (leaf.newest_seq, std::mem::take(&mut leaf.copies));
+        Some(Snapshot { buffer, sector, newest_seq, copies, merged, has_holes: new.holes > 0 })
     }
 
-    /// Drops clean copies of devices that may have lost what these are copies of.
-    pub(super) fn purge_mistrusted(&self, tree: &mut Tree, id: NodeId) {
-        if !self.mistrust.is_empty() {
-            let wanted = |inode, e: &Entry| e.is_tombstone() || e.dirty() || !self.mistrust.contains(inode);
-            tree.purge(id, &mut self.buckets.borrow_mut(), wanted);
-        }
-    }
-
-    /// Makes everything durable that a set with keys up to these may name, taken at `epoch`. False if the set must not
-    /// be written: a backing device has lost the trust since, and the set may have clean copies of it.
-    pub(super) async fn settle(
-        &self,
-        newest: JournalSeq,
-        unjournaled: Option<Tick>,
-        epoch: Epoch,
-    ) -> Result<bool, EngineError> {
+    /// Makes everything durable that a set with keys up to these may name.
+    pub(super) async fn settle(&self, newest: JournalSeq, copies: &Copies) -> Result<(), EngineError> {
         if newest > self.journal.durable() {
             self.journal.commit(newest).await?;
         }
-        let Some(tick) = unjournaled.filter(|_| !bug(Bug::LeafBeforeData)) else { return Ok(true) };
-        self.gate.ensure(tick).await?;
-        let inodes: Vec<_> = self.backings.borrow().keys().copied().collect();
-        for inode in inodes {
-            self.settle_backing(inode).await;
+        match copies.data() {
+            Some(tick) => Ok(self.gate.ensure(tick).await?),
+            None => Ok(()),
         }
-        Ok(self.mistrust.epoch() == epoch)
     }
 
-    /// Makes durable on its backing device what clean copies of this volume are copies of; false if the device failed to,
-    /// now or earlier.
-    pub(crate) async fn settle_backing(&self, inode: Inode) -> bool {
-        let backing = self.backings.borrow().get(&inode).cloned();
-        let settled = match backing {
-            Some(_) if self.mistrust.contains(inode) => false,
-            Some(backing) => backing.settle_direct_writes().await.is_ok() || bug(Bug::FailedFlushTrusted),
-            None => true,
-        };
-        if !settled {
-            self.mistrust.add(inode);
-        }
-        settled
-    }
-
-    /// Writes the next set of a leaf; false if it must not be written and the leaf is to be looked at again.
-    async fn append(&self, id: NodeId, s: Snapshot) -> Result<bool, EngineError> {
+    /// Writes the next set of a leaf.
+    async fn append(&self, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
         let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
-        let result = match self.settle(s.newest_seq, s.unjournaled, s.epoch).await {
-            Ok(true) if !s.buffer.is_empty() => self.write_metadata(s.sector, s.buffer).await.map(|()| true),
+        let result = match self.settle(s.newest_seq, &s.copies).await {
+            Ok(()) if !s.buffer.is_empty() => self.write_metadata(s.sector, s.buffer).await,
             other => other,
         };
         let tree = &mut *self.tree.borrow_mut();
         // Replacing a node waits until nobody writes it, so it is still there.
         let node = tree.node_mut(id);
         node.busy = false;
-        let outcome = match result {
-            Ok(true) => {
+        match &result {
+            Ok(()) => {
                 node.written += sectors;
                 let leaf = node.leaf_mut();
                 if sectors > format::Sectors::ZERO {
@@ -226,13 +189,12 @@ impl Core {
                     self.journal.unpin(seq);
                     self.journal.pins_released();
                 }
-                Ok(true)
             }
-            not_written => {
+            Err(_) => {
                 // What is on disk behind the last set is not known: the keys go into a new node.
                 let leaf = node.leaf_mut();
                 leaf.must_rewrite = true;
-                leaf.unjournaled = leaf.unjournaled.max(s.unjournaled);
+                leaf.copies.merge(&s.copies);
                 match (leaf.pin_inflight.take(), leaf.pin_pending) {
                     (Some(old), Some(newer)) => {
                         self.journal.unpin(newer);
@@ -240,11 +202,10 @@ impl Core {
                     }
                     (old, newer) => leaf.pin_pending = old.or(newer),
                 }
-                not_written
             }
-        };
+        }
         self.index_changed.notify_all();
-        outcome
+        result
     }
 
     /// Writes every leaf that has something unwritten, and waits for it.

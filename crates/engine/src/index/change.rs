@@ -105,7 +105,7 @@ impl Core {
     ) -> Result<(Sector, JournalSeq), Blocked> {
         let now = self.rt.turn_time();
         let unwanted =
-            matches!((new, how), (Some((_, false)), How::LeafOnly(_))) && self.mistrust.contains(inode);
+            matches!((new, how), (Some((_, false)), How::LeafOnly(_))) && self.failed_flushes.contains(inode);
         let new = new.filter(|_| !unwanted);
         let tree = &mut *self.tree.borrow_mut();
         let id = tree.leaf_at(inode, start);
@@ -127,7 +127,10 @@ impl Core {
                 let seq = self.journal.try_add(&key, now).ok_or(Blocked::JournalFull)?;
                 (Via::Journal(seq), seq)
             }
-            How::LeafOnly(data) => (Via::LeafOnly { data, durable: self.journal.durable() }, JournalSeq(0)),
+            How::LeafOnly(data) => {
+                let (direct, durable) = (self.direct_tick(inode), self.journal.durable());
+                (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
+            }
         };
         let buckets = &mut *self.buckets.borrow_mut();
         let reclaimable = buckets.reclaimable();

@@ -6,6 +6,7 @@
 
 mod append;
 mod change;
+mod copies;
 mod dirty;
 mod entry;
 mod extents;

@@ -5,9 +5,9 @@
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
 
+use super::copies::Copies;
 use super::extents::Extents;
 use super::merged::Merged;
-use crate::flush::Tick;
 
 /// Names a node in memory. The name of a node that is gone never names another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -72,8 +72,8 @@ pub(crate) struct Leaf {
     pub(crate) pin_pending: Option<JournalSeq>,
     /// The same for keys in a set that is being written.
     pub(crate) pin_inflight: Option<JournalSeq>,
-    /// Data of keys that are not journaled must be flushed up to here before a set names it.
-    pub(crate) unjournaled: Option<Tick>,
+    /// Clean copies that are in no set yet, nor in the journal.
+    pub(crate) copies: Copies,
     /// Must be replaced by a new node: an append failed, or entries were dropped in memory only.
     pub(crate) must_rewrite: bool,
     pub(crate) last_used: u64,

@@ -11,6 +11,7 @@ use format::bset::{BsetBuilder, appendable_words, padded_bytes};
 use format::{Bkey, BucketNr, Inode, JournalSeq, JsetRoots, Ptr, Sector, Sectors};
 
 use super::append::key_of;
+use super::copies::Copies;
 use super::entry::Entry;
 use super::extents::Extents;
 use super::merged::Merged;
@@ -19,10 +20,9 @@ use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::Purpose;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::flush::Tick;
 use crate::gc::MAX_STALE_AGE;
 use crate::journal::Urgency;
-use crate::set::{Core, Epoch};
+use crate::set::Core;
 
 /// A new node gets at most this share of its words, so that it can take further sets.
 const FILL_NUMERATOR: usize = 5;
@@ -34,8 +34,7 @@ struct Replacement {
     new: Vec<NodeId>,
     writes: Vec<(Sector, io::Buffer)>,
     newest_seq: JournalSeq,
-    unjournaled: Option<Tick>,
-    epoch: Epoch,
+    copies: Copies,
 }
 
 impl Core {
@@ -130,6 +129,9 @@ impl Core {
         // Holes whose journal entries are durable need not be carried over.
         self.journal.commit_keys().await?;
         let mut buckets: Vec<BucketNr> = Vec::new();
+        for id in ids {
+            self.settle_copies(*id).await;
+        }
         loop {
             let needed = self.nodes_needed(&self.tree.borrow(), ids);
             if buckets.len() >= needed {
@@ -143,11 +145,9 @@ impl Core {
                 }
             }
         }
-        let mut r = self.swap_leaves(ids, &mut buckets);
+        let r = self.swap_leaves(ids, &mut buckets);
         self.give_back(&buckets);
-        while !self.settle(r.newest_seq, r.unjournaled, r.epoch).await? {
-            self.encode_again(&mut r);
-        }
+        self.settle(r.newest_seq, &r.copies).await?;
         self.write_nodes(r.writes).await?;
         self.link(&r.new, &r.old).await?;
         self.finish(&r.old, &r.new);
@@ -222,8 +222,7 @@ impl Core {
             ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
         }
         drop(void);
-        ids.iter().for_each(|id| self.purge_mistrusted(tree, *id));
-        let epoch = self.mistrust.epoch();
+        ids.iter().for_each(|id| self.drop_unsettled(tree, *id));
         let mut kept: Vec<(Inode, Entry)> = Vec::new();
         self.each_kept(tree, ids, |inode, e| kept.push((inode, e)));
         let count = self.nodes_for(kept.len());
@@ -231,12 +230,12 @@ impl Core {
         let last = *ids.last().expect("at least one leaf is replaced");
         let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
         let mut newest_seq = JournalSeq(0);
-        let mut unjournaled = None;
+        let mut copies = Copies::default();
         let mut pin: Option<JournalSeq> = None;
         for id in ids {
             let leaf = tree.node(*id).leaf();
             newest_seq = newest_seq.max(leaf.newest_seq);
-            unjournaled = unjournaled.max(leaf.unjournaled);
+            copies.merge(&leaf.copies);
             for p in leaf.pins() {
                 pin = Some(pin.map_or(p, |q: JournalSeq| q.min(p)));
             }
@@ -267,7 +266,7 @@ impl Core {
         if let Some(p) = parent {
             replace_children(tree.node_mut(p).children_mut(), ids, &new);
         }
-        Replacement { old: ids.to_vec(), new, writes, newest_seq, unjournaled, epoch }
+        Replacement { old: ids.to_vec(), new, writes, newest_seq, copies }
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -317,25 +316,6 @@ impl Core {
         let id = tree.add_node(node);
         tree.set_extents(id, extents);
         (id, (sector, buffer))
-    }
-
-    /// The first sets of new leaves anew, after a backing device lost the trust: without copies of it.
-    fn encode_again(&self, r: &mut Replacement) {
-        let tree = &mut *self.tree.borrow_mut();
-        r.epoch = self.mistrust.epoch();
-        r.writes.clear();
-        for id in &r.new {
-            self.purge_mistrusted(tree, *id);
-            let node = tree.node_mut(*id);
-            // What has come meanwhile is for the second set.
-            let written = |(inode, e): (Inode, Entry)| (!e.is_unwritten()).then(|| key_of(inode, e));
-            let keys: Vec<Bkey> =
-                node.leaf().extents.iter().flat_map(Extents::iter).filter_map(written).collect();
-            let (buffer, sectors) = self.encode_set(node, &keys);
-            node.written = sectors;
-            node.leaf_mut().merged = Merged::of_set(keys.len());
-            r.writes.push((node.ptr.offset(), buffer));
-        }
     }
 
     fn new_node(&self, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {

@@ -61,6 +61,8 @@ pub(crate) enum Via {
     LeafOnly {
         /// The data was complete at this tick of the cache device.
         data: Tick,
+        /// It may be a copy of anything written to the backing device up to this tick.
+        direct: Option<Tick>,
         /// The newest durable journal entry: a hole that a later entry made must not be replaced.
         durable: JournalSeq,
     },
@@ -326,7 +328,8 @@ impl Tree {
                     pins(seq);
                 }
             }
-            Via::LeafOnly { data, .. } => leaf.unjournaled = leaf.unjournaled.max(Some(data)),
+            Via::LeafOnly { data, direct, .. } if new.is_some() => leaf.copies.add(inode, data, direct),
+            Via::LeafOnly { .. } => {}
         }
         leaf.unwritten_words
     }

@@ -309,6 +309,11 @@ impl Journal {
         left.0 * 2 < total.0
     }
 
+    /// Somebody waits for space.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.refused.get() > 0
+    }
+
     /// Waits until [`Journal::is_pressed`] or `stop` holds.
     pub(crate) async fn wait_pressed(&self, stop: impl Fn() -> bool) {
         self.progress.wait_until(|| self.is_pressed() || stop()).await;

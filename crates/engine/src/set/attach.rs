@@ -11,7 +11,7 @@ use io::Disk;
 
 use super::events::SetEvent;
 use super::open::open_backing;
-use super::{Backing, CacheSet};
+use super::{Backing, CacheSet, Core};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::index::{MAX_POSITION, NotLoaded};
@@ -30,10 +30,7 @@ impl CacheSet {
 
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
-        let _config = core.config_lock.lock().await;
-        core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
-        self.refuse_misfits(&backing)?;
-        let inode = self.slot_for(&backing).await?;
+        let (inode, _attaching) = self.claim_slot(&backing).await?;
         self.refuse_dirty_outside(inode, &backing).await?;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
@@ -46,11 +43,34 @@ impl CacheSet {
             mark(Mark::DirtyWithoutKeys);
         }
         let volume = Volume::cached(core, inode, backing.clone());
-        core.mistrust.forget(inode);
+        core.failed_flushes.forget(inode);
         core.backings.borrow_mut().insert(inode, backing);
         core.volumes.borrow_mut().push(volume.clone());
         volume.start_writeback();
         Ok(volume)
+    }
+
+    /// The slot of this device, which then says that it belongs to the set. Nobody else attaches the device until the
+    /// guard is dropped. The config lock is not held while the device is waited for: one that hangs must not hold up
+    /// others.
+    async fn claim_slot(&self, backing: &Rc<Backing>) -> Result<(Inode, Attaching), EngineError> {
+        let core = &self.core;
+        let config = core.config_lock.lock().await;
+        core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
+        self.refuse_misfits(backing)?;
+        let attaching = Attaching::begin(core, backing.uuid());
+        let (inode, is_new) = self.slot_for(backing).await?;
+        drop(config);
+        if is_new {
+            let set_uuid = self.uuid();
+            backing
+                .update(|sb| {
+                    sb.set_set_uuid(set_uuid);
+                    sb.set_state(BackingState::Clean);
+                })
+                .await?;
+        }
+        Ok((inode, attaching))
     }
 
     /// What the superblocks alone say against this device in this set.
@@ -61,6 +81,10 @@ impl CacheSet {
             mark(Mark::RefusedTwice);
             let (device, set) = (backing.uuid(), self.uuid());
             return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
+        }
+        if core.attaching.borrow().contains(&backing.uuid()) {
+            let (device, set) = (backing.uuid(), self.uuid());
+            return refuse(backing, format!("a device with UUID {device} is being attached to set {set}"));
         }
         if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
             mark(Mark::RefusedOtherSet);
@@ -84,15 +108,15 @@ impl CacheSet {
         Ok(())
     }
 
-    /// The slot of this device: the one that it has, or a new one. The caller holds `config_lock`.
-    async fn slot_for(&self, backing: &Backing) -> Result<Inode, EngineError> {
+    /// The slot of this device: the one that it has, or a new one; and whether it is new. The caller holds `config_lock`.
+    async fn slot_for(&self, backing: &Backing) -> Result<(Inode, bool), EngineError> {
         let core = &self.core;
         let state = backing.state();
         let now = core.rt.wall_seconds() as u32;
         if let Some(inode) = core.slot_of(backing.uuid()) {
             if !matches!(state, BackingState::None | BackingState::Stale) || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
-                return Ok(inode);
+                return Ok((inode, false));
             }
             // The device ran without this cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
@@ -116,14 +140,7 @@ impl CacheSet {
         };
         let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
         core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
-        let set_uuid = self.uuid();
-        backing
-            .update(|sb| {
-                sb.set_set_uuid(set_uuid);
-                sb.set_state(BackingState::Clean);
-            })
-            .await?;
-        Ok(inode)
+        Ok((inode, true))
     }
 
     /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
@@ -234,7 +251,6 @@ impl CacheSet {
         let core = &self.core;
         volume.stop().await;
         let Some(inode) = volume.inode() else { return Ok(()) };
-        let _config = core.config_lock.lock().await;
         if let Some(backing) = volume.backing() {
             backing.settle_direct_writes().await?;
         }
@@ -242,8 +258,7 @@ impl CacheSet {
         core.settle_overwrites().await?;
         // One that is still on its way could bring old data over what the next owner of the device writes.
         volume.ranges.invalidate_misses();
-        core.backings.borrow_mut().remove(&inode);
-        core.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        core.let_go(volume, inode);
         Ok(())
     }
 
@@ -273,11 +288,10 @@ impl CacheSet {
         backing: &Rc<Backing>,
     ) -> Result<(), EngineError> {
         let core = &self.core;
-        let (_config, guard) = loop {
+        let guard = loop {
             if !bug(Bug::DetachWithDirtyData) {
                 volume.drained().await?;
             }
-            let config = core.config_lock.lock().await;
             let guard = volume.block_all().await;
             core.check()?;
             if volume.inode() != Some(inode) {
@@ -285,7 +299,7 @@ impl CacheSet {
             }
             // A write that had chosen the cache before the detaching began may have ended only now.
             if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
-                break (config, guard);
+                break guard;
             }
         };
         backing.gate.ensure(backing.gate.latest()).await?;
@@ -295,17 +309,37 @@ impl CacheSet {
                 sb.set_state(BackingState::None);
             })
             .await?;
+        // Only now: everything before waits for this device, and whoever holds the lock for the cache device alone.
+        let _config = core.config_lock.lock().await;
         // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
         core.void.borrow_mut().insert(inode);
         volume.detached();
-        core.backings.borrow_mut().remove(&inode);
-        core.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        core.let_go(volume, inode);
         drop(guard);
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.request_gc();
         core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
+    }
+}
+
+/// A device that is being attached: nobody else attaches it until this is dropped.
+struct Attaching {
+    core: Rc<Core>,
+    device: Uuid,
+}
+
+impl Attaching {
+    fn begin(core: &Rc<Core>, device: Uuid) -> Attaching {
+        core.attaching.borrow_mut().insert(device);
+        Attaching { core: core.clone(), device }
+    }
+}
+
+impl Drop for Attaching {
+    fn drop(&mut self) {
+        self.core.attaching.borrow_mut().remove(&self.device);
     }
 }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
 use io::sync::Mutex;
-use io::{Buffer, Disk, IoError, Purpose};
+use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
 use super::core::SUPERBLOCK_SECTOR;
 use super::events::{Events, SetEvent};
@@ -33,6 +33,8 @@ pub(crate) struct Backing {
     durable_state: Cell<BackingState>,
     /// The newest write that a client's flush must cover: writeback is not among them.
     direct_writes: Cell<Tick>,
+    /// See [`Backing::is_late`].
+    late: Cell<bool>,
     errors: RefCell<BackingErrors>,
     events: Events,
     /// All requests fail: too many errors, or the operator said so.
@@ -49,6 +51,7 @@ impl Backing {
             superblock: RefCell::new(superblock),
             write_lock: Mutex::default(),
             direct_writes: Cell::new(Tick::default()),
+            late: Cell::new(false),
             errors: RefCell::new(BackingErrors::new()),
             events: Events::default(),
             disabled: Cell::new(false),
@@ -146,9 +149,33 @@ impl Backing {
         result
     }
 
-    /// Every write that clients sent directly to the device is durable.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.gate.is_durable(self.direct_writes.get())
+    /// The newest write that a client sent directly to the device.
+    pub(crate) fn direct_tick(&self) -> Tick {
+        self.direct_writes.get()
+    }
+
+    /// Every write up to `tick` is durable.
+    pub(crate) fn is_durable(&self, tick: Tick) -> bool {
+        self.gate.is_durable(tick)
+    }
+
+    /// A flush is under way for longer than anything that serves other devices waits for.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.get()
+    }
+
+    /// The device is late until `flush` ends.
+    pub(crate) fn late_until(self: &Rc<Self>, flush: JoinHandle<Result<(), IoError>>) {
+        if self.late.replace(true) {
+            return;
+        }
+        self.emit(SetEvent::FlushOverdue { device: self.disk.info().name.to_string() });
+        let backing = self.clone();
+        self.disk.runtime().spawn(async move {
+            // Its failure is found by the next flush.
+            let _ = flush.await;
+            backing.late.set(false);
+        });
     }
 
     /// Changes the superblock and waits until it is durable.

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{CacheSuper, Geometry, Inode, Ptr, Sector, Sectors, SetMagic, UuidEntry};
+use format::{CacheSuper, Geometry, Inode, Ptr, Sector, Sectors, SetMagic, Uuid, UuidEntry};
 use io::sync::{Event, Mutex, Queue};
-use io::{Buffer, Disk, Handle, Nanos, Rng};
+use io::{Buffer, Disk, Handle, Rng};
 
 use super::events::{Events, SetEvent};
-use super::mistrust::Mistrust;
+use super::failed_flushes::FailedFlushes;
 use crate::alloc::{Allocator, Buckets};
 use crate::error::{EngineError, Place};
 use crate::flush::{FlushGate, Tick};
@@ -90,7 +90,9 @@ pub(crate) struct Core {
     /// Slots whose keys must not be used: they are removed by and by.
     pub(crate) void: RefCell<BTreeSet<Inode>>,
     /// Backing devices of which a flush failed.
-    pub(crate) mistrust: Mistrust,
+    pub(crate) failed_flushes: FailedFlushes,
+    /// Devices that are being attached.
+    pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     pub(crate) backings: RefCell<BTreeMap<Inode, Rc<Backing>>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) selector: RefCell<Selector>,
@@ -99,8 +101,6 @@ pub(crate) struct Core {
     pub(crate) aging: RefCell<Aging>,
     pub(crate) min_prio: Cell<u16>,
     pub(crate) rng: RefCell<Rng>,
-    /// When a copy of what was read last waited for a flush of its backing device.
-    pub(crate) keeping_settled: Cell<Nanos>,
     /// Holds writes back while the cache is nearly full.
     pub(crate) pace: Cell<Pace>,
     pub(crate) idle: RefCell<IdleCounter>,
@@ -313,6 +313,16 @@ impl Core {
     /// The volume behind a slot.
     pub(crate) fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
         self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
+    }
+
+    /// The volume in this slot is no part of the set any more.
+    pub(crate) fn let_go(&self, volume: &Rc<Volume>, inode: Inode) {
+        self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+        let backings = &mut *self.backings.borrow_mut();
+        // The slot may have another device by now.
+        if backings.get(&inode).zip(volume.backing()).is_some_and(|(a, b)| Rc::ptr_eq(a, &b)) {
+            backings.remove(&inode);
+        }
     }
 
     /// Starts a background task.

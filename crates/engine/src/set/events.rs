@@ -47,6 +47,11 @@ pub enum SetEvent {
         /// The new state, in the kernel's words.
         state: &'static str,
     },
+    /// A backing device does not answer a flush: copies of its data are dropped from the cache instead of being waited for.
+    FlushOverdue {
+        /// Name of the backing device.
+        device: String,
+    },
     /// A backing device failed too often: every request for it fails until the next start.
     GivenUp {
         /// Name of the backing device.

@@ -7,8 +7,8 @@ mod attach;
 mod backing;
 mod core;
 mod events;
+mod failed_flushes;
 mod meter;
-mod mistrust;
 mod open;
 mod stop;
 mod uuids;
@@ -23,7 +23,6 @@ pub use attach::Detaching;
 pub(crate) use backing::Backing;
 pub use events::SetEvent;
 pub(crate) use meter::{Meter, Watched};
-pub(crate) use mistrust::Epoch;
 pub use open::SetOptions;
 pub(crate) use open::open_backing;
 

@@ -17,7 +17,7 @@ use io::{Disk, Rng, SurvivorRef};
 
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
 use super::events::{Events, SetEvent};
-use super::mistrust::Mistrust;
+use super::failed_flushes::FailedFlushes;
 use super::{Backing, CacheSet, Meter};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
@@ -374,7 +374,7 @@ fn replay_keys(
                 .map(|p| (p, key.dirty()));
             while start < end {
                 let via = if bug(Bug::ReplayedNotPinned) {
-                    Via::LeafOnly { data: Tick::default(), durable: journal.durable() }
+                    Via::LeafOnly { data: Tick::default(), direct: None, durable: journal.durable() }
                 } else {
                     Via::Journal(entry.seq)
                 };
@@ -458,7 +458,8 @@ fn assemble(
         gc_lock: Mutex::default(),
         uuids: RefCell::new(r.uuids),
         void: RefCell::new(BTreeSet::new()),
-        mistrust: Mistrust::default(),
+        failed_flushes: FailedFlushes::default(),
+        attaching: RefCell::default(),
         backings: RefCell::new(BTreeMap::new()),
         volumes: RefCell::default(),
         aging: RefCell::new(Aging::new()),
@@ -471,7 +472,6 @@ fn assemble(
         errors: RefCell::new(CacheErrors::new()),
         overwritten: Cell::new(Tick::default()),
         pace: Cell::default(),
-        keeping_settled: Cell::new(now),
         counters: RefCell::new(EngineCounters::default()),
         work: Rc::default(),
         events: Events::default(),

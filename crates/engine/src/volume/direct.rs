@@ -256,10 +256,6 @@ impl Volume {
                 }
                 Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
                 Kind::Hit { .. } => Some(How::LeafOnly(core.gate.latest())),
-                // Copies of a device that failed to flush were dropped from memory alone.
-                Kind::Hole { .. } if core.mistrust.contains(inode) && !bug(Bug::PurgedTakenForDurable) => {
-                    Some(How::Journaled)
-                }
                 Kind::Hole { seq, .. } => {
                     newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                     None

@@ -1,0 +1,190 @@
+//! Clean copies whose keys are not in the journal: what must be durable before a set of their leaf names them.
+//!
+//! A key of such a copy goes to disk with its leaf only. Before the leaf is written, the cache device must have flushed
+//! the copy, and the backing device must have flushed the data of which it is a copy: else a power cut leaves a copy that
+//! is newer than the device.
+//!
+//! A leaf waits only for the backing devices of which it has such copies, and for each only so long ([`FLUSH_DEADLINE`]):
+//! the leaf holds journal entries of all devices of the set. A device that is late, or that failed a flush, loses the
+//! copies of the leaf: they become holes, which costs a miss each.
+//!
+//! Invariant: between [`Core::drop_unsettled`] and the writing of the leaf's keys into a set there is no await point.
+
+use std::rc::Rc;
+
+use format::{Inode, JournalSeq, Sector};
+use io::Nanos;
+
+use super::entry::Entry;
+use super::extents::Extents;
+use super::node::NodeId;
+use super::tree::{Tree, Via};
+use crate::canary::{Bug, bug};
+use crate::flush::Tick;
+use crate::set::{Backing, Core};
+
+/// A backing device that has not answered a flush for so long is late. Longer than a disk takes to start its motor costs
+/// other devices more than the copies are worth.
+const FLUSH_DEADLINE: Nanos = Nanos::from_secs(5);
+
+/// The same while requests wait for room in the journal.
+const PRESSED_FLUSH_DEADLINE: Nanos = Nanos::from_ms(500);
+
+/// How often a wait for a flush looks at these.
+const LOOK_EVERY: Nanos = Nanos::from_ms(100);
+
+/// Copies that arrive while a device is flushed want another flush. After so many the leaf is written without them.
+const MOST_FLUSHES: usize = 4;
+
+/// The unjournaled clean copies of one leaf. See the module head.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Copies {
+    /// The cache device must have flushed up to here.
+    data: Option<Tick>,
+    /// Each backing device must have flushed up to here. Few, unordered.
+    devices: Vec<(Inode, Tick)>,
+}
+
+impl Copies {
+    /// A copy of data of `inode` was added. It was complete at tick `data` of the cache device, and it may be a copy of
+    /// anything that was written to the backing device up to tick `direct`.
+    pub(super) fn add(&mut self, inode: Inode, data: Tick, direct: Option<Tick>) {
+        self.data = self.data.max(Some(data));
+        let Some(direct) = direct else { return };
+        match self.devices.iter_mut().find(|(i, _)| *i == inode) {
+            Some((_, tick)) => *tick = direct.max(*tick),
+            None => self.devices.push((inode, direct)),
+        }
+    }
+
+    /// Adds the copies of another leaf.
+    pub(super) fn merge(&mut self, other: &Copies) {
+        self.data = self.data.max(other.data);
+        for (inode, direct) in &other.devices {
+            if let Some(data) = other.data {
+                self.add(*inode, data, Some(*direct));
+            }
+        }
+    }
+
+    /// Up to where the cache device must have been flushed.
+    pub(super) fn data(&self) -> Option<Tick> {
+        self.data.filter(|_| !bug(Bug::LeafBeforeData))
+    }
+}
+
+impl Core {
+    /// Up to where a backing device must have been flushed before a copy of its present contents is named on disk.
+    pub(super) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
+        self.backings.borrow().get(&inode).map(|b| b.direct_tick())
+    }
+
+    /// Waits until the backing devices have flushed what the leaf has copies of, or are late, or failed.
+    pub(super) async fn settle_copies(&self, id: NodeId) {
+        for _ in 0..MOST_FLUSHES {
+            let pending = self.unsettled(&self.tree.borrow(), id);
+            let mut late = true;
+            for (inode, tick) in pending {
+                late &= !self.settle_backing(inode, tick).await;
+            }
+            if late {
+                return;
+            }
+        }
+    }
+
+    /// The devices that have not flushed what the leaf has copies of.
+    fn unsettled(&self, tree: &Tree, id: NodeId) -> Vec<(Inode, Tick)> {
+        let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Vec::new() };
+        let devices = &node.leaf().copies.devices;
+        if devices.is_empty() || bug(Bug::LeafBeforeData) {
+            return Vec::new();
+        }
+        let backings = self.backings.borrow();
+        // A volume is released only when its device is settled.
+        let settled = |(inode, tick): &(Inode, Tick)| backings.get(inode).is_none_or(|b| b.is_durable(*tick));
+        devices.iter().filter(|d| !settled(d)).copied().collect()
+    }
+
+    /// Waits until a backing device has flushed up to `tick`; false if it failed to, now or earlier, or is late.
+    pub(crate) async fn settle_backing(&self, inode: Inode, tick: Tick) -> bool {
+        let Some(backing) = self.backings.borrow().get(&inode).cloned() else { return true };
+        if self.failed_flushes.contains(inode) {
+            return false;
+        }
+        let began = self.rt.now();
+        let late = || {
+            let waited = self.rt.now().since(began);
+            waited >= FLUSH_DEADLINE || waited >= PRESSED_FLUSH_DEADLINE && self.journal.is_refusing()
+        };
+        match settle_in_time(&backing, tick, late).await {
+            Ok(settled) => settled,
+            Err(_) if bug(Bug::FailedFlushTrusted) => true,
+            Err(_) => {
+                self.failed_flushes.add(inode);
+                false
+            }
+        }
+    }
+
+    /// Makes holes of the leaf's copies whose backing device has not flushed what they are copies of. The leaf is in
+    /// memory, and nothing writes it.
+    pub(super) fn drop_unsettled(&self, tree: &mut Tree, id: NodeId) {
+        let unsettled = self.unsettled(tree, id);
+        if unsettled.is_empty() || bug(Bug::FailedFlushTrusted) || bug(Bug::LateFlushTrusted) {
+            return;
+        }
+        let is_copy = |inode: &Inode, e: &Entry| {
+            !e.is_tombstone()
+                && !e.dirty()
+                && !e.may_be_durable()
+                && unsettled.iter().any(|(late, _)| late == inode)
+        };
+        let node = tree.node(id);
+        let found: Vec<(Inode, Sector, Sector)> = node
+            .leaf()
+            .extents
+            .iter()
+            .flat_map(Extents::iter)
+            .filter(|(inode, e)| is_copy(inode, e))
+            .map(|(inode, e)| (inode, e.start(), e.end()))
+            .collect();
+        let via = Via::LeafOnly { data: Tick::default(), direct: None, durable: self.journal.durable() };
+        let now = self.rt.turn_time();
+        let buckets = &mut *self.buckets.borrow_mut();
+        let pin = &mut |_: JournalSeq| ();
+        for (inode, start, end) in found {
+            tree.change(id, inode, start, end, None, via, now, buckets, pin);
+        }
+        let devices = &mut tree.node_mut(id).leaf_mut().copies.devices;
+        devices.retain(|d| !unsettled.contains(d));
+    }
+}
+
+/// Waits until a backing device has flushed up to `tick`; false once `late` says so. The flush goes on then, and the
+/// device stays late until it ends.
+async fn settle_in_time(
+    backing: &Rc<Backing>,
+    tick: Tick,
+    late: impl Fn() -> bool,
+) -> Result<bool, io::IoError> {
+    if backing.is_durable(tick) {
+        return Ok(true);
+    }
+    if backing.is_late() {
+        return Ok(false);
+    }
+    let rt = backing.disk.runtime().clone();
+    let theirs = backing.clone();
+    let mut flush = rt.spawn(async move { theirs.settle_direct_writes().await });
+    loop {
+        match io::sync::select(&mut flush, rt.sleep(LOOK_EVERY)).await {
+            io::sync::Either::Left(result) => return result.map(|()| true),
+            io::sync::Either::Right(()) if late() => {
+                backing.late_until(flush);
+                return Ok(false);
+            }
+            io::sync::Either::Right(()) => {}
+        }
+    }
+}

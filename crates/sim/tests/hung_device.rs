@@ -1,0 +1,131 @@
+//! A backing device that answers nothing, beside a healthy one in the same set: the set's journal, leaves and table of
+//! devices are shared, but no request and no command waits for a device that it does not need (contract 13).
+#![allow(clippy::unwrap_used)]
+
+use engine::SetOptions;
+use format::CacheMode;
+use sim::disk::{Keep, Kind, Matching};
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// The device that hangs, and the one that does not.
+const HUNG: usize = 0;
+const HEALTHY: usize = 1;
+
+/// What a request of the healthy device may take at most, in milliseconds of virtual time: a late flush is waited for
+/// 500 ms while requests need room in the journal.
+const LONGEST_MS: u64 = 2000;
+
+fn two_devices() -> Layout {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    let mut second = layout.backings[0].clone();
+    second.data_sectors = 1024;
+    layout.backings.push(second);
+    layout
+}
+
+async fn open(b: &Boot) {
+    b.open_with(SetOptions::default()).await;
+    for i in [HUNG, HEALTHY] {
+        b.tune(i, "sequential_cutoff", "0").await;
+    }
+}
+
+/// Writes until the ring of the journal has been used several times over.
+async fn write_until_the_ring_wrapped(b: &Boot) {
+    for n in 0..6000u64 {
+        let began = b.rt.now();
+        assert!(b.clients[HEALTHY].write(n * 37 % 1024, 1, n % 3 == 0).await);
+        let took_ms = b.rt.now().since(began).0 / 1_000_000;
+        assert!(took_ms <= LONGEST_MS, "write {n} took {took_ms} ms");
+    }
+}
+
+/// The leaf has clean copies of a device that does not answer the flush that they wait for. The leaf held the oldest entry
+/// of the journal, and after 952 writes to the other device the journal was full for good.
+#[test]
+fn a_flush_that_hangs_does_not_fill_the_journal() {
+    for keep in [Keep::Nothing, Keep::Everything, Keep::Some(3)] {
+        let mut story = Story::new(3, two_devices(), 0);
+        story.boot(|b| async move {
+            open(&b).await;
+            b.tune(HUNG, "cache_mode", "writethrough").await;
+            b.backings[HUNG].hold(Matching::all(Kind::Flush));
+            for n in 0..64 {
+                assert!(b.clients[HUNG].write(n * 8, 4, false).await);
+            }
+            write_until_the_ring_wrapped(&b).await;
+            // Writes past the cache need no flush of their own.
+            assert!(b.clients[HUNG].write(0, 64, false).await);
+            assert!(b.clients[HUNG].read(0, 128).await.is_some());
+        });
+        story.power_cut(keep).judge().happy_end();
+    }
+}
+
+/// When the flush is answered after all, copies of the device are made and kept again.
+#[test]
+fn a_device_that_answers_late_is_cached_again() {
+    let mut story = Story::new(4, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.tune(HUNG, "cache_mode", "writethrough").await;
+        b.backings[HUNG].hold(Matching::all(Kind::Flush));
+        assert!(b.clients[HUNG].write(0, 64, false).await);
+        write_until_the_ring_wrapped(&b).await;
+        b.backings[HUNG].release();
+        b.sleep_ms(100).await;
+        let before = b.set().status().cached_sectors;
+        assert!(b.clients[HUNG].write(512, 64, false).await);
+        // Old enough for the leaf to be written, with the copies.
+        b.sleep_ms(90_000).await;
+        assert!(b.set().status().cached_sectors > before);
+        assert!(b.clients[HEALTHY].flush().await);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A detach that waits for a hung write of its own volume held the lock for the table of devices, for which every other
+/// attach and detach waited.
+#[test]
+fn a_detach_that_hangs_holds_up_no_other_device() {
+    let mut story = Story::new(5, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.tune(HUNG, "cache_mode", "none").await;
+        b.backings[HUNG].hold(Matching::all(Kind::Write));
+        b.write_beside(HUNG, 100, 8, false);
+        b.sleep_ms(10).await;
+        let (set, hung) = (b.set(), b.volume(HUNG));
+        b.rt.spawn(async move { set.detach(&hung).await });
+        b.sleep_ms(10).await;
+        assert!(b.clients[HEALTHY].write(0, 8, true).await);
+        let began = b.rt.now();
+        b.tune(HEALTHY, "label", "other").await;
+        b.set().detach(&b.volume(HEALTHY)).await.unwrap();
+        assert!(b.clients[HEALTHY].write(0, 8, true).await);
+        assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
+    });
+    story.power_cut(Keep::Nothing);
+}
+
+/// Attaching a device that hangs holds up neither requests nor a detach of others.
+#[test]
+fn an_attach_that_hangs_holds_up_no_other_device() {
+    let mut story = Story::new(6, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.set().detach(&b.volume(HUNG)).await.unwrap();
+        b.backings[HUNG].hold(Matching::all(Kind::DurableWrite));
+        let (set, hung) = (b.set(), b.parts.backings[HUNG].clone());
+        b.rt.spawn(async move { set.register(hung).await.map(drop) });
+        b.sleep_ms(10).await;
+        let twice = b.set().register(b.parts.backings[HUNG].clone()).await.map(drop).unwrap_err();
+        assert!(twice.to_string().contains("is being attached"), "{twice}");
+        let began = b.rt.now();
+        assert!(b.clients[HEALTHY].write(0, 8, true).await);
+        b.set().detach(&b.volume(HEALTHY)).await.unwrap();
+        assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
+    });
+    story.power_cut(Keep::Nothing);
+}
