@@ -13,6 +13,7 @@
 pub mod client;
 pub mod crash;
 pub mod disk;
+pub mod edit;
 pub mod generate;
 pub mod image;
 pub mod judge;

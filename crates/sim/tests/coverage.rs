@@ -9,12 +9,10 @@ use std::rc::Rc;
 
 use engine::canary::{Mark, reached};
 use engine::{CacheSet, SetOptions, Volume};
-use format::{
-    BackingState, Bkey, BucketNr, CacheMode, CacheSuper, Inode, Jset, JsetBuilder, Ptr, RawSuperblock,
-    Sector, Sectors, Uuid, parse_bucket,
-};
+use format::{BackingState, Bkey, BucketNr, CacheMode, Inode, Ptr, RawSuperblock, Sector, Sectors, Uuid};
 use io::SurvivorRef;
 use sim::disk::{Fault, Keep, Kind, Matching, SimDisk};
+use sim::edit::Heads;
 use sim::image::Image;
 use sim::rig::{Layout, uuid_of};
 use sim::run::run_seed;
@@ -118,23 +116,6 @@ fn truncated() {
     });
 }
 
-/// The superblock of the cache device, its newest journal entry, and where the ring goes on behind that.
-fn newest_entry(b: &Boot) -> (CacheSuper, Jset, Sector) {
-    let image = b.cache.image();
-    let head = image.read_vec(Sector(8), Sectors(8));
-    let sb = RawSuperblock::from_prefix(&head).unwrap().check_cache(image.size(), 512).unwrap();
-    let g = *sb.geometry();
-    let entries = sb.journal_buckets().flat_map(|bucket| {
-        let start = g.bucket_start(bucket);
-        let bytes = image.read_vec(start, g.bucket_sectors);
-        let found = parse_bucket(&bytes, sb.set_magic(), g.block_sectors).unwrap();
-        let end = start + Sectors::from_bytes_floor(found.stopped_at as u64);
-        found.entries.into_iter().map(move |(_, e)| (e, end)).collect::<Vec<_>>()
-    });
-    let (newest, end) = entries.max_by_key(|(e, _)| e.seq).unwrap();
-    (sb, newest, end)
-}
-
 /// Each structure that a start reads, zeroed: the set is refused, with words about that structure.
 fn damaged_structures() {
     for (what, expected) in [
@@ -151,7 +132,7 @@ fn damaged_structures() {
         });
         s.power_cut(Keep::Nothing);
         s.boot(move |b| async move {
-            let (sb, newest, _) = newest_entry(&b);
+            let Heads { superblock: sb, newest, .. } = Heads::read(&b.cache);
             let g = *sb.geometry();
             let zero = |at: Sector| b.cache.put(at, &vec![0; g.bucket_sectors.bytes() as usize]);
             let refused_with = match what {
@@ -235,8 +216,8 @@ fn no_bucket_left() {
     });
     s.power_cut(Keep::Nothing);
     s.boot(|b| async move {
-        let (sb, newest, mut end) = newest_entry(&b);
-        let g = *sb.geometry();
+        let mut heads = Heads::read(&b.cache);
+        let (g, newest) = (*heads.superblock.geometry(), heads.newest.clone());
         let bucket_of = |key: &Bkey| key.pointer().map(|p| g.bucket_of(p.offset()).unwrap());
         let metadata = [
             bucket_of(&newest.uuid_bucket),
@@ -252,17 +233,8 @@ fn no_bucket_left() {
                 Bkey::extent(Inode(0), Sector(size.0 * (i as u64 + 1)), size, true, ptr)
             })
             .collect();
-        let mut seq = newest.seq;
         for group in keys.chunks(100) {
-            seq = seq.next();
-            let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
-            let mut entry = JsetBuilder::begin(&mut bytes[..], g.block_sectors);
-            assert!(group.iter().all(|k| entry.push_key(k)));
-            let len = entry.finish(sb.set_magic(), seq, newest.last_seq, &newest.roots());
-            // Each at the beginning of the next bucket of the ring.
-            end = Sector((end.0 - 1) / size.0 * size.0 + size.0);
-            b.cache.put(end, &bytes[..len]);
-            end += Sectors::from_bytes_floor(len as u64);
+            heads.append(&b.cache, group, &newest.roots());
         }
         let error = refused(&b).await;
         assert!(error.contains("every bucket holds dirty data"), "{error}");

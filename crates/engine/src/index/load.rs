@@ -17,15 +17,19 @@ use io::{Buffer, Disk, IoFuture};
 use super::entry::{Entry, MAX_POSITION};
 use super::extents::Extents;
 use super::merged::Merged;
-use super::node::{Body, Leaf, Node, NodeId};
+use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
-use crate::alloc::{Buckets, GEN_AGE_LIMIT};
+use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Mark, mark};
 use crate::error::{EngineError, Place};
 use crate::set::{Core, SetEvent};
 
 /// Nodes that are read at once.
 const READ_AHEAD: usize = 16;
+
+/// Live sectors that a bucket can be counted to hold. Extents of a sound set do not share sectors, so a bucket has no more
+/// than its size; the counts are of 32 bits.
+const MOST_LIVE: Sectors = Sectors(1 << 31);
 
 /// A node's way from the root, for errors.
 type Path = Vec<BucketNr>;
@@ -116,6 +120,35 @@ impl Reader<'_> {
         }
     }
 
+    /// The extents of a leaf that was read.
+    fn extents(&self, key: &Bkey, bytes: &Buffer) -> Result<(Extents, Merged), EngineError> {
+        let parsed = self.parse(key, &Vec::new(), bytes)?;
+        extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(|what| {
+            let bucket = key.pointer().and_then(|p| self.geometry.bucket_of(p.offset())).unwrap_or_default();
+            self.place.bad_node(key, Vec::new(), bucket, what)
+        })
+    }
+
+    /// Reads a leaf of the tree again.
+    fn start_leaf(&self, leaf: &Node) -> IoFuture {
+        let buffer = self.disk.runtime().pool().take(leaf.sectors.bytes() as usize);
+        self.disk.start_read(leaf.ptr.offset(), leaf.sectors, buffer, 0)
+    }
+
+    /// Reads a leaf into memory that did not stay there.
+    pub(crate) async fn load_again(&self, tree: &mut Tree, id: NodeId) -> Result<(), EngineError> {
+        if tree.node(id).leaf().extents.is_some() {
+            return Ok(());
+        }
+        let done = self.start_leaf(tree.node(id)).await;
+        done.result?;
+        let closed = || self.place.damage(tree.node(id).ptr.offset(), "btree node: the device was closed");
+        let bytes = done.buffer.ok_or_else(closed)?;
+        let (extents, _) = self.extents(&tree.node(id).key(), &bytes)?;
+        tree.set_extents(id, extents);
+        Ok(())
+    }
+
     /// The pointers of a node's keys, each with its bucket; one that makes no sense is damage.
     fn pointers(&self, keys: &[Bkey], w: &Wanted) -> Result<Vec<(BucketNr, Ptr)>, EngineError> {
         let mut found = Vec::with_capacity(keys.len());
@@ -145,12 +178,20 @@ impl Reader<'_> {
 }
 
 /// The extents that the sets of a leaf amount to (format section 8.3), and what they amount to with the holes.
-fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> (Extents, Merged) {
+///
+/// # Errors
+/// If a key lies beyond [`MAX_POSITION`]: a leaf without it would be rewritten without it.
+fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged), String> {
     let mut x = Extents::new(bucket_sectors);
     for k in keys {
-        let (Some(start), true) = (k.start(), k.size() > Sectors::ZERO && k.offset() <= MAX_POSITION) else {
-            continue;
-        };
+        let Some(start) = k.start().filter(|_| k.size() > Sectors::ZERO) else { continue };
+        if k.offset() > MAX_POSITION {
+            return Err(format!(
+                "key {}:{}: expected an offset of at most {MAX_POSITION}",
+                k.inode(),
+                k.offset()
+            ));
+        }
         let entry = match k.pointer() {
             Some(p) if p.is_available() => Entry::extent(k.offset(), k.size(), k.dirty(), p),
             _ => Entry::tombstone(k.offset(), k.size(), JournalSeq(0)),
@@ -163,7 +204,7 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> (Extents, Merged) {
         e.mark_written();
         !e.is_tombstone()
     });
-    (x, merged)
+    Ok((x, merged))
 }
 
 /// What the start found besides the tree.
@@ -172,11 +213,12 @@ pub(crate) struct LoadedTree {
     pub(crate) events: Vec<SetEvent>,
 }
 
-/// Reads the whole tree under `root` and raises generations; nothing is accounted for yet.
+/// Reads the whole tree under `root` and raises generations; nothing is accounted for yet. Leaves stay in memory up to
+/// `limit_bytes` of extents.
 pub(crate) async fn load_tree(
     reader: &Reader<'_>,
-    root: Bkey,
-    level: u16,
+    (root, level): (Bkey, u16),
+    limit_bytes: usize,
     buckets: &mut Buckets,
 ) -> Result<LoadedTree, EngineError> {
     if root.position() != MAX_BOUND {
@@ -195,6 +237,7 @@ pub(crate) async fn load_tree(
         events: Vec::new(),
         queue: VecDeque::from([root]),
         seen: BTreeSet::new(),
+        limit_bytes,
     };
     let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
     loop {
@@ -224,6 +267,8 @@ struct Loading<'a> {
     queue: VecDeque<Wanted>,
     /// Buckets of the nodes so far.
     seen: BTreeSet<BucketNr>,
+    /// Extents that stay in memory.
+    limit_bytes: usize,
 }
 
 impl Loading<'_> {
@@ -242,23 +287,28 @@ impl Loading<'_> {
             self.events.push(SetEvent::TornSet { bucket, generation, what: what.clone() });
         }
         if w.level == 0 {
-            self.take_leaf(w, &parsed);
-            return Ok(());
+            return self.take_leaf(w, bucket, &parsed);
         }
         pointers.iter().for_each(|(b, p)| self.buckets.raise(*b, p.generation()));
         self.take_internal(w, bucket, &parsed)
     }
 
     /// A leaf raises what its sets amount to.
-    fn take_leaf(&mut self, w: &Wanted, parsed: &Parsed) {
-        let (extents, merged) = extents_of(&parsed.keys, self.reader.geometry.bucket_sectors);
+    fn take_leaf(&mut self, w: &Wanted, bucket: BucketNr, parsed: &Parsed) -> Result<(), EngineError> {
+        let (extents, merged) = extents_of(&parsed.keys, self.reader.geometry.bucket_sectors)
+            .map_err(|what| self.reader.place.bad_node(&w.key, w.path.clone(), bucket, what))?;
         for (_, e) in extents.iter() {
             self.buckets.raise(self.buckets.bucket_of(e.ptr()), e.ptr().generation());
         }
         let must_rewrite = parsed.torn.is_some() || !merged.fits(parsed.summary.written_bytes);
         let leaf = Leaf { must_rewrite, extents: None, merged, ..Leaf::default() };
         let id = self.add(w, node_of(w, parsed, Body::Leaf(leaf)));
-        self.tree.as_mut().expect("a node was added to it").set_extents(id, extents);
+        let tree = self.tree.as_mut().expect("a node was added to it");
+        // One that must be rewritten is not on disk as it is in memory.
+        if must_rewrite || tree.loaded_bytes() < self.limit_bytes {
+            tree.set_extents(id, extents);
+        }
+        Ok(())
     }
 
     /// The live children of an internal node are to be read.
@@ -307,7 +357,7 @@ impl Loading<'_> {
             mark(Mark::TreeLoaded);
         }
         for b in self.seen {
-            self.buckets.mark_metadata(b);
+            claim_metadata(self.buckets, b, "btree node", self.reader)?;
         }
         Ok(LoadedTree { tree, events: self.events })
     }
@@ -370,39 +420,103 @@ fn live_children(
     }
 }
 
-/// Checks that a leaf's extents lie in their leaf, and counts them.
-pub(crate) fn account_tree(tree: &mut Tree, buckets: &mut Buckets, place: &Place) -> Result<(), EngineError> {
-    let ids: Vec<NodeId> = tree.leaves().collect();
-    let mut lower: (Inode, Sector) = (Inode(0), Sector(0));
-    for id in ids {
-        let bound = tree.node(id).bound;
-        let Some(extents) = tree.take_extents(id) else { continue };
-        let outside =
-            extents.iter().find(|(inode, e)| (*inode, e.start()) < lower || (*inode, e.end()) > bound);
-        if let Some((inode, e)) = outside {
-            let ptr = tree.node(id).ptr;
-            let bucket = buckets.bucket_of(ptr);
-            return Err(place.damage_at(
-                ptr.offset(),
-                Some((bucket, Some(ptr.generation()))),
-                Vec::new(),
-                format!(
-                    "leaf: expected extents inside {}:{}..{}:{}, found {}:{}..{}",
-                    lower.0,
-                    lower.1,
-                    bound.0,
-                    bound.1,
-                    inode,
-                    e.start(),
-                    e.end()
-                ),
-            ));
-        }
-        tree.account_leaf(id, &extents, buckets);
-        tree.set_extents(id, extents);
-        lower = bound;
+/// A bucket holds metadata of one kind, and nothing else does.
+pub(crate) fn claim_metadata(
+    buckets: &mut Buckets,
+    bucket: BucketNr,
+    what: &str,
+    reader: &Reader<'_>,
+) -> Result<(), EngineError> {
+    if buckets.used(bucket) == Use::Data {
+        buckets.mark_metadata(bucket);
+        return Ok(());
     }
+    let sector = reader.geometry.bucket_start(bucket);
+    let error = format!("{what}: expected a bucket of its own, found one that other metadata uses");
+    Err(reader.place.damage_at(sector, Some((bucket, None)), Vec::new(), error))
+}
+
+/// Checks that leaves' extents lie in their leaf and name data, and counts them. Leaves that did not stay in memory are
+/// read once more: which of their pointers are stale is known only now.
+pub(crate) async fn account_tree(
+    reader: &Reader<'_>,
+    tree: &mut Tree,
+    buckets: &mut Buckets,
+) -> Result<(), EngineError> {
+    let mut ids = tree.leaves().collect::<Vec<_>>().into_iter();
+    let mut reading: VecDeque<(NodeId, Option<IoFuture>)> = VecDeque::new();
+    let mut lower: (Inode, Sector) = (Inode(0), Sector(0));
+    loop {
+        while reading.len() < READ_AHEAD
+            && let Some(id) = ids.next()
+        {
+            let future = tree.node(id).leaf().extents.is_none().then(|| reader.start_leaf(tree.node(id)));
+            reading.push_back((id, future));
+        }
+        let Some((id, future)) = reading.pop_front() else { return Ok(()) };
+        match future {
+            None => {
+                let Some(extents) = tree.take_extents(id) else { continue };
+                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+                tree.set_extents(id, extents);
+            }
+            Some(future) => {
+                let done = future.await;
+                done.result?;
+                let Some(bytes) = done.buffer else { continue };
+                let (extents, _) = reader.extents(&tree.node(id).key(), &bytes)?;
+                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+            }
+        }
+        lower = tree.node(id).bound;
+    }
+}
+
+/// Checks and counts the extents of one leaf, which begins behind `lower`.
+fn account_leaf(
+    reader: &Reader<'_>,
+    tree: &mut Tree,
+    buckets: &mut Buckets,
+    id: NodeId,
+    lower: Bound,
+    extents: &Extents,
+) -> Result<(), EngineError> {
+    let node = tree.node(id);
+    let (ptr, bound) = (node.ptr, node.bound);
+    let bad = |what: String| {
+        let bucket = Some((buckets.bucket_of(ptr), Some(ptr.generation())));
+        reader.place.damage_at(ptr.offset(), bucket, Vec::new(), what)
+    };
+    for (inode, e) in extents.iter() {
+        let (start, end) = (e.start(), e.end());
+        if (inode, start) < lower || (inode, end) > bound {
+            let (from, to) = (format!("{}:{}", lower.0, lower.1), format!("{}:{}", bound.0, bound.1));
+            return Err(bad(format!(
+                "leaf: expected extents inside {from}..{to}, found {inode}:{start}..{end}"
+            )));
+        }
+        names_data(buckets, e.ptr(), e.size()).map_err(|what| bad(format!("key {inode}:{end}: {what}")))?;
+    }
+    tree.account_leaf(id, extents, buckets);
     Ok(())
+}
+
+/// Whether a pointer to data that is to be counted can be one: live data is in no bucket of metadata.
+pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(), String> {
+    if !buckets.is_current(ptr) {
+        return Ok(());
+    }
+    let bucket = buckets.bucket_of(ptr);
+    match buckets.used(bucket) {
+        Use::Metadata | Use::Reserved => {
+            Err(format!("pointer: expected a bucket of data, found bucket {bucket}, which holds metadata"))
+        }
+        Use::Data | Use::Ready if buckets.live(bucket) + size > MOST_LIVE => Err(format!(
+            "pointer: expected at most {MOST_LIVE} live sectors in bucket {bucket}, found {} and {size} more",
+            buckets.live(bucket)
+        )),
+        Use::Data | Use::Ready => Ok(()),
+    }
 }
 
 impl Core {
@@ -440,31 +554,24 @@ impl Core {
             let (buffer, result) = self.cache.read(sector, buffer).await;
             let reader =
                 Reader { disk: &self.cache, place: &self.place, geometry: &self.geometry, magic: self.magic };
-            let parsed = match result {
-                Ok(()) => reader.parse(&key, &Vec::new(), &buffer),
+            let loaded = match result {
+                Ok(()) => reader.extents(&key, &buffer),
                 Err(e) => Err(e.into()),
             };
-            {
+            let result = {
                 let tree = &mut *self.tree.borrow_mut();
                 // A leaf that is not in memory is clean and nobody replaces it without loading it.
                 tree.node_mut(id).leaf_mut().loading = false;
-                if let Ok(p) = &parsed {
-                    let (extents, merged) = extents_of(&p.keys, self.geometry.bucket_sectors);
+                loaded.map(|(extents, merged)| {
                     tree.set_extents(id, extents);
                     tree.node_mut(id).leaf_mut().merged = merged;
                     self.counters.borrow_mut().btree_reads += 1;
                     self.work.borrow_mut().read.record(began, self.rt.now());
-                }
-            }
+                })
+            };
             self.index_changed.notify_all();
             self.memory_changed.notify_all();
-            return match parsed {
-                Ok(_) => Ok(()),
-                Err(e) => {
-                    self.metadata_failed(e.clone());
-                    Err(e)
-                }
-            };
+            return result.inspect_err(|e| self.metadata_failed(e.clone()));
         }
     }
 }

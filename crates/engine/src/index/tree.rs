@@ -284,7 +284,9 @@ impl Tree {
             (Some((ptr, dirty)), Via::Journal(_)) => {
                 Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
             }
-            (Some((ptr, dirty)), Via::LeafOnly { .. }) => Some(Entry::extent(end, size, dirty, ptr).unwritten()),
+            (Some((ptr, dirty)), Via::LeafOnly { .. }) => {
+                Some(Entry::extent(end, size, dirty, ptr).unwritten())
+            }
             (None, Via::Journal(seq)) => Some(Entry::tombstone(end, size, seq).unwritten().journaled()),
             (None, Via::LeafOnly { .. }) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
         };

@@ -24,8 +24,8 @@ use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 use crate::flush::{FlushGate, Tick};
 use crate::index::{
-    MAX_POSITION, Reader, Tree, Via, account_tree, evict_task, leaf_writer_task, load_tree, reclaim_task,
-    write_old_leaves_task,
+    MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task, load_tree,
+    names_data, reclaim_task, write_old_leaves_task,
 };
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
@@ -87,7 +87,7 @@ impl CacheSet {
             events.push(SetEvent::Initialised);
         }
         let gate = Rc::new(FlushGate::new(cache.clone()));
-        let mut r = recover(&cache, &place, &superblock, &gate, options.survivor.clone()).await?;
+        let mut r = recover(&cache, &place, &superblock, &gate, &options).await?;
         events.append(&mut r.events);
         let old_uuids = r.old_uuids;
         let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options)) };
@@ -99,13 +99,14 @@ impl CacheSet {
         void_unreachable(core);
         let wanted = core.alloc.reserves.total() + core.alloc.batch;
         prime(core, wanted);
-        if core.alloc.ready_len() <= core.alloc.reserves.prio {
+        // Exactly as many are enough: the buckets of the old priorities are free once the new ones are written.
+        if core.alloc.ready_len() < core.alloc.reserves.prio {
             mark(Mark::NoBuckets);
             return Err(EngineError::NoSpace(format!(
                 "{}: every bucket holds dirty data or metadata: {} are free, {} are needed to write priorities",
                 core.place.device,
                 core.alloc.ready_len(),
-                core.alloc.reserves.prio + 1
+                core.alloc.reserves.prio
             )));
         }
         {
@@ -258,8 +259,10 @@ async fn recover(
     place: &Place,
     superblock: &CacheSuper,
     gate: &Rc<FlushGate>,
-    survivor: Option<SurvivorRef>,
+    options: &SetOptions,
 ) -> Result<Recovered, EngineError> {
+    let survivor = options.survivor.clone();
+    let limit_bytes = usize::try_from(options.tunables.btree_cache_limit).unwrap_or(usize::MAX);
     let g = superblock.geometry();
     let magic = superblock.set_magic();
     let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
@@ -283,12 +286,13 @@ async fn recover(
     let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
     apply_prios(&mut buckets, &prios);
     let uuids = read_uuids(cache, place, &newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
+    check_uuids(&uuids, &newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
 
     let reader = Reader { disk: cache, place, geometry: g, magic };
     if let Some(ptr) = newest.btree_root.pointer() {
         buckets.raise(buckets.bucket_of(ptr), ptr.generation());
     }
-    let loaded = load_tree(&reader, newest.btree_root, newest.btree_level, &mut buckets)
+    let loaded = load_tree(&reader, (newest.btree_root, newest.btree_level), limit_bytes, &mut buckets)
         .await
         .inspect_err(|_| mark(Mark::BadNode))?;
     let (mut tree, mut events) = (loaded.tree, loaded.events);
@@ -304,9 +308,9 @@ async fn recover(
     if let Some(ptr) = newest.uuid_bucket.pointer() {
         let b = buckets.bucket_of(ptr);
         buckets.raise(b, ptr.generation());
-        buckets.mark_metadata(b);
+        claim_metadata(&mut buckets, b, "UUID table", &reader)?;
     }
-    account_tree(&mut tree, &mut buckets, place)?;
+    account_tree(&reader, &mut tree, &mut buckets).await.inspect_err(|_| mark(Mark::BadNode))?;
 
     let layout = Layout {
         buckets: ring_buckets,
@@ -317,7 +321,7 @@ async fn recover(
     let oldest = found.replay.oldest;
     let roots = newest.roots();
     let journal = Journal::new(cache.clone(), gate.clone(), layout, found.ring, newest.seq, oldest, roots);
-    replay_keys(&found.replay, &mut tree, &mut buckets, &journal, place)?;
+    replay_keys(&found.replay, &mut tree, &mut buckets, &journal, &reader).await?;
     // What survived only in memory becomes a part of the journal before anything new does.
     for entry in found.replay.entries.iter().skip(on_device) {
         mark(Mark::ReplayedSurvivor);
@@ -333,13 +337,14 @@ async fn recover(
 }
 
 /// Applies the journal's keys to the index, in order. They stay pinned at their entries.
-fn replay_keys(
+async fn replay_keys(
     replay: &Replay,
     tree: &mut Tree,
     buckets: &mut Buckets,
     journal: &Journal,
-    place: &Place,
+    reader: &Reader<'_>,
 ) -> Result<(), EngineError> {
+    let place = reader.place;
     let skipped = usize::from(bug(Bug::ReplayBeginsTooLate));
     if replay.entries.iter().all(|e| e.keys.is_empty()) {
         mark(Mark::NothingToReplay);
@@ -372,6 +377,10 @@ fn replay_keys(
                 .pointer()
                 .filter(|p| p.is_available() && buckets.is_current(*p))
                 .map(|p| (p, key.dirty()));
+            if let Some((ptr, _)) = new {
+                let bad = |what| format!("journal entry {}: key {}:{end}: {what}", entry.seq, key.inode());
+                names_data(buckets, ptr, key.size()).map_err(|what| place.damage(Sector(0), bad(what)))?;
+            }
             while start < end {
                 let via = if bug(Bug::ReplayedNotPinned) {
                     Via::LeafOnly { data: Tick::default(), direct: None, durable: journal.durable() }
@@ -380,10 +389,7 @@ fn replay_keys(
                 };
                 let now = io::Nanos(0);
                 let id = tree.leaf_at(key.inode(), start);
-                if tree.node(id).leaf().extents.is_none() {
-                    let what = format!("leaf {id:?} is not in memory during replay");
-                    return Err(place.damage(Sector(0), what));
-                }
+                reader.load_again(tree, id).await?;
                 let done = tree.node(id).clip(key.inode(), end);
                 let pin = &mut |seq| journal.pin(seq);
                 tree.change(id, key.inode(), start, done, new, via, now, buckets, pin);
@@ -393,6 +399,23 @@ fn replay_keys(
         }
     }
     Ok(())
+}
+
+/// The rules of the table, and one more: positions of a flash-only volume must fit into the index.
+fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Result<(), EngineError> {
+    let sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
+    format::uuid_table::check_uuid_table(uuids).map_err(|c| place.corrupt(sector, &c))?;
+    let too_large = |u: &format::UuidEntry| u.is_live() && u.is_flash_only() && u.sectors.0 > MAX_POSITION.0;
+    match uuids.iter().enumerate().find(|(_, u)| too_large(u)) {
+        None => Ok(()),
+        Some((slot, u)) => {
+            let what = format!(
+                "UUID table: slot {slot}: flash-only volume: expected at most {MAX_POSITION} sectors, found {}",
+                u.sectors
+            );
+            Err(place.damage(sector, what))
+        }
+    }
 }
 
 async fn read_uuids(

@@ -1,0 +1,63 @@
+//! A set at rest whose structures a test reads and changes, with their checksums.
+//!
+//! Owns finding the newest journal entry and appending others behind it. Must not know the engine.
+
+use format::{
+    Bkey, CacheSuper, JournalSeq, Jset, JsetBuilder, JsetRoots, RawSuperblock, Sector, Sectors, parse_bucket,
+};
+
+use crate::disk::SimDisk;
+
+/// The structures of a cache device that say where everything else is.
+pub struct Heads {
+    /// The superblock.
+    pub superblock: CacheSuper,
+    /// The newest journal entry.
+    pub newest: Jset,
+    /// Where the ring goes on behind it.
+    end: Sector,
+}
+
+impl Heads {
+    /// Reads them.
+    ///
+    /// # Panics
+    /// If the device holds no set that was ever in use.
+    pub fn read(cache: &SimDisk) -> Heads {
+        let image = cache.image();
+        let head = image.read_vec(Sector(8), Sectors(8));
+        let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));
+        let superblock = checked.unwrap_or_else(|e| panic!("the superblock of the cache device: {e}"));
+        let g = *superblock.geometry();
+        let entries = superblock.journal_buckets().flat_map(|bucket| {
+            let start = g.bucket_start(bucket);
+            let bytes = image.read_vec(start, g.bucket_sectors);
+            let found = parse_bucket(&bytes, superblock.set_magic(), g.block_sectors);
+            let found = found.unwrap_or_else(|e| panic!("journal bucket {bucket}: {e}"));
+            let end = start + Sectors::from_bytes_floor(found.stopped_at as u64);
+            found.entries.into_iter().map(move |(_, e)| (e, end)).collect::<Vec<_>>()
+        });
+        let (newest, end) = entries
+            .max_by_key(|(e, _)| e.seq)
+            .unwrap_or_else(|| panic!("the journal of the cache device is empty"));
+        Heads { superblock, newest, end }
+    }
+
+    /// Appends an entry with these keys and roots, at the beginning of the next bucket of the ring.
+    ///
+    /// # Panics
+    /// If the keys do not fit into one bucket.
+    pub fn append(&mut self, cache: &SimDisk, keys: &[Bkey], roots: &JsetRoots) {
+        let g = *self.superblock.geometry();
+        let seq: JournalSeq = self.newest.seq.next();
+        let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
+        let mut entry = JsetBuilder::begin(&mut bytes[..], g.block_sectors);
+        assert!(keys.iter().all(|k| entry.push_key(k)), "{} keys fit into a bucket", keys.len());
+        let len = entry.finish(self.superblock.set_magic(), seq, self.newest.last_seq, roots);
+        let size = g.bucket_sectors.0;
+        let at = Sector((self.end.0 - 1) / size * size + size);
+        cache.put(at, &bytes[..len]);
+        self.end = at + Sectors::from_bytes_floor(len as u64);
+        self.newest.seq = seq;
+    }
+}

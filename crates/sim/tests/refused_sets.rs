@@ -1,0 +1,194 @@
+//! Sets that a start must refuse, with words about what is wrong, and sets near such a limit that it must take.
+#![allow(clippy::unwrap_used)]
+
+use engine::{CacheSet, SetOptions};
+use format::bset::BsetBuilder;
+use format::{Bkey, BucketNr, CacheMode, Gen, Inode, Ptr, Sector, Sectors};
+use sim::disk::{Keep, SimDisk};
+use sim::edit::Heads;
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// Largest position of the index, in sectors.
+const MOST: u64 = (1 << 47) - 1;
+
+/// A set with one device that was used and stopped.
+fn used_set(flash_sectors: u64) -> Story {
+    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), flash_sectors);
+    story.boot_and_stop(|b| async move {
+        b.open().await;
+        assert!(b.clients[0].write(0, 16, true).await);
+        b.stop().await;
+    });
+    story
+}
+
+/// What a start says after `change` was made to the cache device.
+fn refused_after(mut story: Story, change: impl Fn(&SimDisk, Heads) + 'static) -> String {
+    let said = std::rc::Rc::new(std::cell::RefCell::new(String::new()));
+    let theirs = said.clone();
+    story.boot(move |b| async move {
+        change(&b.cache, Heads::read(&b.cache));
+        let before = b.cache.image();
+        let opened = b.parts.open(SetOptions::default()).await;
+        *theirs.borrow_mut() = opened.map(drop).unwrap_err().to_string();
+        let (size, after) = (before.size(), b.cache.image());
+        let all = |image: &sim::image::Image| image.read_vec(Sector(0), size);
+        assert_eq!(all(&before), all(&after), "a set that is refused stays as it is");
+    });
+    said.take()
+}
+
+/// Puts keys into the root of a set, which is a leaf, in place of what it has.
+fn replace_root(cache: &SimDisk, heads: &Heads, keys: &[Bkey]) {
+    let g = *heads.superblock.geometry();
+    let ptr = heads.newest.btree_root.pointer().unwrap();
+    let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
+    let mut set = BsetBuilder::begin(&mut bytes[..], 77, g.block_sectors);
+    assert!(keys.iter().all(|k| set.push_key(k)));
+    set.finish(heads.superblock.set_magic(), ptr);
+    cache.put(ptr.offset(), &bytes);
+}
+
+/// A write to the end of such a volume asserted in the index.
+#[test]
+fn a_flash_only_volume_beyond_the_largest_position() {
+    let said = refused_after(used_set(64), |cache, heads| {
+        let at = heads.newest.uuid_bucket.pointer().unwrap().offset();
+        let size = heads.newest.uuid_bucket.size();
+        let mut table = cache.image().read_vec(at, size);
+        let mut slots = format::uuid_table::parse_uuid_table(&table, 1).unwrap();
+        let flash = slots.iter_mut().find(|u| u.is_flash_only()).unwrap();
+        flash.sectors = Sectors(MOST + 1);
+        format::uuid_table::encode_uuid_table(&mut table, &slots);
+        cache.put(at, &table);
+    });
+    assert!(said.contains("flash-only volume: expected at most"), "{said}");
+}
+
+/// The key was skipped, and the next rewrite of the leaf would have dropped it.
+#[test]
+fn a_leaf_with_a_key_beyond_the_largest_position() {
+    let said = refused_after(used_set(0), |cache, heads| {
+        let bucket = heads.superblock.geometry().nbuckets - 1;
+        let at = heads.superblock.geometry().bucket_start(BucketNr(bucket));
+        let key = Bkey::extent(Inode(0), Sector(MOST + 8), Sectors(8), true, Ptr::new(0, at, Gen(0)));
+        replace_root(cache, &heads, &[key]);
+    });
+    assert!(said.contains("expected an offset of at most"), "{said}");
+}
+
+/// Dirty data in the bucket of a btree node could never be written back: a detach waited for ever.
+#[test]
+fn dirty_data_in_a_bucket_of_metadata() {
+    let key = |heads: &Heads| {
+        let root = heads.newest.btree_root.pointer().unwrap();
+        Bkey::extent(Inode(0), Sector(256), Sectors(8), true, root)
+    };
+    let in_a_leaf = refused_after(used_set(0), move |cache, heads| {
+        replace_root(cache, &heads, &[key(&heads)]);
+    });
+    assert!(in_a_leaf.contains("which holds metadata"), "{in_a_leaf}");
+    let in_the_journal = refused_after(used_set(0), move |cache, mut heads| {
+        let (key, roots) = (key(&heads), heads.newest.roots());
+        heads.append(cache, &[key], &roots);
+    });
+    assert!(in_the_journal.contains("which holds metadata"), "{in_the_journal}");
+}
+
+/// The first update of the table freed the root: a panic.
+#[test]
+fn table_and_root_in_one_bucket() {
+    let said = refused_after(used_set(0), |cache, mut heads| {
+        let mut roots = heads.newest.roots();
+        let size = roots.uuid_bucket.size();
+        roots.uuid_bucket = Bkey::uuid_bucket(size, roots.btree_root.pointer().unwrap());
+        heads.append(cache, &[], &roots);
+    });
+    assert!(said.contains("UUID table"), "{said}");
+}
+
+/// Keys that fill all buckets but these.
+fn fill_all_but(cache: &SimDisk, left: usize) {
+    let mut heads = Heads::read(cache);
+    let (g, newest) = (*heads.superblock.geometry(), heads.newest.clone());
+    let bucket_of = |key: &Bkey| key.pointer().and_then(|p| g.bucket_of(p.offset()));
+    let metadata = [
+        bucket_of(&newest.uuid_bucket),
+        bucket_of(&newest.btree_root),
+        Some(BucketNr(newest.prio_bucket[0] as u32)),
+    ];
+    let free = (g.first_dynamic().0..g.nbuckets).map(BucketNr).filter(|n| !metadata.contains(&Some(*n)));
+    let keys: Vec<Bkey> = free
+        .skip(left)
+        .enumerate()
+        .map(|(i, n)| {
+            let (end, ptr) =
+                (Sector(16 + g.bucket_sectors.0 * (i as u64 + 1)), Ptr::new(0, g.bucket_start(n), Gen(0)));
+            Bkey::extent(Inode(0), end, g.bucket_sectors, true, ptr)
+        })
+        .collect();
+    for group in keys.chunks(100) {
+        heads.append(cache, group, &newest.roots());
+    }
+}
+
+/// Priorities take one bucket here: with one bucket that is free the set can write them, and the bucket of the old ones is
+/// free then. It was refused; with none it still is.
+#[test]
+fn as_many_free_buckets_as_priorities_need_are_enough() {
+    for (left, opens) in [(0, false), (1, true)] {
+        let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
+        story.boot(|b| async move {
+            CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+        });
+        story.power_cut(Keep::Nothing);
+        story.boot(move |b| async move {
+            fill_all_but(&b.cache, left);
+            match CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await {
+                Ok(set) => {
+                    assert!(opens);
+                    assert!(set.gc().await.is_ok() && set.failure().is_none());
+                }
+                Err(e) => assert!(!opens && e.to_string().contains("every bucket holds dirty data"), "{e}"),
+            }
+        });
+    }
+}
+
+/// A start with a full index took 16 bytes for each extent, whatever `btree_cache_limit` says.
+#[test]
+fn a_start_keeps_no_more_of_the_index_than_it_may() {
+    const LIMIT_BYTES: u64 = 8192;
+    let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
+    let mut story = Story::new(1, layout, 0);
+    async fn write_thinly(b: &Boot) {
+        for n in 0..700 {
+            assert!(b.clients[0].write(n * 2, 1, false).await);
+        }
+    }
+    story.boot_and_stop(|b| async move {
+        b.open().await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        write_thinly(&b).await;
+        assert!(b.set().status().index_bytes as u64 > 2 * LIMIT_BYTES);
+        b.stop().await;
+    });
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.btree_cache_limit = LIMIT_BYTES;
+        let set = CacheSet::open(b.parts.cache.clone(), options.clone()).await.unwrap();
+        let status = set.status();
+        // One leaf more than the limit: the last one that stayed was taken below it.
+        let one_leaf = 2 * (128 * 16 + 64);
+        assert!((status.index_bytes as u64) <= LIMIT_BYTES + one_leaf, "{} bytes", status.index_bytes);
+        assert_eq!(
+            set.dirty_sectors(Inode(0)),
+            Sectors(700),
+            "what did not stay in memory is counted all the same"
+        );
+        set.abandon();
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
