@@ -9,6 +9,8 @@
 //! | 0 | magic and version |
 //! | 1, 2 | number of the boot |
 //! | 3, 4 | states to which the contents are tied |
+//! | 5 | bytes of the incarnation of the device |
+//! | 6 … 511 | the incarnation |
 //! | 512 + 4096 n | sequence number of an entry, n is its lowest bit |
 //! | 513 + 4096 n | how many words it has |
 //! | 514 + 4096 n … | the words |
@@ -25,7 +27,9 @@ use std::time::Duration;
 
 use ::io::{KEPT_ENTRIES, KEPT_WORDS, Survivor};
 
-const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x02");
+const INCARNATION_AT: usize = 6;
+const INCARNATION_BYTES: usize = (HALVES_AT - INCARNATION_AT) * 8;
 const HALF: usize = 4096;
 const HALVES_AT: usize = 512;
 const WORDS: usize = HALVES_AT + KEPT_ENTRIES * HALF;
@@ -38,17 +42,26 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub struct KeptFile {
     words: *const AtomicU64,
     path: PathBuf,
+    /// See [`KeptFile::forgotten`].
+    forgotten: Option<String>,
     /// Holds the lock.
     _file: File,
 }
 
 impl KeptFile {
     /// Opens the file at `path`, which only one process may do at a time, or makes it. What does not belong to this
-    /// boot of the machine is forgotten.
+    /// boot of the machine is forgotten, and what was kept for another `incarnation` of the device.
     ///
     /// # Errors
     /// If the directory is not in a file system in memory, somebody else has the file, or the system refuses.
-    pub fn open(path: &Path) -> io::Result<KeptFile> {
+    pub fn open(path: &Path, incarnation: &str) -> io::Result<KeptFile> {
+        if incarnation.len() > INCARNATION_BYTES {
+            let found = incarnation.len();
+            let what = format!(
+                "the device is on too many others: expected {INCARNATION_BYTES} bytes, found {found}"
+            );
+            return Err(io::Error::other(what));
+        }
         let file = File::options()
             .read(true)
             .write(true)
@@ -84,17 +97,45 @@ impl KeptFile {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let kept = KeptFile { words: start.cast(), path: path.to_path_buf(), _file: file };
+        let mut kept =
+            KeptFile { words: start.cast(), path: path.to_path_buf(), forgotten: None, _file: file };
         let boot = boot_number()?;
         let found = [kept.load(0), kept.load(1), kept.load(2)];
-        if found != [MAGIC, boot[0], boot[1]] {
+        let other = found == [MAGIC, boot[0], boot[1]] && kept.incarnation() != incarnation;
+        if other && !kept.kept().is_empty() {
+            kept.forgotten = Some(kept.incarnation());
+        }
+        if other || found != [MAGIC, boot[0], boot[1]] {
+            kept.store(0, 0);
             kept.reset();
             kept.tie([0, 0]);
             kept.store(1, boot[0]);
             kept.store(2, boot[1]);
+            kept.set_incarnation(incarnation);
             kept.store(0, MAGIC);
         }
         Ok(kept)
+    }
+
+    /// The incarnation of the device for which something was kept that counts no more: it has another one now.
+    pub fn forgotten(&self) -> Option<&str> {
+        self.forgotten.as_deref()
+    }
+
+    fn incarnation(&self) -> String {
+        let len = usize::try_from(self.load(INCARNATION_AT - 1)).unwrap_or(0).min(INCARNATION_BYTES);
+        let words = (INCARNATION_AT..HALVES_AT).map(|at| self.load(at).to_ne_bytes());
+        let bytes: Vec<u8> = words.flatten().take(len).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn set_incarnation(&self, to: &str) {
+        for (at, bytes) in (INCARNATION_AT..).zip(to.as_bytes().chunks(8)) {
+            let mut word = [0; 8];
+            word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            self.store(at, u64::from_ne_bytes(word));
+        }
+        self.store(INCARNATION_AT - 1, to.len() as u64);
     }
 
     /// Removes the file: nothing is to be kept any more.
@@ -207,14 +248,14 @@ mod tests {
     fn the_next_process_finds_what_was_kept() {
         let dir = dir();
         let path = dir.path().join("kept");
-        let file = KeptFile::open(&path).unwrap();
+        let file = KeptFile::open(&path, "sda 7").unwrap();
         assert_eq!(file.kept(), []);
         file.tie([7, 8]);
         file.keep(10, &[1, 2, 3]);
         file.keep(11, &[4]);
         file.keep(10, &[5]);
         drop(file);
-        let file = KeptFile::open(&path).unwrap();
+        let file = KeptFile::open(&path, "sda 7").unwrap();
         assert_eq!(file.kept(), [(10, vec![1, 2, 3, 5]), (11, vec![4])]);
         assert_eq!(file.tied(), [7, 8]);
         file.keep(12, &[6]);
@@ -232,30 +273,50 @@ mod tests {
         let dir = dir();
         let path = dir.path().join("kept");
         let damage = |at: usize| {
-            let file = KeptFile::open(&path).unwrap();
+            let file = KeptFile::open(&path, "sda 7").unwrap();
             file.tie([1, 1]);
             file.keep(4, &[1]);
             file.store(at, u64::MAX);
             drop(file);
-            KeptFile::open(&path).unwrap().kept()
+            KeptFile::open(&path, "sda 7").unwrap().kept()
         };
         assert_eq!(damage(0), []);
         assert_eq!(damage(1), []);
         assert_eq!(damage(HALVES_AT + 1), [], "an impossible count");
         std::fs::write(&path, b"short").unwrap();
-        assert_eq!(KeptFile::open(&path).unwrap().kept(), []);
+        assert_eq!(KeptFile::open(&path, "sda 7").unwrap().kept(), []);
+    }
+
+    /// A device that lost its power while the host stayed up has lost what was in its volatile cache: replayed keys would
+    /// name data that never reached the medium, in the place of older data that was flushed.
+    #[test]
+    fn another_incarnation_of_the_device_leaves_nothing() {
+        let dir = dir();
+        let path = dir.path().join("kept");
+        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 8").unwrap();
+        file.tie([7, 8]);
+        file.keep(10, &[1]);
+        drop(file);
+        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
+        assert_eq!((file.kept(), file.tied()), (vec![], [0, 0]));
+        assert_eq!(file.forgotten(), Some("dm-0 12 on sda 7, sdb 8"));
+        file.keep(11, &[2]);
+        drop(file);
+        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
+        assert_eq!((file.kept(), file.forgotten()), (vec![(11, vec![2])], None));
+        assert!(KeptFile::open(&dir.path().join("other"), &"x".repeat(INCARNATION_BYTES + 1)).is_err());
     }
 
     #[test]
     fn one_process_at_a_time_and_only_in_memory() {
         let dir = dir();
         let path = dir.path().join("kept");
-        let first = KeptFile::open(&path).unwrap();
-        assert!(KeptFile::open(&path).is_err());
+        let first = KeptFile::open(&path, "sda 7").unwrap();
+        assert!(KeptFile::open(&path, "sda 7").is_err());
         drop(first);
-        KeptFile::open(&path).unwrap();
+        KeptFile::open(&path, "sda 7").unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(KeptFile::open(&link).is_err());
+        assert!(KeptFile::open(&link, "sda 7").is_err());
     }
 }

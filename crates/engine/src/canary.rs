@@ -94,6 +94,10 @@ table! {
         TornEntryValid,
         /// The set is opened without making durable what was read.
         OpenWithoutFlush,
+        /// What survives the process counts although the cache device failed a request.
+        CrashLogAfterError,
+        /// A cache device that is older than what its backing devices have seen is believed.
+        OlderCacheBelieved,
         /// Journal entries are given up when their keys are on the way to a leaf, not when they are there.
         PinsReleasedEarly,
         /// The keys of new leaves do not reach their parent.

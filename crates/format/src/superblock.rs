@@ -66,8 +66,10 @@ pub struct RawSuperblock {
     pub feature_incompat: U64,
     /// Features that forbid writing (versions 5 and 6).
     pub feature_ro_compat: U64,
+    /// Backing: see [`BackingSuper::cache_seq`]. Cache: zero. Padding to the kernel, which preserves it.
+    pub cache_seq: U64,
     /// Zero.
-    pub padding: [u8; 40],
+    pub padding: [u8; 32],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
     pub nbuckets: U64,
     /// Block size in sectors.
@@ -107,7 +109,8 @@ const _: () = {
     assert!(offset_of!(RawSuperblock, feature_compat) == 120);
     assert!(offset_of!(RawSuperblock, feature_incompat) == 128);
     assert!(offset_of!(RawSuperblock, feature_ro_compat) == 136);
-    assert!(offset_of!(RawSuperblock, padding) == 144);
+    assert!(offset_of!(RawSuperblock, cache_seq) == 144);
+    assert!(offset_of!(RawSuperblock, padding) == 152);
     assert!(offset_of!(RawSuperblock, nbuckets) == 184);
     assert!(offset_of!(RawSuperblock, block_size) == 192);
     assert!(offset_of!(RawSuperblock, bucket_size) == 194);

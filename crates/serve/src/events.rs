@@ -78,6 +78,13 @@ fn line(event: &SetEvent) -> (&'static str, String) {
             ("", "the cache was used for the first time and has been initialised".into())
         }
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
+        SetEvent::CrashLogInvalid { why } => (
+            "warning",
+            format!(
+                "the cache device may have lost what it had not written to its medium ({why}): until the next start, writes \
+                 that were answered and not flushed are lost if this process is killed"
+            ),
+        ),
         SetEvent::DeviceError { what } => ("warning", what.clone()),
         SetEvent::FlushOverdue { device } => (
             "warning",

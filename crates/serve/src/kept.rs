@@ -1,18 +1,19 @@
 //! What was answered and not flushed outlives a process in a file in memory.
 //!
-//! Owns where that file is, and the rule that a start which cannot read what is there does not go on: it would lose
-//! what was answered. Must not know what is in it.
+//! Owns where that file is, which devices have one (those of which a loss of power is noticed), and the rule that a start
+//! which cannot read what is there does not go on: it would lose what was answered. Must not know what is in it.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::rc::Rc;
 
-use blockio::KeptFile;
+use blockio::{Incarnation, KeptFile};
 use format::CacheSuper;
 use io::{Disk, SurvivorRef};
 
 use crate::exports;
 use crate::failure::Failure;
+use crate::message;
 
 /// The memory of one cache device, if this host has such memory.
 pub struct Kept {
@@ -42,8 +43,22 @@ impl Kept {
         };
         let path = dir.join(format!("{}-{a:x}-{b:x}.kept", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
-        match KeptFile::open(&path) {
-            Ok(file) => Ok(Kept { file: Some(Rc::new(file)), why_not: None }),
+        let incarnation = match blockio::incarnation(device) {
+            Ok(Incarnation::Known(words)) => words,
+            Ok(Incarnation::Unknown(why)) => return Ok(Kept::untrusted(&path, why)),
+            Err(e) => return Ok(Kept::untrusted(&path, format!("{}: {e}", device.display()))),
+        };
+        match KeptFile::open(&path, &incarnation) {
+            Ok(file) => {
+                if let Some(before) = file.forgotten() {
+                    message::warn(format!(
+                        "{}: was {before} when a process died, and is {incarnation} now: it may have lost its power. \
+                         Writes that were answered and not flushed are not restored",
+                        device.display()
+                    ));
+                }
+                Ok(Kept { file: Some(Rc::new(file)), why_not: None })
+            }
             Err(e) if something => Err(Failure::at(
                 &path,
                 "what an earlier process has answered and not flushed may be in it, and it cannot be read",
@@ -55,6 +70,15 @@ impl Kept {
                 let why = Failure::at(&path, "cannot keep what was not flushed", e);
                 Ok(Kept { file: None, why_not: why.message().map(str::to_owned) })
             }
+        }
+    }
+
+    /// Nothing tells whether such a device has lost its power since: what was kept for it does not count.
+    fn untrusted(path: &Path, why: String) -> Kept {
+        let _ = std::fs::remove_file(path);
+        Kept {
+            file: None,
+            why_not: Some(format!("{why}: a loss of power of the device alone would not be noticed")),
         }
     }
 

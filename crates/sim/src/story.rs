@@ -15,6 +15,7 @@ use crate::disk::{Keep, SimDisk};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
+use crate::plan::Cut;
 use crate::rig::{Layout, Parts, Rig, uuid_of};
 use crate::stamp::{Content, SECTOR};
 use crate::world::{Machine, Order, Outcome, World};
@@ -257,6 +258,16 @@ impl Story {
     pub fn kill(&mut self) -> &mut Story {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
         self.switch_off(Rig::kill);
+        self
+    }
+
+    /// The process dies, and the cache device alone loses its power: the host stays up.
+    ///
+    /// # Panics
+    /// If the machine is off.
+    pub fn cache_power_cut(&mut self, keep: Keep) -> &mut Story {
+        self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
+        self.switch_off(|rig, machine| rig.cut(machine, Cut::Cache(keep)));
         self
     }
 

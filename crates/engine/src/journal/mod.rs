@@ -226,6 +226,19 @@ impl Journal {
         *self.survivor.borrow_mut() = Some(survivor);
     }
 
+    /// What survives does not count any more, nor does what comes: the device may have lost what it held in its volatile
+    /// cache. False if nothing survives anyway.
+    pub(crate) fn invalidate_survivor(&self) -> bool {
+        match self.survivor.take() {
+            Some(_) if bug(Bug::CrashLogAfterError) => false,
+            Some(survivor) => {
+                survivor.reset();
+                true
+            }
+            None => false,
+        }
+    }
+
     /// What survives belongs to a device whose superblock has one of these sequence numbers.
     pub(crate) fn tie_survivor(&self, superblock_seqs: [u64; 2]) {
         if let Some(survivor) = &*self.survivor.borrow() {

@@ -32,6 +32,7 @@ impl CacheSet {
         let core = &self.core;
         let (inode, _attaching) = self.claim_slot(&backing).await?;
         self.refuse_dirty_outside(inode, &backing).await?;
+        self.record_cache_seq(&backing).await;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
             if backing.ensure_dirty(|| core.check()).await? {
@@ -67,10 +68,30 @@ impl CacheSet {
                 .update(|sb| {
                     sb.set_set_uuid(set_uuid);
                     sb.set_state(BackingState::Clean);
+                    // That of another set says nothing.
+                    sb.set_cache_seq(0);
                 })
                 .await?;
         }
         Ok((inode, attaching))
+    }
+
+    /// Notes in the backing superblock how new the cache device is.
+    async fn record_cache_seq(&self, backing: &Backing) {
+        let core = &self.core;
+        let seq = core.superblock.borrow().seq();
+        match backing.update(|sb| sb.set_cache_seq(seq)).await {
+            Ok(()) => drop(core.recorded_seq.borrow_mut().insert(backing.uuid())),
+            // The device is served all the same: only a cache device that is rolled back later is not noticed.
+            Err(e) => core.emit(SetEvent::DeviceError { what: e.to_string() }),
+        }
+    }
+
+    /// Whether the cache device is older than one that this device has seen: it was restored from an older copy.
+    fn is_rolled_back(&self, backing: &Backing) -> bool {
+        let core = &self.core;
+        let recorded_by_us = core.recorded_seq.borrow().contains(&backing.uuid());
+        backing.cache_seq() > core.found_seq && !recorded_by_us && !bug(Bug::OlderCacheBelieved)
     }
 
     /// What the superblocks alone say against this device in this set.
@@ -114,11 +135,26 @@ impl CacheSet {
         let state = backing.state();
         let now = core.rt.wall_seconds() as u32;
         if let Some(inode) = core.slot_of(backing.uuid()) {
-            if !matches!(state, BackingState::None | BackingState::Stale) || bug(Bug::StaleSlotReused) {
+            let rolled_back = self.is_rolled_back(backing);
+            if rolled_back && state == BackingState::Dirty {
+                let (seen, found) = (backing.cache_seq(), core.found_seq);
+                return refuse(
+                    backing,
+                    format!(
+                        "has dirty data in a newer state of cache set {}: expected at least sequence number {seen} in the \
+                         superblock of {}, found {found}: the cache device was restored from an older copy. Attach the \
+                         newest one; serving this device alone loses the dirty data",
+                        self.uuid(),
+                        core.place.device
+                    ),
+                );
+            }
+            let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
+            if usable || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
                 return Ok((inode, false));
             }
-            // The device ran without this cache: what the cache has of it is void.
+            // The device ran without this state of the cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
             core.void.borrow_mut().insert(inode);
             core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;

@@ -70,6 +70,11 @@ impl Backing {
         self.durable_state.get()
     }
 
+    /// Newest sequence number of a cache superblock that the device has seen.
+    pub(crate) fn cache_seq(&self) -> u64 {
+        self.superblock.borrow().cache_seq()
+    }
+
     pub(crate) fn data_offset(&self) -> Sector {
         self.superblock.borrow().data_offset()
     }

@@ -64,6 +64,10 @@ pub(crate) struct Core {
     pub(crate) magic: SetMagic,
     pub(crate) nr_this_dev: usize,
     pub(crate) superblock: RefCell<CacheSuper>,
+    /// Sequence number of the superblock as it was found.
+    pub(crate) found_seq: u64,
+    /// Devices whose superblocks say since this start how new the cache device is.
+    pub(crate) recorded_seq: RefCell<BTreeSet<Uuid>>,
     /// Serialises writes of the cache superblock and the UUID table.
     pub(crate) config_lock: Mutex,
     pub(crate) gate: Rc<FlushGate>,
@@ -154,12 +158,21 @@ impl Core {
             other => Arc::new(other),
         };
         self.emit(SetEvent::Failed { why: why.to_string() });
+        self.invalidate_crash_log(&why.to_string());
         *self.failed.borrow_mut() = Some(why);
         if let Err(e) = self.check() {
             self.journal.fail(e);
         }
         self.leaf_work.close();
         self.wake_everybody();
+    }
+
+    /// The cache device failed a request: it may have lost its power, and with it data that was answered and not
+    /// flushed. Keys of such data must not be replayed over older data that was flushed.
+    fn invalidate_crash_log(&self, why: &str) {
+        if self.journal.invalidate_survivor() {
+            self.emit(SetEvent::CrashLogInvalid { why: why.to_owned() });
+        }
     }
 
     /// Ends every wait whose condition looks at the set's state.
@@ -187,6 +200,9 @@ impl Core {
         let verdict = self.errors.borrow_mut().observe(failed, limit, halflife);
         if let Err(e) = result {
             self.emit(SetEvent::DeviceError { what: e.to_string() });
+            if failed {
+                self.invalidate_crash_log(&e.to_string());
+            }
             if verdict == ErrorVerdict::LimitReached {
                 self.metadata_failed(e.clone().into());
             }

@@ -35,6 +35,11 @@ pub enum SetEvent {
         /// Why.
         why: String,
     },
+    /// The crash log does not count any more: if this process is killed, writes that were answered and not flushed are lost.
+    CrashLogInvalid {
+        /// What the cache device failed.
+        why: String,
+    },
     /// A device failed a request.
     DeviceError {
         /// What failed.

@@ -464,6 +464,8 @@ fn assemble(
             tunables.congested_read_threshold_us,
             tunables.congested_write_threshold_us,
         )),
+        found_seq: superblock.seq(),
+        recorded_seq: RefCell::default(),
         superblock: RefCell::new(superblock),
         config_lock: Mutex::default(),
         buckets: RefCell::new(r.buckets),

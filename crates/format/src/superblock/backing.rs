@@ -283,6 +283,17 @@ impl BackingSuper {
         self.raw.seq.get()
     }
 
+    /// Newest sequence number of the cache device's superblock that this device has seen in its set; 0 if none was
+    /// recorded. It lies in padding, which kernels preserve: a cache device with an older one was rolled back.
+    pub fn cache_seq(&self) -> u64 {
+        self.raw.cache_seq.get()
+    }
+
+    /// Sets [`BackingSuper::cache_seq`].
+    pub fn set_cache_seq(&mut self, to: u64) {
+        self.raw.cache_seq = to.into();
+    }
+
     /// The checksum as read (or as of the last check).
     pub fn stored_csum(&self) -> u64 {
         self.raw.csum.get()

@@ -1,0 +1,364 @@
+//! What tells a device from its successor, and from itself after it lost its power.
+//!
+//! A crash log outlives a process, and names data that a device may hold in its volatile cache only. It counts only while
+//! that cache is the same. The kernel numbers each appearance of a disk (`diskseq`, Linux 5.15): a disk that was pulled
+//! and put in again, or a file system that was mounted from such a disk, has another number.
+//!
+//! Some devices can lose their cache and keep their number: behind a network a target restarts and the initiator tries
+//! again; behind ublk or a FUSE file system another process is the device. Those are not trusted, unless they say that
+//! they have no volatile cache (`queue/write_cache`): what they completed is durable.
+//!
+//! Owns the reading of sysfs for this. Must not know what is tied.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::mountinfo;
+
+/// What is known about the volatile cache of a device. See the module head.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Incarnation {
+    /// As long as these words are the same, the device has not lost what it completed.
+    Known(String),
+    /// Nothing tells whether it has, and why.
+    Unknown(String),
+}
+
+/// Devices below devices: more levels than anybody builds.
+const MOST_LEVELS: usize = 16;
+
+/// File systems in memory: they lose what they hold with the host alone.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// File systems on block devices: ext2 to ext4, XFS, F2FS, btrfs.
+const ON_BLOCK_DEVICES: [u64; 4] = [0xef53, 0x5846_5342, 0xf2f5_2010, BTRFS];
+const BTRFS: u64 = 0x9123_683e;
+
+/// Drivers whose devices are served by another process or host.
+const SERVED_BY_OTHERS: [&str; 5] = ["nbd", "rbd", "drbd", "ublkb", "zd"];
+
+/// The incarnation of a block device, or of the device under a file.
+///
+/// # Errors
+/// If there is no such device, or the system does not say what it is.
+pub fn incarnation(path: &Path) -> io::Result<Incarnation> {
+    Host { sys: "/sys".into() }.of(path)
+}
+
+/// Where the kernel says what devices there are.
+struct Host {
+    sys: PathBuf,
+}
+
+/// Numbers of a device.
+type Numbers = (u32, u32);
+
+fn numbers(dev: u64) -> Numbers {
+    (rustix::fs::major(dev), rustix::fs::minor(dev))
+}
+
+impl Host {
+    fn of(&self, path: &Path) -> io::Result<Incarnation> {
+        let meta = fs::metadata(path)?;
+        if meta.file_type().is_block_device() {
+            return self.of_block_device(numbers(meta.rdev()), 0);
+        }
+        let file_system = rustix::fs::statfs(path)?.f_type as u64;
+        self.of_file(path, &meta, file_system, 0)
+    }
+
+    /// A file, by the device that its file system is on.
+    fn of_file(
+        &self,
+        path: &Path,
+        meta: &fs::Metadata,
+        file_system: u64,
+        level: usize,
+    ) -> io::Result<Incarnation> {
+        if IN_MEMORY.contains(&file_system) {
+            return Ok(Incarnation::Known(format!("memory {:x}:{:x}", meta.dev(), meta.ino())));
+        }
+        if !ON_BLOCK_DEVICES.contains(&file_system) {
+            let path = path.display();
+            return Ok(Incarnation::Unknown(format!("{path}: file system of type {file_system:#x}")));
+        }
+        let below = match numbers(meta.dev()) {
+            anonymous @ (0, _) => match mounted_from(anonymous)? {
+                Some(device) => numbers(fs::metadata(device)?.rdev()),
+                None => {
+                    let path = path.display();
+                    return Ok(Incarnation::Unknown(format!("{path}: its file system names no device")));
+                }
+            },
+            device => device,
+        };
+        if file_system == BTRFS {
+            return self.of_btrfs(below, level);
+        }
+        self.of_block_device(below, level + 1)
+    }
+
+    /// All devices of the btrfs that has this one.
+    fn of_btrfs(&self, member: Numbers, level: usize) -> io::Result<Incarnation> {
+        let name = self.directory(member)?.file_name().map(ToOwned::to_owned).unwrap_or_default();
+        for file_system in fs::read_dir(self.sys.join("fs/btrfs"))? {
+            let devices = file_system?.path().join("devices");
+            if devices.join(&name).exists() {
+                return self.of_all(&devices, level);
+            }
+        }
+        Ok(Incarnation::Unknown(format!("{}: not among the devices of a btrfs", name.display())))
+    }
+
+    fn directory(&self, (major, minor): Numbers) -> io::Result<PathBuf> {
+        fs::canonicalize(self.sys.join(format!("dev/block/{major}:{minor}")))
+    }
+
+    fn of_block_device(&self, device: Numbers, level: usize) -> io::Result<Incarnation> {
+        let mut directory = self.directory(device)?;
+        if directory.join("partition").exists()
+            && let Some(disk) = directory.parent()
+        {
+            directory = disk.to_path_buf();
+        }
+        let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if level > MOST_LEVELS {
+            return Ok(Incarnation::Unknown(format!("{name}: more than {MOST_LEVELS} levels of devices")));
+        }
+        let Some(diskseq) = read(&directory.join("diskseq")) else {
+            return Ok(Incarnation::Unknown(format!("{name}: no diskseq, which Linux has from 5.15 on")));
+        };
+        let own = format!("{name} {diskseq}");
+        let below = directory.join("slaves");
+        if fs::read_dir(&below).is_ok_and(|mut members| members.next().is_some()) {
+            return Ok(join(own, self.of_all(&below, level)?));
+        }
+        if let Some(file) = read(&directory.join("loop/backing_file")) {
+            return self.of_loop_device(own, Path::new(&file), level);
+        }
+        if read(&directory.join("queue/write_cache")).is_some_and(|kind| kind == "write through") {
+            return Ok(Incarnation::Known(own));
+        }
+        Ok(match reached_over(&directory, &name) {
+            None => Incarnation::Known(own),
+            Some(how) => {
+                Incarnation::Unknown(format!("{name}: has a volatile cache and is reached over {how}"))
+            }
+        })
+    }
+
+    fn of_loop_device(&self, own: String, file: &Path, level: usize) -> io::Result<Incarnation> {
+        let Ok(meta) = fs::metadata(file) else {
+            return Ok(Incarnation::Unknown(format!("{own}: its file {} is not there", file.display())));
+        };
+        let below = match meta.file_type().is_block_device() {
+            true => self.of_block_device(numbers(meta.rdev()), level + 1)?,
+            false => self.of_file(file, &meta, rustix::fs::statfs(file)?.f_type as u64, level + 1)?,
+        };
+        Ok(join(own, below))
+    }
+
+    /// All devices that have a link in `directory`.
+    fn of_all(&self, directory: &Path, level: usize) -> io::Result<Incarnation> {
+        let mut members = Vec::new();
+        for member in fs::read_dir(directory)? {
+            let path = member?.path();
+            let text = read(&path.join("dev"));
+            let device = text.as_deref().and_then(|t| t.split_once(':'));
+            let device = device.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+            match device {
+                Some(device) => members.push(self.of_block_device(device, level + 1)?),
+                None => return Ok(Incarnation::Unknown(format!("{}: not a device", path.display()))),
+            }
+        }
+        let mut words = Vec::new();
+        for member in members {
+            match member {
+                Incarnation::Known(word) => words.push(word),
+                unknown => return Ok(unknown),
+            }
+        }
+        words.sort();
+        Ok(Incarnation::Known(words.join(", ")))
+    }
+}
+
+/// The device from which a file system without a device number of its own is mounted.
+fn mounted_from(file_system: Numbers) -> io::Result<Option<PathBuf>> {
+    let mount = mountinfo::mounts()?.into_iter().find(|m| m.device == file_system);
+    Ok(mount.map(|m| PathBuf::from(m.source)).filter(|source| source.starts_with("/dev")))
+}
+
+/// One line of sysfs.
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn join(own: String, below: Incarnation) -> Incarnation {
+    match below {
+        Incarnation::Known(below) => Incarnation::Known(format!("{own} on {below}")),
+        unknown => unknown,
+    }
+}
+
+/// The network or process that is between the host and the disk, if there is one.
+fn reached_over(directory: &Path, name: &str) -> Option<String> {
+    let served = |driver: &&str| {
+        name.strip_prefix(driver).is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    if let Some(driver) = SERVED_BY_OTHERS.iter().find(|driver| served(driver)) {
+        return Some((*driver).to_owned());
+    }
+    let part = |prefix: &str| {
+        directory.components().any(|c| c.as_os_str().to_str().is_some_and(|c| c.starts_with(prefix)))
+    };
+    if part("session") {
+        return Some("iSCSI".into());
+    }
+    if part("rport-") {
+        return Some("Fibre Channel".into());
+    }
+    if name.starts_with("nvme") {
+        let transports = nvme_transports(&directory.join("device"));
+        let remote = transports.iter().find(|transport| *transport != "pcie");
+        return match (remote, transports.is_empty()) {
+            (Some(remote), _) => Some(format!("NVMe {remote}")),
+            (None, true) => Some("an NVMe transport that the kernel does not name".into()),
+            (None, false) => None,
+        };
+    }
+    None
+}
+
+/// How a namespace's controllers are reached: it has one, or a subsystem with several.
+fn nvme_transports(device: &Path) -> Vec<String> {
+    if let Some(transport) = read(&device.join("transport")) {
+        return vec![transport];
+    }
+    let Ok(members) = fs::read_dir(device) else { return Vec::new() };
+    members.flatten().filter_map(|member| read(&member.path().join("transport"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A sysfs of our own.
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new() -> Tree {
+            let tree = Tree(tempfile::tempdir().unwrap());
+            fs::create_dir_all(tree.0.path().join("dev/block")).unwrap();
+            tree
+        }
+
+        fn host(&self) -> Host {
+            Host { sys: self.0.path().into() }
+        }
+
+        /// A disk at a place below `devices`, with some attributes.
+        fn disk(&self, (major, minor): Numbers, place: &str, attributes: &[(&str, &str)]) {
+            let directory = self.0.path().join("devices").join(place);
+            for (name, value) in attributes {
+                let file = directory.join(name);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, format!("{value}\n")).unwrap();
+            }
+            fs::write(directory.join("dev"), format!("{major}:{minor}\n")).unwrap();
+            symlink(&directory, self.0.path().join(format!("dev/block/{major}:{minor}"))).unwrap();
+        }
+
+        fn of(&self, device: Numbers) -> Incarnation {
+            self.host().of_block_device(device, 0).unwrap()
+        }
+    }
+
+    fn known(words: &str) -> Incarnation {
+        Incarnation::Known(words.into())
+    }
+
+    const CACHED: (&str, &str) = ("queue/write_cache", "write back");
+
+    #[test]
+    fn a_disk_and_its_partitions_have_one_number() {
+        let tree = Tree::new();
+        tree.disk((8, 0), "pci0/ata1/block/sda", &[("diskseq", "7"), CACHED]);
+        tree.disk((8, 1), "pci0/ata1/block/sda/sda1", &[("partition", "1")]);
+        assert_eq!(tree.of((8, 0)), known("sda 7"));
+        assert_eq!(tree.of((8, 1)), known("sda 7"));
+    }
+
+    #[test]
+    fn stacked_devices_have_the_numbers_of_all_below() {
+        let tree = Tree::new();
+        tree.disk((8, 0), "ata1/block/sda", &[("diskseq", "7"), CACHED]);
+        tree.disk((8, 16), "ata2/block/sdb", &[("diskseq", "8"), CACHED]);
+        tree.disk((9, 0), "virtual/block/md0", &[("diskseq", "9"), CACHED]);
+        let below = tree.0.path().join("devices/virtual/block/md0/slaves");
+        fs::create_dir(&below).unwrap();
+        for (name, place) in [("sdb", "ata2/block/sdb"), ("sda", "ata1/block/sda")] {
+            symlink(tree.0.path().join("devices").join(place), below.join(name)).unwrap();
+        }
+        assert_eq!(tree.of((9, 0)), known("md0 9 on sda 7, sdb 8"));
+        tree.disk((43, 0), "virtual/block/nbd0", &[("diskseq", "3"), CACHED]);
+        symlink(tree.0.path().join("devices/virtual/block/nbd0"), below.join("nbd0")).unwrap();
+        assert!(matches!(tree.of((9, 0)), Incarnation::Unknown(why) if why.contains("nbd0")));
+    }
+
+    #[test]
+    fn remote_disks_count_only_without_a_volatile_cache() {
+        for (n, place) in [
+            "platform/host2/session1/target2:0:0/block/sdc",
+            "pci0/host3/rport-3:0-0/target3:0:0/block/sdd",
+            "virtual/block/nbd3",
+            "virtual/block/rbd0",
+            "virtual/block/ublkb5",
+            "virtual/nvme-subsystem/nvme-subsys0/nvme0n1",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let tree = Tree::new();
+            let [first, second] = [(8, n as u32), (9, n as u32)];
+            tree.disk(first, place, &[("diskseq", "4"), CACHED]);
+            assert!(matches!(tree.of(first), Incarnation::Unknown(_)), "{place}");
+            let durable = &[("diskseq", "4"), ("queue/write_cache", "write through")];
+            tree.disk(second, &format!("other/{place}"), durable);
+            assert!(matches!(tree.of(second), Incarnation::Known(_)), "{place}");
+        }
+        let tree = Tree::new();
+        tree.disk(
+            (259, 0),
+            "pci0/nvme/nvme0/nvme0n1",
+            &[("diskseq", "2"), CACHED, ("device/transport", "pcie")],
+        );
+        tree.disk((259, 1), "x/nvme/nvme1/nvme1n1", &[("diskseq", "2"), CACHED, ("device/transport", "tcp")]);
+        assert_eq!(tree.of((259, 0)), known("nvme0n1 2"));
+        assert!(matches!(tree.of((259, 1)), Incarnation::Unknown(why) if why.contains("NVMe tcp")));
+    }
+
+    #[test]
+    fn files_count_with_the_device_of_their_file_system() {
+        let tree = Tree::new();
+        let file = tree.0.path().join("image");
+        fs::write(&file, b"x").unwrap();
+        let meta = fs::metadata(&file).unwrap();
+        tree.disk(numbers(meta.dev()), "ata1/block/sda", &[("diskseq", "7"), CACHED]);
+        let host = tree.host();
+        assert_eq!(host.of_file(&file, &meta, 0xef53, 0).unwrap(), known("sda 7"));
+        assert!(matches!(host.of_file(&file, &meta, IN_MEMORY[0], 0).unwrap(), Incarnation::Known(_)));
+        const NFS: u64 = 0x6969;
+        assert!(matches!(host.of_file(&file, &meta, NFS, 0).unwrap(), Incarnation::Unknown(_)));
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_number_disks_is_not_trusted() {
+        let tree = Tree::new();
+        tree.disk((8, 0), "ata1/block/sda", &[CACHED]);
+        assert!(matches!(tree.of((8, 0)), Incarnation::Unknown(why) if why.contains("diskseq")));
+    }
+}

@@ -1,0 +1,129 @@
+//! A cache device that is not what it was when the process died, or when its backing devices last saw it: it lost its power
+//! while the host stayed up, or an older copy of it was restored.
+#![allow(clippy::unwrap_used)]
+
+use std::rc::Rc;
+
+use engine::SetOptions;
+use format::{CacheMode, Sector, Sectors};
+use io::SurvivorRef;
+use sim::disk::{Fault, Keep, Kind, Matching};
+use sim::image::Image;
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+use sim::survivor::Memory;
+
+/// The crash log outlives the process in the memory of the host. The device has failed a request, because its power was
+/// gone for a moment, and with it a write that was answered and not flushed. Replaying the key of that write over data
+/// that was flushed showed zeros.
+#[test]
+fn a_crash_log_does_not_count_after_the_device_failed() {
+    let memory = Rc::new(Memory::default());
+    let options = |memory: &Rc<Memory>| {
+        let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+        options.tunables.journal_delay_ms = 60_000;
+        options
+    };
+    for metadata in [false, true] {
+        let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
+        let first = options(&memory);
+        story.boot(move |b| async move {
+            b.open_with(first).await;
+            b.tune(0, "writeback_running", "0").await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
+            assert!(b.clients[0].write(64, 64, false).await);
+            b.clients[0].set_tolerant(true);
+            let kind = if metadata { Kind::DurableWrite } else { Kind::Write };
+            b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
+            assert_eq!(b.clients[0].write(512, 8, metadata).await, !metadata);
+        });
+        story.cache_power_cut(Keep::Nothing);
+        let second = options(&memory);
+        story.boot(move |b| async move {
+            b.open_with(second).await;
+            b.read_all(0).await;
+        });
+        story.power_cut(Keep::Nothing).judge().happy_end();
+    }
+}
+
+/// What the cache device holds.
+fn copy_of(b: &Boot) -> Vec<u8> {
+    let image: Image = b.cache.image();
+    image.read_vec(Sector(0), image.size())
+}
+
+/// A story in which the cache device is in the end what it was two starts before.
+fn with_an_older_cache(mode: &'static str) -> Story {
+    let older = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
+    async fn begin(b: &Boot, mode: &str) {
+        b.open().await;
+        b.tune(0, "cache_mode", mode).await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+    }
+    let keep = older.clone();
+    story.boot_and_stop(move |b| async move {
+        begin(&b, mode).await;
+        assert!(b.clients[0].write(0, 64, false).await && b.clients[0].read(256, 64).await.is_some());
+        b.stop().await;
+        *keep.borrow_mut() = copy_of(&b);
+    });
+    story.boot_and_stop(move |b| async move {
+        begin(&b, mode).await;
+        assert!(b.clients[0].write(0, 64, false).await && b.clients[0].write(256, 64, false).await);
+        b.stop().await;
+        b.cache.put(Sector(0), &older.borrow());
+    });
+    story
+}
+
+/// The older copy lacks dirty data that was acknowledged, and the device would get what is older than that.
+#[test]
+fn an_older_cache_is_refused_by_a_dirty_device() {
+    with_an_older_cache("writeback").boot(|b| async move {
+        let before = copy_of(&b).len();
+        let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
+        assert!(error.contains("restored from an older copy"), "{error}");
+        assert_eq!(before, copy_of(&b).len());
+    });
+}
+
+/// The clean copies of an older cache are older than the device. Nothing else is lost, so it starts empty.
+#[test]
+fn an_older_cache_starts_empty_for_a_clean_device() {
+    let mut story = with_an_older_cache("writethrough");
+    story.boot(|b| async move {
+        b.open().await;
+        assert_eq!(b.set().dirty_sectors(b.volume(0).inode().unwrap()), Sectors::ZERO);
+        b.read_all(0).await;
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Starts without a rollback, with devices that come and go in one run, are never taken for one.
+#[test]
+fn devices_that_are_released_and_registered_again_are_at_home() {
+    let mut story = Story::new(4, Layout::small(CacheMode::Writeback), 0);
+    for _ in 0..3 {
+        story.boot_and_stop(|b| async move {
+            b.open().await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].write(0, 64, false).await);
+            // Each raises the sequence number of the cache device.
+            b.set().set("cache_replacement_policy", "fifo").await.unwrap();
+            b.set().set("cache_replacement_policy", "lru").await.unwrap();
+            let volume = b.volume(0);
+            b.clients[0].set_volume(None);
+            b.set().release(&volume).await.unwrap();
+            drop(volume);
+            let again = b.set().register(b.parts.backings[0].clone()).await.unwrap();
+            b.clients[0].set_volume(Some(again));
+            b.read_all(0).await;
+            b.stop().await;
+        });
+    }
+    story.judge().happy_end();
+}
