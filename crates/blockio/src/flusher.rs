@@ -1,17 +1,31 @@
-//! Marks threads that a block device depends on.
+//! Threads and memory that a block device depends on.
 //!
-//! When memory is short, the kernel writes dirty pages back before it gives a thread more. If that thread
-//! serves the device to which they are to be written, both wait for ever. A thread that is marked as a
-//! flusher never waits for that; threads that it starts inherit the mark.
+//! When memory is short, the kernel writes dirty pages back and swaps pages out before it gives a thread more. If the
+//! pages are to go to a device that this very thread serves, both wait for ever. Two things prevent that:
+//!
+//! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer; threads that it
+//!   starts inherit the mark, those of io_uring too;
+//! * locked memory is not swapped out, nor is code dropped that would have to be read again from a device.
+//!
+//! Owns both requests to the kernel. Must not know what is served.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// Since Linux 5.6; not in every version of the C headers.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Marks the calling thread for good. Without the right to do so (CAP_SYS_RESOURCE) nothing happens: then
-/// the file system serves programs, but no loop device, as that needs root too.
-pub fn mark_this_thread() {
+/// Marks the calling thread, and every thread that it starts from now on, for good.
+///
+/// # Errors
+/// Without the right to do so (CAP_SYS_RESOURCE).
+pub fn mark_this_thread() -> io::Result<()> {
     // SAFETY: this request reads no memory; unused arguments are zero as it demands.
-    let _ = unsafe {
+    let result = unsafe {
         libc::prctl(
             PR_SET_IO_FLUSHER,
             1 as libc::c_ulong,
@@ -20,4 +34,54 @@ pub fn mark_this_thread() {
             0 as libc::c_ulong,
         )
     };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The process has locked its memory.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Locks all memory of the process that is touched from now on: once for a process.
+///
+/// # Errors
+/// Without the right to lock as much as it takes (CAP_IPC_LOCK, or no RLIMIT_MEMLOCK). Nothing is locked then: with a limit,
+/// memory could no longer be allocated once it is reached.
+pub fn lock_memory() -> io::Result<()> {
+    if LOCKED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let limit = getrlimit(Resource::Memlock).current;
+    let capable = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    if let Some(bytes) = limit.filter(|_| !capable) {
+        let what = format!("RLIMIT_MEMLOCK is {bytes} bytes, and CAP_IPC_LOCK is missing");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    // Pages as they are touched: what is only reserved takes no memory.
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    LOCKED.store(true, Ordering::Release);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PR_GET_IO_FLUSHER: libc::c_int = 58;
+
+    fn is_marked() -> bool {
+        // SAFETY: this request reads no memory; unused arguments are zero as it demands.
+        unsafe { libc::prctl(PR_GET_IO_FLUSHER, 0, 0, 0, 0) == 1 }
+    }
+
+    #[test]
+    fn the_mark_is_inherited() {
+        let test = || {
+            match mark_this_thread() {
+                Ok(()) => assert!(is_marked() && std::thread::spawn(is_marked).join().unwrap()),
+                // Whoever runs this may lack the right; then it is said.
+                Err(e) => assert_eq!(e.kind(), io::ErrorKind::PermissionDenied),
+            }
+        };
+        // In a thread of its own, which is marked for good.
+        std::thread::spawn(test).join().unwrap();
+    }
 }

@@ -97,6 +97,9 @@ impl KeptFile {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // SAFETY: the range is the mapping that was just made. Pages that were swapped out would have to be read while a
+        // write waits; a process that may not lock them has said so.
+        let _ = unsafe { libc::mlock(start, WORDS * 8) };
         let mut kept =
             KeptFile { words: start.cast(), path: path.to_path_buf(), forgotten: None, _file: file };
         let boot = boot_number()?;

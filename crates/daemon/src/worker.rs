@@ -217,6 +217,7 @@ fn serve(
     ready: &mut Option<Reply<Result<(), Failure>>>,
 ) -> Result<(), Failure> {
     let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
+    serve::pressure::prepare_this_thread();
     let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
     let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
     driver.block_on(async {

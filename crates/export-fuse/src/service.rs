@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockio::bridge::{self, Answer, RemoteReceiver, RemoteSender, Reply};
-use blockio::flusher;
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 use io::sync::Mutex;
 use io::{BlockVolume, Handle};
@@ -66,10 +65,9 @@ pub struct Served {
 
 /// Makes `volume` ready to be a file. Its tasks run on `rt`, which is the runtime of the calling thread.
 ///
-/// The thread is marked as one that block devices depend on (`PR_SET_IO_FLUSHER`) if the process may do
-/// that: without the mark, memory that it asks for could be reclaimed by writing to the device it serves.
+/// The thread should be marked as one that block devices depend on (`blockio::flusher`): without the mark, memory that it
+/// asks for could be reclaimed by writing to the device it serves.
 pub fn serve<V: BlockVolume>(rt: &Handle, volume: Rc<V>, options: ServeOptions) -> Served {
-    flusher::mark_this_thread();
     let (jobs, receiver) = bridge::channel(QUEUE);
     let (ending, ended) = bridge::oneshot();
     let spare = Arc::new(Spare::default());

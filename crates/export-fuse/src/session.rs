@@ -21,7 +21,8 @@ use fuser::{BackgroundSession, Config, Filesystem, Session, SessionACL};
 /// kernel and we agree on what both can do.
 pub(crate) fn start(fs: impl Filesystem, device: OwnedFd, threads: usize) -> io::Result<BackgroundSession> {
     // Before the threads start: they inherit it.
-    flusher::mark_this_thread();
+    // The caller has told the operator if that is refused.
+    let _ = flusher::mark_this_thread();
     let mut config = Config::default();
     config.n_threads = Some(threads.max(1));
     // Each thread has its own queue of requests that it has read, so they do not meet at one lock.

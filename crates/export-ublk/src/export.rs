@@ -49,7 +49,7 @@ pub fn obstacle() -> Option<String> {
 
 impl<V: BlockVolume> Ublk<V> {
     /// Makes a device for each volume, or recovers the one that was left behind with its identity. They are served on
-    /// the thread of `driver`, which is marked as one that block devices depend on.
+    /// the thread of `driver`, which should be marked as one that block devices depend on (`blockio::flusher`).
     ///
     /// # Errors
     /// Devices that were made before the error are taken away again; those that were recovered are left as they were.
@@ -62,7 +62,6 @@ impl<V: BlockVolume> Ublk<V> {
             let why = format!("requests come through io_uring, and I/O is done by {}", driver.backend_note());
             return Err(UblkError::NoRing(std::io::Error::other(why)));
         }
-        blockio::flusher::mark_this_thread();
         let reactor = driver.reactor().clone();
         let control = reactor.blocking(Control::open).await?;
         let node = KernelNode(reactor.clone());

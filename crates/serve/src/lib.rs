@@ -17,6 +17,7 @@ pub mod failure;
 pub mod kept;
 pub mod look;
 pub mod message;
+pub mod pressure;
 pub mod session;
 pub mod snapshot;
 pub mod superblock;

@@ -129,6 +129,7 @@ impl Up {
         // Room for the fetches of a device at once.
         let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
         let (seed, busy_poll) = (session::seed(), self.busy_poll);
+        serve::pressure::prepare_this_thread();
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         out::note(format!("I/O by {}", driver.backend_note()));
