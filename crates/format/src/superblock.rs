@@ -68,8 +68,10 @@ pub struct RawSuperblock {
     pub feature_ro_compat: U64,
     /// Backing: see [`BackingSuper::cache_seq`]. Cache: zero. Padding to the kernel, which preserves it.
     pub cache_seq: U64,
+    /// Backing: every bit of `cache_seq` inverted, if that was recorded. Cache: zero.
+    pub cache_seq_inverted: U64,
     /// Zero.
-    pub padding: [u8; 32],
+    pub padding: [u8; 24],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
     pub nbuckets: U64,
     /// Block size in sectors.
@@ -110,7 +112,7 @@ const _: () = {
     assert!(offset_of!(RawSuperblock, feature_incompat) == 128);
     assert!(offset_of!(RawSuperblock, feature_ro_compat) == 136);
     assert!(offset_of!(RawSuperblock, cache_seq) == 144);
-    assert!(offset_of!(RawSuperblock, padding) == 152);
+    assert!(offset_of!(RawSuperblock, padding) == 160);
     assert!(offset_of!(RawSuperblock, nbuckets) == 184);
     assert!(offset_of!(RawSuperblock, block_size) == 192);
     assert!(offset_of!(RawSuperblock, bucket_size) == 194);

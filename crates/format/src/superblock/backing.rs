@@ -284,14 +284,17 @@ impl BackingSuper {
     }
 
     /// Newest sequence number of the cache device's superblock that this device has seen in its set; 0 if none was
-    /// recorded. It lies in padding, which kernels preserve: a cache device with an older one was rolled back.
+    /// recorded. It lies in padding, which kernels preserve: a cache device with an older one was rolled back. Whatever
+    /// else is in the padding says nothing.
     pub fn cache_seq(&self) -> u64 {
-        self.raw.cache_seq.get()
+        let seq = self.raw.cache_seq.get();
+        if self.raw.cache_seq_inverted.get() == !seq { seq } else { 0 }
     }
 
     /// Sets [`BackingSuper::cache_seq`].
     pub fn set_cache_seq(&mut self, to: u64) {
         self.raw.cache_seq = to.into();
+        self.raw.cache_seq_inverted = (!to).into();
     }
 
     /// The checksum as read (or as of the last check).

@@ -19,7 +19,14 @@ fn d23_unused_fields_stay_zeros_and_labels_end() {
         assert_eq!(b.v.state(), Some(BackingState::Clean));
         let sb = b.backing().image().read_vec(Sector(8), Sectors(8));
         assert_eq!(&sb[72..104], &padded(b"short"), "label of the superblock");
-        assert_eq!(&sb[120..184], &[0; 64], "feature bits and padding");
+        assert_eq!(&sb[120..144], &[0; 24], "feature bits");
+        let words: Vec<_> =
+            sb[144..160].chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
+        assert!(
+            words[0] > 0 && words[1] == !words[0],
+            "how new the cache is, and the same inverted: {words:?}"
+        );
+        assert_eq!(&sb[160..184], &[0; 24], "padding");
         assert!(
             sb[208..].iter().all(|x| *x == 0),
             "the place of journal buckets, which a backing device has not"
