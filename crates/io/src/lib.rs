@@ -1,9 +1,9 @@
 //! The engine's environment: devices, time, randomness, buffers and the executor that polls it.
 //!
 //! Owns the traits by which the engine and the exports meet the outside world ([`Device`],
-//! [`Clock`], [`BlockVolume`]), the owned buffers that move through them, and the single-threaded
-//! executor. Production drives it with io_uring or a thread pool (crate `blockio`), tests with
-//! simulated disks and virtual time (crate `sim`).
+//! [`Clock`], [`BlockVolume`]), the owned buffers that move through them, the budget that untrusted sizes
+//! are weighed against, and the single-threaded executor. Production drives it with io_uring or a thread
+//! pool (crate `blockio`), tests with simulated disks and virtual time (crate `sim`).
 //!
 //! Invariants: no system call, no thread, no clock of its own; given the same completions, times and
 //! scheduling choices, everything here behaves identically. Must not know the cache or its format
@@ -15,6 +15,7 @@ mod completion;
 mod device;
 mod executor;
 mod histogram;
+mod memory;
 mod meter;
 mod rng;
 mod runtime;
@@ -31,6 +32,7 @@ pub use completion::{Completer, Completion, IoFuture};
 pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
+pub use memory::{MemoryBudget, MemoryFigures, OverBudget, Reservation};
 pub use meter::{DeviceFigures, OpFigures};
 pub use rng::Rng;
 pub use runtime::{Clock, Handle, Runtime};

@@ -1,0 +1,240 @@
+//! A budget of memory that disks and clients can make the process ask for.
+//!
+//! Owns a limit and the count of what is taken of it; one budget is shared by all threads of a process. What an
+//! untrusted size asks for is reserved here first, so that it is refused with figures instead of being allocated.
+//!
+//! Invariants: the sum of all living [`Reservation`]s never exceeds the limit; a reservation gives everything back when it
+//! is dropped. A refusal takes nothing. There is no queue: a caller that waits polls its own condition. Must not know what
+//! the memory is for, nor how much memory the host has: the limit is the caller's choice.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that all threads of a process share, counted in bytes. Cheap to clone: clones are the same budget.
+#[derive(Clone)]
+pub struct MemoryBudget {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limit: u64,
+    used: AtomicU64,
+    peak: AtomicU64,
+    refusals: AtomicU64,
+}
+
+/// A request for memory does not fit into what is left of a budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{wanted} bytes of memory do not fit: {used} of {limit} bytes are in use")]
+pub struct OverBudget {
+    /// Bytes that were asked for.
+    pub wanted: u64,
+    /// Bytes that were reserved at that moment.
+    pub used: u64,
+    /// Bytes that can be reserved in all.
+    pub limit: u64,
+}
+
+/// The figures of a budget at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryFigures {
+    /// Bytes that can be reserved in all.
+    pub limit: u64,
+    /// Bytes that are reserved.
+    pub used: u64,
+    /// The most bytes that were ever reserved at a time.
+    pub peak: u64,
+    /// Reservations that were refused.
+    pub refusals: u64,
+}
+
+impl MemoryBudget {
+    /// A budget of `limit` bytes, of which nothing is taken.
+    pub fn new(limit: u64) -> MemoryBudget {
+        let (used, peak, refusals) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        MemoryBudget { shared: Arc::new(Shared { limit, used, peak, refusals }) }
+    }
+
+    /// A budget that refuses nothing that a machine can hold; it counts all the same.
+    pub fn unlimited() -> MemoryBudget {
+        MemoryBudget::new(u64::MAX)
+    }
+
+    /// Reserves `bytes`.
+    ///
+    /// # Errors
+    /// If `bytes` do not fit beside what is reserved already.
+    pub fn try_reserve(&self, bytes: u64) -> Result<Reservation, OverBudget> {
+        self.shared.take(bytes)?;
+        Ok(Reservation { budget: self.clone(), bytes })
+    }
+
+    /// Bytes that can be reserved in all.
+    pub fn limit(&self) -> u64 {
+        self.shared.limit
+    }
+
+    /// Bytes that are reserved now.
+    pub fn used(&self) -> u64 {
+        self.shared.used.load(Ordering::Relaxed)
+    }
+
+    /// All figures.
+    pub fn figures(&self) -> MemoryFigures {
+        MemoryFigures {
+            limit: self.shared.limit,
+            used: self.used(),
+            peak: self.shared.peak.load(Ordering::Relaxed),
+            refusals: self.shared.refusals.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Default for MemoryBudget {
+    fn default() -> Self {
+        MemoryBudget::unlimited()
+    }
+}
+
+impl fmt::Debug for MemoryBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.figures().fmt(f)
+    }
+}
+
+impl Shared {
+    // Only the count itself is shared through these atomics, no data behind it: relaxed order is enough.
+    fn take(&self, bytes: u64) -> Result<(), OverBudget> {
+        let mut used = self.used.load(Ordering::Relaxed);
+        loop {
+            let after = used.checked_add(bytes).filter(|after| *after <= self.limit);
+            let Some(after) = after else {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                return Err(OverBudget { wanted: bytes, used, limit: self.limit });
+            };
+            match self.used.compare_exchange_weak(used, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    // A plain load first: a peak is rarely exceeded, and a shared line is cheap to read.
+                    if after > self.peak.load(Ordering::Relaxed) {
+                        self.peak.fetch_max(after, Ordering::Relaxed);
+                    }
+                    return Ok(());
+                }
+                Err(now) => used = now,
+            }
+        }
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Part of a budget; gives itself back when dropped.
+#[must_use = "memory that is not held is given back at once"]
+pub struct Reservation {
+    budget: MemoryBudget,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// Bytes that are reserved.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reserves `more` bytes beside those that are held.
+    ///
+    /// # Errors
+    /// If `more` bytes do not fit into the budget. What is held stays.
+    pub fn try_grow(&mut self, more: u64) -> Result<(), OverBudget> {
+        self.budget.shared.take(more)?;
+        // The budget's own count did not overflow, and it includes this one.
+        self.bytes += more;
+        Ok(())
+    }
+
+    /// Gives back what is held beyond `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let excess = self.bytes.saturating_sub(bytes);
+        if excess > 0 {
+            self.bytes -= excess;
+            self.budget.shared.give(excess);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.shared.give(self.bytes);
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_figures_and_takes_nothing() {
+        let budget = MemoryBudget::new(100);
+        let held = budget.try_reserve(60).unwrap();
+        let refused = budget.try_reserve(41).unwrap_err();
+        assert_eq!(refused, OverBudget { wanted: 41, used: 60, limit: 100 });
+        assert_eq!(refused.to_string(), "41 bytes of memory do not fit: 60 of 100 bytes are in use");
+        let rest = budget.try_reserve(40).unwrap();
+        assert_eq!(budget.used(), 100);
+        drop(held);
+        drop(rest);
+        assert_eq!(budget.figures(), MemoryFigures { limit: 100, used: 0, peak: 100, refusals: 1 });
+    }
+
+    #[test]
+    fn sizes_near_the_end_of_the_number_range_do_not_wrap() {
+        let budget = MemoryBudget::unlimited();
+        let _held = budget.try_reserve(u64::MAX - 1).unwrap();
+        assert!(budget.try_reserve(2).is_err());
+        assert!(budget.try_reserve(u64::MAX).is_err());
+        assert!(budget.try_reserve(1).is_ok());
+    }
+
+    #[test]
+    fn a_reservation_grows_and_shrinks_within_the_budget() {
+        let budget = MemoryBudget::new(100);
+        let mut held = budget.try_reserve(10).unwrap();
+        held.try_grow(80).unwrap();
+        assert!(held.try_grow(11).is_err());
+        assert_eq!((held.bytes(), budget.used()), (90, 90));
+        held.shrink_to(30);
+        held.shrink_to(50);
+        assert_eq!((held.bytes(), budget.used()), (30, 30));
+        drop(held);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn threads_never_exceed_the_limit_together() {
+        const LIMIT: u64 = 10;
+        let budget = MemoryBudget::new(LIMIT);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for n in 0..10_000u64 {
+                        let held = budget.try_reserve(n % 7);
+                        assert!(budget.used() <= LIMIT);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        let figures = budget.figures();
+        assert_eq!(figures.used, 0);
+        assert!(figures.peak <= LIMIT && figures.peak >= 6, "{figures:?}");
+    }
+}
