@@ -100,6 +100,9 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
+    /// Bytes of memory for each bucket.
+    pub(crate) const BYTES_EACH: u64 = size_of::<Bucket>() as u64;
+
     pub(crate) fn new(geometry: &Geometry, first_usable: BucketNr, nbuckets: u32) -> Buckets {
         let fresh = |i: u32| Bucket {
             generation: Gen(0),

@@ -4,6 +4,7 @@
 //! set first, and takes effect with the journal entry that names it; then the buckets of the chain before are ready
 //! for use as they are, because no pointer to them was ever made.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::{BucketNr, BucketPrio, Gen, JsetRoots, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
@@ -34,13 +35,16 @@ pub(crate) async fn load_prios(
         seq: 0,
     };
     let mut next = first;
+    let mut seen = BTreeSet::new();
     let mut size = None;
     let sets = geometry.prio_buckets as usize;
     let mut at = 0;
     for index in 0..sets {
-        let Some(bucket) = u32::try_from(next).ok().map(BucketNr).filter(|b| {
-            *b >= geometry.first_dynamic() && b.0 < geometry.nbuckets && !loaded.chain.contains(b)
-        }) else {
+        let Some(bucket) = u32::try_from(next)
+            .ok()
+            .map(BucketNr)
+            .filter(|b| *b >= geometry.first_dynamic() && b.0 < geometry.nbuckets && seen.insert(*b))
+        else {
             return Err(place.damage(
                 format::Sector(0),
                 format!(

@@ -25,7 +25,7 @@ use crate::error::{EngineError, Place};
 use crate::set::{Core, SetEvent};
 
 /// Nodes that are read at once.
-const READ_AHEAD: usize = 16;
+pub(crate) const READ_AHEAD: usize = 16;
 
 /// Live sectors that a bucket can be counted to hold. Extents of a sound set do not share sectors, so a bucket has no more
 /// than its size; the counts are of 32 bits.

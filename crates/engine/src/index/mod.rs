@@ -18,7 +18,7 @@ mod tree;
 
 pub(crate) use change::{Blocked, Change, How, Progress};
 pub(crate) use entry::MAX_POSITION;
-pub(crate) use load::{Reader, account_tree, claim_metadata, load_tree, names_data};
+pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use tree::{Kind, NotLoaded, Segment, Tree, Via};
 

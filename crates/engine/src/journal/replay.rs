@@ -4,9 +4,10 @@
 //! apply anything.
 
 use format::{
-    BucketNr, Geometry, JournalSeq, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket, select_replay,
+    Bkey, BucketNr, Geometry, JournalSeq, Jset, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket,
+    select_replay,
 };
-use io::Disk;
+use io::{Disk, Reservation};
 
 use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
@@ -21,7 +22,8 @@ pub(crate) struct Found {
 }
 
 /// Reads the journal ring in `ring_buckets`. `discard`: the device's buckets may have been discarded as soon as
-/// nothing in them was needed.
+/// nothing in them was needed. What the entries take is added to `memory`.
+#[allow(clippy::too_many_arguments)]
 pub(crate) async fn scan(
     disk: &Disk,
     place: &Place,
@@ -29,6 +31,7 @@ pub(crate) async fn scan(
     magic: SetMagic,
     ring_buckets: &[BucketNr],
     discard: bool,
+    memory: &mut Reservation,
 ) -> Result<Found, EngineError> {
     let mut entries = Vec::new();
     let mut newest_in = Vec::with_capacity(ring_buckets.len());
@@ -53,6 +56,11 @@ pub(crate) async fn scan(
                 newest = Some((jset.seq, index, end as u64));
             }
         }
+        let keys: usize = found.entries.iter().map(|(_, jset)| jset.keys.len()).sum();
+        let bytes = found.entries.len() * size_of::<Jset>() + keys * size_of::<Bkey>();
+        memory.try_grow(bytes as u64).map_err(|e| {
+            EngineError::Invalid(format!("{}: sector {start}: {keys} keys of the journal: {e}", place.device))
+        })?;
         entries.extend(found.entries.into_iter().map(|(_, jset)| jset));
     }
     let first = ring_buckets.first().map_or(Sector(0), |b| geometry.bucket_start(*b));

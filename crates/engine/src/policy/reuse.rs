@@ -169,6 +169,9 @@ pub struct Reuse {
 }
 
 impl Reuse {
+    /// Bytes of memory for each bucket.
+    pub const BYTES_EACH: u64 = size_of::<Heat>() as u64;
+
     /// Nothing is known about the buckets `first_bucket..nbuckets`: they count as protected.
     pub fn new(first_bucket: BucketNr, nbuckets: u32, bucket_sectors: Sectors, block: Sectors) -> Reuse {
         let unknown =

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use format::{CacheSuper, Geometry, Inode, Ptr, Sector, Sectors, SetMagic, Uuid, UuidEntry};
 use io::sync::{Event, Mutex, Queue};
-use io::{Buffer, Disk, Handle, Rng};
+use io::{Buffer, Disk, Handle, Reservation, Rng};
 
 use super::events::{Events, SetEvent};
 use super::failed_flushes::FailedFlushes;
@@ -64,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) magic: SetMagic,
     pub(crate) nr_this_dev: usize,
     pub(crate) superblock: RefCell<CacheSuper>,
+    /// What the tables of the set take.
+    pub(crate) _memory: Reservation,
     /// Sequence number of the superblock as it was found.
     pub(crate) found_seq: u64,
     /// Devices whose superblocks say since this start how new the cache device is.

@@ -12,6 +12,7 @@ mod meter;
 mod open;
 mod stop;
 mod uuids;
+mod weigh;
 
 use std::rc::Rc;
 

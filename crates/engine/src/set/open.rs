@@ -13,7 +13,7 @@ use format::{
     PrioHeader, Ptr, RawSuperblock, Replay, Sector, Sectors, encode_prio_set,
 };
 use io::sync::{Event, Mutex, Queue};
-use io::{Disk, Rng, SurvivorRef};
+use io::{Disk, MemoryBudget, Reservation, Rng, SurvivorRef};
 
 use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
 use super::events::{Events, SetEvent};
@@ -47,6 +47,8 @@ pub struct SetOptions {
     /// Memory that outlives the process: with it the process can die and nothing that was answered is lost, flushed or
     /// not. It is for this cache device alone.
     pub survivor: Option<SurvivorRef>,
+    /// The memory of all sets of the process: what the superblock of this one makes it take is reserved there.
+    pub memory: MemoryBudget,
 }
 
 /// Everything read from disk before the set runs.
@@ -69,11 +71,12 @@ impl CacheSet {
     /// device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let mut superblock = read_cache(&cache).await?;
+        let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
+        let mut memory = super::weigh::reserve(&options.memory, superblock.geometry(), &place)?;
         // What a process that died has left in the device's cache counts from now on, so it must stay.
         if !bug(Bug::OpenWithoutFlush) {
             cache.flush().await?;
         }
-        let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
         if superblock.has_obsolete_large_bucket() {
             return Err(EngineError::Invalid(format!(
                 "{}: the set uses the obsolete large-bucket format, which is read-only: extract its data instead",
@@ -87,10 +90,10 @@ impl CacheSet {
             events.push(SetEvent::Initialised);
         }
         let gate = Rc::new(FlushGate::new(cache.clone()));
-        let mut r = recover(&cache, &place, &superblock, &gate, &options).await?;
+        let mut r = recover(&cache, &place, &superblock, &gate, &options, &mut memory).await?;
         events.append(&mut r.events);
         let old_uuids = r.old_uuids;
-        let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options)) };
+        let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options, memory)) };
         let core = &set.core;
         for e in events {
             core.emit(e);
@@ -260,13 +263,15 @@ async fn recover(
     superblock: &CacheSuper,
     gate: &Rc<FlushGate>,
     options: &SetOptions,
+    memory: &mut Reservation,
 ) -> Result<Recovered, EngineError> {
     let survivor = options.survivor.clone();
     let limit_bytes = usize::try_from(options.tunables.btree_cache_limit).unwrap_or(usize::MAX);
     let g = superblock.geometry();
     let magic = superblock.set_magic();
     let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
-    let mut found = scan(cache, place, g, magic, &ring_buckets, superblock.discard())
+    let tables_bytes = memory.bytes();
+    let mut found = scan(cache, place, g, magic, &ring_buckets, superblock.discard(), memory)
         .await
         .inspect_err(|_| mark(Mark::BadJournal))?;
     let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
@@ -333,6 +338,8 @@ async fn recover(
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
     let old_uuids = newest.version == 0;
+    // The entries go.
+    memory.shrink_to(tables_bytes);
     Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
 }
 
@@ -439,6 +446,7 @@ fn assemble(
     gate: Rc<FlushGate>,
     r: Recovered,
     options: SetOptions,
+    memory: Reservation,
 ) -> Core {
     let rt = cache.runtime().clone();
     let geometry = *superblock.geometry();
@@ -464,6 +472,7 @@ fn assemble(
             tunables.congested_read_threshold_us,
             tunables.congested_write_threshold_us,
         )),
+        _memory: memory,
         found_seq: superblock.seq(),
         recorded_seq: RefCell::default(),
         superblock: RefCell::new(superblock),

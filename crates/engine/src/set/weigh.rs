@@ -1,0 +1,88 @@
+//! The memory that a superblock makes a set take, weighed before any of it is allocated.
+//!
+//! A superblock of a few bytes can name two thousand million buckets, each of which takes a place in tables, or buckets of
+//! many gigabytes, which are read as a whole. The sizes are reserved in the process's budget first, and refused with
+//! figures: an allocation that fails would end the process with all its other sets.
+//!
+//! Owns what each structure takes. Must not know how much memory there is.
+
+use format::Geometry;
+use io::{MemoryBudget, Reservation};
+
+use crate::alloc::Buckets;
+use crate::error::{EngineError, Place};
+use crate::index::READ_AHEAD;
+use crate::policy::reuse::Reuse;
+
+/// Priority and generation of a bucket: as they were read, and as they are written.
+const PRIORITIES: u64 = 2 * size_of::<format::BucketPrio>() as u64;
+/// Generations of a bucket that a walk of the index compares.
+const GENERATIONS: u64 = 2;
+
+/// A set takes at most this part of the budget: one that is out of all proportion leaves room for others.
+const SHARE_OF_A_SET: u64 = 2;
+
+/// Reserves what the tables of a set take, and the largest buffers of its recovery.
+///
+/// # Errors
+/// If that is more than a set may have, or more than is left.
+pub(crate) fn reserve(
+    budget: &MemoryBudget,
+    geometry: &Geometry,
+    place: &Place,
+) -> Result<Reservation, EngineError> {
+    let each = Buckets::BYTES_EACH + Reuse::BYTES_EACH + PRIORITIES + GENERATIONS;
+    let tables = u64::from(geometry.nbuckets).saturating_mul(each);
+    let nodes = geometry.node_sectors.bytes().saturating_mul(READ_AHEAD as u64);
+    let buffers = geometry.bucket_sectors.bytes().max(nodes);
+    let wanted_bytes = tables.saturating_add(buffers);
+    let most_bytes = budget.limit() / SHARE_OF_A_SET;
+    let refused = |why: String| {
+        EngineError::Invalid(format!(
+            "{}: {} buckets of {} sectors take {wanted_bytes} bytes of memory: {why}. Format the cache with larger \
+             buckets, or give the process more memory",
+            place.device, geometry.nbuckets, geometry.bucket_sectors
+        ))
+    };
+    if wanted_bytes > most_bytes {
+        return Err(refused(format!("a set may take {most_bytes} bytes here")));
+    }
+    budget.try_reserve(wanted_bytes).map_err(|e| refused(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use format::{BucketNr, Sectors};
+
+    use super::*;
+
+    fn geometry(nbuckets: u32, bucket_sectors: u64) -> Geometry {
+        Geometry {
+            nbuckets,
+            bucket_sectors: Sectors(bucket_sectors),
+            block_sectors: Sectors(8),
+            first_bucket: BucketNr(3),
+            njournal: 8,
+            meta_sectors: Sectors(8),
+            node_sectors: Sectors(8),
+            prios_per_bucket: 1352,
+            prio_buckets: nbuckets.div_ceil(1352),
+            nr_uuids: 32,
+        }
+    }
+
+    #[test]
+    fn a_set_takes_its_share_and_gives_it_back() {
+        let budget = MemoryBudget::new(8 << 30);
+        let place = Place { device: "ssd".into(), set: String::new() };
+        // A terabyte in buckets of 512 KiB.
+        let one = reserve(&budget, &geometry(2 << 20, 1024), &place).unwrap();
+        assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
+        drop(one);
+        assert_eq!(budget.used(), 0);
+        for hostile in [geometry(1 << 31, 8), geometry(128, 1 << 40)] {
+            let error = reserve(&budget, &hostile, &place).unwrap_err().to_string();
+            assert!(error.contains("ssd") && error.contains("4294967296 bytes here"), "{error}");
+        }
+    }
+}
