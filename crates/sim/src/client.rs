@@ -5,16 +5,31 @@
 //! panic, which ends the run and names the seed.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use engine::Volume;
 use format::{Sector, Sectors};
 use io::sync::Event;
-use io::{Handle, VolumeError, WriteFlags, ZeroFlags};
+use io::{Handle, Nanos, VolumeError, WriteFlags, ZeroFlags};
 
+use crate::disk::Landmark;
 use crate::oracle::{Oracle, What};
 use crate::stamp::{Content, SECTOR, decode, fill_data};
 use crate::world::World;
+
+/// A request that was issued and not answered.
+#[derive(Clone, Debug)]
+pub struct UnderWay {
+    /// When it was issued.
+    pub since: Nanos,
+    /// Its first sector.
+    pub start: u64,
+    /// Its sectors; none for a flush.
+    pub sectors: u64,
+    /// It is a read.
+    pub reads: bool,
+}
 
 /// A client of one volume. See the module head.
 pub struct Client {
@@ -25,7 +40,8 @@ pub struct Client {
     world: World,
     rt: Handle,
     volume: RefCell<Option<Rc<Volume>>>,
-    in_flight: Cell<usize>,
+    in_flight: RefCell<BTreeMap<u64, UnderWay>>,
+    next: Cell<u64>,
     paused: Cell<bool>,
     changed: Event,
     /// Errors are no surprise.
@@ -42,7 +58,8 @@ impl Client {
             world: world.clone(),
             rt,
             volume: RefCell::new(None),
-            in_flight: Cell::new(0),
+            in_flight: RefCell::default(),
+            next: Cell::new(0),
             paused: Cell::new(false),
             changed: Event::default(),
             tolerant: Cell::new(false),
@@ -79,7 +96,7 @@ impl Client {
     pub async fn pause(&self) {
         self.changed.wait_until(|| !self.paused.get()).await;
         self.paused.set(true);
-        self.changed.wait_until(|| self.in_flight.get() == 0).await;
+        self.changed.wait_until(|| self.in_flight.borrow().is_empty()).await;
     }
 
     /// Lets requests go on.
@@ -88,11 +105,23 @@ impl Client {
         self.changed.notify_all();
     }
 
-    async fn enter(self: &Rc<Self>) -> Option<(Rc<Volume>, InFlight)> {
+    /// Requests that were issued and not answered.
+    pub fn under_way(&self) -> Vec<UnderWay> {
+        self.in_flight.borrow().values().cloned().collect()
+    }
+
+    async fn enter(
+        self: &Rc<Self>,
+        (start, sectors): (u64, u64),
+        reads: bool,
+    ) -> Option<(Rc<Volume>, InFlight)> {
         self.changed.wait_until(|| !self.paused.get()).await;
         let volume = self.volume()?;
-        self.in_flight.set(self.in_flight.get() + 1);
-        Some((volume, InFlight(self.clone())))
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let request = UnderWay { since: self.rt.now(), start, sectors, reads };
+        self.in_flight.borrow_mut().insert(id, request);
+        Some((volume, InFlight(self.clone(), id)))
     }
 
     fn failed(&self, what: &str, start: u64, sectors: u64, e: &VolumeError) {
@@ -107,6 +136,14 @@ impl Client {
         );
     }
 
+    /// A change or a flush is answered.
+    fn answered(&self, durable: bool) {
+        self.world.landmark(Landmark::Answer);
+        if durable {
+            self.world.landmark(Landmark::DurableAnswer);
+        }
+    }
+
     fn is_flash_only(&self) -> bool {
         self.volume().is_some_and(|v| v.is_flash_only())
     }
@@ -117,7 +154,7 @@ impl Client {
 
     /// Writes stamped sectors.
     pub async fn write(self: &Rc<Self>, start: u64, sectors: u64, fua: bool) -> bool {
-        let Some((volume, _guard)) = self.enter().await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Data, start, sectors);
         // Not at the beginning of its buffer, as in the middle of a larger request of a client.
         let skip = (id as usize % 3) * SECTOR;
@@ -131,6 +168,7 @@ impl Client {
         self.log("write", start, sectors, id, "ends");
         self.world.note(u64::from(id) << 1 | u64::from(result.is_ok()));
         self.oracle.borrow_mut().end(id, result.is_ok(), fua);
+        self.answered(fua && result.is_ok());
         if let Err(e) = &result {
             self.failed("write", start, sectors, e);
         }
@@ -139,7 +177,7 @@ impl Client {
 
     /// Reads and checks. Returns what was there.
     pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
-        let (volume, _guard) = self.enter().await?;
+        let (volume, _guard) = self.enter((start, sectors), true).await?;
         let reading = self.oracle.borrow_mut().begin_read(start, sectors);
         let skip = (start as usize % 2) * SECTOR;
         let buffer = self.rt.pool().take(skip + sectors as usize * SECTOR);
@@ -165,7 +203,7 @@ impl Client {
 
     /// Asks a volume what it knows about its holes: what it calls zeros must be able to be zeros.
     pub async fn check_status(self: &Rc<Self>) {
-        let Some((volume, _guard)) = self.enter().await else { return };
+        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return };
         let (mut at, size) = (0, self.size());
         while at < size {
             let Ok(runs) = volume.status(Sector(at), Sectors(size - at)).await else { return };
@@ -186,13 +224,14 @@ impl Client {
 
     /// Flushes.
     pub async fn flush(self: &Rc<Self>) -> bool {
-        let Some((volume, _guard)) = self.enter().await else { return false };
+        let Some((volume, _guard)) = self.enter((0, 0), false).await else { return false };
         let flushing = self.oracle.borrow_mut().begin_flush();
         self.log("flush", 0, 0, 0, "begins");
         let result = volume.flush().await;
         self.log("flush", 0, 0, 0, "ends");
         self.world.note(u64::from(result.is_ok()));
         self.oracle.borrow_mut().end_flush(flushing, result.is_ok());
+        self.answered(result.is_ok());
         if let Err(e) = &result {
             self.failed("flush", 0, 0, e);
         }
@@ -201,12 +240,13 @@ impl Client {
 
     /// Discards.
     pub async fn discard(self: &Rc<Self>, start: u64, sectors: u64) -> bool {
-        let Some((volume, _guard)) = self.enter().await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Discard, start, sectors);
         self.log("discard", start, sectors, id, "begins");
         let result = volume.discard(Sector(start), Sectors(sectors)).await;
         self.log("discard", start, sectors, id, "ends");
         self.oracle.borrow_mut().end(id, result.is_ok(), false);
+        self.answered(false);
         if let Err(e) = &result {
             self.failed("discard", start, sectors, e);
         }
@@ -215,12 +255,13 @@ impl Client {
 
     /// Writes zeros.
     pub async fn write_zeroes(self: &Rc<Self>, start: u64, sectors: u64, flags: ZeroFlags) -> bool {
-        let Some((volume, _guard)) = self.enter().await else { return false };
+        let Some((volume, _guard)) = self.enter((start, sectors), false).await else { return false };
         let id = self.oracle.borrow_mut().begin(What::Zero, start, sectors);
         self.log("zeroes", start, sectors, id, "begins");
         let result = volume.write_zeroes(Sector(start), Sectors(sectors), flags).await;
         self.log("zeroes", start, sectors, id, "ends");
         self.oracle.borrow_mut().end(id, result.is_ok(), flags.fua);
+        self.answered(flags.fua && result.is_ok());
         if let Err(e) = &result {
             self.failed("write of zeros", start, sectors, e);
         }
@@ -228,11 +269,11 @@ impl Client {
     }
 }
 
-struct InFlight(Rc<Client>);
+struct InFlight(Rc<Client>, u64);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.in_flight.borrow_mut().remove(&self.1);
         self.0.changed.notify_all();
     }
 }

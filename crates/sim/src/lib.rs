@@ -19,6 +19,7 @@ pub mod image;
 pub mod judge;
 pub mod oracle;
 pub mod plan;
+pub mod report;
 pub mod rig;
 pub mod rot;
 pub mod run;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use io::Rng;
 use sim::plan::Plan;
-use sim::run::{Report, run};
+use sim::report::Report;
+use sim::run::run;
 use sim::shrink::Shrink;
 
 const USAGE: &str =

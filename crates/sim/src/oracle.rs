@@ -91,6 +91,8 @@ pub struct Oracle {
     volatile: Vec<ChangeId>,
     /// When the last crash was.
     crash: u64,
+    /// When a device last lost data while the process lived.
+    lost: u64,
     /// Requests that ended.
     ended: u64,
 }
@@ -107,6 +109,7 @@ impl Oracle {
             sectors: vec![Vec::new(); sectors as usize],
             volatile: Vec::new(),
             crash: 0,
+            lost: 0,
             ended: 0,
         }
     }
@@ -237,10 +240,43 @@ impl Oracle {
 
     /// The volume was stopped in order: everything is durable.
     pub fn stopped(&mut self) {
+        self.released();
+        self.cut_off();
+    }
+
+    /// Everything that was answered is durable.
+    pub fn released(&mut self) {
         for id in std::mem::take(&mut self.volatile) {
             self.make_durable(id);
         }
+    }
+
+    /// The process died, the machine did not, and memory outlives the process: the next process shows what was answered.
+    /// On the devices alone older versions may still be found.
+    pub fn killed(&mut self) {
         self.cut_off();
+        self.crash = self.tick();
+    }
+
+    /// The devices are as they were when the oracle was `then`. Numbers of changes are not used again: what was written
+    /// since is foreign now.
+    pub fn go_back(&mut self, then: Oracle) {
+        let (clock, mut changes) = (self.clock, std::mem::take(&mut self.changes));
+        // What came later never was, and covers nothing.
+        changes.iter_mut().skip(then.changes.len()).for_each(|c| c.sectors = 0);
+        let known = then.changes.len();
+        *self = then;
+        self.changes.extend(changes.into_iter().skip(known));
+        self.clock = clock;
+        self.crash = self.tick();
+    }
+
+    /// A device lost what was not durable while the process lives: any version that is not ruled out may be seen.
+    pub fn device_lost(&mut self) {
+        for list in &mut self.sectors {
+            list.iter_mut().for_each(|a| a.visible = true);
+        }
+        self.lost = self.tick();
     }
 
     /// The machine failed, or the process: what was not durable may be gone, what was under way may have happened.
@@ -284,6 +320,10 @@ impl Oracle {
     /// The first sector that holds what it must not.
     pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
         self.ended += 1;
+        if r.issued < self.lost {
+            // It may have seen anything.
+            return Ok(());
+        }
         let mut begin = 0;
         let mut matching: Vec<ChangeId> = Vec::new();
         for (i, sector_bytes) in bytes.chunks_exact(SECTOR).enumerate() {

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use io::{Nanos, Rng};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Keep, Speed};
+use crate::disk::{Keep, Landmark, Speed};
 use crate::rig::Layout;
 use crate::world::Order;
 
@@ -87,6 +87,30 @@ pub struct Outage {
     pub requests: Option<u64>,
 }
 
+/// A device takes requests and does not answer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hang {
+    /// Which one: a backing device.
+    pub device: DeviceNumber,
+    /// After so many requests to it.
+    pub after: u64,
+    /// It answers everything but flushes.
+    pub flushes: bool,
+    /// It answers again once the others have done their work; else the process dies while it hangs.
+    pub released: bool,
+}
+
+/// A device loses what is not durable while the process lives.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Loss {
+    /// Which one.
+    pub device: DeviceNumber,
+    /// After so many requests to it, or so many flushes.
+    pub after: u64,
+    /// What it keeps.
+    pub keep: Keep,
+}
+
 /// What fails in a boot.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
@@ -101,6 +125,15 @@ pub struct Faults {
     /// The same for the first backing device.
     #[serde(default)]
     pub unreadable_backing: Option<(u64, u64)>,
+    /// A backing device hangs, and the others must not wait for it.
+    #[serde(default)]
+    pub hang: Option<Hang>,
+    /// A flush fails, and loses what is not durable.
+    #[serde(default)]
+    pub lossy_flush: Option<Loss>,
+    /// A device alone loses its power, fails every request from then on, and is back in the next boot.
+    #[serde(default)]
+    pub pull: Option<Loss>,
 }
 
 /// A client's request. Positions and lengths in sectors.
@@ -163,6 +196,36 @@ pub enum Act {
     },
     /// Deletes the flash-only volume and makes a new one.
     Recreate,
+    /// Lets a device go as it is, and registers it again after so many nanoseconds.
+    Release {
+        /// The device.
+        volume: usize,
+        /// The pause.
+        ns: u64,
+    },
+    /// Begins to detach a device, and gives that up after so many nanoseconds.
+    GiveUpDetach {
+        /// The device.
+        volume: usize,
+        /// How long it takes.
+        ns: u64,
+    },
+    /// Registers a device that was absent when the set was opened.
+    Attach {
+        /// The device.
+        volume: usize,
+    },
+}
+
+/// Where a crash is aimed at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Aim {
+    /// At this landmark,
+    pub at: Landmark,
+    /// when it is reached for the so-manieth time in the boot,
+    pub nth: u64,
+    /// and so many effects of devices later.
+    pub effects: u64,
 }
 
 /// How a boot ends that does not end in order.
@@ -205,8 +268,21 @@ pub struct Boot {
     pub crash: Option<u64>,
     /// The power fails while this durable write to the cache device is under way, counted from power on.
     pub crash_in_durable_write: Option<u64>,
+    /// The power fails at a landmark.
+    #[serde(default)]
+    pub aim: Option<Aim>,
     /// How it ends if it does not end in order.
     pub cut: Cut,
+    /// Devices that failed lose their power, too, if `cut` says so. Plans from before there was a choice let the process
+    /// die.
+    #[serde(default)]
+    pub cut_with_faults: bool,
+    /// What the process had under way when it died takes effect by this effect of the next boot.
+    #[serde(default)]
+    pub late: Option<u64>,
+    /// All devices come back as they were at this effect of the boot.
+    #[serde(default)]
+    pub older: Option<u64>,
     /// The machine is off for so long afterwards.
     pub off_seconds: u64,
 }
@@ -227,6 +303,9 @@ pub struct Plan {
     /// Generation of the buckets to begin with; 0 for a set that is initialised in the first boot.
     #[serde(default)]
     pub first_gen: u8,
+    /// There is memory that outlives the process, but not the machine.
+    #[serde(default)]
+    pub crash_log: bool,
     /// Devices lie about what is durable: never drawn, for testing the simulator.
     pub lying: Option<Lying>,
     /// The boots.
@@ -281,6 +360,9 @@ impl Plan {
             }
             if let Some(n) = &mut b.crash_in_durable_write {
                 *n = 1 + rng.below(*n + 1);
+            }
+            if let Some(aim) = &mut b.aim {
+                aim.nth = 1 + rng.below(aim.nth + 1);
             }
         }
         plan

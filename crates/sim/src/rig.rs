@@ -128,6 +128,7 @@ impl Rig {
         });
         let superblock = superblock.unwrap_or_else(|e| panic!("{layout:?}: {e}"));
         cache.put(SUPERBLOCK, &superblock.encode());
+        cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
         let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();
         Rig { world: world.clone(), cache, backings, layout }
     }
@@ -163,11 +164,12 @@ impl Rig {
 
     /// Switches the machine off and the power of every device. Tasks end where they stand.
     pub fn power_cut(&self, machine: Machine, keep: Keep) {
-        self.cut(machine, Cut::Power(keep, keep));
+        self.cut(machine, Cut::Power(keep, keep), false);
     }
 
-    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand.
-    pub fn cut(&self, machine: Machine, cut: Cut) {
+    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand. `late`: what is
+    /// under way on devices that stay on takes effect later ([`SimDisk::land_late`]).
+    pub fn cut(&self, machine: Machine, cut: Cut, late: bool) {
         self.world.cut_power();
         drop(machine);
         let (cache, backing) = match cut {
@@ -178,6 +180,7 @@ impl Rig {
         };
         let cut = |disk: &SimDisk, keep: Option<Keep>| match keep {
             Some(keep) => disk.power_cut(keep),
+            None if late => disk.kill_late(),
             None => disk.kill(),
         };
         cut(&self.cache, cache);
@@ -187,7 +190,7 @@ impl Rig {
 
     /// Kills the process; the devices stay on.
     pub fn kill(&self, machine: Machine) {
-        self.cut(machine, Cut::Kill);
+        self.cut(machine, Cut::Kill, false);
     }
 
     /// A device as tasks of `machine` see it.

@@ -14,135 +14,19 @@ use io::{Nanos, Rng};
 
 use crate::client::Client;
 use crate::disk::{Fault, Kind, Matching};
+use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings};
+use crate::report::Report;
 use crate::rig::Rig;
-use crate::session::Session;
+use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
-use crate::world::{Outcome, World};
+use crate::survivor::Memory;
+use crate::world::{Machine, Outcome, World};
 
 /// Virtual time for one boot; everything ends long before.
 const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
-
-/// What happened in a run, or in many.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Report {
-    /// Runs.
-    pub runs: u64,
-    /// Times that the machine was switched on.
-    pub boots: u64,
-    /// Crashes, of any kind: each is followed by a recovery, or by another crash in it.
-    pub crashes: u64,
-    /// Crashes while the set was being opened.
-    pub in_recovery: u64,
-    /// Crashes while the set was being opened after such a crash.
-    pub in_second_recovery: u64,
-    /// Power cuts of all devices.
-    pub power_cuts: u64,
-    /// Power cuts of the cache device alone, or the backing devices alone.
-    pub partial_cuts: u64,
-    /// Deaths of the process.
-    pub kills: u64,
-    /// Orderly stops.
-    pub stops: u64,
-    /// Boots without the cache.
-    pub alone: u64,
-    /// Boots in which a backing device was not there.
-    pub absent: u64,
-    /// Boots with failing devices.
-    pub with_errors: u64,
-    /// Boots at whose end the set had failed.
-    pub set_failures: u64,
-    /// Requests of clients.
-    pub requests: u64,
-    /// Effects of devices.
-    pub effects: u64,
-    /// Detaches.
-    pub detaches: u64,
-    /// Walks of the index.
-    pub gc_runs: u64,
-    /// Extents moved.
-    pub moved: u64,
-    /// Extents copied to another bucket because they were read.
-    pub kept: u64,
-    /// Runs of writeback that went over gaps.
-    pub bridged: u64,
-    /// Priority chains written.
-    pub prio_writes: u64,
-    /// Btree nodes replaced.
-    pub rewrites: u64,
-    /// Btree nodes read after they had been dropped from memory.
-    pub node_reads: u64,
-    /// Journal entries written.
-    pub journal_entries: u64,
-    /// Boots at whose end the index had more than one node.
-    pub trees: u64,
-    /// Boots at whose end more than 80 % of the cache was in use.
-    pub full: u64,
-    /// Crashes at such a moment.
-    pub crashes_when_full: u64,
-    /// Crashes while no bucket of the journal was free.
-    pub crashes_in_full_journal: u64,
-    /// Times that a new btree node had to wait for a bucket.
-    pub btree_waits: u64,
-    /// Buckets whose generation went around.
-    pub gen_wraps: u64,
-    /// Boots with settings, or a mode, other than those of the boot before.
-    pub changed_settings: u64,
-    /// Boots with sectors that cannot be read, of the cache device or a backing device.
-    pub unreadable: u64,
-    /// Boots in which a device goes away, and how many of these see it come back.
-    pub outages: u64,
-    /// See `outages`.
-    pub outages_that_end: u64,
-    /// Hash of everything that happened; of one run.
-    pub hash: u64,
-    /// The random number that would have come next; of one run.
-    pub next_random: u64,
-}
-
-impl Report {
-    /// Adds what happened in another run.
-    pub fn add(&mut self, other: &Report) {
-        self.runs += other.runs;
-        self.boots += other.boots;
-        self.crashes += other.crashes;
-        self.in_recovery += other.in_recovery;
-        self.in_second_recovery += other.in_second_recovery;
-        self.power_cuts += other.power_cuts;
-        self.partial_cuts += other.partial_cuts;
-        self.kills += other.kills;
-        self.stops += other.stops;
-        self.alone += other.alone;
-        self.absent += other.absent;
-        self.with_errors += other.with_errors;
-        self.set_failures += other.set_failures;
-        self.requests += other.requests;
-        self.effects += other.effects;
-        self.detaches += other.detaches;
-        self.gc_runs += other.gc_runs;
-        self.moved += other.moved;
-        self.kept += other.kept;
-        self.bridged += other.bridged;
-        self.prio_writes += other.prio_writes;
-        self.rewrites += other.rewrites;
-        self.node_reads += other.node_reads;
-        self.journal_entries += other.journal_entries;
-        self.trees += other.trees;
-        self.full += other.full;
-        self.crashes_when_full += other.crashes_when_full;
-        self.crashes_in_full_journal += other.crashes_in_full_journal;
-        self.btree_waits += other.btree_waits;
-        self.gen_wraps += other.gen_wraps;
-        self.changed_settings += other.changed_settings;
-        self.unreadable += other.unreadable;
-        self.outages += other.outages;
-        self.outages_that_end += other.outages_that_end;
-        self.hash ^= other.hash;
-        self.next_random ^= other.next_random;
-    }
-}
 
 /// A run that failed.
 #[derive(Clone, Debug)]
@@ -237,7 +121,20 @@ struct Run<'a> {
     cut_short: u64,
     /// Of the last boot.
     settings: Option<Settings>,
+    /// What outlives the process, if the plan has it.
+    memory: Option<Rc<Memory>>,
+    /// The engine may know more than the devices have: its memory outlived the process.
+    knows_more: bool,
+    /// Writes of the last process take effect by this effect of the next boot.
+    late: Option<u64>,
     report: Report,
+}
+
+/// All devices and what they may hold, at a moment to which they come back.
+struct Older {
+    images: Vec<Image>,
+    oracles: Vec<Oracle>,
+    flash_made: bool,
 }
 
 impl<'a> Run<'a> {
@@ -266,6 +163,9 @@ impl<'a> Run<'a> {
             initialised: false,
             cut_short: 0,
             settings: None,
+            memory: plan.crash_log.then(Rc::default),
+            knows_more: false,
+            late: None,
             report,
         }
     }
@@ -284,6 +184,7 @@ impl<'a> Run<'a> {
             self.judge_clean()?;
         }
         self.report.effects = self.world.effects();
+        self.report.landmarks = self.world.landmarks();
         self.report.hash = self.world.hash();
         self.report.next_random = self.world.random(Rng::next_u64);
         Ok(())
@@ -297,29 +198,24 @@ impl<'a> Run<'a> {
         self.count_faults(boot);
         let judged = self.judge_crashed()?;
         let mut machine = self.rig.boot(self.plan.order);
-        self.rig.cache.set_speed(boot.cache_speed);
-        self.rig.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
-        if let Some(faults) = &boot.faults {
-            self.inject(faults);
-        }
-        match self.plan.lying {
-            Some(Lying::Cache) => self.rig.cache.lie(),
-            Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
-            None => {}
-        }
-        self.world.cut_power_at(boot.crash.map(|n| self.world.effects() + n));
-        self.world.cut_power_in_durable_write(boot.crash_in_durable_write);
-        self.world.log(|| format!("BOOT {}, crash after {:?}", self.report.boots, boot.crash));
+        let late = self.late.take();
+        let older = self.prepare(boot, late);
         let clients: Vec<Rc<Client>> = self
             .oracles
             .iter()
             .enumerate()
             .map(|(i, o)| Client::new(&self.world, machine.handle(), i as u8, o.clone()))
             .collect();
-        let parts = self.rig.parts(&machine);
-        let flash_made = self.flash_made.clone();
-        let world = self.world.clone();
-        let session = Session::new(self.plan, boot.clone(), world, parts, clients, judged, flash_made);
+        let given = Given {
+            world: self.world.clone(),
+            parts: self.rig.parts(&machine),
+            backings: self.rig.backings.clone(),
+            clients,
+            judged: if self.knows_more || late.is_some() { Vec::new() } else { judged },
+            flash_made: self.flash_made.clone(),
+            memory: self.memory.clone(),
+        };
+        let session = Session::new(self.plan, boot.clone(), given);
         let theirs = session.clone();
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
@@ -334,7 +230,73 @@ impl<'a> Run<'a> {
         };
         self.world.pass(Nanos::from_secs(boot.off_seconds));
         self.end_boot(machine, &session, boot, in_order);
+        if let Some(older) = older.take().filter(|_| !in_order) {
+            self.go_back(older);
+        }
         Ok(in_order)
+    }
+
+    /// Sets everything up that is to happen in a boot. Returns where the state is put to which the devices come back.
+    fn prepare(&mut self, boot: &Boot, late: Option<u64>) -> Rc<RefCell<Option<Older>>> {
+        self.rig.cache.set_speed(boot.cache_speed);
+        self.rig.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
+        if let Some(faults) = &boot.faults {
+            self.inject(faults);
+        }
+        match self.plan.lying {
+            Some(Lying::Cache) => self.rig.cache.lie(),
+            Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
+            None => {}
+        }
+        let now = self.world.effects();
+        self.world.cut_power_at(boot.crash.map(|n| now + n));
+        self.world.cut_power_in_durable_write(boot.crash_in_durable_write);
+        self.world.aim(boot.aim);
+        let oracles = self.oracles.clone();
+        self.world.set_loss_watcher(Rc::new(move |device| {
+            for (i, oracle) in oracles.iter().enumerate() {
+                if device == 0 || device == i as u64 + 1 {
+                    oracle.borrow_mut().device_lost();
+                }
+            }
+        }));
+        if let Some(effects) = late {
+            let disks: Vec<_> = self.rig.disks().cloned().collect();
+            self.world.at_effect(now + effects, move || disks.iter().for_each(|d| d.land_late()));
+        }
+        let older = Rc::new(RefCell::new(None));
+        if let Some(n) = boot.older {
+            let (disks, oracles): (Vec<_>, _) = (self.rig.disks().cloned().collect(), self.oracles.clone());
+            let (made, older) = (self.flash_made.clone(), older.clone());
+            self.world.at_effect(now + n, move || {
+                let crashed = |o: &Rc<RefCell<Oracle>>| {
+                    let mut o = o.borrow().clone();
+                    o.crashed();
+                    o
+                };
+                let images = disks.iter().map(|d| d.image()).collect();
+                let oracles = oracles.iter().map(crashed).collect();
+                *older.borrow_mut() = Some(Older { images, oracles, flash_made: made.get() });
+            });
+        }
+        let boots = self.report.boots;
+        self.world.log(|| format!("BOOT {boots}, crash after {:?}, {:?}", boot.crash, boot.aim));
+        older
+    }
+
+    /// All devices come back as they were.
+    fn go_back(&mut self, older: Older) {
+        self.world.log(|| "the devices come back older".into());
+        for (disk, image) in self.rig.disks().zip(older.images) {
+            disk.load(image);
+            disk.returns_as_another();
+        }
+        for (oracle, then) in self.oracles.iter().zip(older.oracles) {
+            oracle.borrow_mut().go_back(then);
+        }
+        self.flash_made.set(older.flash_made);
+        self.initialised = false;
+        self.knows_more = false;
     }
 
     fn count_faults(&mut self, boot: &Boot) {
@@ -356,6 +318,13 @@ impl<'a> Run<'a> {
         {
             disk.fail_between(o.after, o.requests);
         }
+        let disk = |number: usize| self.rig.disks().nth(number);
+        if let Some((l, disk)) = faults.lossy_flush.as_ref().and_then(|l| Some((l, disk(l.device)?))) {
+            disk.lose_in_flush(l.after, l.keep);
+        }
+        if let Some((p, disk)) = faults.pull.as_ref().and_then(|p| Some((p, disk(p.device)?))) {
+            disk.pull_after(p.after, p.keep);
+        }
         let unreadable = [(Some(&self.rig.cache), faults.unreadable)]
             .into_iter()
             .chain([(self.rig.backings.first(), faults.unreadable_backing)]);
@@ -367,17 +336,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn end_boot(
-        &mut self,
-        machine: crate::world::Machine,
-        session: &Rc<Session>,
-        boot: &Boot,
-        in_order: bool,
-    ) {
+    fn end_boot(&mut self, machine: Machine, session: &Rc<Session>, boot: &Boot, in_order: bool) {
         if in_order {
             self.report.stops += 1;
             self.cut_short = 0;
-            for (oracle, client) in self.oracles.iter().zip(&session.clients) {
+            for (oracle, client) in self.oracles.iter().zip(&session.given.clients) {
                 // What was not served was not stopped either.
                 if client.volume().is_some() {
                     oracle.borrow_mut().stopped();
@@ -387,25 +350,54 @@ impl<'a> Run<'a> {
             session.give_up();
             // The devices lose their power, too: a stop must have made everything durable.
             self.rig.power_cut(machine, crate::disk::Keep::Nothing);
+            self.end_of_host();
             return;
         }
-        for oracle in &self.oracles {
-            oracle.borrow_mut().crashed();
+        // What failed devices were told counts only as long as they keep their power, unless the plan says more.
+        let spared = boot.faults.is_some() && !boot.cut_with_faults;
+        let killed = !self.world.is_off() || spared;
+        let cut = if killed { Cut::Kill } else { boot.cut };
+        self.report.aimed += u64::from(boot.aim.is_some() && self.world.is_off());
+        self.report.hangs += u64::from(boot.faults.as_ref().is_some_and(|f| f.hang.is_some()));
+        self.note_crash(cut, boot, session);
+        self.late = boot.late.filter(|_| cut == Cut::Kill);
+        self.rig.cut(machine, cut, self.late.is_some());
+        match cut {
+            Cut::Power(..) => self.end_of_host(),
+            Cut::Cache(_) => self.rig.cache.returns_as_another(),
+            Cut::Backing(_) => self.rig.backings.iter().for_each(|b| b.returns_as_another()),
+            Cut::Kill => {}
         }
+        session.give_up();
+    }
+
+    /// Memory of the host is gone.
+    fn end_of_host(&mut self) {
+        self.memory = self.plan.crash_log.then(Rc::default);
+        self.knows_more = false;
+    }
+
+    /// Tells the oracles, and counts.
+    fn note_crash(&mut self, cut: Cut, boot: &Boot, session: &Session) {
+        // With memory that outlives the process nothing that was answered is lost with it.
+        let strict = cut == Cut::Kill && self.memory.is_some() && boot.faults.is_none();
+        for oracle in &self.oracles {
+            match strict {
+                true => oracle.borrow_mut().killed(),
+                false => oracle.borrow_mut().crashed(),
+            }
+        }
+        self.knows_more |= self.memory.is_some();
+        self.report.strict_kills += u64::from(strict);
         self.report.crashes += 1;
         self.cut_short = if session.was_opened() { 0 } else { self.cut_short + 1 };
         self.report.in_recovery += u64::from(self.cut_short > 0);
         self.report.in_second_recovery += u64::from(self.cut_short > 1);
-        // What failed devices were told counts only as long as they keep their power.
-        let killed = !self.world.is_off() || boot.faults.is_some();
-        let cut = if killed { Cut::Kill } else { boot.cut };
         match cut {
             Cut::Power(..) => self.report.power_cuts += 1,
             Cut::Cache(_) | Cut::Backing(_) => self.report.partial_cuts += 1,
             Cut::Kill => self.report.kills += 1,
         }
-        self.rig.cut(machine, cut);
-        session.give_up();
     }
 
     fn observe(&mut self, session: &Session, crash: bool) {
@@ -436,7 +428,7 @@ impl<'a> Run<'a> {
         for d in self.rig.disks() {
             text += &format!("{}; ", d.dump());
         }
-        for c in &session.clients {
+        for c in &session.given.clients {
             text += &format!("client {}: {} requests ended; ", c.number, c.oracle.borrow().requests_ended());
         }
         if let Some(set) = session.set() {

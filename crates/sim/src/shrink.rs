@@ -8,7 +8,7 @@
 use io::{Nanos, Rng};
 
 use crate::disk::{Keep, Speed};
-use crate::plan::{Cut, Plan, Request};
+use crate::plan::{Cut, Faults, Plan, Request};
 use crate::world::Order;
 
 /// Seeds and moments that are tried for a candidate.
@@ -111,18 +111,45 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         }
     }
 
+    /// Takes away one fault of a boot after the other.
+    fn drop_faults(&mut self, boot: usize) {
+        let drops: [fn(&mut Faults); 8] = [
+            |f| f.cache_one_in = 0,
+            |f| f.backing_one_in = 0,
+            |f| f.outage = None,
+            |f| f.unreadable = None,
+            |f| f.unreadable_backing = None,
+            |f| f.hang = None,
+            |f| f.lossy_flush = None,
+            |f| f.pull = None,
+        ];
+        for drop in drops {
+            self.change(|p| {
+                if let Some(f) = &mut p.boots[boot].faults {
+                    drop(f);
+                }
+            });
+        }
+    }
+
     fn simplify(&mut self) {
         self.change(|p| p.depth = 1);
         self.change(|p| p.depth = p.depth.min(2));
         self.change(|p| p.order = Order::Fifo);
         self.change(|p| p.flash_sectors = 0);
         self.change(|p| p.first_gen = 0);
+        self.change(|p| p.crash_log = false);
         self.change(|p| p.layout.backings.truncate(1));
         self.change(|p| p.layout.discard = false);
         self.change(|p| p.layout.backings.iter_mut().for_each(|b| b.stripe_bytes = 0));
         let even = [Speed::even(100), Speed::even(1000)];
         for i in 0..self.best.boots.len() {
             self.change(|p| p.boots[i].faults = None);
+            self.drop_faults(i);
+            self.change(|p| p.boots[i].late = None);
+            self.change(|p| p.boots[i].older = None);
+            self.change(|p| p.boots[i].cut_with_faults = false);
+            self.change(|p| p.boots[i].aim = None);
             self.change(|p| p.boots[i].absent.clear());
             self.change(|p| p.boots[i].off_seconds = 0);
             self.change(|p| p.boots[i].crash = None);

@@ -14,11 +14,15 @@ use std::rc::Rc;
 
 use io::{Clock, Handle, JoinHandle, Nanos, Rng, Runtime, Schedule};
 
+use crate::disk::Landmark;
+use crate::plan::Aim;
+
 /// Polls without time passing that count as a livelock.
 const MAX_POLLS: usize = 3_000_000;
 
 type Event = Box<dyn FnOnce()>;
 type Watcher = Rc<dyn Fn()>;
+type LossWatcher = Rc<dyn Fn(u64)>;
 
 struct Inner {
     now: Cell<Nanos>,
@@ -33,6 +37,12 @@ struct Inner {
     off: Cell<bool>,
     verbose: Cell<bool>,
     watcher: RefCell<Option<Watcher>>,
+    /// What is to happen before the effect with this number.
+    due: RefCell<Vec<(u64, Event)>>,
+    aim: Cell<Option<Aim>>,
+    /// How often each landmark was reached.
+    landmarks: Cell<[u64; Landmark::ALL.len()]>,
+    loss_watcher: RefCell<Option<LossWatcher>>,
 }
 
 /// The world of one run. Cheap to clone.
@@ -58,6 +68,10 @@ impl World {
                 off: Cell::new(false),
                 verbose: Cell::new(false),
                 watcher: RefCell::default(),
+                due: RefCell::default(),
+                aim: Cell::new(None),
+                landmarks: Cell::default(),
+                loss_watcher: RefCell::default(),
             }),
         }
     }
@@ -117,6 +131,67 @@ impl World {
         if let Some(watcher) = watcher {
             watcher();
         }
+        if self.inner.due.borrow().is_empty() {
+            return;
+        }
+        let (now, mut happens) = (self.effects(), Vec::new());
+        self.inner.due.borrow_mut().retain_mut(|(at, event)| {
+            if *at <= now {
+                happens.push(std::mem::replace(event, Box::new(|| ())));
+            }
+            *at > now
+        });
+        happens.into_iter().for_each(|event| event());
+    }
+
+    /// Lets `event` happen before the effect with this number, while nothing is borrowed.
+    pub fn at_effect(&self, effect: u64, event: impl FnOnce() + 'static) {
+        self.inner.due.borrow_mut().push((effect, Box::new(event)));
+    }
+
+    /// The crash comes at a landmark (or never).
+    pub fn aim(&self, aim: Option<Aim>) {
+        self.inner.aim.set(aim);
+    }
+
+    /// A landmark is reached.
+    pub fn landmark(&self, landmark: Landmark) {
+        if self.inner.off.get() {
+            return;
+        }
+        let mut counts = self.inner.landmarks.get();
+        if let Some(n) = counts.get_mut(landmark as usize) {
+            *n += 1;
+        }
+        self.inner.landmarks.set(counts);
+        let Some(mut aim) = self.inner.aim.get().filter(|a| a.at == landmark) else { return };
+        aim.nth = aim.nth.saturating_sub(1);
+        let hit = aim.nth == 0;
+        self.inner.aim.set((!hit).then_some(aim));
+        if hit && aim.effects == 0 {
+            self.cut_power();
+        } else if hit {
+            let at = self.effects() + aim.effects;
+            self.inner.cut_at.set(Some(self.inner.cut_at.get().map_or(at, |old| old.min(at))));
+        }
+    }
+
+    /// How often each landmark was reached.
+    pub fn landmarks(&self) -> [u64; Landmark::ALL.len()] {
+        self.inner.landmarks.get()
+    }
+
+    /// Calls `watcher` with the number of a device whenever that loses data while the process lives.
+    pub fn set_loss_watcher(&self, watcher: LossWatcher) {
+        *self.inner.loss_watcher.borrow_mut() = Some(watcher);
+    }
+
+    /// A device has lost what was not durable.
+    pub fn data_lost(&self, device: u64) {
+        let watcher = self.inner.loss_watcher.borrow().clone();
+        if let Some(watcher) = watcher {
+            watcher(device);
+        }
     }
 
     /// A device takes or ends a request; false if it cannot, because the power is off.
@@ -172,6 +247,8 @@ impl World {
         self.inner.off.set(false);
         self.inner.cut_at.set(None);
         self.inner.durable_writes_left.set(None);
+        self.inner.aim.set(None);
+        self.inner.due.borrow_mut().clear();
         let gone = std::mem::take(&mut *self.inner.events.borrow_mut());
         self.inner.queue.borrow_mut().clear();
         drop(gone);

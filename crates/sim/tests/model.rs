@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 
 use sim::plan::{Plan, Request};
-use sim::run::{Report, run, run_seed};
+use sim::report::Report;
+use sim::run::{run, run_seed};
 use sim::world::Order;
 
 fn seeds(seeds: std::ops::Range<u64>) -> Report {

@@ -1,6 +1,10 @@
 //! One boot: the set is opened, clients and an operator work, the set is stopped. The power may fail at any moment.
 //!
-//! Owns what happens between power on and power off. Must not know what survives; that is the run's business.
+//! Owns what happens between power on and power off; what the operator does is in `operator`, and who may wait for
+//! whom in `liveness`. Must not know what survives; that is the run's business.
+
+mod liveness;
+mod operator;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,12 +14,14 @@ use engine::tunables::{Overwrite, Victims};
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
-use io::{Handle, Nanos, Rng, ZeroFlags};
+use io::{Handle, JoinHandle, Nanos, Rng, SurvivorRef, ZeroFlags};
 
 use crate::client::Client;
-use crate::plan::{Act, Boot, Plan, Request};
+use crate::disk::SimDisk;
+use crate::plan::{Boot, Plan, Request};
 use crate::rig::{Parts, uuid_of};
 use crate::stamp::Content;
+use crate::survivor::Memory;
 use crate::world::World;
 
 /// Sectors read at once when a volume is read back.
@@ -23,6 +29,24 @@ const READ_BACK: u64 = 96;
 
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
+
+/// What a boot finds.
+pub struct Given {
+    /// The world.
+    pub world: World,
+    /// The devices, for the engine.
+    pub parts: Parts,
+    /// The backing devices themselves.
+    pub backings: Vec<Rc<SimDisk>>,
+    /// Clients of the cached devices, then that of the flash-only volume.
+    pub clients: Vec<Rc<Client>>,
+    /// What the contents are, by an independent judge, before anything runs; nothing where the engine may know better.
+    pub judged: Vec<Option<Vec<Content>>>,
+    /// The flash-only volume was made in an earlier boot.
+    pub flash_made: Rc<Cell<bool>>,
+    /// Memory that outlived the process before this one.
+    pub memory: Option<Rc<Memory>>,
+}
 
 /// Everything that the tasks of one boot share.
 pub struct Session {
@@ -32,16 +56,10 @@ pub struct Session {
     depth: u64,
     /// For the engine.
     seed: u64,
-    /// The world.
-    pub world: World,
-    /// The devices.
-    pub parts: Parts,
-    /// Clients of the cached devices, then that of the flash-only volume.
-    pub clients: Vec<Rc<Client>>,
-    /// What the contents are, by an independent judge, before anything runs.
-    pub judged: Vec<Option<Vec<Content>>>,
-    /// The flash-only volume was made in an earlier boot.
-    pub flash_made: Rc<Cell<bool>>,
+    /// Where the data of each backing device begins.
+    offsets: Vec<u64>,
+    /// What it found.
+    pub given: Given,
     rt: Handle,
     set: RefCell<Option<CacheSet>>,
     /// What each volume is still to be asked.
@@ -51,22 +69,16 @@ pub struct Session {
     clients_done: Cell<bool>,
     opened: Cell<bool>,
     detaches: Cell<u64>,
+    /// Clients of devices that came later.
+    late_clients: RefCell<Vec<JoinHandle<()>>>,
 }
 
 impl Session {
     /// A boot that has not begun.
-    #[allow(clippy::too_many_arguments)]
-    pub fn new(
-        plan: &Plan,
-        boot: Boot,
-        world: World,
-        parts: Parts,
-        clients: Vec<Rc<Client>>,
-        judged: Vec<Option<Vec<Content>>>,
-        flash_made: Rc<Cell<bool>>,
-    ) -> Rc<Session> {
-        let rt = parts.cache.runtime().clone();
-        let queues: Vec<RefCell<VecDeque<Request>>> = clients.iter().map(|_| RefCell::default()).collect();
+    pub fn new(plan: &Plan, boot: Boot, given: Given) -> Rc<Session> {
+        let rt = given.parts.cache.runtime().clone();
+        let queues: Vec<RefCell<VecDeque<Request>>> =
+            given.clients.iter().map(|_| RefCell::default()).collect();
         for (volume, request) in &boot.requests {
             if let Some(queue) = queues.get(*volume) {
                 queue.borrow_mut().push_back(request.clone());
@@ -76,11 +88,8 @@ impl Session {
             boot,
             depth: plan.depth,
             seed: plan.seed,
-            world,
-            parts,
-            clients,
-            judged,
-            flash_made,
+            offsets: plan.layout.backings.iter().map(|b| b.data_offset).collect(),
+            given,
             rt,
             set: RefCell::new(None),
             queues,
@@ -89,6 +98,7 @@ impl Session {
             clients_done: Cell::new(false),
             opened: Cell::new(false),
             detaches: Cell::new(0),
+            late_clients: RefCell::default(),
         })
     }
 
@@ -113,7 +123,7 @@ impl Session {
 
     /// After a power cut: lets go of everything that would keep itself alive.
     pub fn give_up(&self) {
-        for c in &self.clients {
+        for c in &self.given.clients {
             c.set_volume(None);
         }
         if let Some(set) = self.set.take() {
@@ -122,7 +132,7 @@ impl Session {
     }
 
     fn rng(&self) -> Rng {
-        self.world.random(Rng::fork)
+        self.given.world.random(Rng::fork)
     }
 
     /// The whole boot. `Ok(true)`: everything was stopped in order.
@@ -130,39 +140,51 @@ impl Session {
     /// # Errors
     /// If the engine refused what it should have done.
     pub async fn run(self: Rc<Self>) -> Result<bool, String> {
-        for c in &self.clients {
+        for c in &self.given.clients {
             c.set_tolerant(self.tolerant());
         }
         let opened = if self.boot.alone { self.open_alone().await } else { self.open().await };
         match opened {
             Ok(()) => {}
             Err(e) if self.tolerant() => {
-                self.world.log(|| format!("opening failed: {e}"));
+                self.given.world.log(|| format!("opening failed: {e}"));
                 return Ok(false);
             }
             Err(e) => return Err(format!("opening failed: {e}")),
         }
         self.opened.set(true);
         self.read_back().await?;
+        if let Some(hang) = self.hang() {
+            self.given.backings[hang.device - 1].hang_after(hang.after, hang.flushes);
+        }
         let mut tasks = Vec::new();
-        for (i, client) in self.clients.iter().enumerate() {
-            for _ in 0..self.depth {
-                if client.volume().is_some() {
-                    let this = self.clone();
-                    tasks.push(self.rt.spawn(async move { this.work(i).await }));
-                }
+        for (i, client) in self.given.clients.iter().enumerate() {
+            if client.volume().is_some() {
+                tasks.extend(self.workers(i).into_iter().map(|t| (i, t)));
             }
         }
         let this = self.clone();
         let operator = self.rt.spawn(async move { this.operate().await });
-        for t in tasks {
+        if let Some(hang) = self.hang() {
+            let (theirs, others) = tasks.into_iter().partition(|(i, _)| i + 1 == hang.device);
+            tasks = theirs;
+            self.outlive(&hang, others).await?;
+            if !hang.released {
+                return Ok(false);
+            }
+        }
+        for (_, t) in tasks {
             t.await;
         }
-        self.world.log(|| "the clients are done".into());
+        self.given.world.log(|| "the clients are done".into());
         self.clients_done.set(true);
         self.issued_more.notify_all();
         operator.await?;
-        self.world.log(|| "the operator is done".into());
+        let late = self.late_clients.take();
+        for t in late {
+            t.await;
+        }
+        self.given.world.log(|| "the operator is done".into());
         if let Some(e) = self.set().and_then(|s| s.failure()).filter(|_| !self.tolerant()) {
             return Err(format!("the set has failed: {e}"));
         }
@@ -172,9 +194,19 @@ impl Session {
         self.stop().await
     }
 
+    /// Tasks that carry out the requests of a volume.
+    fn workers(self: &Rc<Self>, i: usize) -> Vec<JoinHandle<()>> {
+        let one = |_| {
+            let this = self.clone();
+            self.rt.spawn(async move { this.work(i).await })
+        };
+        (0..self.depth).map(one).collect()
+    }
+
     async fn open(&self) -> Result<(), EngineError> {
         let o = &self.boot.settings;
-        let mut options = SetOptions { seed: self.seed, ..SetOptions::default() };
+        let survivor = self.given.memory.clone().map(|m| SurvivorRef(m));
+        let mut options = SetOptions { seed: self.seed, survivor, ..SetOptions::default() };
         let t = &mut options.tunables;
         t.btree_cache_limit = o.node_cache_bytes;
         t.journal_delay_ms = o.journal_delay_ms;
@@ -189,9 +221,9 @@ impl Session {
         if !o.congestion {
             (t.congested_read_threshold_us, t.congested_write_threshold_us) = (0, 0);
         }
-        let set = CacheSet::open(self.parts.cache.clone(), options).await?;
+        let set = CacheSet::open(self.given.parts.cache.clone(), options).await?;
         *self.set.borrow_mut() = Some(set.clone());
-        for (i, (disk, client)) in self.parts.backings.iter().zip(&self.clients).enumerate() {
+        for (i, (disk, client)) in self.given.parts.backings.iter().zip(&self.given.clients).enumerate() {
             if self.boot.absent.contains(&i) {
                 continue;
             }
@@ -199,16 +231,16 @@ impl Session {
             self.tune(&volume).await?;
             client.set_volume(Some(volume));
         }
-        if let Some(client) = self.clients.get(self.parts.backings.len()) {
+        if let Some(client) = self.given.clients.get(self.given.parts.backings.len()) {
             let there = set.volumes().into_iter().find(|v| v.is_flash_only());
             let volume = match there {
                 Some(v) => v,
                 None => {
-                    assert!(!self.flash_made.get(), "the flash-only volume is gone");
+                    assert!(!self.given.flash_made.get(), "the flash-only volume is gone");
                     set.create_volume(uuid_of(FLASH), Sectors(client.size()), "flash").await?
                 }
             };
-            self.flash_made.set(true);
+            self.given.flash_made.set(true);
             client.set_volume(Some(volume));
         }
         Ok(())
@@ -230,7 +262,7 @@ impl Session {
     }
 
     async fn open_alone(&self) -> Result<(), EngineError> {
-        for (disk, client) in self.parts.backings.iter().zip(&self.clients) {
+        for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             match Volume::pass_through(disk.clone(), false).await {
                 Ok(v) => client.set_volume(Some(v)),
                 Err(EngineError::Invalid(why)) => {
@@ -246,14 +278,14 @@ impl Session {
     async fn read_back(&self) -> Result<(), String> {
         let mut rng = self.rng();
         let percent = self.boot.read_back_percent;
-        for (i, client) in self.clients.iter().enumerate() {
+        for (i, client) in self.given.clients.iter().enumerate() {
             let size = client.size();
             let mut at = 0;
             while at < size && client.volume().is_some() {
                 let n = READ_BACK.min(size - at);
                 if rng.below(100) < percent
                     && let Some(found) = client.read(at, n).await
-                    && let Some(judged) = self.judged.get(i).and_then(Option::as_ref)
+                    && let Some(judged) = self.given.judged.get(i).and_then(Option::as_ref)
                     && !self.boot.alone
                 {
                     let expected = &judged[at as usize..(at + n) as usize];
@@ -277,7 +309,7 @@ impl Session {
 
     /// A client that works until the requests are used up.
     async fn work(&self, i: usize) {
-        let client = &self.clients[i];
+        let client = &self.given.clients[i];
         loop {
             let Some(request) = self.queues[i].borrow_mut().pop_front() else { return };
             self.issued.set(self.issued.get() + 1);
@@ -295,90 +327,9 @@ impl Session {
         }
     }
 
-    async fn operate(self: &Rc<Self>) -> Result<(), String> {
-        for (after, act) in &self.boot.acts {
-            self.issued_more.wait_until(|| self.clients_done.get() || self.issued.get() >= *after).await;
-            self.world.log(|| format!("operator: {act:?}"));
-            let result = self.act(act).await;
-            self.world.log(|| format!("operator: {act:?} ends"));
-            if let Err(e) = result {
-                if !self.tolerant() {
-                    return Err(format!("{act:?}: {e}"));
-                }
-                self.world.log(|| format!("operator: {act:?}: {e}"));
-            }
-        }
-        Ok(())
-    }
-
-    async fn act(self: &Rc<Self>, act: &Act) -> Result<(), EngineError> {
-        let Some(set) = self.set() else { return Ok(()) };
-        let volume = |i: usize| self.clients.get(i).filter(|_| i < self.parts.backings.len())?.volume();
-        match act {
-            Act::Tune { volume: i, name, value } => match volume(*i) {
-                Some(v) => v.set(name, value).await,
-                None => Ok(()),
-            },
-            Act::TuneSet { name, value } => set.set(name, value).await,
-            Act::Gc => set.gc().await,
-            Act::Detach { volume: i, ns } => match volume(*i) {
-                Some(v) => self.detach(&set, *i, v, *ns).await,
-                None => Ok(()),
-            },
-            Act::Recreate => self.recreate(&set).await,
-        }
-    }
-
-    /// Detaches a device under load; some time later it is attached again.
-    async fn detach(
-        &self,
-        set: &CacheSet,
-        i: usize,
-        volume: Rc<Volume>,
-        pause_ns: u64,
-    ) -> Result<(), EngineError> {
-        let client = &self.clients[i];
-        set.detach(&volume).await?;
-        self.detaches.set(self.detaches.get() + 1);
-        self.rt.sleep(Nanos(pause_ns)).await;
-        client.pause().await;
-        volume.stop().await;
-        let volume = set.register(self.parts.backings[i].clone()).await;
-        if let Ok(v) = &volume {
-            client.set_volume(Some(v.clone()));
-        }
-        client.resume();
-        self.tune(&*volume?).await
-    }
-
-    /// Deletes the flash-only volume and makes a new one; its contents are zeros then.
-    async fn recreate(&self, set: &CacheSet) -> Result<(), EngineError> {
-        let Some(client) = self.clients.get(self.parts.backings.len()) else { return Ok(()) };
-        let Some(volume) = client.volume() else { return Ok(()) };
-        let Some(inode) = volume.inode() else { return Ok(()) };
-        client.pause().await;
-        // From the deletion on anything may be there, until the new volume is.
-        let size = client.size();
-        let id = client.oracle.borrow_mut().begin(crate::oracle::What::Zero, 0, size);
-        self.flash_made.set(false);
-        client.set_volume(None);
-        let made = async {
-            set.delete_volume(inode).await?;
-            set.create_volume(uuid_of(FLASH), Sectors(size), "flash").await
-        };
-        let made = made.await;
-        client.oracle.borrow_mut().end(id, made.is_ok(), made.is_ok());
-        if let Ok(volume) = &made {
-            self.flash_made.set(true);
-            client.set_volume(Some(volume.clone()));
-        }
-        client.resume();
-        made.map(drop)
-    }
-
     /// Everything is written back, and the devices are clean.
     async fn drain(&self) -> Result<(), String> {
-        for (disk, client) in self.parts.backings.iter().zip(&self.clients) {
+        for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             let Some(v) = client.volume() else { continue };
             v.drained().await.map_err(|e| format!("{}: not drained: {e}", disk.info().name))?;
             if v.dirty_sectors() > Sectors::ZERO {
@@ -397,7 +348,7 @@ impl Session {
 
     async fn stop(&self) -> Result<bool, String> {
         let mut in_order = true;
-        for client in &self.clients {
+        for client in &self.given.clients {
             if let Some(v) = client.volume() {
                 v.stop().await;
             }
@@ -405,7 +356,7 @@ impl Session {
         if let Some(set) = self.set() {
             let result = set.stop().await;
             if let Err(e) = result {
-                self.world.log(|| format!("stop: {e}"));
+                self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
                     return Err(format!("stop: {e}"));
                 }

@@ -13,13 +13,24 @@
 //!   new sectors, a failed flush makes nothing durable. Nothing is damaged that was not being written.
 //! * **Discards.** A discarded block keeps its contents, or becomes zeros, or garbage; it stays what it became.
 //! * **Held requests.** A test can hold requests back and let them go on later.
-//!
 //! * **Outages.** All requests fail from some moment on, for good or for a while.
+//! * **Hangs.** A device takes requests, or flushes alone, and answers none of them until it is released.
+//! * **Lossy flushes.** A flush fails, and what was not durable is lost at once; later flushes succeed.
+//! * **Pulled devices.** The device alone loses its power while the host stays up: every request fails from then on, and
+//!   it comes back in the next boot as another incarnation.
+//! * **Late writes.** A write that was under way when the process died takes effect later (`kill_late`).
+//!
+//! The cache device recognises what the engine writes to it (`probe`), so that a crash can be aimed.
 //!
 //! Each device has its own faults; a cut can take the power of all devices, of the cache device alone or of the backing
 //! devices alone, with another share surviving on each (`plan::Cut`). Bits that flip and writes that go astray or are
 //! lost are done to images at rest (`rot`). Devices that lie about flushes are no fault that the engine claims to
 //! survive: they test the simulator (`tests/canary.rs`).
+
+mod kinds;
+mod medium;
+mod power;
+mod probe;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -29,153 +40,17 @@ use std::sync::Arc;
 
 use format::{Sector, Sectors};
 use io::{Buffer, Completer, Device, DeviceInfo, IoError, Nanos, Op, Request, Rng};
-use serde::{Deserialize, Serialize};
+
+pub use kinds::{Counters, Fault, Keep, Kind, Matching, Speed};
+pub use medium::{Medium, Moment};
+pub use probe::Landmark;
 
 use crate::image::Image;
 use crate::stamp::{SECTOR, fill_garbage};
 use crate::world::World;
+use probe::Probe;
 
 const EIO: i32 = 5;
-
-/// How long requests take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Speed {
-    /// At least this.
-    #[serde(with = "crate::plan::as_ns")]
-    pub base: Nanos,
-    /// At most this much more.
-    #[serde(with = "crate::plan::as_ns")]
-    pub spread: Nanos,
-    /// One in so many takes `slow`; 0 for none.
-    pub slow_one_in: u64,
-    /// See `slow_one_in`.
-    #[serde(with = "crate::plan::as_ns")]
-    pub slow: Nanos,
-}
-
-impl Speed {
-    /// All requests take the same time.
-    pub const fn even(micros: u64) -> Speed {
-        Speed { base: Nanos(micros * 1000), spread: Nanos(0), slow_one_in: 0, slow: Nanos(0) }
-    }
-
-    fn draw(&self, rng: &mut Rng) -> Nanos {
-        if self.slow_one_in > 0 && rng.chance(1, self.slow_one_in) {
-            return self.slow;
-        }
-        Nanos(self.base.0 + rng.below(self.spread.0 + 1))
-    }
-}
-
-/// Kinds of requests, for faults and holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Reads.
-    Read,
-    /// Writes without FUA; zeros.
-    Write,
-    /// Writes with FUA.
-    DurableWrite,
-    /// Flushes.
-    Flush,
-    /// Discards.
-    Discard,
-}
-
-impl Kind {
-    fn of(op: Op) -> Kind {
-        match op {
-            Op::Read => Kind::Read,
-            Op::Write { fua: false } | Op::WriteZeroes => Kind::Write,
-            Op::Write { fua: true } => Kind::DurableWrite,
-            Op::Flush => Kind::Flush,
-            Op::Discard => Kind::Discard,
-        }
-    }
-}
-
-/// Requests of one kind that touch a range (a flush touches every range).
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Matching {
-    /// The kind.
-    pub kind: Kind,
-    /// The sectors.
-    pub range: Range<u64>,
-}
-
-impl Matching {
-    /// All requests of a kind.
-    pub const fn all(kind: Kind) -> Matching {
-        Matching { kind, range: 0..u64::MAX }
-    }
-
-    fn matches(&self, r: &Request) -> bool {
-        let end = r.sector.0 + r.sectors.0;
-        let touches = r.sector.0 < self.range.end && self.range.start < end;
-        Kind::of(r.op) == self.kind && (r.op == Op::Flush || touches)
-    }
-}
-
-/// Requests that fail.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fault {
-    /// Which ones.
-    pub matching: Matching,
-    /// So many of them succeed first.
-    pub skip: u32,
-    /// Then so many fail.
-    pub count: u32,
-}
-
-/// What survives a power cut of what is not durable.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Keep {
-    /// Nothing.
-    Nothing,
-    /// Everything that took effect, and every request under way.
-    Everything,
-    /// Each block with this chance of eight.
-    Some(u64),
-}
-
-/// How often what was done.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counters {
-    /// Reads.
-    pub reads: u64,
-    /// Writes without FUA.
-    pub writes: u64,
-    /// Writes with FUA.
-    pub durable_writes: u64,
-    /// Flushes.
-    pub flushes: u64,
-    /// Discards and zeros.
-    pub plain: u64,
-    /// Sectors written.
-    pub sectors_written: u64,
-    /// Requests that were made to fail.
-    pub failed: u64,
-}
-
-/// Something written that is not known to be durable.
-#[derive(Clone)]
-struct Unflushed {
-    op: u64,
-    sector: Sector,
-    data: Rc<[u8]>,
-    /// The step at which its request ended; none while it is under way.
-    ended: Option<u64>,
-}
-
-impl Unflushed {
-    fn overlaps(&self, r: &Range<u64>) -> bool {
-        self.range().start < r.end && r.start < self.range().end
-    }
-
-    fn range(&self) -> Range<u64> {
-        self.sector.0..self.sector.0 + (self.data.len() / SECTOR) as u64
-    }
-}
 
 struct Running {
     request: Request,
@@ -187,147 +62,9 @@ struct Running {
     /// Of a read: what it saw, if it has looked already.
     seen: Option<Vec<u8>>,
     fails: bool,
+    /// It is a flush that fails and loses data.
+    loses: Option<Keep>,
     held: bool,
-}
-
-/// The medium with everything on it, durable or not; a power cut can be tried out on a copy.
-#[derive(Clone)]
-pub struct Medium {
-    live: Image,
-    durable: Image,
-    unflushed: Vec<Unflushed>,
-    block_sectors: u64,
-}
-
-impl Medium {
-    fn zeros(name: &str, sectors: Sectors, block_sectors: u64) -> Medium {
-        let image = Image::zeros(name, sectors);
-        Medium { live: image.clone(), durable: image, unflushed: Vec::new(), block_sectors }
-    }
-
-    /// What reads see.
-    pub fn live(&self) -> &Image {
-        &self.live
-    }
-
-    fn apply(&mut self, op: u64, sector: Sector, data: Rc<[u8]>) {
-        self.live.write(sector, &data);
-        self.unflushed.push(Unflushed { op, sector, data, ended: None });
-    }
-
-    fn ended(&mut self, op: u64, step: u64) {
-        for u in self.unflushed.iter_mut().filter(|u| u.op == op) {
-            u.ended = Some(step);
-        }
-    }
-
-    /// What `covered` accepts is durable now, and what lies below it.
-    fn make_durable(&mut self, covered: impl Fn(&Unflushed) -> bool) {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        let mut durable = vec![false; self.unflushed.len()];
-        for (i, u) in self.unflushed.iter().enumerate().rev() {
-            // Older versions below a durable one must not come back.
-            durable[i] = covered(u) || ranges.iter().any(|r| u.overlaps(r));
-            if durable[i] {
-                ranges.push(u.range());
-            }
-        }
-        let mut i = 0;
-        let image = &mut self.durable;
-        self.unflushed.retain(|u| {
-            if durable[i] {
-                image.write(u.sector, &u.data);
-            }
-            i += 1;
-            !durable[i - 1]
-        });
-    }
-
-    /// What is left after a power cut.
-    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
-        let mut image = self.durable.clone();
-        let block = self.block_sectors as usize * SECTOR;
-        for u in &self.unflushed {
-            for (i, bytes) in u.data.chunks(block).enumerate() {
-                let kept = match keep {
-                    Keep::Nothing => false,
-                    Keep::Everything => true,
-                    Keep::Some(of_eight) => rng.chance(of_eight, 8),
-                };
-                if kept {
-                    image.write(u.sector + Sectors(i as u64 * self.block_sectors), bytes);
-                }
-            }
-        }
-        image
-    }
-}
-
-/// A device at one moment: what is durable, and what may survive a power cut or not.
-#[derive(Clone)]
-pub struct Moment {
-    durable: Image,
-    writes: Vec<(Sector, Rc<[u8]>)>,
-    block_sectors: u64,
-}
-
-impl Moment {
-    /// Equal for equal moments.
-    pub fn fingerprint(&self) -> u64 {
-        let mut sum = self.durable.fingerprint();
-        let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(31);
-        for (at, data) in &self.writes {
-            add(at.0 << 32 | data.len() as u64);
-            for bytes in data.chunks_exact(8) {
-                add(bytes.iter().fold(0, |word, b| word << 8 | u64::from(*b)));
-            }
-        }
-        sum
-    }
-
-    /// What survives or not, as one: block by block if there are at most `most` of them, else write by write.
-    fn pieces(&self, most: usize) -> Vec<(Sector, &[u8])> {
-        let block_bytes = self.block_sectors as usize * SECTOR;
-        let blocks: usize = self.writes.iter().map(|(_, data)| data.len().div_ceil(block_bytes)).sum();
-        let unit = if blocks <= most { block_bytes } else { usize::MAX };
-        let mut pieces = Vec::new();
-        for (at, data) in &self.writes {
-            let bytes = data.len().min(unit);
-            let place = |i: usize| *at + Sectors((i * bytes / SECTOR) as u64);
-            pieces.extend(data.chunks(bytes.max(1)).enumerate().map(|(i, data)| (place(i), data)));
-        }
-        pieces
-    }
-
-    /// How many [`Moment::outcomes`] there are.
-    pub fn count(&self, most: usize) -> usize {
-        let n = self.pieces(most).len();
-        if n <= most { 1 << n } else { 2 + 2 * n }
-    }
-
-    /// What may be left if the power fails: every subset of the blocks that are not durable, if there are at most
-    /// `most` of them; else every subset of the writes, if there are at most so many; else none, all, each write
-    /// alone, and all but one.
-    pub fn outcomes(&self, most: usize) -> Vec<Image> {
-        let pieces = self.pieces(most);
-        let outcome = |kept: &dyn Fn(usize) -> bool| {
-            let mut image = self.durable.clone();
-            for (_, (at, bytes)) in pieces.iter().enumerate().filter(|(i, _)| kept(*i)) {
-                image.write(*at, bytes);
-            }
-            image
-        };
-        let n = pieces.len();
-        if n <= most {
-            return (0..1_u32 << n).map(|set| outcome(&|i| set >> i & 1 == 1)).collect();
-        }
-        let mut all = vec![outcome(&|_| false), outcome(&|_| true)];
-        for one in 0..n {
-            all.push(outcome(&|i| i == one));
-            all.push(outcome(&|i| i != one));
-        }
-        all
-    }
 }
 
 struct State {
@@ -341,6 +78,17 @@ struct State {
     errors_one_in: u64,
     /// Every request that is submitted in these steps fails.
     outage: Range<u64>,
+    /// From this step on requests are held: all, or flushes alone.
+    hang: Option<(u64, bool)>,
+    /// So many flushes succeed before one fails and loses this.
+    lossy_flush: Option<(u64, Keep)>,
+    /// At this step the device alone loses its power, and keeps this.
+    pull: Option<(u64, Keep)>,
+    /// Writes of a dead process that have not taken effect.
+    late: Vec<power::Late>,
+    /// Changes whenever the system can see that the device was away.
+    incarnation: u64,
+    probe: Option<Probe>,
     /// Flushes and FUA do nothing. No such device is in the fault model: this tests the simulator.
     lies: bool,
     holds: Vec<Matching>,
@@ -377,6 +125,12 @@ impl SimDisk {
                 faults: Vec::new(),
                 errors_one_in: 0,
                 outage: 0..0,
+                hang: None,
+                lossy_flush: None,
+                pull: None,
+                late: Vec::new(),
+                incarnation: 0,
+                probe: None,
                 lies: false,
                 holds: Vec::new(),
                 garbage: 0,
@@ -417,9 +171,7 @@ impl SimDisk {
     /// Puts a medium with these contents, all durable, into the disk. Requests under way are lost.
     pub fn load(&self, image: Image) {
         let s = &mut *self.state.borrow_mut();
-        s.medium.live = image.clone();
-        s.medium.durable = image;
-        s.medium.unflushed.clear();
+        s.medium.restart(image);
         s.running.clear();
     }
 
@@ -461,6 +213,39 @@ impl SimDisk {
         self.state.borrow_mut().lies = true;
     }
 
+    /// After so many more requests the device answers none any more, or no flush (`flushes`), until it is released.
+    pub fn hang_after(&self, requests: u64, flushes: bool) {
+        let s = &mut *self.state.borrow_mut();
+        s.hang = Some((s.step + 2 * requests, flushes));
+    }
+
+    /// Whether a read that touches these sectors is held back.
+    pub fn holds_read(&self, range: Range<u64>) -> bool {
+        let reads = Matching { kind: Kind::Read, range };
+        self.state.borrow().running.values().any(|r| r.held && reads.matches(&r.request))
+    }
+
+    /// After so many more flushes one fails, and what is not durable then is lost.
+    pub fn lose_in_flush(&self, after: u64, keep: Keep) {
+        self.state.borrow_mut().lossy_flush = Some((after, keep));
+    }
+
+    /// After so many more requests the device alone loses its power. It is back in the next boot.
+    pub fn pull_after(&self, requests: u64, keep: Keep) {
+        let s = &mut *self.state.borrow_mut();
+        s.pull = Some((s.step + 2 * requests, keep));
+    }
+
+    /// Recognises the metadata of this set from now on.
+    pub fn recognise(&self, magic: format::SetMagic, bucket: Sectors) {
+        self.state.borrow_mut().probe = Some(Probe::new(magic, bucket));
+    }
+
+    /// Tells the device from what it was before it was away, as far as the system can see that.
+    pub fn incarnation(&self) -> u64 {
+        self.state.borrow().incarnation
+    }
+
     /// Holds back requests that are submitted from now on and match.
     pub fn hold(&self, matching: Matching) {
         self.state.borrow_mut().holds.push(matching);
@@ -476,6 +261,7 @@ impl SimDisk {
         let released: Vec<(u64, Nanos)> = {
             let s = &mut *self.state.borrow_mut();
             s.holds.clear();
+            s.hang = None;
             let speed = s.speed;
             let held = s.running.iter_mut().filter(|(_, r)| r.held);
             held.map(|(op, r)| {
@@ -508,85 +294,6 @@ impl SimDisk {
         };
         let all: Vec<String> = s.running.values().map(one).collect();
         format!("{}: {} under way: {}", self.info.name, all.len(), all.join(", "))
-    }
-
-    /// Everything that every request has done so far may be on the medium, or not. Lets parts of requests that did
-    /// not take effect yet do so by chance, as a power cut can.
-    fn touch_running(s: &mut State, rng: &mut Rng, of_eight: u64) {
-        let running: Vec<u64> = s.running.keys().copied().collect();
-        for op in running {
-            if rng.chance(of_eight, 8)
-                && let Some(r) = s.running.get_mut(&op)
-                && let Some((from, data)) = r.left.take()
-            {
-                let at = r.request.sector + Sectors(from);
-                s.medium.apply(op, at, data);
-            }
-        }
-    }
-
-    /// What would be left if the power failed now. Nothing changes.
-    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
-        let s = self.state.borrow();
-        let mut medium = s.medium.clone();
-        let of_eight = if keep == Keep::Everything { 8 } else { 4 };
-        for (op, r) in &s.running {
-            if let Some((from, data)) = &r.left
-                && rng.chance(of_eight, 8)
-            {
-                medium.apply(*op, r.request.sector + Sectors(*from), data.clone());
-            }
-        }
-        medium.after_power_cut(keep, rng)
-    }
-
-    /// The device as it is now, for trying out what a power cut could leave of it.
-    pub fn moment(&self) -> Moment {
-        let s = self.state.borrow();
-        let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));
-        let under_way = s.running.values().filter_map(|r| {
-            let (from, data) = r.left.as_ref()?;
-            Some((r.request.sector + Sectors(*from), data.clone()))
-        });
-        Moment {
-            durable: s.medium.durable.clone(),
-            writes: unflushed.chain(under_way).collect(),
-            block_sectors: s.medium.block_sectors,
-        }
-    }
-
-    /// The power fails: see the module head.
-    pub fn power_cut(&self, keep: Keep) {
-        let s = &mut *self.state.borrow_mut();
-        let image = self.world.random(|rng| {
-            let chance = if keep == Keep::Everything { 8 } else { 4 };
-            SimDisk::touch_running(s, rng, chance);
-            s.medium.after_power_cut(keep, rng)
-        });
-        s.medium.live = image.clone();
-        s.medium.durable = image;
-        s.medium.unflushed.clear();
-        self.forget_requests(s);
-    }
-
-    /// The process dies: see the module head.
-    pub fn kill(&self) {
-        let s = &mut *self.state.borrow_mut();
-        self.world.random(|rng| SimDisk::touch_running(s, rng, 4));
-        s.step += 1;
-        let step = s.step;
-        for u in &mut s.medium.unflushed {
-            u.ended.get_or_insert(step);
-        }
-        self.forget_requests(s);
-    }
-
-    fn forget_requests(&self, s: &mut State) {
-        s.running.clear();
-        s.holds.clear();
-        s.faults.clear();
-        s.errors_one_in = 0;
-        s.outage = 0..0;
     }
 
     fn end_after(&self, op: u64, delay: Nanos) {
@@ -691,6 +398,11 @@ impl SimDisk {
             }
             s.medium.ended(op, step);
             s.counters.failed += 1;
+            if let Some(keep) = r.loses {
+                let image = self.world.random(|rng| s.medium.after_power_cut(keep, rng));
+                s.medium.restart(image);
+                self.world.data_lost(self.number);
+            }
             let e = IoError::of(&self.info.name, &r.request, EIO);
             r.completer.complete(Err(e), r.request.buffer);
             return;
@@ -736,8 +448,16 @@ impl Device for SimDisk {
         let s = &mut *self.state.borrow_mut();
         let op = s.next_op;
         s.next_op += 1;
-        let mut r =
-            Running { request, completer, submitted: 0, left: None, seen: None, fails: false, held: false };
+        let mut r = Running {
+            request,
+            completer,
+            submitted: 0,
+            left: None,
+            seen: None,
+            fails: false,
+            loses: None,
+            held: false,
+        };
         if !self.world.effect() {
             // Never reached the device, and is never answered.
             s.running.insert(op, r);
@@ -751,10 +471,18 @@ impl Device for SimDisk {
         SimDisk::count(s, &r.request);
         s.step += 1;
         r.submitted = s.step;
-        r.held = s.holds.iter().any(|h| h.matches(&r.request));
+        if s.pull.is_some_and(|(at, _)| s.step >= at) {
+            self.lose_power(s);
+        }
+        let hangs = s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
+        r.held = hangs || s.holds.iter().any(|h| h.matches(&r.request));
+        if let Some((left, keep)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
+            r.loses = (left == 0).then_some(keep);
+            s.lossy_flush = left.checked_sub(1).map(|left| (left, keep));
+        }
         let speed = s.speed;
         let (data, split, looks_now, delay) = self.world.random(|rng| {
-            r.fails = SimDisk::fails(s, &r.request, rng);
+            r.fails = SimDisk::fails(s, &r.request, rng) || r.loses.is_some();
             let data = SimDisk::written(s, self.number, &r.request, rng);
             let blocks = r.request.sectors.0 / s.medium.block_sectors;
             // Nothing at once, or everything, or a part.
@@ -779,6 +507,10 @@ impl Device for SimDisk {
             r.seen = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
         }
         let held = r.held;
+        if let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, r.request.op, &r.request.buffer) {
+            let seen = probe.see(r.request.sector, &b.as_slice()[r.request.byte_range()]);
+            seen.into_iter().flatten().for_each(|l| self.world.landmark(l));
+        }
         if self.number == 0 && r.request.op == (Op::Write { fua: true }) {
             self.world.durable_write();
         }

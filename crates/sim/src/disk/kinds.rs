@@ -1,0 +1,128 @@
+//! What a simulated disk is told: how long requests take, which fail, what survives.
+//!
+//! Owns the types and no behaviour of a disk.
+
+use std::ops::Range;
+
+use io::{Nanos, Op, Request, Rng};
+use serde::{Deserialize, Serialize};
+
+/// How long requests take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Speed {
+    /// At least this.
+    #[serde(with = "crate::plan::as_ns")]
+    pub base: Nanos,
+    /// At most this much more.
+    #[serde(with = "crate::plan::as_ns")]
+    pub spread: Nanos,
+    /// One in so many takes `slow`; 0 for none.
+    pub slow_one_in: u64,
+    /// See `slow_one_in`.
+    #[serde(with = "crate::plan::as_ns")]
+    pub slow: Nanos,
+}
+
+impl Speed {
+    /// All requests take the same time.
+    pub const fn even(micros: u64) -> Speed {
+        Speed { base: Nanos(micros * 1000), spread: Nanos(0), slow_one_in: 0, slow: Nanos(0) }
+    }
+
+    pub(super) fn draw(&self, rng: &mut Rng) -> Nanos {
+        if self.slow_one_in > 0 && rng.chance(1, self.slow_one_in) {
+            return self.slow;
+        }
+        Nanos(self.base.0 + rng.below(self.spread.0 + 1))
+    }
+}
+
+/// Kinds of requests, for faults and holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes without FUA; zeros.
+    Write,
+    /// Writes with FUA.
+    DurableWrite,
+    /// Flushes.
+    Flush,
+    /// Discards.
+    Discard,
+}
+
+impl Kind {
+    fn of(op: Op) -> Kind {
+        match op {
+            Op::Read => Kind::Read,
+            Op::Write { fua: false } | Op::WriteZeroes => Kind::Write,
+            Op::Write { fua: true } => Kind::DurableWrite,
+            Op::Flush => Kind::Flush,
+            Op::Discard => Kind::Discard,
+        }
+    }
+}
+
+/// Requests of one kind that touch a range (a flush touches every range).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Matching {
+    /// The kind.
+    pub kind: Kind,
+    /// The sectors.
+    pub range: Range<u64>,
+}
+
+impl Matching {
+    /// All requests of a kind.
+    pub const fn all(kind: Kind) -> Matching {
+        Matching { kind, range: 0..u64::MAX }
+    }
+
+    pub(super) fn matches(&self, r: &Request) -> bool {
+        let end = r.sector.0 + r.sectors.0;
+        let touches = r.sector.0 < self.range.end && self.range.start < end;
+        Kind::of(r.op) == self.kind && (r.op == Op::Flush || touches)
+    }
+}
+
+/// Requests that fail.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Which ones.
+    pub matching: Matching,
+    /// So many of them succeed first.
+    pub skip: u32,
+    /// Then so many fail.
+    pub count: u32,
+}
+
+/// What survives a power cut of what is not durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Keep {
+    /// Nothing.
+    Nothing,
+    /// Everything that took effect, and every request under way.
+    Everything,
+    /// Each block with this chance of eight.
+    Some(u64),
+}
+
+/// How often what was done.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Reads.
+    pub reads: u64,
+    /// Writes without FUA.
+    pub writes: u64,
+    /// Writes with FUA.
+    pub durable_writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards and zeros.
+    pub plain: u64,
+    /// Sectors written.
+    pub sectors_written: u64,
+    /// Requests that were made to fail.
+    pub failed: u64,
+}

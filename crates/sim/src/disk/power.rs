@@ -1,0 +1,155 @@
+//! How a disk loses its power, or the process that uses it.
+//!
+//! Owns what becomes of requests under way, and what may be left on the medium.
+
+use std::rc::Rc;
+
+use format::{Sector, Sectors};
+use io::{Op, Rng};
+
+use super::{Keep, Moment, SimDisk, State};
+use crate::image::Image;
+
+/// A write of a dead process that has not taken effect.
+pub(super) struct Late {
+    sector: Sector,
+    data: Rc<[u8]>,
+    durable: bool,
+}
+
+impl SimDisk {
+    /// Everything that every request has done so far may be on the medium, or not. Lets parts of requests that did
+    /// not take effect yet do so by chance, as a power cut can.
+    fn touch_running(s: &mut State, rng: &mut Rng, of_eight: u64) {
+        let running: Vec<u64> = s.running.keys().copied().collect();
+        for op in running {
+            if rng.chance(of_eight, 8)
+                && let Some(r) = s.running.get_mut(&op)
+                && let Some((from, data)) = r.left.take()
+            {
+                let at = r.request.sector + Sectors(from);
+                s.medium.apply(op, at, data);
+            }
+        }
+    }
+
+    /// What would be left if the power failed now. Nothing changes.
+    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
+        let s = self.state.borrow();
+        let mut medium = s.medium.clone();
+        let of_eight = if keep == Keep::Everything { 8 } else { 4 };
+        for (op, r) in &s.running {
+            if let Some((from, data)) = &r.left
+                && rng.chance(of_eight, 8)
+            {
+                medium.apply(*op, r.request.sector + Sectors(*from), data.clone());
+            }
+        }
+        medium.after_power_cut(keep, rng)
+    }
+
+    /// The device as it is now, for trying out what a power cut could leave of it.
+    pub fn moment(&self) -> Moment {
+        let s = self.state.borrow();
+        let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));
+        let under_way = s.running.values().filter_map(|r| {
+            let (from, data) = r.left.as_ref()?;
+            Some((r.request.sector + Sectors(*from), data.clone()))
+        });
+        Moment {
+            durable: s.medium.durable.clone(),
+            writes: unflushed.chain(under_way).collect(),
+            block_sectors: s.medium.block_sectors,
+        }
+    }
+
+    /// The power fails: see the module head.
+    pub fn power_cut(&self, keep: Keep) {
+        let s = &mut *self.state.borrow_mut();
+        let image = self.world.random(|rng| {
+            let chance = if keep == Keep::Everything { 8 } else { 4 };
+            SimDisk::touch_running(s, rng, chance);
+            s.medium.after_power_cut(keep, rng)
+        });
+        s.medium.restart(image);
+        s.late.clear();
+        self.forget_requests(s);
+    }
+
+    /// The device alone loses its power while the process lives: what is under way fails, and so does what comes.
+    pub(super) fn lose_power(&self, s: &mut State) {
+        let Some((_, keep)) = s.pull.take() else { return };
+        let image = self.world.random(|rng| {
+            let chance = if keep == Keep::Everything { 8 } else { 4 };
+            SimDisk::touch_running(s, rng, chance);
+            s.medium.after_power_cut(keep, rng)
+        });
+        s.medium.restart(image);
+        for r in s.running.values_mut() {
+            (r.fails, r.left) = (true, None);
+        }
+        s.outage = 0..u64::MAX;
+        s.incarnation += 1;
+        self.world.log(|| format!("{} is pulled out, {keep:?} stays", self.info.name));
+    }
+
+    /// The system can see that the device was away.
+    pub fn returns_as_another(&self) {
+        self.state.borrow_mut().incarnation += 1;
+    }
+
+    /// The process dies, and what it had under way is carried out by and by: see [`SimDisk::land_late`].
+    pub fn kill_late(&self) {
+        let s = &mut *self.state.borrow_mut();
+        let late = s.running.values_mut().filter_map(|r| {
+            let (from, data) = r.left.take()?;
+            let sector = r.request.sector + Sectors(from);
+            Some(Late { sector, data, durable: r.request.op == (Op::Write { fua: true }) })
+        });
+        let late: Vec<Late> = late.collect();
+        s.late = late;
+        self.end_process(s);
+    }
+
+    /// What a dead process had under way takes effect now.
+    pub fn land_late(&self) {
+        let s = &mut *self.state.borrow_mut();
+        for late in std::mem::take(&mut s.late) {
+            self.world.log(|| format!("{}: a late write {}", self.info.name, late.sector));
+            let op = s.next_op;
+            s.next_op += 1;
+            s.step += 1;
+            s.medium.apply(op, late.sector, late.data);
+            s.medium.ended(op, s.step);
+            if late.durable {
+                s.medium.make_durable(|u| u.op == op);
+            }
+        }
+    }
+
+    /// The process dies: see the module head.
+    pub fn kill(&self) {
+        let s = &mut *self.state.borrow_mut();
+        self.world.random(|rng| SimDisk::touch_running(s, rng, 4));
+        s.late.clear();
+        self.end_process(s);
+    }
+
+    fn end_process(&self, s: &mut State) {
+        s.step += 1;
+        let step = s.step;
+        for u in &mut s.medium.unflushed {
+            u.ended.get_or_insert(step);
+        }
+        self.forget_requests(s);
+    }
+
+    fn forget_requests(&self, s: &mut State) {
+        s.running.clear();
+        s.holds.clear();
+        s.faults.clear();
+        s.errors_one_in = 0;
+        s.outage = 0..0;
+        (s.hang, s.lossy_flush, s.pull) = (None, None, None);
+    }
+}

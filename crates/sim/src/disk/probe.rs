@@ -1,0 +1,135 @@
+//! Recognises what the engine writes to the cache device.
+//!
+//! Owns the landmarks at which a crash can be aimed. Reads headers of the format by their offsets (format sections 8, 9
+//! and 11) and believes them: it decides when a crash comes, never whether something is right. Must not know the
+//! engine.
+
+use std::collections::BTreeSet;
+
+use format::{Sector, Sectors, SetMagic};
+use serde::{Deserialize, Serialize};
+
+/// Something that the engine does and a crash can be aimed at.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Landmark {
+    /// A request of a client is answered.
+    Answer,
+    /// A flush, or a change with FUA, is answered.
+    DurableAnswer,
+    /// A journal entry is submitted.
+    Entry,
+    /// A journal entry goes to another bucket of the ring than the one before it.
+    RingStep,
+    /// That bucket has older entries, which the new one overwrites.
+    RingReuse,
+    /// A journal entry names another prio chain than the one before it.
+    ChainSwitch,
+    /// A journal entry names another root node.
+    RootSwitch,
+    /// A journal entry names another UUID table.
+    TableSwitch,
+    /// A prio set is submitted.
+    PrioWrite,
+    /// A set of keys is submitted behind others of its node.
+    LeafAppend,
+    /// A new node is submitted.
+    NodeWrite,
+    /// A superblock is submitted.
+    Superblock,
+}
+
+impl Landmark {
+    /// All of them.
+    pub const ALL: [Landmark; 12] = [
+        Landmark::Answer,
+        Landmark::DurableAnswer,
+        Landmark::Entry,
+        Landmark::RingStep,
+        Landmark::RingReuse,
+        Landmark::ChainSwitch,
+        Landmark::RootSwitch,
+        Landmark::TableSwitch,
+        Landmark::PrioWrite,
+        Landmark::LeafAppend,
+        Landmark::NodeWrite,
+        Landmark::Superblock,
+    ];
+}
+
+/// Landmarks of one write at most.
+const MOST: usize = 6;
+
+/// Superblocks lie here.
+const SUPERBLOCK: Sector = Sector(8);
+
+/// See the module head.
+pub(super) struct Probe {
+    magic: SetMagic,
+    bucket: u64,
+    /// Bucket of the newest entry.
+    newest: Option<u64>,
+    /// Ring buckets that were written to.
+    used: BTreeSet<u64>,
+    roots: Option<Roots>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Roots {
+    table: u64,
+    root: u64,
+    chain: u64,
+}
+
+/// The 8 bytes at an offset.
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+impl Probe {
+    pub(super) fn new(magic: SetMagic, bucket: Sectors) -> Probe {
+        Probe { magic, bucket: bucket.0, newest: None, used: BTreeSet::new(), roots: None }
+    }
+
+    /// The landmarks of a write.
+    pub(super) fn see(&mut self, at: Sector, bytes: &[u8]) -> [Option<Landmark>; MOST] {
+        let mut seen = [None; MOST];
+        if at == SUPERBLOCK {
+            seen[0] = Some(Landmark::Superblock);
+            return seen;
+        }
+        match word(bytes, 8) {
+            Some(m) if m == self.magic.jset() => self.entry(at, bytes, &mut seen),
+            Some(m) if m == self.magic.pset() => seen[0] = Some(Landmark::PrioWrite),
+            Some(m) if m == self.magic.bset() && at.0.is_multiple_of(self.bucket) => {
+                seen[0] = Some(Landmark::NodeWrite);
+            }
+            Some(m) if m == self.magic.bset() => seen[0] = Some(Landmark::LeafAppend),
+            _ => {}
+        }
+        seen
+    }
+
+    fn entry(&mut self, at: Sector, bytes: &[u8], seen: &mut [Option<Landmark>; MOST]) {
+        let bucket = at.0 / self.bucket;
+        let step = self.newest.replace(bucket).is_some_and(|newest| newest != bucket);
+        let reuse = !self.used.insert(bucket) && step;
+        // The pointers of the table and of the root are behind the two words of their keys.
+        let roots = Roots {
+            table: word(bytes, 56).unwrap_or_default(),
+            root: word(bytes, 120).unwrap_or_default(),
+            chain: word(bytes, 176).unwrap_or_default(),
+        };
+        let old = self.roots.replace(roots).unwrap_or(roots);
+        let all = [
+            (true, Landmark::Entry),
+            (step, Landmark::RingStep),
+            (reuse, Landmark::RingReuse),
+            (old.chain != roots.chain, Landmark::ChainSwitch),
+            (old.root != roots.root, Landmark::RootSwitch),
+            (old.table != roots.table, Landmark::TableSwitch),
+        ];
+        for (slot, (is, landmark)) in seen.iter_mut().zip(all) {
+            *slot = is.then_some(landmark);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a seed stands for.
+//!
+//! Owns the drawing of plans. Every plan draws a random part of everything that can happen, with random weights, so that
+//! rare things are common in some plans; each ingredient is drawn on its own, so that none excludes another
+//! (`tests/crossed.rs` counts the pairs). Most plans are brief: crash after crash on small devices, because that is where
+//! most mistakes show. Must not know how anything is carried out.
+//!
+//! `devices` draws the hardware, `settings` what a boot begins with, `mix` the weights of a plan, `requests` what
+//! clients do, `operator` what the operator does, `faults` what fails and how boots end.
+
+mod devices;
+mod faults;
+mod mix;
+mod operator;
+mod requests;
+mod settings;
+
+use io::Rng;
+
+use crate::plan::{Boot, Cut, Plan};
+use crate::rig::Layout;
+use crate::world::Order;
+use mix::{Lean, Mix};
+
+/// What kind of life it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    /// Crash after crash on small devices.
+    Brief,
+    /// A bit of everything.
+    Common,
+    /// A cache that is small for what is written, and is not emptied in time.
+    Pressure,
+    /// The same, until the generations of buckets wrap around.
+    Churn,
+    /// An index of several levels.
+    Forest,
+}
+
+impl Life {
+    fn draw(rng: &mut Rng) -> Life {
+        match rng.below(1000) {
+            0..660 => Life::Brief,
+            660..860 => Life::Common,
+            860..863 => Life::Forest,
+            863..866 => Life::Churn,
+            _ => Life::Pressure,
+        }
+    }
+
+    fn boots(self, rng: &mut Rng) -> u64 {
+        match self {
+            Life::Brief => 4 + rng.below(10),
+            Life::Pressure | Life::Forest => 3 + rng.below(10),
+            Life::Common => 1 + rng.below(6),
+            Life::Churn => 1 + rng.below(4),
+        }
+    }
+}
+
+fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.below(of.len() as u64) as usize]
+}
+
+/// What all boots of a plan share.
+struct Drawn {
+    mix: Mix,
+    layout: Layout,
+    /// Sizes of the volumes.
+    sizes: Vec<u64>,
+    /// What boots are like.
+    like: Boot,
+}
+
+impl Drawn {
+    fn boot(&self, rng: &mut Rng, number: u64) -> Boot {
+        let (mix, layout) = (&self.mix, &self.layout);
+        let mut boot = self.like.clone();
+        if rng.chance(1, if mix.leans { 8 } else { 3 }) {
+            boot.settings = settings::draw(rng, mix.life);
+        }
+        if matches!(mix.life, Life::Common | Life::Brief) && rng.chance(1, 4) {
+            boot.settings.cache_mode = rng.chance(2, 3).then(|| devices::mode(rng).name().to_owned());
+        }
+        if rng.chance(1, 5) {
+            (boot.cache_speed, boot.backing_speed) = (devices::speed(rng), devices::speed(rng));
+        }
+        boot.alone = rng.below(100) < mix.alone_percent;
+        let absent = rng.below(100) < mix.absent_percent;
+        boot.absent = (0..layout.backings.len()).filter(|_| absent && rng.chance(1, 2)).collect();
+        boot.faults = (rng.below(100) < mix.faulty_percent).then(|| mix.faults(rng, layout, self.sizes.len()));
+        let (requests, effects) = mix.length(rng, number, boot.faults.as_ref());
+        let script = mix.script(rng, requests, &self.sizes, &boot.absent);
+        (boot.requests, boot.acts) = (script.requests, script.acts);
+        mix.crash(rng, &mut boot, effects, &script.ends);
+        boot
+    }
+}
+
+impl Plan {
+    /// The plan that a seed stands for. In the end everything that is left is written back, without faults.
+    pub fn from_seed(seed: u64) -> Plan {
+        let rng = &mut Rng::new(seed ^ 0x6f70_7469_6f6e_7321);
+        let life = Life::draw(rng);
+        let mut layout = devices::layout(rng, life);
+        let mut mix = Mix::draw(rng, life, &layout);
+        let leanings = Lean::draw(rng, life);
+        let mut settings = settings::draw(rng, life);
+        for lean in &leanings {
+            mix.lean(rng, *lean, &mut layout);
+            settings::lean(rng, *lean, &mut settings);
+        }
+        let flash_sectors = devices::flash(rng, life, &layout);
+        let mut sizes: Vec<u64> =
+            layout.backings.iter().map(|b| b.data_sectors / b.block_sectors * b.block_sectors).collect();
+        if flash_sectors > 0 {
+            sizes.push(flash_sectors);
+        }
+        let like = Boot {
+            cache_speed: devices::speed(rng),
+            backing_speed: devices::speed(rng),
+            settings,
+            alone: false,
+            absent: Vec::new(),
+            faults: None,
+            read_back_percent: mix.read_back_percent,
+            requests: Vec::new(),
+            acts: Vec::new(),
+            drain: false,
+            crash: None,
+            crash_in_durable_write: None,
+            aim: None,
+            cut: Cut::Kill,
+            cut_with_faults: false,
+            late: None,
+            older: None,
+            off_seconds: 0,
+        };
+        let depth = mix.depth;
+        let drawn = Drawn { mix, layout, sizes, like };
+        let boots = life.boots(rng);
+        let mut plan = Plan {
+            seed,
+            flash_sectors,
+            order: one_of(rng, &[Order::Fifo, Order::Lifo, Order::Random, Order::Random]),
+            depth,
+            first_gen: if rng.chance(1, 5) { one_of(rng, &[250, 254, 255]) } else { 0 },
+            crash_log: drawn.mix.crash_log,
+            lying: None,
+            boots: (0..boots).map(|n| drawn.boot(rng, n)).collect(),
+            layout: drawn.layout.clone(),
+        };
+        plan.end_well(rng, &drawn);
+        plan
+    }
+
+    /// Faults are off: what is left must work out.
+    fn end_well(&mut self, rng: &mut Rng, drawn: &Drawn) {
+        let cut = drawn.mix.cut(rng);
+        let mut last = Boot { read_back_percent: 100, cut, ..drawn.like.clone() };
+        let drains: &[bool] = if rng.chance(1, 2) { &[true] } else { &[true, false, true] };
+        for drain in drains {
+            last.drain = *drain;
+            last.requests = drawn.mix.script(rng, 10, &drawn.sizes, &[]).requests;
+            self.boots.push(last.clone());
+        }
+    }
+}

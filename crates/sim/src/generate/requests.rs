@@ -1,0 +1,166 @@
+//! What clients ask for.
+//!
+//! Owns requests, where they go, and series: several requests to one place, one after the other, with changes of the mode
+//! in between.
+
+use io::Rng;
+
+use super::mix::Mix;
+use super::{Life, one_of};
+use crate::plan::{Act, Faults, Request};
+
+/// What happens in a boot.
+#[derive(Default)]
+pub(super) struct Script {
+    pub(super) requests: Vec<(usize, Request)>,
+    pub(super) acts: Vec<(u64, Act)>,
+    /// How many requests of all are to be answered when a series ends.
+    pub(super) ends: Vec<u64>,
+}
+
+/// Larger writes of zeros go past the cache.
+const LARGE_ZEROES: u64 = 129;
+
+impl Mix {
+    /// How many requests a boot has, and after how many effects of devices it is to crash.
+    pub(super) fn length(&self, rng: &mut Rng, number: u64, faults: Option<&Faults>) -> (u64, u64) {
+        if faults.is_some_and(|f| f.hang.is_some()) {
+            // The ring of the journal is to go around.
+            return (one_of(rng, &[60, 250, 500]), 30_000);
+        }
+        // What has filled up in the first boot stays full: the others are for crashes in that state.
+        let fills = matches!(self.life, Life::Pressure | Life::Forest);
+        match number {
+            0 if fills => (self.requests, 30_000),
+            _ if fills => (self.requests / 10, one_of(rng, &[40, 300, 1000])),
+            _ => (self.requests, self.crash_effects),
+        }
+    }
+
+    /// What clients and operator do in a boot of about so many requests.
+    pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
+        let mut script = Script::default();
+        let mut last_ends = vec![0; sizes.len()];
+        let backings = sizes.len();
+        let every = 100_u64.checked_div(self.acts_per_hundred).unwrap_or(u64::MAX);
+        let mut next_act = 0;
+        while (script.requests.len() as u64) < requests {
+            let at = script.requests.len() as u64;
+            if at >= next_act && every < u64::MAX {
+                next_act = at + every;
+                script.acts.extend(self.act(rng, backings).into_iter().map(|a| (at, a)));
+            }
+            let volume = rng.below(sizes.len() as u64) as usize;
+            if rng.below(100) < self.series_percent {
+                self.series(rng, volume, sizes[volume], &mut script);
+            } else {
+                let request = self.request(rng, sizes[volume], &mut last_ends[volume]);
+                script.requests.push((volume, request));
+            }
+        }
+        for volume in absent {
+            if rng.chance(1, 2) {
+                script.acts.push((rng.below(requests + 1), Act::Attach { volume: *volume }));
+            }
+        }
+        script.acts.sort_by_key(|(at, _)| *at);
+        script
+    }
+
+    /// Where a request goes.
+    fn range(&self, rng: &mut Rng, size: u64, last_end: u64) -> (u64, u64) {
+        let align = self.align_sectors.max(1);
+        let most = self.max_sectors.min(size).max(align);
+        // Small ones more often than large ones.
+        let log = rng.below(u64::from(most.ilog2()) + 1);
+        let sectors = (1 + rng.below(1 << log) + rng.below(1 << log)).min(most).next_multiple_of(align);
+        let space = if rng.below(100) < self.hot_percent { (size / 8).max(align) } else { size };
+        let mut start = rng.below(space) / align * align;
+        if rng.below(100) < self.sequential_percent && last_end < size {
+            start = last_end / align * align;
+        }
+        (start, sectors.min(size - start))
+    }
+
+    fn request(&self, rng: &mut Rng, size: u64, last_end: &mut u64) -> Request {
+        let (start, sectors) = self.range(rng, size, *last_end);
+        // Discards and zeros are often much larger than writes.
+        let larger = (sectors * one_of(rng, &[1, 1, 8, 64])).min(size - start);
+        let fua = rng.below(100) < self.fua_percent;
+        let w = &self.weights;
+        let mut n = rng.below(w.read + w.write + w.flush + w.discard + w.zeroes + w.pause);
+        let mut is = |weight: u64| {
+            let hit = n < weight;
+            n = n.wrapping_sub(weight);
+            hit
+        };
+        if is(w.read) {
+            *last_end = start + sectors;
+            Request::Read { start, sectors }
+        } else if is(w.write) {
+            *last_end = start + sectors;
+            Request::Write { start, sectors, fua }
+        } else if is(w.flush) {
+            Request::Flush
+        } else if is(w.discard) {
+            Request::Discard { start, sectors: larger }
+        } else if is(w.zeroes) {
+            Request::Zeroes { start, sectors: larger, fua, may_unmap: rng.chance(1, 2) }
+        } else {
+            Request::Pause { ns: rng.below(self.max_pause.0 + 1) }
+        }
+    }
+
+    /// Several requests to one place.
+    fn series(&self, rng: &mut Rng, volume: usize, size: u64, script: &mut Script) {
+        let align = self.align_sectors.max(1);
+        let start = rng.below(size) / align * align;
+        let sectors = one_of(rng, &[1_u64, 4, 8, 16]).next_multiple_of(align).min(size - start);
+        // The same range, or one that goes beyond it on either side.
+        let near = |rng: &mut Rng| match rng.below(4) {
+            0 => {
+                let first = start.saturating_sub(rng.below(9)) / align * align;
+                let last = (start + sectors + rng.below(9)).next_multiple_of(align).min(size);
+                (first, last - first)
+            }
+            _ => (start, sectors),
+        };
+        let large = |rng: &mut Rng| {
+            let first = (start + sectors).saturating_sub(LARGE_ZEROES).min(start) / align * align;
+            let first = if rng.chance(1, 2) { first } else { start };
+            (first, LARGE_ZEROES.next_multiple_of(8).min(size - first))
+        };
+        for _ in 0..3 + rng.below(8) {
+            let fua = rng.chance(1, 3);
+            let request = match rng.below(20) {
+                0..5 => {
+                    let (start, sectors) = near(rng);
+                    Request::Write { start, sectors, fua }
+                }
+                5..9 => {
+                    let (start, sectors) = near(rng);
+                    Request::Read { start, sectors }
+                }
+                9..12 => {
+                    let (start, sectors) = near(rng);
+                    Request::Discard { start, sectors }
+                }
+                12..15 => {
+                    let (start, sectors) = if rng.chance(1, 2) { large(rng) } else { near(rng) };
+                    Request::Zeroes { start, sectors, fua, may_unmap: rng.chance(1, 2) }
+                }
+                15..17 => Request::Flush,
+                17 => {
+                    let at = script.requests.len() as u64;
+                    script.acts.extend(self.series_act(rng, volume).into_iter().map(|a| (at, a)));
+                    Request::Pause { ns: rng.below(100_000_000) }
+                }
+                _ => Request::Pause { ns: rng.below(self.max_pause.0 + 1) },
+            };
+            script.requests.push((volume, request));
+        }
+        // Reads and pauses are no answers that a crash is aimed at.
+        let counts = |(_, r): &&(usize, Request)| !matches!(r, Request::Read { .. } | Request::Pause { .. });
+        script.ends.push(script.requests.iter().filter(counts).count() as u64);
+    }
+}

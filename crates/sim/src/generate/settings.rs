@@ -1,0 +1,68 @@
+//! What a boot begins with.
+
+use io::Rng;
+
+use super::mix::Lean;
+use super::{Life, one_of};
+use crate::plan::Settings;
+
+pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
+    let pressure = matches!(life, Life::Pressure | Life::Churn);
+    Settings {
+        cache_mode: None,
+        node_cache_bytes: one_of(rng, &[1, 20_000, 1 << 30]),
+        replacement: one_of(rng, &["kernel", "reuse", "reuse"]).into(),
+        journal_delay_ms: one_of(rng, &[0, 100, 100, 2000, 30_000]),
+        writeback_batch: one_of(rng, &[8, 64, 65536]),
+        cutoffs: if pressure { (70, 90) } else { one_of(rng, &[(40, 70), (40, 70), (1, 5), (70, 90)]) },
+        congestion: rng.chance(1, 4),
+        writeback_delay: if pressure { 30 } else { one_of(rng, &[0, 1, 30]) },
+        writeback_percent: one_of(rng, &[0, 10, 40]),
+        writeback_running: life == Life::Churn || rng.chance(if pressure { 1 } else { 3 }, 4),
+        sequential_cutoff: if pressure { 0 } else { one_of(rng, &[0, 0, 4096, 65536, 4 << 20]) },
+        admission: one_of(rng, &["kernel", "cost"]).into(),
+        overwrite_in_place: one_of(rng, &["off", "auto", "always"]).into(),
+        writeback_controller: one_of(rng, &["kernel", "yield"]).into(),
+        writeback_bridge: one_of(rng, &["off", "auto", "always", "always"]).into(),
+        writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
+    }
+}
+
+/// Settings in which what a plan leans towards is likely. Each is taken or not on its own.
+pub(super) fn lean(rng: &mut Rng, lean: Lean, s: &mut Settings) {
+    let mut tilt = |change: &mut dyn FnMut(&mut Settings, &mut Rng)| {
+        if rng.chance(5, 6) {
+            change(s, rng);
+        }
+    };
+    match lean {
+        Lean::Toggling | Lean::Failing => {
+            tilt(&mut |s, _| (s.writeback_percent, s.writeback_running) = (0, true));
+            tilt(&mut |s, rng| s.writeback_delay = one_of(rng, &[0, 1]));
+            let bypass: &[u32] = if lean == Lean::Failing { &[0, 4096] } else { &[0] };
+            tilt(&mut |s, rng| s.sequential_cutoff = one_of(rng, bypass));
+            tilt(&mut |s, rng| s.journal_delay_ms = one_of(rng, &[100, 30_000]));
+            tilt(&mut |s, _| s.cutoffs = (70, 90));
+        }
+        Lean::Moving => tilt(&mut |s, _| (s.sequential_cutoff, s.congestion) = (0, false)),
+        Lean::Evicting => tilt(&mut |s, _| s.sequential_cutoff = 0),
+        Lean::Tearing => {
+            tilt(&mut |s, _| (s.journal_delay_ms, s.writeback_running) = (2000, false));
+            tilt(&mut |s, _| (s.sequential_cutoff, s.cutoffs) = (0, (70, 90)));
+        }
+        Lean::Discarding => {
+            tilt(&mut |s, _| (s.journal_delay_ms, s.writeback_running) = (30_000, false));
+            tilt(&mut |s, _| (s.cutoffs, s.congestion, s.sequential_cutoff) = ((70, 90), false, 0));
+        }
+        Lean::Bridging => {
+            tilt(&mut |s, _| (s.writeback_bridge, s.writeback_bridge_limit) = ("always".into(), 1 << 20));
+            tilt(&mut |s, _| (s.writeback_percent, s.writeback_running, s.cutoffs) = (0, true, (70, 90)));
+            tilt(&mut |s, rng| s.writeback_delay = one_of(rng, &[0, 0, 1]));
+        }
+        Lean::Places => {
+            tilt(&mut |s, rng| s.journal_delay_ms = one_of(rng, &[2000, 30_000]));
+            tilt(&mut |s, _| (s.cutoffs, s.congestion, s.sequential_cutoff) = ((70, 90), false, 0));
+        }
+        Lean::Dying | Lean::Hanging => {}
+    }
+}

@@ -1,0 +1,155 @@
+//! What the operator does in a boot, beside the clients.
+//!
+//! Owns how each act is carried out, and what it means for the clients of the volume.
+
+use std::rc::Rc;
+
+use engine::{CacheSet, EngineError, Volume};
+use format::Sectors;
+use io::Nanos;
+use io::sync::{Either, select};
+
+use super::{FLASH, Session};
+use crate::plan::Act;
+use crate::rig::uuid_of;
+
+impl Session {
+    pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {
+        for (after, act) in &self.boot.acts {
+            self.issued_more.wait_until(|| self.clients_done.get() || self.issued.get() >= *after).await;
+            self.given.world.log(|| format!("operator: {act:?}"));
+            let result = self.act(act).await;
+            self.given.world.log(|| format!("operator: {act:?} ends"));
+            if let Err(e) = result {
+                if !self.tolerant() {
+                    return Err(format!("{act:?}: {e}"));
+                }
+                self.given.world.log(|| format!("operator: {act:?}: {e}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn act(self: &Rc<Self>, act: &Act) -> Result<(), EngineError> {
+        let Some(set) = self.set() else { return Ok(()) };
+        let volume = |i: usize| self.given.clients.get(i).filter(|_| i < self.given.parts.backings.len())?.volume();
+        match act {
+            Act::Tune { volume: i, name, value } => match volume(*i) {
+                Some(v) => v.set(name, value).await,
+                None => Ok(()),
+            },
+            Act::TuneSet { name, value } => set.set(name, value).await,
+            Act::Gc => set.gc().await,
+            Act::Detach { volume: i, ns } => match volume(*i) {
+                Some(v) => self.detach(&set, *i, v, *ns).await,
+                None => Ok(()),
+            },
+            Act::Recreate => self.recreate(&set).await,
+            Act::Release { volume: i, ns } => match volume(*i) {
+                Some(v) => self.release(&set, *i, v, *ns).await,
+                None => Ok(()),
+            },
+            Act::GiveUpDetach { volume: i, ns } => match volume(*i) {
+                Some(v) => self.give_up_detach(&set, v, *ns).await,
+                None => Ok(()),
+            },
+            Act::Attach { volume: i } => self.attach(&set, *i).await,
+        }
+    }
+
+    /// Lets a device go as it is; some time later it is registered again.
+    async fn release(
+        &self,
+        set: &CacheSet,
+        i: usize,
+        volume: Rc<Volume>,
+        pause_ns: u64,
+    ) -> Result<(), EngineError> {
+        let client = &self.given.clients[i];
+        client.pause().await;
+        client.set_volume(None);
+        let released = set.release(&volume).await;
+        drop(volume);
+        if released.is_ok() {
+            client.oracle.borrow_mut().released();
+        }
+        self.rt.sleep(Nanos(pause_ns)).await;
+        let again = self.register(set, i).await;
+        client.resume();
+        released.and(again)
+    }
+
+    /// Registers a device with the running set, with the settings of this boot.
+    async fn register(&self, set: &CacheSet, i: usize) -> Result<(), EngineError> {
+        let volume = set.register(self.given.parts.backings[i].clone()).await?;
+        self.given.clients[i].set_volume(Some(volume.clone()));
+        self.tune(&volume).await
+    }
+
+    /// Begins to detach a device, and gives that up.
+    async fn give_up_detach(&self, set: &CacheSet, volume: Rc<Volume>, ns: u64) -> Result<(), EngineError> {
+        let begun = set.begin_detach(&volume);
+        match select(std::pin::pin!(begun), self.rt.sleep(Nanos(ns))).await {
+            Either::Left(begun) => begun.map(drop),
+            Either::Right(()) => Ok(()),
+        }
+    }
+
+    /// Registers a device that was absent; its clients begin their work.
+    async fn attach(self: &Rc<Self>, set: &CacheSet, i: usize) -> Result<(), EngineError> {
+        if self.boot.alone || !self.boot.absent.contains(&i) || i >= self.given.parts.backings.len() {
+            return Ok(());
+        }
+        if self.given.clients[i].volume().is_some() {
+            return Ok(());
+        }
+        self.register(set, i).await?;
+        let workers = self.workers(i);
+        self.late_clients.borrow_mut().extend(workers);
+        Ok(())
+    }
+
+    /// Detaches a device under load; some time later it is attached again.
+    async fn detach(
+        &self,
+        set: &CacheSet,
+        i: usize,
+        volume: Rc<Volume>,
+        pause_ns: u64,
+    ) -> Result<(), EngineError> {
+        let client = &self.given.clients[i];
+        set.detach(&volume).await?;
+        self.detaches.set(self.detaches.get() + 1);
+        self.rt.sleep(Nanos(pause_ns)).await;
+        client.pause().await;
+        volume.stop().await;
+        let again = self.register(set, i).await;
+        client.resume();
+        again
+    }
+
+    /// Deletes the flash-only volume and makes a new one; its contents are zeros then.
+    async fn recreate(&self, set: &CacheSet) -> Result<(), EngineError> {
+        let Some(client) = self.given.clients.get(self.given.parts.backings.len()) else { return Ok(()) };
+        let Some(volume) = client.volume() else { return Ok(()) };
+        let Some(inode) = volume.inode() else { return Ok(()) };
+        client.pause().await;
+        // From the deletion on anything may be there, until the new volume is.
+        let size = client.size();
+        let id = client.oracle.borrow_mut().begin(crate::oracle::What::Zero, 0, size);
+        self.given.flash_made.set(false);
+        client.set_volume(None);
+        let made = async {
+            set.delete_volume(inode).await?;
+            set.create_volume(uuid_of(FLASH), Sectors(size), "flash").await
+        };
+        let made = made.await;
+        client.oracle.borrow_mut().end(id, made.is_ok(), made.is_ok());
+        if let Ok(volume) = &made {
+            self.given.flash_made.set(true);
+            client.set_volume(Some(volume.clone()));
+        }
+        client.resume();
+        made.map(drop)
+    }
+}
