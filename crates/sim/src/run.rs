@@ -341,9 +341,10 @@ impl<'a> Run<'a> {
             self.report.stops += 1;
             self.cut_short = 0;
             for (oracle, client) in self.oracles.iter().zip(&session.given.clients) {
-                // What was not served was not stopped either.
-                if client.volume().is_some() {
-                    oracle.borrow_mut().stopped();
+                // What was not served was not stopped either, and loses its power all the same.
+                match client.volume() {
+                    Some(_) => oracle.borrow_mut().stopped(),
+                    None => oracle.borrow_mut().crashed(),
                 }
             }
             self.initialised |= session.set().is_some();
