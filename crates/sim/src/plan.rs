@@ -20,6 +20,8 @@ pub enum Lying {
     Cache,
     /// The backing devices.
     Backing,
+    /// None; but memory that outlives the process is believed whatever became of the cache device.
+    CrashLog,
 }
 
 /// Settings that a boot begins with.

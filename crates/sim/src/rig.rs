@@ -164,12 +164,11 @@ impl Rig {
 
     /// Switches the machine off and the power of every device. Tasks end where they stand.
     pub fn power_cut(&self, machine: Machine, keep: Keep) {
-        self.cut(machine, Cut::Power(keep, keep), false);
+        self.cut(machine, Cut::Power(keep, keep));
     }
 
-    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand. `late`: what is
-    /// under way on devices that stay on takes effect later ([`SimDisk::land_late`]).
-    pub fn cut(&self, machine: Machine, cut: Cut, late: bool) {
+    /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand.
+    pub fn cut(&self, machine: Machine, cut: Cut) {
         self.world.cut_power();
         drop(machine);
         let (cache, backing) = match cut {
@@ -180,7 +179,6 @@ impl Rig {
         };
         let cut = |disk: &SimDisk, keep: Option<Keep>| match keep {
             Some(keep) => disk.power_cut(keep),
-            None if late => disk.kill_late(),
             None => disk.kill(),
         };
         cut(&self.cache, cache);
@@ -190,7 +188,15 @@ impl Rig {
 
     /// Kills the process; the devices stay on.
     pub fn kill(&self, machine: Machine) {
-        self.cut(machine, Cut::Kill, false);
+        self.cut(machine, Cut::Kill);
+    }
+
+    /// Kills the process; what it has under way takes effect later ([`SimDisk::land_late`]).
+    pub fn kill_late(&self, machine: Machine) {
+        self.world.cut_power();
+        drop(machine);
+        self.disks().for_each(|d| d.kill_late());
+        self.world.log(|| "KILLED, with late writes".into());
     }
 
     /// A device as tasks of `machine` see it.

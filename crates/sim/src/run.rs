@@ -123,6 +123,8 @@ struct Run<'a> {
     settings: Option<Settings>,
     /// What outlives the process, if the plan has it.
     memory: Option<Rc<Memory>>,
+    /// The incarnation of the cache device that this is of.
+    memory_of: u64,
     /// The engine may know more than the devices have: its memory outlived the process.
     knows_more: bool,
     /// Writes of the last process take effect by this effect of the next boot.
@@ -164,6 +166,7 @@ impl<'a> Run<'a> {
             cut_short: 0,
             settings: None,
             memory: plan.crash_log.then(Rc::default),
+            memory_of: 0,
             knows_more: false,
             late: None,
             report,
@@ -198,6 +201,7 @@ impl<'a> Run<'a> {
         self.count_faults(boot);
         let judged = self.judge_crashed()?;
         let mut machine = self.rig.boot(self.plan.order);
+        self.forget_other_device();
         let late = self.late.take();
         let older = self.prepare(boot, late);
         let clients: Vec<Rc<Client>> = self
@@ -246,7 +250,7 @@ impl<'a> Run<'a> {
         match self.plan.lying {
             Some(Lying::Cache) => self.rig.cache.lie(),
             Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
-            None => {}
+            Some(Lying::CrashLog) | None => {}
         }
         let now = self.world.effects();
         self.world.cut_power_at(boot.crash.map(|n| now + n));
@@ -362,7 +366,10 @@ impl<'a> Run<'a> {
         self.report.hangs += u64::from(boot.faults.as_ref().is_some_and(|f| f.hang.is_some()));
         self.note_crash(cut, boot, session);
         self.late = boot.late.filter(|_| cut == Cut::Kill);
-        self.rig.cut(machine, cut, self.late.is_some());
+        match self.late {
+            Some(_) => self.rig.kill_late(machine),
+            None => self.rig.cut(machine, cut),
+        }
         match cut {
             Cut::Power(..) => self.end_of_host(),
             Cut::Cache(_) => self.rig.cache.returns_as_another(),
@@ -370,6 +377,15 @@ impl<'a> Run<'a> {
             Cut::Kill => {}
         }
         session.give_up();
+    }
+
+    /// Memory that outlives the process is of one incarnation of the cache device, as `serve` has it.
+    fn forget_other_device(&mut self) {
+        let now = self.rig.cache.incarnation();
+        let other = std::mem::replace(&mut self.memory_of, now) != now;
+        if other && self.plan.lying != Some(Lying::CrashLog) {
+            self.end_of_host();
+        }
     }
 
     /// Memory of the host is gone.
