@@ -58,6 +58,10 @@ table! {
         DetachWithDirtyData,
         /// The first superblock of a set is written as if all of it arrived, or nothing.
         SuperblockInOnePiece,
+        /// The buckets of the old prio chain are ready for use before the journal names the new one.
+        OldChainReusedEarly,
+        /// A bucket of the journal's ring is overwritten by the entry that says that it is not needed.
+        RingBucketFreedEarly,
         /// Buckets are reused before their new generation is durable.
         ReuseBeforeGenerations,
         /// A direct write does not wait for the generations of invalidated buckets.

@@ -13,6 +13,8 @@
 pub mod client;
 pub mod crash;
 pub mod disk;
+#[cfg(feature = "canary")]
+pub mod first_seeds;
 pub mod edit;
 pub mod generate;
 pub mod image;

@@ -27,7 +27,11 @@ const USAGE: &str =
   --like N       and so many plans like it: other seeds, other moments of the crashes
   --verbose      say what happens, event by event
   --print        print the plan instead of running it
-  --shrink FILE  if it fails, make the plan short and save it; at most --runs runs (20000)";
+  --shrink FILE  if it fails, make the plan short and save it; at most --runs runs (20000)
+With the feature `canary`:
+  --bug NAME     with this deliberate bug of the engine
+  --first-seeds N   how many seeds, from --from on and at most N, it takes to find each bug, or those whose names
+                 begin with --only NAME; at most --minutes for each (5)";
 
 struct Args {
     from: u64,
@@ -42,6 +46,12 @@ struct Args {
     runs: u64,
     #[cfg(feature = "canary")]
     bug: Option<engine::canary::Bug>,
+    #[cfg(feature = "canary")]
+    first_seeds: Option<u64>,
+    #[cfg(feature = "canary")]
+    only: String,
+    #[cfg(feature = "canary")]
+    minutes: u64,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
@@ -58,6 +68,12 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
         runs: 20_000,
         #[cfg(feature = "canary")]
         bug: None,
+        #[cfg(feature = "canary")]
+        first_seeds: None,
+        #[cfg(feature = "canary")]
+        only: String::new(),
+        #[cfg(feature = "canary")]
+        minutes: 5,
     };
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{arg}: expected a value\n{USAGE}"));
@@ -77,6 +93,12 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
             "--print" => it.print = true,
             "--shrink" => it.shrink = Some(value()?),
             "--runs" => it.runs = number(value())?,
+            #[cfg(feature = "canary")]
+            "--first-seeds" => it.first_seeds = Some(number(value())?),
+            #[cfg(feature = "canary")]
+            "--only" => it.only = value()?,
+            #[cfg(feature = "canary")]
+            "--minutes" => it.minutes = number(value())?,
             #[cfg(feature = "canary")]
             "--bug" => {
                 let name = value()?;
@@ -176,7 +198,30 @@ fn one(args: &Args, plan: &Plan) -> Result<Option<Report>, String> {
     }
 }
 
+/// Measures first seeds, and prints a table.
+#[cfg(feature = "canary")]
+fn first_seeds(args: &Args, within: u64) -> bool {
+    let search = sim::first_seeds::Search {
+        from: args.from,
+        within,
+        jobs: args.jobs as usize,
+        most: Duration::from_secs(60 * args.minutes),
+        only: args.only.clone(),
+    };
+    let found = search.run(|f| match &f.first {
+        Some((seed, what)) => println!("| {:?} | {seed} | {:.0} s: {what} |", f.bug, f.took.as_secs_f64()),
+        None => println!("| {:?} | not within {} | {:.0} s |", f.bug, f.tried, f.took.as_secs_f64()),
+    });
+    let n = found.iter().filter(|f| f.first.is_some()).count();
+    println!("{n} of {} bugs found within {within} seeds from {}", found.len(), args.from);
+    n == found.len()
+}
+
 fn go(args: &Args) -> Result<bool, String> {
+    #[cfg(feature = "canary")]
+    if let Some(within) = args.first_seeds {
+        return Ok(first_seeds(args, within));
+    }
     if let Some(file) = &args.plan {
         let plan = load(file)?;
         if args.print {

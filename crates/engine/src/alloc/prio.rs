@@ -10,6 +10,7 @@ use std::rc::Rc;
 use format::{BucketNr, BucketPrio, Gen, JsetRoots, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
 
 use super::{Buckets, Purpose};
+use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::journal::Urgency;
 use crate::set::Core;
@@ -160,8 +161,21 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
             *slot = next_bucket;
         }
     };
+    let early = bug(Bug::OldChainReusedEarly);
+    if early {
+        retire_chain(core, chain.clone());
+    }
     core.journal.commit_roots(urgency, change).await?;
     core.alloc.prio_seq.set(seq);
+    if !early {
+        retire_chain(core, chain);
+    }
+    core.counters.borrow_mut().prio_writes += 1;
+    Ok(())
+}
+
+/// `chain` takes the place of the chain before it, whose buckets are free. The journal names `chain`, durably.
+fn retire_chain(core: &Core, chain: Vec<BucketNr>) {
     let old = core.alloc.prio_chain.replace(chain);
     if core.alloc.prio_chain_is_ours.replace(true) {
         for b in &old {
@@ -174,8 +188,6 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
             core.buckets.borrow_mut().free_metadata(*b);
         }
     }
-    core.counters.borrow_mut().prio_writes += 1;
-    Ok(())
 }
 
 /// Puts what a chain says into the bucket table.
