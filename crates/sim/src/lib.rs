@@ -13,9 +13,9 @@
 pub mod client;
 pub mod crash;
 pub mod disk;
+pub mod edit;
 #[cfg(feature = "canary")]
 pub mod first_seeds;
-pub mod edit;
 pub mod generate;
 pub mod image;
 pub mod judge;

@@ -98,7 +98,7 @@ pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
 /// it. A durable write past the cache finds the copy, and must wait for the hole below it all the same: else a power cut
 /// brings the dirty data back over what was acknowledged as durable.
 #[test]
-fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
+pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
     for way in ["write", "zeroes"] {
         for keep in [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)] {
             let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);

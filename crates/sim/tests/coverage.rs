@@ -271,7 +271,7 @@ fn torn() {
             b.open_with(options).await;
             b.tune(0, "sequential_cutoff", "0").await;
             b.tune(0, "writeback_running", "0").await;
-            let leaf = newest_entry(&b).1.btree_root.pointer().unwrap().offset().0;
+            let leaf = Heads::read(&b.cache).newest.btree_root.pointer().unwrap().offset().0;
             let in_leaf = seed % 2 == 0;
             // The journal lies before everything else.
             let range = if in_leaf { leaf..leaf + 128 } else { 16..leaf };

@@ -44,7 +44,7 @@ async fn write_until_the_ring_wrapped(b: &Boot) {
 /// The leaf has clean copies of a device that does not answer the flush that they wait for. The leaf held the oldest entry
 /// of the journal, and after 952 writes to the other device the journal was full for good.
 #[test]
-fn a_flush_that_hangs_does_not_fill_the_journal() {
+pub fn a_flush_that_hangs_does_not_fill_the_journal() {
     for keep in [Keep::Nothing, Keep::Everything, Keep::Some(3)] {
         let mut story = Story::new(3, two_devices(), 0);
         story.boot(|b| async move {

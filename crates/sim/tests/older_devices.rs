@@ -17,7 +17,7 @@ use sim::survivor::Memory;
 /// gone for a moment, and with it a write that was answered and not flushed. Replaying the key of that write over data
 /// that was flushed showed zeros.
 #[test]
-fn a_crash_log_does_not_count_after_the_device_failed() {
+pub fn a_crash_log_does_not_count_after_the_device_failed() {
     let memory = Rc::new(Memory::default());
     let options = |memory: &Rc<Memory>| {
         let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
@@ -82,7 +82,7 @@ fn with_an_older_cache(mode: &'static str) -> Story {
 
 /// The older copy lacks dirty data that was acknowledged, and the device would get what is older than that.
 #[test]
-fn an_older_cache_is_refused_by_a_dirty_device() {
+pub fn an_older_cache_is_refused_by_a_dirty_device() {
     with_an_older_cache("writeback").boot(|b| async move {
         let before = copy_of(&b).len();
         let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();

@@ -474,7 +474,8 @@ impl Device for SimDisk {
         if s.pull.is_some_and(|(at, _)| s.step >= at) {
             self.lose_power(s);
         }
-        let hangs = s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
+        let hangs =
+            s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
         r.held = hangs || s.holds.iter().any(|h| h.matches(&r.request));
         if let Some((left, keep)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
             r.loses = (left == 0).then_some(keep);

@@ -88,7 +88,8 @@ impl Drawn {
         boot.alone = rng.below(100) < mix.alone_percent;
         let absent = rng.below(100) < mix.absent_percent;
         boot.absent = (0..layout.backings.len()).filter(|_| absent && rng.chance(1, 2)).collect();
-        boot.faults = (rng.below(100) < mix.faulty_percent).then(|| mix.faults(rng, layout, self.sizes.len()));
+        boot.faults =
+            (rng.below(100) < mix.faulty_percent).then(|| mix.faults(rng, layout, self.sizes.len()));
         let (requests, effects) = mix.length(rng, number, boot.faults.as_ref());
         let script = mix.script(rng, requests, &self.sizes, &boot.absent);
         (boot.requests, boot.acts) = (script.requests, script.acts);

@@ -32,7 +32,8 @@ impl Session {
 
     async fn act(self: &Rc<Self>, act: &Act) -> Result<(), EngineError> {
         let Some(set) = self.set() else { return Ok(()) };
-        let volume = |i: usize| self.given.clients.get(i).filter(|_| i < self.given.parts.backings.len())?.volume();
+        let volume =
+            |i: usize| self.given.clients.get(i).filter(|_| i < self.given.parts.backings.len())?.volume();
         match act {
             Act::Tune { volume: i, name, value } => match volume(*i) {
                 Some(v) => v.set(name, value).await,
