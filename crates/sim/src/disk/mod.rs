@@ -172,6 +172,7 @@ impl SimDisk {
     pub fn load(&self, image: Image) {
         let s = &mut *self.state.borrow_mut();
         s.medium.restart(image);
+        s.late.clear();
         s.running.clear();
     }
 

@@ -79,7 +79,8 @@ impl Mix {
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         boot.cut_with_faults = boot.faults.is_some() && rng.chance(1, 2);
         if rng.below(100) < self.late_percent {
-            boot.late = Some(one_of(rng, &[0, 0, 2, 10, 40]));
+            // Whoever claims a device waits for these: they never land among the requests of the next process.
+            boot.late = Some(0);
         }
         if boot.faults.as_ref().is_some_and(|f| f.hang.is_some()) {
             for s in [&mut boot.cache_speed, &mut boot.backing_speed] {
