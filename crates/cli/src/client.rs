@@ -3,13 +3,16 @@
 //! Owns one request and its answer, each over a connection of its own (HTTP/1.0: no runtime, no library, and the answer
 //! ends with the connection). What is wrong is said in words, with what to do. Must not know what is asked.
 
+use std::borrow::Cow;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
+use serve::plain;
 
 use crate::failure::Failure;
 use crate::remote::{Remote, Stream, Url};
@@ -186,19 +189,56 @@ impl Control {
         let mut bytes = Vec::new();
         let read = answer.reader.take(MOST_BYTES).read_to_end(&mut bytes);
         read.map_err(|e| answer.from.problem("the daemon does not answer", e))?;
-        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        let mut body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        self.made_fit(&mut body);
         Ok(Reply { status, body })
     }
 
-    /// What names a device: the path of a file or device that is there, made absolute; anything else as it is, also where
-    /// the daemon may be on another host. A directory is no device: volumes are often called like what they are mounted at.
+    /// What names a device, as the daemon has to read it. With a slash it is a path, which is made absolute. A word is a
+    /// UUID, a name or a label; where a file or device of this directory is called so as well, it is that one, unless the
+    /// daemon has something else under that name: then nothing is chosen. A directory is no device: volumes are often called
+    /// like what they are mounted at. A daemon on another host knows nothing of files here.
     pub(crate) fn device_name(&self, name: &str) -> Result<String, Failure> {
         let path = Path::new(name);
-        if !path.exists() || path.is_dir() || matches!(self.endpoint()?, Endpoint::Remote(_)) {
+        let remote = matches!(self.endpoint()?, Endpoint::Remote(_));
+        if name.contains('/') && !(remote && path.is_absolute()) {
+            if remote {
+                return Err(Failure::Usage(format!(
+                    "{}: expected an absolute path of the daemon's host",
+                    plain::escaped(name)
+                )));
+            }
+            return Ok(absolute(path)?.to_string_lossy().into_owned());
+        }
+        let is_device = |m: std::fs::Metadata| m.is_file() || m.file_type().is_block_device();
+        if remote || name.contains('/') || !std::fs::metadata(path).is_ok_and(is_device) {
             return Ok(name.to_owned());
         }
-        let found = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
-        Ok(found.to_string_lossy().into_owned())
+        let here = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
+        let here = here.to_string_lossy().into_owned();
+        let reply = self.ask("GET", &format!("/v1/names/{}", segment(name)), None)?;
+        let resolved = &reply.body["resolved"];
+        if reply.status == 404 || reply.status == 200 && resolved["device"] == here.as_str() {
+            return Ok(here);
+        }
+        let other = match reply.status {
+            200 => described(resolved),
+            _ => reply.ok().err().and_then(|e| e.message().map(str::to_owned)).unwrap_or_default(),
+        };
+        Err(Failure::Usage(format!(
+            "{}: is a file here, {here}, and names something else in the daemon: {other}: write ./{} for the file, or \
+             name the other by its UUID",
+            plain::escaped(name),
+            plain::escaped(name)
+        )))
+    }
+
+    /// Answers hold what others wrote, such as labels: what is shown must not act upon the terminal. JSON is data, and its
+    /// own escapes are enough.
+    fn made_fit(&self, body: &mut Value) {
+        if !self.json {
+            escape_all(body);
+        }
     }
 
     pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
@@ -229,11 +269,37 @@ impl Control {
         for line in answer.reader.lines() {
             let line = line.map_err(|e| answer.from.problem("the daemon broke off", e))?;
             if let Some(data) = line.strip_prefix("data:") {
-                each(&serde_json::from_str(data.trim()).map_err(Failure::of)?)?;
+                let mut event = serde_json::from_str(data.trim()).map_err(Failure::of)?;
+                self.made_fit(&mut event);
+                each(&event)?;
             }
         }
         Ok(())
     }
+}
+
+fn escape_all(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(safe) = plain::escaped(text) {
+                *text = safe;
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(escape_all),
+        Value::Object(map) => map.values_mut().for_each(escape_all),
+        _ => {}
+    }
+}
+
+/// What a name was taken for: name of the volume, path and UUID of the device.
+pub(crate) fn described(resolved: &Value) -> String {
+    let text = |key: &str| resolved[key].as_str().map(str::to_owned);
+    let set = text("set").map(|set| format!("set {set}"));
+    let uuid = text("uuid").map(|uuid| format!("UUID {uuid}"));
+    let mut all = [text("name").or(set), text("device"), uuid].into_iter().flatten();
+    let first = all.next().unwrap_or_default();
+    let rest: Vec<String> = all.collect();
+    if rest.is_empty() { first } else { format!("{first} ({})", rest.join(", ")) }
 }
 
 /// A path as the daemon has to see it, which runs in another directory.
@@ -253,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_no_device() {
+    fn a_slash_makes_a_path_and_a_directory_is_no_device() {
         let dir = tempfile::tempdir().unwrap();
         let control = Control {
             socket: Some(dir.path().join("socket")),
@@ -262,12 +328,27 @@ mod tests {
             ca: None,
             json: false,
         };
-        let (mounted, image) = (dir.path().join("data"), dir.path().join("./image"));
-        std::fs::create_dir(&mounted).unwrap();
-        std::fs::write(&image, "").unwrap();
-        let said = |path: &Path| control.device_name(path.to_str().unwrap()).unwrap();
-        assert_eq!(said(&mounted), mounted.to_str().unwrap());
-        assert_eq!(said(&image), dir.path().canonicalize().unwrap().join("image").to_str().unwrap());
+        let here = std::env::current_dir().unwrap();
+        let said = |name: &str| control.device_name(name).unwrap();
+        assert_eq!(said("/dev/none"), "/dev/none");
+        assert_eq!(said("./none"), here.join("none").to_str().unwrap());
+        assert_eq!(said("none"), "none");
+        assert_eq!(said("src"), "src", "a directory of this crate");
+        // A file here: only the daemon knows whether that is all that it can mean.
+        assert!(control.device_name("Cargo.toml").unwrap_err().message().unwrap().contains("no daemon runs"));
+        let far = Control { socket: None, api: Some("https://storage.example:1".parse().unwrap()), ..control };
+        assert_eq!(far.device_name("/dev/sdb").unwrap(), "/dev/sdb");
+        assert_eq!(far.device_name("Cargo.toml").unwrap(), "Cargo.toml");
+        assert!(far.device_name("./sdb").unwrap_err().message().unwrap().contains("expected an absolute path"));
+    }
+
+    #[test]
+    fn what_was_meant_is_said() {
+        let of = |text: &str| described(&serde_json::from_str(text).unwrap());
+        assert_eq!(of(r#"{"name": "bcache0", "device": "/dev/b", "uuid": "u"}"#), "bcache0 (/dev/b, UUID u)");
+        assert_eq!(of(r#"{"name": null, "device": "/dev/c", "uuid": "u", "set": "s"}"#), "set s (/dev/c, UUID u)");
+        assert_eq!(of(r#"{"name": "bcache1", "device": null, "uuid": null}"#), "bcache1");
+        assert_eq!(of(r#"{"name": null, "device": "/dev/b", "uuid": "u"}"#), "/dev/b (UUID u)");
     }
 
     #[test]

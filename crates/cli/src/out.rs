@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 pub(crate) use serve::message::{message, note, warn};
+use serve::plain;
 
 use crate::failure::Failure;
 use crate::size;
@@ -32,12 +33,12 @@ pub(crate) fn document(json: bool, doc: &(impl Serialize + std::fmt::Display)) -
 /// Prints a document, indented.
 pub(crate) fn print_json(doc: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(doc).map_err(Failure::of)?;
-    print(&format!("{text}\n"))
+    print(&format!("{}\n", plain::escaped_json(&text)))
 }
 
 /// Prints an event as one line.
 pub(crate) fn print_json_line(event: &serde_json::Value) -> Result<(), Failure> {
-    print(&format!("{event}\n"))
+    print(&format!("{}\n", plain::escaped_json(&event.to_string())))
 }
 
 /// A line on the terminal that says how far a command is. Shows nothing where stderr is no terminal.

@@ -3,6 +3,8 @@
 //! Owns the table of routes, which is the one that a test compares with the OpenAPI document, and the shape of errors:
 //! `{"schema_version": 1, "error": "…"}`, whatever went wrong. Must not know who may ask (module `server`).
 
+mod change;
+
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,19 +19,24 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use futures_core::Stream;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use serve::{Command, Failure};
+use serve::Failure;
 use tokio::sync::mpsc;
 
+use crate::audit::{self, Why};
 use crate::hub::Event;
-use crate::jobs::{End, Job, JobView, Running};
+use crate::jobs::JobView;
+use crate::names::Unresolved;
 use crate::pictures::{buckets, disk_trace, set_history, volume_history};
-use crate::registry::{Registry, SetView};
-use crate::settings::Of;
+use crate::registry::{Found, Registry, SetView};
 use crate::web;
-use crate::worker::Order;
+
+use change::{
+    attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, create, detach, flush,
+    flush_set, gc, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable,
+    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables,
+};
 
 /// Most bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
@@ -63,18 +70,29 @@ impl From<Failure> for Refusal {
     }
 }
 
+impl From<Unresolved> for Refusal {
+    fn from(unresolved: Unresolved) -> Refusal {
+        let status = match unresolved {
+            Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
+            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
+            Unresolved::Refused(_) => StatusCode::CONFLICT,
+        };
+        let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
+        Refusal(status, text)
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        (self.0, Json(json!({"schema_version": 1, "error": self.1}))).into_response()
+        let mut response =
+            (self.0, Json(json!({"schema_version": 1, "error": &self.1}))).into_response();
+        response.extensions_mut().insert(Why(self.1));
+        response
     }
 }
 
 pub(crate) type Answered = Result<Json<Value>, Refusal>;
 pub(crate) type Shared = State<Arc<Api>>;
-
-pub(crate) fn not_found(failure: Failure) -> Refusal {
-    Refusal(StatusCode::NOT_FOUND, failure.message().unwrap_or_default().to_owned())
-}
 
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
@@ -139,6 +157,7 @@ routes! {
     get "/v1/volumes/{volume}/history" => volume_history,
     get "/v1/volumes/{volume}/disk-trace" => disk_trace,
     get "/v1/devices" => devices,
+    get "/v1/names/{name}" => name,
     post "/v1/register" => register,
     post "/v1/unregister" => unregister,
     post "/v1/attach" => attach,
@@ -166,6 +185,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(axum::middleware::map_response(errors_are_json))
+        .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::keep))
         .with_state(api)
 }
 
@@ -229,7 +249,7 @@ async fn sets(State(api): Shared) -> Answered {
 }
 
 async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
-    let id = api.registry.set_of(&set).map_err(not_found)?;
+    let id = api.registry.set_of(&set).await?;
     let found = api.registry.sets().await.into_iter().find(|s| s.id == id);
     match found {
         Some(set) => ok(json!({"set": set})),
@@ -250,7 +270,7 @@ async fn volumes(State(api): Shared) -> Answered {
 }
 
 async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let (worker, name) = api.registry.find(&volume).await.map_err(not_found)?;
+    let Found { worker, name, .. } = api.registry.find(&volume).await?;
     let figures = api.registry.figures_of(&worker).await?;
     match figures.volumes.into_iter().find(|v| v.name == name) {
         Some(found) => {
@@ -262,14 +282,19 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
     }
 }
 
+/// What a name stands for.
+async fn name(State(api): Shared, Path(name): Path<String>) -> Answered {
+    ok(json!({"resolved": api.registry.named(&name).await?}))
+}
+
 async fn devices(State(api): Shared) -> Answered {
     let sets = api.registry.sets().await;
     ok(json!({"devices": all_devices(&api, &sets).await}))
 }
 
 async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    api.registry.find(&volume).await.map_err(not_found)?;
-    let said = api.registry.explain(&volume).await?;
+    let Found { name, .. } = api.registry.find(&volume).await?;
+    let said = api.registry.explain(&name).await?;
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
 }
 
@@ -278,292 +303,6 @@ async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
     let format = metrics::Format::accepted(accept);
     let text = metrics::render(&api.registry.engine_figures().await, format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
-}
-
-// ---- devices ----
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Register {
-    devices: Vec<PathBuf>,
-    /// One that is registered already is no mistake.
-    #[serde(default)]
-    quiet: bool,
-}
-
-async fn register(State(api): Shared, body: Bytes) -> Answered {
-    let wanted: Register = parse(&body)?;
-    if let Some(relative) = wanted.devices.iter().find(|d| !d.is_absolute()) {
-        let text = format!("{}: expected an absolute path", relative.display());
-        return Err(Refusal(StatusCode::BAD_REQUEST, text));
-    }
-    let work = async move {
-        match wanted.quiet {
-            true => api.registry.register_quietly(wanted.devices).await,
-            false => api.registry.register(wanted.devices).await,
-        }
-    };
-    let registered = to_the_end(work).await?;
-    ok(json!({"devices": registered}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unregister {
-    device: String,
-}
-
-async fn unregister(State(api): Shared, body: Bytes) -> Answered {
-    let wanted: Unregister = parse(&body)?;
-    to_the_end(async move { api.registry.unregister(&wanted.device).await }).await?;
-    ok(json!({}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Attach {
-    cache: String,
-    backing: String,
-}
-
-async fn attach(State(api): Shared, body: Bytes) -> Answered {
-    let wanted: Attach = parse(&body)?;
-    to_the_end(async move { api.registry.attach(&wanted.cache, &wanted.backing).await }).await?;
-    ok(json!({}))
-}
-
-async fn stop(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    api.registry.find(&volume).await.map_err(not_found)?;
-    to_the_end(async move { api.registry.stop_volume(&volume).await }).await?;
-    ok(json!({}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Create {
-    size_bytes: u64,
-    #[serde(default)]
-    label: String,
-}
-
-async fn create(State(api): Shared, Path(set): Path<String>, body: Bytes) -> Answered {
-    let wanted: Create = parse(&body)?;
-    if wanted.size_bytes == 0 || !wanted.size_bytes.is_multiple_of(512) {
-        let text = format!("size_bytes: expected a multiple of 512, found {}", wanted.size_bytes);
-        return Err(Refusal(StatusCode::BAD_REQUEST, text));
-    }
-    let sectors = wanted.size_bytes / 512;
-    to_the_end(async move { api.registry.create(&set, sectors, wanted.label).await }).await?;
-    ok(json!({}))
-}
-
-async fn reload(State(api): Shared) -> Answered {
-    let changes = to_the_end(async move { api.registry.reload(&api.config_path).await }).await?;
-    ok(json!({"changes": changes}))
-}
-
-// ---- tunables ----
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Put {
-    value: String,
-    #[serde(default)]
-    runtime: bool,
-}
-
-/// Whose tunables, for work that goes on when its request is gone.
-#[derive(Clone)]
-enum Whose {
-    Set(String),
-    Volume(String),
-}
-
-impl Whose {
-    fn of(&self) -> Of<'_> {
-        match self {
-            Whose::Set(name) => Of::Set(name),
-            Whose::Volume(name) => Of::Volume(name),
-        }
-    }
-}
-
-async fn change(api: Arc<Api>, whose: Whose, key: String, put: Put) -> Answered {
-    let work = async move { api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await };
-    ok(json!({"changed": to_the_end(work).await?}))
-}
-
-async fn reset(api: Arc<Api>, whose: Whose, key: String) -> Answered {
-    let work = async move { api.registry.reset_tunable(whose.of(), &key).await };
-    ok(json!({"changed": to_the_end(work).await?}))
-}
-
-async fn set_tunables(State(api): Shared, Path(set): Path<String>) -> Answered {
-    ok(json!({"tunables": api.registry.tunables(Of::Set(&set)).await?}))
-}
-
-async fn set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
-    ok(json!({"tunable": api.registry.tunable(Of::Set(&set), &key).await?}))
-}
-
-async fn change_set_tunable(
-    State(api): Shared,
-    Path((set, key)): Path<(String, String)>,
-    body: Bytes,
-) -> Answered {
-    change(api, Whose::Set(set), key, parse(&body)?).await
-}
-
-async fn reset_set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
-    reset(api, Whose::Set(set), key).await
-}
-
-async fn volume_tunables(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    api.registry.find(&volume).await.map_err(not_found)?;
-    ok(json!({"tunables": api.registry.tunables(Of::Volume(&volume)).await?}))
-}
-
-async fn volume_tunable(State(api): Shared, Path((volume, key)): Path<(String, String)>) -> Answered {
-    api.registry.find(&volume).await.map_err(not_found)?;
-    ok(json!({"tunable": api.registry.tunable(Of::Volume(&volume), &key).await?}))
-}
-
-async fn change_volume_tunable(
-    State(api): Shared,
-    Path((volume, key)): Path<(String, String)>,
-    body: Bytes,
-) -> Answered {
-    let put = parse(&body)?;
-    api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Whose::Volume(volume), key, put).await
-}
-
-async fn reset_volume_tunable(State(api): Shared, Path((volume, key)): Path<(String, String)>) -> Answered {
-    api.registry.find(&volume).await.map_err(not_found)?;
-    reset(api, Whose::Volume(volume), key).await
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Mode {
-    mode: String,
-}
-
-async fn cache_mode(State(api): Shared, Path(volume): Path<String>, body: Bytes) -> Answered {
-    let Mode { mode } = parse(&body)?;
-    api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Whose::Volume(volume), "cache_mode".into(), Put { value: mode, runtime: false }).await
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Label {
-    label: String,
-}
-
-async fn label(State(api): Shared, Path(volume): Path<String>, body: Bytes) -> Answered {
-    let Label { label } = parse(&body)?;
-    api.registry.find(&volume).await.map_err(not_found)?;
-    change(api, Whose::Volume(volume), "label".into(), Put { value: label, runtime: false }).await
-}
-
-// ---- work ----
-
-async fn gc(State(api): Shared, Path(set): Path<String>) -> Answered {
-    let worker = api.registry.set(&set).map_err(not_found)?;
-    to_the_end(async move { api.registry.command(&worker, Command::Gc).await }).await?;
-    ok(json!({}))
-}
-
-fn accepted(job: &Job) -> Result<Response, Refusal> {
-    let body = Json(json!({"schema_version": 1, "job": job.view()}));
-    Ok((StatusCode::ACCEPTED, body).into_response())
-}
-
-async fn detach(State(api): Shared, Path(volume): Path<String>) -> Result<Response, Refusal> {
-    let (worker, name) = api.registry.find(&volume).await.map_err(not_found)?;
-    let job = api.registry.begin_job(&worker, "detach", &name, |job| Order::Detach(name.clone(), job))?;
-    accepted(&job)
-}
-
-async fn flush(State(api): Shared, Path(volume): Path<String>) -> Result<Response, Refusal> {
-    let (worker, name) = api.registry.find(&volume).await.map_err(not_found)?;
-    let job = api.registry.begin_job(&worker, "flush", &name, |job| Order::Flush(Some(name.clone()), job))?;
-    accepted(&job)
-}
-
-async fn flush_set(State(api): Shared, Path(set): Path<String>) -> Result<Response, Refusal> {
-    let worker = api.registry.set(&set).map_err(not_found)?;
-    let id = worker.plan.id.clone();
-    let job = api.registry.begin_job(&worker, "flush", &id, |job| Order::Flush(None, job))?;
-    accepted(&job)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Check {
-    devices: Vec<String>,
-    #[serde(default)]
-    quick: bool,
-    /// Also if somebody writes to them: what is found then may be torn.
-    #[serde(default)]
-    in_use: bool,
-}
-
-async fn check(State(api): Shared, body: Bytes) -> Result<Response, Refusal> {
-    let wanted: Check = parse(&body)?;
-    let paths = wanted.devices.iter().map(|d| api.registry.device_path(d));
-    let paths = paths.collect::<Result<Vec<_>, Failure>>()?;
-    let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" ")) else {
-        return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
-    };
-    let running = Running(job.clone());
-    tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
-    accepted(&job)
-}
-
-/// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
-fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
-    let look = || -> Result<End, Failure> {
-        let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
-        let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
-        let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
-        let options = inspect::CheckOptions { compare_clean: !quick };
-        let report = inspect::check(&sources, options, &mut |p| {
-            job.0.progress(p.done.bytes(), p.total.bytes());
-            if job.0.is_cancelled() {
-                std::ops::ControlFlow::Break(())
-            } else {
-                std::ops::ControlFlow::Continue(())
-            }
-        });
-        job.0.reports(json!(report));
-        Ok(match (job.0.is_cancelled(), report.is_ok()) {
-            (true, _) => End::Cancelled,
-            (false, true) => End::Done,
-            (false, false) => End::Failed("problems were found: see the report".into()),
-        })
-    };
-    job.0.ended(look().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
-}
-
-async fn jobs(State(api): Shared) -> Answered {
-    ok(json!({"jobs": api.registry.jobs.all()}))
-}
-
-fn job_of(api: &Api, id: &str) -> Result<Arc<Job>, Refusal> {
-    let found = id.parse().ok().and_then(|id| api.registry.jobs.get(id));
-    found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("there is no job {id}")))
-}
-
-async fn one_job(State(api): Shared, Path(id): Path<String>) -> Answered {
-    ok(json!({"job": job_of(&api, &id)?.view()}))
-}
-
-async fn cancel_job(State(api): Shared, Path(id): Path<String>) -> Answered {
-    let job = job_of(&api, &id)?;
-    job.cancel();
-    ok(json!({"job": job.view()}))
 }
 
 // ---- events ----

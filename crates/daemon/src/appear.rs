@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use serve::message;
 
+use crate::audit::{self, Peer};
 use crate::devices::{Seen, block_devices, look_at_all};
-use crate::registry::Registry;
+use crate::names::Named;
+use crate::registry::{By, Registry};
 use crate::uevents::{Monitor, News, is_taken};
 
 /// The block devices of this host that may be ours and that nobody else has.
@@ -56,7 +58,10 @@ impl Registry {
         for ((_, looked), came) in look_at_all(paths).await.into_iter().zip(came) {
             // Most of what appears has no superblock of bcache, or is gone again.
             let Ok(seen) = looked else { continue };
-            if self.misses(&seen) || all && self.is_news(&seen, came) {
+            let is_back = self.misses(&seen) && (all || self.is_expected(&seen));
+            // One that was refused is tried again when it comes again.
+            let may_be_tried = came || !self.left().contains(&seen.uuid);
+            if is_back && may_be_tried || all && self.is_news(&seen, came) {
                 self.register_seen(&seen).await;
             }
         }
@@ -64,7 +69,15 @@ impl Registry {
 
     async fn register_seen(self: &Arc<Self>, seen: &Seen) {
         message::note(format!("{}: has appeared", seen.path.display()));
-        match self.register_quietly(vec![seen.path.clone()]).await {
+        let registered = self.register(vec![seen.path.clone()], By::Search).await;
+        let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
+        let what = Named {
+            device: Some(seen.path.clone()),
+            uuid: Some(seen.uuid.clone()),
+            ..Named::default()
+        };
+        audit::tell(&self.shared.hub, Peer::Other("the device"), "register by appearing", &[what], result);
+        match registered {
             Ok(_) => self.left().remove(&seen.uuid),
             Err(e) => {
                 let text =
@@ -138,13 +151,20 @@ mod tests {
         registry.appeared(vec![(two.clone(), true)], true).await;
         assert_eq!(served(&registry), 2, "it was taken out and put in again");
 
-        // A copy is refused, said once, and tried again only if it comes again.
+        // A copy is left alone as long as what it is a copy of is there.
         let copy = dir.path().join("copy");
         std::fs::copy(&one, &copy).unwrap();
         let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
         for (came, wanted) in [(false, 0), (true, 0)] {
             registry.appeared(vec![(copy.clone(), came)], true).await;
             assert_eq!((served(&registry), errors()), (2, wanted));
+        }
+        // With that one let go it is refused, said once, and tried again only if it comes again.
+        registry.unregister(one.to_str().unwrap()).await.unwrap();
+        registry.left().clear();
+        for (came, wanted) in [(false, 1), (false, 1), (true, 2)] {
+            registry.appeared(vec![(copy.clone(), came)], true).await;
+            assert_eq!((served(&registry), errors()), (1, wanted), "{came}");
         }
         registry.stop_all().await.unwrap();
     }

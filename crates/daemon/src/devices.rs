@@ -13,6 +13,8 @@ use inspect::{DeviceSuper, FileSource, ReadAt};
 use serve::Failure;
 use serve::superblock::HEAD;
 
+use crate::identity::Identity;
+
 /// How long a device may take to show its superblock.
 const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
@@ -49,9 +51,21 @@ pub(crate) struct Seen {
     pub(crate) role: Role,
     /// Tells the block device that is there now from a later one with the same name; nothing for files.
     pub(crate) appearance: Option<u64>,
+    /// What it is on: tells it from its copies.
+    pub(crate) identity: Identity,
+    /// How often its superblock was written, as far as that is counted.
+    pub(crate) sequence: u64,
 }
 
 impl Seen {
+    /// By what it is remembered: a set has one cache device, a backing device is itself.
+    pub(crate) fn key(&self) -> &str {
+        match &self.role {
+            Role::Cache { set } => set,
+            Role::Backing { .. } => &self.uuid,
+        }
+    }
+
     /// Whether this block device is there no more: its name is free, or another one's.
     pub(crate) fn is_gone(&self) -> bool {
         self.appearance.is_some() && self.appearance != appearance(&self.path)
@@ -73,8 +87,13 @@ fn look_now(path: &Path) -> Result<Seen, Failure> {
     serve::superblock::has_room(&source)?;
     let superblock = inspect::read_superblock(&source)
         .map_err(|finding| Failure::Failed(format!("{}: {finding}", path.display())))?;
-    let (uuid, role) = match superblock {
-        DeviceSuper::Cache(sb) => (sb.uuid().to_string(), Role::Cache { set: sb.set_uuid().to_string() }),
+    let mut identity = Identity::of(&path);
+    let (uuid, sequence, role) = match superblock {
+        DeviceSuper::Cache(sb) => {
+            let uuid = sb.uuid().to_string();
+            identity = identity.with_cache(&uuid);
+            (uuid, sb.seq(), Role::Cache { set: sb.set_uuid().to_string() })
+        }
         DeviceSuper::Backing(sb) => {
             let bond = match sb.state() {
                 _ if sb.set_uuid() == format::Uuid::NIL => Bond::Free,
@@ -85,10 +104,10 @@ fn look_now(path: &Path) -> Result<Seen, Failure> {
             };
             let set = (bond != Bond::Free).then(|| sb.set_uuid().to_string());
             let role = Role::Backing { set, bond, label: sb.label() };
-            (sb.uuid().to_string(), role)
+            (sb.uuid().to_string(), sb.seq(), role)
         }
     };
-    Ok(Seen { path, uuid, role, appearance })
+    Ok(Seen { path, uuid, role, appearance, identity, sequence })
 }
 
 /// Looks at a device.

@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use crate::audit::Change;
+
 /// Events that a listener may be behind.
 const QUEUE: usize = 256;
 /// Events that are remembered.
@@ -24,7 +26,7 @@ pub(crate) struct Event {
     pub(crate) seq: u64,
     /// Milliseconds since 1970.
     pub(crate) time_ms: u64,
-    /// `message`, `set`, `device`, `job` or `configuration`.
+    /// `message`, `set`, `device`, `job`, `configuration` or `audit`.
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     /// The set (or the backing device that is served alone), if it concerns one.
@@ -33,6 +35,9 @@ pub(crate) struct Event {
     pub(crate) level: &'static str,
     /// What happened, in words.
     pub(crate) text: String,
+    /// Of `audit`: who changed what.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) change: Option<Change>,
 }
 
 #[derive(Default)]
@@ -55,6 +60,22 @@ impl Hub {
 
     /// Tells everybody.
     pub(crate) fn publish(&self, kind: &'static str, set: Option<&str>, level: &str, text: &str) {
+        self.tell(kind, set, level, text, None);
+    }
+
+    /// Tells everybody that something was changed, or was to be.
+    pub(crate) fn publish_change(&self, text: &str, change: Change) {
+        self.tell("audit", None, "info", text, Some(change));
+    }
+
+    fn tell(
+        &self,
+        kind: &'static str,
+        set: Option<&str>,
+        level: &str,
+        text: &str,
+        change: Option<Change>,
+    ) {
         let level = match level {
             "error" => "error",
             "warning" => "warning",
@@ -70,6 +91,7 @@ impl Hub {
             set: set.map(str::to_owned),
             level,
             text: text.to_owned(),
+            change,
         });
         inner.last.push_back(event.clone());
         if inner.last.len() > REMEMBERED {

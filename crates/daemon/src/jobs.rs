@@ -4,6 +4,7 @@
 //! whoever has its [`Job`]; progress is plain numbers. Must not know what is done.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::hub::Hub;
+use crate::names::Named;
 
 /// Jobs that are remembered.
 const REMEMBERED: usize = 100;
@@ -30,6 +32,7 @@ pub(crate) struct Job {
     pub(crate) id: u64,
     kind: &'static str,
     target: String,
+    on: Option<Named>,
     began: Instant,
     done: AtomicU64,
     total: AtomicU64,
@@ -45,6 +48,9 @@ pub(crate) struct JobView {
     id: u64,
     kind: &'static str,
     target: String,
+    /// Path and UUID of the device that it works on, if it is one.
+    device: Option<PathBuf>,
+    uuid: Option<String>,
     /// `running`, `done`, `cancelled` or `failed`.
     state: &'static str,
     done_bytes: u64,
@@ -127,6 +133,8 @@ impl Job {
             id: self.id,
             kind: self.kind,
             target: self.target.clone(),
+            device: self.on.as_ref().and_then(|n| n.device.clone()),
+            uuid: self.on.as_ref().and_then(|n| n.uuid.clone()),
             state,
             done_bytes: done,
             total_bytes: total,
@@ -151,6 +159,11 @@ impl Job {
         let v = self.view();
         let eta = v.eta_seconds.map(|s| format!(", {s} s left")).unwrap_or_default();
         format!("{} {}: {} %, {} of {} bytes{eta}", v.kind, v.target, v.percent, v.done_bytes, v.total_bytes)
+    }
+
+    /// What it does to what, in words.
+    pub(crate) fn title(&self) -> (String, Option<&Named>) {
+        (format!("{} {}", self.kind, self.target), self.on.as_ref())
     }
 
     /// Keeps what was found.
@@ -196,7 +209,7 @@ impl Jobs {
     }
 
     /// A new job, unless too many are running.
-    pub(crate) fn begin(&self, kind: &'static str, target: &str) -> Option<Arc<Job>> {
+    pub(crate) fn begin(&self, kind: &'static str, target: &str, on: Option<&Named>) -> Option<Arc<Job>> {
         let (last, list) = &mut *self.lock();
         if list.iter().filter(|j| j.is_running()).count() >= MOST_RUNNING {
             return None;
@@ -210,6 +223,7 @@ impl Jobs {
             id: *last,
             kind,
             target: target.to_owned(),
+            on: on.cloned(),
             began: Instant::now(),
             done: AtomicU64::new(0),
             total: AtomicU64::new(0),
@@ -239,7 +253,7 @@ mod tests {
     #[test]
     fn jobs_end_once() {
         let jobs = Jobs::new(Arc::default());
-        let job = jobs.begin("detach", "bcache0").unwrap();
+        let job = jobs.begin("detach", "bcache0", None).unwrap();
         job.progress(30, 100);
         assert_eq!((job.view().state, job.view().percent), ("running", 30));
         {
@@ -247,7 +261,7 @@ mod tests {
             running.0.ended(End::Done);
         }
         assert_eq!((job.view().state, job.view().percent), ("done", 100));
-        drop(Running(jobs.begin("flush", "x").unwrap()));
+        drop(Running(jobs.begin("flush", "x", None).unwrap()));
         assert_eq!(jobs.get(2).unwrap().view().state, "failed");
         assert_eq!(jobs.all().len(), 2);
     }
@@ -256,11 +270,11 @@ mod tests {
     fn jobs_are_limited() {
         let jobs = Jobs::new(Arc::default());
         for _ in 0..3 * REMEMBERED {
-            jobs.begin("flush", "x").unwrap().ended(End::Cancelled);
+            jobs.begin("flush", "x", None).unwrap().ended(End::Cancelled);
         }
         assert_eq!(jobs.all().len(), REMEMBERED);
-        (0..MOST_RUNNING).for_each(|_| drop(jobs.begin("flush", "x").unwrap()));
-        assert!(jobs.begin("flush", "x").is_none());
+        (0..MOST_RUNNING).for_each(|_| drop(jobs.begin("flush", "x", None).unwrap()));
+        assert!(jobs.begin("flush", "x", None).is_none());
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! by bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
 //! Where things are: `config` and `state` are what holds and what is remembered; `devices` looks, `uevents` says
-//! where to, `registry` decides, `worker` and `host` serve; `settings`, `jobs` and `hub` are tunables, long operations and events; `server` and
+//! where to, `registry` decides, `worker` and `host` serve; `names` says what is meant, `identity` which
+//! device it is; `settings`, `jobs` and `hub` are tunables, long operations and events, `audit` who changed something; `server` and
 //! `tcp` let clients in and `api` answers them; `stop` is the end. The decisions are in `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
 mod api;
 mod appear;
+mod audit;
 mod config;
 mod devices;
 mod history;
 mod host;
 mod hub;
+mod identity;
 mod jobs;
+mod names;
 mod notify;
 mod pictures;
 mod registry;
@@ -139,7 +143,7 @@ async fn control(
     let registry = Arc::new(Registry::new(shared.clone()));
     let api = Api { registry: registry.clone(), config_path: options.config.clone(), began: Instant::now() };
     let router = server::with_limits(api::router(Arc::new(api)));
-    let serving = tokio::spawn(server::serve(listener, router.clone(), access));
+    let serving = tokio::spawn(server::serve(listener, router.clone(), access, shared.hub.clone()));
     message::note(format!("control socket {}", socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
@@ -192,7 +196,11 @@ async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Pa
         if hangup.is_some() {
             let (registry, config) = (registry.clone(), config.to_owned());
             tokio::spawn(async move {
-                if let Err(e) = registry.reload(&config).await {
+                let reloaded = registry.reload(&config).await;
+                let (hub, peer) = (&registry.shared.hub, audit::Peer::Other("a signal"));
+                let result = reloaded.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
+                audit::tell(hub, peer, "reload", &[], result);
+                if let Err(e) = reloaded {
                     let why = e.message().unwrap_or_default();
                     message::message("error", why);
                     registry.shared.hub.publish("configuration", None, "error", why);

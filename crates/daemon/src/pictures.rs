@@ -8,8 +8,9 @@ use engine::figures::BucketMap;
 use io::{Nanos, Op, Purpose, TraceFigures, Traced};
 use serde_json::{Map, Value, json};
 
-use crate::api::{Answered, Refusal, Shared, not_found, ok};
+use crate::api::{Answered, Refusal, Shared, ok};
 use crate::history::{self, Whose};
+use crate::registry::Found;
 
 /// How long requests to a backing device are recorded after somebody has asked for them.
 pub(crate) const TRACE_LEASE: Nanos = Nanos::from_secs(10);
@@ -50,7 +51,7 @@ pub(crate) async fn volume_history(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let (_, name) = api.registry.find(&volume).await.map_err(not_found)?;
+    let Found { name, .. } = api.registry.find(&volume).await?;
     samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
 }
 
@@ -60,7 +61,7 @@ pub(crate) async fn set_history(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let id = api.registry.set_of(&set).map_err(not_found)?;
+    let id = api.registry.set_of(&set).await?;
     samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
 }
 
@@ -71,7 +72,7 @@ pub(crate) async fn buckets(
 ) -> Answered {
     let (usual, most) = CELLS;
     let cells = number(query.as_deref(), "cells")?.unwrap_or(usual).clamp(1, most);
-    let worker = api.registry.set(&set).map_err(not_found)?;
+    let worker = api.registry.set(&set).await?;
     let map = api.registry.bucket_map(&worker, u32::try_from(cells).unwrap_or(1)).await?;
     let mut value = map_of(&map);
     value["set"] = json!(worker.plan.id);
@@ -104,7 +105,7 @@ pub(crate) async fn disk_trace(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since")?.unwrap_or(0);
-    let (worker, name) = api.registry.find(&volume).await.map_err(not_found)?;
+    let Found { worker, name, .. } = api.registry.find(&volume).await?;
     let seen = api.registry.disk_trace(&worker, &name, since).await?;
     let of = |of: fn(&Traced) -> u64| seen.trace.requests.iter().map(of).collect::<Vec<_>>();
     ok(json!({

@@ -4,28 +4,32 @@
 //! there; a backing device with it, or alone if it belongs to no set. A backing device whose cache is missing waits and
 //! says so: it is never served without it. Must not know who asks; nothing here waits for a thread without a deadline.
 
+mod admit;
 mod begin;
+mod find;
 mod gone;
+mod orders;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockio::bridge::{Answer as Awaited, Reply, oneshot};
-use engine::figures::{BucketFigures, BucketMap};
-use serve::{Answer, Command, Failure, Snapshot};
+use serve::{Failure, message};
 
 use crate::devices::{Bond, Role, Seen, look, look_at_all};
 use crate::history::History;
-use crate::jobs::{Job, Jobs, Running};
-use crate::pictures::DiskTrace;
+use crate::jobs::Jobs;
+use crate::names::Named;
 use crate::shared::Shared;
 use crate::state::Known;
 use crate::worker::{self, Order, Phase, Plan, Worker};
 
+pub(crate) use admit::By;
+pub(crate) use find::Found;
 pub(crate) use views::{DeviceView, SetView};
 
 /// How long a set may take for its figures.
@@ -67,6 +71,13 @@ struct Device {
     standing: Standing,
 }
 
+/// What came of registering devices.
+pub(crate) struct Registered {
+    pub(crate) devices: Vec<DeviceView>,
+    /// What differs from what was remembered, and was accepted.
+    pub(crate) accepted: Vec<String>,
+}
+
 /// See the module head.
 pub(crate) struct Registry {
     pub(crate) shared: Arc<Shared>,
@@ -75,6 +86,8 @@ pub(crate) struct Registry {
     workers: Mutex<BTreeMap<String, Arc<Worker>>>,
     devices: Mutex<BTreeMap<PathBuf, Device>>,
     changing: tokio::sync::Mutex<()>,
+    /// UUIDs of devices that the operator has named.
+    named: Mutex<BTreeSet<String>>,
     /// UUIDs of devices that were let go by order, or refused when they appeared: that something about them changes is no
     /// reason to take them again.
     left: Mutex<BTreeSet<String>>,
@@ -118,6 +131,7 @@ impl Registry {
             workers: Mutex::default(),
             devices: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            named: Mutex::default(),
             left: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
@@ -129,6 +143,10 @@ impl Registry {
 
     fn devices(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Device>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn named_uuids(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn left(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -161,41 +179,22 @@ impl Registry {
     // ---- coming and going of devices ----
 
     /// Registers devices: each comes up as it should, waits for what is missing, or is refused; so is one that is registered
-    /// already.
-    pub(crate) async fn register(self: &Arc<Self>, paths: Vec<PathBuf>) -> Result<Vec<DeviceView>, Failure> {
-        self.register_all(paths, false).await
-    }
-
-    /// The same, but one that is registered already is as good.
-    pub(crate) async fn register_quietly(
+    /// already, unless that is as good.
+    pub(crate) async fn register(
         self: &Arc<Self>,
         paths: Vec<PathBuf>,
-    ) -> Result<Vec<DeviceView>, Failure> {
-        self.register_all(paths, true).await
-    }
-
-    async fn register_all(
-        self: &Arc<Self>,
-        paths: Vec<PathBuf>,
-        quiet: bool,
-    ) -> Result<Vec<DeviceView>, Failure> {
+        by: By,
+    ) -> Result<Registered, Failure> {
         let _one = self.changing.lock().await;
         let known = self.shared.state().devices();
-        let mut seen = Vec::new();
-        for (_, looked) in look_at_all(paths).await {
-            let looked = looked?;
-            if seen.iter().any(|s: &Seen| s.path == looked.path) {
-                continue;
-            }
-            let is_served = self.devices().get(&looked.path).is_some_and(|d| d.standing == Standing::Served);
-            let is_known = known.contains_key(&looked.path) && !quiet;
-            if is_served && is_known && self.worker_of(&looked).is_some() {
-                return failed(format!("{}: is registered already", looked.path.display()));
-            }
-            seen.push(looked);
+        let seen = self.look_at_new(paths, &known, by.is_quiet()).await?;
+        self.note_gone();
+        let accepted = self.admit_all(&seen, by)?;
+        accepted.iter().for_each(message::note);
+        if by.is_operator() {
+            self.named_uuids().extend(seen.iter().map(|s| s.uuid.clone()));
         }
         let paths: Vec<PathBuf> = seen.iter().map(|s| s.path.clone()).collect();
-        self.note_gone();
         let (back, seen): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(|s| self.misses(s));
         for seen in back {
             self.came_back(seen).await?;
@@ -229,11 +228,36 @@ impl Registry {
             first = first.and(result);
         }
         first?;
-        Ok(self.device_views().into_iter().filter(|v| paths.contains(&v.path)).collect())
+        let devices = self.device_views().into_iter().filter(|v| paths.contains(&v.path)).collect();
+        Ok(Registered { devices, accepted })
+    }
+
+    /// Looks at devices that are to be registered, each once.
+    async fn look_at_new(
+        &self,
+        paths: Vec<PathBuf>,
+        known: &BTreeMap<PathBuf, Known>,
+        quiet: bool,
+    ) -> Result<Vec<Seen>, Failure> {
+        let mut seen = Vec::new();
+        for (_, looked) in look_at_all(paths).await {
+            let looked = looked?;
+            if seen.iter().any(|s: &Seen| s.path == looked.path) {
+                continue;
+            }
+            let is_served = self.devices().get(&looked.path).is_some_and(|d| d.standing == Standing::Served);
+            let is_known = known.contains_key(&looked.path) && !quiet;
+            if is_served && is_known && self.worker_of(&looked).is_some() {
+                return failed(format!("{}: is registered already", looked.path.display()));
+            }
+            seen.push(looked);
+        }
+        Ok(seen)
     }
 
     fn remember(&self, seen: &Seen) -> Result<(), Failure> {
-        self.shared.state().add_device(&seen.path, &seen.uuid).map_err(|e| {
+        let named = self.named_uuids().contains(&seen.uuid);
+        self.shared.state().add_device(&seen.path, &seen.uuid, named).map_err(|e| {
             let why = e.message().unwrap_or_default();
             Failure::Failed(format!(
                 "{}: is registered, but only until the daemon ends: {why}: register it again when that is put right",
@@ -255,12 +279,15 @@ impl Registry {
             return false;
         }
         self.stand(seen, Standing::Served);
-        let this = self.clone();
+        let (this, late) = (self.clone(), seen.clone());
         tokio::spawn(async move {
             while worker.phase() == Phase::Starting {
                 tokio::time::sleep(LATE_LOOKS_EVERY).await;
             }
             let _one = this.changing.lock().await;
+            if worker.phase() == Phase::Serving {
+                this.note(&late).await;
+            }
             this.add_waiting(&worker.plan.id).await;
         });
         true
@@ -293,19 +320,26 @@ impl Registry {
     }
 
     async fn place_one(self: &Arc<Self>, seen: &Seen) -> Result<(), Failure> {
+        self.admit(seen)?;
         match &seen.role {
             Role::Cache { set } => {
                 let plan = Plan { id: set.clone(), cache: Some(seen.path.clone()), alone: None };
                 self.start(plan).await?;
                 self.stand(seen, Standing::Served);
+                self.note(seen).await;
                 self.add_waiting(set).await;
                 Ok(())
             }
             Role::Backing { set, bond, .. } => {
                 if let Some(worker) = set.as_ref().and_then(|set| self.serving(set)) {
+                    if !self.may_be_attached(seen) {
+                        self.waits_for_a_word(seen, &worker.plan.id);
+                        return Ok(());
+                    }
                     let path = seen.path.clone();
                     ask(&worker, ANSWER_WITHIN, |reply| Order::Add(path, reply)).await?;
                     self.stand(seen, Standing::Served);
+                    self.note(seen).await;
                     return Ok(());
                 }
                 let what = match bond {
@@ -313,6 +347,7 @@ impl Registry {
                         let alone = Some(seen.path.clone());
                         self.start(Plan { id: seen.uuid.clone(), cache: None, alone }).await?;
                         self.stand(seen, Standing::Served);
+                        self.note(seen).await;
                         return Ok(());
                     }
                     Bond::Made => "was made for",
@@ -355,22 +390,38 @@ impl Registry {
         result
     }
 
-    /// The cache is there: so can be what waited for it.
+    /// The cache is there: so can be what waited for it. What is at its place may be another device by now.
     async fn add_waiting(self: &Arc<Self>, set: &str) {
-        let waiting: Vec<Seen> = {
+        let waiting: BTreeMap<PathBuf, Seen> = {
             let devices = self.devices();
             let mine = devices.values().filter(|d| matches!(d.standing, Standing::Waits(_)));
             let mine = mine.filter_map(|d| d.seen.clone());
-            mine.filter(|s| matches!(&s.role, Role::Backing { set: Some(s), .. } if s == set)).collect()
+            let mine = mine.filter(|s| matches!(&s.role, Role::Backing { set: Some(s), .. } if s == set));
+            mine.map(|seen| (seen.path.clone(), seen)).collect()
         };
         let Some(worker) = self.serving(set) else { return };
-        for seen in waiting {
-            let path = seen.path.clone();
-            let standing = match ask(&worker, ANSWER_WITHIN, |reply| Order::Add(path, reply)).await {
-                Ok(()) => Standing::Served,
-                Err(e) => Standing::Failed(e.message().unwrap_or_default().to_owned()),
+        for (path, looked) in look_at_all(waiting.keys().cloned().collect()).await {
+            let Some(was) = waiting.get(&path) else { continue };
+            let now = match looked {
+                Ok(now) if now.uuid == was.uuid => self.admit(&now).map(|()| now),
+                Ok(now) => failed(format!("expected the device with UUID {}, found UUID {}", was.uuid, now.uuid)),
+                Err(e) => Err(e),
             };
-            self.stand(&seen, standing);
+            let added = match now {
+                Ok(now) if !self.may_be_attached(&now) => {
+                    self.waits_for_a_word(&now, set);
+                    continue;
+                }
+                Ok(_) => ask(&worker, ANSWER_WITHIN, |reply| Order::Add(path, reply)).await,
+                Err(e) => Err(e),
+            };
+            match added {
+                Ok(()) => {
+                    self.stand(was, Standing::Served);
+                    self.note(was).await;
+                }
+                Err(e) => self.stand(was, Standing::Failed(e.message().unwrap_or_default().to_owned())),
+            }
         }
     }
 
@@ -413,11 +464,12 @@ impl Registry {
     }
 
     /// Forgets a device: a cache device with its set goes down, dirty data stays dirty; a volume is stopped.
-    pub(crate) async fn unregister(self: &Arc<Self>, device: &str) -> Result<(), Failure> {
+    pub(crate) async fn unregister(self: &Arc<Self>, device: &str) -> Result<Named, Failure> {
         let _one = self.changing.lock().await;
-        let path = self.device_path(device)?;
+        let named = self.named(device).await?;
+        let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.devices().get(&path).cloned();
-        let Some(known) = known else { return failed(format!("{device}: is not registered")) };
+        let Some(known) = known else { return failed(format!("{named}: is not registered")) };
         if known.standing.has_thread()
             && let Some(seen) = &known.seen
         {
@@ -434,9 +486,11 @@ impl Registry {
         }
         self.devices().remove(&path);
         if let Some(seen) = known.seen {
+            self.named_uuids().remove(&seen.uuid);
             self.left().insert(seen.uuid);
         }
-        self.shared.state().remove_device(&path)
+        self.shared.state().remove_device(&path)?;
+        Ok(named)
     }
 
     /// The cache device of a set has gone: what it served waits for it, or is served alone if it was detached meanwhile.
@@ -486,8 +540,7 @@ impl Registry {
 
     /// Stops the volume of a backing device; whether there was one.
     async fn stop_backing(&self, seen: &Seen) -> Result<bool, Failure> {
-        let place = self.find_by(|v| v.backing_uuid.as_deref() == Some(&seen.uuid)).await;
-        let Some((worker, volume)) = place else { return Ok(false) };
+        let Some((worker, volume)) = self.volume_of(&seen.uuid).await else { return Ok(false) };
         if worker.plan.alone.is_some() {
             self.stop_worker(&worker.plan.id).await?;
         } else {
@@ -498,12 +551,13 @@ impl Registry {
 
     /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its
     /// clients have to connect again.
-    pub(crate) async fn attach(self: &Arc<Self>, cache: &str, backing: &str) -> Result<(), Failure> {
+    pub(crate) async fn attach(self: &Arc<Self>, cache: &str, backing: &str) -> Result<Named, Failure> {
         let _one = self.changing.lock().await;
-        let set = self.set_of(cache)?;
+        let set = self.set_of(cache).await?;
         let Some(worker) = self.serving(&set) else { return failed(format!("set {set} is not served")) };
-        let path = self.device_path(backing)?;
+        let path = self.device_path(backing).await?;
         let seen = look(&path).await?;
+        self.admit(&seen)?;
         match &seen.role {
             Role::Cache { .. } => {
                 return failed(format!("{backing}: expected a backing device, found a cache device"));
@@ -533,235 +587,38 @@ impl Registry {
             Seen { role: Role::Backing { set: Some(set), bond: Bond::Clean, label }, ..seen }
         });
         self.stand(&now, Standing::Served);
-        self.remember(&now)
+        self.named_uuids().insert(now.uuid.clone());
+        self.note(&now).await;
+        self.remember(&now)?;
+        Ok(self.named(&now.uuid).await?)
     }
 
     /// Stops a volume. Its device stays registered, for the next start.
-    pub(crate) async fn stop_volume(&self, volume: &str) -> Result<(), Failure> {
+    pub(crate) async fn stop_volume(self: &Arc<Self>, volume: &str) -> Result<Named, Failure> {
         let _one = self.changing.lock().await;
-        let (worker, name) = self.find(volume).await?;
-        let path = self.figures_of(&worker).await?.volumes.into_iter().find(|v| v.name == name);
+        let Found { worker, name, named } = self.find(volume).await?;
         if worker.plan.alone.is_some() {
             self.stop_worker(&worker.plan.id).await?;
         } else {
             ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await?;
         }
-        let uuid = path.and_then(|v| v.backing_uuid);
         for device in self.devices().values_mut() {
-            if device.seen.as_ref().is_some_and(|s| Some(&s.uuid) == uuid.as_ref()) {
+            let is_it = device.seen.as_ref().is_some_and(|s| Some(&s.uuid) == named.uuid.as_ref());
+            if is_it && device.standing.has_thread() {
                 device.standing = Standing::Stopped;
             }
         }
-        Ok(())
+        Ok(named)
     }
 
     /// Makes a flash-only volume.
-    pub(crate) async fn create(&self, set: &str, sectors: u64, label: String) -> Result<(), Failure> {
-        let worker = self.set(set)?;
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        set: &str,
+        sectors: u64,
+        label: String,
+    ) -> Result<(), Failure> {
+        let worker = self.set(set).await?;
         ask(&worker, ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
-    }
-
-    // ---- finding ----
-
-    /// A device by path, or by the UUID or label of a registered one.
-    pub(crate) fn device_path(&self, device: &str) -> Result<PathBuf, Failure> {
-        let by_name: Vec<PathBuf> = {
-            let devices = self.devices();
-            let named = devices.iter().filter(|(path, d)| {
-                path.as_os_str() == device
-                    || d.seen.as_ref().is_some_and(|s| {
-                        s.uuid == device || matches!(&s.role, Role::Backing { label, .. } if !label.is_empty() && label == device)
-                    })
-            });
-            named.map(|(path, _)| path.clone()).collect()
-        };
-        match &by_name[..] {
-            [one] => Ok(one.clone()),
-            [] => Path::new(device).canonicalize().map_err(|e| {
-                Failure::Failed(format!(
-                    "{device}: expected a device, or the UUID or label of a registered one: {e}"
-                ))
-            }),
-            several => {
-                failed(format!("{device}: {} devices are called so: name one by its path", several.len()))
-            }
-        }
-    }
-
-    /// The UUID of a set that is named so, or by its cache device.
-    pub(crate) fn set_of(&self, name: &str) -> Result<String, Failure> {
-        if self.workers().contains_key(name) {
-            return Ok(name.to_owned());
-        }
-        let path = self.device_path(name)?;
-        let set = self.devices().get(&path).and_then(|d| match &d.seen {
-            Some(Seen { role: Role::Cache { set }, .. }) => Some(set.clone()),
-            _ => None,
-        });
-        set.ok_or_else(|| Failure::Failed(format!("{name}: is neither a set nor a registered cache device")))
-    }
-
-    /// The thread of a set that is named by UUID or cache device.
-    pub(crate) fn set(&self, name: &str) -> Result<Arc<Worker>, Failure> {
-        let id = self.set_of(name)?;
-        self.workers().get(&id).cloned().ok_or_else(|| Failure::Failed(format!("set {id} is not served")))
-    }
-
-    async fn find_by(
-        &self,
-        wanted: impl Fn(&serve::snapshot::VolumeFigures) -> bool,
-    ) -> Option<(Arc<Worker>, String)> {
-        for worker in self.all_workers() {
-            if worker.phase() != Phase::Serving {
-                continue;
-            }
-            let Ok(figures) = self.figures_of(&worker).await else { continue };
-            if let Some(volume) = figures.volumes.iter().find(|v| wanted(v)) {
-                return Some((worker, volume.name.clone()));
-            }
-        }
-        None
-    }
-
-    /// A volume by its name, label, backing device or that one's UUID: the thread that serves it, and its name.
-    pub(crate) async fn find(&self, volume: &str) -> Result<(Arc<Worker>, String), Failure> {
-        let by_name = self.find_by(|v| v.name == volume || v.backing_uuid.as_deref() == Some(volume)).await;
-        if let Some(found) = by_name {
-            return Ok(found);
-        }
-        let path = Path::new(volume).canonicalize().ok();
-        let by_rest = self.find_by(|v| {
-            let device = v.backing_device.as_ref().and_then(|d| Path::new(d).canonicalize().ok());
-            (device.is_some() && device == path) || (!v.label.is_empty() && v.label == volume)
-        });
-        match by_rest.await {
-            Some(found) => Ok(found),
-            None => failed(format!("there is no volume {volume}")),
-        }
-    }
-
-    // ---- commands ----
-
-    /// Has a thread carry out a command.
-    pub(crate) async fn command(&self, worker: &Worker, command: Command) -> Result<Answer, Failure> {
-        ask(worker, ANSWER_WITHIN, |reply| Order::Do(command, reply)).await
-    }
-
-    /// Begins a job on a set's thread.
-    pub(crate) fn begin_job(
-        &self,
-        worker: &Worker,
-        kind: &'static str,
-        target: &str,
-        order: impl FnOnce(Running) -> Order,
-    ) -> Result<Arc<Job>, Failure> {
-        let Some(job) = self.jobs.begin(kind, target) else {
-            return failed("too many jobs are running: wait for one to end, or cancel one");
-        };
-        match worker.order(order(Running(job.clone()))) {
-            Ok(()) => Ok(job),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// What the buckets of a set hold.
-    pub(crate) async fn buckets(&self, set: &str) -> Result<BucketFigures, Failure> {
-        let worker = self.set(set)?;
-        ask(&worker, FIGURES_WITHIN, Order::Buckets).await
-    }
-
-    /// The same, part by part of the device.
-    pub(crate) async fn bucket_map(&self, worker: &Worker, cells: u32) -> Result<BucketMap, Failure> {
-        ask(worker, FIGURES_WITHIN, |reply| Order::BucketMap(cells, reply)).await
-    }
-
-    /// What reached the backing device of a volume since the request of this number.
-    pub(crate) async fn disk_trace(
-        &self,
-        worker: &Worker,
-        volume: &str,
-        since: u64,
-    ) -> Result<DiskTrace, Failure> {
-        let name = volume.to_owned();
-        ask(worker, FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
-    }
-
-    /// What a set's cache device counts begins anew.
-    pub(crate) async fn clear_device_stats(&self, set: &str) -> Result<(), Failure> {
-        let worker = self.set(set)?;
-        ask(&worker, ANSWER_WITHIN, Order::ClearDeviceStats).await
-    }
-
-    /// The figures of one thread.
-    pub(crate) async fn figures_of(&self, worker: &Worker) -> Result<Snapshot, Failure> {
-        match ask(worker, FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
-            Answer::Stats(figures) => Ok(*figures),
-            Answer::Done => failed("expected figures"),
-        }
-    }
-
-    /// What the engines of all threads count. A thread that does not answer is left out, and said.
-    pub(crate) async fn engine_figures(&self) -> metrics::Figures {
-        let mut all = metrics::Figures::default();
-        for worker in self.all_workers() {
-            if worker.phase() != Phase::Serving {
-                continue;
-            }
-            match ask(&worker, FIGURES_WITHIN, Order::Figures).await {
-                Ok(figures) => {
-                    all.sets.extend(figures.sets);
-                    all.alone.extend(figures.alone);
-                }
-                Err(e) => {
-                    let why = e.message().unwrap_or_default();
-                    self.shared.hub.publish("set", Some(&worker.plan.id), "warning", why);
-                }
-            }
-        }
-        all
-    }
-
-    /// Why a volume does what it does.
-    pub(crate) async fn explain(&self, volume: &str) -> Result<metrics::Explanation, Failure> {
-        let (worker, name) = self.find(volume).await?;
-        let figures = ask(&worker, FIGURES_WITHIN, Order::Figures).await?;
-        for set in &figures.sets {
-            if let Some(volume) = set.volumes.iter().find(|v| v.name == name) {
-                return Ok(metrics::explain(volume, Some(set)));
-            }
-        }
-        match figures.alone.iter().find(|v| v.name == name) {
-            Some(volume) => Ok(metrics::explain(volume, None)),
-            None => failed(format!("there is no volume {volume}")),
-        }
-    }
-
-    /// Tells every thread to stop and waits until all have. `force` may be called later from elsewhere.
-    pub(crate) async fn stop_all(&self) -> Result<(), Failure> {
-        let workers: Vec<_> = {
-            let workers = self.workers();
-            self.stopping.store(true, Ordering::SeqCst);
-            workers.values().cloned().collect()
-        };
-        for worker in &workers {
-            // One that is gone has nothing to stop.
-            let _ = worker.order(Order::Stop);
-        }
-        let mut result = Ok(());
-        for worker in workers {
-            let joined = worker.clone();
-            let _ = tokio::task::spawn_blocking(move || joined.join()).await;
-            if let Phase::Failed(why) = worker.phase() {
-                result = failed(format!("set {}: {why}", worker.plan.id));
-            }
-        }
-        result
-    }
-
-    /// Nobody is waited for any more.
-    pub(crate) fn force(&self) {
-        for worker in self.all_workers() {
-            let _ = worker.order(Order::Force);
-        }
     }
 }

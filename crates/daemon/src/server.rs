@@ -13,8 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Json;
-use axum::Router;
+use axum::{Extension, Json, Router};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -31,6 +30,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
+
+use crate::audit::{Peer, Strangers};
+use crate::hub::Hub;
 
 /// Clients at a time.
 const MOST_CLIENTS: usize = 128;
@@ -138,7 +140,8 @@ pub(crate) fn with_limits(router: Router) -> Router {
 }
 
 /// Answers until it is dropped.
-pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access) {
+pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access, hub: Arc<Hub>) {
+    let mut strangers = Strangers::default();
     let router = crate::web::without_tokens(router);
     let (clients, refused) = (Arc::new(Semaphore::new(MOST_CLIENTS)), Arc::new(Semaphore::new(MOST_REFUSED)));
     loop {
@@ -154,7 +157,14 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
         let allowed = access.allows(peer.uid(), peer.gid());
         let room = if allowed { &clients } else { &refused };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
-        let service = if allowed { router.clone() } else { no_entry(access.refusal(peer.uid())) };
+        let who = Peer::Local { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
+        let service = if allowed {
+            router.clone().layer(Extension(who))
+        } else {
+            let why = access.refusal(peer.uid());
+            strangers.refused(&hub, who, &why);
+            no_entry(why)
+        };
         tokio::spawn(async move {
             let _permit = permit;
             converse(stream, TowerToHyperService::new(service)).await;
@@ -168,6 +178,11 @@ fn no_entry(why: String) -> Router {
         let close = [(axum::http::header::CONNECTION, "close")];
         (StatusCode::FORBIDDEN, close, words(&why)).into_response()
     })
+}
+
+/// The answer where a handler has not come to its end.
+pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
 }
 
 /// The body of an answer that is none.

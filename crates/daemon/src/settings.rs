@@ -11,7 +11,7 @@ use serve::snapshot::{Snapshot, TunableFigure, VolumeFigures};
 use serve::{Command, Failure};
 
 use crate::config::{Config, Key, Values};
-use crate::registry::Registry;
+use crate::registry::{By, Found, Registry};
 use crate::tcp::Remote;
 use crate::worker::{Phase, Worker};
 
@@ -72,17 +72,17 @@ impl Target {
 }
 
 impl Registry {
-    async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
+    async fn target(self: &Arc<Self>, of: Of<'_>) -> Result<Target, Failure> {
         match of {
             Of::Set(name) => {
-                let worker = self.set(name)?;
+                let worker = self.set(name).await?;
                 let set = self.figures_of(&worker).await?.set;
                 let set = set.ok_or_else(|| Failure::Failed(format!("{name}: there is no cache set")))?;
                 let (key, name) = (set_key(&worker), worker.plan.id.clone());
                 Ok(Target { worker, key, name, tunables: set.tunables })
             }
             Of::Volume(name) => {
-                let (worker, name) = self.find(name).await?;
+                let Found { worker, name, .. } = self.find(name).await?;
                 let figures = self.figures_of(&worker).await?;
                 let volume = figures.volumes.into_iter().find(|v| v.name == name);
                 let volume = volume.ok_or_else(|| Failure::Failed(format!("there is no volume {name}")))?;
@@ -93,23 +93,26 @@ impl Registry {
     }
 
     /// All tunables.
-    pub(crate) async fn tunables(&self, of: Of<'_>) -> Result<Vec<TunableFigure>, Failure> {
+    pub(crate) async fn tunables(self: &Arc<Self>, of: Of<'_>) -> Result<Vec<TunableFigure>, Failure> {
         Ok(self.target(of).await?.tunables)
     }
 
     /// One tunable.
-    pub(crate) async fn tunable(&self, of: Of<'_>, key: &str) -> Result<TunableFigure, Failure> {
+    pub(crate) async fn tunable(self: &Arc<Self>, of: Of<'_>, key: &str) -> Result<TunableFigure, Failure> {
         self.target(of).await?.figure(key).cloned()
     }
 
     /// Sets one; `keep`: it holds after a restart, too.
     pub(crate) async fn set_tunable(
-        &self,
+        self: &Arc<Self>,
         of: Of<'_>,
         key: &str,
         value: &str,
         keep: bool,
     ) -> Result<Changed, Failure> {
+        if key == "label" && !value.is_empty() {
+            label_is_fit(value)?;
+        }
         let target = self.target(of).await?;
         let in_superblock = target.figure(key)?.in_superblock;
         let command = target.command(key, value)?;
@@ -127,7 +130,7 @@ impl Registry {
     }
 
     /// Takes back what was set at run time: the configuration or the default holds again.
-    pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
+    pub(crate) async fn reset_tunable(self: &Arc<Self>, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
         let configured = self.shared.config().tunables(&target.key).get(key).cloned();
@@ -195,7 +198,7 @@ impl Registry {
         drop(alone);
         let added: Vec<_> = next.devices.iter().filter(|d| !old.devices.contains(d)).cloned().collect();
         for device in added {
-            said.push(match self.register_quietly(vec![device.clone()]).await {
+            said.push(match self.register(vec![device.clone()], By::QUIET).await {
                 Ok(_) => format!("{}: registered", device.display()),
                 Err(e) => e.message().unwrap_or_default().to_owned(),
             });
@@ -247,6 +250,17 @@ impl Registry {
             }
         }
     }
+}
+
+/// Refuses a label that could not be used as a name.
+pub(crate) fn label_is_fit(label: &str) -> Result<(), Failure> {
+    if serve::plain::is_word(label) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "label: expected a word that is neither a path nor a volume's name, without control characters or quotes, \
+         found {label:?}"
+    )))
 }
 
 fn of_same(target: &Target) -> Of<'_> {

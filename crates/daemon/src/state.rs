@@ -1,17 +1,20 @@
 //! What the daemon remembers: devices, names of volumes, tunables that were set at run time.
 //!
 //! Owns one file in the state directory, written whole, beside the old one, and then put in its place: after a crash
-//! there is the old state or the new one. Must not know what is running, nor what a tunable is.
+//! there is the old state or the new one. It is the daemon's alone to read. Must not know what is running, nor what a
+//! tunable is.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serve::Failure;
 
 use crate::config::Values;
+use crate::identity::Identity;
 
 /// A device that was registered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -19,6 +22,23 @@ use crate::config::Values;
 pub(crate) struct Known {
     /// UUID in its superblock: another device under the same path is another device.
     pub(crate) uuid: String,
+    /// The operator has named it; others were found because he wants devices to be looked for.
+    #[serde(default = "yes")]
+    pub(crate) named: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// By what a device is told from its copies, and from older states of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mark {
+    /// What it is on.
+    pub(crate) identity: Identity,
+    /// The newest sequence number that its superblock was seen with.
+    pub(crate) sequence: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -26,6 +46,8 @@ pub(crate) struct Known {
 struct Remembered {
     version: u32,
     devices: BTreeMap<PathBuf, Known>,
+    /// By UUID of the set or of the backing device; kept when a device is let go.
+    marks: BTreeMap<String, Mark>,
     names: BTreeMap<String, String>,
     tunables: BTreeMap<String, Values>,
 }
@@ -38,8 +60,11 @@ pub(crate) struct State {
     _lock: File,
 }
 
-/// Version of the file.
-const VERSION: u32 = 1;
+/// Version of the file, and the first one: without marks.
+const VERSION: u32 = 2;
+const FIRST_VERSION: u32 = 1;
+/// Nobody else reads or writes it.
+const MODE: u32 = 0o600;
 
 impl State {
     /// Takes the directory, which is made if it is not there.
@@ -59,14 +84,23 @@ impl State {
             Ok(bytes) => {
                 let read: Remembered = serde_json::from_slice(&bytes)
                     .map_err(|e| Failure::at(&path, "cannot be understood", e))?;
-                if read.version != VERSION {
+                if !(FIRST_VERSION..=VERSION).contains(&read.version) {
                     return Err(Failure::Failed(format!(
                         "{}: expected version {VERSION}, found {}",
                         path.display(),
                         read.version
                     )));
                 }
-                read
+                if let Some(name) = read.names.values().find(|name| !serve::plain::is_volume_name(name)) {
+                    return Err(Failure::Failed(format!(
+                        "{}: names: expected bcache and a number, found {name:?}",
+                        path.display()
+                    )));
+                }
+                // Earlier versions left it open to all.
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(MODE))
+                    .map_err(|e| Failure::at(&path, "cannot be closed to others", e))?;
+                Remembered { version: VERSION, ..read }
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 Remembered { version: VERSION, ..Remembered::default() }
@@ -89,7 +123,10 @@ impl State {
 
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
         let temporary = self.path.with_extension("new");
-        let mut file = File::create(&temporary)?;
+        let mut file =
+            File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+        // One that was left behind keeps its mode otherwise.
+        file.set_permissions(PermissionsExt::from_mode(MODE))?;
         file.write_all(serde_json::to_string_pretty(next)?.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&temporary, &self.path)?;
@@ -103,8 +140,10 @@ impl State {
         self.now.devices.clone()
     }
 
-    pub(crate) fn add_device(&mut self, path: &Path, uuid: &str) -> Result<(), Failure> {
-        let known = Known { uuid: uuid.to_owned() };
+    /// Remembers a device; `named`: by the word of the operator. What he has named once stays named.
+    pub(crate) fn add_device(&mut self, path: &Path, uuid: &str, named: bool) -> Result<(), Failure> {
+        let before = self.now.devices.values().any(|k| k.uuid == uuid && k.named);
+        let known = Known { uuid: uuid.to_owned(), named: named || before };
         self.change(|s| {
             // A device that is found elsewhere has moved.
             s.devices.retain(|p, k| k.uuid != known.uuid || p == path);
@@ -114,6 +153,20 @@ impl State {
 
     pub(crate) fn remove_device(&mut self, path: &Path) -> Result<(), Failure> {
         self.change(|s| drop(s.devices.remove(path)))
+    }
+
+    /// What is remembered of the device of this UUID.
+    pub(crate) fn mark(&self, key: &str) -> Option<Mark> {
+        self.now.marks.get(key).cloned()
+    }
+
+    pub(crate) fn set_mark(&mut self, key: &str, mark: Mark) -> Result<(), Failure> {
+        self.change(|s| drop(s.marks.insert(key.to_owned(), mark)))
+    }
+
+    /// The name that a volume has been given.
+    pub(crate) fn known_name(&self, id: &str) -> Option<String> {
+        self.now.names.get(id).cloned()
     }
 
     /// The name of a volume; the first free `bcacheN` if it never had one.
@@ -149,6 +202,37 @@ impl State {
 mod tests {
     use super::*;
 
+    /// A state file of the first version was open to all, and knows nothing of marks.
+    #[test]
+    fn the_first_version_is_read_and_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        let first = r#"{"version": 1, "devices": {"/dev/x": {"uuid": "u1"}}, "names": {"u1": "bcache0"}}"#;
+        std::fs::write(&path, first).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        let mut state = State::open(dir.path()).unwrap();
+        assert_eq!(mode(), 0o600);
+        assert!(state.devices()[Path::new("/dev/x")].named && state.mark("u1").is_none());
+        std::fs::write(dir.path().join("state.new"), "left behind").unwrap();
+        state.set_mark("u1", Mark { identity: Identity::default(), sequence: 7 }).unwrap();
+        assert_eq!(mode(), 0o600);
+        drop(state);
+        assert_eq!(State::open(dir.path()).unwrap().mark("u1").unwrap().sequence, 7);
+    }
+
+    /// Names become sockets, files and links: one that climbs out of its directory is refused.
+    #[test]
+    fn a_name_that_is_a_path_is_refused() {
+        for name in ["../../etc/passwd", "a/b", "..", "", "bcache0\\n"] {
+            let dir = tempfile::tempdir().unwrap();
+            let text = format!(r#"{{"version": 2, "names": {{"u1": "{name}"}}}}"#);
+            std::fs::write(dir.path().join("state.json"), text).unwrap();
+            let said = State::open(dir.path()).err().unwrap();
+            assert!(said.message().unwrap().contains("expected bcache and a number"), "{said:?}");
+        }
+    }
+
     #[test]
     fn what_was_said_is_there_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -156,8 +240,8 @@ mod tests {
         assert!(State::open(dir.path()).err().unwrap().message().unwrap().contains("another daemon"));
         assert_eq!(state.name("a").unwrap(), "bcache0");
         assert_eq!(state.name("b").unwrap(), "bcache1");
-        state.add_device(Path::new("/dev/x"), "u1").unwrap();
-        state.add_device(Path::new("/dev/y"), "u1").unwrap();
+        state.add_device(Path::new("/dev/x"), "u1", true).unwrap();
+        state.add_device(Path::new("/dev/y"), "u1", false).unwrap();
         state.set_tunable("a", "writeback_percent", Some("5")).unwrap();
         state.set_tunable("a", "writeback_delay", Some("1")).unwrap();
         state.set_tunable("a", "writeback_delay", None).unwrap();
@@ -168,6 +252,7 @@ mod tests {
             ("bcache1".into(), "bcache0".into())
         );
         assert_eq!(state.devices().keys().collect::<Vec<_>>(), [Path::new("/dev/y")], "moved");
+        assert!(state.devices()[Path::new("/dev/y")].named, "what was named stays named");
         assert_eq!(state.tunables("a"), Values::from([("writeback_percent".into(), "5".into())]));
         drop(state);
         std::fs::write(dir.path().join("state.json"), "{").unwrap();

@@ -82,7 +82,7 @@ impl Drain {
                 continue;
             }
             let id = worker.plan.id.clone();
-            match registry.begin_job(&worker, "drain", &id, |job| Order::Flush(None, job)) {
+            match registry.begin_job(&worker, "drain", &id, None, |job| Order::Flush(None, job)) {
                 Ok(job) => drain.jobs.push(job),
                 Err(e) => drain.problems.push(e.message().unwrap_or_default().to_owned()),
             }

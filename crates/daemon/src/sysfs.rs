@@ -15,7 +15,8 @@ use serve::{Command, Failure, message};
 use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
 use tokio::runtime::Handle;
 
-use crate::registry::Registry;
+use crate::audit::{self, Peer};
+use crate::registry::{By, Found, Registry};
 use crate::settings::Of;
 use crate::worker;
 
@@ -27,7 +28,7 @@ pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree
     let dir = dir?;
     let owner = Control { registry: registry.clone(), runtime: Handle::current() };
     let mounted = match dir.parent().map_or(Ok(()), std::fs::create_dir_all) {
-        Ok(()) => Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| e.to_string()),
+        Ok(()) => Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| format!("{e:?}")),
         Err(e) => Err(e.to_string()),
     };
     match mounted {
@@ -83,14 +84,40 @@ fn refused(failure: Failure, errno: Errno) -> Errno {
     errno
 }
 
+/// Carries an order out, and says so: who has written it is not known here.
 async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
+    if matches!(order, Order::Nothing) {
+        return Ok(());
+    }
+    let action = format!("{order:?}");
+    let about = match &order {
+        Order::Device(id, _) => Some(name_of(id)),
+        Order::Set(uuid, _) => Some(uuid.to_string()),
+        _ => None,
+    };
+    let mut on = Vec::new();
+    if let Some(about) = about {
+        on.extend(registry.named(&about).await);
+    }
+    let result = carry_out(registry, order).await;
+    let outcome = result.map(|()| "done").map_err(|e| format!("{e:?}"));
+    let outcome = outcome.as_ref().map(|done| *done).map_err(String::as_str);
+    audit::tell(&registry.shared.hub, Peer::Other("the sysfs view"), &action, &on, outcome);
+    result
+}
+
+fn name_of(id: &VolumeId) -> String {
+    id.backing.map_or_else(|| id.name.clone(), |uuid| uuid.to_string())
+}
+
+async fn carry_out(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     match order {
         Order::Register { path, quiet } => register(registry, &path, quiet).await,
         Order::ForgetPending => {
             let waiting = registry.device_views().into_iter().filter(|d| d.state == "waiting");
             for device in waiting.collect::<Vec<_>>() {
                 let path = device.path.display().to_string();
-                registry.unregister(&path).await.map_err(|e| refused(e, Errno::EIO))?;
+                registry.unregister(&path).await.map_err(|e| refused(e, Errno::EIO)).map(drop)?;
             }
             Ok(())
         }
@@ -108,24 +135,25 @@ async fn register(registry: &Arc<Registry>, path: &str, quiet: bool) -> Result<(
     if registry.device_views().iter().any(|d| d.path == path && d.state != "failed") {
         return if quiet { Ok(()) } else { Err(Errno::EBUSY) };
     }
-    let views = registry.register(vec![path]).await.map_err(|e| refused(e, Errno::EINVAL))?;
-    if views.iter().any(|d| d.state == "failed") { Err(Errno::EINVAL) } else { Ok(()) }
+    let registered = registry.register(vec![path], By::NAME).await.map_err(|e| refused(e, Errno::EINVAL))?;
+    if registered.devices.iter().any(|d| d.state == "failed") { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> Result<(), Errno> {
-    let name = id.backing.map_or_else(|| id.name.clone(), |uuid| uuid.to_string());
-    let (thread, volume) = registry.find(&name).await.map_err(|e| refused(e, Errno::ENOENT))?;
+    let name = name_of(id);
+    let Found { worker: thread, name: volume, named } =
+        registry.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         DeviceOrder::Tune { key, value } => {
             let changed = registry.set_tunable(Of::Volume(&volume), key, &value, false).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
-        DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await,
+        DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await.map(drop),
         DeviceOrder::Detach => {
             let order = |job| worker::Order::Detach(volume.clone(), job);
-            registry.begin_job(&thread, "detach", &volume, order).map(|_| ())
+            registry.begin_job(&thread, "detach", &volume, Some(&named), order).map(|_| ())
         }
-        DeviceOrder::Stop => registry.stop_volume(&volume).await,
+        DeviceOrder::Stop => registry.stop_volume(&volume).await.map(drop),
         // What is in the tree is served.
         DeviceOrder::Run => return Err(Errno::EBUSY),
         DeviceOrder::ClearStats => {
@@ -137,14 +165,14 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
 }
 
 async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), Errno> {
-    let thread = registry.set(set).map_err(|e| refused(e, Errno::ENOENT))?;
+    let thread = registry.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         SetOrder::Tune { key, value } => {
             let changed = registry.set_tunable(Of::Set(set), key, &value, false).await;
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {
-            Some(cache) => registry.unregister(&cache.display().to_string()).await,
+            Some(cache) => registry.unregister(&cache.display().to_string()).await.map(drop),
             None => return Err(Errno::ENOENT),
         },
         SetOrder::CreateVolume(size) => registry.create(set, size.0, String::new()).await,

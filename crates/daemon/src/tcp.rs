@@ -34,6 +34,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
+use crate::audit::Peer;
 use crate::config::{Named, Tcp};
 use crate::server;
 use crate::shared::Shared;
@@ -378,6 +379,7 @@ impl Visit {
         let inner = TowerToHyperService::new(router);
         let service = service_fn(|mut request: Request<Incoming>| {
             let entry = self.remote.entry(request.method(), request.uri(), request.headers());
+            request.extensions_mut().insert(Peer::Remote(self.peer));
             if matches!(entry, Entry::Known | Entry::Page) {
                 // No browser has rights here that another page could make use of: they come with the token alone.
                 request.extensions_mut().insert(Meant);

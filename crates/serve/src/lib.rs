@@ -7,7 +7,8 @@
 //! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
 //! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `kept` is memory
 //! that outlives the process; `superblock` looks before anything is written; `look` opens devices for those that only
-//! read; `message` and `events` tell the operator.
+//! read; `message` and `events` tell the operator, `plain` keeps
+//! what others wrote from acting upon his terminal.
 #![forbid(unsafe_code)]
 
 pub mod command;
@@ -17,6 +18,7 @@ pub mod failure;
 pub mod kept;
 pub mod look;
 pub mod message;
+pub mod plain;
 pub mod pressure;
 pub mod session;
 pub mod snapshot;

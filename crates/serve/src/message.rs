@@ -7,6 +7,8 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
+use crate::plain;
+
 type Listener = Rc<dyn Fn(&str, &str)>;
 
 thread_local! {
@@ -18,8 +20,9 @@ pub fn listen(listener: impl Fn(&str, &str) + 'static) {
     LISTENER.with(|l| *l.borrow_mut() = Some(Rc::new(listener)));
 }
 
-/// A line on stderr: `ubcache: error: …`. An empty level is left out.
+/// A line on stderr: `ubcache: error: …`. An empty level is left out. It stays one line, whatever is in the text.
 pub fn message(level: &str, text: &str) {
+    let text = &*plain::escaped(text);
     let listener = LISTENER.with(|l| l.borrow().clone());
     if let Some(listener) = listener {
         listener(level, text);

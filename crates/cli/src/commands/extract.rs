@@ -1,16 +1,18 @@
 //! `ubcache extract`: the logical contents of a cached device or volume, with nothing changed anywhere.
 //!
 //! A file is written under a temporary name beside its own and renamed at the end: what was there before is whole
-//! until the new contents are.
+//! until the new contents are. The contents of a device are nobody else's to read: a new file has mode 0600, one in the place
+//! of another has that one's mode and owner. What is in use, or is part of a set, is not written over.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufWriter, IsTerminal};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use format::Inode;
+use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
+use format::{Identity, Inode, SECTOR_BYTES, identify};
 use inspect::extract::Extracted;
 use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink, StreamSink, Target};
 
@@ -125,11 +127,12 @@ impl Extract {
                 )))
             }
             Some(m) if m.file_type().is_block_device() => self.to_device(extraction),
-            _ => self.to_file(extraction),
+            before => self.to_file(extraction, before.as_ref()),
         }
     }
 
-    fn to_device(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+    /// Claims what is to be written over, as a set claims its devices.
+    fn claim(&self) -> Result<Claimed, Failure> {
         let path = &self.output;
         let options = blockio::OpenOptions::default();
         let driver = blockio::Driver::new(blockio::DriverOptions {
@@ -137,8 +140,35 @@ impl Extract {
             ..blockio::DriverOptions::default()
         })
         .map_err(Failure::of)?;
-        let claim = blockio::FileDevice::open(driver.reactor(), path, &options)?;
-        let room = io::Device::info(&claim).sectors;
+        let device = blockio::FileDevice::open(driver.reactor(), path, &options)?;
+        let mut head = vec![0; SUPERBLOCK_BYTES];
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|e| Failure::at(path, "cannot be opened", e))?;
+        // Virtual machines lock their images in this way, which knows nothing of the other.
+        match rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => {
+                return Err(Failure::Failed(format!("{}: in use: another process has locked it", path.display())));
+            }
+            // File systems without such locks have nobody who has one.
+            _ => {}
+        }
+        // What is shorter than a superblock has none.
+        if file.read_exact_at(&mut head, SUPERBLOCK_SECTOR.0 * SECTOR_BYTES).is_ok()
+            && identify(&head) != Identity::NotBcache
+        {
+            return Err(Failure::Failed(format!(
+                "{}: is a device of a cache set: writing over it would destroy it: choose another output, or wipe \
+                 that superblock first",
+                path.display()
+            )));
+        }
+        Ok(Claimed { device, _file: file, _driver: driver })
+    }
+
+    fn to_device(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+        let path = &self.output;
+        let claim = self.claim()?;
+        let room = io::Device::info(&claim.device).sectors;
         if room < extraction.sectors() {
             return Err(Failure::Failed(format!(
                 "{}: expected at least {} sectors, found {room}",
@@ -153,10 +183,25 @@ impl Extract {
         Ok(extracted)
     }
 
-    fn to_file(&self, extraction: &Extraction<'_>) -> Result<Extracted, Failure> {
+    fn to_file(
+        &self,
+        extraction: &Extraction<'_>,
+        before: Option<&Metadata>,
+    ) -> Result<Extracted, Failure> {
+        let claim = before.map(|_| self.claim()).transpose()?;
         let (partial, file) = Partial::create(&self.output)?;
+        let about = file.try_clone().map_err(|e| Failure::at(&self.output, "cannot be created", e))?;
         let extracted = run(extraction, &mut FileSink::new(file))?;
+        if let Some(before) = before {
+            // Whoever is neither root nor in that group keeps the mode alone.
+            let _ = std::os::unix::fs::fchown(&about, Some(before.uid()), Some(before.gid()));
+            let mode = std::fs::Permissions::from_mode(before.mode() & 0o777);
+            about
+                .set_permissions(mode)
+                .map_err(|e| Failure::at(&self.output, "cannot be given the mode that it had", e))?;
+        }
         partial.keep()?;
+        drop(claim);
         Ok(extracted)
     }
 
@@ -210,6 +255,13 @@ fn run(extraction: &Extraction<'_>, sink: &mut dyn Sink) -> Result<Extracted, Fa
     Ok(result?)
 }
 
+/// An output that nobody else can claim as long as the value lives.
+struct Claimed {
+    device: blockio::FileDevice,
+    _file: File,
+    _driver: blockio::Driver,
+}
+
 /// A file that is not complete yet; it is removed unless it is kept.
 struct Partial {
     partial: PathBuf,
@@ -225,7 +277,7 @@ impl Partial {
         let mut partial = name.to_os_string();
         partial.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(partial);
-        let file = OpenOptions::new().write(true).create_new(true).open(&partial);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(|e| Failure::at(path, "cannot be created", e))?;
         Ok((Partial { partial, path: path.to_path_buf(), kept: false }, file))
     }

@@ -19,6 +19,8 @@ use format::{
 use io::Disk;
 use serde::Serialize;
 
+use serve::plain;
+
 use crate::failure::Failure;
 use crate::superblock::{self, HEAD};
 use crate::{out, size};
@@ -170,6 +172,9 @@ impl Make {
                 "a cache set has one cache device: expected one -C; make the others in runs of their own",
             );
         }
+        if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty() && !plain::is_word(l)) {
+            out::warn(format!("label {}: commands take it for something else, so it is no name", plain::label(label)));
+        }
         if self.backing.is_empty() && (self.label.is_some() || self.writeback) {
             return usage(
                 "--label and --writeback are properties of backing devices: expected a -B with them",
@@ -268,7 +273,9 @@ impl Make {
                 refused.push(format!("{}: holds {found}: overwrite it with --force", path.display()));
             }
         }
-        if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("\nubcache: error: "))) }
+        let Some(last) = refused.pop() else { return Ok(()) };
+        refused.iter().for_each(|one| out::message("error", one));
+        Err(Failure::Failed(last))
     }
 
     fn cache_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {

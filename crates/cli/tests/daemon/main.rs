@@ -8,10 +8,13 @@
 mod world;
 
 mod appear;
+mod audit;
 mod clients;
+mod copies;
 mod halfway;
 mod life;
 mod many;
+mod names;
 mod place;
 mod prometheus;
 mod settings;

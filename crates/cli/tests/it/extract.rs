@@ -1,6 +1,6 @@
 //! `extract`: where the contents go, and what is said about them. (What they are: `fixtures`, `bad_input`.)
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use crate::world::*;
 
@@ -80,4 +80,70 @@ fn dirty_data_only() {
     let doc = run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out, "--dirty-only", "--json"]).ok().json();
     assert_eq!(doc["clean_sectors"], 0);
     assert!(read(&out) == dirty_set()[2]);
+}
+
+fn mode(path: &str) -> u32 {
+    std::fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+/// What was on a disk that only root reads is not for everybody in a file.
+#[test]
+fn a_new_file_is_its_owners_alone_and_a_replaced_one_keeps_its_mode() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let out = dir.path("out");
+    run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out]).ok();
+    assert_eq!(mode(&out), 0o600);
+    for wanted in [0o640, 0o644, 0o400] {
+        std::fs::set_permissions(&out, PermissionsExt::from_mode(wanted)).unwrap();
+        let writable = wanted & 0o200 != 0 || rustix::process::geteuid().is_root();
+        let said = run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out, "--force"]);
+        if writable {
+            said.ok();
+        }
+        assert_eq!(mode(&out), wanted);
+    }
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&out, Some(1234), Some(5678)).unwrap();
+        run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out, "--force"]).ok();
+        let meta = std::fs::metadata(&out).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (1234, 5678));
+    }
+}
+
+/// The output is a device of a set, or somebody uses it: nothing is written, whatever is forced.
+#[test]
+fn what_is_in_use_is_not_written_over() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let extract = |to: &str| run(&["extract", "-C", &ssd, "-B", &hdd, "-o", to, "--force"]);
+    let member = dir.sparse("member", 8 << 20);
+    run(&["make", "-B", &member]).ok();
+    let before = read(&member);
+    extract(&member).refused(&["member", "is a device of a cache set"]);
+    assert!(read(&member) == before);
+
+    let out = dir.file("out", b"precious");
+    let file = std::fs::File::options().read(true).write(true).open(&out).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    extract(&out).refused(&["out", "in use by"]);
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    extract(&out).refused(&["out", "another process has locked it"]);
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+    assert_eq!(read(&out), b"precious");
+
+    // A file system that is mounted from a file stands on a loop device.
+    let image = dir.sparse("image", 1 << 20);
+    let attached = std::process::Command::new("losetup").args(["-f", "--show", &image]).output();
+    match attached {
+        Ok(o) if o.status.success() => {
+            let device = String::from_utf8(o.stdout).unwrap();
+            let said = extract(&image);
+            let _ = std::process::Command::new("losetup").args(["-d", device.trim()]).status();
+            said.refused(&["image", "in use by", "/dev/loop"]);
+        }
+        _ => eprintln!("no loop device can be had: this part is left out"),
+    }
+    extract(&out).ok();
 }

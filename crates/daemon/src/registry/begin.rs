@@ -1,8 +1,10 @@
 //! The start: the devices of the configuration, those that are remembered, and what a scan finds.
 //!
 //! Owns what is made of a device that is not where it was. Names such as `/dev/sdb` are given anew with each start of a
-//! host, so a device that is remembered is looked for by its UUID wherever it may be; another one in its place is not taken
-//! for it.
+//! host, so a device that is remembered is looked for by its UUID wherever it may be. What is found is taken if its serial
+//! number (or its inode) is that of the remembered one. Where nothing tells it from a copy, it is taken at a place that the
+//! operator has named, and elsewhere only where he wants devices to be looked for. Another device in its place is not taken
+//! for it, nor is a copy.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +21,8 @@ struct Found {
     right: Vec<Seen>,
     /// Another device than the one that was there.
     displaced: Vec<(PathBuf, Seen)>,
+    /// The UUID is right, and the device is another one, or older; why.
+    copies: Vec<(Seen, String)>,
     /// Asked for, and not to be had; why.
     missing: Vec<(PathBuf, String)>,
 }
@@ -34,27 +38,9 @@ impl Registry {
     ) {
         let _one = self.changing.lock().await;
         let known = self.shared.state().devices();
-        let configured = self.shared.config().devices.clone();
-        let mut paths: Vec<PathBuf> = known.keys().chain(&configured).cloned().collect();
-        paths.sort();
-        paths.dedup();
-        let asked_for = paths.len();
-        paths.extend(scanned.iter().filter(|p| !known.contains_key(*p)).cloned());
-        let mut found = Found::default();
-        for (n, (path, looked)) in look_at_all(paths).await.into_iter().enumerate() {
-            match looked {
-                Ok(seen) if known.get(&path).is_some_and(|k| k.uuid != seen.uuid) => {
-                    found.displaced.push((path, seen));
-                }
-                Ok(seen) => found.right.push(seen),
-                Err(e) if n < asked_for => {
-                    found.missing.push((path, e.message().unwrap_or_default().to_owned()));
-                }
-                // A scan looks at everything; most of it is no business of ours.
-                Err(_) => {}
-            }
-        }
+        let mut found = self.look_at_known(&scanned, &known).await;
         let moved = self.find_moved(&known, &mut found, elsewhere).await;
+        let configured = self.shared.config().devices.clone();
         for (path, seen) in std::mem::take(&mut found.displaced) {
             let expected = known.get(&path).map_or("", |k| &k.uuid);
             if !moved.contains_key(expected) {
@@ -67,6 +53,9 @@ impl Registry {
                 found.right.push(seen);
             }
         }
+        for (seen, why) in found.copies {
+            self.stand(&seen, Standing::Failed(why));
+        }
         for (path, why) in found.missing {
             serve::message::message("error", &why);
             self.shared.hub.publish("device", None, "error", &why);
@@ -78,6 +67,10 @@ impl Registry {
                 unique.push(seen);
             }
         }
+        let (unique, refused) = self.sift(unique, &known);
+        for (seen, why) in refused {
+            self.stand(&seen, Standing::Failed(why));
+        }
         for (seen, result) in self.place(unique).await {
             if let Err(e) = result
                 && !self.comes_up_late(&seen)
@@ -85,6 +78,41 @@ impl Registry {
                 self.stand(&seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
             }
         }
+    }
+
+    /// Looks at what is remembered, configured and found, and notes what the operator has named.
+    async fn look_at_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
+        let configured = self.shared.config().devices.clone();
+        self.named_uuids().extend(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
+        let mut paths: Vec<PathBuf> = known.keys().chain(&configured).cloned().collect();
+        paths.sort();
+        paths.dedup();
+        let asked_for = paths.len();
+        paths.extend(scanned.iter().filter(|p| !known.contains_key(*p)).cloned());
+        let mut found = Found::default();
+        for (n, (path, looked)) in look_at_all(paths).await.into_iter().enumerate() {
+            let seen = match looked {
+                Ok(seen) => seen,
+                Err(e) if n < asked_for => {
+                    found.missing.push((path, e.message().unwrap_or_default().to_owned()));
+                    continue;
+                }
+                // A scan looks at everything; most of it is no business of ours.
+                Err(_) => continue,
+            };
+            if configured.contains(&path) {
+                self.named_uuids().insert(seen.uuid.clone());
+            }
+            if known.get(&path).is_some_and(|k| k.uuid != seen.uuid) {
+                found.displaced.push((path, seen));
+            } else if self.difference(&seen).is_some() {
+                let why = self.admit(&seen).err().and_then(|e| e.message().map(str::to_owned));
+                found.copies.push((seen, why.unwrap_or_default()));
+            } else {
+                found.right.push(seen);
+            }
+        }
+        found
     }
 
     /// Devices that are remembered and were found, but somewhere else; by UUID. They are remembered there from now on.
@@ -105,14 +133,14 @@ impl Registry {
         for (_, looked) in look_at_all(paths).await {
             candidates.extend(looked.ok().filter(|s| candidates.iter().all(|c| c.path != s.path)));
         }
-        for (old, Known { uuid }) in wanted {
+        for (old, Known { uuid, named }) in wanted {
             let places: Vec<&Seen> = candidates.iter().filter(|s| s.uuid == *uuid).collect();
-            match places[..] {
-                [] => {}
-                [seen] => {
+            match self.choose(&places, known) {
+                Ok(None) => {}
+                Ok(Some(seen)) => {
                     let now = seen.path.display();
                     serve::message::note(format!("{}: is called {now} now, by its UUID", old.display()));
-                    if let Err(e) = self.shared.state().add_device(&seen.path, uuid) {
+                    if let Err(e) = self.shared.state().add_device(&seen.path, uuid, *named) {
                         serve::message::warn(e.message().unwrap_or_default());
                     }
                     found.displaced.retain(|(path, _)| *path != seen.path);
@@ -120,18 +148,49 @@ impl Registry {
                     found.right.push(seen.clone());
                     moved.insert(uuid.clone(), seen.path.clone());
                 }
-                [one, other, ..] => {
-                    let (one, other) = (one.path.display(), other.path.display());
-                    let why = format!(
-                        "{}: UUID {uuid} is at {one} and at {other}: register the right one",
-                        old.display()
-                    );
+                Err(why) => {
+                    let why = format!("{}: UUID {uuid}: {why}", old.display());
                     serve::message::message("error", &why);
                     self.shared.hub.publish("device", None, "error", &why);
                 }
             }
         }
         moved
+    }
+
+    /// Which of these devices with the UUID of a remembered one is that; none, if there are none.
+    ///
+    /// # Errors
+    /// If none of them may be taken for it, or several may; why.
+    fn choose<'s>(
+        &self,
+        places: &[&'s Seen],
+        known: &BTreeMap<PathBuf, Known>,
+    ) -> Result<Option<&'s Seen>, String> {
+        let fits = |s: &&&Seen| self.difference(s).is_none();
+        let sure: Vec<&Seen> = places.iter().filter(fits).filter(|s| self.is_surely(s)).copied().collect();
+        // Where nothing tells, a device at a place that was named is as good as it was there.
+        let configured = self.shared.config().devices.clone();
+        let is_named = |s: &Seen| known.contains_key(&s.path) || configured.contains(&s.path);
+        let may = |s: &Seen| self.searches() || self.is_unknown(s) || is_named(s);
+        let fitting = || places.iter().filter(fits).filter(|s| may(s)).copied().collect();
+        let left: Vec<&Seen> = if sure.is_empty() { fitting() } else { sure };
+        match (&left[..], places) {
+            ([], []) => Ok(None),
+            ([one], _) => Ok(Some(one)),
+            ([], [first, ..]) => Err(match self.admit(first) {
+                Err(e) => e.message().unwrap_or_default().to_owned(),
+                Ok(()) => format!(
+                    "{} has it, and nothing tells it from a copy: register it if it is the right one",
+                    first.path.display()
+                ),
+            }),
+            ([one, other, ..], _) => Err(format!(
+                "is at {} and at {}: register the right one",
+                one.path.display(),
+                other.path.display()
+            )),
+        }
     }
 }
 
@@ -140,6 +199,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::identity::Identity;
+    use crate::registry::By;
+    use crate::state::Mark;
     use crate::config::Config;
     use crate::shared::Shared;
     use crate::state::State;
@@ -187,7 +249,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [one, two, three] = [2, 3, 4].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");
-        first.register(vec![one.clone(), two.clone(), three.clone()]).await.unwrap();
+        first.register(vec![one.clone(), two.clone(), three.clone()], By::NAME).await.unwrap();
         first.stop_all().await.unwrap();
         drop(first);
         // Two have changed places, one is somewhere else, and another one is where that was.
@@ -205,26 +267,159 @@ mod tests {
         second.stop_all().await.unwrap();
         drop(second);
 
-        // Which of two is meant is not guessed.
+        // Of two with its UUID the one is taken that it is, not its copy.
         let copy = dir.path().join("copy");
         std::fs::copy(&other, &copy).unwrap();
         std::fs::rename(&other, &three).unwrap();
         let third = registry(dir.path(), "");
-        let places = vec![copy, three];
+        let places = vec![copy, three.clone()];
         third.begin(Vec::new(), move || places).await;
-        assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed")), (2, vec![other]));
+        assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed").len()), (3, 0));
+        assert!(in_state(&third, "served").contains(&three));
         // With what is known, nobody looks elsewhere.
         third.stop_all().await.unwrap();
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
         let fourth = registry(dir.path(), "");
-        fourth.register(vec![one]).await.unwrap();
+        fourth.register(vec![one], By::NAME).await.unwrap();
         fourth.stop_all().await.unwrap();
         drop(fourth);
         let fifth = registry(dir.path(), "");
         fifth.begin(Vec::new(), || panic!("everything is where it was")).await;
         assert_eq!(in_state(&fifth, "served").len(), 1);
         fifth.stop_all().await.unwrap();
+    }
+
+    /// The device that is remembered is gone, and there is a copy: at its place, elsewhere, or found by a scan.
+    #[tokio::test]
+    async fn a_copy_does_not_take_the_place_of_what_is_remembered() {
+        for (at_its_place, config, scanned) in [
+            (true, "", false),
+            (false, "", false),
+            (false, "scan = true", true),
+            (true, "scan = true", true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let one = cache_device(dir.path(), 2);
+            let first = registry(dir.path(), "");
+            first.register(vec![one.clone()], By::NAME).await.unwrap();
+            first.stop_all().await.unwrap();
+            drop(first);
+            let (aside, copy) = (dir.path().join("aside"), dir.path().join("copy"));
+            std::fs::copy(&one, &copy).unwrap();
+            std::fs::rename(&one, &aside).unwrap();
+            let place = if at_its_place { one.clone() } else { copy.clone() };
+            std::fs::rename(&copy, &place).unwrap_or_default();
+            let second = registry(dir.path(), config);
+            let (found, elsewhere) = (if scanned { vec![place.clone()] } else { vec![] }, vec![place.clone()]);
+            second.begin(found, move || elsewhere).await;
+            assert_eq!(in_state(&second, "served"), Vec::<PathBuf>::new(), "{place:?} {config}");
+            let said: Vec<String> = second.shared.hub.last(9, |e| e.level == "error").iter().map(|e| e.text.clone()).collect();
+            assert!(said.iter().any(|s| s.contains("inode: expected") && s.contains("--accept-replacement")), "{said:?}");
+            assert_eq!(second.shared.state().devices().keys().collect::<Vec<_>>(), [&one], "it is still remembered");
+            second.stop_all().await.unwrap();
+            drop(second);
+            // It is back: nothing has to be said. And with the word of the operator the copy takes its place.
+            let (third, found) = (registry(dir.path(), config), aside.clone());
+            third.begin(Vec::new(), move || vec![found]).await;
+            assert_eq!(in_state(&third, "served"), [aside.clone()]);
+            let refused = third.register(vec![place.clone()], By::Operator { quiet: false, accept: true }).await;
+            assert!(refused.err().unwrap().message().unwrap().contains("served already"), "while it is served");
+            third.unregister(aside.to_str().unwrap()).await.unwrap();
+            let refused = third.register(vec![place.clone()], By::NAME).await.err().unwrap();
+            assert!(refused.message().unwrap().contains("is another device"), "{refused:?}");
+            let by = By::Operator { quiet: false, accept: true };
+            let registered = third.register(vec![place.clone()], by).await.unwrap();
+            assert!(registered.accepted[0].contains("inode: expected"), "{:?}", registered.accepted);
+            third.stop_all().await.unwrap();
+            drop(third);
+            let fourth = registry(dir.path(), "");
+            fourth.begin(Vec::new(), Vec::new).await;
+            assert_eq!(in_state(&fourth, "served"), [place]);
+            fourth.stop_all().await.unwrap();
+        }
+    }
+
+    /// The contents of a cache device are put back as they were before it was last served.
+    #[tokio::test]
+    async fn an_older_state_of_a_device_is_refused_until_it_is_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = cache_device(dir.path(), 2);
+        let older = std::fs::read(&one).unwrap();
+        let first = registry(dir.path(), "");
+        first.register(vec![one.clone()], By::NAME).await.unwrap();
+        first.stop_all().await.unwrap();
+        drop(first);
+        std::fs::write(&one, older).unwrap();
+        let second = registry(dir.path(), "");
+        second.begin(Vec::new(), Vec::new).await;
+        assert_eq!(in_state(&second, "failed"), [one.clone()]);
+        let why = second.device_views().remove(0).why.unwrap();
+        assert!(why.contains("is older than") && why.contains("sequence number"), "{why}");
+        assert!(second.register(vec![one.clone()], By::QUIET).await.is_err());
+        let by = By::Operator { quiet: false, accept: true };
+        second.register(vec![one.clone()], by).await.unwrap();
+        second.stop_all().await.unwrap();
+        drop(second);
+        let third = registry(dir.path(), "");
+        third.begin(Vec::new(), Vec::new).await;
+        assert_eq!(in_state(&third, "served"), [one]);
+        third.stop_all().await.unwrap();
+    }
+
+    /// Nothing of the hardware is known, as of a disk without a serial number.
+    fn without_identity(registry: &Registry, uuid: &str) {
+        let mark = Mark { identity: Identity::default(), sequence: 0 };
+        registry.shared.state().set_mark(uuid, mark).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_nothing_tells_from_a_copy_is_taken_where_the_operator_said_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
+        let first = registry(dir.path(), "");
+        first.register(vec![one.clone(), two.clone()], By::NAME).await.unwrap();
+        let sets: Vec<String> = first.device_views().into_iter().filter_map(|d| d.set).collect();
+        first.stop_all().await.unwrap();
+        sets.iter().for_each(|set| without_identity(&first, set));
+        drop(first);
+        // They change places: both places were named.
+        let aside = dir.path().join("aside");
+        std::fs::rename(&one, &aside).unwrap();
+        std::fs::rename(&two, &one).unwrap();
+        std::fs::rename(&aside, &two).unwrap();
+        let second = registry(dir.path(), "");
+        second.begin(Vec::new(), Vec::new).await;
+        assert_eq!(in_state(&second, "served"), [one.clone(), two.clone()]);
+        second.stop_all().await.unwrap();
+        sets.iter().for_each(|set| without_identity(&second, set));
+        drop(second);
+        // One is somewhere else.
+        std::fs::rename(&one, &aside).unwrap();
+        for (config, wanted) in [("", vec![two.clone()]), ("scan_on_events = true", vec![aside.clone(), two])] {
+            let (third, place) = (registry(dir.path(), config), aside.clone());
+            third.begin(Vec::new(), move || vec![place]).await;
+            assert_eq!(in_state(&third, "served"), wanted, "{config}");
+            third.stop_all().await.unwrap();
+        }
+    }
+
+    /// Two with the same UUID at once, and neither has been seen before.
+    #[tokio::test]
+    async fn of_two_that_were_never_seen_neither_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = cache_device(dir.path(), 2);
+        let copy = dir.path().join("copy");
+        std::fs::copy(&one, &copy).unwrap();
+        let first = registry(dir.path(), "scan = true");
+        first.begin(vec![one.clone(), copy.clone()], Vec::new).await;
+        assert_eq!(in_state(&first, "failed"), [one.clone(), copy.clone()]);
+        assert!(first.register(vec![one.clone(), copy.clone()], By::NAME).await.is_err());
+        first.register(vec![one.clone()], By::NAME).await.unwrap();
+        let refused = first.register(vec![copy.clone()], By::NAME).await.err().unwrap();
+        assert!(refused.message().unwrap().contains("served already"), "{refused:?}");
+        assert_eq!(in_state(&first, "served"), [one]);
+        first.stop_all().await.unwrap();
     }
 
     #[tokio::test]
@@ -234,7 +429,7 @@ mod tests {
         let one = cache_device(dir.path(), 2);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&one, &link).unwrap();
-        registry.register(vec![one.clone(), link, one.clone()]).await.unwrap();
+        registry.register(vec![one.clone(), link, one.clone()], By::NAME).await.unwrap();
         assert_eq!(in_state(&registry, "served"), [one]);
         registry.stop_all().await.unwrap();
     }

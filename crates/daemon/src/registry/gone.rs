@@ -55,6 +55,12 @@ impl Registry {
         self.gone_as(seen).is_some()
     }
 
+    /// Whether it is the device that had gone, as far as anything tells that: it has the serial number, or the place. With
+    /// neither it is taken only where devices are to be looked for.
+    pub(crate) fn is_expected(&self, seen: &Seen) -> bool {
+        self.is_surely(seen) || self.is_unknown(seen) || self.gone_as(seen).as_ref() == Some(&seen.path)
+    }
+
     /// What it was called before it went.
     fn gone_as(&self, seen: &Seen) -> Option<PathBuf> {
         let devices = self.devices();
@@ -112,7 +118,7 @@ impl Registry {
             |answer: Result<Option<String>, Failure>| answer.unwrap_or_else(|e| Some(in_words(e)));
         let mut refused = None;
         if matches!(seen.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
-            let volume = self.find_by(|v| v.backing_uuid.as_deref() == Some(&seen.uuid)).await;
+            let volume = self.volume_of(&seen.uuid).await;
             let mut stopped = Ok(());
             if let Some((_, name)) = volume {
                 if let Some(why) = in_the_way(users(Some(name.clone())).await) {

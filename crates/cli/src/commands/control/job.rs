@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::{answer, text};
-use crate::client::{Control, segment};
+use crate::client::{Control, described, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
@@ -27,6 +27,11 @@ fn progress_line(job: &Value) -> String {
     )
 }
 
+/// What a job works on: the volume or the set, and the device with its UUID.
+fn target_of(job: &Value) -> String {
+    described(&json!({"name": job["target"], "device": job["device"], "uuid": job["uuid"]}))
+}
+
 /// Waits for the end of a job, and says how it was.
 fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
@@ -43,9 +48,9 @@ fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), F
     }
     match text(&job["state"]) {
         "done" if control.json => Ok(()),
-        "done" => out::print(&format!("{}: {} done\n", text(&job["target"]), text(&job["kind"]))),
-        "failed" => Err(Failure::Failed(text(&job["error"]).to_owned())),
-        other => Err(Failure::Failed(format!("{}: {other}", text(&job["target"])))),
+        "done" => out::print(&format!("{}: {} done\n", target_of(job), text(&job["kind"]))),
+        "failed" => Err(Failure::Failed(format!("{}: {}", target_of(job), text(&job["error"])))),
+        other => Err(Failure::Failed(format!("{}: {other}", target_of(job)))),
     }
 }
 
@@ -63,7 +68,9 @@ impl Waiting {
     fn begin(&self, kind: &'static str, path: &str) -> Result<(), Failure> {
         let body = self.control.post(path, &json!({}))?;
         if self.no_wait {
-            return answer(&self.control, &body, || format!("job {}\n", body["job"]["id"]));
+            return answer(&self.control, &body, || {
+                format!("job {}: {}\n", body["job"]["id"], target_of(&body["job"]))
+            });
         }
         watch(&self.control, kind, body)
     }
@@ -142,7 +149,7 @@ pub(crate) struct Cancel {
 impl Cancel {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let body = self.control.delete(&format!("/v1/jobs/{}", self.job))?;
-        answer(&self.control, &body, || format!("job {}: cancelled\n", self.job))
+        answer(&self.control, &body, || format!("job {}: cancelled: {}\n", self.job, target_of(&body["job"])))
     }
 }
 

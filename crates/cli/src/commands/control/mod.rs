@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use serve::plain;
 
 pub(crate) use job::{Cancel, Detach, Drain, Jobs};
 pub(crate) use show::{Show, Tree};
@@ -19,7 +20,7 @@ pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;
 pub(crate) use wait::Wait;
 
-use crate::client::{Control, absolute, segment};
+use crate::client::{Control, absolute, described, segment};
 use crate::failure::Failure;
 use crate::out;
 
@@ -39,6 +40,9 @@ pub(crate) struct Register {
     /// One that is registered already is no mistake
     #[arg(long)]
     quiet: bool,
+    /// Serve a device that is not the one remembered for its UUID, or an older state of it; what differs is printed
+    #[arg(long)]
+    accept_replacement: bool,
     #[command(flatten)]
     control: Control,
 }
@@ -46,13 +50,16 @@ pub(crate) struct Register {
 impl Register {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let devices = self.devices.iter().map(|d| absolute(d)).collect::<Result<Vec<_>, _>>()?;
-        let body = self.control.post("/v1/register", &json!({"devices": devices, "quiet": self.quiet}))?;
+        let wanted =
+            json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
+        let body = self.control.post("/v1/register", &wanted)?;
         answer(&self.control, &body, || {
+            let accepted = body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
             let lines = body["devices"].as_array().into_iter().flatten().map(|d| {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
-                format!("{}: {}{why}\n", text(&d["path"]), text(&d["state"]))
+                format!("{}: {}, UUID {}{why}\n", text(&d["path"]), text(&d["state"]), text(&d["uuid"]))
             });
-            lines.collect()
+            accepted.chain(lines).collect()
         })
     }
 }
@@ -78,7 +85,7 @@ impl Unregister {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let device = self.control.device_name(&self.device)?;
         let body = self.control.post("/v1/unregister", &json!({"device": device}))?;
-        answer(&self.control, &body, || format!("{}: unregistered\n", self.device))
+        answer(&self.control, &body, || format!("{}: unregistered\n", described(&body["resolved"])))
     }
 }
 
@@ -99,7 +106,9 @@ impl Attach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let wanted = json!({"cache": self.control.device_name(&self.cache)?, "backing": self.control.device_name(&self.backing)?});
         let body = self.control.post("/v1/attach", &wanted)?;
-        answer(&self.control, &body, || format!("{}: attached to {}\n", self.backing, self.cache))
+        answer(&self.control, &body, || {
+            format!("{}: attached to {}\n", described(&body["resolved"]), described(&body["cache"]))
+        })
     }
 }
 
@@ -118,7 +127,7 @@ impl Stop {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/stop", segment(&self.control.device_name(&self.volume)?));
         let body = self.control.post(&path, &json!({}))?;
-        answer(&self.control, &body, || format!("{}: stopped\n", self.volume))
+        answer(&self.control, &body, || format!("{}: stopped\n", described(&body["resolved"])))
     }
 }
 
@@ -138,7 +147,7 @@ impl SetCachemode {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/cache-mode", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"mode": self.mode}))?;
-        answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.mode))
+        answer(&self.control, &body, || format!("{}: {}\n", described(&body["resolved"]), self.mode))
     }
 }
 
@@ -157,7 +166,9 @@ impl SetLabel {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = format!("/v1/volumes/{}/label", segment(&self.control.device_name(&self.backing)?));
         let body = self.control.put(&path, &json!({"label": self.label}))?;
-        answer(&self.control, &body, || format!("{}: {}\n", self.backing, self.label))
+        answer(&self.control, &body, || {
+            format!("{}: {}\n", described(&body["resolved"]), plain::label(&self.label))
+        })
     }
 }
 
@@ -239,20 +250,35 @@ impl Set {
             .map(|s| s.split_once('=').ok_or_else(|| Failure::Usage(format!("{s}: expected KEY=VALUE"))));
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
         let path = tunables_path(&self.control, &self.volume)?;
-        let mut changed = Vec::new();
+        let mut changed = Changed::default();
         for (key, value) in wanted {
             let wish = json!({"value": value, "runtime": self.runtime});
-            let body = self.control.put(&format!("{path}/{}", segment(key)), &wish)?;
-            changed.push(body["changed"].clone());
+            changed.add(self.control.put(&format!("{path}/{}", segment(key)), &wish)?);
         }
-        show_changed(&self.control, &changed)
+        changed.show(&self.control)
     }
 }
 
-fn show_changed(control: &Control, changed: &[Value]) -> Result<(), Failure> {
-    answer(control, &json!({"schema_version": 1, "changed": changed}), || {
-        changed.iter().map(|c| format!("{} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
-    })
+/// Tunables that were changed, and whose they are.
+#[derive(Default)]
+struct Changed {
+    list: Vec<Value>,
+    resolved: Value,
+}
+
+impl Changed {
+    fn add(&mut self, body: Value) {
+        self.list.push(body["changed"].clone());
+        self.resolved = body["resolved"].clone();
+    }
+
+    fn show(&self, control: &Control) -> Result<(), Failure> {
+        let Changed { list, resolved } = self;
+        answer(control, &json!({"schema_version": 1, "changed": list, "resolved": resolved}), || {
+            let whose = described(resolved);
+            list.iter().map(|c| format!("{whose}: {} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
+        })
+    }
 }
 
 /// Take back what `set` has set: the configuration or the default holds again
@@ -270,12 +296,11 @@ pub(crate) struct Reset {
 impl Reset {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path = tunables_path(&self.control, &self.volume)?;
-        let mut changed = Vec::new();
+        let mut changed = Changed::default();
         for key in &self.keys {
-            let body = self.control.delete(&format!("{path}/{}", segment(key)))?;
-            changed.push(body["changed"].clone());
+            changed.add(self.control.delete(&format!("{path}/{}", segment(key)))?);
         }
-        show_changed(&self.control, &changed)
+        changed.show(&self.control)
     }
 }
 

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value, json};
+use serve::plain;
 
 use super::text;
-use crate::client::Control;
+use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::out;
 
@@ -75,6 +76,12 @@ impl Row<'_> {
         }
     }
 
+    /// What is said of the device; a label must not look like anything else.
+    fn text(&self, key: &str) -> String {
+        let text = text(&self.device[key]);
+        if key == "label" { plain::label(text).into_owned() } else { text.to_owned() }
+    }
+
     fn name(&self) -> &str {
         self.volume.map_or("N/A", |v| text(&v["name"]))
     }
@@ -99,9 +106,8 @@ impl Show {
         let mut rows = rows(&status);
         if let Some(wanted) = &self.device {
             let name = self.control.device_name(wanted)?;
-            rows.retain(|r| {
-                [&r.device["path"], &r.device["uuid"], &r.device["label"]].iter().any(|v| text(v) == name)
-            });
+            let resolved = self.control.get(&format!("/v1/names/{}", segment(&name)))?["resolved"].clone();
+            rows.retain(|r| r.device["path"] == resolved["device"] && r.device["uuid"] == resolved["uuid"]);
             if rows.is_empty() {
                 return Err(Failure::Failed(format!("{wanted}: is not registered")));
             }
@@ -134,7 +140,8 @@ impl Show {
             ];
             if self.more {
                 line.extend(["label", "uuid", "set", "why"].map(|key| {
-                    Some(text(&row.device[key])).filter(|t| !t.is_empty()).unwrap_or("N/A").to_owned()
+                    let text = row.text(key);
+                    if text.is_empty() { "N/A".to_owned() } else { text }
                 }));
             }
             lines.push(line);
@@ -154,7 +161,7 @@ fn details(row: &Row<'_>) -> String {
     add("type", row.kind().into());
     add("state", row.state());
     for key in ["uuid", "set", "label", "why"] {
-        add(key, text(&row.device[key]).into());
+        add(key, row.text(key));
     }
     if let Some(volume) = row.volume {
         add("volume", row.name().into());

@@ -29,8 +29,9 @@ impl Wait {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let began = Instant::now();
         loop {
-            let path = format!("/v1/volumes/{}", segment(&self.control.device_name(&self.volume)?));
-            let refused = match self.control.get(&path) {
+            let found = self.control.device_name(&self.volume);
+            let found = found.and_then(|name| self.control.get(&format!("/v1/volumes/{}", segment(&name))));
+            let refused = match found {
                 Ok(body) => match body["volume"]["exports"].as_array().and_then(|ways| ways.first()) {
                     Some(way) => {
                         return answer(&self.control, &body, || {

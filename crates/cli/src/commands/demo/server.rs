@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::{Place, program, say, short};
 use crate::failure::Failure;
+use crate::out;
 
 /// How long the server may take to start, to answer, and to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -69,7 +70,8 @@ impl Server {
     fn event(&self, kind: &str) -> Result<Value, Failure> {
         let failed = |why: String| {
             let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
-            Failure::Failed(format!("ubcache up: {why}\n{said}"))
+            said.lines().for_each(out::note);
+            Failure::Failed(format!("ubcache up: {why}"))
         };
         let line =
             self.lines.recv_timeout(PATIENCE).map_err(|_| failed(format!("expected to be told {kind}")))?;
@@ -104,7 +106,8 @@ impl Server {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
                 let said = std::fs::read_to_string(&self.messages).unwrap_or_default();
-                Err(Failure::Failed(format!("ubcache up: {status}\n{said}")))
+                said.lines().for_each(out::note);
+                Err(Failure::Failed(format!("ubcache up: {status}")))
             }
             None => Err(Failure::Failed("ubcache up does not stop".into())),
         }

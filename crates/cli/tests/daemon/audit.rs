@@ -1,0 +1,128 @@
+//! Who did what: the line in the log and the event.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::place::*;
+use crate::world::*;
+
+/// The lines that say who did something.
+fn lines(daemon: &Daemon) -> Vec<String> {
+    daemon.said().lines().filter(|l| l.starts_with("ubcache: audit: ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_change_says_who_made_it_and_to_what() {
+    let place = Place::new();
+    let daemon = place.start();
+    let mut listener = daemon.connect();
+    listener.write_all(b"GET /v1/events HTTP/1.0\r\n\r\n").unwrap();
+    let mut events = BufReader::new(listener).lines();
+    // It listens as soon as its answer has begun.
+    while !events.next().unwrap().unwrap().is_empty() {}
+    let body = serde_json::json!({"devices": [place.ssd, place.hdd]}).to_string();
+    assert_eq!(daemon.http("POST", "/v1/register", &body).0, 200);
+    let uuid = daemon.volume("bcache0")["backing_uuid"].as_str().unwrap().to_owned();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let who = format!("ubcache: audit: uid {uid} gid {gid} pid {}: ", std::process::id());
+    let device = format!("bcache0 ({}, UUID {uuid}, label one)", place.hdd);
+    for (method, path, body, status, line) in [
+        (
+            "PUT",
+            "/v1/volumes/one/tunables/writeback_percent",
+            r#"{"value": "20"}"#,
+            200,
+            format!("set writeback_percent=20 on {device}: done"),
+        ),
+        (
+            "DELETE",
+            "/v1/volumes/one/tunables/writeback_percent",
+            "",
+            200,
+            format!("reset writeback_percent on {device}: done"),
+        ),
+        (
+            "PUT",
+            "/v1/volumes/one/tunables/nothing",
+            r#"{"value": "20"}"#,
+            400,
+            format!("set nothing=20 on {device}: refused: nothing: no such tunable"),
+        ),
+        ("POST", "/v1/volumes/one/flush", "", 202, format!("write back one on {device}: begun")),
+        ("POST", "/v1/volumes/two/stop", "", 404, "stop two: refused: two: no registered".into()),
+        ("POST", "/v1/volumes/one/stop", "", 200, format!("stop one on {device}: done")),
+        (
+            "POST",
+            "/v1/unregister",
+            r#"{"device": "x\ny"}"#,
+            409,
+            "unregister x\\ny: refused: x\\ny: no registered".into(),
+        ),
+        ("POST", "/v1/nothing", "", 404, "POST /v1/nothing: refused: there is no such path".into()),
+        ("POST", "/v1/register", "[]", 400, "POST /v1/register: refused: body: ".into()),
+    ] {
+        assert_eq!(daemon.http(method, path, body).0, status, "{method} {path}");
+        let last = lines(&daemon).pop().unwrap();
+        assert!(last.starts_with(&format!("{who}{line}")), "{line}: {last}");
+    }
+    let register = &lines(&daemon)[0];
+    assert!(register.contains("register ") && register.contains(&uuid) && register.ends_with(": done"), "{register}");
+    let before = lines(&daemon).len();
+    daemon.http("GET", "/v1/status", "");
+    assert_eq!(lines(&daemon).len(), before, "who only looks is not written down");
+
+    let mut changes = events.map_while(Result::ok).filter_map(|line| {
+        let event: Value = serde_json::from_str(line.strip_prefix("data:")?).unwrap();
+        (event["type"] == "audit").then(|| event["change"].clone())
+    });
+    let set = changes.find(|c| c["action"] == "set writeback_percent=20").unwrap();
+    assert_eq!(set["uid"], uid);
+    assert_eq!(set["pid"], std::process::id());
+    assert_eq!(set["outcome"], "done");
+    assert_eq!(set["devices"][0]["uuid"], uuid.as_str());
+    assert_eq!(set["devices"][0]["device"], place.hdd.as_str());
+    let refused = changes.find(|c| c["outcome"] == "refused").unwrap();
+    assert!(refused["why"].as_str().unwrap().contains("no such tunable"), "{refused}");
+    drop(changes);
+    daemon.stop();
+}
+
+/// Whoever goes away before the answer has changed something all the same.
+#[test]
+fn a_client_that_goes_away_is_written_down() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let mut client = daemon.connect();
+    write!(client, "POST /v1/volumes/one/stop HTTP/1.0\r\nContent-Length: 0\r\n\r\n").unwrap();
+    drop(client);
+    wait_until("the line", || lines(&daemon).iter().any(|l| l.contains(": stop one on ") && l.ends_with(": done")));
+    assert_eq!(daemon.state_of(&place.hdd), "stopped");
+    daemon.stop();
+}
+
+#[test]
+fn who_may_not_is_written_down_and_cannot_fill_the_log() {
+    if !rustix::process::geteuid().is_root() {
+        // Nobody else could be tried.
+        return;
+    }
+    let place = Place::new();
+    let copy = place.dir.path("ubcache");
+    std::fs::copy(program(), &copy).unwrap();
+    std::fs::set_permissions(place.dir.root(), PermissionsExt::from_mode(0o755)).unwrap();
+    let daemon = place.start();
+    for _ in 0..20 {
+        let mut command = Command::new(&copy);
+        command.args(["stop", "one", "--socket", daemon.socket()]).uid(65534).gid(65534).stdin(Stdio::null());
+        Said::of(output(command)).refused(&["user 65534 may not"]);
+    }
+    let said = lines(&daemon);
+    assert_eq!(said.len(), 10, "{said:?}");
+    assert!(said[0].contains("uid 65534 gid 65534 pid ") && said[0].contains(": refused: "), "{}", said[0]);
+    daemon.stop();
+}

@@ -1,0 +1,206 @@
+//! What a name means: labels that whoever made a disk has chosen do not take the place of names, paths and other labels.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::place::*;
+use crate::world::*;
+
+/// A disk of somebody else, with a label of his choice.
+fn stick(place: &Place, name: &str, label: &str) -> String {
+    let path = place.dir.sparse(name, 8 << 20);
+    run(&["make", "-B", &path, "--label", label]).ok();
+    path
+}
+
+fn uuid_of(daemon: &Daemon, path: &str) -> String {
+    let devices = daemon.devices();
+    let found = devices.iter().find(|d| d["path"] == path).expect("registered");
+    found["uuid"].as_str().expect("a text").to_owned()
+}
+
+/// The disk has the name of a volume for its label. As long as that volume is served it was meant; when it was stopped, the
+/// disk was.
+#[test]
+fn a_label_that_is_a_volumes_name_is_not_taken_for_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let stick = stick(&place, "stick", "bcache0");
+    daemon.run(&["register", &stick]).ok();
+    assert_eq!(daemon.volume("bcache1")["backing_device"], stick.as_str());
+    daemon.run(&["stop", "bcache0"]).ok().says(&[&place.hdd]);
+    for command in [
+        &["stop", "bcache0"][..],
+        &["detach", "bcache0"],
+        &["set", "bcache0", "writeback_percent=5"],
+        &["set-cachemode", "bcache0", "writeback"],
+        &["set-label", "bcache0", "mine"],
+        &["drain", "bcache0"],
+    ] {
+        daemon.run(command).refused(&["bcache0", "is not served"]);
+    }
+    assert_eq!(daemon.state_of(&stick), "served");
+    assert_eq!(daemon.volume("bcache1")["label"], "bcache0", "nothing has happened to it");
+    // A label has to be something that can be said.
+    for label in ["bcache7", "/dev/sda", "a\nb", ".."] {
+        daemon.run(&["set-label", "bcache1", label]).usage().says(&["label: expected a word"]);
+    }
+    daemon.stop();
+}
+
+/// The disk has the path of another one for its label. It was attached in the place of that one.
+#[test]
+fn a_label_that_is_a_path_is_not_taken_for_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    let other = place.dir.sparse("other", 8 << 20);
+    run(&["make", "-B", &other]).ok();
+    assert!(other.len() <= 32, "it has to fit into a label: {other}");
+    let stick = stick(&place, "stick", &other);
+    daemon.run(&["register", &place.ssd, &stick]).ok();
+    daemon.run(&["attach", &place.ssd, &other]).ok().says(&[&format!("bcache1 ({other}, UUID ")]);
+    assert_eq!(daemon.volume("bcache0")["attached"], false, "that of the stick");
+    assert_eq!(daemon.volume("bcache1")["backing_device"], other.as_str());
+    daemon.run(&["stop", &other]).ok();
+    assert_eq!((daemon.state_of(&stick), daemon.state_of(&other)), ("served".into(), "stopped".into()));
+    daemon.run(&["unregister", &other]).ok();
+    daemon.run(&["unregister", &other]).refused(&["is not registered"]);
+    assert_eq!(daemon.state_of(&stick), "served");
+    daemon.run(&["show", "-d", &other]).refused(&["not registered"]);
+    daemon.stop();
+}
+
+#[test]
+fn of_two_with_the_same_label_neither_is_chosen() {
+    let place = Place::new();
+    let daemon = place.start();
+    let stick = stick(&place, "stick", "one");
+    daemon.run(&["register", &stick]).ok();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let (ours, theirs) = (uuid_of(&daemon, &place.hdd), uuid_of(&daemon, &stick));
+    let all = ["one: 2 are called so", "bcache0", "bcache1", &stick, &place.hdd, &ours, &theirs];
+    for command in [
+        &["stop", "one"][..],
+        &["unregister", "one"],
+        &["attach", &place.ssd, "one"],
+        &["detach", "one"],
+        &["drain", "one"],
+        &["set", "one", "writeback_percent=5"],
+        &["reset", "one", "writeback_percent"],
+        &["get", "one"],
+        &["set-label", "one", "two"],
+        &["set-cachemode", "one", "writeback"],
+        &["explain", "one"],
+        &["show", "-d", "one"],
+    ] {
+        daemon.run(command).refused(&all);
+    }
+    assert_eq!(daemon.http("POST", "/v1/volumes/one/stop", "").0, 409);
+    assert_eq!((daemon.state_of(&stick), daemon.state_of(&place.hdd)), ("served".into(), "served".into()));
+    // By its UUID, in whatever case, and by its path each can be named.
+    daemon.run(&["set-label", &theirs.to_uppercase(), "two"]).ok().says(&[&stick, &theirs]);
+    daemon.run(&["stop", "one"]).ok().says(&[&place.hdd, &ours]);
+    assert_eq!(daemon.state_of(&stick), "served");
+    daemon.stop();
+}
+
+/// A word that is also a file of the directory in which the command is called.
+#[test]
+fn a_file_here_and_a_label_there_are_told_apart() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let here = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).args(["--socket", daemon.socket()]).current_dir(place.dir.root());
+        command.stdin(Stdio::null());
+        Said::of(output(command))
+    };
+    place.dir.sparse("one", 8 << 20);
+    here(&["stop", "one"]).usage().says(&["is a file here", &place.hdd, "write ./one"]);
+    here(&["stop", "./one"]).refused(&["one: is not registered"]);
+    assert_eq!(daemon.state_of(&place.hdd), "served");
+    // The file is what the daemon has under that name, or nothing else is.
+    here(&["get", "hdd", "writeback_percent"]).ok();
+    here(&["stop", "./hdd"]).ok().says(&[&place.hdd]);
+    // An empty directory, as of a mount, is none.
+    std::fs::remove_file(place.dir.path("one")).unwrap();
+    std::fs::create_dir(place.dir.path("one")).unwrap();
+    here(&["register", "hdd"]).ok();
+    here(&["stop", "one"]).ok().says(&[&place.hdd]);
+    daemon.stop();
+}
+
+/// A label ends the line, clears the screen and goes on with words of its own.
+#[test]
+fn what_a_label_says_is_not_acted_upon() {
+    let label = "x\n\u{1b}[2J\u{9b}1merror: gone";
+    let place = Place::new();
+    let daemon = place.start();
+    let stick = stick(&place, "stick", label);
+    daemon.run(&["register", &stick]).ok();
+    let uuid = uuid_of(&daemon, &stick);
+    for command in [
+        &["show", "-m"][..],
+        &["show", "-d", &stick],
+        &["status"],
+        &["tree"],
+        &["get", &uuid],
+        &["stop", label],
+        &["show", "-m", "--json"],
+        &["set", &uuid, "writeback_percent=11"],
+    ] {
+        let said = daemon.run(command).to_string();
+        assert!(!said.contains(['\u{1b}', '\u{9b}']), "{command:?}: {said}");
+        assert!(!said.lines().any(|l| l.starts_with("error: gone") || l.starts_with("\"error: gone")), "{said}");
+    }
+    daemon.run(&["show", "-m"]).ok().says(&["\"x\\n\\u{1b}[2J\\u{9b}1merror: gone\""]);
+    let found = daemon.devices().into_iter().find(|d| d["path"] == stick.as_str()).unwrap();
+    assert_eq!(found["label"], label, "data is what it is");
+    run(&["super", &stick]).ok();
+    assert!(!daemon.said().contains(['\u{1b}', '\u{9b}']), "{}", daemon.said());
+    daemon.stop();
+}
+
+/// Every command that changes something says what it took the name for.
+#[test]
+fn what_was_changed_is_said_with_its_device_and_uuid() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok().says(&["served, UUID "]);
+    let uuid = uuid_of(&daemon, &place.hdd);
+    let exact = format!("bcache0 ({}, UUID {uuid})", place.hdd);
+    for (command, words) in [
+        (&["set", "one", "writeback_percent=20"][..], ": writeback_percent = 20"),
+        (&["reset", "one", "writeback_percent"], ": writeback_percent = 10"),
+        (&["set-cachemode", "one", "writethrough"], ": writethrough"),
+        (&["set-label", "one", "two"], ": two"),
+        (&["set-label", &uuid, "one"], ": one"),
+        (&["drain", "one"], ": flush done"),
+        (&["detach", "one"], ": detach done"),
+        (&["attach", &place.ssd, "one"], ": attached to set "),
+        (&["stop", "one"], ": stopped"),
+        (&["unregister", &uuid], ": unregistered"),
+    ] {
+        daemon.run(command).ok().says(&[&exact, words]);
+    }
+    daemon.run(&["register", &place.hdd]).ok();
+    let resolved = |of: &Value| {
+        assert_eq!((&of["device"], &of["uuid"]), (&place.hdd.as_str().into(), &uuid.as_str().into()), "{of}");
+    };
+    for command in [
+        &["set", "one", "writeback_percent=20"][..],
+        &["reset", "one", "writeback_percent"],
+        &["set-cachemode", "one", "writeback"],
+        &["set-label", "one", "one"],
+        &["stop", "one"],
+        &["unregister", "one"],
+    ] {
+        resolved(&daemon.json(command)["resolved"]);
+    }
+    daemon.run(&["register", &place.hdd]).ok();
+    resolved(&daemon.json(&["detach", "one"])["job"]);
+    daemon.stop();
+}

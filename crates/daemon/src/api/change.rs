@@ -1,0 +1,459 @@
+//! What changes something, or begins something long.
+//!
+//! Owns what each request takes and what is answered: with `resolved`, which says what a name was taken for. Each says what
+//! it does and to which device before it is done, for the audit. Must not know who asks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use serve::{Command, Failure};
+
+use super::{Answered, Api, Refusal, Shared, ok, parse, to_the_end};
+use crate::audit::Audit;
+use crate::jobs::{End, Job, Running};
+use crate::names::Named;
+use crate::registry::{By, Found};
+use crate::settings::Of;
+use crate::worker::{Order, Worker};
+
+type Audited = Extension<Audit>;
+
+/// A volume, noted as what the request is about.
+async fn volume_of(api: &Api, audit: &Audit, name: &str) -> Result<Found, Refusal> {
+    let found = api.registry.find(name).await?;
+    audit.on(&found.named);
+    Ok(found)
+}
+
+/// A set, in the same way.
+async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Named), Refusal> {
+    let worker = api.registry.set(name).await?;
+    let named = api.registry.named(&worker.plan.id).await?;
+    audit.on(&named);
+    Ok((worker, named))
+}
+
+// ---- devices ----
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Register {
+    devices: Vec<PathBuf>,
+    /// One that is registered already is no mistake.
+    #[serde(default)]
+    quiet: bool,
+    /// It takes the place of the one that is remembered for its UUID.
+    #[serde(default)]
+    accept_replacement: bool,
+}
+
+pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+    let wanted: Register = parse(&body)?;
+    if let Some(relative) = wanted.devices.iter().find(|d| !d.is_absolute()) {
+        return Err(Refusal::malformed(format!("{}: expected an absolute path", relative.display())));
+    }
+    let paths: Vec<String> = wanted.devices.iter().map(|d| d.display().to_string()).collect();
+    let replacing = if wanted.accept_replacement { " as replacement" } else { "" };
+    audit.does(format!("register {}{replacing}", paths.join(" ")));
+    let by = By::Operator { quiet: wanted.quiet, accept: wanted.accept_replacement };
+    let registered = to_the_end(async move {
+        let registered = api.registry.register(wanted.devices, by).await?;
+        for view in &registered.devices {
+            if let Some(uuid) = &view.uuid
+                && let Ok(named) = api.registry.named(&view.path.to_string_lossy()).await
+                && named.uuid.as_ref() == Some(uuid)
+            {
+                audit.on(&named);
+            }
+        }
+        Ok(registered)
+    });
+    let registered = registered.await?;
+    ok(json!({"devices": registered.devices, "accepted": registered.accepted}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unregister {
+    device: String,
+}
+
+pub(super) async fn unregister(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+    let wanted: Unregister = parse(&body)?;
+    audit.does(format!("unregister {}", wanted.device));
+    if let Ok(named) = api.registry.named(&wanted.device).await {
+        audit.on(&named);
+    }
+    let named = to_the_end(async move { api.registry.unregister(&wanted.device).await }).await?;
+    ok(json!({"resolved": named}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Attach {
+    cache: String,
+    backing: String,
+}
+
+pub(super) async fn attach(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
+    let wanted: Attach = parse(&body)?;
+    audit.does(format!("attach {} {}", wanted.cache, wanted.backing));
+    for name in [&wanted.cache, &wanted.backing] {
+        if let Ok(named) = api.registry.named(name).await {
+            audit.on(&named);
+        }
+    }
+    let attached = to_the_end(async move {
+        let named = api.registry.attach(&wanted.cache, &wanted.backing).await?;
+        let cache = api.registry.named(&wanted.cache).await?;
+        audit.on(&named);
+        Ok((named, cache))
+    });
+    let (named, cache) = attached.await?;
+    ok(json!({"resolved": named, "cache": cache}))
+}
+
+pub(super) async fn stop(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(volume): Path<String>,
+) -> Answered {
+    audit.does(format!("stop {volume}"));
+    let Found { name, .. } = volume_of(&api, &audit, &volume).await?;
+    let named = to_the_end(async move { api.registry.stop_volume(&name).await }).await?;
+    ok(json!({"resolved": named}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    size_bytes: u64,
+    #[serde(default)]
+    label: String,
+}
+
+pub(super) async fn create(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+    body: Bytes,
+) -> Answered {
+    let wanted: Create = parse(&body)?;
+    audit.does(format!("create a volume of {} bytes in {set}", wanted.size_bytes));
+    if wanted.size_bytes == 0 || !wanted.size_bytes.is_multiple_of(512) {
+        let text = format!("size_bytes: expected a multiple of 512, found {}", wanted.size_bytes);
+        return Err(Refusal::malformed(text));
+    }
+    if !wanted.label.is_empty() {
+        crate::settings::label_is_fit(&wanted.label)?;
+    }
+    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let sectors = wanted.size_bytes / 512;
+    let id = worker.plan.id.clone();
+    to_the_end(async move { api.registry.create(&id, sectors, wanted.label).await }).await?;
+    ok(json!({"resolved": named}))
+}
+
+pub(super) async fn reload(State(api): Shared, Extension(audit): Audited) -> Answered {
+    audit.does("reload");
+    let changes = to_the_end(async move { api.registry.reload(&api.config_path).await }).await?;
+    ok(json!({"changes": changes}))
+}
+
+// ---- tunables ----
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Put {
+    value: String,
+    #[serde(default)]
+    runtime: bool,
+}
+
+/// Whose tunables, for work that goes on when its request is gone.
+#[derive(Clone)]
+enum Whose {
+    Set(String),
+    Volume(String),
+}
+
+impl Whose {
+    fn of(&self) -> Of<'_> {
+        match self {
+            Whose::Set(name) => Of::Set(name),
+            Whose::Volume(name) => Of::Volume(name),
+        }
+    }
+
+    /// What is meant by it, and what that is.
+    async fn resolved(self, api: &Api, audit: &Audit) -> Result<(Whose, Named), Refusal> {
+        match self {
+            Whose::Set(name) => {
+                let (worker, named) = set_of(api, audit, &name).await?;
+                Ok((Whose::Set(worker.plan.id.clone()), named))
+            }
+            Whose::Volume(name) => {
+                let Found { name, named, .. } = volume_of(api, audit, &name).await?;
+                Ok((Whose::Volume(name), named))
+            }
+        }
+    }
+}
+
+/// A tunable that is to be changed, or read again from the configuration.
+struct Change {
+    whose: Whose,
+    key: String,
+    put: Option<Put>,
+}
+
+async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
+    let Change { whose, key, put } = change;
+    audit.does(match &put {
+        Some(put) => format!("set {key}={}", put.value),
+        None => format!("reset {key}"),
+    });
+    let (whose, named) = whose.resolved(&api, &audit).await?;
+    let work = async move {
+        match put {
+            Some(put) => api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await,
+            None => api.registry.reset_tunable(whose.of(), &key).await,
+        }
+    };
+    ok(json!({"changed": to_the_end(work).await?, "resolved": named}))
+}
+
+pub(super) async fn set_tunables(State(api): Shared, Path(set): Path<String>) -> Answered {
+    api.registry.set(&set).await?;
+    ok(json!({"tunables": api.registry.tunables(Of::Set(&set)).await?}))
+}
+
+pub(super) async fn set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
+    api.registry.set(&set).await?;
+    ok(json!({"tunable": api.registry.tunable(Of::Set(&set), &key).await?}))
+}
+
+pub(super) async fn change_set_tunable(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path((set, key)): Path<(String, String)>,
+    body: Bytes,
+) -> Answered {
+    change(api, audit, Change { whose: Whose::Set(set), key, put: Some(parse(&body)?) }).await
+}
+
+pub(super) async fn reset_set_tunable(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path((set, key)): Path<(String, String)>,
+) -> Answered {
+    change(api, audit, Change { whose: Whose::Set(set), key, put: None }).await
+}
+
+pub(super) async fn volume_tunables(State(api): Shared, Path(volume): Path<String>) -> Answered {
+    let Found { name, .. } = api.registry.find(&volume).await?;
+    ok(json!({"tunables": api.registry.tunables(Of::Volume(&name)).await?}))
+}
+
+pub(super) async fn volume_tunable(
+    State(api): Shared,
+    Path((volume, key)): Path<(String, String)>,
+) -> Answered {
+    let Found { name, .. } = api.registry.find(&volume).await?;
+    ok(json!({"tunable": api.registry.tunable(Of::Volume(&name), &key).await?}))
+}
+
+pub(super) async fn change_volume_tunable(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path((volume, key)): Path<(String, String)>,
+    body: Bytes,
+) -> Answered {
+    change(api, audit, Change { whose: Whose::Volume(volume), key, put: Some(parse(&body)?) }).await
+}
+
+pub(super) async fn reset_volume_tunable(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path((volume, key)): Path<(String, String)>,
+) -> Answered {
+    change(api, audit, Change { whose: Whose::Volume(volume), key, put: None }).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mode {
+    mode: String,
+}
+
+pub(super) async fn cache_mode(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(volume): Path<String>,
+    body: Bytes,
+) -> Answered {
+    let Mode { mode } = parse(&body)?;
+    let put = Some(Put { value: mode, runtime: false });
+    change(api, audit, Change { whose: Whose::Volume(volume), key: "cache_mode".into(), put }).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Label {
+    label: String,
+}
+
+pub(super) async fn label(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(volume): Path<String>,
+    body: Bytes,
+) -> Answered {
+    let Label { label } = parse(&body)?;
+    let put = Some(Put { value: label, runtime: false });
+    change(api, audit, Change { whose: Whose::Volume(volume), key: "label".into(), put }).await
+}
+
+// ---- work ----
+
+pub(super) async fn gc(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+) -> Answered {
+    audit.does(format!("gc {set}"));
+    let (worker, named) = set_of(&api, &audit, &set).await?;
+    to_the_end(async move { api.registry.command(&worker, Command::Gc).await }).await?;
+    ok(json!({"resolved": named}))
+}
+
+fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
+    let body = Json(json!({"schema_version": 1, "job": job.view(), "resolved": named}));
+    Ok((StatusCode::ACCEPTED, body).into_response())
+}
+
+pub(super) async fn detach(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(volume): Path<String>,
+) -> Result<Response, Refusal> {
+    audit.does(format!("detach {volume}"));
+    let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
+    let order = |job| Order::Detach(name.clone(), job);
+    let job = api.registry.begin_job(&worker, "detach", &name, Some(&named), order)?;
+    accepted(&job, Some(&named))
+}
+
+pub(super) async fn flush(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(volume): Path<String>,
+) -> Result<Response, Refusal> {
+    audit.does(format!("write back {volume}"));
+    let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
+    let order = |job| Order::Flush(Some(name.clone()), job);
+    let job = api.registry.begin_job(&worker, "flush", &name, Some(&named), order)?;
+    accepted(&job, Some(&named))
+}
+
+pub(super) async fn flush_set(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+) -> Result<Response, Refusal> {
+    audit.does(format!("write back {set}"));
+    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let id = worker.plan.id.clone();
+    let job = api.registry.begin_job(&worker, "flush", &id, Some(&named), |job| Order::Flush(None, job))?;
+    accepted(&job, Some(&named))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Check {
+    devices: Vec<String>,
+    #[serde(default)]
+    quick: bool,
+    /// Also if somebody writes to them: what is found then may be torn.
+    #[serde(default)]
+    in_use: bool,
+}
+
+pub(super) async fn check(
+    State(api): Shared,
+    Extension(audit): Audited,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let wanted: Check = parse(&body)?;
+    audit.does(format!("check {}", wanted.devices.join(" ")));
+    let mut paths = Vec::new();
+    for device in &wanted.devices {
+        paths.push(api.registry.device_path(device).await?);
+    }
+    let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" "), None) else {
+        return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
+    };
+    let running = Running(job.clone());
+    tokio::task::spawn_blocking(move || check_now(&paths, wanted.quick, wanted.in_use, &running));
+    accepted(&job, None)
+}
+
+/// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
+fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
+    let look = || -> Result<End, Failure> {
+        let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
+        let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
+        let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
+        let options = inspect::CheckOptions { compare_clean: !quick };
+        let report = inspect::check(&sources, options, &mut |p| {
+            job.0.progress(p.done.bytes(), p.total.bytes());
+            if job.0.is_cancelled() {
+                std::ops::ControlFlow::Break(())
+            } else {
+                std::ops::ControlFlow::Continue(())
+            }
+        });
+        job.0.reports(json!(report));
+        Ok(match (job.0.is_cancelled(), report.is_ok()) {
+            (true, _) => End::Cancelled,
+            (false, true) => End::Done,
+            (false, false) => End::Failed("problems were found: see the report".into()),
+        })
+    };
+    job.0.ended(look().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
+}
+
+pub(super) async fn jobs(State(api): Shared) -> Answered {
+    ok(json!({"jobs": api.registry.jobs.all()}))
+}
+
+fn job_of(api: &Api, id: &str) -> Result<Arc<Job>, Refusal> {
+    let found = id.parse().ok().and_then(|id| api.registry.jobs.get(id));
+    found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("there is no job {id}")))
+}
+
+pub(super) async fn one_job(State(api): Shared, Path(id): Path<String>) -> Answered {
+    ok(json!({"job": job_of(&api, &id)?.view()}))
+}
+
+pub(super) async fn cancel_job(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(id): Path<String>,
+) -> Answered {
+    audit.does(format!("cancel job {id}"));
+    let job = job_of(&api, &id)?;
+    let (what, named) = job.title();
+    audit.does(format!("cancel job {id}, {what}"));
+    named.iter().for_each(|named| audit.on(named));
+    job.cancel();
+    let view: Value = json!(job.view());
+    ok(json!({"job": view, "resolved": named}))
+}

@@ -1,0 +1,202 @@
+//! Who did what to which device: one line in the log and one event for each change, and for each that was refused.
+//!
+//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not anybody is there
+//! to read it. A client over the unix socket is who the kernel says it was when it connected; one over TCP is an address
+//! that has shown the token. Must not know what a request does.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::Serialize;
+use serve::{message, plain};
+
+use crate::hub::Hub;
+use crate::names::Named;
+
+/// Lines about clients that may not connect, in a [`WINDOW`]: anybody can make more of them.
+const MOST_STRANGERS: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(60);
+/// Longest part of a request that is repeated in a line.
+const LONGEST: usize = 300;
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Peer {
+    /// Over the unix socket.
+    Local { uid: u32, gid: u32, pid: Option<i32> },
+    /// Over TCP, with the token.
+    Remote(SocketAddr),
+    /// Nobody over a connection; who it is instead.
+    Other(&'static str),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Local { uid, gid, pid: Some(pid) } => write!(f, "uid {uid} gid {gid} pid {pid}"),
+            Peer::Local { uid, gid, pid: None } => write!(f, "uid {uid} gid {gid}"),
+            Peer::Remote(address) => write!(f, "{address} with the token"),
+            Peer::Other(who) => write!(f, "{who}"),
+        }
+    }
+}
+
+/// What an event says of a change, beside the words.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Change {
+    /// Of a client over the unix socket.
+    uid: Option<u32>,
+    pid: Option<i32>,
+    /// Of a client over TCP.
+    address: Option<SocketAddr>,
+    /// Who it was, in words.
+    by: String,
+    /// What was asked for.
+    action: String,
+    /// What was meant by that.
+    devices: Vec<Named>,
+    /// `done`, `begun` or `refused`.
+    outcome: &'static str,
+    /// Why it was refused.
+    why: Option<String>,
+}
+
+/// Writes the line and tells the event.
+pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Result<&'static str, &str>) {
+    let action: String = plain::escaped(action).chars().take(LONGEST).collect();
+    let devices: Vec<String> = on.iter().map(ToString::to_string).collect();
+    let to = if devices.is_empty() { String::new() } else { format!(" on {}", devices.join(" and ")) };
+    let (outcome, why) = match result {
+        Ok(outcome) => (outcome, None),
+        Err(why) => ("refused", Some(plain::escaped(why).into_owned())),
+    };
+    let because = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    let text = format!("audit: {peer}: {action}{to}: {outcome}{because}");
+    message::note(&text);
+    let (uid, pid, address) = match peer {
+        Peer::Local { uid, pid, .. } => (Some(uid), pid, None),
+        Peer::Remote(address) => (None, None, Some(address)),
+        Peer::Other(_) => (None, None, None),
+    };
+    let by = peer.to_string();
+    let change = Change { uid, pid, address, by, action, devices: on.to_vec(), outcome, why };
+    hub.publish_change(&text, change);
+}
+
+/// What is known of a request so far; its handler fills it in.
+#[derive(Clone, Default)]
+pub(crate) struct Audit(Arc<Mutex<Record>>);
+
+#[derive(Default)]
+struct Record {
+    action: String,
+    on: Vec<Named>,
+}
+
+impl Audit {
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is asked for, in the words of the request.
+    pub(crate) fn does(&self, action: impl Into<String>) {
+        self.lock().action = action.into();
+    }
+
+    /// What the request turned out to be about.
+    pub(crate) fn on(&self, named: &Named) {
+        let on = &mut self.lock().on;
+        if !on.contains(named) {
+            on.push(named.clone());
+        }
+    }
+}
+
+/// Why a request was refused, for the line.
+#[derive(Clone)]
+pub(crate) struct Why(pub(crate) String);
+
+/// Sees to it that every request which may change something has its line. It is carried out to its end, also when its
+/// client goes away.
+pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
+    let audit = Audit::default();
+    request.extensions_mut().insert(audit.clone());
+    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+        return next.run(request).await;
+    }
+    let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer::Other("nobody known"));
+    audit.does(format!("{} {}", request.method(), request.uri().path()));
+    let work = tokio::spawn(async move {
+        let response = next.run(request).await;
+        let record = audit.lock();
+        let why = response.extensions().get::<Why>().map(|why| why.0.clone());
+        let result = match response.status() {
+            StatusCode::ACCEPTED => Ok("begun"),
+            status if status.is_success() => Ok("done"),
+            status => Err(why.unwrap_or_else(|| status.to_string())),
+        };
+        let result = result.as_ref().map(|outcome| *outcome).map_err(String::as_str);
+        tell(&hub, peer, &record.action, &record.on, result);
+        drop(record);
+        response
+    });
+    match work.await {
+        Ok(response) => response,
+        Err(e) => crate::server::internal_error(&e),
+    }
+}
+
+/// Lines about those who may not connect: some, and then how many more.
+#[derive(Default)]
+pub(crate) struct Strangers {
+    window: Option<Instant>,
+    count: u32,
+}
+
+impl Strangers {
+    /// One has been refused.
+    pub(crate) fn refused(&mut self, hub: &Hub, peer: Peer, why: &str) {
+        if self.window.is_none_or(|began| began.elapsed() >= WINDOW) {
+            let left_out = self.count.saturating_sub(MOST_STRANGERS);
+            if left_out > 0 {
+                message::note(format!("audit: {left_out} more clients were refused"));
+            }
+            (self.window, self.count) = (Some(Instant::now()), 0);
+        }
+        self.count += 1;
+        if self.count <= MOST_STRANGERS {
+            tell(hub, peer, "connect", &[], Err(why));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_do_not_fill_the_log() {
+        let (hub, mut strangers) = (Hub::default(), Strangers::default());
+        let peer = Peer::Local { uid: 65534, gid: 65534, pid: Some(7) };
+        (0..100).for_each(|_| strangers.refused(&hub, peer, "may not"));
+        let told = hub.last(200, |e| e.kind == "audit");
+        assert_eq!(told.len(), MOST_STRANGERS as usize);
+        assert_eq!(told[0].text, "audit: uid 65534 gid 65534 pid 7: connect: refused: may not");
+    }
+
+    #[test]
+    fn a_line_stays_one_line() {
+        let hub = Hub::default();
+        let named = Named { name: Some("bcache0".into()), label: "x\naudit: forged".into(), ..Named::default() };
+        tell(&hub, Peer::Other("a test"), "set label=\n\u{1b}[2J", &[named], Err("not\nso"));
+        let told = &hub.last(1, |_| true)[0];
+        assert!(!told.text.contains(['\n', '\u{1b}']), "{:?}", told.text);
+        assert!(told.text.ends_with("refused: not\\nso"), "{}", told.text);
+    }
+}

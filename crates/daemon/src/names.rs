@@ -1,0 +1,266 @@
+//! What an operator calls a device, a volume or a set: the only place where a name becomes one of them.
+//!
+//! Owns the rule, which every command and every path of the API goes through. What a name looks like says what it is:
+//!
+//! 1. a text with a `/` is a path and nothing else; it has to be absolute;
+//! 2. a text in the form of a UUID is the UUID of a device or of a set and nothing else;
+//! 3. `bcache` and a number is the name of a volume and nothing else;
+//! 4. anything else is a label.
+//!
+//! Labels come last, because whoever made a disk chose its label. Where a name fits several, nothing is chosen: all of them
+//! are listed, and nothing is done. Must not know what a device is named for.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serve::{Failure, plain};
+
+/// Something that can be named: a registered device with its volume, or a volume without a device of its own.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub(crate) struct Named {
+    /// Name of the volume, if there is one or was one.
+    pub(crate) name: Option<String>,
+    /// Path of the device.
+    pub(crate) device: Option<PathBuf>,
+    /// UUID of the device.
+    pub(crate) uuid: Option<String>,
+    /// Label of the device or of the volume, or empty.
+    pub(crate) label: String,
+    /// Of a cache device: UUID of its set.
+    pub(crate) set: Option<String>,
+    /// The thread that serves the volume.
+    #[serde(skip)]
+    pub(crate) served_by: Option<String>,
+    /// Another device is at the path by now.
+    #[serde(skip)]
+    pub(crate) displaced: bool,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut more = Vec::new();
+        let device = self.device.as_ref().map(|d| d.display().to_string());
+        let first = match (&self.name, &self.set) {
+            (Some(name), _) => name.clone(),
+            (None, Some(set)) => format!("set {set}"),
+            (None, None) => device.clone().unwrap_or_else(|| "a volume".into()),
+        };
+        if let Some(device) = device.filter(|d| *d != first) {
+            more.push(device);
+        }
+        more.extend(self.uuid.iter().map(|uuid| format!("UUID {uuid}")));
+        if !self.label.is_empty() {
+            more.push(format!("label {}", plain::label(&self.label)));
+        }
+        let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
+        write!(f, "{}", plain::escaped(&(first + &more)))
+    }
+}
+
+/// Why a name is nobody's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Unresolved {
+    /// It can be no name at all.
+    Malformed(String),
+    /// Nothing is called so.
+    Unknown(String),
+    /// A path of this host that no registered device has.
+    NotRegistered(PathBuf),
+    /// Several are called so, or another device has taken its place.
+    Refused(String),
+}
+
+impl Unresolved {
+    pub(crate) fn unknown(what: impl fmt::Display) -> Unresolved {
+        Unresolved::Unknown(what.to_string())
+    }
+
+    fn message(self) -> String {
+        match self {
+            Unresolved::Malformed(why) | Unresolved::Unknown(why) | Unresolved::Refused(why) => why,
+            Unresolved::NotRegistered(path) => format!("{}: is not registered", path.display()),
+        }
+    }
+}
+
+impl From<Unresolved> for Failure {
+    fn from(unresolved: Unresolved) -> Failure {
+        match unresolved {
+            Unresolved::Malformed(why) => Failure::Usage(why),
+            other => Failure::Failed(other.message()),
+        }
+    }
+}
+
+/// The four things that a name can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    Path,
+    Uuid,
+    Name,
+    Label,
+}
+
+fn form(text: &str) -> Form {
+    if text.contains('/') {
+        Form::Path
+    } else if is_uuid(text) {
+        Form::Uuid
+    } else if plain::is_volume_name(text) {
+        Form::Name
+    } else {
+        Form::Label
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    let lengths = text.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
+}
+
+/// What `text` names among these.
+pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, Unresolved> {
+    let shown = plain::escaped(text);
+    if text.is_empty() || matches!(text, "." | "..") {
+        return Err(Unresolved::Malformed(format!("{text:?}: expected a path, a UUID, a name or a label")));
+    }
+    let path = Path::new(text);
+    let found: Vec<&Named> = match form(text) {
+        Form::Path if path.is_relative() => {
+            return Err(Unresolved::Malformed(format!("{shown}: expected an absolute path")));
+        }
+        Form::Path => {
+            let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let is_there =
+                |n: &&Named| n.device.as_ref().is_some_and(|d| *d == place || d.as_path() == path);
+            among.iter().filter(is_there).collect()
+        }
+        Form::Uuid => {
+            let text = text.to_ascii_lowercase();
+            let is = |of: &Option<String>| of.as_ref() == Some(&text);
+            among.iter().filter(|n| is(&n.uuid) || is(&n.set)).collect()
+        }
+        Form::Name => among.iter().filter(|n| n.name.as_deref() == Some(text)).collect(),
+        Form::Label => among.iter().filter(|n| n.label == text && plain::is_word(text)).collect(),
+    };
+    match (found.as_slice(), form(text)) {
+        ([one], Form::Path) if one.displaced => Err(Unresolved::Refused(format!(
+            "{shown}: another device is there than the registered {one}: name that one by its UUID"
+        ))),
+        ([one], _) => Ok(one),
+        ([], Form::Path) => match path.canonicalize() {
+            Ok(path) => Err(Unresolved::NotRegistered(path)),
+            Err(e) => Err(Unresolved::unknown(format!("{shown}: no registered device has this path: {e}"))),
+        },
+        ([], Form::Uuid) => {
+            Err(Unresolved::unknown(format!("{shown}: no registered device or set has this UUID")))
+        }
+        ([], Form::Name) => Err(Unresolved::unknown(format!("there is no volume {shown}"))),
+        ([], Form::Label) => {
+            Err(Unresolved::unknown(format!("{shown}: no registered device or volume has this label")))
+        }
+        (several, _) => {
+            let all: Vec<String> = several.iter().map(ToString::to_string).collect();
+            Err(Unresolved::Refused(format!(
+                "{shown}: {} are called so: {}: name the one that is meant by its path or UUID",
+                several.len(),
+                all.join("; ")
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "11111111-1111-1111-1111-111111111111";
+    const TWO: &str = "22222222-2222-2222-2222-222222222222";
+    const SET: &str = "33333333-3333-3333-3333-333333333333";
+
+    fn named(name: &str, device: &str, uuid: &str, label: &str) -> Named {
+        let some = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
+        Named {
+            name: some(name),
+            device: some(device).map(PathBuf::from),
+            uuid: some(uuid),
+            label: label.into(),
+            ..Named::default()
+        }
+    }
+
+    fn refused(text: &str, among: &[Named]) -> String {
+        resolve(text, among).expect_err(text).message()
+    }
+
+    #[test]
+    fn what_a_name_looks_like_says_what_it_is() {
+        let cache = Named { set: Some(SET.into()), ..named("", "/nowhere/ssd", TWO, "") };
+        let all = [named("bcache0", "/nowhere/hdd", ONE, "data"), cache, named("bcache3", "", "", "flash")];
+        for (text, at) in [
+            ("/nowhere/hdd", 0),
+            (ONE, 0),
+            ("bcache0", 0),
+            ("data", 0),
+            (TWO, 1),
+            (&SET.to_uppercase(), 1),
+            ("/nowhere/ssd", 1),
+            ("flash", 2),
+            ("bcache3", 2),
+        ] {
+            assert_eq!(resolve(text, &all), Ok(&all[at]), "{text}");
+        }
+        assert!(refused("bcache1", &all).contains("no volume bcache1"));
+        assert!(refused("other", &all).contains("has this label"));
+        assert!(refused("/nowhere/other", &all).contains("no registered device has this path"));
+        assert!(matches!(resolve("nowhere/hdd", &all), Err(Unresolved::Malformed(_))));
+        assert!(matches!(resolve("..", &all), Err(Unresolved::Malformed(_))));
+        assert!(matches!(resolve("", &all), Err(Unresolved::Malformed(_))));
+        assert_eq!(resolve("/", &all), Err(Unresolved::NotRegistered("/".into())));
+    }
+
+    /// A disk whose label is the name of another volume, a path, or one that is not there at the moment.
+    #[test]
+    fn a_label_takes_nobodys_place() {
+        let hostile = |label: &str| [named("bcache1", "/nowhere/stick", TWO, label)];
+        for text in ["bcache0", "/nowhere/hdd", "/dev/none"] {
+            assert!(resolve(text, &hostile(text)).is_err(), "{text}");
+        }
+        let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/nowhere/stick", TWO, "bcache0")];
+        assert_eq!(resolve("bcache0", &all), Ok(&all[0]));
+        let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/s", TWO, "/nowhere/hdd")];
+        assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
+        // Nobody can say it, so it is nobody's.
+        let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
+        assert_eq!(refused("x\nerror", &odd), "x\\nerror: no registered device or volume has this label");
+    }
+
+    #[test]
+    fn what_is_ambiguous_is_refused_and_all_are_listed() {
+        let all = [named("bcache0", "/nowhere/hdd", ONE, "data"), named("", "/nowhere/stick", TWO, "data")];
+        let said = refused("data", &all);
+        for words in ["2 are called so", "bcache0 (/nowhere/hdd, UUID 1111", "/nowhere/stick (UUID 2222"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        let copies = [named("bcache0", "/nowhere/hdd", ONE, ""), named("", "/nowhere/copy", ONE, "")];
+        assert!(refused(ONE, &copies).contains("2 are called so"));
+        assert_eq!(resolve("/nowhere/copy", &copies), Ok(&copies[1]));
+    }
+
+    #[test]
+    fn a_device_that_has_taken_a_path_is_not_the_one_that_had_it() {
+        let all = [Named { displaced: true, ..named("bcache0", "/nowhere/hdd", ONE, "") }];
+        assert!(refused("/nowhere/hdd", &all).contains("another device is there"));
+        assert_eq!(resolve(ONE, &all), Ok(&all[0]));
+    }
+
+    #[test]
+    fn what_is_printed_is_one_line() {
+        let odd = named("bcache1", "/nowhere/a\nb", TWO, "x\n\u{1b}[2J");
+        assert_eq!(
+            odd.to_string(),
+            format!("bcache1 (/nowhere/a\\nb, UUID {TWO}, label \"x\\n\\u{{1b}}[2J\")")
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! Which device may take the place of a UUID, and which may be attached without having been named.
+//!
+//! Owns the comparison with what is remembered. UUIDs are copied with the superblock that they are in, so a device comes up
+//! only if it is the one that is remembered for its UUID: the same hardware or file, and no older than it was seen before.
+//! Anything else is refused until the operator accepts it. A device whose hardware says nothing of itself is known by its
+//! UUID and its age alone. What is served is never replaced: it has to be let go first.
+//!
+//! Must not know how a device was found.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serve::{Failure, message};
+
+use super::{Registry, Standing};
+use crate::devices::{Bond, Role, Seen, look};
+use crate::identity::Likeness;
+use crate::state::{Known, Mark};
+
+/// On whose word a device is registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// The operator has named it.
+    Operator {
+        /// One that is registered already is no mistake.
+        quiet: bool,
+        /// It is to take the place of the one that is remembered for its UUID.
+        accept: bool,
+    },
+    /// It was found: devices that appear are to be looked at, or it has been here before.
+    Search,
+}
+
+impl By {
+    /// Named, and neither quietly nor in the place of another one.
+    pub(crate) const NAME: By = By::Operator { quiet: false, accept: false };
+    /// Named, and as good if it is registered already.
+    pub(crate) const QUIET: By = By::Operator { quiet: true, accept: false };
+
+    pub(super) fn is_quiet(self) -> bool {
+        !matches!(self, By::Operator { quiet: false, .. })
+    }
+
+    fn accepts(self) -> bool {
+        matches!(self, By::Operator { accept: true, .. })
+    }
+
+    pub(super) fn is_operator(self) -> bool {
+        self != By::Search
+    }
+}
+
+/// How the operator says that a device is to take the place of the remembered one.
+const ACCEPT: &str = "ubcache register --accept-replacement";
+
+impl Registry {
+    /// What tells this device from the one that is remembered for its UUID; nothing if it is that one, or none is.
+    pub(super) fn difference(&self, seen: &Seen) -> Option<String> {
+        let mark = self.shared.state().mark(seen.key())?;
+        if let Likeness::Other(why) = mark.identity.compare(&seen.identity) {
+            return Some(format!("is another device than the one that is remembered for {}: {why}", what(seen)));
+        }
+        (seen.sequence < mark.sequence).then(|| {
+            format!(
+                "is older than {} was seen before: sequence number of the superblock: expected {} or later, found {}",
+                what(seen),
+                mark.sequence,
+                seen.sequence
+            )
+        })
+    }
+
+    /// Whether its hardware, or its file, is that which is remembered.
+    pub(super) fn is_surely(&self, seen: &Seen) -> bool {
+        let mark = self.shared.state().mark(seen.key());
+        mark.is_some_and(|m| m.identity.compare(&seen.identity) == Likeness::Same)
+    }
+
+    /// Whether nothing has been noted of a device with its UUID.
+    pub(super) fn is_unknown(&self, seen: &Seen) -> bool {
+        self.shared.state().mark(seen.key()).is_none()
+    }
+
+    /// Whether the operator wants devices to be looked for that he has not named.
+    pub(super) fn searches(&self) -> bool {
+        let config = self.shared.config();
+        config.scan || config.scan_on_events
+    }
+
+    /// Where the same UUID is served from, if it is served from somewhere else.
+    fn served_twin(&self, seen: &Seen) -> Option<PathBuf> {
+        let devices = self.devices().clone();
+        let twin = devices.into_iter().find(|(path, d)| {
+            *path != seen.path
+                && matches!(d.standing, Standing::Served | Standing::Back(_))
+                && d.seen.as_ref().is_some_and(|s| {
+                    s.key() == seen.key() && !s.is_gone() && self.worker_of(s).is_some()
+                })
+        });
+        twin.map(|(path, _)| path)
+    }
+
+    /// Whether a device may come up.
+    ///
+    /// # Errors
+    /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
+    pub(super) fn admit(&self, seen: &Seen) -> Result<(), Failure> {
+        let path = seen.path.display();
+        if let Some(twin) = self.served_twin(seen) {
+            return Err(Failure::Failed(format!(
+                "{path}: {} is served already, from {}: is one a copy of the other? unregister that one first if \
+                 this one is to be served",
+                what(seen),
+                twin.display()
+            )));
+        }
+        match self.difference(seen) {
+            None => Ok(()),
+            Some(why) => Err(Failure::Failed(format!(
+                "{path}: {why}: if it is to take that one's place: {ACCEPT} {path}"
+            ))),
+        }
+    }
+
+    /// Refuses devices that may not come up; with the word of the operator, what differs is returned and forgotten.
+    pub(super) fn admit_all(&self, seen: &[Seen], by: By) -> Result<Vec<String>, Failure> {
+        for (n, one) in seen.iter().enumerate() {
+            if let Some(other) = seen.iter().skip(n + 1).find(|other| other.key() == one.key()) {
+                return Err(Failure::Failed(copies(one, &[one, other])));
+            }
+        }
+        let mut accepted = Vec::new();
+        for one in seen {
+            let refused = self.admit(one);
+            match self.difference(one).filter(|_| by.accepts() && self.served_twin(one).is_none()) {
+                Some(why) => accepted.push((one, why)),
+                None => refused?,
+            }
+        }
+        for (one, _) in &accepted {
+            let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
+            self.shared.state().set_mark(one.key(), mark)?;
+        }
+        Ok(accepted.into_iter().map(|(one, why)| format!("{}: accepted: {why}", one.path.display())).collect())
+    }
+
+    /// Of devices that were found at the same time those that may come up, and why the others may not. Of several with the
+    /// same UUID it is the one that is remembered.
+    pub(super) fn sift(
+        &self,
+        seen: Vec<Seen>,
+        known: &BTreeMap<PathBuf, Known>,
+    ) -> (Vec<Seen>, Vec<(Seen, String)>) {
+        let (mut good, mut refused) = (Vec::new(), Vec::new());
+        let mut by_key: BTreeMap<String, Vec<Seen>> = BTreeMap::new();
+        for one in seen {
+            by_key.entry(one.key().to_owned()).or_default().push(one);
+        }
+        for same in by_key.into_values() {
+            let all: Vec<&Seen> = same.iter().collect();
+            let only = |wanted: &dyn Fn(&Seen) -> bool| -> Option<PathBuf> {
+                let mut found = same.iter().filter(|s| wanted(s));
+                found.next().filter(|_| found.next().is_none()).map(|s| s.path.clone())
+            };
+            let chosen = only(&|_| true)
+                .or_else(|| only(&|s| self.is_surely(s)))
+                .or_else(|| only(&|s| known.get(&s.path).is_some_and(|k| k.uuid == s.uuid)));
+            let many = copies(&same[0], &all);
+            for one in same {
+                match self.admit(&one) {
+                    _ if chosen.as_ref() != Some(&one.path) => refused.push((one, many.clone())),
+                    Ok(()) => good.push(one),
+                    Err(e) => refused.push((one, e.message().unwrap_or_default().to_owned())),
+                }
+            }
+        }
+        (good, refused)
+    }
+
+    /// Remembers by what a device that is served is told from others. The set counts up the superblock of its cache device
+    /// when it starts, so that is read again.
+    pub(super) async fn note(&self, seen: &Seen) {
+        let mut sequence = seen.sequence;
+        if matches!(seen.role, Role::Cache { .. })
+            && let Ok(now) = look(&seen.path).await
+            && now.uuid == seen.uuid
+        {
+            sequence = sequence.max(now.sequence);
+        }
+        let mut state = self.shared.state();
+        let mark = match state.mark(seen.key()) {
+            Some(mark) => {
+                Mark { identity: mark.identity.and(&seen.identity), sequence: mark.sequence.max(sequence) }
+            }
+            None => Mark { identity: seen.identity.clone(), sequence },
+        };
+        if let Err(e) = state.set_mark(seen.key(), mark) {
+            message::warn(e.message().unwrap_or_default());
+        }
+    }
+
+    /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
+    /// for, but whoever made it may not be the operator.
+    pub(super) fn may_be_attached(&self, seen: &Seen) -> bool {
+        !matches!(seen.role, Role::Backing { bond: Bond::Made, .. }) || self.named_uuids().contains(&seen.uuid)
+    }
+
+    /// A device that may not be attached waits for the word of the operator.
+    pub(super) fn waits_for_a_word(self: &Arc<Self>, seen: &Seen, set: &str) {
+        let why = format!(
+            "was made for cache set {set}, and was found without having been named: to attach it: ubcache register {}",
+            seen.path.display()
+        );
+        self.stand(seen, Standing::Waits(why));
+    }
+}
+
+fn what(seen: &Seen) -> String {
+    match &seen.role {
+        Role::Cache { set } => format!("cache set {set}"),
+        Role::Backing { .. } => format!("UUID {}", seen.uuid),
+    }
+}
+
+fn copies(one: &Seen, all: &[&Seen]) -> String {
+    let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
+    let places = places.join(" and at ");
+    format!("{} is at {places}: is one a copy of the other? register the right one", what(one))
+}

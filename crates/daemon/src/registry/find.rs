@@ -1,0 +1,134 @@
+//! Names made devices, sets and volumes: what there is to be named, and what a name has to be for.
+//!
+//! Owns the list of everything that can be named; which of it a name means is for `names` to say.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Device, Registry};
+use crate::devices::Role;
+use crate::names::{Named, Unresolved, resolve};
+use crate::worker::{Phase, Worker};
+
+/// A volume that was named.
+pub(crate) struct Found {
+    /// The thread that serves it.
+    pub(crate) worker: Arc<Worker>,
+    /// Its name there.
+    pub(crate) name: String,
+    /// What was named.
+    pub(crate) named: Named,
+}
+
+impl Registry {
+    /// Everything that can be named.
+    async fn all_named(self: &Arc<Self>) -> Vec<Named> {
+        let sets = self.sets().await;
+        let devices = self.devices().clone();
+        let mut all: Vec<Named> =
+            devices.into_iter().map(|(path, device)| self.named_device(path, device)).collect();
+        for (id, volume) in sets.iter().flat_map(|s| s.figures.volumes.iter().map(move |v| (&s.id, v))) {
+            let device = volume.backing_device.as_ref().map(PathBuf::from);
+            let is_it = |n: &&mut Named| {
+                n.uuid.is_some() && n.uuid == volume.backing_uuid && (n.device == device || n.served_by.is_some())
+            };
+            let (name, label) = (Some(volume.name.clone()), volume.label.clone());
+            let served_by = Some(id.clone());
+            match all.iter_mut().find(is_it) {
+                // What was seen when the device came may have changed since.
+                Some(named) => (named.name, named.label, named.served_by) = (name, label, served_by),
+                None => {
+                    let uuid = volume.backing_uuid.clone();
+                    all.push(Named { name, device, uuid, label, served_by, ..Named::default() });
+                }
+            }
+        }
+        all
+    }
+
+    fn named_device(&self, path: PathBuf, device: Device) -> Named {
+        let mut named = Named { device: Some(path.clone()), ..Named::default() };
+        let Some(seen) = device.seen else { return named };
+        named.displaced = seen.is_gone() && path.exists();
+        let worker = device.standing.has_thread().then(|| self.worker_of(&seen)).flatten();
+        match seen.role {
+            Role::Cache { set } => named.set = Some(set),
+            Role::Backing { label, .. } => {
+                named.name = self.shared.state().known_name(&seen.uuid);
+                named.label = label;
+                named.served_by = worker.map(|w| w.plan.id.clone());
+            }
+        }
+        named.uuid = Some(seen.uuid);
+        named
+    }
+
+    /// What is registered, or served, under this name.
+    pub(crate) async fn named(self: &Arc<Self>, name: &str) -> Result<Named, Unresolved> {
+        resolve(name, &self.all_named().await).cloned()
+    }
+
+    /// The path of a device: of a registered one, however it is named, or a path of this host.
+    pub(crate) async fn device_path(self: &Arc<Self>, device: &str) -> Result<PathBuf, Unresolved> {
+        match self.named(device).await {
+            Ok(Named { device: Some(path), .. }) => Ok(path),
+            Ok(named) => Err(Unresolved::unknown(format!("{named}: has no device of its own"))),
+            Err(Unresolved::NotRegistered(path)) => Ok(path),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The UUID of a set that is named by that, or by its cache device.
+    pub(crate) async fn set_of(self: &Arc<Self>, name: &str) -> Result<String, Unresolved> {
+        let none =
+            |what: String| Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"));
+        match self.named(name).await {
+            Ok(Named { set: Some(set), .. }) => Ok(set),
+            // A backing device that is served alone has a thread of its own, which is shown as a set.
+            Ok(Named { uuid: Some(uuid), served_by: Some(id), .. }) if uuid == id => Ok(id),
+            Ok(named) => Err(none(named.to_string())),
+            Err(Unresolved::NotRegistered(path)) => Err(none(path.display().to_string())),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The thread of a set that is named by UUID or cache device.
+    pub(crate) async fn set(self: &Arc<Self>, name: &str) -> Result<Arc<Worker>, Unresolved> {
+        let id = self.set_of(name).await?;
+        let found = self.workers().get(&id).cloned();
+        found.ok_or_else(|| Unresolved::unknown(format!("set {id} is not served")))
+    }
+
+    /// A volume: the thread that serves it, and its name.
+    pub(crate) async fn find(self: &Arc<Self>, volume: &str) -> Result<Found, Unresolved> {
+        let named = match self.named(volume).await {
+            Err(Unresolved::NotRegistered(path)) => {
+                return Err(Unresolved::unknown(format!("{}: is not registered", path.display())));
+            }
+            other => other?,
+        };
+        if named.set.is_some() {
+            return Err(Unresolved::unknown(format!("{named}: expected a volume, found a cache device")));
+        }
+        let worker = named.served_by.as_ref().and_then(|id| self.serving(id));
+        match (worker, named.name.clone()) {
+            (Some(worker), Some(name)) => Ok(Found { worker, name, named }),
+            _ => Err(Unresolved::unknown(format!("{named}: is not served"))),
+        }
+    }
+
+    /// The volume of the backing device with this UUID, by what the threads say.
+    pub(super) async fn volume_of(&self, uuid: &str) -> Option<(Arc<Worker>, String)> {
+        for worker in self.all_workers() {
+            if worker.phase() != Phase::Serving {
+                continue;
+            }
+            let Ok(figures) = self.figures_of(&worker).await else { continue };
+            let found = figures.volumes.iter().find(|v| v.backing_uuid.as_deref() == Some(uuid));
+            if let Some(volume) = found {
+                return Some((worker, volume.name.clone()));
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,92 @@
+//! Text that others wrote, made fit to be printed: labels, error texts with labels in them.
+//!
+//! Owns which characters a terminal or a log may act upon, and how they are written instead. A label comes from a disk,
+//! and whoever made the disk chose it: it must neither end a line nor look like a path or a name of ours.
+
+use std::borrow::Cow;
+
+/// Whether a character changes lines, colours or directions rather than being seen.
+fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text with every character that a terminal or a log acts upon written as an escape, such as `\u{1b}`.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => safe.push_str("\\n"),
+            c if acts(c) => safe.extend(c.escape_unicode()),
+            c => safe.push(c),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// JSON text with the same characters escaped as JSON does it; line ends between values stay.
+pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    let acts = |c: char| c != '\n' && acts(c);
+    if !json.contains(acts) {
+        return Cow::Borrowed(json);
+    }
+    let mut safe = String::new();
+    for c in json.chars() {
+        // All of them are in the basic plane: one unit each.
+        if acts(c) { safe.push_str(&format!("\\u{:04x}", u32::from(c))) } else { safe.push(c) }
+    }
+    Cow::Owned(safe)
+}
+
+/// Whether a label can be used as a name: a word that is neither a path, a UUID nor a volume's name.
+pub fn is_word(label: &str) -> bool {
+    let seen = !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
+    seen && !label.contains(['/', '"']) && !matches!(label, "." | "..") && !is_volume_name(label)
+}
+
+/// A label as it is printed: as it is if it is a word, in quotes and without what acts otherwise; nothing if it is empty.
+pub fn label(label: &str) -> Cow<'_, str> {
+    if label.is_empty() || is_word(label) {
+        return Cow::Borrowed(label);
+    }
+    Cow::Owned(format!("\"{}\"", escaped(label).replace('"', "\\\"")))
+}
+
+/// Whether this is a name as volumes get it: `bcache` and a number.
+pub fn is_volume_name(text: &str) -> bool {
+    let number = text.strip_prefix("bcache").unwrap_or_default();
+    !number.is_empty() && number.len() <= 10 && number.bytes().all(|b| b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_acts_upon_a_terminal() {
+        assert_eq!(escaped("plain ä"), "plain ä");
+        assert_eq!(escaped("a\nb\u{1b}[2J\u{9b}c\u{202e}d\u{7f}"), "a\\nb\\u{1b}[2J\\u{9b}c\\u{202e}d\\u{7f}");
+        assert_eq!(escaped_json("{\n \"a\": \"\u{9b}\u{202e}\"\n}"), "{\n \"a\": \"\\u009b\\u202e\"\n}");
+    }
+
+    #[test]
+    fn labels_do_not_look_like_what_they_are_not() {
+        for (text, shown) in [
+            ("data", "data"),
+            ("my data", "my data"),
+            ("", ""),
+            ("/dev/sda", "\"/dev/sda\""),
+            ("bcache0", "\"bcache0\""),
+            ("..", "\"..\""),
+            (" x", "\" x\""),
+            ("a\"b", "\"a\\\"b\""),
+            ("x\nerror: y", "\"x\\nerror: y\""),
+        ] {
+            assert_eq!(label(text), shown, "{text:?}");
+        }
+        assert!(is_volume_name("bcache17") && !is_volume_name("bcache") && !is_volume_name("bcache1x"));
+    }
+}
