@@ -158,7 +158,7 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         }
         ([], Form::Name) => Err(Unresolved::unknown(format!("there is no volume {shown}"))),
         ([], Form::Label) => {
-            Err(Unresolved::unknown(format!("{shown}: no registered device or volume has this label")))
+            Err(Unresolved::unknown(format!("there is no volume {shown}, and no registered device with this label")))
         }
         (several, _) => {
             let all: Vec<String> = several.iter().map(ToString::to_string).collect();
@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(resolve(text, &all), Ok(&all[at]), "{text}");
         }
         assert!(refused("bcache1", &all).contains("no volume bcache1"));
-        assert!(refused("other", &all).contains("has this label"));
+        assert!(refused("other", &all).contains("with this label"));
         assert!(refused("/nowhere/other", &all).contains("no registered device has this path"));
         assert!(matches!(resolve("nowhere/hdd", &all), Err(Unresolved::Malformed(_))));
         assert!(matches!(resolve("..", &all), Err(Unresolved::Malformed(_))));
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
         // Nobody can say it, so it is nobody's.
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
-        assert_eq!(refused("x\nerror", &odd), "x\\nerror: no registered device or volume has this label");
+        assert_eq!(refused("x\nerror", &odd), "there is no volume x\\nerror, and no registered device with this label");
     }
 
     #[test]

@@ -222,6 +222,7 @@ impl Registry {
                 }
                 result => {
                     self.forget_missing(&known, &seen);
+                    self.forget_other_places(&seen);
                     result.and(self.remember(&seen))
                 }
             };
@@ -451,6 +452,14 @@ impl Registry {
                 || path.canonicalize().is_ok_and(|found| found == seen.path)
         };
         self.devices().retain(|path, d| d.seen.is_some() || *path == seen.path || !is_it(path));
+    }
+
+    /// A device has one place: where its UUID was before, and is not served, there is nothing any more.
+    fn forget_other_places(&self, seen: &Seen) {
+        self.devices().retain(|path, d| {
+            let same = d.seen.as_ref().is_some_and(|s| s.key() == seen.key());
+            *path == seen.path || !same || d.standing.has_thread()
+        });
     }
 
     /// The thread that has this device.

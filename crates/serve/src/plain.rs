@@ -44,7 +44,7 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
 /// Whether a label can be used as a name: a word that is neither a path, a UUID nor a volume's name.
 pub fn is_word(label: &str) -> bool {
     let seen = !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
-    seen && !label.contains(['/', '"']) && !matches!(label, "." | "..") && !is_volume_name(label)
+    seen && !label.contains(['/', '"', '\\']) && !matches!(label, "." | "..") && !is_volume_name(label)
 }
 
 /// A label as it is printed: as it is if it is a word, in quotes and without what acts otherwise; nothing if it is empty.

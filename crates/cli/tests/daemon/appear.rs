@@ -63,7 +63,12 @@ fn what_appears_is_registered_where_that_is_wanted() {
     wait_until("the backing device", || known(&hdd).as_deref() == Some("waiting"));
     assert_eq!(known(&ssd), None, "nothing was said of it");
     ssd.says("add");
-    wait_until("the set", || known(&hdd).as_deref() == Some("served"));
+    wait_until("the set", || known(&ssd).as_deref() == Some("served"));
+    // It says itself that it was made for that set; it was never attached, and nobody has named it.
+    let waits = || daemon.run(&["status"]).ok().to_string().contains("was found without having been named");
+    wait_until("the word that is missing", waits);
+    assert_eq!(known(&hdd).as_deref(), Some("waiting"));
+    daemon.run(&["register", &hdd.path()]).ok().says(&["served"]);
     place.client("bcache0").write(0, &[7; 4096]).unwrap();
     daemon.run(&["show", "-m"]).ok().says(&["came"]);
 

@@ -107,8 +107,10 @@ pub(crate) struct Drain {
 impl Drain {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let name = segment(&self.waiting.control.device_name(&self.volume)?);
-        let of_volume = self.waiting.control.ask("GET", &format!("/v1/volumes/{name}"), None)?;
-        let kind = if of_volume.status == 404 { "sets" } else { "volumes" };
+        let there_is = |kind: &str| self.waiting.control.ask("GET", &format!("/v1/{kind}/{name}"), None);
+        let of_volume = there_is("volumes")?;
+        let is_set = of_volume.status == 404 && there_is("sets")?.status == 200;
+        let kind = if is_set { "sets" } else { "volumes" };
         self.waiting.begin("writing back", &format!("/v1/{kind}/{name}/flush"))
     }
 }
