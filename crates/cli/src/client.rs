@@ -336,17 +336,23 @@ mod tests {
         assert_eq!(said("src"), "src", "a directory of this crate");
         // A file here: only the daemon knows whether that is all that it can mean.
         assert!(control.device_name("Cargo.toml").unwrap_err().message().unwrap().contains("no daemon runs"));
-        let far = Control { socket: None, api: Some("https://storage.example:1".parse().unwrap()), ..control };
+        let far =
+            Control { socket: None, api: Some("https://storage.example:1".parse().unwrap()), ..control };
         assert_eq!(far.device_name("/dev/sdb").unwrap(), "/dev/sdb");
         assert_eq!(far.device_name("Cargo.toml").unwrap(), "Cargo.toml");
-        assert!(far.device_name("./sdb").unwrap_err().message().unwrap().contains("expected an absolute path"));
+        assert!(
+            far.device_name("./sdb").unwrap_err().message().unwrap().contains("expected an absolute path")
+        );
     }
 
     #[test]
     fn what_was_meant_is_said() {
         let of = |text: &str| described(&serde_json::from_str(text).unwrap());
         assert_eq!(of(r#"{"name": "bcache0", "device": "/dev/b", "uuid": "u"}"#), "bcache0 (/dev/b, UUID u)");
-        assert_eq!(of(r#"{"name": null, "device": "/dev/c", "uuid": "u", "set": "s"}"#), "set s (/dev/c, UUID u)");
+        assert_eq!(
+            of(r#"{"name": null, "device": "/dev/c", "uuid": "u", "set": "s"}"#),
+            "set s (/dev/c, UUID u)"
+        );
         assert_eq!(of(r#"{"name": "bcache1", "device": null, "uuid": null}"#), "bcache1");
         assert_eq!(of(r#"{"name": null, "device": "/dev/b", "uuid": "u"}"#), "/dev/b (UUID u)");
     }

@@ -84,8 +84,7 @@ impl From<Unresolved> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response =
-            (self.0, Json(json!({"schema_version": 1, "error": &self.1}))).into_response();
+        let mut response = (self.0, Json(json!({"schema_version": 1, "error": &self.1}))).into_response();
         response.extensions_mut().insert(Why(self.1));
         response
     }

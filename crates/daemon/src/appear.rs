@@ -71,11 +71,8 @@ impl Registry {
         message::note(format!("{}: has appeared", seen.path.display()));
         let registered = self.register(vec![seen.path.clone()], By::Search).await;
         let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
-        let what = Named {
-            device: Some(seen.path.clone()),
-            uuid: Some(seen.uuid.clone()),
-            ..Named::default()
-        };
+        let what =
+            Named { device: Some(seen.path.clone()), uuid: Some(seen.uuid.clone()), ..Named::default() };
         audit::tell(&self.shared.hub, Peer::Other("the device"), "register by appearing", &[what], result);
         match registered {
             Ok(_) => self.left().remove(&seen.uuid),

@@ -193,7 +193,8 @@ mod tests {
     #[test]
     fn a_line_stays_one_line() {
         let hub = Hub::default();
-        let named = Named { name: Some("bcache0".into()), label: "x\naudit: forged".into(), ..Named::default() };
+        let named =
+            Named { name: Some("bcache0".into()), label: "x\naudit: forged".into(), ..Named::default() };
         tell(&hub, Peer::Other("a test"), "set label=\n\u{1b}[2J", &[named], Err("not\nso"));
         let told = &hub.last(1, |_| true)[0];
         assert!(!told.text.contains(['\n', '\u{1b}']), "{:?}", told.text);

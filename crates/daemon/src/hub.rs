@@ -68,14 +68,7 @@ impl Hub {
         self.tell("audit", None, "info", text, Some(change));
     }
 
-    fn tell(
-        &self,
-        kind: &'static str,
-        set: Option<&str>,
-        level: &str,
-        text: &str,
-        change: Option<Change>,
-    ) {
+    fn tell(&self, kind: &'static str, set: Option<&str>, level: &str, text: &str, change: Option<Change>) {
         let level = match level {
             "error" => "error",
             "warning" => "warning",

@@ -57,10 +57,8 @@ struct System<'a> {
 impl Identity {
     /// What the system says of a block device or a file, which is named without links.
     pub(crate) fn of(path: &Path) -> Identity {
-        let system = System {
-            class_block: Path::new("/sys/class/block"),
-            udev_data: Path::new("/run/udev/data"),
-        };
+        let system =
+            System { class_block: Path::new("/sys/class/block"), udev_data: Path::new("/run/udev/data") };
         match fs::metadata(path) {
             Ok(meta) if meta.file_type().is_block_device() => system.block_device(path),
             Ok(meta) => Identity(of_file(path, &meta)),
@@ -282,12 +280,17 @@ mod tests {
     fn what_is_not_known_of_both_makes_no_difference() {
         let disk = identity(&[("serial", "A"), ("wwid", "w")]);
         assert_eq!(disk.compare(&identity(&[("wwid", "w"), ("udev serial", "x")])), Likeness::Same);
-        let Likeness::Other(why) = disk.compare(&identity(&[("serial", "B"), ("wwid", "w")])) else { panic!() };
+        let Likeness::Other(why) = disk.compare(&identity(&[("serial", "B"), ("wwid", "w")])) else {
+            panic!()
+        };
         assert_eq!(why, "serial: expected A, found B");
         let Likeness::Other(why) = disk.compare(&Identity::default()) else { panic!() };
         assert!(why.contains("found no serial number"), "{why}");
         assert_eq!(Identity::default().compare(&disk), Likeness::Unknown);
-        assert_eq!(identity(&[("partition", "1")]).compare(&identity(&[("partition", "1")])), Likeness::Unknown);
+        assert_eq!(
+            identity(&[("partition", "1")]).compare(&identity(&[("partition", "1")])),
+            Likeness::Unknown
+        );
         // A disk that is partitioned anew in the same order is the same; another partition of it is not.
         let part = |n, uuid| identity(&[("wwid", "w"), ("partition", n), ("partuuid", uuid)]);
         assert_eq!(part("1", "u").compare(&part("2", "u")), Likeness::Same);

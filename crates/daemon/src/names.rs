@@ -132,8 +132,7 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         }
         Form::Path => {
             let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            let is_there =
-                |n: &&Named| n.device.as_ref().is_some_and(|d| *d == place || d.as_path() == path);
+            let is_there = |n: &&Named| n.device.as_ref().is_some_and(|d| *d == place || d.as_path() == path);
             among.iter().filter(is_there).collect()
         }
         Form::Uuid => {
@@ -157,9 +156,9 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
             Err(Unresolved::unknown(format!("{shown}: no registered device or set has this UUID")))
         }
         ([], Form::Name) => Err(Unresolved::unknown(format!("there is no volume {shown}"))),
-        ([], Form::Label) => {
-            Err(Unresolved::unknown(format!("there is no volume {shown}, and no registered device with this label")))
-        }
+        ([], Form::Label) => Err(Unresolved::unknown(format!(
+            "there is no volume {shown}, and no registered device with this label"
+        ))),
         (several, _) => {
             let all: Vec<String> = several.iter().map(ToString::to_string).collect();
             Err(Unresolved::Refused(format!(
@@ -227,13 +226,17 @@ mod tests {
         for text in ["bcache0", "/nowhere/hdd", "/dev/none"] {
             assert!(resolve(text, &hostile(text)).is_err(), "{text}");
         }
-        let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/nowhere/stick", TWO, "bcache0")];
+        let all =
+            [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/nowhere/stick", TWO, "bcache0")];
         assert_eq!(resolve("bcache0", &all), Ok(&all[0]));
         let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/s", TWO, "/nowhere/hdd")];
         assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
         // Nobody can say it, so it is nobody's.
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
-        assert_eq!(refused("x\nerror", &odd), "there is no volume x\\nerror, and no registered device with this label");
+        assert_eq!(
+            refused("x\nerror", &odd),
+            "there is no volume x\\nerror, and no registered device with this label"
+        );
     }
 
     #[test]

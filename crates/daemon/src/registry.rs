@@ -405,7 +405,9 @@ impl Registry {
             let Some(was) = waiting.get(&path) else { continue };
             let now = match looked {
                 Ok(now) if now.uuid == was.uuid => self.admit(&now).map(|()| now),
-                Ok(now) => failed(format!("expected the device with UUID {}, found UUID {}", was.uuid, now.uuid)),
+                Ok(now) => {
+                    failed(format!("expected the device with UUID {}, found UUID {}", was.uuid, now.uuid))
+                }
                 Err(e) => Err(e),
             };
             let added = match now {

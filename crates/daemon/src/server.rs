@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::{Extension, Json, Router};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;

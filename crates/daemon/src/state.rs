@@ -123,8 +123,7 @@ impl State {
 
     fn write(&self, next: &Remembered) -> std::io::Result<()> {
         let temporary = self.path.with_extension("new");
-        let mut file =
-            File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+        let mut file = File::options().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
         // One that was left behind keeps its mode otherwise.
         file.set_permissions(PermissionsExt::from_mode(MODE))?;
         file.write_all(serde_json::to_string_pretty(next)?.as_bytes())?;

@@ -68,7 +68,10 @@ mod tests {
     #[test]
     fn nothing_acts_upon_a_terminal() {
         assert_eq!(escaped("plain ä"), "plain ä");
-        assert_eq!(escaped("a\nb\u{1b}[2J\u{9b}c\u{202e}d\u{7f}"), "a\\nb\\u{1b}[2J\\u{9b}c\\u{202e}d\\u{7f}");
+        assert_eq!(
+            escaped("a\nb\u{1b}[2J\u{9b}c\u{202e}d\u{7f}"),
+            "a\\nb\\u{1b}[2J\\u{9b}c\\u{202e}d\\u{7f}"
+        );
         assert_eq!(escaped_json("{\n \"a\": \"\u{9b}\u{202e}\"\n}"), "{\n \"a\": \"\\u009b\\u202e\"\n}");
     }
 

@@ -145,12 +145,13 @@ impl Extract {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|e| Failure::at(path, "cannot be opened", e))?;
         // Virtual machines lock their images in this way, which knows nothing of the other.
-        match rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => {
-                return Err(Failure::Failed(format!("{}: in use: another process has locked it", path.display())));
-            }
-            // File systems without such locks have nobody who has one.
-            _ => {}
+        let locked = rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        // File systems without such locks have nobody who has one.
+        if let Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) = locked {
+            return Err(Failure::Failed(format!(
+                "{}: in use: another process has locked it",
+                path.display()
+            )));
         }
         // What is shorter than a superblock has none.
         if file.read_exact_at(&mut head, SUPERBLOCK_SECTOR.0 * SECTOR_BYTES).is_ok()
@@ -183,11 +184,7 @@ impl Extract {
         Ok(extracted)
     }
 
-    fn to_file(
-        &self,
-        extraction: &Extraction<'_>,
-        before: Option<&Metadata>,
-    ) -> Result<Extracted, Failure> {
+    fn to_file(&self, extraction: &Extraction<'_>, before: Option<&Metadata>) -> Result<Extracted, Failure> {
         let claim = before.map(|_| self.claim()).transpose()?;
         let (partial, file) = Partial::create(&self.output)?;
         let about = file.try_clone().map_err(|e| Failure::at(&self.output, "cannot be created", e))?;

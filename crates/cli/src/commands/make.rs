@@ -173,7 +173,10 @@ impl Make {
             );
         }
         if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty() && !plain::is_word(l)) {
-            out::warn(format!("label {}: commands take it for something else, so it is no name", plain::label(label)));
+            out::warn(format!(
+                "label {}: commands take it for something else, so it is no name",
+                plain::label(label)
+            ));
         }
         if self.backing.is_empty() && (self.label.is_some() || self.writeback) {
             return usage(

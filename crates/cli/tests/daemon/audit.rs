@@ -70,7 +70,10 @@ fn every_change_says_who_made_it_and_to_what() {
         assert!(last.starts_with(&format!("{who}{line}")), "{line}: {last}");
     }
     let register = &lines(&daemon)[0];
-    assert!(register.contains("register ") && register.contains(&uuid) && register.ends_with(": done"), "{register}");
+    assert!(
+        register.contains("register ") && register.contains(&uuid) && register.ends_with(": done"),
+        "{register}"
+    );
     let before = lines(&daemon).len();
     daemon.http("GET", "/v1/status", "");
     assert_eq!(lines(&daemon).len(), before, "who only looks is not written down");
@@ -100,7 +103,9 @@ fn a_client_that_goes_away_is_written_down() {
     let mut client = daemon.connect();
     write!(client, "POST /v1/volumes/one/stop HTTP/1.0\r\nContent-Length: 0\r\n\r\n").unwrap();
     drop(client);
-    wait_until("the line", || lines(&daemon).iter().any(|l| l.contains(": stop one on ") && l.ends_with(": done")));
+    wait_until("the line", || {
+        lines(&daemon).iter().any(|l| l.contains(": stop one on ") && l.ends_with(": done"))
+    });
     assert_eq!(daemon.state_of(&place.hdd), "stopped");
     daemon.stop();
 }

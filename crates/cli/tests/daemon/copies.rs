@@ -49,6 +49,25 @@ fn a_copy_does_not_take_the_place_of_what_is_served() {
     daemon.stop();
 }
 
+/// The original is detached and goes on being served by its set's thread; the copy belongs to no set.
+#[test]
+fn a_copy_of_a_detached_disk_is_not_served_beside_it() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["detach", "one"]).ok();
+    let copy = place.dir.path("copy");
+    std::fs::copy(&place.hdd, &copy).unwrap();
+    let said = daemon.run(&["register", &copy]);
+    assert_eq!(remembered(&place), [place.hdd.clone(), place.ssd.clone()], "{said}");
+    said.refused(&["is served already"]);
+    assert_eq!(daemon.devices().len(), 2);
+    daemon.stop();
+    let daemon = place.start();
+    assert_eq!(daemon.volume("bcache0")["backing_device"], place.hdd.as_str());
+    daemon.stop();
+}
+
 /// A disk is replaced by its copy, as `dd` makes one: that is the operator's to say.
 #[test]
 fn a_copy_takes_the_place_with_the_word_of_the_operator() {
@@ -99,7 +118,10 @@ fn an_older_state_is_not_served_until_it_is_accepted() {
     let daemon = place.start();
     assert_eq!(daemon.state_of(&place.ssd), "failed");
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
-    daemon.run(&["status"]).ok().says(&["is older than cache set", "sequence number of the superblock: expected"]);
+    daemon
+        .run(&["status"])
+        .ok()
+        .says(&["is older than cache set", "sequence number of the superblock: expected"]);
     daemon.run(&["register", &place.ssd]).refused(&["is older than"]);
     daemon.run(&["register", &place.ssd, "--accept-replacement"]).ok().says(&["accepted: is older than"]);
     assert_eq!(daemon.state_of(&place.ssd), "served");

@@ -30,7 +30,8 @@ fn a_label_that_is_a_volumes_name_is_not_taken_for_it() {
     let stick = stick(&place, "stick", "bcache0");
     daemon.run(&["register", &stick]).ok();
     assert_eq!(daemon.volume("bcache1")["backing_device"], stick.as_str());
-    daemon.run(&["stop", "bcache0"]).ok().says(&[&place.hdd]);
+    daemon.run(&["stop", "bcache0"]).ok();
+    assert_eq!((daemon.state_of(&place.hdd), daemon.state_of(&stick)), ("stopped".into(), "served".into()));
     for command in [
         &["stop", "bcache0"][..],
         &["detach", "bcache0"],
@@ -60,8 +61,9 @@ fn a_label_that_is_a_path_is_not_taken_for_it() {
     assert!(other.len() <= 32, "it has to fit into a label: {other}");
     let stick = stick(&place, "stick", &other);
     daemon.run(&["register", &place.ssd, &stick]).ok();
-    daemon.run(&["attach", &place.ssd, &other]).ok().says(&[&format!("bcache1 ({other}, UUID ")]);
+    let attached = daemon.run(&["attach", &place.ssd, &other]).ok();
     assert_eq!(daemon.volume("bcache0")["attached"], false, "that of the stick");
+    attached.says(&[&format!("bcache1 ({other}, UUID ")]);
     assert_eq!(daemon.volume("bcache1")["backing_device"], other.as_str());
     daemon.run(&["stop", &other]).ok();
     assert_eq!((daemon.state_of(&stick), daemon.state_of(&other)), ("served".into(), "stopped".into()));
@@ -80,6 +82,9 @@ fn of_two_with_the_same_label_neither_is_chosen() {
     daemon.run(&["register", &stick]).ok();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     let (ours, theirs) = (uuid_of(&daemon, &place.hdd), uuid_of(&daemon, &stick));
+    daemon.http("POST", "/v1/volumes/one/stop", "");
+    let states = || (daemon.state_of(&stick), daemon.state_of(&place.hdd));
+    assert_eq!(states(), ("served".into(), "served".into()), "nothing was stopped");
     let all = ["one: 2 are called so", "bcache0", "bcache1", &stick, &place.hdd, &ours, &theirs];
     for command in [
         &["stop", "one"][..],
@@ -98,7 +103,7 @@ fn of_two_with_the_same_label_neither_is_chosen() {
         daemon.run(command).refused(&all);
     }
     assert_eq!(daemon.http("POST", "/v1/volumes/one/stop", "").0, 409);
-    assert_eq!((daemon.state_of(&stick), daemon.state_of(&place.hdd)), ("served".into(), "served".into()));
+    assert_eq!(states(), ("served".into(), "served".into()));
     // By its UUID, in whatever case, and by its path each can be named.
     daemon.run(&["set-label", &theirs.to_uppercase(), "two"]).ok().says(&[&stick, &theirs]);
     daemon.run(&["stop", "one"]).ok().says(&[&place.hdd, &ours]);
@@ -154,7 +159,10 @@ fn what_a_label_says_is_not_acted_upon() {
     ] {
         let said = daemon.run(command).to_string();
         assert!(!said.contains(['\u{1b}', '\u{9b}']), "{command:?}: {said}");
-        assert!(!said.lines().any(|l| l.starts_with("error: gone") || l.starts_with("\"error: gone")), "{said}");
+        assert!(
+            !said.lines().any(|l| l.starts_with("error: gone") || l.starts_with("\"error: gone")),
+            "{said}"
+        );
     }
     daemon.run(&["show", "-m"]).ok().says(&["\"x\\n\\u{1b}[2J\\u{9b}1merror: gone\""]);
     let found = daemon.devices().into_iter().find(|d| d["path"] == stick.as_str()).unwrap();

@@ -132,7 +132,9 @@ fn over_tcp_only_those_with_the_token_may() {
     let said = daemon.said();
     assert!(said.contains("127.0.0.1: showed a wrong token"), "{said}");
     // Who it was is not known beyond the token; where it came from is.
-    let audited = |l: &&str| l.starts_with("ubcache: audit: 127.0.0.1:") && l.contains(" with the token: detach one on bcache0");
+    let audited = |l: &&str| {
+        l.starts_with("ubcache: audit: 127.0.0.1:") && l.contains(" with the token: detach one on bcache0")
+    };
     assert!(said.lines().any(|l| audited(&l)), "{said}");
     assert!(!said.contains(TOKEN) && !said.contains(OTHER), "{said}");
     daemon.stop();

@@ -323,11 +323,7 @@ pub(super) async fn label(
 
 // ---- work ----
 
-pub(super) async fn gc(
-    State(api): Shared,
-    Extension(audit): Audited,
-    Path(set): Path<String>,
-) -> Answered {
+pub(super) async fn gc(State(api): Shared, Extension(audit): Audited, Path(set): Path<String>) -> Answered {
     audit.does(format!("gc {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
     to_the_end(async move { api.registry.command(&worker, Command::Gc).await }).await?;

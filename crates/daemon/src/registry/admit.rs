@@ -59,7 +59,10 @@ impl Registry {
     pub(super) fn difference(&self, seen: &Seen) -> Option<String> {
         let mark = self.shared.state().mark(seen.key())?;
         if let Likeness::Other(why) = mark.identity.compare(&seen.identity) {
-            return Some(format!("is another device than the one that is remembered for {}: {why}", what(seen)));
+            return Some(format!(
+                "is another device than the one that is remembered for {}: {why}",
+                what(seen)
+            ));
         }
         (seen.sequence < mark.sequence).then(|| {
             format!(
@@ -94,9 +97,9 @@ impl Registry {
         let twin = devices.into_iter().find(|(path, d)| {
             *path != seen.path
                 && matches!(d.standing, Standing::Served | Standing::Back(_))
-                && d.seen.as_ref().is_some_and(|s| {
-                    s.key() == seen.key() && !s.is_gone() && self.worker_of(s).is_some()
-                })
+                && d.seen
+                    .as_ref()
+                    .is_some_and(|s| s.key() == seen.key() && !s.is_gone() && self.worker_of(s).is_some())
         });
         twin.map(|(path, _)| path)
     }
@@ -142,7 +145,10 @@ impl Registry {
             let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
             self.shared.state().set_mark(one.key(), mark)?;
         }
-        Ok(accepted.into_iter().map(|(one, why)| format!("{}: accepted: {why}", one.path.display())).collect())
+        Ok(accepted
+            .into_iter()
+            .map(|(one, why)| format!("{}: accepted: {why}", one.path.display()))
+            .collect())
     }
 
     /// Of devices that were found at the same time those that may come up, and why the others may not. Of several with the
@@ -203,7 +209,8 @@ impl Registry {
     /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
     /// for, but whoever made it may not be the operator.
     pub(super) fn may_be_attached(&self, seen: &Seen) -> bool {
-        !matches!(seen.role, Role::Backing { bond: Bond::Made, .. }) || self.named_uuids().contains(&seen.uuid)
+        !matches!(seen.role, Role::Backing { bond: Bond::Made, .. })
+            || self.named_uuids().contains(&seen.uuid)
     }
 
     /// A device that may not be attached waits for the word of the operator.

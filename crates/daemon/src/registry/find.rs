@@ -30,7 +30,9 @@ impl Registry {
         for (id, volume) in sets.iter().flat_map(|s| s.figures.volumes.iter().map(move |v| (&s.id, v))) {
             let device = volume.backing_device.as_ref().map(PathBuf::from);
             let is_it = |n: &&mut Named| {
-                n.uuid.is_some() && n.uuid == volume.backing_uuid && (n.device == device || n.served_by.is_some())
+                n.uuid.is_some()
+                    && n.uuid == volume.backing_uuid
+                    && (n.device == device || n.served_by.is_some())
             };
             let (name, label) = (Some(volume.name.clone()), volume.label.clone());
             let served_by = Some(id.clone());
@@ -80,8 +82,9 @@ impl Registry {
 
     /// The UUID of a set that is named by that, or by its cache device.
     pub(crate) async fn set_of(self: &Arc<Self>, name: &str) -> Result<String, Unresolved> {
-        let none =
-            |what: String| Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"));
+        let none = |what: String| {
+            Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"))
+        };
         match self.named(name).await {
             Ok(Named { set: Some(set), .. }) => Ok(set),
             // A backing device that is served alone has a thread of its own, which is shown as a set.

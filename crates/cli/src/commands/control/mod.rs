@@ -54,7 +54,8 @@ impl Register {
             json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
         let body = self.control.post("/v1/register", &wanted)?;
         answer(&self.control, &body, || {
-            let accepted = body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
+            let accepted =
+                body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
             let lines = body["devices"].as_array().into_iter().flatten().map(|d| {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
                 format!("{}: {}, UUID {}{why}\n", text(&d["path"]), text(&d["state"]), text(&d["uuid"]))
