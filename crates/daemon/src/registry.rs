@@ -504,31 +504,6 @@ impl Registry {
         Ok(named)
     }
 
-    /// The cache device of a set has gone: what it served waits for it, or is served alone if it was detached meanwhile.
-    async fn orphans(self: &Arc<Self>, set: &str) {
-        let served: Vec<PathBuf> = {
-            let devices = self.devices();
-            let mine = devices.iter().filter(|(_, d)| {
-                d.standing == Standing::Served
-                    && d.seen.as_ref().is_some_and(|s| match &s.role {
-                        Role::Backing { set: Some(s), .. } => s == set,
-                        _ => false,
-                    })
-            });
-            mine.map(|(path, _)| path.clone()).collect()
-        };
-        for (path, looked) in look_at_all(served).await {
-            let result = match &looked {
-                Ok(seen) => self.place_one(seen).await,
-                Err(e) => failed(e.message().unwrap_or_default()),
-            };
-            if let Err(e) = result {
-                let why = e.message().unwrap_or_default().to_owned();
-                self.devices().insert(path, Device { seen: looked.ok(), standing: Standing::Failed(why) });
-            }
-        }
-    }
-
     async fn stop_worker(&self, id: &str) -> Result<(), Failure> {
         let Some(worker) = self.serving(id) else { return Ok(()) };
         worker.order(Order::Stop)?;
@@ -620,16 +595,5 @@ impl Registry {
             }
         }
         Ok(named)
-    }
-
-    /// Makes a flash-only volume.
-    pub(crate) async fn create(
-        self: &Arc<Self>,
-        set: &str,
-        sectors: u64,
-        label: String,
-    ) -> Result<(), Failure> {
-        let worker = self.set(set).await?;
-        ask(&worker, ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ANSWER_WITHIN, Device, FIGURES_WITHIN, Registry, Standing, ask};
+use super::{ANSWER_WITHIN, Device, FIGURES_WITHIN, Registry, Standing, ask, failed};
 use crate::devices::{Role, Seen, look_at_all};
 use crate::worker::Order;
 use serve::{Failure, message};
@@ -83,6 +83,31 @@ impl Registry {
             tokio::spawn(async move { this.renew_later(seen).await });
         }
         remembered
+    }
+
+    /// The cache device of a set has gone: what it served waits for it, or is served alone if it was detached meanwhile.
+    pub(super) async fn orphans(self: &Arc<Self>, set: &str) {
+        let served: Vec<PathBuf> = {
+            let devices = self.devices();
+            let mine = devices.iter().filter(|(_, d)| {
+                d.standing == Standing::Served
+                    && d.seen.as_ref().is_some_and(|s| match &s.role {
+                        Role::Backing { set: Some(s), .. } => s == set,
+                        _ => false,
+                    })
+            });
+            mine.map(|(path, _)| path.clone()).collect()
+        };
+        for (path, looked) in look_at_all(served).await {
+            let result = match &looked {
+                Ok(seen) => self.place_one(seen).await,
+                Err(e) => failed(e.message().unwrap_or_default()),
+            };
+            if let Err(e) = result {
+                let why = e.message().unwrap_or_default().to_owned();
+                self.devices().insert(path, Device { seen: looked.ok(), standing: Standing::Failed(why) });
+            }
+        }
     }
 
     async fn renew_later(self: &Arc<Self>, seen: Seen) {

@@ -38,6 +38,17 @@ impl Registry {
         }
     }
 
+    /// Makes a flash-only volume.
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        set: &str,
+        sectors: u64,
+        label: String,
+    ) -> Result<(), Failure> {
+        let worker = self.set(set).await?;
+        ask(&worker, ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
+    }
+
     /// What the buckets of a set hold.
     pub(crate) async fn buckets(self: &Arc<Self>, set: &str) -> Result<BucketFigures, Failure> {
         let worker = self.set(set).await?;
