@@ -28,9 +28,7 @@ pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree
     let dir = dir?;
     let owner = Control { registry: registry.clone(), runtime: Handle::current() };
     let mounted = match dir.parent().map_or(Ok(()), std::fs::create_dir_all) {
-        Ok(()) => {
-            Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| format!("{e:?}"))
-        }
+        Ok(()) => Tree::mount(dir, SysfsView::new(Arc::new(owner)), MountBy::Auto).map_err(|e| e.to_string()),
         Err(e) => Err(e.to_string()),
     };
     match mounted {
