@@ -47,7 +47,7 @@ pub use driver::{Backend, Driver, DriverOptions, SystemClock};
 pub use file::FileDevice;
 pub use incarnation::{Incarnation, incarnation};
 pub use kept::KeptFile;
-pub use net::{Address, Connection, Listener, Message, Piece};
+pub use net::{Address, Connection, Listener, Message, PeerId, Piece};
 pub use reactor::{Reactor, ReactorCounts};
 pub use signals::{Signal, Signals, shutdown_signal};
 pub use signature::{Signature, probe_signature};

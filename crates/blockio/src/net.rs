@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -49,6 +49,41 @@ impl fmt::Display for Address {
         match self {
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
             Address::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+/// Who is at the other end of a connection, as far as the kernel vouches for it: what limits for each peer count by.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum PeerId {
+    /// The user of the process that connected to a unix socket.
+    User(u32),
+    /// The address of a TCP client; of IPv6 the network of 64 bits, because a single host chooses the rest.
+    Host(IpAddr),
+    /// The kernel does not say.
+    Unknown,
+}
+
+impl PeerId {
+    /// The peer at an IP address.
+    pub fn of_address(address: IpAddr) -> PeerId {
+        match address.to_canonical() {
+            IpAddr::V6(v6) if !v6.is_loopback() => {
+                let network = v6.to_bits() & !u128::from(u64::MAX);
+                PeerId::Host(IpAddr::V6(Ipv6Addr::from_bits(network)))
+            }
+            other => PeerId::Host(other),
+        }
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PeerId::User(uid) => write!(f, "user {uid}"),
+            PeerId::Host(IpAddr::V6(network)) if !network.is_loopback() => write!(f, "network {network}/64"),
+            PeerId::Host(address) => write!(f, "host {address}"),
+            PeerId::Unknown => f.write_str("an unknown peer"),
         }
     }
 }
@@ -465,6 +500,17 @@ impl Connection {
         }
     }
 
+    /// The other end, for limits: the host of a TCP client, or the user of a unix socket's peer.
+    pub fn peer_id(&self) -> PeerId {
+        if let Ok(Some(address)) = rustix::net::getpeername(&*self.socket)
+            && let Ok(address) = SocketAddr::try_from(address)
+        {
+            return PeerId::of_address(address.ip());
+        }
+        let credentials = rustix::net::sockopt::socket_peercred(&*self.socket);
+        credentials.map_or(PeerId::Unknown, |c| PeerId::User(c.uid.as_raw()))
+    }
+
     /// Ends one or both directions; a receive that waits ends with `Ok(0)`.
     ///
     /// # Errors
@@ -476,5 +522,21 @@ impl Connection {
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
         Ok(rustix::net::shutdown(&*self.socket, how)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_host_are_one_peer() {
+        let peer = |text: &str| PeerId::of_address(text.parse().unwrap());
+        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+        assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::ffff:1"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_eq!(peer("2001:db8::1").to_string(), "network 2001:db8::/64");
+        assert_eq!(peer("::1").to_string(), "host ::1");
     }
 }

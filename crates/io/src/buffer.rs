@@ -124,17 +124,26 @@ impl Default for BufferPool {
 
 impl BufferPool {
     /// A buffer of `len_bytes` with unspecified contents.
+    ///
+    /// # Panics
+    /// If the system has no memory: what a client asks for is taken with [`BufferPool::try_take`].
     pub fn take(&self, len_bytes: usize) -> Buffer {
+        self.try_take(len_bytes).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"))
+    }
+
+    /// A buffer of `len_bytes` with unspecified contents; `None` if the system has no memory.
+    pub fn try_take(&self, len_bytes: usize) -> Option<Buffer> {
         let pages = len_bytes.div_ceil(BUFFER_ALIGN_BYTES).max(1);
-        let class = pages.next_power_of_two().trailing_zeros() as usize;
+        let class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
         let pooled = self.inner.free.get(class).and_then(|f| f.borrow_mut().pop());
-        let storage = pooled.unwrap_or_else(|| {
-            let pages = if class < CLASSES { 1 << class } else { pages };
-            let memory =
-                Memory::new(pages).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"));
-            Rc::new(Storage { registration: None, memory, class })
-        });
-        Buffer { storage: Some(storage), pool: self.inner.clone(), len_bytes }
+        let storage = match pooled {
+            Some(storage) => storage,
+            None => {
+                let pages = if class < CLASSES { 1 << class } else { pages };
+                Rc::new(Storage { registration: None, memory: Memory::new(pages)?, class })
+            }
+        };
+        Some(Buffer { storage: Some(storage), pool: self.inner.clone(), len_bytes })
     }
 
     /// A buffer of `len_bytes` zero bytes.
@@ -294,6 +303,15 @@ mod tests {
             b.set_len(whole);
             b.as_mut()[whole - 1] = 1;
         }
+    }
+
+    #[test]
+    fn what_the_system_cannot_give_is_refused() {
+        let pool = BufferPool::default();
+        for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(pool.try_take(len).is_none(), "{len}");
+        }
+        assert_eq!(pool.try_take(5000).map(|b| b.len()), Some(5000));
     }
 
     #[test]

@@ -1,0 +1,61 @@
+//! A connection's byte stream: the socket as it is, or TLS over it.
+//!
+//! Owns the socket, and from STARTTLS on the state of TLS. The two halves stay independent: one task receives while another
+//! one sends. Must not know what the bytes mean.
+
+use std::cell::OnceCell;
+use std::io;
+use std::ops::Range;
+
+use ::io::{Buffer, BufferPool};
+
+use crate::socket::{Part, Socket};
+use crate::tls::{Tls, TlsConfig, TlsError};
+
+/// See the module head.
+pub(crate) struct Channel<S> {
+    socket: S,
+    tls: OnceCell<Tls>,
+}
+
+impl<S: Socket> Channel<S> {
+    pub(crate) fn new(socket: S) -> Channel<S> {
+        Channel { socket, tls: OnceCell::new() }
+    }
+
+    /// Agrees on keys; from here on everything is encrypted.
+    pub(crate) async fn start_tls(&self, config: &TlsConfig, pool: &BufferPool) -> Result<(), TlsError> {
+        let tls = Tls::accept(config, pool, &self.socket).await?;
+        // A handshake has one STARTTLS: the codec refuses a second one.
+        let _ = self.tls.set(tls);
+        Ok(())
+    }
+
+    /// As [`Socket::recv`].
+    pub(crate) async fn recv(&self, buffer: Buffer, range: Range<usize>) -> (Buffer, io::Result<usize>) {
+        match self.tls.get() {
+            None => self.socket.recv(buffer, range).await,
+            Some(tls) => tls.recv(&self.socket, buffer, range).await,
+        }
+    }
+
+    /// As [`Socket::send`].
+    pub(crate) async fn send(&self, parts: Vec<Part>) -> (Vec<Part>, io::Result<()>) {
+        match self.tls.get() {
+            None => self.socket.send(parts).await,
+            Some(tls) => tls.send(&self.socket, parts).await,
+        }
+    }
+
+    /// Says that nothing more will be sent, where the stream has a way to say it.
+    pub(crate) async fn finish(&self) {
+        if let Some(tls) = self.tls.get() {
+            tls.finish(&self.socket).await;
+        }
+    }
+
+    /// As [`Socket::shutdown`].
+    pub(crate) fn shutdown(&self) {
+        self.socket.shutdown();
+    }
+}

@@ -1,0 +1,148 @@
+//! Memory of one connection within the budget of the process.
+//!
+//! Owns the count of bytes in data buffers, and the connection's part of the [`MemoryBudget`]. A connection reserves what
+//! it cannot do without when it is accepted: its fixed buffers, and room for one piece. A client for which that cannot be
+//! had is turned away. Beyond it, a connection takes memory for more pieces at once as the budget allows.
+//!
+//! Why clients wait instead of reading ENOMEM: most clients pass that on to a file system, which takes it for a bad disk.
+//! Waiting is safe here, because nobody waits for memory of others: with room for one piece of its own, a connection always
+//! gets on, only with fewer requests at a time. So the waiter needs no wake-up from other connections or threads. ENOMEM is
+//! the answer where the system itself refuses an allocation within the budget.
+//!
+//! Invariants: `used` never exceeds what is reserved for data; a take of at most a piece succeeds when nothing else is
+//! taken. Only the connection's receiver waits, so there is room for one waker. Must not know what the memory holds.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use io::{MemoryBudget, OverBudget, Reservation};
+
+/// See the module head.
+pub(super) struct Memory {
+    reservation: RefCell<Reservation>,
+    /// Bytes of the reservation that are not for data.
+    fixed: u64,
+    /// Bytes for data that stay reserved.
+    own: u64,
+    /// Most bytes of data at a time, whatever the budget has.
+    limit: u64,
+    used: Cell<u64>,
+    waiter: RefCell<Option<Waker>>,
+}
+
+impl Memory {
+    /// Reserves `fixed` bytes, and `own` for data, which may become `limit`.
+    pub(super) fn reserve(
+        budget: &MemoryBudget,
+        fixed: u64,
+        own: u64,
+        limit: u64,
+    ) -> Result<Memory, OverBudget> {
+        let reservation = RefCell::new(budget.try_reserve(fixed.saturating_add(own))?);
+        let (used, waiter) = (Cell::new(0), RefCell::default());
+        Ok(Memory { reservation, fixed, own, limit: limit.max(own), used, waiter })
+    }
+
+    /// Takes `n` bytes if they are within the connection's limit and the budget.
+    pub(super) fn try_take(&self, n: u64) -> bool {
+        let after = self.used.get().saturating_add(n);
+        if after > self.limit {
+            return false;
+        }
+        if after > self.own {
+            let mut reservation = self.reservation.borrow_mut();
+            let missing = (self.fixed + after).saturating_sub(reservation.bytes());
+            if missing > 0 && reservation.try_grow(missing).is_err() {
+                return false;
+            }
+        }
+        self.used.set(after);
+        true
+    }
+
+    /// Waits until `n` bytes can be taken; `n` is at most what the connection reserved for itself.
+    pub(super) async fn take(&self, n: u64) {
+        debug_assert!(n <= self.own, "{n} bytes at once, {} are reserved", self.own);
+        self.wait(|| self.try_take(n)).await;
+    }
+
+    /// Waits until `n` bytes can be taken, or until nothing else is taken; in the second case nothing is taken.
+    pub(super) async fn take_if_possible(&self, n: u64) -> bool {
+        let mut taken = false;
+        self.wait(|| {
+            taken = self.try_take(n);
+            taken || self.used.get() == 0
+        })
+        .await;
+        taken
+    }
+
+    /// Gives back `n` of what was taken, after the memory itself was given back.
+    pub(super) fn give(&self, n: u64) {
+        if n == 0 {
+            return;
+        }
+        assert!(n <= self.used.get(), "more is given back than was taken");
+        let left = self.used.get() - n;
+        self.used.set(left);
+        self.reservation.borrow_mut().shrink_to(self.fixed + left.max(self.own));
+        let waiter = self.waiter.borrow_mut().take();
+        if let Some(w) = waiter {
+            w.wake();
+        }
+    }
+
+    /// Waits until everything was given back.
+    pub(super) async fn until_empty(&self) {
+        self.wait(|| self.used.get() == 0).await;
+    }
+
+    async fn wait(&self, mut condition: impl FnMut() -> bool) {
+        poll_fn(|cx| {
+            if condition() {
+                return Poll::Ready(());
+            }
+            *self.waiter.borrow_mut() = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Context;
+
+    use super::*;
+
+    fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_connection_keeps_its_own_part_when_the_budget_is_exhausted() {
+        let budget = MemoryBudget::new(100);
+        let a = Memory::reserve(&budget, 10, 20, 60).expect("room");
+        let b = Memory::reserve(&budget, 10, 20, 60).expect("room");
+        assert!(poll(a.take(20)).is_ready());
+        assert!(poll(a.take(20)).is_ready(), "the budget has 40 more");
+        assert!(!a.try_take(21), "the connection's limit");
+        assert!(poll(a.take(20)).is_ready());
+        assert_eq!(budget.used(), 100);
+        assert!(Memory::reserve(&budget, 0, 1, 1).is_err());
+        assert!(poll(b.take(20)).is_ready(), "its own part");
+        assert!(poll(b.take(1)).is_pending());
+        assert_eq!(poll(b.take_if_possible(1)), Poll::Pending);
+        b.give(20);
+        assert_eq!(poll(b.take_if_possible(21)), Poll::Ready(false), "nothing of its own is left to wait for");
+        a.give(60);
+        assert_eq!(budget.used(), 60);
+        assert_eq!(poll(b.take_if_possible(21)), Poll::Ready(true));
+        assert!(poll(b.until_empty()).is_pending());
+        drop((a, b));
+        assert_eq!(budget.figures().used, 0);
+    }
+}

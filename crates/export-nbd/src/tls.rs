@@ -1,0 +1,324 @@
+//! TLS for a connection: the server's certificate, who may connect, and the state between socket and codec.
+//!
+//! Owns rustls's state machine of one connection and the ciphertext on its way in. Bytes of the socket go in, plain bytes
+//! come out, and the other way round; whose turn it is, the caller decides. TLS 1.3 only.
+//!
+//! Invariants: nothing of rustls is borrowed across an await; records go to the socket in the order in which they were
+//! made, one send at a time; what a client can make this hold is bounded by [`TLS_BYTES`]. Must not know the protocol
+//! inside, nor files: certificates and keys are handed over as PEM.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::sync::Arc;
+
+use ::io::sync::Mutex;
+use ::io::{Buffer, BufferPool};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConnection};
+
+use crate::socket::{Part, Socket};
+
+/// Ciphertext that is received at once, and that is made before it is sent.
+const CIPHER_BYTES: usize = 128 << 10;
+
+/// Memory of a connection for TLS: ciphertext in both directions, as held here and inside rustls.
+pub(crate) const TLS_BYTES: u64 = 4 * CIPHER_BYTES as u64;
+
+/// A server's certificate, and whom it lets in. Cheap to clone.
+#[derive(Clone)]
+pub struct TlsConfig {
+    config: Arc<rustls::ServerConfig>,
+    authenticates: bool,
+}
+
+/// Why a configuration for TLS cannot be used. Nothing of a key is in it.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsConfigError {
+    /// The server's certificates.
+    #[error("server certificate: {0}")]
+    Certificate(String),
+    /// The server's private key.
+    #[error("server key: {0}")]
+    Key(String),
+    /// The authorities that sign clients' certificates.
+    #[error("CA of the clients: {0}")]
+    ClientCa(String),
+}
+
+/// Why a client and the server did not agree on keys.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The client's certificate, or what it said.
+    #[error("{0}")]
+    Protocol(#[from] rustls::Error),
+    /// The socket failed.
+    #[error("the socket failed: {0}")]
+    Socket(io::Error),
+    /// The stream ended.
+    #[error("the client closed the connection")]
+    Closed,
+    /// The system has no memory.
+    #[error("no memory for TLS")]
+    NoMemory,
+}
+
+impl TlsConfig {
+    /// Reads the server's certificate chain and key, and, if clients need a certificate, the authorities that sign them;
+    /// all in PEM form.
+    ///
+    /// # Errors
+    /// If one of them cannot be parsed, or the key does not fit the certificate.
+    pub fn from_pem(
+        certificates: &[u8],
+        key: &[u8],
+        client_ca: Option<&[u8]>,
+    ) -> Result<TlsConfig, TlsConfigError> {
+        let chain = parse_chain(certificates).map_err(TlsConfigError::Certificate)?;
+        // What is wrong with a key is said without any of it.
+        let no_key = |_| TlsConfigError::Key("expected a private key in PEM form".into());
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(no_key)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|e| TlsConfigError::Certificate(e.to_string()))?;
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(pem) => {
+                let mut roots = RootCertStore::empty();
+                for ca in parse_chain(pem).map_err(TlsConfigError::ClientCa)? {
+                    roots.add(ca).map_err(|e| TlsConfigError::ClientCa(e.to_string()))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                builder.with_client_cert_verifier(
+                    verifier.map_err(|e| TlsConfigError::ClientCa(e.to_string()))?,
+                )
+            }
+        };
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|e| TlsConfigError::Key(format!("does not fit the certificate: {e}")))?;
+        // Sessions are long: a client that comes back shows its certificate again.
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(TlsConfig { config: Arc::new(config), authenticates: client_ca.is_some() })
+    }
+
+    /// Whether clients must have a certificate.
+    pub fn authenticates(&self) -> bool {
+        self.authenticates
+    }
+}
+
+fn parse_chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match chain {
+        Ok(chain) if chain.is_empty() => Err("expected certificates in PEM form, found none".into()),
+        Ok(chain) => Ok(chain),
+        Err(e) => Err(format!("expected certificates in PEM form: {e}")),
+    }
+}
+
+/// Ciphertext that was received and that rustls has not taken in.
+struct Incoming {
+    buffer: Buffer,
+    range: Range<usize>,
+}
+
+/// The state of TLS of one connection.
+pub(crate) struct Tls {
+    session: RefCell<ServerConnection>,
+    /// Absent while a receive is under way.
+    incoming: RefCell<Option<Incoming>>,
+    /// The buffer in which records are collected; absent while they are sent.
+    outgoing: RefCell<Option<Buffer>>,
+    /// Held from the making of records to the end of their send.
+    sending: Mutex,
+}
+
+impl Tls {
+    /// Agrees on keys with the client at the other end of `socket`.
+    pub(crate) async fn accept<S: Socket>(
+        config: &TlsConfig,
+        pool: &BufferPool,
+        socket: &S,
+    ) -> Result<Tls, TlsError> {
+        let mut session = ServerConnection::new(config.config.clone())?;
+        session.set_buffer_limit(Some(CIPHER_BYTES));
+        let buffer = || pool.try_take(CIPHER_BYTES).ok_or(TlsError::NoMemory);
+        let tls = Tls {
+            session: RefCell::new(session),
+            incoming: RefCell::new(Some(Incoming { buffer: buffer()?, range: 0..0 })),
+            outgoing: RefCell::new(Some(buffer()?)),
+            sending: Mutex::default(),
+        };
+        while tls.session.borrow().is_handshaking() {
+            tls.flush(socket).await.map_err(TlsError::Socket)?;
+            if !tls.session.borrow().is_handshaking() {
+                break;
+            }
+            let more = tls.receive(socket).await.map_err(TlsError::Socket)?;
+            if !more {
+                return Err(TlsError::Closed);
+            }
+            if let Err(e) = tls.feed() {
+                // The client is told why.
+                let _ = tls.flush(socket).await;
+                return Err(e.into());
+            }
+        }
+        tls.flush(socket).await.map_err(TlsError::Socket)?;
+        Ok(tls)
+    }
+
+    pub(crate) async fn recv<S: Socket>(
+        &self,
+        socket: &S,
+        mut buffer: Buffer,
+        range: Range<usize>,
+    ) -> (Buffer, io::Result<usize>) {
+        let mut filled = 0;
+        loop {
+            let into = buffer.as_mut().get_mut(range.start + filled..range.end).unwrap_or_default();
+            let wanted = into.len();
+            match self.take_plain(into) {
+                Ok(Plain::Bytes(n)) if n == wanted => return (buffer, Ok(filled + n)),
+                Ok(Plain::Bytes(n)) => filled += n,
+                // What came before the end counts first; the end is found again.
+                Ok(Plain::End) => return (buffer, Ok(filled)),
+                Ok(Plain::Nothing) => match self.feed() {
+                    Ok(true) => {}
+                    Ok(false) if filled > 0 => return (buffer, Ok(filled)),
+                    Ok(false) => match self.receive(socket).await {
+                        Ok(true) => {}
+                        // Every message of the protocol inside says how long it is: a missing farewell hides nothing.
+                        Ok(false) => return (buffer, Ok(0)),
+                        Err(e) => return (buffer, Err(e)),
+                    },
+                    Err(e) => {
+                        if let Some(_turn) = self.sending.try_lock() {
+                            let _ = self.drain(socket).await;
+                        }
+                        return (buffer, Err(io::Error::new(io::ErrorKind::InvalidData, e)));
+                    }
+                },
+                Err(e) => return (buffer, Err(e)),
+            }
+        }
+    }
+
+    pub(crate) async fn send<S: Socket>(
+        &self,
+        socket: &S,
+        mut parts: Vec<Part>,
+    ) -> (Vec<Part>, io::Result<()>) {
+        let _turn = self.sending.lock().await;
+        for part in parts.drain(..) {
+            let mut at = part.range.start;
+            while at < part.range.end {
+                let plain = part.buffer.as_slice().get(at..part.range.end).unwrap_or_default();
+                let taken = self.session.borrow_mut().writer().write(plain);
+                match taken {
+                    Ok(0) => {
+                        if let Err(e) = self.drain(socket).await {
+                            return (Vec::new(), Err(e));
+                        }
+                    }
+                    Ok(n) => at += n,
+                    Err(e) => return (Vec::new(), Err(e)),
+                }
+            }
+        }
+        let result = self.drain(socket).await;
+        (parts, result)
+    }
+
+    /// Says farewell.
+    pub(crate) async fn finish<S: Socket>(&self, socket: &S) {
+        let _turn = self.sending.lock().await;
+        self.session.borrow_mut().send_close_notify();
+        // A client that is gone already misses nothing.
+        let _ = self.drain(socket).await;
+    }
+
+    async fn flush<S: Socket>(&self, socket: &S) -> io::Result<()> {
+        let _turn = self.sending.lock().await;
+        self.drain(socket).await
+    }
+
+    /// Sends the records that are ready. The caller has the turn.
+    async fn drain<S: Socket>(&self, socket: &S) -> io::Result<()> {
+        while self.session.borrow().wants_write() {
+            // Absent only if a send was given up half-way, which ends the connection.
+            let Some(mut buffer) = self.outgoing.borrow_mut().take() else {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            };
+            let capacity = buffer.capacity();
+            buffer.set_len(capacity);
+            let mut filled = 0;
+            while self.session.borrow().wants_write() && filled < capacity {
+                let mut room = buffer.as_mut().get_mut(filled..).unwrap_or_default();
+                filled += self.session.borrow_mut().write_tls(&mut room)?;
+            }
+            let part = Part { buffer: buffer.clone(), range: 0..filled };
+            let (parts, result) = socket.send(vec![part]).await;
+            drop(parts);
+            *self.outgoing.borrow_mut() = Some(buffer);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Receives ciphertext; false at the end of the stream. Everything received before was taken in.
+    async fn receive<S: Socket>(&self, socket: &S) -> io::Result<bool> {
+        // Absent only if a receive was given up, which ends the connection.
+        let Some(Incoming { buffer, .. }) = self.incoming.borrow_mut().take() else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let whole = 0..buffer.len();
+        let (buffer, result) = socket.recv(buffer, whole).await;
+        let n = *result.as_ref().unwrap_or(&0);
+        *self.incoming.borrow_mut() = Some(Incoming { buffer, range: 0..n });
+        result.map(|n| n > 0)
+    }
+
+    /// Takes in some of the received ciphertext; false if there is none.
+    fn feed(&self) -> Result<bool, rustls::Error> {
+        let mut incoming = self.incoming.borrow_mut();
+        let Some(Incoming { buffer, range }) = incoming.as_mut() else { return Ok(false) };
+        let mut bytes = buffer.as_slice().get(range.clone()).unwrap_or_default();
+        if bytes.is_empty() {
+            return Ok(false);
+        }
+        let mut session = self.session.borrow_mut();
+        let taken = session.read_tls(&mut bytes).map_err(|e| rustls::Error::General(e.to_string()))?;
+        if taken == 0 {
+            // After the farewell nothing is looked at any more.
+            range.start = range.end;
+            return Ok(false);
+        }
+        range.start += taken;
+        session.process_new_packets()?;
+        Ok(true)
+    }
+
+    fn take_plain(&self, into: &mut [u8]) -> io::Result<Plain> {
+        match self.session.borrow_mut().reader().read(into) {
+            Ok(0) => Ok(Plain::End),
+            Ok(n) => Ok(Plain::Bytes(n)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Plain::Nothing),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(Plain::End),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// What rustls has for the reader.
+enum Plain {
+    Bytes(usize),
+    Nothing,
+    /// The client said farewell.
+    End,
+}
