@@ -155,13 +155,15 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The URI by which a client reaches the export `name` of a server that listens on `address`.
-pub fn uri(address: &Address, name: &str) -> String {
+/// The URI by which a client reaches the export `name` of a server that listens on `address`, under TLS if that is
+/// `encrypted`.
+pub fn uri(address: &Address, name: &str, encrypted: bool) -> String {
+    let scheme = if encrypted { "nbds" } else { "nbd" };
     match address {
         Address::Unix(path) => {
-            format!("nbd+unix:///{}?socket={}", escaped(name.as_bytes()), escaped(path_bytes(path)))
+            format!("{scheme}+unix:///{}?socket={}", escaped(name.as_bytes()), escaped(path_bytes(path)))
         }
-        Address::Tcp(address) => format!("nbd://{address}/{}", escaped(name.as_bytes())),
+        Address::Tcp(address) => format!("{scheme}://{address}/{}", escaped(name.as_bytes())),
     }
 }
 
@@ -251,10 +253,11 @@ mod tests {
     fn uris_are_escaped() {
         let socket = Address::Unix(PathBuf::from("/tmp/a b&c/ü.sock"));
         assert_eq!(
-            uri(&socket, "disk #1/x?"),
+            uri(&socket, "disk #1/x?", false),
             "nbd+unix:///disk%20%231/x%3F?socket=/tmp/a%20b%26c/%C3%BC.sock"
         );
         let port = Address::Tcp("[::1]:10809".parse().expect("an address"));
-        assert_eq!(uri(&port, "bcache0"), "nbd://[::1]:10809/bcache0");
+        assert_eq!(uri(&port, "bcache0", false), "nbd://[::1]:10809/bcache0");
+        assert_eq!(uri(&port, "bcache0", true), "nbds://[::1]:10809/bcache0");
     }
 }

@@ -1,19 +1,25 @@
 //! The NBD server: serves volumes to any host, VM or container that speaks NBD.
 //!
 //! Three layers, each of which knows only the one before it: [`codec`] is the protocol as pure state
-//! machines; [`Server`] runs it for many clients over any [`Socket`]; [`Endpoint`] binds it to unix
-//! sockets and TCP ports. What is served is anything that implements `io::BlockVolume`.
+//! machines; [`Server`] runs it for many clients over any [`Socket`], under TLS where a [`TlsConfig`] says
+//! so; [`Endpoint`] binds it to unix sockets and TCP ports. What is served is anything that implements `io::BlockVolume`.
 //!
 //! Invariants: everything a client can make the server hold is bounded; an error answers the request that
 //! met it and ends at most that client's connection; a volume's operation that has begun is awaited to its
 //! end. Must not know the cache.
 #![forbid(unsafe_code)]
 
+mod channel;
 pub mod codec;
 mod endpoint;
 mod server;
 mod socket;
+mod tls;
 
+pub use blockio::PeerId;
 pub use endpoint::{Endpoint, EndpointError, Reach, uri};
-pub use server::{ConnectionEnd, ConnectionEvent, ExportError, Exports, Observer, Server, ServerOptions};
+pub use server::{
+    ConnectionEnd, ConnectionEvent, ExportError, Exports, Observer, Server, ServerOptions, TurnedAway,
+};
 pub use socket::{Listen, Part, Socket, StreamSocket};
+pub use tls::{TlsConfig, TlsConfigError, TlsError};

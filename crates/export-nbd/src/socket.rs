@@ -9,7 +9,7 @@ use std::net::Shutdown;
 use std::ops::Range;
 
 use ::io::Buffer;
-use blockio::{Connection, Listener, Message};
+use blockio::{Connection, Listener, Message, PeerId};
 
 /// Part of a buffer that is to be sent.
 #[derive(Debug)]
@@ -28,6 +28,11 @@ pub trait Socket: 'static {
 
     /// Sends all of `parts` in order. The empty vector comes back, so that its storage is used again.
     fn send(&self, parts: Vec<Part>) -> impl Future<Output = (Vec<Part>, io::Result<()>)>;
+
+    /// Who is at the other end: limits for each peer count by this.
+    fn peer(&self) -> PeerId {
+        PeerId::Unknown
+    }
 
     /// Ends both directions: a receive that waits gets 0, a send fails. What was sent still arrives.
     fn shutdown(&self);
@@ -70,6 +75,10 @@ impl Socket for StreamSocket {
         message.clear();
         *self.spare.borrow_mut() = Some(message);
         (parts, result)
+    }
+
+    fn peer(&self) -> PeerId {
+        self.connection.peer_id()
     }
 
     fn shutdown(&self) {

@@ -92,9 +92,8 @@ impl TlsConfig {
                     roots.add(ca).map_err(|e| TlsConfigError::ClientCa(e.to_string()))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder.with_client_cert_verifier(
-                    verifier.map_err(|e| TlsConfigError::ClientCa(e.to_string()))?,
-                )
+                builder
+                    .with_client_cert_verifier(verifier.map_err(|e| TlsConfigError::ClientCa(e.to_string()))?)
             }
         };
         let mut config = builder

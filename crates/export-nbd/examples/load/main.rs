@@ -57,7 +57,7 @@ fn serve(option: &str, mib: u64) -> Outcome<()> {
     exports.add(RamVolume::new("ram", mib << 20).shared())?;
     let server = Server::new(driver.handle(), exports, ServerOptions::default());
     let listener = endpoint.bind(driver.reactor(), Reach::Loopback)?;
-    println!("{}", uri(listener.address(), "ram"));
+    println!("{}", uri(listener.address(), "ram", false));
     std::io::stdout().flush()?;
     server.serve_listener(listener);
     driver.block_on(async {

@@ -3,7 +3,9 @@
 //! Owns the state of one client's handshake. Bytes go in, bytes and a verdict come out; must not know
 //! sockets, time or volumes. Invariants: holds at most [`MAX_OPTION_BYTES`] of a client's bytes,
 //! answers at most [`MAX_OPTIONS`] options, and what it answers does not depend on how the bytes were
-//! cut into pieces.
+//! cut into pieces, except that plain text in one piece with STARTTLS is told from what is encrypted.
+//! Where TLS is required, a client learns nothing of the exports without it, and nothing that came in
+//! plain text counts after it, save the client's flags.
 
 use super::export::{Catalogue, ExportInfo, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES};
 use super::option::{GoRequest, MetaRequest};
@@ -62,6 +64,12 @@ pub enum HandshakeEnd {
     /// The server is going away.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// The client chose an export in plain text, in a way that has no error reply.
+    #[error("the client asked for an export without TLS")]
+    WithoutTls,
+    /// Plain text that follows STARTTLS could be somebody else's, put in front of the client's stream.
+    #[error("the client sent plain text after STARTTLS")]
+    PlainAfterStartTls,
 }
 
 /// Outcome of one step.
@@ -71,6 +79,9 @@ pub enum HandshakeStep {
     NeedMore,
     /// Send what was answered, if anything, and step on with the rest of the input.
     Continue,
+    /// Send what was answered and agree on keys; then call [`Negotiation::encrypted`] and step on with what is
+    /// decrypted. All input was used.
+    StartTls,
     /// The handshake is over: send what was answered; the rest of the input are requests.
     Agreed(Session),
     /// Send what was answered, then close.
@@ -86,6 +97,17 @@ enum State {
     Over,
 }
 
+/// What a handshake wants of TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Security {
+    /// There is none.
+    Plain,
+    /// Nothing but STARTTLS is answered.
+    Wanted,
+    /// It is there.
+    Encrypted,
+}
+
 /// One client's handshake.
 #[derive(Debug)]
 pub struct Negotiation {
@@ -94,6 +116,7 @@ pub struct Negotiation {
     held: Vec<u8>,
     options_seen: u32,
     no_zeroes: bool,
+    security: Security,
     structured: bool,
     /// Name of the export for which the client selected [`ALLOCATION_CONTEXT`].
     context_of: Option<String>,
@@ -110,9 +133,21 @@ impl Negotiation {
             held: Vec::new(),
             options_seen: 0,
             no_zeroes: false,
+            security: Security::Plain,
             structured: false,
             context_of: None,
         }
+    }
+
+    /// A new handshake that leads to an export under TLS only; appends the server's greeting to `out`.
+    pub fn begin_with_tls(out: &mut Vec<u8>) -> Negotiation {
+        Negotiation { security: Security::Wanted, ..Negotiation::begin(out) }
+    }
+
+    /// Goes on under TLS. What was agreed on before is forgotten.
+    pub fn encrypted(&mut self) {
+        self.security = Security::Encrypted;
+        (self.structured, self.context_of) = (false, None);
     }
 
     /// Uses some of `input`, appends answers to `out`, and returns how many bytes were used. At most one
@@ -140,6 +175,12 @@ impl Negotiation {
         // The storage is kept for the next element.
         self.held = element;
         self.held.clear();
+        let step = match step {
+            HandshakeStep::StartTls if used < input.len() => {
+                HandshakeStep::Ended(HandshakeEnd::PlainAfterStartTls)
+            }
+            other => other,
+        };
         if matches!(step, HandshakeStep::Agreed(_) | HandshakeStep::Ended(_)) {
             self.state = State::Over;
         }
@@ -231,6 +272,9 @@ impl Negotiation {
             error(out, option, option_reply::ERR_SHUTDOWN, "the server is shutting down");
             return HandshakeStep::Continue;
         }
+        if self.security == Security::Wanted && option != option::ABORT && option != option::STARTTLS {
+            return without_tls(option, out);
+        }
         match option {
             option::EXPORT_NAME => return self.export_name(data, exports, out),
             option::ABORT => {
@@ -241,7 +285,7 @@ impl Negotiation {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, out);
             }
-            option::LIST | option::STRUCTURED_REPLY if !data.is_empty() => {
+            option::LIST | option::STRUCTURED_REPLY | option::STARTTLS if !data.is_empty() => {
                 error(out, option, option_reply::ERR_INVALID, "the option takes no data");
             }
             option::LIST => {
@@ -256,11 +300,22 @@ impl Negotiation {
                 self.structured = true;
                 reply(out, option, option_reply::ACK, &[]);
             }
-            option::STARTTLS => {
-                error(out, option, option_reply::ERR_UNSUP, "this server has no TLS");
-            }
+            option::STARTTLS => return self.start_tls(out),
             _ => error(out, option, option_reply::ERR_UNSUP, "unknown option"),
         }
+        HandshakeStep::Continue
+    }
+
+    fn start_tls(&self, out: &mut Vec<u8>) -> HandshakeStep {
+        let (kind, why) = match self.security {
+            Security::Wanted => {
+                reply(out, option::STARTTLS, option_reply::ACK, &[]);
+                return HandshakeStep::StartTls;
+            }
+            Security::Plain => (option_reply::ERR_UNSUP, "this server has no TLS"),
+            Security::Encrypted => (option_reply::ERR_INVALID, "the connection is encrypted already"),
+        };
+        error(out, option::STARTTLS, kind, why);
         HandshakeStep::Continue
     }
 
@@ -354,6 +409,15 @@ impl Negotiation {
         let block_status = self.structured && self.context_of.as_ref() == Some(&export.name);
         Session { export, structured: self.structured, block_status }
     }
+}
+
+/// The answer to an option that is for encrypted connections only.
+fn without_tls(option: u32, out: &mut Vec<u8>) -> HandshakeStep {
+    if option == option::EXPORT_NAME {
+        return HandshakeStep::Ended(HandshakeEnd::WithoutTls);
+    }
+    error(out, option, option_reply::ERR_TLS_REQD, "this server wants TLS: send STARTTLS first");
+    HandshakeStep::Continue
 }
 
 fn string(text: &str) -> Vec<u8> {

@@ -83,6 +83,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = 0x8000_0001;
     /// The option makes no sense.
     pub const ERR_INVALID: u32 = 0x8000_0003;
+    /// The option is answered under TLS only.
+    pub const ERR_TLS_REQD: u32 = 0x8000_0005;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
     /// The server is going away.

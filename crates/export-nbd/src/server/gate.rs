@@ -1,7 +1,7 @@
 //! A count with a limit, for which one task waits.
 //!
-//! Bounds what a connection may have under way: requests, and bytes. Only the connection's receiver
-//! waits, so there is room for one waker.
+//! Bounds how many requests a connection may have under way. Only the connection's receiver waits, so there
+//! is room for one waker.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -39,6 +39,11 @@ impl Gate {
         }
     }
 
+    /// What can be taken.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// What is taken now.
     pub(super) fn used(&self) -> u64 {
         self.used.get()
@@ -46,7 +51,12 @@ impl Gate {
 
     /// Waits until everything was given back.
     pub(super) async fn until_empty(&self) {
-        self.wait(|used| used == 0).await;
+        self.until_at_most(0).await;
+    }
+
+    /// Waits until no more than `n` are taken.
+    pub(super) async fn until_at_most(&self, n: u64) {
+        self.wait(|used| used <= n).await;
     }
 
     async fn wait(&self, condition: impl Fn(u64) -> bool) {

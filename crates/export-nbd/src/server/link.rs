@@ -1,12 +1,36 @@
-//! A connection as the server sees it, from accept to close: what it takes to stop it.
+//! A connection as the server sees it, from accept to close: what it takes to stop it, and whether it is idle.
 //!
-//! Owns the socket and the count of requests under way. Graceful stop in one rule: once stopping, the
-//! socket is shut down whenever no request is under way, that is, when the last reply was sent.
+//! Owns the stream, the count of requests under way, and the times by which idleness is measured. Graceful stop in one
+//! rule: once stopping, the socket is shut down whenever no request is under way, that is, when the last reply was sent.
 
 use std::cell::{Cell, RefCell};
 
+use blockio::PeerId;
+use io::{Handle, Nanos};
+
+use crate::channel::Channel;
+use crate::codec::Errno;
 use crate::server::gate::Gate;
 use crate::socket::Socket;
+
+/// Why the server itself ends a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cut {
+    /// Nobody takes replies any more, or a stop took too long.
+    Gone,
+    /// Another client gets the place.
+    GaveWay,
+    /// A reply could not be finished.
+    BrokenReply(Errno),
+}
+
+/// Since when a connection waits for its client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Idle {
+    pub(super) since: Nanos,
+    /// The client has not asked for anything yet.
+    pub(super) unused: bool,
+}
 
 /// A connection that can be stopped.
 pub(super) trait Peer {
@@ -14,30 +38,51 @@ pub(super) trait Peer {
     fn stop(&self);
 
     /// Closes the socket now. Requests under way end in the volume, unanswered.
-    fn cut(&self);
+    fn cut(&self, why: Cut);
 
     /// Whether the connection serves the export of this name.
     fn serves(&self, export: &str) -> bool;
+
+    /// Whether the connection was cut: what is left of it only waits for the volume.
+    fn is_dead(&self) -> bool;
+
+    /// Who the client is.
+    fn who(&self) -> PeerId;
+
+    /// Since when the client has neither asked for anything nor taken anything; `None` while the volume is at work for it.
+    fn idle(&self) -> Option<Idle>;
 }
 
 /// See the module head.
 pub(super) struct Link<S> {
-    pub(super) socket: S,
+    pub(super) channel: Channel<S>,
     /// Requests that are accepted and whose reply was not sent.
     pub(super) admission: Gate,
+    rt: Handle,
+    who: PeerId,
     stopping: Cell<bool>,
-    dead: Cell<bool>,
+    cut: Cell<Option<Cut>>,
     export: RefCell<Option<String>>,
+    /// When the client was last sent something, or came.
+    active: Cell<Nanos>,
+    unused: Cell<bool>,
+    /// Since when a send has waited for the client.
+    sending: Cell<Option<Nanos>>,
 }
 
 impl<S: Socket> Link<S> {
-    pub(super) fn new(socket: S, requests: u64) -> Link<S> {
+    pub(super) fn new(rt: Handle, socket: S, requests: u64) -> Link<S> {
         Link {
-            socket,
+            who: socket.peer(),
+            channel: Channel::new(socket),
             admission: Gate::new(requests),
             stopping: Cell::new(false),
-            dead: Cell::new(false),
+            cut: Cell::new(None),
             export: RefCell::default(),
+            active: Cell::new(rt.now()),
+            unused: Cell::new(true),
+            sending: Cell::new(None),
+            rt,
         }
     }
 
@@ -50,20 +95,33 @@ impl<S: Socket> Link<S> {
         self.stopping.get()
     }
 
-    /// Whether sending has become pointless.
+    /// Whether working for the client has become pointless.
     pub(super) fn is_dead(&self) -> bool {
-        self.dead.get()
+        self.cut.get().is_some()
+    }
+
+    /// Why the connection was cut, if it was.
+    pub(super) fn cut_for(&self) -> Option<Cut> {
+        self.cut.get()
+    }
+
+    /// Replies are on their way to the client.
+    pub(super) fn sending(&self) {
+        self.unused.set(false);
+        self.sending.set(Some(self.rt.turn_time()));
     }
 
     /// The replies of `n` requests were sent, or have nobody to be sent to.
     pub(super) fn answered(&self, n: u64) {
+        self.sending.set(None);
+        self.active.set(self.rt.turn_time());
         self.admission.give(n);
         self.close_if_done();
     }
 
     fn close_if_done(&self) {
         if self.stopping.get() && self.admission.used() == 0 {
-            self.socket.shutdown();
+            self.channel.shutdown();
         }
     }
 }
@@ -74,12 +132,31 @@ impl<S: Socket> Peer for Link<S> {
         self.close_if_done();
     }
 
-    fn cut(&self) {
-        self.dead.set(true);
-        self.socket.shutdown();
+    fn cut(&self, why: Cut) {
+        if self.cut.get().is_none() {
+            self.cut.set(Some(why));
+        }
+        self.channel.shutdown();
     }
 
     fn serves(&self, export: &str) -> bool {
         self.export.borrow().as_deref() == Some(export)
+    }
+
+    fn is_dead(&self) -> bool {
+        Link::is_dead(self)
+    }
+
+    fn who(&self) -> PeerId {
+        self.who
+    }
+
+    fn idle(&self) -> Option<Idle> {
+        let unused = self.unused.get();
+        match self.sending.get() {
+            Some(since) => Some(Idle { since, unused }),
+            None if self.admission.used() == 0 => Some(Idle { since: self.active.get(), unused }),
+            None => None,
+        }
     }
 }

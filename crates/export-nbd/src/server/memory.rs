@@ -137,7 +137,11 @@ mod tests {
         assert!(poll(b.take(1)).is_pending());
         assert_eq!(poll(b.take_if_possible(1)), Poll::Pending);
         b.give(20);
-        assert_eq!(poll(b.take_if_possible(21)), Poll::Ready(false), "nothing of its own is left to wait for");
+        assert_eq!(
+            poll(b.take_if_possible(21)),
+            Poll::Ready(false),
+            "nothing of its own is left to wait for"
+        );
         a.give(60);
         assert_eq!(budget.used(), 60);
         assert_eq!(poll(b.take_if_possible(21)), Poll::Ready(true));

@@ -1,139 +1,52 @@
 //! The server: accepts clients, brings each to its volume, and stops in good order.
 //!
-//! Owns the list of connections and the order of events from accept to close. Everything runs on the
-//! thread of the volumes' runtime. Must not know what a volume is made of, nor, beyond two small traits,
-//! what a socket is.
+//! Owns the order of events from accept to close. Everything runs on the thread of the volumes' runtime.
+//! Must not know what a volume is made of, nor, beyond two small traits, what a socket is.
 //!
 //! Invariants: a volume's operation that has begun is awaited to its end; a client can hold no more than
 //! the limits in [`ServerOptions`], and not even its socket for longer than the handshake's time limit
-//! without having chosen an export.
+//! without having chosen an export; all clients together hold no more memory than the budget has.
 
 mod connection;
+mod events;
 mod exports;
 mod gate;
+mod handshake;
 mod link;
+mod memory;
+mod options;
 mod outbox;
+mod places;
+mod receiver;
 mod requests;
+mod stream;
 mod workers;
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::fmt;
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
 use io::sync::{Either, Event, select};
-use io::{BlockVolume, Buffer, Handle, Nanos};
+use io::{BlockVolume, Handle, Nanos, OverBudget};
 
-use crate::codec::{Catalogue, ExportInfo, HandshakeEnd, HandshakeStep, Negotiation, Session, StreamError};
-use crate::socket::{Listen, Part, Socket};
+use crate::codec::{Catalogue, ExportInfo};
+use crate::socket::{Listen, Socket};
+use crate::tls::{TLS_BYTES, TlsConfig};
 use connection::{Connection, StreamEnd};
+pub use events::{ConnectionEnd, ConnectionEvent, Observer, TurnedAway};
 pub use exports::{ExportError, Exports};
-use link::{Link, Peer};
-
-/// Size of a connection's receive buffer: several hundred small requests are received at once.
-const RECEIVE_BYTES: usize = 256 << 10;
+use handshake::{Agreed, RECEIVE_BYTES};
+use link::{Cut, Link, Peer};
+use memory::Memory;
+pub use options::ServerOptions;
+use places::{Place, Places};
+use requests::PIECE_BYTES;
 
 /// How long to wait before accepting again when the system is out of descriptors.
 const ACCEPT_PAUSE: Nanos = Nanos::from_ms(100);
 
-/// What happens to connections, for a log.
-#[derive(Debug)]
-pub enum ConnectionEvent {
-    /// A client came.
-    Accepted {
-        /// Number of the connection, counted from the server's start.
-        id: u64,
-    },
-    /// A client was turned away because there are too many.
-    TurnedAway,
-    /// Accepting failed; it is tried again.
-    AcceptFailed(std::io::Error),
-    /// A client chose an export.
-    Opened {
-        /// Number of the connection.
-        id: u64,
-        /// Name of the export.
-        export: String,
-    },
-    /// A connection ended.
-    Closed {
-        /// Number of the connection.
-        id: u64,
-        /// Why.
-        end: ConnectionEnd,
-    },
-}
-
-/// Why a connection ended.
-#[derive(Debug)]
-pub enum ConnectionEnd {
-    /// The client said goodbye.
-    Goodbye,
-    /// The client closed the connection between two requests without saying goodbye.
-    ClientClosed,
-    /// The client closed the connection within a handshake or a request.
-    Truncated,
-    /// The handshake came to nothing.
-    Handshake(HandshakeEnd),
-    /// The handshake took too long.
-    HandshakeTimeout,
-    /// The client broke the protocol.
-    Violation(StreamError),
-    /// The socket failed.
-    Socket(std::io::Error),
-    /// The server or the export was stopped.
-    Stopped,
-}
-
-impl fmt::Display for ConnectionEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConnectionEnd::Goodbye => f.write_str("the client disconnected"),
-            ConnectionEnd::ClientClosed => f.write_str("the client closed the connection"),
-            ConnectionEnd::Truncated => f.write_str("the client closed the connection within a message"),
-            ConnectionEnd::Handshake(e) => write!(f, "no export was opened: {e}"),
-            ConnectionEnd::HandshakeTimeout => f.write_str("no export was opened in time"),
-            ConnectionEnd::Violation(e) => write!(f, "the client broke the protocol: {e}"),
-            ConnectionEnd::Socket(e) => write!(f, "the socket failed: {e}"),
-            ConnectionEnd::Stopped => f.write_str("the server was stopped"),
-        }
-    }
-}
-
-/// Is told what happens to connections.
-pub type Observer = Rc<dyn Fn(&ConnectionEvent)>;
-
-/// Limits of a server.
-#[derive(Clone)]
-pub struct ServerOptions {
-    /// Clients at a time; more are turned away.
-    pub max_connections: usize,
-    /// Requests of a connection that are under way at a time; also its number of workers.
-    pub requests_per_connection: usize,
-    /// Bytes of data that a connection may have under way. A larger single request is served alone.
-    pub bytes_per_connection: u64,
-    /// How long a client may take to choose an export.
-    pub handshake_timeout: Nanos,
-    /// How long [`Server::stop`] waits for clients to take their replies.
-    pub stop_timeout: Nanos,
-    /// Is told what happens to connections.
-    pub observer: Option<Observer>,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        ServerOptions {
-            max_connections: 64,
-            // The queue depth of Linux's nbd driver.
-            requests_per_connection: 128,
-            bytes_per_connection: 16 << 20,
-            handshake_timeout: Nanos::from_secs(10),
-            stop_timeout: Nanos::from_secs(10),
-            observer: None,
-        }
-    }
-}
+/// Memory of a connection beside data and TLS: its receive buffer, and headers and errors that wait to be sent.
+const CONNECTION_BYTES: u64 = RECEIVE_BYTES as u64 + (128 << 10);
 
 /// An NBD server on one thread. Cheap to clone: clones are the same server.
 pub struct Server<V> {
@@ -144,8 +57,7 @@ struct Shared<V> {
     rt: Handle,
     exports: Exports<V>,
     options: ServerOptions,
-    peers: RefCell<BTreeMap<u64, Rc<dyn Peer>>>,
-    next_id: Cell<u64>,
+    places: Places,
     listeners: Cell<usize>,
     stopping: Cell<bool>,
     /// A connection or listener ended, or stopping began.
@@ -166,8 +78,7 @@ impl<V: BlockVolume> Server<V> {
                 rt,
                 exports,
                 options,
-                peers: RefCell::default(),
-                next_id: Cell::new(0),
+                places: Places::default(),
                 listeners: Cell::new(0),
                 stopping: Cell::new(false),
                 changed: Event::default(),
@@ -177,10 +88,19 @@ impl<V: BlockVolume> Server<V> {
 
     /// Serves whoever comes to `listener` until the server is stopped, which drops the listener.
     pub fn serve_listener<L: Listen>(&self, listener: L) {
+        self.listen(listener, None);
+    }
+
+    /// Serves whoever comes to `listener` and agrees on TLS; in plain text nothing is answered but how to do so.
+    pub fn serve_listener_with_tls<L: Listen>(&self, listener: L, tls: TlsConfig) {
+        self.listen(listener, Some(tls));
+    }
+
+    fn listen<L: Listen>(&self, listener: L, tls: Option<TlsConfig>) {
         let server = self.clone();
         self.shared.listeners.set(self.shared.listeners.get() + 1);
         self.shared.rt.spawn(async move {
-            server.accept_all(listener).await;
+            server.accept_all(listener, tls).await;
             server.shared.listeners.set(server.shared.listeners.get() - 1);
             server.shared.changed.notify_all();
         });
@@ -188,26 +108,43 @@ impl<V: BlockVolume> Server<V> {
 
     /// Serves one client.
     pub fn serve_socket<S: Socket>(&self, socket: S) {
+        self.welcome(socket, None);
+    }
+
+    /// Serves one client under TLS.
+    pub fn serve_socket_with_tls<S: Socket>(&self, socket: S, tls: TlsConfig) {
+        self.welcome(socket, Some(tls));
+    }
+
+    fn welcome<S: Socket>(&self, socket: S, tls: Option<TlsConfig>) {
         let shared = &self.shared;
-        if shared.stopping.get() || shared.peers.borrow().len() >= shared.options.max_connections {
-            shared.tell(&ConnectionEvent::TurnedAway);
-            socket.shutdown();
-            return;
-        }
-        let id = shared.next_id.get();
-        shared.next_id.set(id + 1);
-        let link = Rc::new(Link::new(socket, shared.options.requests_per_connection.max(1) as u64));
-        shared.peers.borrow_mut().insert(id, link.clone());
-        shared.tell(&ConnectionEvent::Accepted { id });
+        let peer = socket.peer();
+        let memory = match shared.admit(&socket, tls.is_some()) {
+            Ok(memory) => memory,
+            Err(why) => {
+                shared.tell(&ConnectionEvent::TurnedAway { peer, why });
+                socket.shutdown();
+                return;
+            }
+        };
+        let requests = shared.options.requests_per_connection.max(1) as u64;
+        let link = Rc::new(Link::new(shared.rt.clone(), socket, requests));
+        let id = shared.places.add(link.clone());
+        shared.tell(&ConnectionEvent::Accepted { id, peer });
         let server = self.clone();
         shared.rt.spawn(async move {
-            let end = server.serve(id, &link).await;
-            link.socket.shutdown();
-            let end = if link.is_stopping() { ConnectionEnd::Stopped } else { end };
+            let end = server.serve(id, &link, memory, tls.as_ref()).await;
+            link.channel.shutdown();
+            let end = match link.cut_for() {
+                Some(Cut::GaveWay) => ConnectionEnd::GaveWay,
+                Some(Cut::BrokenReply(errno)) => ConnectionEnd::BrokenReply(errno),
+                _ if link.is_stopping() => ConnectionEnd::Stopped,
+                _ => end,
+            };
             // The socket closes before anybody is told.
-            server.shared.peers.borrow_mut().remove(&id);
+            server.shared.places.remove(id);
             drop(link);
-            server.shared.tell(&ConnectionEvent::Closed { id, end });
+            server.shared.tell(&ConnectionEvent::Closed { id, peer, end });
             server.shared.changed.notify_all();
         });
     }
@@ -235,7 +172,7 @@ impl<V: BlockVolume> Server<V> {
 
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
-        self.shared.peers.borrow().len()
+        self.shared.places.len()
     }
 
     /// Stops the connections that are there now and chosen by `which`, and waits until they are gone and
@@ -243,29 +180,23 @@ impl<V: BlockVolume> Server<V> {
     async fn stop_peers(&self, which: impl Fn(&dyn Peer) -> bool, also: impl Fn() -> bool) {
         let shared = &self.shared;
         // By number: an export that comes back under its old name has clients of its own.
-        let chosen: Vec<(u64, Rc<dyn Peer>)> = shared
-            .peers
-            .borrow()
-            .iter()
-            .filter(|(_, p)| which(&***p))
-            .map(|(id, p)| (*id, p.clone()))
-            .collect();
-        let gone = || also() && !chosen.iter().any(|(id, _)| shared.peers.borrow().contains_key(id));
+        let chosen: Vec<Place> = shared.places.choose(which);
+        let gone = || also() && !chosen.iter().any(|(id, _)| shared.places.contains(*id));
         chosen.iter().for_each(|(_, p)| p.stop());
         let deadline = shared.rt.sleep(shared.options.stop_timeout);
         if let Either::Right(()) = select(pin!(shared.changed.wait_until(gone)), pin!(deadline)).await {
-            chosen.iter().filter(|(id, _)| shared.peers.borrow().contains_key(id)).for_each(|(_, p)| p.cut());
+            chosen.iter().filter(|(id, _)| shared.places.contains(*id)).for_each(|(_, p)| p.cut(Cut::Gone));
             shared.changed.wait_until(gone).await;
         }
     }
 
-    async fn accept_all<L: Listen>(&self, listener: L) {
+    async fn accept_all<L: Listen>(&self, listener: L, tls: Option<TlsConfig>) {
         let shared = &self.shared;
         loop {
             let stopping = shared.changed.wait_until(|| shared.stopping.get());
             match select(pin!(stopping), pin!(listener.accept())).await {
                 Either::Left(()) => return,
-                Either::Right(Ok(socket)) => self.serve_socket(socket),
+                Either::Right(Ok(socket)) => self.welcome(socket, tls.clone()),
                 Either::Right(Err(e)) => {
                     shared.tell(&ConnectionEvent::AcceptFailed(e));
                     let stopping = shared.changed.wait_until(|| shared.stopping.get());
@@ -275,10 +206,17 @@ impl<V: BlockVolume> Server<V> {
         }
     }
 
-    async fn serve<S: Socket>(&self, id: u64, link: &Rc<Link<S>>) -> ConnectionEnd {
+    async fn serve<S: Socket>(
+        &self,
+        id: u64,
+        link: &Rc<Link<S>>,
+        memory: Memory,
+        tls: Option<&TlsConfig>,
+    ) -> ConnectionEnd {
         let shared = &self.shared;
         let deadline = shared.rt.sleep(shared.options.handshake_timeout);
-        let agreed = match select(pin!(self.handshake(link)), pin!(deadline)).await {
+        let handshake = handshake::run(&shared.rt, &**shared, &link.channel, tls);
+        let agreed = match select(pin!(handshake), pin!(deadline)).await {
             Either::Left(Ok(agreed)) => agreed,
             Either::Left(Err(end)) => return end,
             Either::Right(()) => return ConnectionEnd::HandshakeTimeout,
@@ -291,14 +229,8 @@ impl<V: BlockVolume> Server<V> {
         };
         link.set_export(name.clone());
         shared.tell(&ConnectionEvent::Opened { id, export: name });
-        let connection = Connection::new(
-            shared.rt.clone(),
-            volume,
-            link.clone(),
-            &session,
-            shared.options.requests_per_connection,
-            shared.options.bytes_per_connection,
-        );
+        let rt = shared.rt.clone();
+        let connection = Connection::new(rt, volume, link.clone(), session.structured, memory);
         match connection.run(&session, buffer, rest).await {
             StreamEnd::Goodbye => ConnectionEnd::Goodbye,
             StreamEnd::Closed => ConnectionEnd::ClientClosed,
@@ -307,51 +239,28 @@ impl<V: BlockVolume> Server<V> {
             StreamEnd::Socket(e) => ConnectionEnd::Socket(e),
         }
     }
-
-    async fn handshake<S: Socket>(&self, link: &Link<S>) -> Result<Agreed, ConnectionEnd> {
-        let pool = self.shared.rt.pool();
-        let mut out = Vec::new();
-        let mut negotiation = Negotiation::begin(&mut out);
-        let mut buffer = pool.take(RECEIVE_BYTES);
-        let (mut at, mut end) = (0, 0);
-        loop {
-            let (used, step) = negotiation.step(&buffer.as_slice()[at..end], &*self.shared, &mut out);
-            at += used;
-            if !out.is_empty() {
-                let reply = pool.copy_of(&out);
-                out.clear();
-                let range = 0..reply.len();
-                let parts = vec![Part { buffer: reply, range }];
-                let (_, sent) = link.socket.send(parts).await;
-                sent.map_err(ConnectionEnd::Socket)?;
-            }
-            match step {
-                HandshakeStep::Continue => {}
-                HandshakeStep::Agreed(session) => return Ok(Agreed { session, buffer, rest: at..end }),
-                HandshakeStep::Ended(why) => return Err(ConnectionEnd::Handshake(why)),
-                HandshakeStep::NeedMore => {
-                    let whole = 0..buffer.len();
-                    let (back, received) = link.socket.recv(buffer, whole).await;
-                    buffer = back;
-                    match received {
-                        Ok(0) => return Err(ConnectionEnd::Truncated),
-                        Ok(n) => (at, end) = (0, n),
-                        Err(e) => return Err(ConnectionEnd::Socket(e)),
-                    }
-                }
-            }
-        }
-    }
-}
-
-struct Agreed {
-    session: Session,
-    /// The receive buffer, and the bytes in it that came after the handshake.
-    buffer: Buffer,
-    rest: std::ops::Range<usize>,
 }
 
 impl<V> Shared<V> {
+    /// The memory of a new connection, for which an idle client may have to give way.
+    fn admit<S: Socket>(&self, socket: &S, tls: bool) -> Result<Memory, TurnedAway> {
+        if self.stopping.get() {
+            return Err(TurnedAway::Stopping);
+        }
+        let memory = || -> Result<Memory, OverBudget> {
+            let fixed = CONNECTION_BYTES + if tls { TLS_BYTES } else { 0 };
+            let options = &self.options;
+            Memory::reserve(&options.memory, fixed, PIECE_BYTES.into(), options.bytes_per_connection)
+        };
+        let gives_way = self.places.admit(socket.peer(), self.rt.now(), &self.options)?;
+        // Memory first: nobody is put out for a client that cannot be served.
+        let memory = memory().map_err(TurnedAway::Memory)?;
+        if let Some(other) = gives_way {
+            other.cut(Cut::GaveWay);
+        }
+        Ok(memory)
+    }
+
     fn tell(&self, event: &ConnectionEvent) {
         if let Some(observer) = &self.options.observer {
             observer(event);

@@ -65,7 +65,9 @@ impl Outbox {
     /// Adds bytes that are copied, then data that are not. Both go out without anything in between.
     pub(super) fn push(&self, head: &[u8], data: impl IntoIterator<Item = Buffer>, release: Release) {
         let mut inner = self.inner.borrow_mut();
-        inner.pending.push_head(head, &self.pool);
+        if !head.is_empty() {
+            inner.pending.push_head(head, &self.pool);
+        }
         for buffer in data {
             let range = 0..buffer.len();
             inner.pending.items.push(Item::Data(Part { buffer, range }));

@@ -2,8 +2,8 @@
 //!
 //! A request is carried out in pieces of at most [`PIECE_BYTES`], cut at multiples of it, so that memory
 //! and fairness have a grain. Owns what is to be remembered until the last piece is done: how many pieces
-//! are missing, the first failure, and the data of reads that must be answered as a whole. Must not know
-//! sockets or volumes.
+//! are missing, the first failure, and the data of reads that are answered as a whole, which are at most
+//! [`GATHER_BYTES`] long (longer ones are streamed). Must not know sockets or volumes.
 //!
 //! Invariant: every request is answered exactly once, when its last piece is done.
 
@@ -12,11 +12,15 @@ use std::cell::RefCell;
 use io::{Buffer, VolumeError};
 
 use crate::codec::{self, Command, Errno, Refusal};
-use crate::server::gate::Gate;
+use crate::server::memory::Memory;
 use crate::server::outbox::{Outbox, Release};
 
 /// Largest piece of a request that goes to a volume.
 pub(super) const PIECE_BYTES: u32 = 1 << 20;
+
+/// Longest read that is answered as a whole from memory, so that its failure is an error reply whatever piece it is in.
+/// Linux's nbd driver, which knows no chunks, reads up to this much at a time unless told otherwise.
+pub(super) const GATHER_BYTES: u32 = 4 << 20;
 
 /// The first piece of `bytes` at `offset`: cut at a multiple of [`PIECE_BYTES`].
 pub(super) fn first_piece(offset: u64, bytes: u32) -> u32 {
@@ -32,6 +36,33 @@ pub(super) fn pieces(mut offset: u64, mut bytes: u32) -> impl Iterator<Item = (u
         bytes -= piece.1;
         (piece.1 > 0).then_some(piece)
     })
+}
+
+/// Why a piece of a request was not carried out.
+#[derive(Debug)]
+pub(super) enum PieceError {
+    Volume(VolumeError),
+    /// The system has no memory for the piece's data.
+    NoMemory,
+    /// The client is gone: nothing more is begun for it.
+    ClientGone,
+}
+
+impl From<VolumeError> for PieceError {
+    fn from(e: VolumeError) -> PieceError {
+        PieceError::Volume(e)
+    }
+}
+
+impl PieceError {
+    /// What a client is told; `writing` if its request stores something.
+    pub(super) fn in_protocol(&self, writing: bool) -> (Errno, String) {
+        match self {
+            PieceError::Volume(e) => (Errno::of_volume_error(e, writing), e.to_string()),
+            PieceError::NoMemory => (Errno::NoMem, "the server has no memory for the request's data".into()),
+            PieceError::ClientGone => (Errno::Shutdown, "the client is gone".into()),
+        }
+    }
 }
 
 /// Number of a request in its connection.
@@ -122,22 +153,24 @@ impl Requests {
         &self,
         id: RequestId,
         piece: &ReadPiece,
-        buffer: Buffer,
-        result: Result<(), VolumeError>,
+        result: Result<Buffer, PieceError>,
         outbox: &Outbox,
-        memory: &Gate,
+        memory: &Memory,
     ) {
         let slab = &mut *self.open.borrow_mut();
         let slot = &mut slab.slots[id];
         slot.pieces_left -= 1;
         let last = slot.pieces_left == 0;
-        let ok = result.is_ok();
-        if let Err(e) = result {
-            slot.fail(&e);
-        }
+        let buffer = match result {
+            Ok(buffer) => Some(buffer),
+            Err(e) => {
+                slot.fail(&e);
+                None
+            }
+        };
         let bytes = u64::from(piece.bytes);
         if slot.whole {
-            slot.gathered[piece.index] = Some(buffer);
+            slot.gathered[piece.index] = buffer;
             if last {
                 let total = u64::from(slot.bytes);
                 match slot.failure.take() {
@@ -160,11 +193,12 @@ impl Requests {
             }
         } else {
             let answered = last && slot.failure.is_none();
-            if ok {
-                let head = codec::data_header(slot.cookie, piece.offset, piece.bytes, answered);
-                outbox.push(&head, Some(buffer), Release { requests: u64::from(answered), bytes });
-            } else {
-                memory.give(bytes);
+            match buffer {
+                Some(_) => {
+                    let head = codec::data_header(slot.cookie, piece.offset, piece.bytes, answered);
+                    outbox.push(&head, buffer, Release { requests: u64::from(answered), bytes });
+                }
+                None => memory.give(bytes),
             }
             if last && let Some((errno, message)) = slot.failure.take() {
                 self.push_error(slot.cookie, errno, &message, outbox);
@@ -176,7 +210,7 @@ impl Requests {
     }
 
     /// A piece of any other request is done.
-    pub(super) fn piece_done(&self, id: RequestId, result: Result<(), VolumeError>, outbox: &Outbox) {
+    pub(super) fn piece_done(&self, id: RequestId, result: Result<(), PieceError>, outbox: &Outbox) {
         let slab = &mut *self.open.borrow_mut();
         let slot = &mut slab.slots[id];
         slot.pieces_left -= 1;
@@ -193,14 +227,21 @@ impl Requests {
         slab.free.push(id);
     }
 
-    /// A request of one piece is answered by `reply`, made from its cookie and length.
-    pub(super) fn answered(&self, id: RequestId, outbox: &Outbox, reply: impl FnOnce(u64, u32) -> Vec<u8>) {
+    /// A request of one piece is answered by `reply`, made from its cookie and length. The reply takes the place of
+    /// `memory_bytes` that were taken for the request.
+    pub(super) fn answered(
+        &self,
+        id: RequestId,
+        outbox: &Outbox,
+        memory_bytes: u64,
+        reply: impl FnOnce(u64, u32) -> Vec<u8>,
+    ) {
         let slab = &mut *self.open.borrow_mut();
         let slot = &mut slab.slots[id];
         slot.pieces_left -= 1;
         assert_eq!(slot.pieces_left, 0, "a request with an answer of its own has one piece");
         let head = reply(slot.cookie, slot.bytes);
-        outbox.push(&head, None, Release { requests: 1, bytes: 0 });
+        outbox.push(&head, None, Release { requests: 1, bytes: memory_bytes });
         slab.free.push(id);
     }
 
@@ -218,7 +259,8 @@ impl Requests {
         }
     }
 
-    fn push_error(&self, cookie: u64, errno: Errno, message: &str, outbox: &Outbox) {
+    /// Answers a request that was never opened, or whose data were sent as one chunk, with an error.
+    pub(super) fn push_error(&self, cookie: u64, errno: Errno, message: &str, outbox: &Outbox) {
         let release = Release { requests: 1, bytes: 0 };
         if self.structured {
             let mut chunk = Vec::with_capacity(codec::MAX_ERROR_CHUNK_BYTES);
@@ -231,9 +273,9 @@ impl Requests {
 }
 
 impl Open {
-    fn fail(&mut self, error: &VolumeError) {
-        let errno = Errno::of_volume_error(error, self.writing);
-        self.failure.get_or_insert_with(|| (errno, error.to_string()));
+    fn fail(&mut self, error: &PieceError) {
+        let writing = self.writing;
+        self.failure.get_or_insert_with(|| error.in_protocol(writing));
     }
 }
 

@@ -74,6 +74,7 @@ fn feed(exports: &Fixed, input: &[u8], cuts: &[usize]) -> Outcome {
                     break;
                 }
                 HandshakeStep::Continue => {}
+                HandshakeStep::StartTls => panic!("there is no TLS"),
                 HandshakeStep::Agreed(session) => verdict = Some(Ok(session)),
                 HandshakeStep::Ended(end) => verdict = Some(Err(end)),
             }
@@ -315,4 +316,73 @@ proptest! {
         // One option per 16 bytes at most, each with a short answer.
         prop_assert!(outcome.out.len() <= 18 + (input.len() / 16 + 1) * 400);
     }
+}
+
+/// One step of a handshake that wants TLS, with all of `input`.
+fn step(negotiation: &mut Negotiation, input: &[u8]) -> (HandshakeStep, Vec<OptionReply>) {
+    let exports = catalogue(&["disk"]);
+    let (mut at, mut out) = (0, Vec::new());
+    loop {
+        let (used, step) = negotiation.step(&input[at..], &exports, &mut out);
+        at += used;
+        if step != HandshakeStep::Continue {
+            return (step, option_replies(Fields(&out)));
+        }
+    }
+}
+
+#[test]
+fn without_tls_a_client_learns_nothing_where_it_is_wanted() {
+    let mut negotiation = Negotiation::begin_with_tls(&mut Vec::new());
+    let options = [
+        client_flags(3),
+        option_bytes(option::LIST, &[]),
+        option_bytes(option::STRUCTURED_REPLY, &[]),
+        contexts(option::SET_META_CONTEXT, "disk", &["base:allocation"]),
+        choose(option::INFO, "disk", &[]),
+        choose(option::GO, "disk", &[]),
+        option_bytes(4711, b"data"),
+    ];
+    let (step, replies) = step(&mut negotiation, &options.concat());
+    assert_eq!(step, HandshakeStep::NeedMore);
+    assert_eq!(kinds(&replies), [option_reply::ERR_TLS_REQD; 6]);
+}
+
+#[test]
+fn without_tls_the_old_way_to_choose_an_export_ends_the_handshake() {
+    let mut negotiation = Negotiation::begin_with_tls(&mut Vec::new());
+    let input = [client_flags(3), option_bytes(option::EXPORT_NAME, b"disk")].concat();
+    let (step, replies) = step(&mut negotiation, &input);
+    assert_eq!((step, replies.len()), (HandshakeStep::Ended(HandshakeEnd::WithoutTls), 0));
+    let mut negotiation = Negotiation::begin_with_tls(&mut Vec::new());
+    let input = [client_flags(3), option_bytes(option::ABORT, &[])].concat();
+    assert_eq!(self::step(&mut negotiation, &input).0, HandshakeStep::Ended(HandshakeEnd::Aborted));
+}
+
+/// What came in plain text must not count under TLS: a man in the middle could have put it there.
+#[test]
+fn starttls_comes_once_and_forgets_what_was_before() {
+    let mut negotiation = Negotiation::begin_with_tls(&mut Vec::new());
+    let start = option_bytes(option::STARTTLS, &[]);
+    let (with_data, replies) =
+        step(&mut negotiation, &[client_flags(3), option_bytes(option::STARTTLS, b"x")].concat());
+    assert_eq!((with_data, kinds(&replies)), (HandshakeStep::NeedMore, vec![option_reply::ERR_INVALID]));
+    let (started, replies) = step(&mut negotiation, &start);
+    assert_eq!((started, kinds(&replies)), (HandshakeStep::StartTls, vec![option_reply::ACK]));
+    negotiation.encrypted();
+    let (again, replies) = step(&mut negotiation, &start);
+    assert_eq!((again, kinds(&replies)), (HandshakeStep::NeedMore, vec![option_reply::ERR_INVALID]));
+    let HandshakeStep::Agreed(session) = step(&mut negotiation, &choose(option::GO, "disk", &[])).0 else {
+        panic!("the export is opened");
+    };
+    assert!(!session.structured && !session.block_status);
+}
+
+#[test]
+fn plain_text_after_starttls_ends_the_handshake() {
+    let mut negotiation = Negotiation::begin_with_tls(&mut Vec::new());
+    let input =
+        [client_flags(3), option_bytes(option::STARTTLS, &[]), option_bytes(option::STRUCTURED_REPLY, &[])];
+    let (step, _) = step(&mut negotiation, &input.concat());
+    assert_eq!(step, HandshakeStep::Ended(HandshakeEnd::PlainAfterStartTls));
 }

@@ -48,7 +48,7 @@ fn a_chosen_port_is_told() {
     let listener = endpoint.bind(driver.reactor(), Reach::Loopback).expect("a port");
     let Address::Tcp(address) = listener.address() else { panic!("a TCP address") };
     assert!(address.port() > 0 && address.ip().is_loopback());
-    assert_eq!(uri(listener.address(), "x"), format!("nbd://{address}/x"));
+    assert_eq!(uri(listener.address(), "x", false), format!("nbd://{address}/x"));
 }
 
 #[test]

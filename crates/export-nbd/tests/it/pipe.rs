@@ -8,7 +8,8 @@ use std::rc::Rc;
 
 use ::io::Buffer;
 use ::io::sync::{Event, Queue};
-use export_nbd::{Listen, Part, Socket};
+
+use export_nbd::{Listen, Part, PeerId, Socket};
 
 struct State {
     to_server: RefCell<VecDeque<u8>>,
@@ -22,6 +23,7 @@ struct State {
     server_done: Cell<bool>,
     changed: Event,
     sends: Cell<usize>,
+    peer: PeerId,
 }
 
 /// The server's end.
@@ -31,6 +33,11 @@ pub struct PipeSocket(Rc<State>);
 pub struct PipeClient(Rc<State>);
 
 pub fn pipe() -> (PipeSocket, PipeClient) {
+    pipe_from(PeerId::Unknown)
+}
+
+/// A pipe whose client is `peer`.
+pub fn pipe_from(peer: PeerId) -> (PipeSocket, PipeClient) {
     let state = Rc::new(State {
         to_server: RefCell::default(),
         to_client: RefCell::default(),
@@ -41,6 +48,7 @@ pub fn pipe() -> (PipeSocket, PipeClient) {
         server_done: Cell::new(false),
         changed: Event::default(),
         sends: Cell::new(0),
+        peer,
     });
     (PipeSocket(state.clone()), PipeClient(state))
 }
@@ -74,6 +82,10 @@ impl Socket for PipeSocket {
             }
         }
         (parts, Ok(()))
+    }
+
+    fn peer(&self) -> PeerId {
+        self.0.peer
     }
 
     fn shutdown(&self) {

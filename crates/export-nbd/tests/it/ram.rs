@@ -26,6 +26,8 @@ pub struct Counts {
     pub zeroes: u64,
     pub unmaps: u64,
     pub largest_bytes: u64,
+    /// Longest range whose status was asked for.
+    pub largest_status_bytes: u64,
 }
 
 /// See the module head.
@@ -288,6 +290,8 @@ impl BlockVolume for RamVolume {
 
     async fn status(&self, sector: Sector, sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
         let _guard = self.begin("status", sector, sectors).await?;
+        let largest = self.counts.borrow().largest_status_bytes.max(sectors.bytes());
+        self.counts.borrow_mut().largest_status_bytes = largest;
         let chunks = self.chunks.borrow();
         let (mut offset, end) = (sector.bytes(), sector.bytes() + sectors.bytes());
         let mut runs: Vec<RangeStatus> = Vec::new();

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockio::{Backend, Driver, DriverOptions};
-use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, uri};
+use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, TlsConfig, uri};
 
 use crate::ram::RamVolume;
 
@@ -36,19 +36,24 @@ pub struct Running {
 
 impl Running {
     pub fn unix(specs: Vec<Spec>) -> Running {
-        Self::start("nbd.sock", Backend::Auto, specs)
+        Self::start("nbd.sock", Backend::Auto, specs, None)
     }
 
     /// Without io_uring.
     pub fn plain(specs: Vec<Spec>) -> Running {
-        Self::start("nbd.sock", Backend::Pool, specs)
+        Self::start("nbd.sock", Backend::Pool, specs, None)
     }
 
     pub fn tcp(specs: Vec<Spec>) -> Running {
-        Self::start("127.0.0.1:0", Backend::Auto, specs)
+        Self::start("127.0.0.1:0", Backend::Auto, specs, None)
     }
 
-    fn start(endpoint: &str, backend: Backend, specs: Vec<Spec>) -> Running {
+    /// Under TLS, over TCP.
+    pub fn tls(specs: Vec<Spec>, tls: TlsConfig) -> Running {
+        Self::start("127.0.0.1:0", Backend::Auto, specs, Some(tls))
+    }
+
+    fn start(endpoint: &str, backend: Backend, specs: Vec<Spec>, tls: Option<TlsConfig>) -> Running {
         let dir = tempfile::tempdir().expect("a directory");
         let endpoint = match endpoint.parse().expect("an endpoint") {
             Endpoint::Unix(name) => Endpoint::Unix(dir.path().join(name)),
@@ -73,8 +78,12 @@ impl Running {
             }
             let server = Server::new(driver.handle(), exports, ServerOptions::default());
             let listener = endpoint.bind(driver.reactor(), Reach::Loopback).expect("an endpoint of our own");
-            let uris: Vec<String> = names.iter().map(|n| uri(listener.address(), n)).collect();
-            server.serve_listener(listener);
+            let encrypted = tls.is_some();
+            let uris: Vec<String> = names.iter().map(|n| uri(listener.address(), n, encrypted)).collect();
+            match tls {
+                Some(tls) => server.serve_listener_with_tls(listener, tls),
+                None => server.serve_listener(listener),
+            }
             ready.send(uris).expect("the test waits");
             driver.block_on(async {
                 let mut stopped = stopped;

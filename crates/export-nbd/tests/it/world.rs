@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use export_nbd::codec::wire::command;
-use export_nbd::{ConnectionEvent, Exports, Server, ServerOptions};
+use export_nbd::{ConnectionEvent, Exports, PeerId, Server, ServerOptions};
 use io::{Clock, Fifo, JoinHandle, Nanos, Rng, Runtime, Schedule};
 
-use crate::pipe::{PipeClient, pipe};
+use crate::pipe::{PipeClient, PipeSocket, pipe, pipe_from};
 use crate::ram::RamVolume;
 use crate::wire::{Fields, Reply, opening, option_replies, replies, request, take_greeting, write};
 
@@ -56,11 +56,11 @@ impl World {
         let seen = events.clone();
         let observer = move |event: &ConnectionEvent| {
             let text = match event {
-                ConnectionEvent::Accepted { id } => format!("{id} accepted"),
-                ConnectionEvent::TurnedAway => "turned away".to_string(),
+                ConnectionEvent::Accepted { id, .. } => format!("{id} accepted"),
+                ConnectionEvent::TurnedAway { why, .. } => format!("turned away: {why}"),
                 ConnectionEvent::AcceptFailed(e) => format!("accept failed: {e}"),
                 ConnectionEvent::Opened { id, export } => format!("{id} opened {export}"),
-                ConnectionEvent::Closed { id, end } => format!("{id} closed: {end}"),
+                ConnectionEvent::Closed { id, end, .. } => format!("{id} closed: {end}"),
             };
             seen.borrow_mut().push(text);
         };
@@ -94,7 +94,15 @@ impl World {
 
     /// A client that has not said anything yet.
     pub fn connect_raw(&self) -> PipeClient {
-        let (socket, client) = pipe();
+        self.meet(pipe())
+    }
+
+    /// A client of `peer` that has not said anything yet.
+    pub fn connect_raw_as(&self, peer: PeerId) -> PipeClient {
+        self.meet(pipe_from(peer))
+    }
+
+    fn meet(&self, (socket, client): (PipeSocket, PipeClient)) -> PipeClient {
         self.server.serve_socket(socket);
         self.run();
         client
@@ -102,7 +110,15 @@ impl World {
 
     /// A client that has opened an export.
     pub fn connect(&self, name: &str, structured: bool, block_status: bool) -> Client<'_> {
-        let pipe = self.connect_raw();
+        self.open(self.connect_raw(), name, structured, block_status)
+    }
+
+    /// A client of `peer` that has opened an export.
+    pub fn connect_as(&self, peer: PeerId, name: &str, structured: bool) -> Client<'_> {
+        self.open(self.connect_raw_as(peer), name, structured, false)
+    }
+
+    fn open(&self, pipe: PipeClient, name: &str, structured: bool, block_status: bool) -> Client<'_> {
         pipe.send(&opening(name, structured, block_status));
         self.run();
         let bytes = pipe.received();

@@ -1,0 +1,137 @@
+//! What happens to connections, for a log.
+//!
+//! Owns the words in which the server speaks of its clients. Must not know who listens, nor how often is too often.
+
+use std::fmt;
+use std::rc::Rc;
+
+use blockio::PeerId;
+use io::OverBudget;
+
+use crate::codec::{Errno, HandshakeEnd, StreamError};
+use crate::tls::TlsError;
+
+/// What happens to connections, for a log.
+#[derive(Debug)]
+pub enum ConnectionEvent {
+    /// A client came.
+    Accepted {
+        /// Number of the connection, counted from the server's start.
+        id: u64,
+        /// Who it is.
+        peer: PeerId,
+    },
+    /// A client was turned away.
+    TurnedAway {
+        /// Who it was.
+        peer: PeerId,
+        /// Why.
+        why: TurnedAway,
+    },
+    /// Accepting failed; it is tried again.
+    AcceptFailed(std::io::Error),
+    /// A client chose an export.
+    Opened {
+        /// Number of the connection.
+        id: u64,
+        /// Name of the export.
+        export: String,
+    },
+    /// A connection ended.
+    Closed {
+        /// Number of the connection.
+        id: u64,
+        /// Who it was.
+        peer: PeerId,
+        /// Why.
+        end: ConnectionEnd,
+    },
+}
+
+/// Why a client was not served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TurnedAway {
+    /// The server is being stopped.
+    Stopping,
+    /// All places are taken by clients that are at work, or have been lately.
+    Places {
+        /// How many there are.
+        limit: usize,
+    },
+    /// The same peer has taken all the places that one peer may have.
+    PeerPlaces {
+        /// How many that are.
+        limit: usize,
+    },
+    /// The budget has no room for what a connection needs at least.
+    Memory(OverBudget),
+}
+
+impl fmt::Display for TurnedAway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TurnedAway::Stopping => f.write_str("the server is being stopped"),
+            TurnedAway::Places { limit } => write!(f, "all {limit} places are taken"),
+            TurnedAway::PeerPlaces { limit } => write!(f, "it has all {limit} places that one peer may have"),
+            TurnedAway::Memory(e) => e.fmt(f),
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub enum ConnectionEnd {
+    /// The client said goodbye.
+    Goodbye,
+    /// The client closed the connection between two requests without saying goodbye.
+    ClientClosed,
+    /// The client closed the connection within a handshake or a request.
+    Truncated,
+    /// The handshake came to nothing.
+    Handshake(HandshakeEnd),
+    /// The handshake took too long.
+    HandshakeTimeout,
+    /// Client and server did not agree on keys.
+    Tls(TlsError),
+    /// The client broke the protocol.
+    Violation(StreamError),
+    /// The socket failed.
+    Socket(std::io::Error),
+    /// The system had no memory for the connection's buffers.
+    NoMemory,
+    /// A read failed after the beginning of its data had been sent in a simple reply, which cannot be taken back.
+    BrokenReply(Errno),
+    /// Places were short, and this client had been idle for the longest.
+    GaveWay,
+    /// The server or the export was stopped.
+    Stopped,
+}
+
+impl fmt::Display for ConnectionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionEnd::Goodbye => f.write_str("the client disconnected"),
+            ConnectionEnd::ClientClosed => f.write_str("the client closed the connection"),
+            ConnectionEnd::Truncated => f.write_str("the client closed the connection within a message"),
+            ConnectionEnd::Handshake(e) => write!(f, "no export was opened: {e}"),
+            ConnectionEnd::HandshakeTimeout => f.write_str("no export was opened in time"),
+            ConnectionEnd::Tls(e) => write!(f, "TLS was not established: {e}"),
+            ConnectionEnd::Violation(e) => write!(f, "the client broke the protocol: {e}"),
+            ConnectionEnd::Socket(e) => write!(f, "the socket failed: {e}"),
+            ConnectionEnd::NoMemory => f.write_str("the system has no memory for a connection"),
+            ConnectionEnd::BrokenReply(e) => write!(
+                f,
+                "a read failed after the beginning of its data had been sent (error {}): disconnected, because a \
+                 simple reply has no other way to say so",
+                e.code()
+            ),
+            ConnectionEnd::GaveWay => {
+                f.write_str("the client was idle for the longest, and gave its place to another one")
+            }
+            ConnectionEnd::Stopped => f.write_str("the server was stopped"),
+        }
+    }
+}
+
+/// Is told what happens to connections.
+pub type Observer = Rc<dyn Fn(&ConnectionEvent)>;

@@ -1,0 +1,72 @@
+//! The handshake over a stream: from the greeting to the choice of an export, with TLS in between where it is wanted.
+//!
+//! Owns the receive buffer that goes on to the connection. The time limit is the caller's. Must not know volumes.
+
+use io::{Buffer, Handle};
+
+use crate::channel::Channel;
+use crate::codec::{Catalogue, HandshakeStep, Negotiation, Session};
+use crate::server::events::ConnectionEnd;
+use crate::socket::{Part, Socket};
+use crate::tls::TlsConfig;
+
+/// Size of a connection's receive buffer: several hundred small requests are received at once.
+pub(super) const RECEIVE_BYTES: usize = 256 << 10;
+
+/// What came of a handshake.
+pub(super) struct Agreed {
+    pub(super) session: Session,
+    /// The receive buffer, and the bytes in it that came after the handshake.
+    pub(super) buffer: Buffer,
+    pub(super) rest: std::ops::Range<usize>,
+}
+
+/// Agrees with a client on an export.
+pub(super) async fn run<S: Socket>(
+    rt: &Handle,
+    exports: &dyn Catalogue,
+    channel: &Channel<S>,
+    tls: Option<&TlsConfig>,
+) -> Result<Agreed, ConnectionEnd> {
+    let mut out = Vec::new();
+    let mut negotiation = match tls {
+        Some(_) => Negotiation::begin_with_tls(&mut out),
+        None => Negotiation::begin(&mut out),
+    };
+    let mut buffer = rt.pool().try_take(RECEIVE_BYTES).ok_or(ConnectionEnd::NoMemory)?;
+    let (mut at, mut end) = (0, 0);
+    loop {
+        let (used, step) = negotiation.step(&buffer.as_slice()[at..end], exports, &mut out);
+        at += used;
+        if !out.is_empty() {
+            let reply = rt.pool().copy_of(&out);
+            out.clear();
+            let range = 0..reply.len();
+            let (_, sent) = channel.send(vec![Part { buffer: reply, range }]).await;
+            sent.map_err(ConnectionEnd::Socket)?;
+        }
+        match (step, tls) {
+            (HandshakeStep::Continue, _) => {}
+            (HandshakeStep::Agreed(session), _) => return Ok(Agreed { session, buffer, rest: at..end }),
+            (HandshakeStep::Ended(why), _) => {
+                // Nothing more comes, and the client may still read.
+                channel.finish().await;
+                return Err(ConnectionEnd::Handshake(why));
+            }
+            (HandshakeStep::StartTls, Some(tls)) => {
+                channel.start_tls(tls, rt.pool()).await.map_err(ConnectionEnd::Tls)?;
+                negotiation.encrypted();
+            }
+            (HandshakeStep::NeedMore | HandshakeStep::StartTls, _) => {
+                let whole = 0..buffer.len();
+                let (back, received) = channel.recv(buffer, whole).await;
+                buffer = back;
+                match received {
+                    Ok(0) => return Err(ConnectionEnd::Truncated),
+                    Ok(n) => (at, end) = (0, n),
+                    Err(e) => return Err(ConnectionEnd::Socket(e)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Who has a place, and who gets the next one.
+//!
+//! Owns the list of connections and the rule by which a newcomer is served, turned away, or put in the place of an idle
+//! client. A client that is idle keeps its place for as long as nobody else needs it: a mounted file system may be idle for
+//! days. When places are short, the one that has been idle for the longest gives way, those that never asked for anything
+//! before all others, but only to its own peer or to a peer that has fewer places. So whoever connects again and again
+//! takes places from itself alone. Must not know sockets or volumes.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blockio::PeerId;
+use io::Nanos;
+
+use crate::server::events::TurnedAway;
+use crate::server::link::{Idle, Peer};
+use crate::server::options::ServerOptions;
+
+/// A connection of the list: its number, and what can be done to it.
+pub(super) type Place = (u64, Rc<dyn Peer>);
+
+/// See the module head.
+#[derive(Default)]
+pub(super) struct Places {
+    taken: RefCell<BTreeMap<u64, Rc<dyn Peer>>>,
+    next_id: Cell<u64>,
+}
+
+impl Places {
+    /// Adds a connection; its number.
+    pub(super) fn add(&self, peer: Rc<dyn Peer>) -> u64 {
+        let id = self.next_id.get();
+        self.next_id.set(id + 1);
+        self.taken.borrow_mut().insert(id, peer);
+        id
+    }
+
+    pub(super) fn remove(&self, id: u64) {
+        let gone = self.taken.borrow_mut().remove(&id);
+        drop(gone);
+    }
+
+    pub(super) fn contains(&self, id: u64) -> bool {
+        self.taken.borrow().contains_key(&id)
+    }
+
+    /// All connections, those that were cut and have not ended among them.
+    pub(super) fn len(&self) -> usize {
+        self.taken.borrow().len()
+    }
+
+    /// The connections that `which` chooses.
+    pub(super) fn choose(&self, which: impl Fn(&dyn Peer) -> bool) -> Vec<Place> {
+        self.taken.borrow().iter().filter(|(_, p)| which(&***p)).map(|(id, p)| (*id, p.clone())).collect()
+    }
+
+    /// Whether `who` can be served: at once, or instead of the client that is returned.
+    pub(super) fn admit(
+        &self,
+        who: PeerId,
+        now: Nanos,
+        options: &ServerOptions,
+    ) -> Result<Option<Rc<dyn Peer>>, TurnedAway> {
+        let taken = self.taken.borrow();
+        // One that was cut has given its place up, whatever the volume still does for it.
+        let living = || taken.values().filter(|p| !p.is_dead());
+        let of = |who: PeerId| living().filter(|p| p.who() == who).count();
+        let own = of(who);
+        let limit = options.max_connections_per_peer.max(1);
+        if own >= limit && limit < options.max_connections {
+            let idle = longest_idle(living().filter(|p| p.who() == who), now, options);
+            return idle.map(Some).ok_or(TurnedAway::PeerPlaces { limit });
+        }
+        if living().count() < options.max_connections {
+            return Ok(None);
+        }
+        let weaker = living().filter(|p| p.who() == who || of(p.who()) > own + 1);
+        let idle = longest_idle(weaker, now, options);
+        idle.map(Some).ok_or(TurnedAway::Places { limit: options.max_connections })
+    }
+}
+
+/// The one that gives way, if any of `candidates` has been idle for long enough.
+fn longest_idle<'a>(
+    candidates: impl Iterator<Item = &'a Rc<dyn Peer>>,
+    now: Nanos,
+    options: &ServerOptions,
+) -> Option<Rc<dyn Peer>> {
+    let span = |idle: &Idle| now.0.saturating_sub(idle.since.0);
+    let gives_way = |idle: &Idle| {
+        let patience = if idle.unused { options.unused_gives_way } else { options.idle_gives_way };
+        span(idle) >= patience.0
+    };
+    candidates
+        .filter_map(|p| p.idle().filter(gives_way).map(|idle| (p, idle)))
+        .min_by_key(|(_, idle)| (!idle.unused, Reverse(span(idle))))
+        .map(|(p, _)| p.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::link::Cut;
+
+    struct Client {
+        who: PeerId,
+        idle: Cell<Option<Idle>>,
+        dead: Cell<bool>,
+    }
+
+    impl Peer for Client {
+        fn stop(&self) {}
+
+        fn cut(&self, _why: Cut) {
+            self.dead.set(true);
+        }
+
+        fn serves(&self, _export: &str) -> bool {
+            false
+        }
+
+        fn is_dead(&self) -> bool {
+            self.dead.get()
+        }
+
+        fn who(&self) -> PeerId {
+            self.who
+        }
+
+        fn idle(&self) -> Option<Idle> {
+            self.idle.get()
+        }
+    }
+
+    const A: PeerId = PeerId::User(1000);
+    const B: PeerId = PeerId::User(1001);
+
+    fn options() -> ServerOptions {
+        ServerOptions { max_connections: 4, max_connections_per_peer: 3, ..ServerOptions::default() }
+    }
+
+    /// Clients by who they are and since which second they are idle, if they are; unused ones are marked.
+    fn places(clients: &[(PeerId, Option<u64>, bool)]) -> (Places, Vec<Rc<Client>>) {
+        let places = Places::default();
+        let all = clients.iter().map(|&(who, since, unused)| {
+            let idle = since.map(|s| Idle { since: Nanos::from_secs(s), unused });
+            let client = Rc::new(Client { who, idle: Cell::new(idle), dead: Cell::new(false) });
+            places.add(client.clone());
+            client
+        });
+        let all = all.collect();
+        (places, all)
+    }
+
+    /// The number of the client that gives way to `who` after `now` seconds.
+    fn admit(
+        (places, clients): &(Places, Vec<Rc<Client>>),
+        who: PeerId,
+        now: u64,
+    ) -> Result<Option<usize>, TurnedAway> {
+        let victim = places.admit(who, Nanos::from_secs(now), &options())?;
+        Ok(victim.map(|v| clients.iter().position(|c| std::ptr::addr_eq(&**c, &*v)).expect("a client")))
+    }
+
+    #[test]
+    fn an_idle_client_keeps_its_place_while_there_are_others() {
+        let world = places(&[(A, Some(0), true), (A, Some(0), false), (B, Some(0), false)]);
+        assert_eq!(admit(&world, A, 1_000_000), Ok(None));
+    }
+
+    #[test]
+    fn the_longest_idle_gives_way_and_unused_ones_first() {
+        let world =
+            places(&[(A, Some(5), false), (A, None, false), (A, Some(100), true), (B, Some(200), false)]);
+        assert_eq!(admit(&world, B, 109), Err(TurnedAway::Places { limit: 4 }), "nobody is idle for long");
+        assert_eq!(admit(&world, B, 110), Ok(Some(2)));
+        world.1[2].idle.set(None);
+        assert_eq!(admit(&world, B, 304), Err(TurnedAway::Places { limit: 4 }));
+        assert_eq!(admit(&world, B, 305), Ok(Some(0)));
+    }
+
+    #[test]
+    fn who_has_many_places_takes_them_from_itself_alone() {
+        let world =
+            places(&[(B, Some(0), true), (A, Some(50), false), (A, None, false), (A, Some(60), false)]);
+        assert_eq!(admit(&world, A, 349), Err(TurnedAway::PeerPlaces { limit: 3 }));
+        assert_eq!(
+            admit(&world, A, 350),
+            Ok(Some(1)),
+            "not the client of the other, however long that is idle"
+        );
+        world.1[1].dead.set(true);
+        assert_eq!(admit(&world, A, 350), Ok(None), "one that was cut has no place");
+    }
+}
