@@ -13,7 +13,7 @@ use blockio::BusyPoll;
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
-use serve::exports::Spec;
+use serve::exports::{Endpoint, SaidBy, Spec, why_not};
 use toml::Spanned;
 
 /// Texts of tunables by name.
@@ -42,6 +42,10 @@ struct File {
     tls_certificate: Option<Spanned<PathBuf>>,
     tls_key: Option<Spanned<PathBuf>>,
     metrics_without_token: bool,
+    nbd_tls_certificate: Option<Spanned<PathBuf>>,
+    nbd_tls_key: Option<Spanned<PathBuf>>,
+    nbd_tls_client_ca: Option<Spanned<PathBuf>>,
+    nbd_allow_unauthenticated_tcp: bool,
     scan: bool,
     scan_on_events: bool,
     devices: Vec<PathBuf>,
@@ -87,6 +91,23 @@ pub(crate) struct Tcp {
     pub(crate) metrics_without_token: bool,
 }
 
+/// Who may reach volumes by NBD over TCP.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Nbd {
+    /// Certificates and their key.
+    pub(crate) tls: Option<(Named, Named)>,
+    /// Authorities of the clients.
+    pub(crate) client_ca: Option<Named>,
+    pub(crate) allow_unauthenticated: bool,
+}
+
+impl Nbd {
+    /// Whether somebody decided who may come in over TCP.
+    fn opens_tcp(&self) -> bool {
+        self.allow_unauthenticated || (self.tls.is_some() && self.client_ca.is_some())
+    }
+}
+
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Section {
     exports: Option<Vec<String>>,
@@ -104,6 +125,7 @@ pub(crate) struct Config {
     pub(crate) sysfs_view: Option<PathBuf>,
     /// TCP, if it is wanted.
     pub(crate) tcp: Option<Tcp>,
+    pub(crate) nbd: Nbd,
     pub(crate) scan: bool,
     /// Devices that appear later are registered, too.
     pub(crate) scan_on_events: bool,
@@ -126,6 +148,7 @@ impl Default for Config {
             state_dir: None,
             sysfs_view: None,
             tcp: None,
+            nbd: Nbd::default(),
             scan: false,
             scan_on_events: false,
             devices: Vec::new(),
@@ -218,12 +241,14 @@ impl Config {
         })?;
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
+        let nbd = parser.nbd(&file)?;
         let mut config = Config {
             socket: file.socket,
             group: file.group,
             state_dir: file.state_dir,
             sysfs_view: file.sysfs_view,
             tcp,
+            nbd,
             scan: file.scan,
             scan_on_events: file.scan_on_events,
             devices: file.devices,
@@ -235,7 +260,7 @@ impl Config {
             config.busy_poll = parser.busy_poll(busy_poll)?;
         }
         if let Some(exports) = &file.exports {
-            config.exports = parser.exports(exports)?;
+            config.exports = parser.exports(exports, &config.nbd)?;
         }
         config.everywhere.preset = parser.preset(file.preset.as_ref())?;
         config.everywhere.tunables = parser.values(&file.tunables, None)?;
@@ -245,7 +270,7 @@ impl Config {
         }
         for (id, section) in &file.volume {
             let section = Section {
-                exports: section.exports.as_ref().map(|e| parser.exports(e)).transpose()?,
+                exports: section.exports.as_ref().map(|e| parser.exports(e, &config.nbd)).transpose()?,
                 preset: parser.preset(section.preset.as_ref())?,
                 tunables: parser.values(&section.tunables, Some(false))?,
             };
@@ -292,13 +317,39 @@ impl Parser<'_> {
         Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
     }
 
+    /// Certificates and their key: both or none. What they are called begins with `prefix`.
+    fn tls(
+        &self,
+        prefix: &str,
+        certificate: Option<&Spanned<PathBuf>>,
+        key: Option<&Spanned<PathBuf>>,
+    ) -> Result<Option<(Named, Named)>, String> {
+        let expected =
+            |alone, is, needs| self.at(alone, format!("{prefix}{is}: expected {prefix}{needs} as well"));
+        match (certificate, key) {
+            (Some(certificate), Some(key)) => Ok(Some((self.named(certificate), self.named(key)))),
+            (Some(alone), None) => Err(expected(alone, "tls_certificate", "tls_key")),
+            (None, Some(alone)) => Err(expected(alone, "tls_key", "tls_certificate")),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn nbd(&self, file: &File) -> Result<Nbd, String> {
+        let tls = self.tls("nbd_", file.nbd_tls_certificate.as_ref(), file.nbd_tls_key.as_ref())?;
+        match &file.nbd_tls_client_ca {
+            Some(ca) if tls.is_none() => {
+                Err(self.at(ca, "nbd_tls_client_ca: expected nbd_tls_certificate and nbd_tls_key as well"))
+            }
+            ca => Ok(Nbd {
+                tls,
+                client_ca: ca.as_ref().map(|ca| self.named(ca)),
+                allow_unauthenticated: file.nbd_allow_unauthenticated_tcp,
+            }),
+        }
+    }
+
     fn tcp(&self, file: &File) -> Result<Option<Tcp>, String> {
-        let tls = match (&file.tls_certificate, &file.tls_key) {
-            (Some(certificate), Some(key)) => Some((self.named(certificate), self.named(key))),
-            (Some(alone), None) => return Err(self.at(alone, "tls_certificate: expected tls_key as well")),
-            (None, Some(alone)) => return Err(self.at(alone, "tls_key: expected tls_certificate as well")),
-            (None, None) => None,
-        };
+        let tls = self.tls("", file.tls_certificate.as_ref(), file.tls_key.as_ref())?;
         let Some(first) = file.listen.first() else { return Ok(None) };
         if let Some(more) = file.listen.get(MOST_ADDRESSES) {
             return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
@@ -343,12 +394,13 @@ impl Parser<'_> {
         Ok(values.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
     }
 
-    fn exports(&self, specs: &[Spanned<String>]) -> Result<Vec<String>, String> {
-        let checked = specs.iter().map(|spec| {
-            let parsed: Result<Spec, String> = spec.get_ref().parse();
-            parsed
-                .map(|_| spec.get_ref().clone())
-                .map_err(|e| self.at(spec, format!("{:?}: {e}", spec.get_ref())))
+    fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, String> {
+        let checked = specs.iter().map(|spec| match spec.get_ref().parse() {
+            Ok(Spec::Nbd(endpoint @ Endpoint::Tcp { .. })) if !nbd.opens_tcp() => {
+                Err(self.at(spec, why_not(&endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+            }
+            Ok(_) => Ok(spec.get_ref().clone()),
+            Err(e) => Err(self.at(spec, format!("{:?}: {e}", spec.get_ref()))),
         });
         checked.collect()
     }
@@ -438,6 +490,17 @@ mod tests {
     }
 
     #[test]
+    fn nbd_over_tcp_has_to_be_asked_for() {
+        let export = "exports = [\"nbd=127.0.0.1:10809\"]\n";
+        let open = Config::parse(&format!("nbd_allow_unauthenticated_tcp = true\n{export}")).unwrap();
+        assert!(open.nbd.allow_unauthenticated);
+        let files = "nbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"\nnbd_tls_client_ca = \"/a\"\n";
+        let closed = Config::parse(&format!("{export}{files}")).unwrap().nbd;
+        assert_eq!((closed.client_ca.map(|ca| ca.line), closed.allow_unauthenticated), (Some(4), false));
+        assert!(Config::parse("exports = [\"nbd=/run/x\"]\n").is_ok());
+    }
+
+    #[test]
     fn a_file_that_was_named_has_to_be_there() {
         let said = Config::read(Path::new("/nowhere/ubcache.toml")).unwrap_err();
         assert!(said.message().unwrap().contains("/nowhere/ubcache.toml"), "{said:?}");
@@ -453,6 +516,15 @@ mod tests {
             ("[volume.a]\n\ncolour = 1\n", 3, "colour"),
             ("[set.a.tunables]\nsequential_cutoff = 5\n", 2, "no such tunable of a set"),
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
+            ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
+            ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
+            (
+                "exports = [\"nbd=[::1]:1\"]\nnbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"",
+                1,
+                "lets everybody",
+            ),
+            ("nbd_tls_certificate = \"/c\"\n", 1, "expected nbd_tls_key as well"),
+            ("\nnbd_tls_client_ca = \"/c\"\n", 2, "expected nbd_tls_certificate"),
             ("scan = maybe\n", 1, ""),
             ("[tunables]\nwriteback_percent = [1]\n", 2, "cannot be"),
             ("listen = [\"127.0.0.1:1\",\n\"localhost:1\"]\ntoken_file = \"/t\"\n", 2, "in numbers"),

@@ -142,14 +142,15 @@ impl<'a> Host<'a> {
         if let Spec::Fuse(dir) = spec {
             std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
         }
-        exports::check(spec)?;
+        let nbd = self.shared.nbd();
+        exports::check(spec, &nbd)?;
         let volumes = [volume.clone()];
         let context = Context {
             driver: self.driver,
             volumes: &volumes,
             id: self.plan.id.clone(),
             place: name.to_owned(),
-            remote: false,
+            nbd,
             ublk: export_ublk::Shape::default(),
         };
         exports::start(spec, &context).await

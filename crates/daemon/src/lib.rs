@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serve::exports::{TlsConfig, TlsFile};
 use serve::{Failure, message};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -74,7 +75,7 @@ pub struct Options {
 /// # Errors
 /// If it cannot begin, or something could not be stopped in good order.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let (config, remote) = read(&options.config)?;
+    let Read { config, remote, nbd } = read(&options.config)?;
     let place = |given: &Option<PathBuf>, configured: &Option<PathBuf>, default: &str| {
         given.clone().or_else(|| configured.clone()).unwrap_or_else(|| PathBuf::from(default))
     };
@@ -88,6 +89,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
     let shared = Arc::new(Shared::new(config, state));
     shared.remote.send_replace(remote);
+    shared.set_nbd_tls(nbd);
     let result = runtime.block_on(control(options, &socket, access, shared));
     // A look at a device that hangs must not keep the process from ending.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -95,15 +97,36 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// The configuration, with what is in the files that it names.
+struct Read {
+    config: Config,
+    remote: Option<Arc<Remote>>,
+    nbd: Option<TlsConfig>,
+}
+
+/// Reads the configuration.
 ///
 /// # Errors
 /// If it cannot be used. The message says in which line.
-fn read(path: &Path) -> Result<(Config, Option<Arc<Remote>>), Failure> {
+fn read(path: &Path) -> Result<Read, Failure> {
     let config = Config::read(path)?;
-    let remote = config.tcp.as_ref().map(Remote::load).transpose().map_err(|e| {
+    let in_file = |e: Failure| {
         Failure::Failed(format!("{}: {}", path.display(), e.message().unwrap_or("cannot be used")))
-    })?;
-    Ok((config, remote.map(Arc::new)))
+    };
+    let remote = config.tcp.as_ref().map(Remote::load).transpose().map_err(in_file)?;
+    let nbd = nbd_tls(&config.nbd).map_err(in_file)?;
+    Ok(Read { config, remote: remote.map(Arc::new), nbd })
+}
+
+/// TLS for NBD, from the files that the configuration names.
+fn nbd_tls(nbd: &config::Nbd) -> Result<Option<TlsConfig>, Failure> {
+    let Some((certificate, key)) = &nbd.tls else { return Ok(None) };
+    let ca = nbd.client_ca.as_ref();
+    let read = serve::exports::read_tls(&certificate.path, &key.path, ca.map(|ca| &*ca.path));
+    read.map(Some).map_err(|(file, why)| match file {
+        TlsFile::Certificate => tcp::in_line("nbd_tls_certificate", certificate, why),
+        TlsFile::Key => tcp::in_line("nbd_tls_key", key, why),
+        TlsFile::ClientCa => tcp::in_line("nbd_tls_client_ca", ca.unwrap_or(certificate), why),
+    })
 }
 
 struct Signals {

@@ -161,7 +161,8 @@ impl Registry {
         let alone = self.nothing_changes().await;
         let (read, path) = (path.to_owned(), path.display().to_string());
         let read = tokio::task::spawn_blocking(move || crate::read(&read)).await;
-        let (next, remote) = read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+        let crate::Read { config: next, remote, nbd } =
+            read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
         let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
         if !said.is_empty() {
@@ -177,6 +178,11 @@ impl Registry {
             if !same {
                 said.push(format!("{what}: takes effect at the next start"));
             }
+        }
+        // The files may have changed under the same names.
+        self.shared.set_nbd_tls(nbd);
+        if old.nbd != next.nbd {
+            said.push("nbd_*: takes effect for exports that are started from now on".into());
         }
         if old.busy_poll != next.busy_poll {
             said.push("busy_poll: takes effect for sets that are started from now on".into());

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
-use serve::exports::Spec;
+use serve::exports::{NbdAccess, SaidBy, Spec, TlsConfig};
 use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
@@ -21,11 +21,19 @@ pub(crate) struct Shared {
     pub(crate) hub: Arc<Hub>,
     /// Clients over TCP, if they are wanted.
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
+    /// Who may connect by NBD; its memory is that of all sets together.
+    nbd: Mutex<NbdAccess>,
 }
 
 impl Shared {
     pub(crate) fn new(config: Config, state: State) -> Shared {
+        let nbd = NbdAccess {
+            allow_unauthenticated: config.nbd.allow_unauthenticated,
+            said_by: SaidBy::Configuration,
+            ..NbdAccess::default()
+        };
         Shared {
+            nbd: Mutex::new(nbd),
             config: Mutex::new(config),
             state: Mutex::new(state),
             hub: Arc::default(),
@@ -39,6 +47,18 @@ impl Shared {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who may connect by NBD to exports that are started from now on.
+    pub(crate) fn nbd(&self) -> NbdAccess {
+        let open = self.config().nbd.allow_unauthenticated;
+        let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
+        NbdAccess { allow_unauthenticated: open, ..nbd.clone() }
+    }
+
+    /// There are other certificates for NBD.
+    pub(crate) fn set_nbd_tls(&self, tls: Option<TlsConfig>) {
+        self.nbd.lock().unwrap_or_else(PoisonError::into_inner).tls = tls;
     }
 
     /// What is to be set.

@@ -7,11 +7,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::fs::File;
-use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,8 +48,6 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 const SAY_EVERY: Duration = Duration::from_secs(60);
 /// Bytes of a token.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
-/// Most bytes of a file with a token, a key or certificates.
-const FILE_BYTES: u64 = 256 << 10;
 
 /// What the configuration says, with what is in the files that it names.
 pub(crate) struct Remote {
@@ -181,7 +175,7 @@ impl Token {
 impl Tls {
     fn read(certificate: &Named, key: &Named) -> Result<Tls, Failure> {
         let of_certificate = |e: String| in_line("tls_certificate", certificate, e);
-        let pem = bytes_of(&certificate.path, |_| Ok(())).map_err(of_certificate)?;
+        let pem = serve::secret::read_public(&certificate.path).map_err(of_certificate)?;
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
         let certificates =
             chain.map_err(|e| of_certificate(format!("expected certificates in PEM form: {e}")))?;
@@ -204,45 +198,13 @@ impl Tls {
     }
 }
 
-fn in_line(key: &str, file: &Named, what: String) -> Failure {
+pub(crate) fn in_line(key: &str, file: &Named, what: String) -> Failure {
     Failure::Failed(format!("line {}: {key}: {}: {what}", file.line, file.path.display()))
-}
-
-/// The contents of a small file, if what `allowed` says of it is good.
-fn bytes_of(
-    path: &Path,
-    allowed: impl FnOnce(&std::fs::Metadata) -> Result<(), String>,
-) -> Result<Vec<u8>, String> {
-    // A pipe would be waited for.
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(nonblocking).open(path);
-    let file = file.map_err(|e| format!("cannot be opened: {e}"))?;
-    let about = file.metadata().map_err(|e| format!("cannot be looked at: {e}"))?;
-    if !about.is_file() || about.len() > FILE_BYTES {
-        return Err(format!("expected a file of at most {} KiB", FILE_BYTES >> 10));
-    }
-    allowed(&about)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES).read_to_end(&mut bytes).map_err(|e| format!("cannot be read: {e}"))?;
-    Ok(bytes)
 }
 
 /// The contents of a file that nobody else may know.
 fn secret(key: &str, file: &Named) -> Result<Vec<u8>, Failure> {
-    let own_uid = rustix::process::geteuid().as_raw();
-    let allowed = |about: &std::fs::Metadata| {
-        if about.mode() & 0o007 != 0 {
-            return Err(format!(
-                "is open to everybody (mode {:04o}): expected 0600 or 0640",
-                about.mode() & 0o7777
-            ));
-        }
-        if about.uid() != 0 && about.uid() != own_uid {
-            return Err(format!("belongs to user {}: expected root or user {own_uid}", about.uid()));
-        }
-        Ok(())
-    };
-    bytes_of(&file.path, allowed).map_err(|e| in_line(key, file, e))
+    serve::secret::read_private(&file.path).map_err(|e| in_line(key, file, e))
 }
 
 /// Listens as is wanted at the moment, until nobody is left to want anything. Whoever came in by what held before has to

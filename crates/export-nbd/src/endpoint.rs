@@ -1,7 +1,7 @@
 //! Where a server listens: `nbd=SOCKET` and `nbd=HOST:PORT`, and the URIs that clients use.
 //!
-//! Owns the syntax, the rule that only this host may connect unless the operator says otherwise, and the
-//! spelling of URIs. Binding, taking over the socket of a dead server and removing our own at the end are
+//! Owns the syntax, the rule that a TCP port reaches no further than the operator says, and the spelling of
+//! URIs. Binding, taking over the socket of a dead server and removing our own at the end are
 //! the listener's business (`blockio::Listener`).
 
 use std::fmt::{self, Write as _};
@@ -47,6 +47,9 @@ pub enum EndpointError {
         "{0} can be reached from other hosts, and NBD has no password: use a unix socket or localhost, or allow it explicitly"
     )]
     NotLoopback(SocketAddr),
+    /// TCP where only unix sockets are allowed.
+    #[error("{0}: a TCP port is open to every user of this host, and nobody asked for that")]
+    Open(Endpoint),
     /// The host's name means nothing.
     #[error("no address is known for {host:?}: {source}")]
     Unresolved {
@@ -65,13 +68,16 @@ pub enum EndpointError {
     },
 }
 
-/// Who may connect to a TCP endpoint.
+/// How far an endpoint may reach. Who may connect to a unix socket is said by its mode; over TCP there is no access control
+/// but certificates of the clients.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Reach {
-    /// Processes of this host.
+    /// Unix sockets only.
     #[default]
+    Sockets,
+    /// TCP, for all processes and users of this host.
     Loopback,
-    /// Everybody. There is no authentication: the operator has to say so.
+    /// TCP, for everybody: with certificates of the clients, or because the operator says so.
     Anywhere,
 }
 
@@ -103,6 +109,7 @@ impl Endpoint {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 Ok(vec![Address::Unix(path)])
             }
+            Endpoint::Tcp { .. } if reach == Reach::Sockets => Err(EndpointError::Open(self.clone())),
             Endpoint::Tcp { host, port } => {
                 let found: Vec<SocketAddr> =
                     (host.as_str(), *port).to_socket_addrs().map_err(|e| self.unresolved(e))?.collect();
@@ -246,6 +253,7 @@ mod tests {
         for own in ["127.0.0.1:10809", "127.3.2.1:10809", "[::1]:10809"] {
             let endpoint: Endpoint = own.parse().expect(own);
             assert_eq!(endpoint.addresses(Reach::Loopback).expect("loopback").len(), 1);
+            assert!(matches!(endpoint.addresses(Reach::Sockets), Err(EndpointError::Open(_))));
         }
     }
 

@@ -7,8 +7,9 @@
 //! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
 //! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `kept` is memory
 //! that outlives the process; `superblock` looks before anything is written; `look` opens devices for those that only
-//! read; `message` and `events` tell the operator, `plain` keeps
-//! what others wrote from acting upon his terminal.
+//! read; `message` and `events` tell the operator, `quiet` not too often, and `plain` keeps what others wrote from acting
+//! upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
+//! thread for serving when memory is short.
 #![forbid(unsafe_code)]
 
 pub mod command;
@@ -20,6 +21,9 @@ pub mod look;
 pub mod message;
 pub mod plain;
 pub mod pressure;
+mod quiet;
+pub mod ram;
+pub mod secret;
 pub mod session;
 pub mod snapshot;
 pub mod superblock;

@@ -8,6 +8,7 @@ mod dump;
 mod extract;
 mod flush;
 mod make;
+mod nbd_args;
 mod superblock;
 mod up;
 

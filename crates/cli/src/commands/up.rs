@@ -16,8 +16,9 @@ use io::Nanos;
 use io::sync::{Either, select};
 use serde_json::{Value, json};
 
+use crate::commands::nbd_args::NbdArgs;
 use crate::console;
-use crate::exports::{self, Context, Force, Running, Spec};
+use crate::exports::{self, Context, Force, NbdAccess, Running, Spec};
 use crate::failure::Failure;
 use crate::session::{self, Devices, Session, Simulation};
 use crate::takeover;
@@ -72,9 +73,8 @@ pub(crate) struct Up {
     /// The root file system is on a volume of this set: systemd leaves the process alone until the machine is off
     #[arg(long, requires = "cache")]
     root_storage: bool,
-    /// Let other hosts connect; NBD has no password
-    #[arg(long)]
-    allow_remote: bool,
+    #[command(flatten)]
+    nbd: NbdArgs,
     /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
@@ -119,7 +119,8 @@ impl Up {
                 "a volume has one ublk device: expected --export ublk or auto once".into(),
             ));
         }
-        self.export.iter().try_for_each(exports::check)?;
+        let nbd = self.nbd.access()?;
+        self.export.iter().try_for_each(|spec| exports::check(spec, &nbd))?;
         if self.root_storage {
             marked_as_root_storage()?;
         }
@@ -133,10 +134,10 @@ impl Up {
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         out::note(format!("I/O by {}", driver.backend_note()));
-        driver.block_on(self.serve(&driver, signals))
+        driver.block_on(self.serve(&driver, signals, nbd))
     }
 
-    async fn serve(&self, driver: &Driver, mut signals: Signals) -> Result<(), Failure> {
+    async fn serve(&self, driver: &Driver, mut signals: Signals, nbd: NbdAccess) -> Result<(), Failure> {
         let simulation = Simulation { hdd: self.simulate_hdd, delay_ms: self.simulate_delay_ms };
         if let (true, Some(cache)) = (self.takeover, &self.cache) {
             takeover::take_over(driver, cache, &self.backing).await?;
@@ -144,7 +145,7 @@ impl Up {
         let devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
         let session = Session::start(devices).await?;
         let mut running = Vec::new();
-        let ended = match self.start(driver, &session, &mut running).await {
+        let ended = match self.start(driver, &session, nbd, &mut running).await {
             Ok(()) => self.watch(driver, &session, &mut signals, &running).await,
             Err(e) => Err(e),
         };
@@ -196,6 +197,7 @@ impl Up {
         &self,
         driver: &Driver,
         session: &Session,
+        nbd: NbdAccess,
         running: &mut Vec<Running>,
     ) -> Result<(), Failure> {
         let volumes = session.volumes();
@@ -217,7 +219,7 @@ impl Up {
         };
         let ublk = self.ublk_shape();
         let place = id.clone();
-        let context = Context { driver, volumes: &volumes, id, place, remote: self.allow_remote, ublk };
+        let context = Context { driver, volumes: &volumes, id, place, nbd, ublk };
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }

@@ -7,6 +7,7 @@
 mod auto;
 mod fuse;
 mod nbd;
+mod nbd_access;
 mod ublk;
 
 use std::path::PathBuf;
@@ -15,10 +16,11 @@ use std::str::FromStr;
 
 use blockio::Driver;
 use engine::Volume;
-use export_nbd::Endpoint;
+pub use export_nbd::{Endpoint, TlsConfig};
 use serde::Serialize;
 
 use crate::failure::Failure;
+pub use nbd_access::{NbdAccess, SaidBy, TlsFile, read_tls, why_not};
 pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that nobody else can write to.
@@ -72,8 +74,8 @@ pub struct Context<'a> {
     pub id: String,
     /// What files are called that an export makes where nothing else is said: no two exports of a host share it.
     pub place: String,
-    /// Other hosts may connect.
-    pub remote: bool,
+    /// Who may connect by NBD, and the memory of such clients.
+    pub nbd: NbdAccess,
     /// Queues and depth of ublk devices.
     pub ublk: export_ublk::Shape,
 }
@@ -199,10 +201,11 @@ pub fn block_devices() -> Result<(), String> {
     fuse::obstacle().map_or(Ok(()), Err)
 }
 
-/// Refuses what this host does not have, before any device is touched.
-pub fn check(spec: &Spec) -> Result<(), Failure> {
+/// Refuses what this host does not have, and ports that would be open by accident, before any device is touched.
+pub fn check(spec: &Spec, nbd: &NbdAccess) -> Result<(), Failure> {
     match spec {
-        Spec::Auto | Spec::Nbd(_) | Spec::Fuse(_) => Ok(()),
+        Spec::Nbd(endpoint) => nbd.check(endpoint),
+        Spec::Auto | Spec::Fuse(_) => Ok(()),
         Spec::Ublk(_) => ublk::obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why))),
     }
 }

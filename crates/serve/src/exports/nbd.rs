@@ -1,47 +1,65 @@
 //! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name.
+//!
+//! Owns the server of one endpoint, and what is said of its clients. Errors that clients cause are said a few times a minute
+//! and counted beyond that.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use engine::VolumeRef;
+use export_nbd::codec::HandshakeEnd;
 use export_nbd::{
-    ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Reach, Server, ServerOptions, uri,
+    ConnectionEnd, ConnectionEvent, Endpoint, EndpointError, Exports, Observer, Server, ServerOptions, uri,
 };
 
 use super::{Context, Way};
 use crate::failure::Failure;
 use crate::message;
+use crate::quiet::Quiet;
 
 /// A server that runs.
 pub struct Nbd {
     server: Server<VolumeRef>,
     address: blockio::Address,
+    encrypted: bool,
+    log: Rc<Log>,
 }
 
 /// Listens on an endpoint.
 pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, Failure> {
+    let access = &context.nbd;
+    access.check(endpoint)?;
     let exports = Exports::new();
     for volume in context.volumes {
         exports.add(Rc::new(VolumeRef(volume.clone())))?;
     }
-    let log = Log::default();
-    let observer: Observer = Rc::new(move |event| log.take(event));
-    let options = ServerOptions { observer: Some(observer), ..ServerOptions::default() };
+    let log = Rc::new(Log::default());
+    let observer: Observer = Rc::new({
+        let log = log.clone();
+        move |event| log.take(event)
+    });
+    let memory = access.memory.clone();
+    let options = ServerOptions { observer: Some(observer), memory, ..ServerOptions::default() };
     let server = Server::new(context.driver.handle(), exports, options);
-    let reach = if context.remote { Reach::Anywhere } else { Reach::Loopback };
-    let listener = endpoint.bind(context.driver.reactor(), reach).map_err(|e| match e {
-        export_nbd::EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
+    let listener = endpoint.bind(context.driver.reactor(), access.reach()).map_err(|e| match e {
+        EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
         other => other.into(),
     })?;
     let address = listener.address().clone();
-    server.serve_listener(listener);
-    Ok(Nbd { server, address })
+    // A unix socket is protected by its mode.
+    let tls = access.tls.clone().filter(|_| matches!(address, blockio::Address::Tcp(_)));
+    let encrypted = tls.is_some();
+    match tls {
+        Some(tls) => server.serve_listener_with_tls(listener, tls),
+        None => server.serve_listener(listener),
+    }
+    Ok(Nbd { server, address, encrypted, log })
 }
 
 impl Nbd {
     pub(crate) fn way(&self, volume: &str) -> Way {
-        Way { kind: "nbd", address: uri(&self.address, volume) }
+        Way { kind: "nbd", address: uri(&self.address, volume, self.encrypted) }
     }
 
     pub(crate) fn clients(&self) -> Option<String> {
@@ -51,25 +69,39 @@ impl Nbd {
 
     pub(crate) async fn stop(self) {
         self.server.stop().await;
+        self.log.end();
     }
 }
 
 /// How long it is not said again that clients cannot be accepted: near the limit each that leaves makes room for one.
 const SAID_WITHIN: Duration = Duration::from_secs(10);
 
+/// Lines of a kind that clients can cause, within a minute.
+const LINES_A_MINUTE: u32 = 5;
+
 /// Says what an operator should know; that clients come and go is not.
-#[derive(Default)]
 struct Log {
     /// It was said that no client can be accepted, which is tried ten times a second, and that has not changed since.
     refusing: Cell<bool>,
     /// When it was said last.
     refused: Cell<Option<Instant>>,
+    turned_away: Quiet,
+    failed: Quiet,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        let quiet = || Quiet::new(LINES_A_MINUTE, Duration::from_secs(60));
+        Log { refusing: Cell::new(false), refused: Cell::new(None), turned_away: quiet(), failed: quiet() }
+    }
 }
 
 impl Log {
     fn take(&self, event: &ConnectionEvent) {
         match event {
-            ConnectionEvent::TurnedAway => message::warn("nbd: a client was turned away: there are too many"),
+            ConnectionEvent::TurnedAway { peer, why } => {
+                say(&self.turned_away, || format!("nbd: a client was turned away ({peer}): {why}"));
+            }
             ConnectionEvent::AcceptFailed(e) => {
                 let lately = self.refused.get().is_some_and(|said| said.elapsed() < SAID_WITHIN);
                 if !self.refusing.get() && !lately {
@@ -83,13 +115,75 @@ impl Log {
                     message::note("nbd: clients are accepted again");
                 }
             }
-            ConnectionEvent::Closed {
-                id,
-                end: end @ (ConnectionEnd::Violation(_) | ConnectionEnd::Socket(_)),
-            } => {
-                message::warn(format!("nbd: connection {id}: {end}"));
+            ConnectionEvent::Closed { id, peer, end } if is_failure(end) => {
+                say(&self.failed, || format!("nbd: connection {id} ({peer}): {end}"));
             }
             ConnectionEvent::Opened { .. } | ConnectionEvent::Closed { .. } => {}
         }
+    }
+
+    /// Says what was left out and had no later line to be said with.
+    fn end(&self) {
+        let left_out = self.turned_away.left_out() + self.failed.left_out();
+        if left_out > 0 {
+            message::warn(format!("nbd: {left_out} more warnings about clients were left out"));
+        }
+    }
+}
+
+/// Whether an operator should know of this end.
+fn is_failure(end: &ConnectionEnd) -> bool {
+    match end {
+        ConnectionEnd::Violation(_)
+        | ConnectionEnd::Socket(_)
+        | ConnectionEnd::Tls(_)
+        | ConnectionEnd::NoMemory
+        | ConnectionEnd::BrokenReply(_)
+        | ConnectionEnd::GaveWay => true,
+        ConnectionEnd::Handshake(e) => {
+            matches!(e, HandshakeEnd::WithoutTls | HandshakeEnd::PlainAfterStartTls)
+        }
+        ConnectionEnd::Goodbye
+        | ConnectionEnd::ClientClosed
+        | ConnectionEnd::Truncated
+        | ConnectionEnd::HandshakeTimeout
+        | ConnectionEnd::Stopped => false,
+    }
+}
+
+fn say(quiet: &Quiet, line: impl FnOnce() -> String) {
+    match quiet.admit(Instant::now()) {
+        None => {}
+        Some(0) => message::warn(line()),
+        Some(left_out) => message::warn(format!("{} ({left_out} more like it were left out before)", line())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use export_nbd::{PeerId, TurnedAway};
+
+    use super::*;
+
+    /// Clients that fail by the thousand had filled the log.
+    #[test]
+    fn a_flood_of_failing_clients_does_not_fill_the_log() {
+        let heard: Rc<RefCell<Vec<String>>> = Rc::default();
+        let sink = heard.clone();
+        message::listen(move |_, text| sink.borrow_mut().push(text.to_owned()));
+        let log = Log::default();
+        let peer = PeerId::User(1000);
+        for id in 0..1000 {
+            let end = ConnectionEnd::Handshake(HandshakeEnd::WithoutTls);
+            log.take(&ConnectionEvent::Closed { id, peer, end });
+            log.take(&ConnectionEvent::TurnedAway { peer, why: TurnedAway::Places { limit: 64 } });
+            log.take(&ConnectionEvent::Closed { id, peer, end: ConnectionEnd::Goodbye });
+        }
+        assert_eq!(heard.borrow().len(), 10);
+        assert_eq!(heard.borrow()[1], "nbd: a client was turned away (user 1000): all 64 places are taken");
+        log.end();
+        assert_eq!(heard.borrow()[10], "nbd: 1990 more warnings about clients were left out");
     }
 }

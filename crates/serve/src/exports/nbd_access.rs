@@ -1,0 +1,170 @@
+//! Who may reach volumes over NBD, and how much memory NBD clients can have.
+//!
+//! Owns the rule that a TCP port is never open by accident. NBD itself has no access control: a unix socket is protected by
+//! its mode, TCP by certificates of the clients, and anything else only the operator can ask for. Unix sockets stay without
+//! TLS. Must not know clients.
+
+use std::path::Path;
+
+use export_nbd::{Endpoint, Reach, TlsConfig};
+use io::MemoryBudget;
+
+use crate::failure::Failure;
+use crate::{ram, secret};
+
+/// NBD clients get this share of the memory, together.
+const SHARE: u64 = 8;
+/// The budget is never smaller: some twenty clients, one piece of 1 MiB at a time each.
+const LEAST_BYTES: u64 = 32 << 20;
+/// More than 64 clients with all that one can have under way do not take.
+const MOST_BYTES: u64 = 2 << 30;
+
+/// Where the operator says what is allowed: what an error advises to do.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SaidBy {
+    /// In options of the command line.
+    #[default]
+    Options,
+    /// In the configuration file.
+    Configuration,
+}
+
+/// What the operator said of NBD, and what all NBD exports of the process share.
+#[derive(Clone)]
+pub struct NbdAccess {
+    /// Memory of all clients of the process.
+    pub memory: MemoryBudget,
+    /// TLS for TCP.
+    pub tls: Option<TlsConfig>,
+    /// TCP without certificates of the clients is wanted.
+    pub allow_unauthenticated: bool,
+    /// Such ports may be reached from other hosts.
+    pub allow_remote: bool,
+    /// Where all this was said.
+    pub said_by: SaidBy,
+}
+
+impl Default for NbdAccess {
+    fn default() -> NbdAccess {
+        let bytes = (ram::available_bytes() / SHARE).clamp(LEAST_BYTES, MOST_BYTES);
+        NbdAccess {
+            memory: MemoryBudget::new(bytes),
+            tls: None,
+            allow_unauthenticated: false,
+            allow_remote: false,
+            said_by: SaidBy::default(),
+        }
+    }
+}
+
+impl NbdAccess {
+    /// Refuses an endpoint that would be open to others than the operator has let in.
+    ///
+    /// # Errors
+    /// If it is TCP without access control, and nobody asked for that.
+    pub fn check(&self, endpoint: &Endpoint) -> Result<(), Failure> {
+        match endpoint {
+            Endpoint::Tcp { .. } if self.reach() == Reach::Sockets => {
+                Err(Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How far an endpoint may reach.
+    pub(crate) fn reach(&self) -> Reach {
+        if self.tls.as_ref().is_some_and(TlsConfig::authenticates) {
+            return Reach::Anywhere;
+        }
+        match (self.allow_unauthenticated, self.allow_remote) {
+            (false, _) => Reach::Sockets,
+            (true, false) => Reach::Loopback,
+            (true, true) => Reach::Anywhere,
+        }
+    }
+}
+
+/// Why a TCP port is not opened, and the ways out.
+pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String {
+    let lacking = if encrypted {
+        "TLS without certificates of the clients encrypts and lets everybody in"
+    } else {
+        "NBD over TCP has no access control"
+    };
+    let (certificates, open) = match said_by {
+        SaidBy::Options => {
+            ("--nbd-tls-cert, --nbd-tls-key and --nbd-tls-client-ca", "--nbd-allow-unauthenticated-tcp")
+        }
+        SaidBy::Configuration => {
+            ("nbd_tls_certificate, nbd_tls_key and nbd_tls_client_ca", "nbd_allow_unauthenticated_tcp = true")
+        }
+    };
+    format!(
+        "{endpoint}: every user of this host could read and write the volumes through this port: {lacking}; use a \
+         unix socket (nbd=/run/NAME.sock), or let in clients with a certificate ({certificates}), or open the port to \
+         everybody who reaches it ({open})"
+    )
+}
+
+/// Reads what TLS needs from files in PEM form; the key's has to be closed to others.
+///
+/// # Errors
+/// If one of them cannot be used: which one, and why.
+pub fn read_tls(
+    certificate: &Path,
+    key: &Path,
+    client_ca: Option<&Path>,
+) -> Result<TlsConfig, (TlsFile, String)> {
+    let chain = secret::read_public(certificate).map_err(|e| (TlsFile::Certificate, e))?;
+    let private = secret::read_private(key).map_err(|e| (TlsFile::Key, e))?;
+    let ca = client_ca.map(secret::read_public).transpose().map_err(|e| (TlsFile::ClientCa, e))?;
+    TlsConfig::from_pem(&chain, &private, ca.as_deref()).map_err(|e| {
+        let file = match e {
+            export_nbd::TlsConfigError::Certificate(_) => TlsFile::Certificate,
+            export_nbd::TlsConfigError::Key(_) => TlsFile::Key,
+            export_nbd::TlsConfigError::ClientCa(_) => TlsFile::ClientCa,
+        };
+        (file, e.to_string())
+    })
+}
+
+/// A file that TLS needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TlsFile {
+    /// The server's certificates.
+    Certificate,
+    /// The server's key.
+    Key,
+    /// The authorities of the clients.
+    ClientCa,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_is_open_only_if_somebody_asked_for_it() {
+        let socket: Endpoint = "/run/x".parse().unwrap();
+        let port: Endpoint = "127.0.0.1:10809".parse().unwrap();
+        let closed = NbdAccess::default();
+        closed.check(&socket).unwrap();
+        let refused = closed.check(&port).unwrap_err();
+        let text = refused.message().unwrap();
+        for words in ["every user of this host", "unix socket", "--nbd-tls-client-ca", "--nbd-allow-un"] {
+            assert!(text.contains(words), "{text}");
+        }
+        assert_eq!(refused.exit_code(), Failure::USAGE);
+        let open = NbdAccess { allow_unauthenticated: true, ..NbdAccess::default() };
+        open.check(&port).unwrap();
+        assert_eq!(open.reach(), Reach::Loopback);
+        assert_eq!(NbdAccess { allow_remote: true, ..open }.reach(), Reach::Anywhere);
+        assert_eq!(NbdAccess { allow_remote: true, ..closed }.reach(), Reach::Sockets);
+    }
+
+    #[test]
+    fn the_budget_is_a_share_of_the_memory() {
+        let limit = NbdAccess::default().memory.limit();
+        assert!((LEAST_BYTES..=MOST_BYTES).contains(&limit), "{limit}");
+    }
+}

@@ -1,0 +1,60 @@
+//! How much memory this process may use: what limits are shares of.
+//!
+//! Owns the reading of the host's memory and of the limit of the control group. Must not know what the shares are for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is assumed where the system does not say.
+const ASSUMED_BYTES: u64 = 1 << 30;
+
+/// Bytes of memory that the process can have: those of the host, or fewer if a control group has a limit.
+pub fn available_bytes() -> u64 {
+    let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
+    let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
+    let limit = group.and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), &group));
+    host.unwrap_or(ASSUMED_BYTES).min(limit.unwrap_or(u64::MAX))
+}
+
+fn total_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The process's group in the unified hierarchy, relative to its root.
+fn group_of(cgroup: &str) -> Option<PathBuf> {
+    cgroup.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from)
+}
+
+/// The smallest limit of a group and of those that it is in.
+fn group_limit(root: &Path, group: &Path) -> Option<u64> {
+    let limit = |dir: &Path| fs::read_to_string(dir.join("memory.max")).ok()?.trim().parse::<u64>().ok();
+    group.ancestors().filter_map(|dir| limit(&root.join(dir))).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_memory() {
+        assert!(available_bytes() > 16 << 20);
+        assert_eq!(total_bytes("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
+        assert_eq!(total_bytes("MemFree: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn the_smallest_limit_of_the_groups_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("system.slice/ubcache.service");
+        fs::create_dir_all(&inner).unwrap();
+        let group = group_of("1:name=x:/y\n0::/system.slice/ubcache.service\n").unwrap();
+        assert_eq!(group_limit(root.path(), &group), None);
+        fs::write(inner.join("memory.max"), "max\n").unwrap();
+        assert_eq!(group_limit(root.path(), &group), None);
+        fs::write(inner.join("../memory.max"), "1000\n").unwrap();
+        assert_eq!(group_limit(root.path(), &group), Some(1000));
+        fs::write(inner.join("memory.max"), "500\n").unwrap();
+        assert_eq!(group_limit(root.path(), &group), Some(500));
+    }
+}

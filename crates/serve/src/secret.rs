@@ -1,0 +1,53 @@
+//! Small files that the operator names: certificates, keys, tokens.
+//!
+//! Owns the rules by which they are read: a regular file of bounded size, and for a secret one that is closed to others.
+//! Nothing of what is in them is ever part of an error.
+
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Most bytes of such a file.
+const FILE_BYTES: u64 = 256 << 10;
+
+/// The contents of a file that others may know.
+///
+/// # Errors
+/// If it cannot be read; the text says why, without the path.
+pub fn read_public(path: &Path) -> Result<Vec<u8>, String> {
+    bytes_of(path, |_| Ok(()))
+}
+
+/// The contents of a file that nobody else may know.
+///
+/// # Errors
+/// If it cannot be read, is open to everybody, or belongs to another user; the text says which, without the path.
+pub fn read_private(path: &Path) -> Result<Vec<u8>, String> {
+    let own_uid = rustix::process::geteuid().as_raw();
+    bytes_of(path, |about| {
+        if about.mode() & 0o007 != 0 {
+            let mode = about.mode() & 0o7777;
+            return Err(format!("is open to everybody (mode {mode:04o}): expected 0600 or 0640"));
+        }
+        if about.uid() != 0 && about.uid() != own_uid {
+            return Err(format!("belongs to user {}: expected root or user {own_uid}", about.uid()));
+        }
+        Ok(())
+    })
+}
+
+fn bytes_of(path: &Path, allowed: impl FnOnce(&Metadata) -> Result<(), String>) -> Result<Vec<u8>, String> {
+    // A pipe would be waited for.
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = File::options().read(true).custom_flags(nonblocking).open(path);
+    let file = file.map_err(|e| format!("cannot be opened: {e}"))?;
+    let about = file.metadata().map_err(|e| format!("cannot be looked at: {e}"))?;
+    if !about.is_file() || about.len() > FILE_BYTES {
+        return Err(format!("expected a file of at most {} KiB", FILE_BYTES >> 10));
+    }
+    allowed(&about)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES).read_to_end(&mut bytes).map_err(|e| format!("cannot be read: {e}"))?;
+    Ok(bytes)
+}
