@@ -18,5 +18,6 @@ mod flush;
 mod load;
 mod make;
 mod multicall;
+mod nbd_access;
 mod up;
 mod world;

@@ -86,8 +86,8 @@ fn several_exports() {
     let [ssd, hdd] = fresh(&dir, &["--writeback"]);
     let (a, b) = (dir.path("a"), dir.path("b"));
     let exports = [&a, &b].map(|s| format!("--export=nbd={s}"));
-    let up =
-        Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &exports[0], &exports[1], "--export=nbd=localhost:0"]);
+    let tcp = ["--export=nbd=localhost:0", "--nbd-allow-unauthenticated-tcp"];
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &exports[0], &exports[1], tcp[0], tcp[1]]);
     let ways = up.ready[0]["exports"].as_array().unwrap().clone();
     assert_eq!(ways.len(), 3);
     let mut first = Client::connect(Path::new(&a), "").unwrap();
