@@ -102,6 +102,14 @@ impl Endpoint {
         Err(last.unwrap_or_else(|| self.unresolved(std::io::ErrorKind::NotFound.into())))
     }
 
+    /// Whether the endpoint reaches no further than `reach`, without listening. Blocks while a host's name is resolved.
+    ///
+    /// # Errors
+    /// If it does, or no address is known.
+    pub fn check(&self, reach: Reach) -> Result<(), EndpointError> {
+        self.addresses(reach).map(drop)
+    }
+
     fn addresses(&self, reach: Reach) -> Result<Vec<Address>, EndpointError> {
         match self {
             Endpoint::Unix(path) => {

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use engine::VolumeRef;
 use export_nbd::codec::HandshakeEnd;
-use export_nbd::{
-    ConnectionEnd, ConnectionEvent, Endpoint, EndpointError, Exports, Observer, Server, ServerOptions, uri,
-};
+use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Server, ServerOptions, uri};
 
 use super::{Context, Way};
 use crate::failure::Failure;
@@ -42,10 +40,7 @@ pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
     let memory = access.memory.clone();
     let options = ServerOptions { observer: Some(observer), memory, ..ServerOptions::default() };
     let server = Server::new(context.driver.handle(), exports, options);
-    let listener = endpoint.bind(context.driver.reactor(), access.reach()).map_err(|e| match e {
-        EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
-        other => other.into(),
-    })?;
+    let listener = endpoint.bind(context.driver.reactor(), access.reach())?;
     let address = listener.address().clone();
     // A unix socket is protected by its mode.
     let tls = access.tls.clone().filter(|_| matches!(address, blockio::Address::Tcp(_)));

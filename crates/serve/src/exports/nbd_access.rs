@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use export_nbd::{Endpoint, Reach, TlsConfig};
+use export_nbd::{Endpoint, EndpointError, Reach, TlsConfig};
 use io::MemoryBudget;
 
 use crate::failure::Failure;
@@ -61,14 +61,13 @@ impl NbdAccess {
     /// Refuses an endpoint that would be open to others than the operator has let in.
     ///
     /// # Errors
-    /// If it is TCP without access control, and nobody asked for that.
+    /// If it is TCP without access control, and nobody asked for that, or not for that much.
     pub fn check(&self, endpoint: &Endpoint) -> Result<(), Failure> {
-        match endpoint {
-            Endpoint::Tcp { .. } if self.reach() == Reach::Sockets => {
-                Err(Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)))
-            }
-            _ => Ok(()),
-        }
+        endpoint.check(self.reach()).map_err(|e| match e {
+            EndpointError::Open(_) => Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)),
+            EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
+            other => other.into(),
+        })
     }
 
     /// How far an endpoint may reach.
