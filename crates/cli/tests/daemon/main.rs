@@ -15,6 +15,7 @@ mod halfway;
 mod life;
 mod many;
 mod names;
+mod nbd;
 mod place;
 mod prometheus;
 mod settings;
