@@ -4,6 +4,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use io::MemoryBudget;
+
+/// All sets of the process together may take this part of the memory for what their superblocks make them allocate.
+const SHARE_OF_SETS: u64 = 2;
 
 /// What is assumed where the system does not say.
 const ASSUMED_BYTES: u64 = 1 << 30;
@@ -14,6 +20,12 @@ pub fn available_bytes() -> u64 {
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
     let limit = group.and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), &group));
     host.unwrap_or(ASSUMED_BYTES).min(limit.unwrap_or(u64::MAX))
+}
+
+/// The budget from which every set of the process takes what its superblock asks for.
+pub fn budget_of_sets() -> MemoryBudget {
+    static BUDGET: OnceLock<MemoryBudget> = OnceLock::new();
+    BUDGET.get_or_init(|| MemoryBudget::new(available_bytes() / SHARE_OF_SETS)).clone()
 }
 
 fn total_bytes(meminfo: &str) -> Option<u64> {

@@ -20,7 +20,7 @@ use crate::events::{EventLog, WINDOW};
 use crate::failure::Failure;
 use crate::kept::Kept;
 use crate::tunables::{Owner, Setting};
-use crate::{message, superblock};
+use crate::{message, ram, superblock};
 
 /// How long what happens after an event is collected before it is told.
 const TOGETHER: Nanos = Nanos::from_ms(250);
@@ -156,7 +156,8 @@ impl Session {
         let Devices { cache, backings } = devices;
         let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
         let kept = Kept::open(&disk, &superblock)?;
-        let options = SetOptions { seed: seed(), survivor: kept.survivor(), ..SetOptions::default() };
+        let memory = ram::budget_of_sets();
+        let options = SetOptions { seed: seed(), survivor: kept.survivor(), memory, ..SetOptions::default() };
         let session = Session::new(Some(CacheSet::open(disk, options).await?), kept);
         session.log_events();
         let attached = session.attach_all(backings).await;

@@ -250,7 +250,9 @@ async fn drain(
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
     // What a process that was killed had answered is to be written back, too.
-    let options = SetOptions { seed: session::seed(), survivor: kept.survivor(), ..SetOptions::default() };
+    let memory = serve::ram::budget_of_sets();
+    let options =
+        SetOptions { seed: session::seed(), survivor: kept.survivor(), memory, ..SetOptions::default() };
     let set = CacheSet::open(cache, options).await?;
     let log = EventLog::default();
     log.log(&set.take_events());

@@ -12,6 +12,7 @@ mod audit;
 mod clients;
 mod copies;
 mod halfway;
+mod huge;
 mod life;
 mod many;
 mod names;
