@@ -23,3 +23,10 @@ fn a_lying_backing_device_is_found_out() {
     let n = failures(Lying::Backing);
     assert!(n > 10, "{n} of 150 seeds noticed it");
 }
+
+/// Memory that outlives the process and is believed although the cache device lost its power shows data that never was.
+#[test]
+fn a_crash_log_that_is_believed_after_a_loss_of_power_is_found_out() {
+    let n = failures(Lying::CrashLog);
+    assert!(n > 0, "no seed of 150 noticed it");
+}

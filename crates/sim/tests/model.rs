@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use sim::disk::Landmark;
 use sim::plan::{Plan, Request};
 use sim::report::Report;
 use sim::run::{run, run_seed};
@@ -76,7 +77,13 @@ fn everything_is_exercised() {
         ("boots with unreadable sectors", r.unreadable, 8),
         ("devices that went away", r.outages, 100),
         ("devices that came back", r.outages_that_end, 40),
+        ("deaths after which all that was answered is there", r.strict_kills, 100),
+        ("crashes at a landmark", r.aimed, 100),
+        ("boots with a device that hangs", r.hangs, 5),
     ];
+    for (landmark, n) in Landmark::ALL.iter().zip(r.landmarks) {
+        assert!(n >= 20, "{landmark:?}: expected at least 20, found {n}");
+    }
     for (what, found, at_least) in all {
         assert!(found >= at_least, "{what}: expected at least {at_least}, found {found}; {r:#?}");
     }

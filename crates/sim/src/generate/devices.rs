@@ -64,6 +64,8 @@ pub(super) fn layout(rng: &mut Rng, life: Life) -> Layout {
     let block_sectors = if logical_block_bytes == 4096 { 8 } else { one_of(rng, &[1, 1, 2, 8]) };
     let more = match life {
         _ if big => rng.below(64),
+        // With small buckets the list of the journal's is longer than the first sector of the superblock.
+        Life::Brief if rng.chance(1, 6) => 200 + rng.below(60),
         Life::Brief => rng.below(60),
         Life::Pressure => rng.below(20),
         _ => rng.below(3) * 64 + rng.below(400),
@@ -94,7 +96,7 @@ pub(super) fn layout(rng: &mut Rng, life: Life) -> Layout {
 /// Size of the flash-only volume; 0 for none.
 pub(super) fn flash(rng: &mut Rng, life: Life, layout: &Layout) -> u64 {
     let parts = match life {
-        Life::Brief => 1,
+        Life::Brief => one_of(rng, &[1, 2]),
         Life::Pressure | Life::Churn => one_of(rng, &[8, 10, 12]),
         _ => one_of(rng, &[1, 2, 5]),
     };

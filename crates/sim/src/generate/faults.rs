@@ -74,7 +74,7 @@ impl Mix {
 
     /// When a boot crashes, and what is left. `effects`: when at the latest, about. `ends`: answers at which a series of
     /// requests ends.
-    pub(super) fn crash(&self, rng: &mut Rng, boot: &mut Boot, effects: u64, ends: &[u64]) {
+    pub(super) fn crash(&self, rng: &mut Rng, boot: &mut Boot, (effects, first): (u64, bool), ends: &[u64]) {
         boot.cut = self.cut(rng);
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         boot.cut_with_faults = boot.faults.is_some() && rng.chance(1, 2);
@@ -100,8 +100,18 @@ impl Mix {
             let most = one_of(rng, &[4, 12, 40]);
             boot.crash_in_durable_write = Some(1 + rng.below(most));
         }
-        if rng.below(100) < self.aim_percent {
-            boot.aim = Some(self.aim(rng, boot.requests.len() as u64, ends));
+        if first && rng.chance(1, 10) {
+            // While the set is initialised.
+            let at = one_of(rng, &[Landmark::Superblock, Landmark::Superblock, Landmark::Entry]);
+            boot.aim = Some(Aim { at, nth: 1, effects: one_of(rng, &[0, 0, 1, 2]) });
+        } else if rng.below(100) < self.aim_percent {
+            let fills = first && matches!(self.life, Life::Pressure | Life::Forest | Life::Churn);
+            let mut aim = self.aim(rng, boot.requests.len() as u64, ends);
+            if fills {
+                // The devices are to fill up first.
+                aim.nth += rng.below(500);
+            }
+            boot.aim = Some(aim);
             // It comes too late to spoil the aim, if anything.
             boot.crash = Some(effects + rng.below(effects));
             boot.crash_in_durable_write = None;

@@ -50,6 +50,8 @@ pub(super) struct Mix {
     pub(super) fua_percent: u64,
     /// Of the requests so many begin a series at one place.
     pub(super) series_percent: u64,
+    /// In so many boots all requests go to one volume.
+    pub(super) one_volume_percent: u64,
     pub(super) max_pause: Nanos,
     pub(super) habits: Vec<Habit>,
     pub(super) acts_per_hundred: u64,
@@ -102,7 +104,8 @@ impl Mix {
             hot_percent: one_of(rng, &[0, 50, 90]),
             sequential_percent: one_of(rng, &[0, 20, 80]),
             fua_percent: one_of(rng, &[0, 5, 50]),
-            series_percent: one_of(rng, &[0, 0, 5, 20]),
+            series_percent: one_of(rng, &[0, 0, 10, 30]),
+            one_volume_percent: one_of(rng, &[0, 0, 50]),
             max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
             habits: Habit::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
             acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
@@ -207,10 +210,12 @@ pub(super) enum Lean {
     Places,
     /// A device hangs while others work.
     Hanging,
+    /// The ring of the journal goes around, and the power fails where it does.
+    Wrapping,
 }
 
 impl Lean {
-    const ALL: [Lean; 11] = [
+    const ALL: [Lean; 14] = [
         Lean::Toggling,
         Lean::Failing,
         Lean::Failing,
@@ -221,7 +226,10 @@ impl Lean {
         Lean::Tearing,
         Lean::Bridging,
         Lean::Places,
+        Lean::Places,
+        Lean::Places,
         Lean::Hanging,
+        Lean::Wrapping,
     ];
 
     /// None, one or two.
@@ -265,6 +273,7 @@ impl Mix {
             Lean::Discarding => self.lean_discarding(rng, layout),
             Lean::Bridging => self.lean_bridging(rng),
             Lean::Places => self.lean_places(rng),
+            Lean::Wrapping => self.lean_wrapping(rng, layout),
             Lean::Dying => {
                 let t = &mut Tilt(rng);
                 t.to(&mut self.kill_percent, &[60]);
@@ -388,12 +397,37 @@ impl Mix {
         let t = &mut Tilt(rng);
         t.to(&mut self.depth, &[1, 1, 2]);
         t.to(&mut self.series_percent, &[50, 100]);
-        t.to(&mut self.requests, &[10, 30]);
+        t.to(&mut self.one_volume_percent, &[80]);
+        t.to(&mut self.requests, &[5, 10, 30]);
         t.to(&mut self.max_pause, &[Nanos::from_ms(20), Nanos::from_ms(200)]);
         t.to(&mut self.aim_percent, &[80]);
         t.to(&mut self.crash_effects, &[1000]);
         if t.0.chance(5, 6) {
             self.aims = vec![Landmark::Answer, Landmark::DurableAnswer];
+        }
+    }
+
+    fn lean_wrapping(&mut self, rng: &mut Rng, layout: &mut Layout) {
+        let t = &mut Tilt(rng);
+        (layout.block_sectors, layout.logical_block_bytes) = (1, 512);
+        t.to(&mut layout.bucket_sectors, &[16, 32, 128, 128]);
+        for b in &mut layout.backings {
+            (b.block_sectors, b.logical_block_bytes) = (1, 512);
+        }
+        t.to(&mut self.max_sectors, &[1, 8]);
+        t.to(&mut self.align_sectors, &[1]);
+        t.to(&mut self.fua_percent, &[0, 5, 50]);
+        t.to(&mut self.weights.write, &[80]);
+        t.to(&mut self.weights.flush, &[5, 20]);
+        t.to(&mut self.requests, &[200, 400]);
+        t.to(&mut self.hot_percent, &[0]);
+        t.to(&mut self.depth, &[4, 16]);
+        t.to(&mut self.keeps.0, &[Keep::Some(4), Keep::Some(1)]);
+        t.to(&mut self.aim_percent, &[80]);
+        t.to(&mut self.crash_effects, &[3000]);
+        if t.0.chance(5, 6) {
+            self.aims =
+                vec![Landmark::RingReuse, Landmark::RingReuse, Landmark::RingStep, Landmark::ChainSwitch];
         }
     }
 }

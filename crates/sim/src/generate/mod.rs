@@ -93,7 +93,7 @@ impl Drawn {
         let (requests, effects) = mix.length(rng, number, boot.faults.as_ref());
         let script = mix.script(rng, requests, &self.sizes, &boot.absent);
         (boot.requests, boot.acts) = (script.requests, script.acts);
-        mix.crash(rng, &mut boot, effects, &script.ends);
+        mix.crash(rng, &mut boot, (effects, number == 0), &script.ends);
         boot
     }
 }

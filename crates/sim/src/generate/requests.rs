@@ -42,6 +42,7 @@ impl Mix {
         let mut script = Script::default();
         let mut last_ends = vec![0; sizes.len()];
         let backings = sizes.len();
+        let only = (rng.below(100) < self.one_volume_percent).then(|| rng.below(sizes.len() as u64) as usize);
         let every = 100_u64.checked_div(self.acts_per_hundred).unwrap_or(u64::MAX);
         let mut next_act = 0;
         while (script.requests.len() as u64) < requests {
@@ -50,7 +51,7 @@ impl Mix {
                 next_act = at + every;
                 script.acts.extend(self.act(rng, backings).into_iter().map(|a| (at, a)));
             }
-            let volume = rng.below(sizes.len() as u64) as usize;
+            let volume = only.unwrap_or_else(|| rng.below(sizes.len() as u64) as usize);
             if rng.below(100) < self.series_percent {
                 self.series(rng, volume, sizes[volume], &mut script);
             } else {
@@ -130,37 +131,82 @@ impl Mix {
             let first = if rng.chance(1, 2) { first } else { start };
             (first, LARGE_ZEROES.next_multiple_of(8).min(size - first))
         };
-        for _ in 0..3 + rng.below(8) {
-            let fua = rng.chance(1, 3);
-            let request = match rng.below(20) {
-                0..5 => {
-                    let (start, sectors) = near(rng);
-                    Request::Write { start, sectors, fua }
-                }
-                5..9 => {
-                    let (start, sectors) = near(rng);
-                    Request::Read { start, sectors }
-                }
-                9..12 => {
-                    let (start, sectors) = near(rng);
-                    Request::Discard { start, sectors }
-                }
-                12..15 => {
-                    let (start, sectors) = if rng.chance(1, 2) { large(rng) } else { near(rng) };
-                    Request::Zeroes { start, sectors, fua, may_unmap: rng.chance(1, 2) }
-                }
-                15..17 => Request::Flush,
-                17 => {
-                    let at = script.requests.len() as u64;
-                    script.acts.extend(self.series_act(rng, volume).into_iter().map(|a| (at, a)));
-                    Request::Pause { ns: rng.below(100_000_000) }
-                }
-                _ => Request::Pause { ns: rng.below(self.max_pause.0 + 1) },
-            };
-            script.requests.push((volume, request));
+        for kind in self.kinds(rng) {
+            let (near, large) = (near(rng), large(rng));
+            let steps = self.step(rng, kind, near, large);
+            let at = script.requests.len() as u64;
+            if kind == Step::Other {
+                script.acts.extend(self.series_act(rng, volume).into_iter().map(|a| (at, a)));
+            }
+            script.requests.extend(steps.into_iter().map(|r| (volume, r)));
         }
         // Reads and pauses are no answers that a crash is aimed at.
         let counts = |(_, r): &&(usize, Request)| !matches!(r, Request::Read { .. } | Request::Pause { .. });
         script.ends.push(script.requests.iter().filter(counts).count() as u64);
     }
+    /// The steps of a series: any, or some that differ, in any order.
+    fn kinds(&self, rng: &mut Rng) -> Vec<Step> {
+        if rng.chance(1, 3) {
+            let n = 3 + rng.below(8);
+            return (0..n).map(|_| one_of(rng, &Step::ALL)).collect();
+        }
+        let mut deck = if rng.chance(2, 3) { Step::DURABLE.to_vec() } else { Step::ALL.to_vec() };
+        let n = (3 + rng.below(4)).min(deck.len() as u64);
+        (0..n).map(|_| deck.swap_remove(rng.below(deck.len() as u64) as usize)).collect()
+    }
+
+    /// A step of a series: a request near the place, or a large one around it.
+    fn step(&self, rng: &mut Rng, kind: Step, near: (u64, u64), large: (u64, u64)) -> Vec<Request> {
+        let pause = |rng: &mut Rng| Request::Pause { ns: rng.below(self.max_pause.0 + 1) };
+        let (start, sectors) = near;
+        match kind {
+            Step::Write => vec![Request::Write { start, sectors, fua: false }],
+            Step::DurableWrite | Step::AgainDurable => vec![Request::Write { start, sectors, fua: true }],
+            // What was read is on its way into the cache for a while.
+            Step::Read => vec![Request::Read { start, sectors }, pause(rng)],
+            Step::Discard => vec![Request::Discard { start, sectors }],
+            Step::Zeroes | Step::DurableZeroes => {
+                let (start, sectors) = if rng.chance(2, 3) { large } else { near };
+                let fua = kind == Step::DurableZeroes;
+                vec![Request::Zeroes { start, sectors, fua, may_unmap: rng.chance(1, 2) }]
+            }
+            Step::Flush => vec![Request::Flush],
+            Step::Other | Step::Pause => vec![pause(rng)],
+        }
+    }
+}
+
+/// A step of a series.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Write,
+    DurableWrite,
+    AgainDurable,
+    Read,
+    Discard,
+    Zeroes,
+    DurableZeroes,
+    Flush,
+    /// The operator does something, most often to the mode.
+    Other,
+    Pause,
+}
+
+impl Step {
+    const ALL: [Step; 10] = [
+        Step::Write,
+        Step::DurableWrite,
+        Step::AgainDurable,
+        Step::Read,
+        Step::Discard,
+        Step::Zeroes,
+        Step::DurableZeroes,
+        Step::Flush,
+        Step::Other,
+        Step::Pause,
+    ];
+
+    /// Those of which each promises something, or may take it back.
+    const DURABLE: [Step; 6] =
+        [Step::DurableWrite, Step::AgainDurable, Step::Read, Step::Discard, Step::DurableZeroes, Step::Other];
 }

@@ -63,6 +63,10 @@ pub(super) fn lean(rng: &mut Rng, lean: Lean, s: &mut Settings) {
             tilt(&mut |s, rng| s.journal_delay_ms = one_of(rng, &[2000, 30_000]));
             tilt(&mut |s, _| (s.cutoffs, s.congestion, s.sequential_cutoff) = ((70, 90), false, 0));
         }
+        Lean::Wrapping => {
+            tilt(&mut |s, rng| s.journal_delay_ms = one_of(rng, &[100, 2000]));
+            tilt(&mut |s, _| (s.cutoffs, s.congestion, s.sequential_cutoff) = ((70, 90), false, 0));
+        }
         Lean::Dying | Lean::Hanging => {}
     }
 }
