@@ -41,9 +41,12 @@ const SERVED_BY_OTHERS: [&str; 5] = ["nbd", "rbd", "drbd", "ublkb", "zd"];
 /// The incarnation of a block device, or of the device under a file.
 ///
 /// # Errors
-/// If there is no such device, or the system does not say what it is.
+/// If the system cannot say now what it is, for example without a descriptor.
 pub fn incarnation(path: &Path) -> io::Result<Incarnation> {
-    Host { sys: "/sys".into() }.of(path)
+    match (Host { sys: "/sys".into() }.of(path)) {
+        Err(e) if is_absent(&e) => Ok(Incarnation::Unknown(format!("{}: {e}", path.display()))),
+        other => other,
+    }
 }
 
 /// Where the kernel says what devices there are.
@@ -126,21 +129,21 @@ impl Host {
         if level > MOST_LEVELS {
             return Ok(Incarnation::Unknown(format!("{name}: more than {MOST_LEVELS} levels of devices")));
         }
-        let Some(diskseq) = read(&directory.join("diskseq")) else {
+        let Some(diskseq) = read(&directory.join("diskseq"))? else {
             return Ok(Incarnation::Unknown(format!("{name}: no diskseq, which Linux has from 5.15 on")));
         };
         let own = format!("{name} {diskseq}");
         let below = directory.join("slaves");
-        if fs::read_dir(&below).is_ok_and(|mut members| members.next().is_some()) {
+        if has_members(&below)? {
             return Ok(join(own, self.of_all(&below, level)?));
         }
-        if let Some(file) = read(&directory.join("loop/backing_file")) {
+        if let Some(file) = read(&directory.join("loop/backing_file"))? {
             return self.of_loop_device(own, Path::new(&file), level);
         }
-        if read(&directory.join("queue/write_cache")).is_some_and(|kind| kind == "write through") {
+        if read(&directory.join("queue/write_cache"))?.is_some_and(|kind| kind == "write through") {
             return Ok(Incarnation::Known(own));
         }
-        Ok(match reached_over(&directory, &name) {
+        Ok(match reached_over(&directory, &name)? {
             None => Incarnation::Known(own),
             Some(how) => {
                 Incarnation::Unknown(format!("{name}: has a volatile cache and is reached over {how}"))
@@ -149,8 +152,12 @@ impl Host {
     }
 
     fn of_loop_device(&self, own: String, file: &Path, level: usize) -> io::Result<Incarnation> {
-        let Ok(meta) = fs::metadata(file) else {
-            return Ok(Incarnation::Unknown(format!("{own}: its file {} is not there", file.display())));
+        let meta = match fs::metadata(file) {
+            Ok(meta) => meta,
+            Err(e) if is_absent(&e) => {
+                return Ok(Incarnation::Unknown(format!("{own}: its file {} is not there", file.display())));
+            }
+            Err(e) => return Err(e),
         };
         let below = match meta.file_type().is_block_device() {
             true => self.of_block_device(numbers(meta.rdev()), level + 1)?,
@@ -164,7 +171,7 @@ impl Host {
         let mut members = Vec::new();
         for member in fs::read_dir(directory)? {
             let path = member?.path();
-            let text = read(&path.join("dev"));
+            let text = read(&path.join("dev"))?;
             let device = text.as_deref().and_then(|t| t.split_once(':'));
             let device = device.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
             match device {
@@ -190,9 +197,26 @@ fn mounted_from(file_system: Numbers) -> io::Result<Option<PathBuf>> {
     Ok(mount.map(|m| PathBuf::from(m.source)).filter(|source| source.starts_with("/dev")))
 }
 
-/// One line of sysfs.
-fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+/// One line of sysfs, if there is such a file. Any other reason not to read it says nothing about the device.
+fn read(path: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(e) if is_absent(&e) => Ok(None),
+        Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
+    }
+}
+
+/// Whether a directory of sysfs has anything in it.
+fn has_members(path: &Path) -> io::Result<bool> {
+    match fs::read_dir(path) {
+        Ok(mut members) => Ok(members.next().is_some()),
+        Err(e) if is_absent(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn is_absent(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn join(own: String, below: Incarnation) -> Incarnation {
@@ -203,41 +227,46 @@ fn join(own: String, below: Incarnation) -> Incarnation {
 }
 
 /// The network or process that is between the host and the disk, if there is one.
-fn reached_over(directory: &Path, name: &str) -> Option<String> {
+fn reached_over(directory: &Path, name: &str) -> io::Result<Option<String>> {
     let served = |driver: &&str| {
         name.strip_prefix(driver).is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
     };
     if let Some(driver) = SERVED_BY_OTHERS.iter().find(|driver| served(driver)) {
-        return Some((*driver).to_owned());
+        return Ok(Some((*driver).to_owned()));
     }
     let part = |prefix: &str| {
         directory.components().any(|c| c.as_os_str().to_str().is_some_and(|c| c.starts_with(prefix)))
     };
     if part("session") {
-        return Some("iSCSI".into());
+        return Ok(Some("iSCSI".into()));
     }
     if part("rport-") {
-        return Some("Fibre Channel".into());
+        return Ok(Some("Fibre Channel".into()));
     }
     if name.starts_with("nvme") {
-        let transports = nvme_transports(&directory.join("device"));
+        let transports = nvme_transports(&directory.join("device"))?;
         let remote = transports.iter().find(|transport| *transport != "pcie");
-        return match (remote, transports.is_empty()) {
+        return Ok(match (remote, transports.is_empty()) {
             (Some(remote), _) => Some(format!("NVMe {remote}")),
             (None, true) => Some("an NVMe transport that the kernel does not name".into()),
             (None, false) => None,
-        };
+        });
     }
-    None
+    Ok(None)
 }
 
 /// How a namespace's controllers are reached: it has one, or a subsystem with several.
-fn nvme_transports(device: &Path) -> Vec<String> {
-    if let Some(transport) = read(&device.join("transport")) {
-        return vec![transport];
+fn nvme_transports(device: &Path) -> io::Result<Vec<String>> {
+    if let Some(transport) = read(&device.join("transport"))? {
+        return Ok(vec![transport]);
     }
-    let Ok(members) = fs::read_dir(device) else { return Vec::new() };
-    members.flatten().filter_map(|member| read(&member.path().join("transport"))).collect()
+    let mut transports = Vec::new();
+    if has_members(device)? {
+        for member in fs::read_dir(device)? {
+            transports.extend(read(&member?.path().join("transport"))?);
+        }
+    }
+    Ok(transports)
 }
 
 #[cfg(test)]

@@ -43,27 +43,20 @@ impl Kept {
         };
         let path = dir.join(format!("{}-{a:x}-{b:x}.kept", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
+        let unread =
+            "what an earlier process has answered and not flushed may be in it, and it cannot be read";
         let incarnation = match blockio::incarnation(device) {
             Ok(Incarnation::Known(words)) => words,
-            Ok(Incarnation::Unknown(why)) => return Ok(Kept::untrusted(&path, why)),
-            Err(e) => return Ok(Kept::untrusted(&path, format!("{}: {e}", device.display()))),
+            Ok(Incarnation::Unknown(why)) => return Kept::untrusted(&path, something, why),
+            // The device may be what it was, and what was kept for it may count.
+            Err(e) => return Err(Failure::at(device, "cannot find out what the device is", e)),
         };
         match KeptFile::open(&path, &incarnation) {
             Ok(file) => {
-                if let Some(before) = file.forgotten() {
-                    message::warn(format!(
-                        "{}: was {before} when a process died, and is {incarnation} now: it may have lost its power. \
-                         Writes that were answered and not flushed are not restored",
-                        device.display()
-                    ));
-                }
+                warn_of_forgotten(device, &file, &incarnation);
                 Ok(Kept { file: Some(Rc::new(file)), why_not: None })
             }
-            Err(e) if something => Err(Failure::at(
-                &path,
-                "what an earlier process has answered and not flushed may be in it, and it cannot be read",
-                e,
-            )),
+            Err(e) if something => Err(Failure::at(&path, unread, e)),
             Err(e) => {
                 // What may be left of the attempt is empty.
                 let _ = std::fs::remove_file(&path);
@@ -74,12 +67,14 @@ impl Kept {
     }
 
     /// Nothing tells whether such a device has lost its power since: what was kept for it does not count.
-    fn untrusted(path: &Path, why: String) -> Kept {
-        let _ = std::fs::remove_file(path);
-        Kept {
-            file: None,
-            why_not: Some(format!("{why}: a loss of power of the device alone would not be noticed")),
+    fn untrusted(path: &Path, something: bool, why: String) -> Result<Kept, Failure> {
+        if something {
+            let file = KeptFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
+            warn_of_forgotten(path, &file, "not known");
+            file.remove();
         }
+        let why_not = format!("{why}: a loss of power of the device alone would not be noticed");
+        Ok(Kept { file: None, why_not: Some(why_not) })
     }
 
     /// For the engine.
@@ -97,5 +92,16 @@ impl Kept {
         if let Some(file) = &self.file {
             file.remove();
         }
+    }
+}
+
+/// Says that what was kept for another incarnation of the device does not count.
+fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
+    if let Some(before) = file.forgotten() {
+        message::warn(format!(
+            "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost its power. \
+             Writes that were answered and not flushed are not restored",
+            device.display()
+        ));
     }
 }
