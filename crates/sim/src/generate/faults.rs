@@ -120,6 +120,11 @@ impl Mix {
 
     fn aim(&self, rng: &mut Rng, requests: u64, ends: &[u64]) -> Aim {
         let at = one_of(rng, &self.aims);
+        if let (Landmark::Answer, Some(end)) = (at, ends.last())
+            && rng.below(100) < self.exact_percent
+        {
+            return Aim { at, nth: (*end).max(1), effects: one_of(rng, &[0, 0, 0, 1]) };
+        }
         let nth = match at {
             Landmark::Answer if !ends.is_empty() && rng.chance(3, 4) => {
                 // The last request of a series, or one of those before it.

@@ -59,6 +59,8 @@ pub(super) struct Mix {
     pub(super) crash_effects: u64,
     pub(super) aim_percent: u64,
     pub(super) aims: Vec<Landmark>,
+    /// Of the crashes that are aimed at an answer so many come right after the last one of a series.
+    pub(super) exact_percent: u64,
     pub(super) kill_percent: u64,
     pub(super) partial_percent: u64,
     pub(super) late_percent: u64,
@@ -113,6 +115,7 @@ impl Mix {
             crash_effects: 0,
             aim_percent: one_of(rng, &[0, 30, 60]),
             aims: some_of(rng, &Landmark::ALL),
+            exact_percent: 40,
             kill_percent: one_of(rng, &[0, 0, 50]),
             partial_percent: one_of(rng, &[5, 20, 40]),
             late_percent: one_of(rng, &[0, 0, 30]),
@@ -272,7 +275,7 @@ impl Mix {
             Lean::Tearing => self.lean_tearing(rng, layout),
             Lean::Discarding => self.lean_discarding(rng, layout),
             Lean::Bridging => self.lean_bridging(rng),
-            Lean::Places => self.lean_places(rng),
+            Lean::Places => self.lean_places(rng, layout),
             Lean::Wrapping => self.lean_wrapping(rng, layout),
             Lean::Dying => {
                 let t = &mut Tilt(rng);
@@ -393,17 +396,25 @@ impl Mix {
         t.to(&mut self.depth, &[16]);
     }
 
-    fn lean_places(&mut self, rng: &mut Rng) {
+    fn lean_places(&mut self, rng: &mut Rng, layout: &mut Layout) {
         let t = &mut Tilt(rng);
-        t.to(&mut self.depth, &[1, 1, 2]);
-        t.to(&mut self.series_percent, &[50, 100]);
-        t.to(&mut self.one_volume_percent, &[80]);
-        t.to(&mut self.requests, &[5, 10, 30]);
+        for b in &mut layout.backings {
+            // Room for what is large enough to go past the cache.
+            let larger = b.data_sectors + 512;
+            t.to(&mut b.data_sectors, &[larger]);
+        }
+        t.to(&mut self.depth, &[1]);
+        t.to(&mut self.series_percent, &[100]);
+        t.to(&mut self.one_volume_percent, &[90]);
+        // One series, or some.
+        t.to(&mut self.requests, &[1, 1, 1, 20]);
         t.to(&mut self.max_pause, &[Nanos::from_ms(20), Nanos::from_ms(200)]);
-        t.to(&mut self.aim_percent, &[80]);
+        t.to(&mut self.aim_percent, &[90]);
+        t.to(&mut self.exact_percent, &[90]);
         t.to(&mut self.crash_effects, &[1000]);
+        t.to(&mut self.kill_percent, &[0, 20]);
         if t.0.chance(5, 6) {
-            self.aims = vec![Landmark::Answer, Landmark::DurableAnswer];
+            self.aims = vec![Landmark::Answer];
         }
     }
 
