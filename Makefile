@@ -5,7 +5,7 @@ CARGO ?= cargo
 SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hls]* packaging/debian/p* \
 	tests/vm/guest/init tests/vm/host/*.sh)
 
-.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build
+.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
@@ -13,7 +13,7 @@ help:
 	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
-	@echo 'make lint   formatting, clippy, documentation, shell scripts'
+	@echo 'make lint   formatting, clippy, documentation, shell scripts, dependencies (make deny)'
 	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
 	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
@@ -50,6 +50,10 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) clippy -p ubcache-vm --features vm --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
+	scripts/deny
+
+deny:
+	@scripts/deny
 
 bench:
 	@scripts/deps all
