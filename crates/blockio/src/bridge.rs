@@ -8,12 +8,16 @@
 //!
 //! Invariants: a sender that is told `Ok` has its request received or, if the receiver goes away,
 //! dropped, which the request's `Reply` reports to whoever waits; nobody waits for a side that is gone.
+//! `tests/bridge_interleavings.rs` compiles this file with loom's locks and tries every interleaving, so locks come from
+//! `super::sync`, and nothing else here synchronises.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
+
+use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code that can panic runs under these locks, so a poisoned one is still whole.

@@ -33,6 +33,7 @@ mod registered;
 mod signals;
 mod signature;
 mod socket_op;
+mod sync;
 mod uring;
 pub mod users;
 mod wake;
