@@ -1,0 +1,304 @@
+//! The arithmetic of an entry against a model in plain numbers, at its edges and at random.
+//!
+//! The edges are tried exhaustively: the first and the last positions, sizes up to [`MAX_EXTENT`], the first and the last sector
+//! of the largest cache, each flag. What lies between them is sampled. A model checker (kani) would prove all of it; it brings a
+//! compiler of its own, which a build from the crate registry alone cannot have.
+
+use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
+use proptest::prelude::*;
+
+use super::{Entry, MAX_EXTENT, MAX_POSITION, PTR_MASK};
+
+/// Sectors of the largest cache.
+const CACHE_END: u64 = 1 << 43;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    Cache { offset: u64, generation: u8 },
+    Hole { seq: u64 },
+}
+
+/// An entry in plain numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Model {
+    start: u64,
+    end: u64,
+    is_dirty: bool,
+    target: Target,
+    is_unwritten: bool,
+    may_be_durable: bool,
+}
+
+impl Model {
+    fn of(e: Entry) -> Model {
+        let target = match e.is_tombstone() {
+            true => Target::Hole { seq: e.hole_seq().0 },
+            false => Target::Cache { offset: e.ptr().offset().0, generation: e.generation().0 },
+        };
+        Model {
+            start: e.start().0,
+            end: e.end().0,
+            is_dirty: e.dirty(),
+            target,
+            is_unwritten: e.is_unwritten(),
+            may_be_durable: e.may_be_durable(),
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.end - self.start
+    }
+
+    fn cut_front(mut self, n: u64) -> Model {
+        self.start += n;
+        if let Target::Cache { offset, .. } = &mut self.target {
+            *offset += n;
+        }
+        self
+    }
+
+    fn cut_back(mut self, n: u64) -> Model {
+        self.end -= n;
+        self
+    }
+
+    /// One entry for both, if there is one that says the same.
+    fn joined(self, right: Model, bucket_shift: u32) -> Option<Model> {
+        let follows = match (self.target, right.target) {
+            (Target::Hole { seq: a }, Target::Hole { seq: b }) => a == b,
+            (Target::Cache { offset: a, generation: g }, Target::Cache { offset: b, generation: h }) => {
+                a + self.size() == b && g == h && a >> bucket_shift == b >> bucket_shift
+            }
+            _ => false,
+        };
+        let alike = self.is_dirty == right.is_dirty
+            && self.is_unwritten == right.is_unwritten
+            && self.may_be_durable == right.may_be_durable;
+        let fits = self.end == right.start && self.size() + right.size() <= 65535;
+        (follows && alike && fits).then_some(Model { end: right.end, ..self })
+    }
+}
+
+/// The flags of an entry: unwritten, journaled. The second says nothing without the first.
+const FLAGS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
+
+fn build(model: (u64, u64, bool), target: Target, (unwritten, journaled): (bool, bool)) -> Entry {
+    let (end, size, dirty) = (Sector(model.0), Sectors(model.1), model.2);
+    let mut e = match target {
+        Target::Cache { offset, generation } => {
+            Entry::extent(end, size, dirty, Ptr::new(0, Sector(offset), Gen(generation)))
+        }
+        Target::Hole { seq } => Entry::tombstone(end, size, JournalSeq(seq)),
+    };
+    if unwritten {
+        e = e.unwritten();
+    }
+    if journaled {
+        e = e.journaled();
+    }
+    let built = Model::of(e);
+    assert_eq!(
+        (built.start, built.end, built.target),
+        (end.0 - size.0, end.0, target),
+        "what went in comes out"
+    );
+    assert_eq!(built.is_unwritten, unwritten);
+    assert_eq!(built.may_be_durable, !unwritten || journaled);
+    e
+}
+
+fn check_cuts(e: Entry, n: u64) {
+    let model = Model::of(e);
+    let (mut front, mut back) = (e, e);
+    front.cut_front(Sectors(n));
+    assert_eq!(Model::of(front), model.cut_front(n), "{e:?} without its first {n} sectors");
+    back.cut_back(Sectors(n));
+    assert_eq!(Model::of(back), model.cut_back(n), "{e:?} without its last {n} sectors");
+}
+
+/// `[start, end)` overlaps the entry.
+fn check_clipped(e: Entry, start: u64, end: u64) {
+    let model = Model::of(e);
+    let front = start.saturating_sub(model.start);
+    let back = model.end.saturating_sub(end);
+    let expected = model.cut_front(front).cut_back(back);
+    let clipped = e.clipped(Sector(start), Sector(end));
+    assert_eq!(Model::of(clipped), expected, "{e:?} inside [{start}, {end})");
+}
+
+fn check_join(left: Entry, right: Entry, bucket_shift: u32) {
+    let expected = Model::of(left).joined(Model::of(right), bucket_shift);
+    let mut joined = left;
+    let done = joined.try_join(right, bucket_shift);
+    assert_eq!(done, expected.is_some(), "{left:?} and {right:?} in buckets of 2^{bucket_shift} sectors");
+    assert_eq!(Model::of(joined), expected.unwrap_or(Model::of(left)), "{left:?} and {right:?}");
+}
+
+/// Targets of an extent of `size` sectors at the edges of the largest cache, and of holes.
+fn edge_targets(size: u64) -> Vec<Target> {
+    let mut all = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+    for offset in [0, 1, 127, CACHE_END / 2 - 1, CACHE_END - size - 1, CACHE_END - size] {
+        all.extend([0, 1, 255].map(|generation| Target::Cache { offset, generation }));
+    }
+    all
+}
+
+/// Sizes with their largest ends.
+const SIZES: [u64; 8] = [1, 2, 3, 8, 128, 32768, 65534, 65535];
+
+fn edge_ends(size: u64) -> [u64; 5] {
+    [size, size + 1, 1 << 46, MAX_POSITION.0 - 1, MAX_POSITION.0]
+}
+
+fn for_each_edge(mut act: impl FnMut(Entry)) {
+    for size in SIZES {
+        for end in edge_ends(size) {
+            for target in edge_targets(size) {
+                for flags in FLAGS {
+                    for dirty in [false, true] {
+                        if !(dirty && matches!(target, Target::Hole { .. })) {
+                            act(build((end, size, dirty), target, flags));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn edges_are_cut_and_clipped_as_the_model_says() {
+    for_each_edge(|e| {
+        let (start, end, size) = (e.start().0, e.end().0, e.size().0);
+        for n in [0, 1, 2, size / 2, size.saturating_sub(2), size - 1] {
+            if n < size {
+                check_cuts(e, n);
+            }
+        }
+        let inner = [start, start + 1, start + size / 2, end - 1];
+        for from in inner.into_iter().chain([0, start.saturating_sub(1)]) {
+            for to in inner.map(|s| s + 1).into_iter().chain([u64::MAX]) {
+                if from < to && from < end && to > start {
+                    check_clipped(e, from, to);
+                }
+            }
+        }
+    });
+}
+
+/// Right neighbours of `left` that differ from the one that would join in one thing or in none.
+fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
+    let m = Model::of(left);
+    let mut targets = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
+    for generation in [0, 1, 255] {
+        // A sum that carries out of the pointer's bits would look like the flags of a pointer to sector 0, or like a hole.
+        targets.push(Target::Cache { offset: 0, generation });
+        targets.push(Target::Hole { seq: u64::from(generation) });
+        if let Target::Cache { offset, .. } = m.target {
+            let next = offset + m.size();
+            targets.extend([next, next + 1].map(|offset| Target::Cache { offset, generation }));
+        }
+    }
+    let fits = |t: &Target| match t {
+        Target::Cache { offset, .. } => offset + size <= CACHE_END,
+        Target::Hole { .. } => true,
+    };
+    let ends = [m.end + size, m.end + size + 1].into_iter().filter(|&end| end <= MAX_POSITION.0);
+    ends.flat_map(|end| {
+        targets.iter().filter(|t| fits(t)).flat_map(move |&target| {
+            FLAGS.into_iter().flat_map(move |flags| {
+                let hole = matches!(target, Target::Hole { .. });
+                [false, true]
+                    .into_iter()
+                    .filter(move |&d| !(d && hole))
+                    .map(move |d| build((end, size, d), target, flags))
+            })
+        })
+    })
+    .collect()
+}
+
+/// A sum that left the pointer's bits made a hole out of the end of the largest cache, and an assertion failed.
+#[test]
+fn edges_join_as_the_model_says() {
+    let mut joins = 0;
+    for_each_edge(|left| {
+        for size in [1, 7, 65535 - left.size().0, 65535] {
+            if size == 0 {
+                continue;
+            }
+            for right in neighbours(left, size) {
+                for shift in [3, 7, 31] {
+                    check_join(left, right, shift);
+                    joins += usize::from({ left }.try_join(right, shift));
+                }
+            }
+        }
+    });
+    assert!(joins > 1000, "{joins} pairs joined: the neighbours miss what they are to try");
+}
+
+fn entries() -> impl Strategy<Value = Entry> {
+    let size = prop_oneof![1..=65535u64, 1..=16u64, 65500..=65535u64];
+    let target = (any::<bool>(), any::<u64>(), any::<u8>());
+    (size, any::<u64>(), target, 0..3usize, any::<bool>()).prop_map(|(size, at, target, flags, dirty)| {
+        let end = size + at % (MAX_POSITION.0 - size + 1);
+        let (is_hole, number, generation) = target;
+        let target = match is_hole {
+            true => Target::Hole { seq: number & PTR_MASK },
+            false => Target::Cache { offset: number % (CACHE_END - size + 1), generation },
+        };
+        build((end, size, dirty && !is_hole), target, FLAGS[flags])
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn any_part_is_what_the_model_says(e in entries(), a in any::<u64>(), b in any::<u64>()) {
+        let size = e.size().0;
+        check_cuts(e, a % size);
+        let from = a % size;
+        let to = from + 1 + b % (size - from);
+        check_clipped(e, e.start().0 + from, e.start().0 + to);
+    }
+
+    /// An entry that was cut in two joins again unless a bucket ends there, and is the same.
+    #[test]
+    fn two_halves_join_to_the_whole(e in entries(), at in any::<u64>(), shift in 3..=31u32) {
+        prop_assume!(e.size().0 > 1);
+        let n = 1 + at % (e.size().0 - 1);
+        let (mut left, mut right) = (e, e);
+        left.cut_back(Sectors(e.size().0 - n));
+        right.cut_front(Sectors(n));
+        check_join(left, right, shift);
+        check_join(right, left, shift);
+        if left.try_join(right, shift) {
+            prop_assert_eq!(left, e);
+        }
+    }
+
+    #[test]
+    fn strangers_join_as_the_model_says(a in entries(), b in entries(), shift in 3..=31u32) {
+        check_join(a, b, shift);
+    }
+}
+
+#[test]
+#[should_panic(expected = "ending at")]
+fn positions_end_at_47_bits() {
+    let _ = Entry::extent(Sector(MAX_POSITION.0 + 1), Sectors(1), false, Ptr::new(0, Sector(0), Gen(0)));
+}
+
+#[test]
+#[should_panic(expected = "extent of 65536 sectors")]
+fn sizes_end_at_16_bits() {
+    let _ = Entry::tombstone(Sector(1 << 20), MAX_EXTENT + Sectors(1), JournalSeq(1));
+}
+
+#[test]
+#[should_panic(expected = "leaves nothing")]
+fn a_cut_leaves_a_sector() {
+    Entry::tombstone(Sector(8), Sectors(8), JournalSeq(1)).cut_front(Sectors(8));
+}
