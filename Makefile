@@ -5,7 +5,7 @@ CARGO ?= cargo
 SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hls]* packaging/debian/p* \
 	tests/vm/guest/init tests/vm/host/*.sh)
 
-.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny
+.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny soak
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
@@ -14,6 +14,7 @@ help:
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation, shell scripts, dependencies (make deny)'
+	@echo 'make soak   what is too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
 	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
 	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
@@ -54,6 +55,10 @@ lint:
 
 deny:
 	@scripts/deny
+
+soak:
+	@scripts/deps fuzz
+	@scripts/soak $(SOAK)
 
 bench:
 	@scripts/deps all
