@@ -53,6 +53,19 @@ impl Medium {
         &self.live
     }
 
+    /// What is not durable is lost but for what is kept. Writes under way are not: they are answered later, and count then.
+    pub(super) fn lose(&mut self, keep: Keep, rng: &mut Rng) {
+        let (ended, under_way) =
+            std::mem::take(&mut self.unflushed).into_iter().partition(|u| u.ended.is_some());
+        self.unflushed = ended;
+        let image = self.after_power_cut(keep, rng);
+        self.restart(image);
+        for u in &under_way {
+            self.live.write(u.sector, &u.data);
+        }
+        self.unflushed = under_way;
+    }
+
     /// The device starts anew with these contents.
     pub(super) fn restart(&mut self, image: Image) {
         self.live = image.clone();

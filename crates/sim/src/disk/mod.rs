@@ -400,8 +400,7 @@ impl SimDisk {
             s.medium.ended(op, step);
             s.counters.failed += 1;
             if let Some(keep) = r.loses {
-                let image = self.world.random(|rng| s.medium.after_power_cut(keep, rng));
-                s.medium.restart(image);
+                self.world.random(|rng| s.medium.lose(keep, rng));
                 self.world.data_lost(self.number);
             }
             let e = IoError::of(&self.info.name, &r.request, EIO);
