@@ -100,18 +100,17 @@ impl Mix {
             let most = one_of(rng, &[4, 12, 40]);
             boot.crash_in_durable_write = Some(1 + rng.below(most));
         }
+        let fills = first && matches!(self.life, Life::Pressure | Life::Forest | Life::Churn);
+        if fills {
+            // The devices are to fill up first.
+            return;
+        }
         if first && rng.chance(1, 10) {
             // While the set is initialised.
             let at = one_of(rng, &[Landmark::Superblock, Landmark::Superblock, Landmark::Entry]);
             boot.aim = Some(Aim { at, nth: 1, effects: one_of(rng, &[0, 0, 1, 2]) });
         } else if rng.below(100) < self.aim_percent {
-            let fills = first && matches!(self.life, Life::Pressure | Life::Forest | Life::Churn);
-            let mut aim = self.aim(rng, boot.requests.len() as u64, ends);
-            if fills {
-                // The devices are to fill up first.
-                aim.nth += rng.below(500);
-            }
-            boot.aim = Some(aim);
+            boot.aim = Some(self.aim(rng, boot.requests.len() as u64, ends));
             // It comes too late to spoil the aim, if anything.
             boot.crash = Some(effects + rng.below(effects));
             boot.crash_in_durable_write = None;
