@@ -50,6 +50,7 @@ const RARE: &[Bug] = &[
     Bug::OlderCacheBelieved,
     Bug::RingBucketFreedEarly,
     Bug::OverwrittenInWriteback,
+    Bug::StaleGenerationRead,
 ];
 
 /// Bugs that nothing has found yet: they have no plan.
