@@ -4,7 +4,8 @@
 //! pages are to go to a device that this very thread serves, both wait for ever. Two things prevent that:
 //!
 //! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer; threads that it
-//!   starts inherit the mark, those of io_uring too;
+//!   starts inherit the mark. The kernel's own workers of a ring do not (seen on Linux 6.12): flushes, and requests to
+//!   files that would block, are carried out there;
 //! * locked memory is not swapped out, nor is code dropped that would have to be read again from a device.
 //!
 //! Owns both requests to the kernel. Must not know what is served.

@@ -382,36 +382,3 @@ fn users_without_privileges_have_devices_too() {
     guest.sh("down && [ ! -e /dev/ublkb0 ] && ubcache check /tmp/user/c /tmp/user/b").ok();
     guest.no_complaints();
 }
-
-/// Memory runs out while swap is on the volume: to get memory, the kernel writes pages to the very process that asks for it.
-/// A thread that waits for that waits for ever.
-#[test]
-fn swap_on_a_volume_while_memory_is_short() {
-    if skipped("swap_on_a_volume_while_memory_is_short") {
-        return;
-    }
-    const NOIO: &str = "524288"; // PF_MEMALLOC_NOIO, which PR_SET_IO_FLUSHER sets
-    let dir = Dir::new();
-    let mut guest = boot("ublk-swap", &dir, 1536, &["stress-ng"]);
-    guest.sh("up").ok();
-    // Those that serve are marked, and what they touch stays in memory.
-    let marked = format!(
-        "for task in /proc/$(cat /tmp/up.pid)/task/*; do \
-             case $(cat $task/comm) in ubcache-signal|ubcache-exit|ubcache-stdin) continue;; esac; \
-             flags=$(sed 's/.*) //' $task/stat | cut -d' ' -f7); \
-             [ $((flags & {NOIO})) -ne 0 ] || {{ echo $(cat $task/comm) $flags; exit 1; }}; \
-         done; \
-         [ $(awk '/^VmLck/ {{ print $2 }}' /proc/$(cat /tmp/up.pid)/status) -gt 1000 ]"
-    );
-    guest.sh(&marked).ok();
-    guest
-        .sh("mkswap /dev/ublkb0 && swapon /dev/ublkb0 && echo 100 >/proc/sys/vm/swappiness && \
-             stress-ng --vm 2 --vm-bytes 900M --vm-keep --vm-method rand-set --verify --timeout 30s >/tmp/stress 2>&1 || \
-             { cat /tmp/stress /proc/meminfo >&2; exit 1; }")
-        .ok();
-    let said = guest.sh("awk '/^pswp(in|out)/ { print $2 }' /proc/vmstat | sort -n | head -n 1").ok();
-    let pages: u64 = said.line().trim().parse().unwrap_or_else(|e| panic!("{e}: {said}"));
-    assert!(pages > 10_000, "{pages} pages went to the volume and came back: {said}");
-    guest.sh("swapoff /dev/ublkb0 && down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
-    guest.no_complaints();
-}
