@@ -78,7 +78,7 @@ async fn drain(rt: Handle, span_mib: u64, bridge: &str) -> (f64, Asked) {
         "{span_mib} MiB, {bridge}: {took:.1} s, {asked:?}, {} bridged runs, {} sectors read, {} sectors of gaps",
         c.writeback_bridged_runs, c.writeback_bridge_read, c.writeback_bridge_written
     );
-    r.volume.stop().await;
+    r.volume.stop().await.unwrap();
     r.set.stop().await.unwrap();
     r.set.abandon();
     (took, asked)
@@ -311,7 +311,7 @@ fn an_overwrite_in_place_is_one_request() {
             before = (asked.writes, asked.flushes, journal);
         }
         assert_eq!(r.set.counters().overwrites, 200);
-        r.volume.stop().await;
+        r.volume.stop().await.unwrap();
         r.set.stop().await.unwrap();
         r.set.abandon();
     });

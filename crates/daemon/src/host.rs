@@ -297,11 +297,10 @@ impl<'a> Host<'a> {
 
     /// Ends a volume that nothing exports, and lets its device go.
     async fn let_go(&self, volume: Rc<Volume>) -> Result<(), Failure> {
-        let mut result = Ok(());
-        match &self.session.set {
-            Some(set) => result = set.release(&volume).await.map_err(Failure::from),
+        let result = match &self.session.set {
+            Some(set) => set.release(&volume).await,
             None => volume.stop().await,
-        }
+        };
         self.session.log_events();
         self.session.forget(&volume);
         // What the engine does for it ends with the next turns.
@@ -310,7 +309,7 @@ impl<'a> Host<'a> {
         while Rc::strong_count(&volume) > 1 && rt.now() < deadline {
             rt.sleep(Nanos::from_ms(5)).await;
         }
-        result
+        result.map_err(Failure::from)
     }
 
     async fn detach(&self, name: &str, job: &Job) -> Result<End, Failure> {

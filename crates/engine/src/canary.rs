@@ -48,6 +48,8 @@ table! {
         CleanStateBeforeCleanKeys,
         /// Dirty writes are answered whatever the superblock says.
         DirtyStateForgotten,
+        /// An update of a backing superblock whose caller has given up the wait is overtaken by later ones.
+        GivenUpUpdateForgotten,
         /// A write in flight makes a stale device dirty.
         DirtyAfterStale,
         /// A device goes on without its cache and does not say so.
@@ -102,6 +104,14 @@ table! {
         CrashLogAfterError,
         /// A cache device that is older than what its backing devices have seen is believed.
         OlderCacheBelieved,
+        /// Keys of a leaf beyond the largest position of the index are left out.
+        FarKeyLeftOut,
+        /// A flash-only volume may end beyond the largest position of the index.
+        LargeVolumeBelieved,
+        /// A start keeps the whole index in memory, whatever the limit is.
+        LoadIgnoresLimit,
+        /// A start wants one empty bucket more than the priorities take.
+        StartWantsOneMore,
         /// Journal entries are given up when their keys are on the way to a leaf, not when they are there.
         PinsReleasedEarly,
         /// The keys of new leaves do not reach their parent.

@@ -3,10 +3,12 @@
 //! Owns the knowledge of what a device's flushes have made durable. Whoever completed a write takes a *tick*; a
 //! flush that began after the tick covers it. One device flush serves everybody who waits.
 //!
-//! Invariant: `flushed` never names a tick that was taken after the covering flush was submitted. After a failed
-//! flush every later one fails too: the device may have dropped the data, and asking again could hide that.
+//! Invariants: `flushed` never names a tick that was taken after the covering flush was submitted. After a failed
+//! flush every later one fails too: the device may have dropped the data, and asking again could hide that. So a flush
+//! is a task of its own, and its result counts also if everybody who waited has given up.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use io::sync::Event;
 use io::{Disk, IoError};
@@ -18,6 +20,11 @@ use crate::canary::{Bug, bug};
 pub(crate) struct Tick(u64);
 
 pub(crate) struct FlushGate {
+    state: Rc<State>,
+}
+
+/// What the task of a flush shares with those who wait.
+struct State {
     disk: Disk,
     /// The next tick to be handed out.
     now: Cell<Tick>,
@@ -31,7 +38,7 @@ pub(crate) struct FlushGate {
 
 impl FlushGate {
     pub(crate) fn new(disk: Disk) -> FlushGate {
-        FlushGate {
+        let state = State {
             disk,
             now: Cell::new(Tick(1)),
             flushed: Cell::new(Tick(0)),
@@ -39,28 +46,29 @@ impl FlushGate {
             failed: RefCell::default(),
             done: Event::default(),
             count: Cell::new(0),
-        }
+        };
+        FlushGate { state: Rc::new(state) }
     }
 
     /// A write has completed (or may have reached the device): it is covered by flushes that begin later.
     pub(crate) fn wrote(&self) -> Tick {
-        let t = Tick(self.now.get().0 + 1);
-        self.now.set(t);
+        let t = Tick(self.state.now.get().0 + 1);
+        self.state.now.set(t);
         t
     }
 
     /// The latest write so far.
     pub(crate) fn latest(&self) -> Tick {
-        self.now.get()
+        self.state.now.get()
     }
 
     pub(crate) fn is_durable(&self, tick: Tick) -> bool {
-        self.flushed.get() >= tick
+        self.state.flushed.get() >= tick
     }
 
     /// Flushes sent to the device.
     pub(crate) fn count(&self) -> u64 {
-        self.count.get()
+        self.state.count.get()
     }
 
     /// Waits until everything up to `tick` is durable; sends a flush if none that covers it is under way.
@@ -69,42 +77,32 @@ impl FlushGate {
             if self.is_durable(tick) {
                 return Ok(());
             }
-            if let Some(e) = self.failed.borrow().clone() {
+            if let Some(e) = self.state.failed.borrow().clone() {
                 return Err(e);
             }
-            if self.running.get() {
-                // It may have begun too early for this tick; look again when it is done.
-                self.done.wait_until(|| !self.running.get()).await;
-                continue;
+            if !self.state.running.replace(true) {
+                self.begin();
             }
-            let running = Running::begin(self);
-            self.count.set(self.count.get() + 1);
-            let covers = self.now.get();
-            let result = self.disk.flush().await;
-            let covers = if bug(Bug::FlushCoversLateWrites) { self.now.get() } else { covers };
-            match result {
-                Ok(()) => self.flushed.set(self.flushed.get().max(covers)),
-                Err(e) => *self.failed.borrow_mut() = Some(e),
-            }
-            drop(running);
+            // One that is under way may have begun too early for this tick; look again when it is done.
+            self.state.done.wait_until(|| !self.state.running.get()).await;
         }
     }
-}
 
-/// A flush is under way. It ends when this is dropped, also when its caller gives it up: the next caller sends another.
-struct Running<'a>(&'a FlushGate);
-
-impl<'a> Running<'a> {
-    fn begin(gate: &'a FlushGate) -> Running<'a> {
-        gate.running.set(true);
-        Running(gate)
-    }
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.running.set(false);
-        self.0.done.notify_all();
+    /// Sends a flush. It covers what was written before.
+    fn begin(&self) {
+        let state = self.state.clone();
+        state.count.set(state.count.get() + 1);
+        let covers = state.now.get();
+        self.state.disk.runtime().spawn(async move {
+            let result = state.disk.flush().await;
+            let covers = if bug(Bug::FlushCoversLateWrites) { state.now.get() } else { covers };
+            match result {
+                Ok(()) => state.flushed.set(state.flushed.get().max(covers)),
+                Err(e) => *state.failed.borrow_mut() = Some(e),
+            }
+            state.running.set(false);
+            state.done.notify_all();
+        });
     }
 }
 
@@ -142,22 +140,40 @@ mod tests {
         });
     }
 
+    /// Begins to wait for a flush, and gives that up while the flush is under way.
+    async fn give_up(disk: &Rc<TestDisk>, gate: &FlushGate, tick: Tick, rt: &io::Handle) {
+        disk.hold(true);
+        let given_up = std::pin::pin!(gate.ensure(tick));
+        let first = io::sync::select(given_up, std::pin::pin!(disk.held(1, rt))).await;
+        assert!(matches!(first, io::sync::Either::Right(())));
+    }
+
     /// A caller that went away in the middle of a flush left it under way for ever, and every later caller waited for it.
     #[test]
-    fn a_flush_that_is_given_up_is_sent_again() {
+    fn a_flush_that_is_given_up_ends() {
         run(|rt| async move {
             let disk = TestDisk::new(64);
             let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
-            disk.hold(true);
             let tick = gate.wrote();
-            {
-                let given_up = std::pin::pin!(gate.ensure(tick));
-                let first = io::sync::select(given_up, std::pin::pin!(disk.held(1, &rt))).await;
-                assert!(matches!(first, io::sync::Either::Right(())));
-            }
+            give_up(&disk, &gate, tick, &rt).await;
             disk.hold(false);
             assert_eq!(gate.ensure(tick).await, Ok(()));
-            assert_eq!(gate.count(), 2);
+            assert_eq!(gate.count(), 1);
+        });
+    }
+
+    /// Nobody saw the failure, the next flush went well, and the data that the device had dropped was acknowledged.
+    #[test]
+    fn a_flush_that_is_given_up_and_fails_stays_failed() {
+        run(|rt| async move {
+            let disk = TestDisk::new(64);
+            let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
+            let tick = gate.wrote();
+            disk.fail_flushes(1);
+            give_up(&disk, &gate, tick, &rt).await;
+            disk.hold(false);
+            assert!(gate.ensure(tick).await.is_err());
+            assert_eq!(gate.count(), 1);
         });
     }
 

@@ -114,7 +114,7 @@ fn test_fixture(dir: &'static str) {
             assert_eq!(sha256(&rt, &volume).await, want, "{dir}: the backing device alone");
         }
         set.stop().await.unwrap();
-        volume.stop().await;
+        volume.stop().await.unwrap();
     });
 }
 

@@ -286,10 +286,11 @@ impl Session {
         let result = match &self.set {
             Some(set) => set.stop().await.map_err(Failure::from),
             None => {
+                let mut result = Ok(());
                 for volume in self.volumes() {
-                    volume.stop().await;
+                    result = result.and(volume.stop().await.map_err(Failure::from));
                 }
-                Ok(())
+                result
             }
         };
         self.log_events();

@@ -82,6 +82,11 @@ impl Client {
         self.tolerant.set(tolerant);
     }
 
+    /// Whoever stopped the volume was told that what was not durable may be lost. No flush promises anything of it any more.
+    pub fn loss_reported(&self) {
+        self.oracle.borrow_mut().loss_reported();
+    }
+
     /// Requests that failed.
     pub fn errors(&self) -> u64 {
         self.errors.get()

@@ -2,11 +2,16 @@
 //!
 //! Owns finding the newest journal entry and appending others behind it. Must not know the engine.
 
+use format::bset::BsetBuilder;
+use format::uuid_table::{encode_uuid_table, parse_uuid_table};
 use format::{
     Bkey, CacheSuper, JournalSeq, Jset, JsetBuilder, JsetRoots, RawSuperblock, Sector, Sectors, parse_bucket,
 };
 
 use crate::disk::SimDisk;
+
+/// Largest position of the engine's index, in sectors.
+pub const MOST: u64 = (1 << 47) - 1;
 
 /// The structures of a cache device that say where everything else is.
 pub struct Heads {
@@ -41,6 +46,36 @@ impl Heads {
             .max_by_key(|(e, _)| e.seq)
             .unwrap_or_else(|| panic!("the journal of the cache device is empty"));
         Heads { superblock, newest, end }
+    }
+
+    /// Puts keys into the root of the index, which is a leaf, in place of what it has.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn replace_root(&self, cache: &SimDisk, keys: &[Bkey]) {
+        let g = *self.superblock.geometry();
+        let ptr = self.newest.btree_root.pointer().unwrap_or_default();
+        let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
+        let mut set = BsetBuilder::begin(&mut bytes[..], 77, g.block_sectors);
+        assert!(keys.iter().all(|k| set.push_key(k)), "{} keys fit into the root", keys.len());
+        set.finish(self.superblock.set_magic(), ptr);
+        cache.put(ptr.offset(), &bytes);
+    }
+
+    /// Lets a flash-only volume end beyond the largest position; false if there is none.
+    ///
+    /// # Panics
+    /// If the table of devices cannot be read.
+    pub fn enlarge_volume(&self, cache: &SimDisk) -> bool {
+        let at = self.newest.uuid_bucket.pointer().unwrap_or_default().offset();
+        let mut table = cache.image().read_vec(at, self.newest.uuid_bucket.size());
+        let slots = parse_uuid_table(&table, self.newest.version);
+        let mut slots = slots.unwrap_or_else(|e| panic!("the table of devices: {e}"));
+        let Some(flash) = slots.iter_mut().find(|u| u.is_live() && u.is_flash_only()) else { return false };
+        flash.sectors = Sectors(MOST + 1);
+        encode_uuid_table(&mut table, &slots);
+        cache.put(at, &table);
+        true
     }
 
     /// Appends an entry with these keys and roots, at the beginning of the next bucket of the ring.

@@ -15,7 +15,7 @@ const PAGE_BYTES: usize = 4096;
 type Page = [u8; PAGE_BYTES];
 
 /// The contents of a disk. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Image {
     name: Rc<str>,
     sectors: Sectors,

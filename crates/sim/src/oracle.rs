@@ -279,6 +279,12 @@ impl Oracle {
         self.lost = self.tick();
     }
 
+    /// The operator was told that what was not durable may be lost: a flush that comes later says nothing about it.
+    pub fn loss_reported(&mut self) {
+        self.volatile.clear();
+        self.device_lost();
+    }
+
     /// The machine failed, or the process: what was not durable may be gone, what was under way may have happened.
     pub fn crashed(&mut self) {
         self.volatile.clear();

@@ -230,6 +230,17 @@ pub struct Aim {
     pub effects: u64,
 }
 
+/// A cache device that is not what it was: the engine is given it first, and then the right one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Substitute {
+    /// The device as it was before an earlier boot: somebody restored a copy.
+    Copy(usize),
+    /// A flash-only volume ends beyond the largest position of the index.
+    LargeVolume,
+    /// A leaf has a key beyond the largest position of the index.
+    FarKey,
+}
+
 /// How a boot ends that does not end in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cut {
@@ -285,6 +296,9 @@ pub struct Boot {
     /// All devices come back as they were at this effect of the boot.
     #[serde(default)]
     pub older: Option<u64>,
+    /// The engine is given something else before.
+    #[serde(default)]
+    pub substitute: Option<Substitute>,
     /// The machine is off for so long afterwards.
     pub off_seconds: u64,
 }

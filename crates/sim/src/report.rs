@@ -73,6 +73,8 @@ pub struct Report {
     pub outages: u64,
     /// See `outages`.
     pub outages_that_end: u64,
+    /// Cache devices that were not what they had been.
+    pub substitutes: u64,
     /// Deaths of the process after which everything that was answered had to be there.
     pub strict_kills: u64,
     /// Crashes at a landmark.
@@ -124,6 +126,7 @@ impl Report {
         self.unreadable += other.unreadable;
         self.outages += other.outages;
         self.outages_that_end += other.outages_that_end;
+        self.substitutes += other.substitutes;
         self.strict_kills += other.strict_kills;
         self.aimed += other.aimed;
         self.hangs += other.hangs;

@@ -280,7 +280,7 @@ impl Images {
             let _ = set.gc().await;
             for v in &volumes {
                 let _ = v.drained().await;
-                v.stop().await;
+                let _ = v.stop().await;
             }
             let _ = set.stop().await;
             set.abandon();

@@ -17,11 +17,12 @@ use crate::disk::{Fault, Kind, Matching};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
-use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings};
+use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings, Substitute};
 use crate::report::Report;
 use crate::rig::Rig;
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
+use crate::substitute;
 use crate::survivor::Memory;
 use crate::world::{Machine, Outcome, World};
 
@@ -121,12 +122,16 @@ struct Run<'a> {
     cut_short: u64,
     /// Of the last boot.
     settings: Option<Settings>,
+    /// The last boot ended in order.
+    was_stopped: bool,
     /// What outlives the process, if the plan has it.
     memory: Option<Rc<Memory>>,
     /// The incarnation of the cache device that this is of.
     memory_of: u64,
     /// The engine may know more than the devices have: its memory outlived the process.
     knows_more: bool,
+    /// The cache device as it was before earlier boots, where a later one wants that.
+    copies: Vec<Option<Image>>,
     /// Writes of the last process take effect by this effect of the next boot.
     late: Option<u64>,
     report: Report,
@@ -165,9 +170,11 @@ impl<'a> Run<'a> {
             initialised: false,
             cut_short: 0,
             settings: None,
+            was_stopped: false,
             memory: plan.crash_log.then(Rc::default),
             memory_of: 0,
             knows_more: false,
+            copies: Vec::new(),
             late: None,
             report,
         }
@@ -200,6 +207,7 @@ impl<'a> Run<'a> {
         self.report.absent += u64::from(!boot.absent.is_empty());
         self.count_faults(boot);
         let judged = self.judge_crashed()?;
+        self.substitute(boot)?;
         let mut machine = self.rig.boot(self.plan.order);
         self.forget_other_device();
         let late = self.late.take();
@@ -217,6 +225,7 @@ impl<'a> Run<'a> {
             clients,
             judged: if self.knows_more || late.is_some() { Vec::new() } else { judged },
             flash_made: self.flash_made.clone(),
+            was_stopped: self.was_stopped,
             memory: self.memory.clone(),
         };
         let session = Session::new(self.plan, boot.clone(), given);
@@ -232,12 +241,27 @@ impl<'a> Run<'a> {
             Outcome::PowerCut => false,
             Outcome::Stuck(why) => return Err(format!("{why}; {}", self.dump(&session))),
         };
+        self.was_stopped = in_order;
         self.world.pass(Nanos::from_secs(boot.off_seconds));
         self.end_boot(machine, &session, boot, in_order);
         if let Some(older) = older.take().filter(|_| !in_order) {
             self.go_back(older);
         }
         Ok(in_order)
+    }
+
+    /// The engine is given something else than the cache device, if the boot has that.
+    fn substitute(&mut self, boot: &Boot) -> Result<(), String> {
+        let number = self.copies.len();
+        let is_wanted = |b: &Boot| b.substitute == Some(Substitute::Copy(number));
+        let wanted = self.initialised && self.plan.boots.iter().any(is_wanted);
+        self.copies.push(wanted.then(|| self.rig.cache.image()));
+        // Nothing is given to anybody while writes of the last process are under way, or if devices lie.
+        let free = self.initialised && self.late.is_none() && self.plan.lying.is_none();
+        let Some(substitute) = boot.substitute.filter(|_| free) else { return Ok(()) };
+        let given = substitute::give(&self.rig, &self.oracles, substitute, &self.copies, BOOT_LIMIT)?;
+        self.report.substitutes += u64::from(given);
+        Ok(())
     }
 
     /// Sets everything up that is to happen in a boot. Returns where the state is put to which the devices come back.

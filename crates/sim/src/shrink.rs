@@ -148,6 +148,8 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             self.drop_faults(i);
             self.change(|p| p.boots[i].late = None);
             self.change(|p| p.boots[i].older = None);
+            self.change(|p| p.boots[i].substitute = None);
+            self.change(|p| p.boots[i].cache_speed.nodes = Nanos(0));
             self.change(|p| p.boots[i].cut_with_faults = false);
             self.change(|p| p.boots[i].aim = None);
             self.change(|p| p.boots[i].absent.clear());

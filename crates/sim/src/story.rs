@@ -127,7 +127,7 @@ impl Boot {
     pub async fn stop(&self) {
         for c in &self.clients {
             if let Some(v) = c.volume() {
-                v.stop().await;
+                v.stop().await.expect("the volume stops");
             }
         }
         let set = self.set.borrow().clone();

@@ -10,6 +10,8 @@ mod contract;
 mod hung_device;
 #[allow(dead_code)]
 mod older_devices;
+#[allow(dead_code)]
+mod refused_sets;
 
 use std::time::Instant;
 
@@ -48,6 +50,8 @@ const RARE: &[Bug] = &[
     Bug::LateFlushTrusted,
     Bug::CrashLogAfterError,
     Bug::OlderCacheBelieved,
+    Bug::StartWantsOneMore,
+    Bug::GivenUpUpdateForgotten,
     Bug::RingBucketFreedEarly,
     Bug::OverwrittenInWriteback,
     Bug::StaleGenerationRead,
@@ -61,6 +65,10 @@ const STORIES: &[(Bug, fn())] = &[
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
+    (Bug::FarKeyLeftOut, refused_sets::a_leaf_with_a_key_beyond_the_largest_position),
+    (Bug::LargeVolumeBelieved, refused_sets::a_flash_only_volume_beyond_the_largest_position),
+    (Bug::LoadIgnoresLimit, refused_sets::a_start_keeps_no_more_of_the_index_than_it_may),
+    (Bug::StartWantsOneMore, refused_sets::as_many_free_buckets_as_priorities_need_are_enough),
     (Bug::OlderCacheBelieved, older_devices::an_older_cache_is_refused_by_a_dirty_device),
 ];
 

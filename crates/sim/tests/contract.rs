@@ -47,6 +47,36 @@ fn writeback_waits_until_the_dirty_keys_are_durable() {
     }
 }
 
+/// Contract 6: the keys that say clean were durable when the superblock had its turn, but it waited for another update of
+/// itself, and meanwhile there was other dirty data, which was discarded.
+#[test]
+fn clean_in_the_superblock_waits_for_the_keys_of_now() {
+    let mut story = Story::new(11, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.journal_delay_ms = NEVER_MS;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_delay", "0").await;
+        b.tune(0, "writeback_percent", "0").await;
+        assert!(b.clients[0].write(0, 8, true).await);
+        b.backings[0].hold(Matching::all(Kind::DurableWrite));
+        let volume = b.volume(0);
+        b.rt.spawn(async move { volume.set("label", "another").await });
+        // Written back, and durably clean in the journal; the superblock waits for its label.
+        let volume = b.volume(0);
+        let drained = b.rt.spawn(async move { volume.drained().await });
+        b.sleep_ms(1000).await;
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors::ZERO);
+        assert!(b.clients[0].write(64, 8, true).await && b.clients[0].discard(64, 8).await);
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors::ZERO);
+        b.backings[0].release();
+        drained.await.unwrap();
+        assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// The same for what goes past the cache over dirty data alone.
 #[test]
 pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {

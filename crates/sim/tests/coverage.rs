@@ -170,7 +170,7 @@ fn sets_that_take_no_device() {
     story().boot(|b| async move {
         b.open().await;
         b.set().detach(&b.volume(0)).await.unwrap();
-        b.volume(0).stop().await;
+        b.volume(0).stop().await.unwrap();
         b.cache.die_after(0);
         assert!(b.set().gc().await.is_err());
         assert!(b.set().register(b.parts.backings[0].clone()).await.is_err());

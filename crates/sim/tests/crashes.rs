@@ -25,6 +25,7 @@ fn uneven(b: &Boot) {
         spread: Nanos(spread * 1000),
         slow_one_in: 11,
         slow: Nanos::from_ms(20),
+        nodes: Nanos(0),
     };
     b.cache.set_speed(speed(30, 200));
     b.backings[0].set_speed(speed(300, 3000));
@@ -114,7 +115,7 @@ async fn attaching(b: Boot) {
     }
     detaching.await.unwrap();
     assert!(c.write(0, 64, true).await);
-    b.volume(0).stop().await;
+    b.volume(0).stop().await.unwrap();
     let volume = b.set().register(b.parts.backings[0].clone()).await.unwrap();
     c.set_volume(Some(volume));
     assert!(c.read(0, 128).await.is_some());

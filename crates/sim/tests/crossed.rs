@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sim::disk::Landmark;
-use sim::plan::{Act, Boot, Cut, Faults, Plan, Request};
+use sim::plan::{Act, Boot, Cut, Faults, Plan, Request, Substitute};
 
 const PLANS: u64 = 10_000;
 
@@ -19,6 +19,14 @@ const NOT_TOGETHER: &[(&str, &str, &str)] = &[
     ("pull ", "pull ", "one device is pulled out"),
     ("lossy flush ", "lossy flush ", "one flush loses data"),
     ("crash in a durable write", "aim ", "a boot is aimed at one thing"),
+    (
+        "a copy of",
+        "flash-only volume",
+        "nothing tells how new the cache device was when a flash-only volume was written",
+    ),
+    ("a volume that", "a copy of", "a boot has one substitute"),
+    ("a key that", "a copy of", "a boot has one substitute"),
+    ("a key that", "a volume that", "a boot has one substitute"),
     ("released", "hang ", "the same fault"),
     ("first mode ", "first mode ", "counted for the first device"),
     ("mode setting ", "mode setting ", "a boot has one"),
@@ -114,6 +122,10 @@ fn of_boot(plan: &Plan, b: &Boot) -> Set {
         (b.crash_in_durable_write.is_some(), "crash in a durable write"),
         (b.late.is_some(), "late writes"),
         (b.older.is_some(), "older devices"),
+        (matches!(b.substitute, Some(Substitute::Copy(_))), "a copy of the cache device"),
+        (b.substitute == Some(Substitute::LargeVolume), "a volume that is too large"),
+        (b.substitute == Some(Substitute::FarKey), "a key that is too far"),
+        (b.cache_speed.nodes.0 > 0, "slow nodes"),
         (b.alone, "alone"),
         (!b.absent.is_empty(), "absent"),
         (plan.crash_log, "crash log"),

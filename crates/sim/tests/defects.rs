@@ -234,7 +234,7 @@ fn item_5_no_sector_changes_without_a_write() {
                 b.sleep_ms(90_000).await;
                 b.cache.set_speed(Speed::even(1000));
                 let slow = io::Nanos::from_secs(3);
-                b.backings[0].set_speed(Speed { base: slow, spread: slow, slow_one_in: 0, slow });
+                b.backings[0].set_speed(Speed { base: slow, spread: slow, ..Speed::even(0) });
                 for i in 0..20 {
                     b.write_beside(0, 40 + i * 32, 32, false);
                 }
@@ -420,7 +420,7 @@ fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
         for i in 0..8 {
             assert!(b.clients[0].write(i * 256, 256, true).await);
         }
-        b.clients[0].volume().unwrap().stop().await;
+        b.clients[0].volume().unwrap().stop().await.unwrap();
     });
     story.kill();
     story.boot_and_stop(|b| async move {

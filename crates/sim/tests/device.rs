@@ -21,7 +21,13 @@ fn conformance() {
             blockio::conformance::check(|sectors| {
                 let disk = SimDisk::new(&world, 0, SimDisk::describe("disk", sectors.0, logical));
                 let slow = Nanos::from_ms(20);
-                disk.set_speed(Speed { base: Nanos(1000), spread: Nanos(500_000), slow_one_in: 9, slow });
+                disk.set_speed(Speed {
+                    base: Nanos(1000),
+                    spread: Nanos(500_000),
+                    slow_one_in: 9,
+                    slow,
+                    nodes: Nanos(0),
+                });
                 Disk::new(disk, rt.clone())
             })
             .await;
@@ -37,7 +43,7 @@ fn what_a_power_cut_leaves() {
     for seed in 0..200 {
         let world = World::new(seed);
         let disk = new_disk(&world, 512);
-        disk.set_speed(Speed { base: Nanos(1000), spread: Nanos(100_000), slow_one_in: 0, slow: Nanos(0) });
+        disk.set_speed(Speed { base: Nanos(1000), spread: Nanos(100_000), ..Speed::even(0) });
         let mut machine = Machine::boot(&world, Order::Fifo);
         let d = Disk::new(disk.clone(), machine.handle());
         let rt = machine.handle();

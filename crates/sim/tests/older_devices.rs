@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use engine::SetOptions;
+use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
 use io::SurvivorRef;
 use sim::disk::{Fault, Keep, Kind, Matching};
@@ -46,6 +46,40 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
         });
         story.power_cut(Keep::Nothing).judge().happy_end();
     }
+}
+
+/// A process died, and the start after it was refused by a device that lost what was not durable. The crash log counted in
+/// the start after that: zeros were read over what was flushed.
+#[test]
+fn a_crash_log_does_not_count_after_a_start_that_failed() {
+    let memory = Rc::new(Memory::default());
+    let options = |memory: &Rc<Memory>| {
+        let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+        options.tunables.journal_delay_ms = 60_000;
+        options
+    };
+    let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
+    let first = options(&memory);
+    story.boot(move |b| async move {
+        b.open_with(first).await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
+        assert!(b.clients[0].write(64, 64, false).await);
+    });
+    story.kill();
+    let second = options(&memory);
+    story.boot(move |b| async move {
+        b.cache.lose_in_flush(0, Keep::Nothing);
+        assert!(CacheSet::open(b.parts.cache.clone(), second).await.is_err());
+    });
+    story.kill();
+    let third = options(&memory);
+    story.boot(move |b| async move {
+        b.open_with(third).await;
+        b.read_all(0).await;
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
 }
 
 /// What the cache device holds.

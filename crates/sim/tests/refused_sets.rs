@@ -2,15 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use engine::{CacheSet, SetOptions};
-use format::bset::BsetBuilder;
 use format::{Bkey, BucketNr, CacheMode, Gen, Inode, Ptr, Sector, Sectors};
 use sim::disk::{Keep, SimDisk};
-use sim::edit::Heads;
+use sim::edit::{Heads, MOST};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
-
-/// Largest position of the index, in sectors.
-const MOST: u64 = (1 << 47) - 1;
 
 /// A set with one device that was used and stopped.
 fn used_set(flash_sectors: u64) -> Story {
@@ -39,41 +35,23 @@ fn refused_after(mut story: Story, change: impl Fn(&SimDisk, Heads) + 'static) -
     said.take()
 }
 
-/// Puts keys into the root of a set, which is a leaf, in place of what it has.
-fn replace_root(cache: &SimDisk, heads: &Heads, keys: &[Bkey]) {
-    let g = *heads.superblock.geometry();
-    let ptr = heads.newest.btree_root.pointer().unwrap();
-    let mut bytes = vec![0; g.bucket_sectors.bytes() as usize];
-    let mut set = BsetBuilder::begin(&mut bytes[..], 77, g.block_sectors);
-    assert!(keys.iter().all(|k| set.push_key(k)));
-    set.finish(heads.superblock.set_magic(), ptr);
-    cache.put(ptr.offset(), &bytes);
-}
-
 /// A write to the end of such a volume asserted in the index.
 #[test]
-fn a_flash_only_volume_beyond_the_largest_position() {
+pub fn a_flash_only_volume_beyond_the_largest_position() {
     let said = refused_after(used_set(64), |cache, heads| {
-        let at = heads.newest.uuid_bucket.pointer().unwrap().offset();
-        let size = heads.newest.uuid_bucket.size();
-        let mut table = cache.image().read_vec(at, size);
-        let mut slots = format::uuid_table::parse_uuid_table(&table, 1).unwrap();
-        let flash = slots.iter_mut().find(|u| u.is_flash_only()).unwrap();
-        flash.sectors = Sectors(MOST + 1);
-        format::uuid_table::encode_uuid_table(&mut table, &slots);
-        cache.put(at, &table);
+        assert!(heads.enlarge_volume(cache));
     });
     assert!(said.contains("flash-only volume: expected at most"), "{said}");
 }
 
 /// The key was skipped, and the next rewrite of the leaf would have dropped it.
 #[test]
-fn a_leaf_with_a_key_beyond_the_largest_position() {
+pub fn a_leaf_with_a_key_beyond_the_largest_position() {
     let said = refused_after(used_set(0), |cache, heads| {
         let bucket = heads.superblock.geometry().nbuckets - 1;
         let at = heads.superblock.geometry().bucket_start(BucketNr(bucket));
         let key = Bkey::extent(Inode(0), Sector(MOST + 8), Sectors(8), true, Ptr::new(0, at, Gen(0)));
-        replace_root(cache, &heads, &[key]);
+        heads.replace_root(cache, &[key]);
     });
     assert!(said.contains("expected an offset of at most"), "{said}");
 }
@@ -86,7 +64,7 @@ fn dirty_data_in_a_bucket_of_metadata() {
         Bkey::extent(Inode(0), Sector(256), Sectors(8), true, root)
     };
     let in_a_leaf = refused_after(used_set(0), move |cache, heads| {
-        replace_root(cache, &heads, &[key(&heads)]);
+        heads.replace_root(cache, &[key(&heads)]);
     });
     assert!(in_a_leaf.contains("which holds metadata"), "{in_a_leaf}");
     let in_the_journal = refused_after(used_set(0), move |cache, mut heads| {
@@ -136,7 +114,7 @@ fn fill_all_but(cache: &SimDisk, left: usize) {
 /// Priorities take one bucket here: with one bucket that is free the set can write them, and the bucket of the old ones is
 /// free then. It was refused; with none it still is.
 #[test]
-fn as_many_free_buckets_as_priorities_need_are_enough() {
+pub fn as_many_free_buckets_as_priorities_need_are_enough() {
     for (left, opens) in [(0, false), (1, true)] {
         let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
         story.boot(|b| async move {
@@ -158,7 +136,7 @@ fn as_many_free_buckets_as_priorities_need_are_enough() {
 
 /// A start with a full index took 16 bytes for each extent, whatever `btree_cache_limit` says.
 #[test]
-fn a_start_keeps_no_more_of_the_index_than_it_may() {
+pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
     const LIMIT_BYTES: u64 = 8192;
     let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
     let mut story = Story::new(1, layout, 0);

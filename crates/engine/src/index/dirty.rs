@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use format::{Inode, Sector, Sectors};
+use format::{Inode, JournalSeq, Sector, Sectors};
 
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
@@ -23,6 +23,8 @@ pub(crate) struct DirtyDevices {
 #[derive(Default)]
 pub(crate) struct DirtyDevice {
     sectors: u64,
+    /// The newest journal entry by which sectors ceased to be dirty.
+    cleaned: JournalSeq,
     stripes: Option<Counted>,
 }
 
@@ -41,6 +43,11 @@ impl DirtyDevices {
     /// Live dirty sectors of a device.
     pub(crate) fn sectors(&self, inode: Inode) -> Sectors {
         Sectors(self.devices.get(&inode).map_or(0, |d| d.sectors))
+    }
+
+    /// The newest journal entry by which sectors of a device ceased to be dirty.
+    pub(crate) fn cleaned(&self, inode: Inode) -> JournalSeq {
+        self.devices.get(&inode).map_or(JournalSeq(0), |d| d.cleaned)
     }
 
     /// Every device that ever had dirty sectors.
@@ -63,8 +70,9 @@ impl DirtyDevice {
         }
     }
 
-    /// These sectors are no longer dirty.
-    pub(crate) fn remove(&mut self, start: Sector, sectors: Sectors) {
+    /// These sectors are no longer dirty once this journal entry is durable.
+    pub(crate) fn remove(&mut self, start: Sector, sectors: Sectors, by: JournalSeq) {
+        self.cleaned = self.cleaned.max(by);
         self.sectors -= sectors.0;
         if let Some(c) = &mut self.stripes {
             c.stripes.remove(start, c.part(start, sectors));
@@ -127,7 +135,7 @@ mod tests {
         d.device_mut(ONE).begin_stripes(geometry());
         // Behind the walk: it will find them itself.
         d.device_mut(ONE).add(Sector(4096), Sectors(4096));
-        d.device_mut(ONE).remove(Sector(8192), Sectors(8));
+        d.device_mut(ONE).remove(Sector(8192), Sectors(8), JournalSeq(0));
         assert!(full(&d).is_empty());
         // The walk's leaf ends in the middle of an extent of the next stripe.
         let found =
@@ -135,13 +143,13 @@ mod tests {
         d.device_mut(ONE).count_stripes(Sector(10000), found.into_iter());
         assert_eq!(full(&d), [0]);
         // Across the border of the walk.
-        d.device_mut(ONE).remove(Sector(9996), Sectors(8));
+        d.device_mut(ONE).remove(Sector(9996), Sectors(8), JournalSeq(0));
         d.device_mut(ONE).add(Sector(9996), Sectors(8));
         d.device_mut(ONE).add(Sector(8192), Sectors(8));
         d.device_mut(ONE).count_stripes(Sector(u64::MAX), [(Sector(8192), Sectors(8192))].into_iter());
         assert_eq!(full(&d), [0, 8192]);
         assert_eq!(d.sectors(ONE), Sectors(16384));
-        d.device_mut(ONE).remove(Sector(8), Sectors(8));
+        d.device_mut(ONE).remove(Sector(8), Sectors(8), JournalSeq(0));
         assert_eq!(full(&d), [8192]);
         d.device_mut(ONE).forget_stripes();
         assert!(full(&d).is_empty());

@@ -291,6 +291,10 @@ impl Tree {
             (None, Via::LeafOnly { .. }) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
         };
         let device = self.dirty.device_mut(inode);
+        let by = match via {
+            Via::Journal(seq) => seq,
+            Via::LeafOnly { .. } => JournalSeq(0),
+        };
         let (before, entries) = (extents.memory_bytes_hint(), extents.len());
         extents.replace(inode, start, end, entry, |old| {
             if old.is_tombstone() {
@@ -305,7 +309,7 @@ impl Tree {
             }
             let was_current = buckets.sub(old.ptr(), old.size(), old.dirty());
             if was_current && old.dirty() {
-                device.remove(old.start(), old.size());
+                device.remove(old.start(), old.size(), by);
                 leaf.dirty_sectors -= old.size().0;
             }
         });
@@ -339,6 +343,11 @@ impl Tree {
     /// Live dirty sectors of a device.
     pub(crate) fn dirty_sectors(&self, inode: Inode) -> Sectors {
         self.dirty.sectors(inode)
+    }
+
+    /// The newest journal entry by which sectors of a device ceased to be dirty.
+    pub(crate) fn cleaned(&self, inode: Inode) -> JournalSeq {
+        self.dirty.cleaned(inode)
     }
 
     /// Every device with dirty sectors.
@@ -540,7 +549,7 @@ impl Tree {
             }
             if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
                 dirty_gone += e.size().0;
-                dirty.device_mut(inode).remove(e.start(), e.size());
+                dirty.device_mut(inode).remove(e.start(), e.size(), JournalSeq(0));
             }
             false
         });

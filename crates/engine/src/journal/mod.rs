@@ -204,9 +204,6 @@ impl Journal {
         let words = s.words + key.words();
         let bytes = HEADER_BYTES + 8 * words;
         let last_seq = s.pins.oldest(s.open);
-        if bug(Bug::RingBucketFreedEarly) {
-            s.ring.durable(last_seq);
-        }
         if bytes > self.max_entry_bytes || !s.ring.has_room(bytes, s.reserve_of_keys(), last_seq) {
             return None;
         }

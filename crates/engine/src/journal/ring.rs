@@ -10,6 +10,8 @@
 
 use format::{JournalSeq, Sectors};
 
+use crate::canary::{Bug, bug};
+
 pub(crate) struct Ring {
     bucket_sectors: Sectors,
     block_sectors: Sectors,
@@ -64,9 +66,10 @@ impl Ring {
         (self.free_below(self.durable_last_seq), self.newest_in.len())
     }
 
-    fn next_is_free(&self) -> bool {
+    /// Whether the next bucket has nothing that is needed, if everything older than `needed` is not.
+    fn next_is_free(&self, needed: JournalSeq) -> bool {
         let next = self.next();
-        next != self.current && self.newest_in[next] < self.durable_last_seq
+        next != self.current && self.newest_in[next] < needed
     }
 
     fn next(&self) -> usize {
@@ -82,9 +85,10 @@ impl Ring {
     /// would carry.
     pub(crate) fn has_room(&self, bytes: usize, reserve: u64, last_seq: JournalSeq) -> bool {
         let need = self.padded(bytes);
+        let needed = if bug(Bug::RingBucketFreedEarly) { last_seq } else { self.durable_last_seq };
         let (current, room) = if need <= self.room_in_current() {
             (self.current, self.room_in_current())
-        } else if self.next_is_free() {
+        } else if self.next_is_free(needed) {
             (self.next(), self.bucket_sectors)
         } else {
             return false;
@@ -102,7 +106,7 @@ impl Ring {
         let need = self.padded(bytes);
         if need > self.room_in_current() {
             assert!(
-                self.next_is_free(),
+                self.next_is_free(self.durable_last_seq) || bug(Bug::RingBucketFreedEarly),
                 "journal bucket {} would be overwritten while it is needed",
                 self.current
             );

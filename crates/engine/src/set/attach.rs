@@ -24,8 +24,12 @@ impl CacheSet {
     /// # Errors
     /// If the device belongs to another set, or has dirty data that this cache does not know, or does not fit.
     pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
-        let backing = open_backing(disk).await?;
-        self.attach(backing).await
+        let set = self.clone();
+        let registered = async move {
+            let backing = open_backing(disk).await?;
+            set.attach(backing).await
+        };
+        self.core.to_the_end(registered).await
     }
 
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
@@ -77,7 +81,7 @@ impl CacheSet {
     }
 
     /// Notes in the backing superblock how new the cache device is.
-    async fn record_cache_seq(&self, backing: &Backing) {
+    async fn record_cache_seq(&self, backing: &Rc<Backing>) {
         let core = &self.core;
         let seq = core.superblock.borrow().seq();
         match backing.update(|sb| sb.set_cache_seq(seq)).await {
@@ -92,6 +96,21 @@ impl CacheSet {
         let core = &self.core;
         let recorded_by_us = core.recorded_seq.borrow().contains(&backing.uuid());
         backing.cache_seq() > core.found_seq && !recorded_by_us && !bug(Bug::OlderCacheBelieved)
+    }
+
+    /// Dirty data of a newer cache device is not in this one.
+    fn refuse_rolled_back<T>(&self, backing: &Backing) -> Result<T, EngineError> {
+        let (seen, found) = (backing.cache_seq(), self.core.found_seq);
+        refuse(
+            backing,
+            format!(
+                "has dirty data in a newer state of cache set {}: expected at least sequence number {seen} in the \
+                 superblock of {}, found {found}: the cache device was restored from an older copy. Attach the newest \
+                 one; serving this device alone loses the dirty data",
+                self.uuid(),
+                self.core.place.device
+            ),
+        )
     }
 
     /// What the superblocks alone say against this device in this set.
@@ -134,21 +153,11 @@ impl CacheSet {
         let core = &self.core;
         let state = backing.state();
         let now = core.rt.wall_seconds() as u32;
+        let rolled_back = self.is_rolled_back(backing);
+        if rolled_back && state == BackingState::Dirty {
+            return self.refuse_rolled_back(backing);
+        }
         if let Some(inode) = core.slot_of(backing.uuid()) {
-            let rolled_back = self.is_rolled_back(backing);
-            if rolled_back && state == BackingState::Dirty {
-                let (seen, found) = (backing.cache_seq(), core.found_seq);
-                return refuse(
-                    backing,
-                    format!(
-                        "has dirty data in a newer state of cache set {}: expected at least sequence number {seen} in the \
-                         superblock of {}, found {found}: the cache device was restored from an older copy. Attach the \
-                         newest one; serving this device alone loses the dirty data",
-                        self.uuid(),
-                        core.place.device
-                    ),
-                );
-            }
             let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
             if usable || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
@@ -217,6 +226,16 @@ impl CacheSet {
         size: Sectors,
         label: &str,
     ) -> Result<Rc<Volume>, EngineError> {
+        let (set, label) = (self.clone(), label.to_owned());
+        self.core.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
+    }
+
+    async fn create_volume_now(
+        &self,
+        uuid: Uuid,
+        size: Sectors,
+        label: &str,
+    ) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
         let block = core.geometry.block_sectors.0;
         let size = Sectors(size.0 / block * block);
@@ -248,12 +267,17 @@ impl CacheSet {
     /// # Errors
     /// If the slot is no flash-only volume.
     pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
+        let set = self.clone();
+        self.core.to_the_end(async move { set.delete_volume_now(inode).await }).await
+    }
+
+    async fn delete_volume_now(&self, inode: Inode) -> Result<(), EngineError> {
         let core = &self.core;
         let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
         let Some(volume) = volume else {
             return Err(EngineError::Invalid(format!("slot {inode} is no flash-only volume")));
         };
-        volume.stop().await;
+        volume.stop().await?;
         let _config = core.config_lock.lock().await;
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
@@ -285,8 +309,8 @@ impl CacheSet {
     /// If what was answered cannot be made durable; the volume is stopped all the same.
     pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let core = &self.core;
-        volume.stop().await;
-        let Some(inode) = volume.inode() else { return Ok(()) };
+        let stopped = volume.stop().await;
+        let Some(inode) = volume.inode() else { return stopped };
         if let Some(backing) = volume.backing() {
             backing.settle_direct_writes().await?;
         }
@@ -304,6 +328,11 @@ impl CacheSet {
     /// # Errors
     /// If data cannot be written back; the device stays attached then.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        let (set, volume) = (self.clone(), volume.clone());
+        self.core.to_the_end(async move { set.detach_now(&volume).await }).await
+    }
+
+    async fn detach_now(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
             return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
         };

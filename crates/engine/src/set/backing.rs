@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
-use io::sync::Mutex;
+use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
 use super::core::SUPERBLOCK_SECTOR;
@@ -184,12 +184,21 @@ impl Backing {
     }
 
     /// Changes the superblock and waits until it is durable.
-    pub(crate) async fn update(&self, change: impl FnOnce(&mut BackingSuper)) -> Result<(), EngineError> {
-        let _lock = self.write_lock.lock().await;
-        self.update_locked(change).await
+    pub(crate) async fn update(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut BackingSuper),
+    ) -> Result<(), EngineError> {
+        let lock = self.write_lock.lock().await;
+        self.update_locked(lock, change).await
     }
 
-    async fn update_locked(&self, change: impl FnOnce(&mut BackingSuper)) -> Result<(), EngineError> {
+    /// The lock is held until the write has ended, also if the caller gives up the wait for it: a later update would
+    /// overtake it, and what the superblock says in the end would be older than what was acknowledged.
+    async fn update_locked(
+        self: &Rc<Self>,
+        lock: Permit,
+        change: impl FnOnce(&mut BackingSuper),
+    ) -> Result<(), EngineError> {
         let (next, bytes) = {
             let mut next = self.superblock.borrow().clone();
             change(&mut next);
@@ -203,42 +212,54 @@ impl Backing {
         if state != self.durable_state.get() && self.durable_state.get() == BackingState::Dirty {
             self.durable_state.set(state);
         }
-        let buffer = self.disk.runtime().pool().copy_of(&bytes);
-        let disk = self.disk.with_purpose(Purpose::Metadata);
-        disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
-        *self.superblock.borrow_mut() = next;
-        self.durable_state.set(state);
-        Ok(())
+        let backing = self.clone();
+        let write = async move {
+            let lock = lock;
+            let buffer = backing.disk.runtime().pool().copy_of(&bytes);
+            let disk = backing.disk.with_purpose(Purpose::Metadata);
+            disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
+            *backing.superblock.borrow_mut() = next;
+            backing.durable_state.set(state);
+            drop(lock);
+            Ok(())
+        };
+        if bug(Bug::GivenUpUpdateForgotten) {
+            return write.await;
+        }
+        self.disk.runtime().spawn(write).await
     }
 
     /// Waits until the superblock says dirty: no dirty write may be acknowledged before. `allowed` fails if the device
     /// has no cache any more by the time that its turn has come: stale must not become dirty.
     pub(crate) async fn ensure_dirty(
-        &self,
+        self: &Rc<Self>,
         allowed: impl FnOnce() -> Result<(), EngineError>,
     ) -> Result<bool, EngineError> {
         if self.durable_state.get() == BackingState::Dirty {
             return Ok(false);
         }
-        let _lock = self.write_lock.lock().await;
+        let lock = self.write_lock.lock().await;
         if !bug(Bug::DirtyAfterStale) {
             allowed()?;
         }
         if self.durable_state.get() == BackingState::Dirty {
             return Ok(false);
         }
-        self.update_locked(|sb| sb.set_state(BackingState::Dirty)).await?;
+        self.update_locked(lock, |sb| sb.set_state(BackingState::Dirty)).await?;
         Ok(true)
     }
 
     /// Makes the superblock say clean if `still_clean` holds once no other update is under way. A writer that comes
     /// later finds the state not dirty and waits for its own update.
-    pub(crate) async fn ensure_clean(&self, still_clean: impl FnOnce() -> bool) -> Result<bool, EngineError> {
-        let _lock = self.write_lock.lock().await;
+    pub(crate) async fn ensure_clean(
+        self: &Rc<Self>,
+        still_clean: impl FnOnce() -> bool,
+    ) -> Result<bool, EngineError> {
+        let lock = self.write_lock.lock().await;
         if self.durable_state.get() != BackingState::Dirty || !still_clean() {
             return Ok(false);
         }
-        self.update_locked(|sb| sb.set_state(BackingState::Clean)).await?;
+        self.update_locked(lock, |sb| sb.set_state(BackingState::Clean)).await?;
         Ok(true)
     }
 

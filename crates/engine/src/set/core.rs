@@ -233,6 +233,12 @@ impl Core {
         self.meter.write(&self.cache, sector, sectors, buffer, offset_bytes, false)
     }
 
+    /// Makes a change to its end, also if the caller gives up the wait for it: the next change could overtake what it has
+    /// under way, and a part of it would stay.
+    pub(crate) async fn to_the_end<T: 'static>(&self, change: impl Future<Output = T> + 'static) -> T {
+        self.rt.spawn(change).await
+    }
+
     /// Writes metadata durably; the set fails if that fails.
     pub(crate) async fn write_metadata(&self, sector: Sector, buffer: Buffer) -> Result<(), EngineError> {
         let sectors = Sectors::from_bytes_floor(buffer.len() as u64);

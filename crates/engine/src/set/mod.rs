@@ -11,6 +11,7 @@ mod failed_flushes;
 mod meter;
 mod open;
 mod stop;
+mod superblocks;
 mod uuids;
 mod weigh;
 
@@ -186,22 +187,37 @@ impl CacheSet {
             (old.discard, old.cache_replacement_policy) != (next.discard, next.cache_replacement_policy)
         };
         if stored {
-            let _config = core.config_lock.lock().await;
-            {
-                let sb = &mut *core.superblock.borrow_mut();
-                sb.set_discard(next.discard);
-                sb.set_replacement(next.cache_replacement_policy);
-            }
-            core.write_superblock().await?;
-            core.selector.borrow_mut().set_policy(next.cache_replacement_policy);
+            let (core, name, value) = (core.clone(), name.to_owned(), value.to_owned());
+            self.core.to_the_end(async move { core.store_tunable(&name, &value).await }).await?;
         }
-        *core.tunables.borrow_mut() = next;
+        // Others may have been set meanwhile.
+        core.set_tunable(name, value)?;
         core.tunables_changed();
         Ok(())
     }
 }
 
 impl Core {
+    fn set_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
+        self.tunables.borrow_mut().set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))
+    }
+
+    /// Sets a tunable that the superblock stores, once it is there.
+    async fn store_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
+        let _config = self.config_lock.lock().await;
+        let mut next = self.tunables.borrow().clone();
+        next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        {
+            let sb = &mut *self.superblock.borrow_mut();
+            sb.set_discard(next.discard);
+            sb.set_replacement(next.cache_replacement_policy);
+        }
+        self.write_superblock().await?;
+        self.set_tunable(name, value)?;
+        self.selector.borrow_mut().set_policy(next.cache_replacement_policy);
+        Ok(())
+    }
+
     /// Carries tunables to the parts that keep their own copy.
     pub(crate) fn tunables_changed(&self) {
         let t = self.tunables.borrow();

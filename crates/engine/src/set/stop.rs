@@ -14,8 +14,9 @@ impl CacheSet {
     /// If something could not be written; what a flush acknowledged is durable all the same.
     pub async fn stop(&self) -> Result<(), EngineError> {
         let core = &self.core;
+        let mut stopped = Ok(());
         for v in self.volumes() {
-            v.stop().await;
+            stopped = stopped.and(v.stop().await);
         }
         // Misses being inserted.
         core.background_done.wait_until(|| core.background.get() == 0).await;
@@ -41,7 +42,7 @@ impl CacheSet {
         // Volumes and set hold each other.
         core.volumes.borrow_mut().clear();
         core.backings.borrow_mut().clear();
-        result
+        stopped.and(result)
     }
 
     /// Gives the set up where it stands, as the death of the process does: nothing is written, nothing is waited

@@ -10,6 +10,7 @@
 mod device;
 pub use device::VolumeRef;
 mod direct;
+mod drain;
 mod lost;
 mod miss;
 mod overwrite;
@@ -26,7 +27,7 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
 pub(crate) use ranges::{RangeGuard, Ranges};
 
-use crate::canary::{Bug, Mark, bug, mark};
+use crate::canary::{Mark, mark};
 use crate::error::EngineError;
 use crate::policy::bypass::{
     BypassInputs, BypassReason, Comparison, Decision, RequestHints, RequestKind, decide_by_cost,
@@ -314,8 +315,12 @@ impl Volume {
             b.update(|sb| sb.set_label(bytes)).await?;
         }
         if let Some((core, inode)) = self.attached() {
-            let _config = core.config_lock.lock().await;
-            core.update_uuids(|u| u[inode.0 as usize].label = bytes).await?;
+            let theirs = core.clone();
+            let labelled = async move {
+                let _config = theirs.config_lock.lock().await;
+                theirs.update_uuids(|u| u[inode.0 as usize].label = bytes).await
+            };
+            core.to_the_end(labelled).await?;
         }
         Ok(())
     }
@@ -498,79 +503,6 @@ impl Volume {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.get()
-    }
-
-    /// No more requests; waits for those under way and for writeback to pause.
-    pub async fn stop(&self) {
-        self.stopping.set(true);
-        self.writeback.wake();
-        self.idle.wait_until(|| self.in_flight.get() == 0).await;
-        self.writeback.stopped(self.backing.is_none() || self.attached().is_none()).await;
-        if self.attached().is_none()
-            && let Some(b) = &self.backing
-        {
-            // Clients may have relied on the stop instead of a flush.
-            let _ = b.gate.ensure(b.gate.latest()).await;
-        }
-    }
-
-    pub(crate) fn begin_detach(&self) {
-        self.detaching.set(true);
-        self.writeback.wake();
-    }
-
-    pub(crate) fn cancel_detach(&self) {
-        self.detaching.set(false);
-    }
-
-    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go. Dropping
-    /// the future gives it up.
-    ///
-    /// # Errors
-    /// If the set fails, or the volume is stopped.
-    pub async fn drained(&self) -> Result<(), EngineError> {
-        let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
-        let draining = self.writeback.drain();
-        let dirty =
-            || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
-        self.writeback
-            .progress
-            .wait_until(|| core.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty())
-            .await;
-        drop(draining);
-        core.check()?;
-        if dirty() {
-            let left = core.tree.borrow().dirty_sectors(inode);
-            let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
-            return Err(EngineError::Invalid(format!(
-                "{}: {left} dirty sectors are left: {why}",
-                self.label_or_name()
-            )));
-        }
-        self.mark_clean().await
-    }
-
-    /// Makes the backing superblock say clean if nothing is dirty.
-    pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
-        let (Some((core, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
-            return Ok(());
-        };
-        if backing.state() != BackingState::Dirty {
-            return Ok(());
-        }
-        // The keys that say clean are durable before the superblock is.
-        if !bug(Bug::CleanStateBeforeCleanKeys) {
-            core.journal.commit_keys().await?;
-        }
-        let clean =
-            || core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
-        if backing.ensure_clean(clean).await? {
-            core.emit(crate::set::SetEvent::State {
-                device: backing.disk.info().name.to_string(),
-                state: "clean",
-            });
-        }
-        Ok(())
     }
 
     /// Keeps every change out until the guard is dropped.

@@ -21,12 +21,21 @@ pub struct Speed {
     /// See `slow_one_in`.
     #[serde(with = "crate::plan::as_ns")]
     pub slow: Nanos,
+    /// Writes to btree nodes take so much longer: then the journal fills up.
+    #[serde(default, with = "crate::plan::as_ns")]
+    pub nodes: Nanos,
 }
 
 impl Speed {
     /// All requests take the same time.
     pub const fn even(micros: u64) -> Speed {
-        Speed { base: Nanos(micros * 1000), spread: Nanos(0), slow_one_in: 0, slow: Nanos(0) }
+        Speed {
+            base: Nanos(micros * 1000),
+            spread: Nanos(0),
+            slow_one_in: 0,
+            slow: Nanos(0),
+            nodes: Nanos(0),
+        }
     }
 
     pub(super) fn draw(&self, rng: &mut Rng) -> Nanos {

@@ -431,6 +431,17 @@ impl SimDisk {
         }
         r.completer.complete(Ok(()), r.request.buffer);
     }
+
+    /// Tells the world what is written; how much longer it takes, if it does.
+    fn recognised(&self, s: &mut State, request: &Request) -> Option<Nanos> {
+        let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, request.op, &request.buffer) else {
+            return None;
+        };
+        let seen = probe.see(request.sector, &b.as_slice()[request.byte_range()]);
+        seen.into_iter().flatten().for_each(|l| self.world.landmark(l));
+        let is_node = |l: &Landmark| matches!(l, Landmark::LeafAppend | Landmark::NodeWrite);
+        seen.iter().flatten().any(is_node).then_some(s.speed.nodes)
+    }
 }
 
 impl Device for SimDisk {
@@ -508,10 +519,7 @@ impl Device for SimDisk {
             r.seen = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
         }
         let held = r.held;
-        if let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, r.request.op, &r.request.buffer) {
-            let seen = probe.see(r.request.sector, &b.as_slice()[r.request.byte_range()]);
-            seen.into_iter().flatten().for_each(|l| self.world.landmark(l));
-        }
+        let delay = self.recognised(s, &r.request).map_or(delay, |more| delay.after(more));
         if self.number == 0 && r.request.op == (Op::Write { fua: true }) {
             self.world.durable_write();
         }

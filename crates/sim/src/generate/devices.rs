@@ -20,6 +20,7 @@ pub(super) fn speed(rng: &mut Rng) -> Speed {
         slow_one_in,
         // The last one is as good as stuck.
         slow: Nanos::from_ms(one_of(rng, &[10, 300, 3000, 90_000])),
+        nodes: Nanos(0),
     }
 }
 

@@ -15,9 +15,9 @@ mod operator;
 mod requests;
 mod settings;
 
-use io::Rng;
+use io::{Nanos, Rng};
 
-use crate::plan::{Boot, Cut, Plan};
+use crate::plan::{Boot, Cut, Plan, Substitute};
 use crate::rig::Layout;
 use crate::world::Order;
 use mix::{Lean, Mix};
@@ -135,6 +135,7 @@ impl Plan {
             cut_with_faults: false,
             late: None,
             older: None,
+            substitute: None,
             off_seconds: 0,
         };
         let depth = mix.depth;
@@ -152,7 +153,27 @@ impl Plan {
             layout: drawn.layout.clone(),
         };
         plan.end_well(rng, &drawn);
+        plan.add(&mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
         plan
+    }
+
+    /// Ingredients that came later, from a generator of their own: those that were there before stay as they are.
+    fn add(&mut self, rng: &mut Rng, leanings: &[Lean]) {
+        let wraps = leanings.contains(&Lean::Wrapping);
+        if rng.chance(1, if wraps { 2 } else { 40 }) {
+            let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
+            self.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
+        }
+        let substitutes = rng.chance(1, 6);
+        for n in (1..self.boots.len()).filter(|_| substitutes) {
+            let flash = self.flash_sectors > 0;
+            self.boots[n].substitute = match rng.below(8) {
+                0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
+                0 | 1 => Some(Substitute::LargeVolume),
+                2 => Some(Substitute::FarKey),
+                _ => None,
+            };
+        }
     }
 
     /// Faults are off: what is left must work out.

@@ -27,6 +27,9 @@ use crate::world::World;
 /// Sectors read at once when a volume is read back.
 const READ_BACK: u64 = 96;
 
+/// Leaves that a start may keep in memory beyond the limit.
+const FEW_LEAVES: u64 = 3;
+
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
 
@@ -44,6 +47,8 @@ pub struct Given {
     pub judged: Vec<Option<Vec<Content>>>,
     /// The flash-only volume was made in an earlier boot.
     pub flash_made: Rc<Cell<bool>>,
+    /// The set was stopped in order: there is next to nothing to replay.
+    pub was_stopped: bool,
     /// Memory that outlived the process before this one.
     pub memory: Option<Rc<Memory>>,
 }
@@ -56,6 +61,7 @@ pub struct Session {
     depth: u64,
     /// For the engine.
     seed: u64,
+    bucket_bytes: u64,
     /// Where the data of each backing device begins.
     offsets: Vec<u64>,
     /// What it found.
@@ -88,6 +94,7 @@ impl Session {
             boot,
             depth: plan.depth,
             seed: plan.seed,
+            bucket_bytes: Sectors(plan.layout.bucket_sectors).bytes(),
             offsets: plan.layout.backings.iter().map(|b| b.data_offset).collect(),
             given,
             rt,
@@ -222,6 +229,7 @@ impl Session {
             (t.congested_read_threshold_us, t.congested_write_threshold_us) = (0, 0);
         }
         let set = CacheSet::open(self.given.parts.cache.clone(), options).await?;
+        self.check_index(&set);
         *self.set.borrow_mut() = Some(set.clone());
         for (i, (disk, client)) in self.given.parts.backings.iter().zip(&self.given.clients).enumerate() {
             if self.boot.absent.contains(&i) {
@@ -244,6 +252,17 @@ impl Session {
             client.set_volume(Some(volume));
         }
         Ok(())
+    }
+
+    /// A start keeps no more of the index in memory than it may, and a few leaves: those that are replayed to, and the last
+    /// one that was taken.
+    fn check_index(&self, set: &CacheSet) {
+        let most = self.boot.settings.node_cache_bytes + FEW_LEAVES * self.bucket_bytes;
+        let found = set.status().index_bytes as u64;
+        assert!(
+            !self.given.was_stopped || found <= most,
+            "index: expected at most {most} bytes, found {found}"
+        );
     }
 
     async fn tune(&self, volume: &Volume) -> Result<(), EngineError> {
@@ -350,7 +369,14 @@ impl Session {
         let mut in_order = true;
         for client in &self.given.clients {
             if let Some(v) = client.volume() {
-                v.stop().await;
+                if let Err(e) = v.stop().await {
+                    client.loss_reported();
+                    self.given.world.log(|| format!("stop: {e}"));
+                    if !self.tolerant() {
+                        return Err(format!("stop: {e}"));
+                    }
+                    in_order = false;
+                }
             }
         }
         if let Some(set) = self.set() {

@@ -73,8 +73,10 @@ impl Session {
         let says = volume.inode().is_some();
         let released = set.release(&volume).await;
         drop(volume);
-        if released.is_ok() && says {
-            client.oracle.borrow_mut().released();
+        match &released {
+            Ok(()) if says => client.oracle.borrow_mut().released(),
+            Ok(()) => {}
+            Err(_) => client.loss_reported(),
         }
         self.rt.sleep(Nanos(pause_ns)).await;
         let again = self.register(set, i).await;
@@ -125,10 +127,13 @@ impl Session {
         self.detaches.set(self.detaches.get() + 1);
         self.rt.sleep(Nanos(pause_ns)).await;
         client.pause().await;
-        volume.stop().await;
+        let stopped = volume.stop().await;
+        if stopped.is_err() {
+            client.loss_reported();
+        }
         let again = self.register(set, i).await;
         client.resume();
-        again
+        stopped.and(again)
     }
 
     /// Deletes the flash-only volume and makes a new one; its contents are zeros then.

@@ -53,7 +53,7 @@ pub fn play<F: Future<Output = ()> + 'static>(layout: Layout, story: impl FnOnce
 impl Boot {
     /// Stops the set in order, which writes all of the index, and opens it again.
     pub async fn restart(self) -> Boot {
-        self.v.stop().await;
+        self.v.stop().await.unwrap();
         self.set.stop().await.unwrap();
         let disk = |d: &Rc<SimDisk>| Disk::new(d.clone(), self.rt.clone());
         let (cache, backing) = (disk(&self.rig.cache), disk(&self.rig.backings[0]));

@@ -23,13 +23,13 @@ fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
         b.tune("sequential_cutoff", "0").await;
         b.write(0, 256, 1).await;
         b.flush().await;
-        b.v.stop().await;
+        b.v.stop().await.unwrap();
         b.set.stop().await.unwrap();
         // The operator gives the dirty data up: the device runs alone from now on.
         let disk = io::Disk::new(b.backing(), b.rt.clone());
         let alone: Rc<Volume> = Volume::pass_through(disk, true).await.unwrap();
         assert_eq!(alone.state(), Some(BackingState::Stale));
-        alone.stop().await;
+        alone.stop().await.unwrap();
     });
     drop(m);
     b.end();
@@ -46,7 +46,7 @@ fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
                 b.set.status().cached_sectors <= Sectors(256),
                 "what the reads brought in is all there is"
             );
-            b.v.stop().await;
+            b.v.stop().await.unwrap();
             b.set.stop().await.unwrap();
         });
         drop(m);

@@ -1,0 +1,41 @@
+//! Reading superblocks: checked against the device, and refused with its name.
+
+use format::{BackingSuper, CacheSuper, RawSuperblock, Sectors};
+use io::Disk;
+
+use super::core::SUPERBLOCK_SECTOR;
+use crate::canary::{Mark, mark};
+use crate::error::EngineError;
+
+/// Reads and checks the superblock of a cache device.
+pub(super) async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
+    let raw = read_superblock(disk).await?;
+    let info = disk.info();
+    raw.check_cache(info.sectors, info.logical_block_bytes)
+        .inspect_err(|_| mark(Mark::NoSuperblock))
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}
+
+/// Reads and checks the superblock of a backing device.
+pub(super) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
+    let raw = read_superblock(disk).await?;
+    let info = disk.info();
+    raw.check_backing(info.sectors, info.logical_block_bytes)
+        .inspect_err(|_| mark(Mark::RefusedSuperblock))
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}
+
+async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
+    let info = disk.info();
+    if info.sectors < Sectors(16) {
+        return Err(EngineError::Invalid(format!(
+            "{}: expected at least 16 sectors for a superblock, found {}",
+            info.name, info.sectors
+        )));
+    }
+    let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(4096)).await;
+    result?;
+    RawSuperblock::from_prefix(buffer.as_slice())
+        .cloned()
+        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+}

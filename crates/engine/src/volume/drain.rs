@@ -1,0 +1,92 @@
+//! Draining and stopping a volume: what is dirty is written back, and the backing superblock says so.
+//!
+//! Owns when a volume counts as clean. Must not know how data is written back; that is `crate::writeback`.
+//!
+//! Invariant: the superblock says clean only while no dirty key is left, durably (contract 6).
+
+use format::{BackingState, Sectors};
+
+use super::Volume;
+use crate::canary::{Bug, bug};
+use crate::error::EngineError;
+use crate::set::SetEvent;
+
+impl Volume {
+    /// No more requests; waits for those under way and for writeback to pause. Of a volume without a cache everything that
+    /// was answered is durable then: clients may rely on a stop instead of a flush. The stop of its set, or
+    /// [`crate::CacheSet::release`], does that for one with a cache.
+    ///
+    /// # Errors
+    /// If the device could not be flushed: what was answered and not flushed may be lost. The volume is stopped all the
+    /// same.
+    pub async fn stop(&self) -> Result<(), EngineError> {
+        self.stopping.set(true);
+        self.writeback.wake();
+        self.idle.wait_until(|| self.in_flight.get() == 0).await;
+        self.writeback.stopped(self.backing.is_none() || self.attached().is_none()).await;
+        match &self.backing {
+            Some(b) if self.attached().is_none() => Ok(b.gate.ensure(b.gate.latest()).await?),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn begin_detach(&self) {
+        self.detaching.set(true);
+        self.writeback.wake();
+    }
+
+    pub(crate) fn cancel_detach(&self) {
+        self.detaching.set(false);
+    }
+
+    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go. Dropping
+    /// the future gives it up.
+    ///
+    /// # Errors
+    /// If the set fails, or the volume is stopped.
+    pub async fn drained(&self) -> Result<(), EngineError> {
+        let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
+        let draining = self.writeback.drain();
+        let dirty =
+            || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
+        self.writeback
+            .progress
+            .wait_until(|| core.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty())
+            .await;
+        drop(draining);
+        core.check()?;
+        if dirty() {
+            let left = core.tree.borrow().dirty_sectors(inode);
+            let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
+            return Err(EngineError::Invalid(format!(
+                "{}: {left} dirty sectors are left: {why}",
+                self.label_or_name()
+            )));
+        }
+        self.mark_clean().await
+    }
+
+    /// Makes the backing superblock say clean if nothing is dirty.
+    pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
+        let (Some((core, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
+            return Ok(());
+        };
+        let is_clean =
+            || core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
+        let ignored = bug(Bug::CleanStateBeforeCleanKeys);
+        let is_durable = || core.tree.borrow().cleaned(inode) <= core.journal.durable() || ignored;
+        while backing.state() == BackingState::Dirty && is_clean() {
+            // The keys that say clean are durable before the superblock is. While another update of the superblock is waited
+            // for, there may be new ones.
+            let cleaned = core.tree.borrow().cleaned(inode);
+            if !is_durable() {
+                core.journal.commit(cleaned).await?;
+            }
+            if backing.ensure_clean(|| is_clean() && is_durable()).await? {
+                let device = backing.disk.info().name.to_string();
+                core.emit(SetEvent::State { device, state: "clean" });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! A cache device that is not what it was: the engine is given it for a moment, and must refuse it or lose nothing.
+//!
+//! Owns what is put in the device's place, what the engine must say to it, and the moment itself: a machine of its own,
+//! without faults, on which the set is opened, every device is registered and every volume is read. Afterwards the right
+//! device is back. Must not know the plan of the boot that follows.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use engine::{CacheSet, SetOptions};
+use format::{
+    BackingState, BackingSuper, Bkey, BucketNr, CacheSuper, Gen, Inode, Ptr, RawSuperblock, Sector, Sectors,
+};
+use io::{Disk, Nanos};
+
+use crate::client::Client;
+use crate::edit::{Heads, MOST};
+use crate::image::Image;
+use crate::oracle::Oracle;
+use crate::plan::Substitute;
+use crate::rig::Rig;
+use crate::world::{Order, Outcome};
+
+/// Sectors that are read at once.
+const READ: u64 = 128;
+
+/// What the engine must do with what it is given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Expected {
+    /// The set is refused, and nothing is changed.
+    Refused,
+    /// The set opens; of the devices those that are dirty are refused.
+    Opened(Vec<BackingState>),
+}
+
+/// Gives the engine a substitute. `copies`: the cache device as it was before earlier boots. False if there is nothing that
+/// could be put in its place now.
+///
+/// # Errors
+/// If the engine did not do what it must.
+pub fn give(
+    rig: &Rig,
+    oracles: &[Rc<RefCell<Oracle>>],
+    substitute: Substitute,
+    copies: &[Option<Image>],
+    limit: Nanos,
+) -> Result<bool, String> {
+    let right = rig.cache.image();
+    let Some(expected) = put(rig, substitute, copies) else { return Ok(false) };
+    rig.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
+    let put = rig.cache.image();
+    let mut machine = rig.boot(Order::Fifo);
+    let parts = rig.parts(&machine);
+    let clients: Vec<Rc<Client>> = oracles
+        .iter()
+        .enumerate()
+        .map(|(i, o)| Client::new(&rig.world, machine.handle(), i as u8, o.clone()))
+        .collect();
+    let (wanted, world) = (expected.clone(), rig.world.clone());
+    let task = machine.handle().spawn(async move {
+        match CacheSet::open(parts.cache, SetOptions::default()).await {
+            Err(e) if wanted == Expected::Refused => {
+                world.log(|| format!("refused: {e}"));
+                Ok(())
+            }
+            Err(e) => Err(format!("opening failed: {e}")),
+            Ok(set) => {
+                let result = use_it(&set, &parts.backings, &clients, &wanted).await;
+                clients.iter().for_each(|c| c.set_volume(None));
+                set.abandon();
+                result
+            }
+        }
+    });
+    let said = match machine.run(&task, limit) {
+        Outcome::Done(said) => said,
+        Outcome::PowerCut => Err("the power failed".to_owned()),
+        Outcome::Stuck(why) => Err(why),
+    };
+    let changed = expected == Expected::Refused && rig.cache.image() != put;
+    rig.kill(machine);
+    rig.cache.load(right);
+    match said {
+        Ok(()) if changed => Err(format!("{substitute:?}: the device was refused and changed")),
+        Ok(()) => Ok(true),
+        Err(e) => Err(format!("{substitute:?}: {e}")),
+    }
+}
+
+/// Registers every device, and reads what is served.
+async fn use_it(
+    set: &CacheSet,
+    backings: &[Disk],
+    clients: &[Rc<Client>],
+    expected: &Expected,
+) -> Result<(), String> {
+    let Expected::Opened(states) = expected else { return Err("expected a refusal, was opened".to_owned()) };
+    for ((disk, client), state) in backings.iter().zip(clients).zip(states) {
+        let name = &disk.info().name;
+        match set.register(disk.clone()).await {
+            Ok(_) if *state == BackingState::Dirty => {
+                return Err(format!("{name}: expected a refusal, a dirty device was registered"));
+            }
+            Ok(volume) => client.set_volume(Some(volume)),
+            Err(e) if *state == BackingState::Dirty && e.to_string().contains("older copy") => continue,
+            Err(e) => return Err(format!("{name}: {e}")),
+        }
+        let size = client.size();
+        for at in (0..size).step_by(READ as usize) {
+            client.read(at, READ.min(size - at)).await;
+        }
+    }
+    Ok(())
+}
+
+/// Puts the substitute where the cache device was. Nothing if that is not possible, or would not be noticed by design.
+fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Expected> {
+    match substitute {
+        Substitute::Copy(n) => {
+            let copy = copies.get(n)?.as_ref()?;
+            let states = states_after(rig, cache_super(copy)?.seq())?;
+            rig.cache.load(copy.clone());
+            Some(Expected::Opened(states))
+        }
+        Substitute::LargeVolume => {
+            Heads::read(&rig.cache).enlarge_volume(&rig.cache).then_some(Expected::Refused)
+        }
+        Substitute::FarKey => {
+            let heads = Heads::read(&rig.cache);
+            if heads.newest.btree_level > 0 {
+                return None;
+            }
+            let g = heads.superblock.geometry();
+            let at = g.bucket_start(BucketNr(g.nbuckets - 1));
+            let far = Bkey::extent(Inode(0), Sector(MOST + 8), Sectors(8), true, Ptr::new(0, at, Gen(0)));
+            heads.replace_root(&rig.cache, &[far]);
+            Some(Expected::Refused)
+        }
+    }
+}
+
+/// The states of the backing devices, if each of them has seen a newer cache device than one with this sequence number, and
+/// none ran without the cache: what such a device missed is noted in the newest cache device alone.
+fn states_after(rig: &Rig, seq: u64) -> Option<Vec<BackingState>> {
+    let state = |image: &Image| {
+        let superblock = backing_super(image)?;
+        let tells = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
+        (tells && superblock.cache_seq() > seq).then_some(superblock.state())
+    };
+    rig.backings.iter().map(|b| state(&b.image())).collect()
+}
+
+fn cache_super(image: &Image) -> Option<CacheSuper> {
+    let head = image.read_vec(Sector(8), Sectors(8));
+    RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512)).ok()
+}
+
+fn backing_super(image: &Image) -> Option<BackingSuper> {
+    let head = image.read_vec(Sector(8), Sectors(8));
+    RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_backing(image.size(), 512)).ok()
+}

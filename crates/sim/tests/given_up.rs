@@ -1,0 +1,92 @@
+//! Callers that give up the wait for something that the engine has under way: a flush or a detach that the operator
+//! cancels.
+#![allow(clippy::unwrap_used)]
+
+use std::pin::pin;
+
+use engine::CacheSet;
+use format::CacheMode;
+use io::Nanos;
+use io::sync::{Either, select};
+use sim::disk::{Keep, Speed};
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// Slow enough for everything else to come first.
+const SLOW: Nanos = Nanos::from_secs(20);
+
+/// Everything is written back, and the caller no longer waits when the superblock is on its way that says so.
+async fn give_up_when_clean_is_on_its_way(b: &Boot) {
+    b.open().await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    b.tune(0, "writeback_delay", "0").await;
+    assert!(b.clients[0].write(0, 8, true).await);
+    b.tune(0, "writeback_running", "0").await;
+    b.backings[0].set_speed(Speed { base: SLOW, ..Speed::even(0) });
+    let volume = b.volume(0);
+    let drained = pin!(volume.drained());
+    // The data takes as long, then a flush, then the superblock.
+    assert!(matches!(select(drained, b.rt.sleep(Nanos(SLOW.0 * 5 / 2))).await, Either::Right(())));
+}
+
+/// A write that came next made the superblock say dirty, in a write that overtook the one that said clean: the device
+/// was clean in the end with dirty data in the cache.
+#[test]
+pub fn the_update_of_a_superblock_is_not_overtaken() {
+    for seed in 0..8 {
+        let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
+        story.boot(|b| async move {
+            give_up_when_clean_is_on_its_way(&b).await;
+            b.backings[0].set_speed(Speed::even(10));
+            let began = b.rt.now();
+            assert!(b.clients[0].write(64, 8, true).await);
+            assert!(b.rt.now().since(began) < SLOW, "the story is about a write that comes meanwhile");
+            b.rt.sleep(SLOW).await;
+        });
+        story.power_cut(Keep::Everything).judge().happy_end();
+    }
+}
+
+/// A command that was given up half way left the lock to the next one while its write was under way.
+#[test]
+fn a_command_goes_on_when_its_caller_does_not_wait() {
+    async fn label(b: &Boot, label: &str, wait: Nanos) {
+        let volume = b.volume(0);
+        drop(select(pin!(volume.set("label", label)), b.rt.sleep(wait)).await);
+    }
+    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
+    story.boot_and_stop(|b| async move {
+        b.open().await;
+        b.cache.set_speed(Speed { base: SLOW, ..Speed::even(0) });
+        label(&b, "first", Nanos(SLOW.0 / 2)).await;
+        let set: CacheSet = b.set();
+        drop(select(pin!(set.set("cache_replacement_policy", "fifo")), b.rt.sleep(Nanos(SLOW.0 / 2))).await);
+        b.cache.set_speed(Speed::even(10));
+        label(&b, "second", Nanos(SLOW.0 * 100)).await;
+        set.set("cache_replacement_policy", "random").await.unwrap();
+        assert_eq!(set.get("cache_replacement_policy").unwrap(), "lru fifo [random]");
+        b.stop().await;
+    });
+    story.boot(|b| async move {
+        b.open().await;
+        assert_eq!(b.set().get("cache_replacement_policy").unwrap(), "lru fifo [random]");
+        assert_eq!(b.volume(0).get("label").unwrap(), "second");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A volume without a cache whose device cannot be flushed was stopped, and nobody was told.
+#[test]
+fn a_stop_says_that_the_device_was_not_flushed() {
+    let mut story = Story::new(1, Layout::small(CacheMode::None), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.set().detach(&b.volume(0)).await.unwrap();
+        assert!(b.clients[0].write(0, 8, false).await);
+        b.backings[0].lose_in_flush(0, Keep::Nothing);
+        let said = b.set().release(&b.volume(0)).await.unwrap_err().to_string();
+        assert!(said.contains("flush"), "{said}");
+        b.clients[0].loss_reported();
+    });
+    story.power_cut(Keep::Nothing).judge();
+}
