@@ -22,8 +22,19 @@ struct Place {
 pub struct Span {
     /// Bytes of the file.
     pub bytes: Range<usize>,
-    /// Where the error is, not only what it has to do with.
-    pub primary: bool,
+    /// What the error says about it.
+    pub role: Role,
+}
+
+/// What an error says about a place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// An assignment there may be left out.
+    Skipped,
+    /// The error is there.
+    Primary,
+    /// It has to do with the error.
+    Other,
 }
 
 /// The mutants of one rewritten file.
@@ -38,11 +49,12 @@ impl Places {
         Ok(Places(finder.0))
     }
 
-    /// The mutant without which the error may be gone: the one whose changed code the error is in, else the one whose
-    /// condition it names (a variable that a left-out statement would set), else the innermost around it, else the one before.
+    /// The mutant without which the error may be gone: the one that leaves out an assignment that the error misses, else the
+    /// one whose changed code the error is in, else the one whose condition it names (a variable that a left-out statement
+    /// would set), else the innermost around it, else the one before.
     pub fn blame(&self, spans: &[Span]) -> Option<u32> {
         let mut ordered: Vec<&Span> = spans.iter().collect();
-        ordered.sort_by_key(|s| !s.primary);
+        ordered.sort_by_key(|s| s.role);
         let innermost =
             |found: &mut dyn Iterator<Item = &Place>| found.min_by_key(|p| p.whole.len()).map(|p| p.number);
         let changed = |s: &&Span| {
@@ -55,10 +67,16 @@ impl Places {
             let earlier = self.0.iter().filter(|p| p.whole.start <= s.bytes.start);
             earlier.max_by_key(|p| p.whole.start).map(|p| p.number)
         };
-        let primary: Vec<&Span> = ordered.iter().copied().filter(|s| s.primary).collect();
-        primary
-            .iter()
-            .find_map(changed)
+        let primary: Vec<&Span> = ordered.iter().copied().filter(|s| s.role == Role::Primary).collect();
+        let skipped = |s: &&Span| {
+            let left_out = |p: &&Place| p.changed.is_none() && within(&s.bytes, &p.whole);
+            innermost(&mut self.0.iter().filter(left_out))
+        };
+        let skips = ordered.iter().filter(|s| s.role == Role::Skipped);
+        skips
+            .clone()
+            .find_map(|s| skipped(s))
+            .or_else(|| primary.iter().find_map(changed))
             .or_else(|| ordered.iter().find_map(condition))
             .or_else(|| ordered.iter().find_map(changed))
             .or_else(|| primary.iter().find_map(around))
@@ -134,12 +152,12 @@ mod tests {
 }
 ";
 
-    fn blamed(places: &[(&str, bool)]) -> Option<u32> {
+    fn blamed(places: &[(&str, Role)]) -> Option<u32> {
         let spans: Vec<Span> = places
             .iter()
-            .map(|(word, primary)| {
+            .map(|(word, role)| {
                 let start = TEXT.find(word).unwrap();
-                Span { bytes: start..start + word.len(), primary: *primary }
+                Span { bytes: start..start + word.len(), role: *role }
             })
             .collect();
         Places::of(TEXT).unwrap().blame(&spans)
@@ -147,16 +165,16 @@ mod tests {
 
     #[test]
     fn an_error_in_changed_code_is_of_its_mutant() {
-        assert_eq!(blamed(&[("wrong(a)", true)]), Some(1));
-        assert_eq!(blamed(&[("bad", true)]), Some(2));
-        assert_eq!(blamed(&[("inner", true)]), Some(3));
+        assert_eq!(blamed(&[("wrong(a)", Role::Primary)]), Some(1));
+        assert_eq!(blamed(&[("bad", Role::Primary)]), Some(2));
+        assert_eq!(blamed(&[("inner", Role::Primary)]), Some(3));
     }
 
     #[test]
     fn an_error_elsewhere_is_of_the_innermost_around_it() {
-        assert_eq!(blamed(&[("a.b", true)]), Some(3));
+        assert_eq!(blamed(&[("a.b", Role::Primary)]), Some(3));
         assert_eq!(
-            blamed(&[("right", true)]),
+            blamed(&[("right", Role::Primary)]),
             Some(2),
             "its whole begins later than that of 1 and holds the last branch"
         );
@@ -164,12 +182,17 @@ mod tests {
 
     #[test]
     fn a_variable_that_is_not_set_is_of_the_statement_left_out() {
-        assert_eq!(blamed(&[("use_of(x)", true), ("!crate::mutants::on(4)", false)]), Some(4));
+        assert_eq!(blamed(&[("use_of(x)", Role::Primary), ("!crate::mutants::on(4)", Role::Other)]), Some(4));
+    }
+
+    #[test]
+    fn a_variable_that_is_not_set_again_is_of_the_statement_left_out() {
+        assert_eq!(blamed(&[("wrong(a)", Role::Primary), ("x = 1", Role::Skipped)]), Some(4));
     }
 
     #[test]
     fn without_a_mutant_around_the_one_before_is_blamed() {
-        assert_eq!(blamed(&[("use_of(x)", true)]), Some(4));
-        assert_eq!(blamed(&[("fn f()", true)]), None);
+        assert_eq!(blamed(&[("use_of(x)", Role::Primary)]), Some(4));
+        assert_eq!(blamed(&[("fn f()", Role::Primary)]), None);
     }
 }

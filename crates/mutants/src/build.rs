@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::blame::{Places, Span};
+use crate::blame::{Places, Role, Span};
 use crate::copy::{Copy, ENGINE};
 use crate::table::Mutant;
 
@@ -96,7 +96,8 @@ fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, String>
     let mut places: BTreeMap<&str, Places> = BTreeMap::new();
     let mut blamed = BTreeSet::new();
     for e in errors {
-        let Some((file, _)) = e.spans.iter().find(|(f, s)| f.contains(ENGINE) && s.primary) else {
+        let Some((file, _)) = e.spans.iter().find(|(f, s)| f.contains(ENGINE) && s.role == Role::Primary)
+        else {
             continue;
         };
         if !places.contains_key(file.as_str()) {
@@ -127,17 +128,32 @@ fn error(message: &Value) -> Option<CompilerError> {
     if m.get("level")?.as_str()? != "error" {
         return None;
     }
-    let spans = m.get("spans")?.as_array()?.iter().filter_map(span).collect();
+    let of = |m: &Value| m.get("spans").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut spans: Vec<(String, Span)> = of(m).iter().filter_map(|s| span(s, false)).collect();
+    for note in m.get("children")?.as_array()? {
+        if note.get("message").is_some_and(names_skipped) {
+            spans.extend(of(note).iter().filter_map(|s| span(s, true)));
+        }
+    }
     Some(CompilerError { rendered: m.get("rendered")?.as_str()?.to_owned(), spans })
 }
 
-fn span(value: &Value) -> Option<(String, Span)> {
+/// What the compiler says where an assignment may not happen.
+fn names_skipped(text: &Value) -> bool {
+    text.as_str().is_some_and(|t| t.contains("might get skipped"))
+}
+
+fn span(value: &Value, skipped: bool) -> Option<(String, Span)> {
     let number = |name: &str| value.get(name)?.as_u64().map(|n| n as usize);
     let bytes = number("byte_start")?..number("byte_end")?;
-    Some((
-        value.get("file_name")?.as_str()?.to_owned(),
-        Span { bytes, primary: value.get("is_primary")?.as_bool()? },
-    ))
+    let role = if skipped || value.get("label").is_some_and(names_skipped) {
+        Role::Skipped
+    } else if value.get("is_primary")?.as_bool()? {
+        Role::Primary
+    } else {
+        Role::Other
+    };
+    Some((value.get("file_name")?.as_str()?.to_owned(), Span { bytes, role }))
 }
 
 fn program(message: &Value) -> Option<Program> {
