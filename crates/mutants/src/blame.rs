@@ -75,7 +75,7 @@ impl Places {
         let skips = ordered.iter().filter(|s| s.role == Role::Skipped);
         skips
             .clone()
-            .find_map(|s| skipped(s))
+            .find_map(skipped)
             .or_else(|| primary.iter().find_map(changed))
             .or_else(|| ordered.iter().find_map(condition))
             .or_else(|| ordered.iter().find_map(changed))

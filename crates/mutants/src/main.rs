@@ -210,9 +210,8 @@ impl Attack<'_> {
                     scope.spawn(move || self.work(progress, begun, deadline, scratch))
                 })
                 .collect();
-            let ends =
-                workers.into_iter().map(|w| w.join().map_err(|_| "a worker panicked".to_owned()).flatten());
-            ends.collect()
+            let panicked = |_| Err("a worker panicked".to_owned());
+            workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(panicked))
         })
     }
 
