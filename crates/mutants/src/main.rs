@@ -59,6 +59,9 @@ struct Args {
     /// Keep verdicts of killed mutants although sources have changed: right if only tests were added
     #[arg(long)]
     keep_killed: bool,
+    /// Leave out suites that take longer than this without a mutant
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
+    longest: u64,
     /// Run those again that survived
     #[arg(long)]
     again: bool,
@@ -102,7 +105,9 @@ fn work(args: &Args) -> Result<(), String> {
     }
     let mut results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.keep_killed)?;
     if !args.report {
-        let attack = Attack { suites: prepare(&copy, &dir, &fingerprint)?, dir: &dir, results: &results };
+        let longest = Duration::from_secs(args.longest);
+        let suites = prepare(&copy, &dir, &fingerprint, longest)?;
+        let attack = Attack { suites, dir: &dir, results: &results };
         let open = |m: &&Mutant| match results.known.get(&m.key) {
             Some(v) => args.again && matches!(v.fate, Fate::Survived | Fate::Unreached),
             None => true,
@@ -153,8 +158,14 @@ fn is_of(key: &str, prefix: &str) -> bool {
     key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with([' ', ':']))
 }
 
-/// Builds the programs and measures them without a mutant, unless that is known.
-fn prepare(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<(Suite, Baseline)>, String> {
+/// Builds the programs and measures them without a mutant, unless that is known. Suites that take longer than `longest`
+/// are left out.
+fn prepare(
+    copy: &Copy,
+    dir: &Path,
+    fingerprint: &str,
+    longest: Duration,
+) -> Result<Vec<(Suite, Baseline)>, String> {
     eprintln!("building");
     let begun = Instant::now();
     let suites = suites::suites(&build::programs(copy, &dir.join("build"))?);
@@ -165,21 +176,23 @@ fn prepare(copy: &Copy, dir: &Path, fingerprint: &str) -> Result<Vec<(Suite, Bas
     if before != fingerprint {
         known.clear();
     }
-    let mut measured = Vec::new();
-    for suite in suites {
-        let baseline = match known.iter().find(|b| b.name == suite.name) {
-            Some(b) => b.clone(),
-            None => {
-                let b = suite.measure(&dir.join("scratch"))?;
-                eprintln!("{:>7} ms, {:>5} mutants reached: {}", b.millis, b.reached.len(), b.name);
-                b
-            }
+    for suite in &suites {
+        if known.iter().any(|b| b.name == suite.name) {
+            continue;
+        }
+        let Some(b) = suite.measure(&dir.join("scratch"), longest)? else {
+            eprintln!("left out, it takes more than {} s: {}", longest.as_secs(), suite.name);
+            continue;
         };
-        measured.push((suite, baseline));
+        eprintln!("{:>7} ms, {:>5} mutants reached: {}", b.millis, b.reached.len(), b.name);
+        known.push(b);
+        let text = serde_json::to_string(&(fingerprint, &known)).map_err(|e| e.to_string())?;
+        fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
     }
-    let baselines: Vec<&Baseline> = measured.iter().map(|(_, b)| b).collect();
-    let text = serde_json::to_string(&(fingerprint, baselines)).map_err(|e| e.to_string())?;
-    fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+    let short = |b: &&Baseline| b.millis <= longest.as_millis() as u64;
+    let baseline = |s: &Suite| known.iter().filter(short).find(|b| b.name == s.name).cloned();
+    let mut measured: Vec<(Suite, Baseline)> =
+        suites.into_iter().filter_map(|s| baseline(&s).map(|b| (s, b))).collect();
     measured.sort_by_key(|(_, b)| b.millis);
     Ok(measured)
 }

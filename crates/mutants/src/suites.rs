@@ -17,6 +17,10 @@ use crate::run::{Job, Outcome, run};
 const NOT_USED: &[&str] = &["canaries", "crossed"];
 /// Seeds of the simulator: name of the suite, first seed, number.
 const SEEDS: &[(&str, u64, u64)] = &[("seeds 0 to 19", 0, 20), ("seeds 20 to 319", 20, 300)];
+/// Plans that find deliberate bugs, with none switched on: they go where such bugs show.
+const PLANS: &str = "plans/canaries";
+/// Runs like each of them, with other seeds and other moments of the crashes.
+const LIKE: &str = "10";
 /// No suite gets less.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(10);
 /// Time-out as a multiple of the time without a mutant.
@@ -27,7 +31,8 @@ const PATIENCE: u32 = 5;
 pub struct Suite {
     /// Its name in reports.
     pub name: String,
-    job: Job,
+    /// They run one after the other.
+    jobs: Vec<Job>,
 }
 
 /// What a suite does with nothing switched on.
@@ -56,41 +61,75 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
                 for (name, from, count) in SEEDS {
                     let (from, count) = (from.to_string(), count.to_string());
                     let job = job(&["--from", &from, "--seeds", &count, "--stop"]);
-                    found.push(Suite { name: (*name).to_owned(), job });
+                    found.push(Suite { name: (*name).to_owned(), jobs: vec![job] });
                 }
+                let plan = |p: &String| job(&["--plan", p, "--like", LIKE, "--stop"]);
+                let jobs = plans(&p.directory).iter().map(plan).collect();
+                found.push(Suite { name: "plans of deliberate bugs".into(), jobs });
             }
             "test" if NOT_USED.contains(&p.name.as_str()) => {}
-            "test" => found.push(Suite { name: format!("{}/tests/{}", p.package, p.name), job: job(&[]) }),
-            "lib" => found.push(Suite { name: format!("{} (unit)", p.package), job: job(&[]) }),
+            "test" if p.name == "model" => {
+                // Its other tests are more seeds.
+                found.push(Suite {
+                    name: "sim/tests/model regressions".into(),
+                    jobs: vec![job(&["regressions"])],
+                });
+                found.push(Suite { name: "sim/tests/model".into(), jobs: vec![job(&[])] });
+            }
+            "test" => {
+                found.push(Suite { name: format!("{}/tests/{}", p.package, p.name), jobs: vec![job(&[])] })
+            }
+            "lib" => found.push(Suite { name: format!("{} (unit)", p.package), jobs: vec![job(&[])] }),
             _ => {}
         }
     }
     found
 }
 
+fn plans(package: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(package.join(PLANS)) else { return Vec::new() };
+    let mut paths: Vec<String> = entries.flatten().map(|e| e.path().to_string_lossy().into_owned()).collect();
+    paths.retain(|p| p.ends_with(".plan"));
+    paths.sort();
+    paths
+}
+
 impl Suite {
-    /// Runs it without a mutant.
-    pub fn measure(&self, scratch: &Path) -> Result<Baseline, String> {
+    /// Runs it without a mutant; `None` if it takes longer than `longest`.
+    pub fn measure(&self, scratch: &Path, longest: Duration) -> Result<Option<Baseline>, String> {
         let file = scratch.with_extension("reached");
         let _ = fs::remove_file(&file);
         let begun = Instant::now();
-        let outcome = run(&self.job, ("UBCACHE_MUTANTS_REACHED", &file.to_string_lossy()), scratch)?;
-        if outcome != Outcome::Passed {
-            return Err(format!("{} fails without a mutant: {outcome:?}; see {:?}", self.name, self.job));
+        for job in &self.jobs {
+            let left = longest.saturating_sub(begun.elapsed());
+            let job = Job { limit: left, ..job.clone() };
+            match run(&job, ("UBCACHE_MUTANTS_REACHED", &file.to_string_lossy()), scratch)? {
+                Outcome::Passed => {}
+                Outcome::TimedOut => return Ok(None),
+                outcome => {
+                    return Err(format!("{} fails without a mutant: {outcome:?}; see {job:?}", self.name));
+                }
+            }
         }
         let text = fs::read_to_string(&file).unwrap_or_default();
-        Ok(Baseline {
+        Ok(Some(Baseline {
             name: self.name.clone(),
             millis: begun.elapsed().as_millis() as u64,
             reached: text.lines().filter_map(|l| l.parse().ok()).collect(),
-        })
+        }))
     }
 
     /// Runs it with a mutant.
     pub fn attack(&self, mutant: u32, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
-        let mut job = self.job.clone();
-        job.limit = limit(Duration::from_millis(baseline.millis));
-        run(&job, ("UBCACHE_MUTANT", &mutant.to_string()), scratch)
+        let limit = limit(Duration::from_millis(baseline.millis));
+        for job in &self.jobs {
+            let job = Job { limit, ..job.clone() };
+            let outcome = run(&job, ("UBCACHE_MUTANT", &mutant.to_string()), scratch)?;
+            if outcome != Outcome::Passed {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Passed)
     }
 }
 
@@ -117,8 +156,17 @@ mod tests {
         ];
         let found = suites(&programs);
         let names: Vec<&str> = found.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["seeds 0 to 19", "seeds 20 to 319", "sim/tests/contract", "engine (unit)"]);
-        assert_eq!(found[1].job.args, ["--from", "20", "--seeds", "300", "--stop"]);
+        assert_eq!(
+            names,
+            [
+                "seeds 0 to 19",
+                "seeds 20 to 319",
+                "plans of deliberate bugs",
+                "sim/tests/contract",
+                "engine (unit)"
+            ]
+        );
+        assert_eq!(found[1].jobs[0].args, ["--from", "20", "--seeds", "300", "--stop"]);
     }
 
     #[test]
