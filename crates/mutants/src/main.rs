@@ -106,7 +106,10 @@ fn work(args: &Args) -> Result<(), String> {
     let mut results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.keep_killed)?;
     if !args.report {
         let longest = Duration::from_secs(args.longest);
-        let suites = prepare(&copy, &dir, &fingerprint, longest)?;
+        // What suites reach is written down as numbers, which excluded mutants shift.
+        let keys: String = mutants.iter().map(|m| format!("{}\n", m.key)).collect();
+        let table = format!("{fingerprint} {:016x}", hash(keys.as_bytes()));
+        let suites = prepare(&copy, &dir, &table, longest)?;
         let attack = Attack { suites, dir: &dir, results: &results };
         let open = |m: &&Mutant| match results.known.get(&m.key) {
             Some(v) => args.again && matches!(v.fate, Fate::Survived | Fate::Unreached),
@@ -193,7 +196,7 @@ fn prepare(
     let baseline = |s: &Suite| known.iter().filter(short).find(|b| b.name == s.name).cloned();
     let mut measured: Vec<(Suite, Baseline)> =
         suites.into_iter().filter_map(|s| baseline(&s).map(|b| (s, b))).collect();
-    measured.sort_by_key(|(_, b)| b.millis);
+    measured.sort_by_key(|(s, b)| s.order(b));
     Ok(measured)
 }
 
@@ -271,7 +274,7 @@ impl Attack<'_> {
         let mut reached = 0;
         for (suite, baseline) in self.suites.iter().filter(|(_, b)| b.reached.contains(&mutant.number)) {
             reached += 1;
-            match suite.attack(mutant.number, baseline, scratch)? {
+            match suite.attack(mutant, baseline, scratch)? {
                 Outcome::Passed => {}
                 Outcome::Failed(None) => return Ok(verdict(Fate::Killed, suite.name.clone())),
                 Outcome::Failed(Some(test)) => {

@@ -67,7 +67,7 @@ pub fn report(
     let mut suites: BTreeMap<&str, u32> = BTreeMap::new();
     let mut alive = String::new();
     for m in mutants {
-        let part = m.file.split('/').next().unwrap_or(&m.file);
+        let part = m.part();
         let verdict = known.get(&m.key);
         let reason = equivalent.get(&m.key);
         parts.entry(part).or_default().add(verdict, reason.is_some());

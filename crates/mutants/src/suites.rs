@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::Program;
 use crate::run::{Job, Outcome, run};
+use crate::table::Mutant;
 
 /// Tests that say nothing about the engine as it is: deliberate bugs, and what the generator draws.
 const NOT_USED: &[&str] = &["canaries", "crossed"];
@@ -33,6 +34,8 @@ pub struct Suite {
     pub name: String,
     /// They run one after the other.
     jobs: Vec<Job>,
+    /// Only the tests of the part of the engine that the mutant is in: they take a moment, and come first.
+    own_part: bool,
 }
 
 /// What a suite does with nothing switched on.
@@ -61,11 +64,11 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
                 for (name, from, count) in SEEDS {
                     let (from, count) = (from.to_string(), count.to_string());
                     let job = job(&["--from", &from, "--seeds", &count, "--stop"]);
-                    found.push(Suite { name: (*name).to_owned(), jobs: vec![job] });
+                    found.push(Suite { name: (*name).to_owned(), jobs: vec![job], own_part: false });
                 }
                 let plan = |p: &String| job(&["--plan", p, "--like", LIKE, "--stop"]);
                 let jobs = plans(&p.directory).iter().map(plan).collect();
-                found.push(Suite { name: "plans of deliberate bugs".into(), jobs });
+                found.push(Suite { name: "plans of deliberate bugs".into(), jobs, own_part: false });
             }
             "test" if NOT_USED.contains(&p.name.as_str()) => {}
             "test" if p.name == "model" => {
@@ -73,13 +76,25 @@ pub fn suites(programs: &[Program]) -> Vec<Suite> {
                 found.push(Suite {
                     name: "sim/tests/model regressions".into(),
                     jobs: vec![job(&["regressions"])],
+                    own_part: false,
                 });
-                found.push(Suite { name: "sim/tests/model".into(), jobs: vec![job(&[])] });
+                found.push(Suite { name: "sim/tests/model".into(), jobs: vec![job(&[])], own_part: false });
             }
-            "test" => {
-                found.push(Suite { name: format!("{}/tests/{}", p.package, p.name), jobs: vec![job(&[])] })
+            "test" => found.push(Suite {
+                name: format!("{}/tests/{}", p.package, p.name),
+                jobs: vec![job(&[])],
+                own_part: false,
+            }),
+            "lib" if p.package == "engine" => {
+                for (name, own_part) in [("engine (unit, own part)", true), ("engine (unit)", false)] {
+                    found.push(Suite { name: name.into(), jobs: vec![job(&[])], own_part });
+                }
             }
-            "lib" => found.push(Suite { name: format!("{} (unit)", p.package), jobs: vec![job(&[])] }),
+            "lib" => found.push(Suite {
+                name: format!("{} (unit)", p.package),
+                jobs: vec![job(&[])],
+                own_part: false,
+            }),
             _ => {}
         }
     }
@@ -119,12 +134,20 @@ impl Suite {
         }))
     }
 
+    /// Where it stands among the suites.
+    pub fn order(&self, baseline: &Baseline) -> (bool, u64) {
+        (!self.own_part, baseline.millis)
+    }
+
     /// Runs it with a mutant.
-    pub fn attack(&self, mutant: u32, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
+    pub fn attack(&self, mutant: &Mutant, baseline: &Baseline, scratch: &Path) -> Result<Outcome, String> {
         let limit = limit(Duration::from_millis(baseline.millis));
         for job in &self.jobs {
-            let job = Job { limit, ..job.clone() };
-            let outcome = run(&job, ("UBCACHE_MUTANT", &mutant.to_string()), scratch)?;
+            let mut job = Job { limit, ..job.clone() };
+            if self.own_part {
+                job.args.push(format!("{}::", mutant.part()));
+            }
+            let outcome = run(&job, ("UBCACHE_MUTANT", &mutant.number.to_string()), scratch)?;
             if outcome != Outcome::Passed {
                 return Ok(outcome);
             }

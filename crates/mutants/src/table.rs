@@ -19,6 +19,12 @@ pub struct Mutant {
 }
 
 impl Mutant {
+    /// The part of the engine: the module of the crate.
+    pub fn part(&self) -> &str {
+        let first = self.file.split('/').next().unwrap_or(&self.file);
+        first.strip_suffix(".rs").unwrap_or(first)
+    }
+
     /// The mutant with its line, for reports.
     pub fn describe(&self) -> String {
         let rest = self.key.strip_prefix(&self.file).unwrap_or(&self.key);
@@ -95,6 +101,7 @@ mod tests {
             line: 7,
             key: "gc/mod.rs walk: delete `x.y();`".into(),
         };
+        assert_eq!(m.part(), "gc");
         assert_eq!(m.describe(), "gc/mod.rs:7 walk: delete `x.y();`");
     }
 }

@@ -553,3 +553,6 @@ impl Journal {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
