@@ -186,6 +186,7 @@ mod tests {
                 "seeds 20 to 319",
                 "plans of deliberate bugs",
                 "sim/tests/contract",
+                "engine (unit, own part)",
                 "engine (unit)"
             ]
         );
