@@ -212,6 +212,7 @@ fn entries_are_counted() {
         assert_eq!(j.write_times().count(), 1);
         assert_eq!(j.reclaim_target(), seq);
         assert!(!j.is_pressed() && !j.is_refusing());
+        assert!(!j.can_advance(), "the bucket that the pinned entry is in is not free without it");
         let more: Vec<_> = (0..20).map(|i| j.try_add(&extent(8 * i + 8), rt.now()).unwrap()).collect();
         j.commit(more[19]).await.unwrap();
         assert_eq!(j.written(), (2, 512 + 1024));
