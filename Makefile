@@ -5,7 +5,7 @@ CARGO ?= cargo
 SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hls]* packaging/debian/p* \
 	tests/vm/guest/init tests/vm/host/*.sh)
 
-.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny soak
+.PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny soak mutants
 
 help:
 	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
@@ -15,6 +15,7 @@ help:
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation, shell scripts, dependencies (make deny)'
 	@echo 'make soak   what is too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
+	@echo 'make mutants   small changes of the engine that no test notices (hours; scripts/mutants); MUTANTS="--share 1/20 --minutes 60"'
 	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
 	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
@@ -59,6 +60,9 @@ deny:
 soak:
 	@scripts/deps fuzz
 	@scripts/soak $(SOAK)
+
+mutants:
+	@scripts/mutants $(MUTANTS)
 
 bench:
 	@scripts/deps all

@@ -82,6 +82,13 @@ mod tests {
         x.replace(Inode(0), e.start(), e.end(), Some(e), |_| {});
     }
 
+    /// Ten extents of three words and the header are 272 bytes.
+    #[test]
+    fn what_sets_amount_to_fits_to_the_last_byte() {
+        assert!(Merged::of_set(10).fits(272));
+        assert!(!Merged::of_set(10).fits(271));
+    }
+
     proptest! {
         /// Sets are written as leaves do it; what they amount to is compared with an overlay of all their keys.
         #[test]

@@ -97,4 +97,36 @@ mod tests {
         assert_eq!(keys_of(some), keys[..2]);
         assert_eq!(keys_of(&[u64::MAX; 9]), []);
     }
+
+    /// Keys of two entries, of which the device has the first by now, on a device whose superblock is the tied one or not.
+    #[test]
+    fn entries_behind_the_newest_follow_it() {
+        struct Kept;
+
+        impl Survivor for Kept {
+            fn keep(&self, _: u64, _: &[u64]) {}
+
+            fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+                let hole = Bkey::hole(Inode(3), Sector(24), Sectors(16));
+                [5, 6, 8].map(|seq| (seq, vec![hole.high, hole.low])).to_vec()
+            }
+
+            fn reset(&self) {}
+
+            fn tie(&self, _: [u64; 2]) {}
+
+            fn tied(&self) -> [u64; 2] {
+                [10, 11]
+            }
+        }
+
+        let geometry = Geometry::new(Sectors(64), Sectors(1), 1024, 4, 4).unwrap();
+        let newest = Jset { seq: JournalSeq(5), ..Jset::default() };
+        let seqs = |superblock_seq| -> Vec<u64> {
+            surviving(&Kept, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
+        };
+        assert_eq!(seqs(10), [6, 7]);
+        assert_eq!(seqs(11), [6, 7]);
+        assert_eq!(seqs(12), []);
+    }
 }

@@ -75,10 +75,12 @@ mod tests {
         let mut p = Pins::new(JournalSeq(5));
         p.pin(JournalSeq(6));
         p.pin(JournalSeq(9));
+        assert_eq!(p.total(), 2);
         assert_eq!(p.oldest(JournalSeq(12)), JournalSeq(6));
         p.unpin(JournalSeq(6));
         assert_eq!(p.oldest(JournalSeq(12)), JournalSeq(9));
         p.unpin(JournalSeq(9));
+        assert_eq!(p.total(), 0);
         assert_eq!(p.oldest(JournalSeq(12)), JournalSeq(12));
         p.pin(JournalSeq(12));
         assert_eq!(p.oldest(JournalSeq(13)), JournalSeq(12));

@@ -187,4 +187,16 @@ mod tests {
             r.durable(seq);
         }
     }
+
+    /// Entry 2 is the last of its bucket, entry 3 the first of the next one.
+    #[test]
+    fn the_last_entry_of_a_bucket_is_beside_itself() {
+        let newest_in = [2, 3, 0].map(JournalSeq).to_vec();
+        let r = Ring::new(Sectors(8), Sectors(1), newest_in, 1, Sectors(1), JournalSeq(2));
+        assert_eq!(r.newest_beside(JournalSeq(2)), JournalSeq(2));
+        assert_eq!(r.newest_beside(JournalSeq(3)), JournalSeq(3));
+        assert_eq!(r.free(), (1, 3), "entry 2 is needed");
+        assert!(!r.would_free(JournalSeq(2)), "it frees nothing that is not free");
+        assert!(r.would_free(JournalSeq(3)));
+    }
 }

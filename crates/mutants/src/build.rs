@@ -1,0 +1,172 @@
+//! Builds the copy, without the mutants that do not compile.
+//!
+//! Owns the runs of cargo and the list of mutants that the compiler refuses. Invariant: a round that drops no mutant is an
+//! error or the last one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::blame::{Places, Role, Span};
+use crate::copy::{Copy, ENGINE};
+use crate::table::Mutant;
+
+/// More rounds than the phases of the compiler can need.
+const ROUNDS: usize = 60;
+
+/// A program that was built.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its name for cargo.
+    pub name: String,
+    /// `bin`, `test` or `lib`.
+    pub kind: String,
+    /// Name of the package.
+    pub package: String,
+    /// Where the package is.
+    pub directory: PathBuf,
+    /// Where the program is.
+    pub path: PathBuf,
+}
+
+/// Rewrites until it compiles; returns the mutants and how many the compiler refused. `refused` remembers the latter.
+pub fn rewrite_until_it_compiles(
+    copy: &Copy,
+    build_dir: &Path,
+    refused: &mut BTreeSet<String>,
+    excluded: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Mutant>, String> {
+    for round in 1..=ROUNDS {
+        let mutants = copy.rewrite(&|key| !refused.contains(key) && !excluded(key))?;
+        let errors = check(copy, build_dir)?;
+        if errors.is_empty() {
+            return Ok(mutants);
+        }
+        let blamed = blame(copy, &errors)?;
+        let before = refused.len();
+        refused.extend(mutants.iter().filter(|m| blamed.contains(&m.number)).map(|m| m.key.clone()));
+        eprintln!(
+            "round {round}: {} compiler errors, {} mutants dropped",
+            errors.len(),
+            refused.len() - before
+        );
+        if refused.len() == before {
+            let texts: Vec<&str> = errors.iter().map(|e| e.rendered.as_str()).collect();
+            return Err(format!(
+                "the rewritten engine does not compile, and no mutant is to blame:\n{}",
+                texts.join("\n")
+            ));
+        }
+    }
+    Err(format!("the rewritten engine does not compile after {ROUNDS} rounds"))
+}
+
+/// Builds the simulator and the tests.
+pub fn programs(copy: &Copy, build_dir: &Path) -> Result<Vec<Program>, String> {
+    let args =
+        ["test", "--no-run", "-p", "ubcache-sim", "-p", "ubcache-engine", "--features", "ubcache-sim/canary"];
+    let (ok, messages) = cargo(copy, build_dir, &args)?;
+    if !ok {
+        let texts: Vec<String> = messages.iter().filter_map(error).map(|e| e.rendered).collect();
+        return Err(format!("the tests of the rewritten engine do not build:\n{}", texts.join("\n")));
+    }
+    Ok(messages.iter().filter_map(program).collect())
+}
+
+struct CompilerError {
+    rendered: String,
+    spans: Vec<(String, Span)>,
+}
+
+fn check(copy: &Copy, build_dir: &Path) -> Result<Vec<CompilerError>, String> {
+    let (ok, messages) = cargo(copy, build_dir, &["check", "-p", "ubcache-engine", "--features", "canary"])?;
+    let errors: Vec<CompilerError> =
+        messages.iter().filter_map(error).filter(|e| !e.spans.is_empty()).collect();
+    if ok || !errors.is_empty() {
+        Ok(errors)
+    } else {
+        Err("cargo check failed without an error in the code".into())
+    }
+}
+
+fn blame(copy: &Copy, errors: &[CompilerError]) -> Result<BTreeSet<u32>, String> {
+    let mut places: BTreeMap<&str, Places> = BTreeMap::new();
+    let mut blamed = BTreeSet::new();
+    for e in errors {
+        let Some((file, _)) = e.spans.iter().find(|(f, s)| f.contains(ENGINE) && s.role == Role::Primary)
+        else {
+            continue;
+        };
+        if !places.contains_key(file.as_str()) {
+            let text = fs::read_to_string(copy.to.join(file)).map_err(|e| format!("{file}: {e}"))?;
+            places.insert(file, Places::of(&text)?);
+        }
+        let spans: Vec<Span> = e.spans.iter().filter(|(f, _)| f == file).map(|(_, s)| s.clone()).collect();
+        blamed.extend(places.get(file.as_str()).and_then(|p| p.blame(&spans)));
+    }
+    Ok(blamed)
+}
+
+fn cargo(copy: &Copy, build_dir: &Path, args: &[&str]) -> Result<(bool, Vec<Value>), String> {
+    let out = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(args)
+        .args(["--message-format=json", "--quiet", "--target-dir"])
+        .arg(build_dir)
+        .current_dir(&copy.to)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| format!("cargo: {e}"))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    Ok((out.status.success(), text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()))
+}
+
+fn error(message: &Value) -> Option<CompilerError> {
+    let m = message.get("message")?;
+    if m.get("level")?.as_str()? != "error" {
+        return None;
+    }
+    let of = |m: &Value| m.get("spans").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut spans: Vec<(String, Span)> = of(m).iter().filter_map(|s| span(s, false)).collect();
+    for note in m.get("children")?.as_array()? {
+        if note.get("message").is_some_and(names_skipped) {
+            spans.extend(of(note).iter().filter_map(|s| span(s, true)));
+        }
+    }
+    Some(CompilerError { rendered: m.get("rendered")?.as_str()?.to_owned(), spans })
+}
+
+/// What the compiler says where an assignment may not happen.
+fn names_skipped(text: &Value) -> bool {
+    text.as_str().is_some_and(|t| t.contains("might get skipped"))
+}
+
+fn span(value: &Value, skipped: bool) -> Option<(String, Span)> {
+    let number = |name: &str| value.get(name)?.as_u64().map(|n| n as usize);
+    let bytes = number("byte_start")?..number("byte_end")?;
+    let role = if skipped || value.get("label").is_some_and(names_skipped) {
+        Role::Skipped
+    } else if value.get("is_primary")?.as_bool()? {
+        Role::Primary
+    } else {
+        Role::Other
+    };
+    Some((value.get("file_name")?.as_str()?.to_owned(), Span { bytes, role }))
+}
+
+fn program(message: &Value) -> Option<Program> {
+    let path = PathBuf::from(message.get("executable")?.as_str()?);
+    let target = message.get("target")?;
+    let text = |v: &Value| v.as_str().map(str::to_owned);
+    let directory = Path::new(message.get("manifest_path")?.as_str()?).parent()?.to_path_buf();
+    let is_test = message.get("profile")?.get("test")?.as_bool()?;
+    let kind = target.get("kind")?.get(0).and_then(text)?;
+    // The unit tests of a program are of no use here, the program itself is.
+    if kind == "bin" && is_test {
+        return None;
+    }
+    let package = directory.file_name()?.to_string_lossy().into_owned();
+    Some(Program { name: target.get("name").and_then(text)?, kind, package, directory, path })
+}

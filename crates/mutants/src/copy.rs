@@ -1,0 +1,164 @@
+//! The copy of the workspace whose engine holds the mutants.
+//!
+//! Owns the directory `target/mutants/src`. Invariant: files that do not change are not written, so a second build of the
+//! copy compiles only what changed. The real engine reads no environment and has no mutants; only the copy does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::rewrite::{rewrite, test_modules};
+use crate::table::{Mutant, hash};
+
+/// Sources of the engine in the workspace.
+pub const ENGINE: &str = "crates/engine/src";
+
+/// What the rewritten engine needs to know which mutant is on; see `crates/mutants/src/switch.rs.txt`.
+const SWITCH: &str = include_str!("switch.rs.txt");
+
+/// The copy.
+pub struct Copy {
+    /// Root of the real workspace.
+    pub from: PathBuf,
+    /// Root of the copy.
+    pub to: PathBuf,
+}
+
+impl Copy {
+    /// Copies every file of the workspace but the engine's sources.
+    pub fn sync(&self) -> Result<(), String> {
+        let mut kept = BTreeSet::new();
+        for file in self.tracked()? {
+            kept.insert(file.clone());
+            let path = Path::new(&file);
+            // Unit tests of the engine are in its sources, and the tool tests none of them.
+            if !path.starts_with(ENGINE) {
+                let bytes = fs::read(self.from.join(path)).map_err(|e| format!("{file}: {e}"))?;
+                self.put(path, &bytes)?;
+            }
+        }
+        for old in files_below(&self.to)? {
+            let gone = old.strip_prefix(&self.to).is_ok_and(|p| {
+                !kept.contains(&*p.to_string_lossy()) && !p.ends_with("engine/src/mutants.rs")
+            });
+            if gone {
+                fs::remove_file(&old).map_err(|e| format!("{}: {e}", old.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rewrites the engine with every mutant that is wanted.
+    pub fn rewrite(&self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Mutant>, String> {
+        let engine = self.from.join(ENGINE);
+        let files = files_below(&engine)?;
+        let mut of_tests = BTreeSet::new();
+        for file in &files {
+            let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let dir = directory_of_modules(file);
+            for name in test_modules(&text).map_err(|e| format!("{}: {e}", file.display()))? {
+                of_tests.insert(dir.join(format!("{name}.rs")));
+                of_tests.insert(dir.join(name).join("mod.rs"));
+            }
+        }
+        let mut mutants: Vec<Mutant> = Vec::new();
+        for file in &files {
+            let name = file.strip_prefix(&engine).map_err(|e| e.to_string())?;
+            let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let left_alone = of_tests.contains(file) || name == Path::new("canary.rs");
+            let mut out = if left_alone {
+                text
+            } else {
+                let first = mutants.last().map_or(1, |m| m.number + 1);
+                let r = rewrite(&name.to_string_lossy(), &text, first, wanted)?;
+                mutants.extend(r.mutants);
+                r.text
+            };
+            if name == Path::new("lib.rs") {
+                out = with_switch(&out);
+            }
+            self.put(&Path::new(ENGINE).join(name), out.as_bytes())?;
+        }
+        let count = mutants.len() + 1;
+        self.put(
+            &Path::new(ENGINE).join("mutants.rs"),
+            SWITCH.replace("COUNT_OF_MUTANTS", &count.to_string()).as_bytes(),
+        )?;
+        Ok(mutants)
+    }
+
+    /// A hash of everything that decides what a mutant's verdict is: sources, tests, plans, the lock file.
+    pub fn fingerprint(&self) -> Result<String, String> {
+        let mut all = Vec::new();
+        for file in self.tracked()? {
+            let matters = file == "Cargo.lock"
+                || (file.starts_with("crates/")
+                    && !file.starts_with("crates/mutants/")
+                    && !file.ends_with(".md"));
+            if matters {
+                let bytes = fs::read(self.from.join(&file)).map_err(|e| format!("{file}: {e}"))?;
+                all.extend_from_slice(file.as_bytes());
+                all.extend_from_slice(&hash(&bytes).to_le_bytes());
+            }
+        }
+        Ok(format!("{:016x}", hash(&all)))
+    }
+
+    /// Files of the workspace that git knows or would add.
+    fn tracked(&self) -> Result<Vec<String>, String> {
+        let out = std::process::Command::new("git")
+            .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+            .current_dir(&self.from)
+            .output()
+            .map_err(|e| format!("git ls-files in {}: {e}", self.from.display()))?;
+        if !out.status.success() {
+            return Err(format!("git ls-files: {}", String::from_utf8_lossy(&out.stderr)));
+        }
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let exists = |f: &&str| !f.is_empty() && self.from.join(f).is_file();
+        Ok(text.split('\0').filter(exists).map(str::to_owned).collect())
+    }
+
+    fn put(&self, path: &Path, bytes: &[u8]) -> Result<(), String> {
+        let to = self.to.join(path);
+        if fs::read(&to).is_ok_and(|old| old == bytes) {
+            return Ok(());
+        }
+        let fail = |e: std::io::Error| format!("{}: {e}", to.display());
+        if let Some(dir) = to.parent() {
+            fs::create_dir_all(dir).map_err(fail)?;
+        }
+        fs::write(&to, bytes).map_err(fail)
+    }
+}
+
+/// The head of the crate with the switch: lints do not judge what is rewritten.
+fn with_switch(lib: &str) -> String {
+    let attributes = "#![allow(warnings, unused_must_use, arithmetic_overflow, unconditional_panic, overflowing_literals)]\n";
+    format!("{attributes}{lib}\npub mod mutants;\n")
+}
+
+/// Where the modules of a file lie.
+fn directory_of_modules(file: &Path) -> PathBuf {
+    match file.file_name().and_then(|n| n.to_str()) {
+        Some("mod.rs" | "lib.rs") => file.parent().unwrap_or(file).to_path_buf(),
+        _ => file.with_extension(""),
+    }
+}
+
+/// Every file below a directory, in order.
+fn files_below(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_path_buf()];
+    while let Some(dir) = open.pop() {
+        if !dir.exists() {
+            continue;
+        }
+        for entry in fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))? {
+            let path = entry.map_err(|e| format!("{}: {e}", dir.display()))?.path();
+            if path.is_dir() { open.push(path) } else { found.push(path) }
+        }
+    }
+    found.sort();
+    Ok(found)
+}

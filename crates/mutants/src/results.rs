@@ -1,0 +1,158 @@
+//! What is known about mutants: verdicts on disk, and the written lists of mutants that are not tested.
+//!
+//! Owns the file of results, to which a run appends a line for each mutant, so that an interrupted run goes on where it was.
+//! Invariant: a verdict counts only for the sources that it was found with.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+
+use serde::{Deserialize, Serialize};
+
+/// What became of a mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fate {
+    /// A suite failed.
+    Killed,
+    /// A suite did not end in time.
+    TimedOut,
+    /// Every suite that reaches it passed.
+    Survived,
+    /// No suite reaches it.
+    Unreached,
+}
+
+/// The fate of a mutant, and what decided it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Of which mutant.
+    pub key: String,
+    /// Its fate.
+    pub fate: Fate,
+    /// The suite, and the test of it, that decided.
+    pub by: String,
+    /// How long it took.
+    pub millis: u64,
+}
+
+/// The first line of the file.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    fingerprint: String,
+}
+
+/// The file of results.
+pub struct Results {
+    file: Mutex<File>,
+    /// By key.
+    pub known: BTreeMap<String, Verdict>,
+}
+
+impl Results {
+    /// Opens the file. Verdicts of other sources are dropped; with `keep_killed` those of killed mutants stay, which is right
+    /// if nothing but tests was added since.
+    pub fn open(path: &Path, fingerprint: &str, keep_killed: bool) -> Result<Results, String> {
+        let fail = |e: std::io::Error| format!("{}: {e}", path.display());
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let same = serde_json::from_str::<Head>(text.lines().next().unwrap_or_default())
+            .is_ok_and(|h| h.fingerprint == fingerprint);
+        let mut known = BTreeMap::new();
+        // A line that was cut off by a crash is no verdict.
+        for v in text.lines().skip(1).filter_map(|l| serde_json::from_str::<Verdict>(l).ok()) {
+            let dead = matches!(v.fate, Fate::Killed | Fate::TimedOut);
+            if same || (keep_killed && dead) {
+                known.insert(v.key.clone(), v);
+            }
+        }
+        let mut out = serde_json::to_string(&Head { fingerprint: fingerprint.to_owned() })
+            .map_err(|e| e.to_string())?;
+        out.push('\n');
+        for v in known.values() {
+            out.push_str(&serde_json::to_string(v).map_err(|e| e.to_string())?);
+            out.push('\n');
+        }
+        fs::write(path, out).map_err(fail)?;
+        let file = File::options().append(true).open(path).map_err(fail)?;
+        Ok(Results { file: Mutex::new(file), known })
+    }
+
+    /// Writes a verdict down.
+    pub fn append(&self, verdict: &Verdict) -> Result<(), String> {
+        let line = serde_json::to_string(verdict).map_err(|e| e.to_string())?;
+        let mut file = self.file.lock().map_err(|e| e.to_string())?;
+        file.write_all(format!("{line}\n").as_bytes()).map_err(|e| format!("results: {e}"))
+    }
+}
+
+/// A written list: keys, each with the reason below it, which is indented. Lines with # are comments.
+pub fn reasons(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut found: BTreeMap<String, String> = BTreeMap::new();
+    let mut open: Vec<String> = Vec::new();
+    let mut has_reason = true;
+    for (n, line) in text.lines().enumerate() {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if line.starts_with(' ') {
+            if open.is_empty() {
+                return Err(format!("line {}: a reason without a mutant", n + 1));
+            }
+            for key in &open {
+                let reason = found.entry(key.clone()).or_default();
+                if !reason.is_empty() {
+                    reason.push(' ');
+                }
+                reason.push_str(line.trim());
+            }
+            has_reason = true;
+        } else {
+            // Keys one below the other share the reason.
+            if has_reason {
+                open.clear();
+            }
+            has_reason = false;
+            open.push(line.trim_end().to_owned());
+        }
+    }
+    if has_reason { Ok(found) } else { Err(format!("no reason for {}", open.join(", "))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(key: &str, fate: Fate) -> Verdict {
+        Verdict { key: key.into(), fate, by: "a suite".into(), millis: 1 }
+    }
+
+    #[test]
+    fn verdicts_outlive_an_interrupted_run_and_no_change_of_sources() {
+        let path = std::env::temp_dir().join(format!("ubcache-mutants-results-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        let r = Results::open(&path, "aa", false).unwrap();
+        r.append(&verdict("a", Fate::Killed)).unwrap();
+        r.append(&verdict("b", Fate::Survived)).unwrap();
+        let torn = fs::read_to_string(&path).unwrap() + "{\"key\":\"c\"";
+        fs::write(&path, torn).unwrap();
+        let again = Results::open(&path, "aa", false).unwrap();
+        assert_eq!(again.known.keys().collect::<Vec<_>>(), ["a", "b"]);
+        let more_tests = Results::open(&path, "bb", true).unwrap();
+        assert_eq!(more_tests.known.keys().collect::<Vec<_>>(), ["a"]);
+        assert!(Results::open(&path, "cc", false).unwrap().known.is_empty());
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn lists_have_reasons() {
+        let text =
+            "# comment\n\na.rs f: x\na.rs g: y\n    first half\n    second half\nb.rs h: z\n    other\n";
+        let found = reasons(text).unwrap();
+        assert_eq!(found["a.rs f: x"], "first half second half");
+        assert_eq!(found["a.rs g: y"], "first half second half");
+        assert_eq!(found["b.rs h: z"], "other");
+        assert!(reasons("a.rs f: x\n").is_err());
+        assert!(reasons("   reason\n").is_err());
+    }
+}

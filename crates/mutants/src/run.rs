@@ -1,0 +1,175 @@
+//! One run of one program with a mutant switched on.
+//!
+//! Owns the process, its limits and its time-out. Must not know what a suite or a mutant means.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// A mutant may allocate in a loop.
+const MEMORY_BYTES: u64 = 4 << 30;
+/// A mutant may write in a loop.
+const FILE_BYTES: u64 = 256 << 20;
+/// What ends a process whose processor time is used up.
+const SIGXCPU: i32 = 24;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Where it runs.
+    pub directory: PathBuf,
+    /// The most time of a processor that it gets, which a busy machine does not use up; a wait may take four times as long.
+    pub limit: Duration,
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With success.
+    Passed,
+    /// A test failed, or the program ended without success; the name of the test if there is one.
+    Failed(Option<String>),
+    /// It was stopped after its time.
+    TimedOut,
+}
+
+enum Line {
+    FailedTest(String),
+    End,
+}
+
+/// Runs the program with one more variable in its environment. It ends at the first test that fails.
+pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome, String> {
+    let deadline = Instant::now() + job.limit * 4;
+    let seconds = job.limit.as_secs() + 1;
+    std::fs::create_dir_all(scratch).map_err(|e| format!("{}: {e}", scratch.display()))?;
+    let mut child = Command::new("prlimit")
+        .args([
+            format!("--as={MEMORY_BYTES}"),
+            format!("--fsize={FILE_BYTES}"),
+            format!("--cpu={seconds}:{}", seconds + 5),
+        ])
+        .args(["--core=0", "--"])
+        .arg(&job.program)
+        .args(&job.args)
+        .current_dir(&job.directory)
+        .env(variable.0, variable.1)
+        .env("TMPDIR", scratch)
+        .env("RUST_BACKTRACE", "0")
+        .env("RUST_TEST_THREADS", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| format!("prlimit {}: {e}", job.program.display()))?;
+    let out = child.stdout.take();
+    let (send, lines) = channel();
+    let reader = std::thread::spawn(move || {
+        if let Some(out) = out {
+            read(BufReader::new(out), &send);
+        }
+        let _ = send.send(Line::End);
+    });
+    let outcome = match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        Ok(Line::FailedTest(name)) => Outcome::Failed(Some(name)),
+        Ok(Line::End) => ended(&mut child, deadline)?,
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Outcome::TimedOut,
+    };
+    // A process that ended already is no error.
+    let _ = child.kill();
+    child.wait().map_err(|e| format!("{}: {e}", job.program.display()))?;
+    let _ = reader.join();
+    let _ = std::fs::remove_dir_all(scratch);
+    Ok(outcome)
+}
+
+fn read(out: impl BufRead, send: &Sender<Line>) {
+    for line in out.split(b'\n').map_while(Result::ok) {
+        if let Some(name) = failed_test(&String::from_utf8_lossy(&line)) {
+            let _ = send.send(Line::FailedTest(name));
+            return;
+        }
+    }
+}
+
+/// The name of the test in a line of the test harness that says that it failed.
+fn failed_test(line: &str) -> Option<String> {
+    let rest = line.strip_prefix("test ")?;
+    let (name, _) = rest.split_once(" ... ")?;
+    rest.ends_with("FAILED").then(|| name.to_owned())
+}
+
+fn ended(child: &mut Child, deadline: Instant) -> Result<Outcome, String> {
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
+            return Ok(match status.signal() {
+                Some(SIGXCPU) => Outcome::TimedOut,
+                _ if status.success() => Outcome::Passed,
+                _ => Outcome::Failed(None),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(Outcome::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(script: &str, limit: Duration) -> Outcome {
+        let job = Job {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), script.into()],
+            directory: "/".into(),
+            limit,
+        };
+        let scratch = std::env::temp_dir().join(format!(
+            "ubcache-mutants-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        run(&job, ("UBCACHE_MUTANT", "7"), &scratch).unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn success_and_failure() {
+        assert_eq!(outcome("test $UBCACHE_MUTANT = 7", LONG), Outcome::Passed);
+        assert_eq!(outcome("exit 3", LONG), Outcome::Failed(None));
+        assert_eq!(outcome("kill -SEGV $$", LONG), Outcome::Failed(None));
+    }
+
+    #[test]
+    fn the_first_failed_test_ends_it() {
+        let script = "echo 'test a::b ... ok'; echo 'test a::c ... FAILED'; exec sleep 1000";
+        assert_eq!(outcome(script, LONG), Outcome::Failed(Some("a::c".into())));
+    }
+
+    #[test]
+    fn time_is_limited() {
+        assert_eq!(outcome("exec sleep 1000", Duration::from_millis(50)), Outcome::TimedOut);
+        assert_eq!(outcome("while :; do :; done", Duration::from_millis(900)), Outcome::TimedOut);
+    }
+
+    #[test]
+    fn memory_is_limited() {
+        assert_eq!(outcome("test $(ulimit -v) = 4194304", LONG), Outcome::Passed);
+    }
+
+    #[test]
+    fn only_lines_of_the_harness_name_tests() {
+        assert_eq!(failed_test("test x::y ... FAILED"), Some("x::y".into()));
+        assert_eq!(failed_test("test x::y - should panic ... FAILED"), Some("x::y - should panic".into()));
+        assert_eq!(failed_test("test x::y ... ok"), None);
+        assert_eq!(failed_test("test result: FAILED. 1 passed"), None);
+    }
+}
