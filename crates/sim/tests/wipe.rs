@@ -286,3 +286,32 @@ fn a_wipe_can_be_given_up() {
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
+
+/// A reader has looked a key up and waits for the data; then the data is replaced, and a wipe overwrites its old place. The
+/// reader gets zeros from the device, and must look again.
+#[test]
+fn a_reader_that_a_wipe_overtakes_looks_again() {
+    let mut story = story(6);
+    story.boot(|b| async move {
+        open(&b).await;
+        use_it(&b).await;
+        b.set().set("overwrite_in_place", "off").await.unwrap();
+        assert!(b.clients[STAYS].write(100, 8, true).await);
+        // Metadata is in memory: only data is read.
+        b.cache.hold(Matching::all(Kind::Read));
+        let (whole, part) = (b.clients[STAYS].clone(), b.clients[STAYS].clone());
+        let readers = [
+            b.rt.spawn(async move { whole.read(100, 8).await }),
+            b.rt.spawn(async move { part.read(98, 8).await }),
+        ];
+        b.sleep_ms(10).await;
+        assert!(b.cache.held() >= 2);
+        assert!(b.clients[STAYS].write(100, 8, true).await);
+        b.set().wipe().await.unwrap();
+        b.cache.release();
+        for r in readers {
+            assert!(r.await.is_some());
+        }
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}

@@ -14,10 +14,13 @@ use crate::set::Core;
 /// Blocks that are surveyed at a time: 4 MiB of bits.
 const MOST_BLOCKS: u64 = 32 << 20;
 
+/// And buckets, which take 16 bytes each.
+const MOST_BUCKETS: usize = 1 << 20;
+
 /// Buckets that are surveyed at a time.
 pub(super) fn most_buckets(geometry: &Geometry) -> usize {
     let blocks_each = (geometry.bucket_sectors.0 / geometry.block_sectors.0).max(1);
-    usize::try_from(MOST_BLOCKS / blocks_each).unwrap_or(usize::MAX).max(1)
+    usize::try_from(MOST_BLOCKS / blocks_each).unwrap_or(MOST_BUCKETS).clamp(1, MOST_BUCKETS)
 }
 
 /// See the module head.

@@ -129,12 +129,12 @@ impl Wipe<'_> {
         let _background = core.background();
         core.buckets.borrow_mut().mark_for_wipe();
         let all = core.buckets.borrow().to_wipe();
+        core.wiper.progress.set((0, all));
         let mut left = all;
         while left > 0 {
             core.alloc.open.borrow_mut().close_marked(&mut core.buckets.borrow_mut());
             let result = self.pass().await;
             let now = core.buckets.borrow().to_wipe();
-            core.wiper.progress.set((all.saturating_sub(now), all));
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
                 core.rt.sleep(LOOK_AGAIN).await;
@@ -184,7 +184,7 @@ impl Wipe<'_> {
             let whole: Vec<_> = taken.iter().map(|b| (core.geometry.bucket_start(*b), size)).collect();
             let result = self.zero(&whole).await;
             if result.is_ok() {
-                taken.iter().for_each(|b| core.buckets.borrow_mut().wiped(*b));
+                taken.iter().for_each(|b| core.wiped(*b));
                 self.done.whole_buckets += taken.len() as u64;
             }
             core.alloc.put_ready(taken);
@@ -238,11 +238,10 @@ impl Wipe<'_> {
         }
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
-        let buckets = &mut *core.buckets.borrow_mut();
         for b in held {
-            buckets.unpin(b);
+            core.buckets.borrow_mut().unpin(b);
             if result.is_ok() {
-                buckets.wiped(b);
+                core.wiped(b);
                 if live.is_empty(b) {
                     self.done.whole_buckets += 1;
                 } else {
@@ -322,7 +321,7 @@ impl Wipe<'_> {
         if rest > Sectors::ZERO {
             self.zero(&[(end, rest)]).await?;
         }
-        core.buckets.borrow_mut().wiped(bucket);
+        core.wiped(bucket);
         self.done.shared_buckets += 1;
         Ok(())
     }
@@ -349,6 +348,15 @@ impl Wipe<'_> {
             result?;
         }
         Ok(())
+    }
+}
+
+impl Core {
+    /// What is not needed in a bucket is zeros.
+    fn wiped(&self, b: BucketNr) {
+        self.buckets.borrow_mut().wiped(b);
+        let (done, all) = self.wiper.progress.get();
+        self.wiper.progress.set((done + 1, all));
     }
 }
 
