@@ -4,9 +4,14 @@
 //! pages are to go to a device that this very thread serves, both wait for ever. Two things prevent that:
 //!
 //! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer; threads that it
-//!   starts inherit the mark. The kernel's own workers of a ring do not (seen on Linux 6.12): flushes, and requests to
-//!   files that would block, are carried out there;
+//!   starts inherit the mark, and so do the kernel's workers of its rings (`iou-wrk-*`, which carry out flushes, and requests
+//!   that would block) if they are started after it was marked. The kernel keeps a ring's first worker, so the mark comes
+//!   before the ring's first request;
 //! * locked memory is not swapped out, nor is code dropped that would have to be read again from a device.
+//!
+//! Neither gives a marked thread memory that is not there: one that touches a new page while there is none waits until others
+//! give some back, who may wait for it. So code is brought in when memory is locked, and who serves touches the buffers of
+//! its requests before the first of them.
 //!
 //! Owns both requests to the kernel. Must not know what is served.
 
@@ -41,7 +46,12 @@ pub fn mark_this_thread() -> io::Result<()> {
 /// The process has locked its memory.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// Locks all memory of the process that is touched from now on: once for a process.
+/// Whether [`lock_memory`] has done so.
+pub fn memory_is_locked() -> bool {
+    LOCKED.load(Ordering::Acquire)
+}
+
+/// Locks all memory that the process has, and what it touches from now on: once for a process.
 ///
 /// # Errors
 /// Without the right to lock as much as it takes (CAP_IPC_LOCK, or no RLIMIT_MEMLOCK). Nothing is locked then: with a limit,
@@ -56,8 +66,11 @@ pub fn lock_memory() -> io::Result<()> {
         let what = format!("RLIMIT_MEMLOCK is {bytes} bytes, and CAP_IPC_LOCK is missing");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    // Pages as they are touched: what is only reserved takes no memory.
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    // What there is now is mostly code: all of it, also what was never executed. It may be in a file on a volume of this very
+    // process, or in a tmpfs whose pages are swapped out to one.
+    mlockall(MlockAllFlags::CURRENT)?;
+    // From now on pages as they are touched: what is only reserved takes no memory.
+    mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     LOCKED.store(true, Ordering::Release);
     Ok(())
 }

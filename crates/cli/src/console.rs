@@ -7,7 +7,8 @@
 //! |---|---|
 //! | `stats` | prints figures |
 //! | `set KEY=VALUE` | changes a tunable, as `--set` does |
-//! | `detach VOLUME` | writes everything back and lets the backing device go; it is served alone from then on |
+//! | `detach VOLUME [--wipe]` | writes everything back and lets the backing device go; it is served alone from then on |
+//! | `wipe` | overwrites with zeros what no volume needs on the cache device |
 //! | `create SIZE [LABEL]` | makes a flash-only volume, which is served from the next start on |
 //! | `gc` | collects garbage now |
 
@@ -43,6 +44,9 @@ pub(crate) async fn obey(session: &Session, line: &str) -> Value {
     };
     match result {
         Ok(Answer::Stats(snapshot)) => stats(&snapshot),
+        Ok(Answer::Wiped(wiped)) => {
+            json!({"schema_version": 1, "event": "done", "command": line.trim(), "wiped": wiped})
+        }
         Ok(Answer::Done) => json!({"schema_version": 1, "event": "done", "command": line.trim()}),
         Err(e) => {
             let why = e.message().unwrap_or("it found a problem");
@@ -56,12 +60,16 @@ fn parse(line: &str) -> Result<Command, Failure> {
     match words[..] {
         ["stats"] => Ok(Command::Stats),
         ["set", setting] => Ok(Command::Set { setting: setting.parse().map_err(Failure::Usage)? }),
-        ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned() }),
+        ["detach", volume] => Ok(Command::Detach { volume: volume.to_owned(), wipe: false }),
+        ["detach", volume, "--wipe"] | ["detach", "--wipe", volume] => {
+            Ok(Command::Detach { volume: volume.to_owned(), wipe: true })
+        }
+        ["wipe"] => Ok(Command::Wipe),
         ["create", size] => create(size, ""),
         ["create", size, label] => create(size, label),
         ["gc"] => Ok(Command::Gc),
         _ => Err(Failure::Usage(
-            "expected `stats`, `set KEY=VALUE`, `detach VOLUME`, `create SIZE [LABEL]` or `gc`".into(),
+            "expected `stats`, `set KEY=VALUE`, `detach VOLUME [--wipe]`, `wipe`, `create SIZE [LABEL]` or `gc`".into(),
         )),
     }
 }
@@ -121,11 +129,19 @@ mod tests {
     #[test]
     fn lines_are_commands() {
         assert_eq!(parse(" stats ").ok(), Some(Command::Stats));
-        assert_eq!(parse("detach bcache0").ok(), Some(Command::Detach { volume: "bcache0".into() }));
+        assert_eq!(
+            parse("detach bcache0").ok(),
+            Some(Command::Detach { volume: "bcache0".into(), wipe: false })
+        );
+        assert_eq!(
+            parse("detach bcache0 --wipe").ok(),
+            Some(Command::Detach { volume: "bcache0".into(), wipe: true })
+        );
+        assert_eq!(parse("wipe").ok(), Some(Command::Wipe));
         let create = Command::Create { size_sectors: 8, label: String::new() };
         assert_eq!(parse("create 4k").ok(), Some(create));
         assert!(matches!(parse("set writeback_percent=5"), Ok(Command::Set { .. })));
-        for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach"] {
+        for bad in ["", "stats now", "create 5", "set x", "set nothing=1", "detach", "wipe x"] {
             assert!(matches!(parse(bad), Err(Failure::Usage(_))), "{bad:?}");
         }
     }

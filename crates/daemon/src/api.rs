@@ -35,7 +35,7 @@ use crate::web;
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, create, detach, flush,
     flush_set, gc, jobs, label, one_job, register, reload, reset_set_tunable, reset_volume_tunable,
-    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables,
+    set_tunable, set_tunables, stop, unregister, volume_tunable, volume_tunables, wipe,
 };
 
 /// Most bytes of a request's body.
@@ -136,6 +136,7 @@ routes! {
     get "/v1/sets/{set}/buckets" => buckets,
     post "/v1/sets/{set}/gc" => gc,
     post "/v1/sets/{set}/flush" => flush_set,
+    post "/v1/sets/{set}/wipe" => wipe,
     post "/v1/sets/{set}/volumes" => create,
     get "/v1/sets/{set}/tunables" => set_tunables,
     get "/v1/sets/{set}/tunables/{key}" => set_tunable,

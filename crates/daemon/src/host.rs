@@ -209,7 +209,8 @@ impl<'a> Host<'a> {
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
             Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
-            Order::Detach(name, job) => end_of(&job, self.detach(&name, &job.0).await),
+            Order::Detach(name, wipe, job) => end_of(&job, self.detach(&name, wipe, &job.0).await),
+            Order::Wipe(job) => end_of(&job, self.wipe(&job.0).await),
             Order::Flush(name, job) => end_of(&job, self.flush(name.as_deref(), &job.0).await),
             Order::Stop | Order::Force => {}
             #[cfg(test)]
@@ -312,16 +313,43 @@ impl<'a> Host<'a> {
         result.map_err(Failure::from)
     }
 
-    async fn detach(&self, name: &str, job: &Job) -> Result<End, Failure> {
+    async fn detach(&self, name: &str, wipe: bool, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
         let volume = self.session.volume(name)?;
         let total = volume.dirty_sectors().bytes();
         let left = || volume.dirty_sectors().bytes();
-        match self.watched(job, total, left, set.begin_detach(&volume)).await {
+        let Some(drained) = self.watched(job, total, left, set.begin_detach(&volume)).await else {
+            return Ok(End::Cancelled);
+        };
+        let guard = drained?;
+        set.detach(&volume).await?;
+        drop(guard);
+        if !wipe {
+            return Ok(End::Done);
+        }
+        self.session.log_events();
+        let why = match self.wipe(job).await {
+            Ok(End::Cancelled) => "cancelled".to_owned(),
+            Err(e) => e.message().unwrap_or("it failed").to_owned(),
+            done => return done,
+        };
+        Ok(End::Failed(format!(
+            "it is detached, and its data may still be on the cache device: {why}: run `ubcache wipe` for the set"
+        )))
+    }
+
+    /// Overwrites what no volume needs on the cache device.
+    async fn wipe(&self, job: &Job) -> Result<End, Failure> {
+        let set = self.session.needs_set()?;
+        let status = set.status();
+        let bytes = |buckets: u32| status.bucket_sectors.bytes().saturating_mul(u64::from(buckets));
+        let total = bytes(status.nbuckets);
+        let left = || total.saturating_sub(bytes(set.wipe_progress().0));
+        match self.watched(job, total, left, Box::pin(set.wipe())).await {
             None => Ok(End::Cancelled),
-            Some(drained) => {
-                let _guard = drained?;
-                set.detach(&volume).await?;
+            Some(wiped) => {
+                let wiped = serve::Wiped::from(wiped.map_err(Failure::from)?);
+                job.reports(serde_json::json!({"wiped": wiped}));
                 Ok(End::Done)
             }
         }

@@ -150,7 +150,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
         }
         DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await.map(drop),
         DeviceOrder::Detach => {
-            let order = |job| worker::Order::Detach(volume.clone(), job);
+            let order = |job| worker::Order::Detach(volume.clone(), false, job);
             registry.begin_job(&thread, "detach", &volume, Some(&named), order).map(|_| ())
         }
         DeviceOrder::Stop => registry.stop_volume(&volume).await.map(drop),

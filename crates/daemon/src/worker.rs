@@ -61,8 +61,10 @@ pub(crate) enum Order {
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
     /// Stop a volume and let its backing device go as it is.
     StopVolume(String, Reply<Result<(), Failure>>),
-    /// Write everything back, then let the backing device go.
-    Detach(String, Running),
+    /// Write everything back, then let the backing device go; then wipe, if that is wanted.
+    Detach(String, bool, Running),
+    /// Overwrite what no volume needs on the cache device.
+    Wipe(Running),
     /// Write everything back, of all volumes if none is named.
     Flush(Option<String>, Running),
     /// Stop everything, and end.

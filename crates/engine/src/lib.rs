@@ -6,7 +6,7 @@
 //!
 //! Entry points: [`CacheSet::open`], [`CacheSet::register`], [`Volume::read`], [`Volume::write`], [`Volume::flush`],
 //! [`CacheSet::stop`]. Where things are: `index` (what is cached), `journal` (what is durable), `alloc` (where data
-//! goes), `volume` (the life of a request), `writeback`, `gc`, `set` (registration and life cycle), `policy`
+//! goes), `volume` (the life of a request), `writeback`, `gc`, `wipe`, `set` (registration and life cycle), `policy`
 //! (decisions), `stats`, `tunables`.
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ pub mod stats;
 mod testing;
 pub mod tunables;
 mod volume;
+mod wipe;
 mod writeback;
 
 /// Deliberate bugs can be switched on in this build: it is the simulator's own.
@@ -36,3 +37,4 @@ pub const CANARIES: bool = cfg!(feature = "canary");
 pub use error::{Damage, EngineError};
 pub use set::{CacheSet, Detaching, EngineCounters, SetEvent, SetOptions, SetStatus};
 pub use volume::{Volume, VolumeRef};
+pub use wipe::Wiped;

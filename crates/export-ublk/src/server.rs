@@ -45,6 +45,25 @@ enum Mode {
     Leaving,
 }
 
+/// The buffers of a device's requests have their memory from the start if they take no more than this together. A device
+/// with swap on it needs that: when its requests come, there is no memory.
+const MOST_TOUCHED_BYTES: u64 = 32 << 20;
+
+/// Buffers of each size that are ready for the engine's own requests: journal, leaves, writeback.
+const SPARES: usize = 8;
+/// The largest of them.
+const LARGEST_SPARE_BYTES: usize = 1 << 20;
+
+/// Gives the pool of this thread buffers whose memory is there.
+fn touch_spares(rt: &Handle) {
+    let sizes =
+        std::iter::successors(Some(4096), |bytes| Some(bytes * 2)).take_while(|b| *b <= LARGEST_SPARE_BYTES);
+    for bytes in sizes {
+        let spares: Vec<Buffer> = (0..SPARES).map(|_| rt.pool().zeroed(bytes)).collect();
+        drop(spares);
+    }
+}
+
 /// See the module head.
 pub(crate) struct Server<V, R> {
     rt: Handle,
@@ -90,10 +109,21 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
             broken: Cell::new(None),
         });
         let all = (0..queues).flat_map(|queue| (0..depth).map(move |tag| (queue, tag)));
+        let touches = blockio::flusher::memory_is_locked()
+            && u64::from(queues) * u64::from(depth) * u64::from(max_io_bytes) <= MOST_TOUCHED_BYTES;
+        if touches {
+            touch_spares(&rt);
+        }
         // All are asked for before any task runs, so that they go to the driver together: of a process that dies when
         // some were fetched and others not, Linux 6.12 cannot recover a device again.
         let asked: Vec<_> = all
-            .map(|(queue, tag)| (queue, tag, server.requests.next(queue, tag, None, server.buffer())))
+            .map(|(queue, tag)| {
+                let mut buffer = server.buffer();
+                if touches {
+                    buffer.as_mut().fill(0);
+                }
+                (queue, tag, server.requests.next(queue, tag, None, buffer))
+            })
             .collect();
         let serve = |(queue, tag, first)| rt.spawn(server.clone().serve(queue, tag, first));
         let tasks = asked.into_iter().map(serve).collect();

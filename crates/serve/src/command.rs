@@ -34,7 +34,12 @@ pub enum Command {
     Detach {
         /// Name of the volume.
         volume: String,
+        /// Overwrites its data on the cache device then, as [`Command::Wipe`] does.
+        #[serde(default)]
+        wipe: bool,
     },
+    /// Overwrites with zeros what no volume of the set needs on the cache device.
+    Wipe,
     /// Writes everything back; the volume stays attached and is served on.
     Flush {
         /// Name of the volume; every one if none is given.
@@ -64,6 +69,26 @@ pub enum Answer {
     Done,
     /// The figures.
     Stats(Box<Snapshot>),
+    /// It is done, and this was overwritten.
+    Wiped(Wiped),
+}
+
+/// What a wipe has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Wiped {
+    /// What was overwritten with zeros.
+    pub zeroed_bytes: u64,
+    /// Buckets that hold nothing any more.
+    pub whole_buckets: u64,
+    /// Buckets that hold data of other volumes or metadata, too.
+    pub shared_buckets: u64,
+}
+
+impl From<engine::Wiped> for Wiped {
+    fn from(w: engine::Wiped) -> Wiped {
+        let engine::Wiped { whole_buckets, shared_buckets, zeroed } = w;
+        Wiped { zeroed_bytes: zeroed.bytes(), whole_buckets, shared_buckets }
+    }
 }
 
 /// Carries out a command. Dropping the future leaves what it was doing where it stands: a detach that is given up half
@@ -76,10 +101,15 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
         Command::Stats => return Ok(Answer::Stats(Box::new(Snapshot::of(session)))),
         Command::Set { setting } => session.apply(setting).await?,
         Command::SetVolume { volume, key, value } => session.volume(volume)?.set(key, value).await?,
-        Command::Detach { volume } => {
+        Command::Detach { volume, wipe } => {
             let set = session.needs_set()?;
             set.detach(&session.volume(volume)?).await?;
+            if *wipe {
+                let wiped = set.wipe().await.map_err(detached_all_the_same)?;
+                return Ok(Answer::Wiped(wiped.into()));
+            }
         }
+        Command::Wipe => return Ok(Answer::Wiped(session.needs_set()?.wipe().await?.into())),
         Command::Flush { volume } => flush(session, volume.as_deref()).await?,
         Command::Create { size_sectors, label } => {
             let size = format::Sectors(*size_sectors);
@@ -90,6 +120,11 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
         Command::ClearStats { volume: None } => session.needs_set()?.clear_stats(),
     }
     Ok(Answer::Done)
+}
+
+/// A wipe failed after its volume was detached.
+pub fn detached_all_the_same(e: engine::EngineError) -> Failure {
+    Failure::Failed(format!("it is detached, and its data is still on the cache device: {e}"))
 }
 
 async fn flush(session: &Session, volume: Option<&str>) -> Result<(), Failure> {

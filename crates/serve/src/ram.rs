@@ -1,12 +1,14 @@
 //! How much memory this process may use: what limits are shares of.
 //!
-//! Owns the reading of the host's memory and of the limit of the control group. Must not know what the shares are for.
+//! Owns the reading of the host's memory, of the limit of the control group, and of the process's own limits. Must not know
+//! what the shares are for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use io::MemoryBudget;
+use rustix::process::{Resource, getrlimit};
 
 /// All sets of the process together may take this part of the memory for what their superblocks make them allocate.
 const SHARE_OF_SETS: u64 = 2;
@@ -14,12 +16,13 @@ const SHARE_OF_SETS: u64 = 2;
 /// What is assumed where the system does not say.
 const ASSUMED_BYTES: u64 = 1 << 30;
 
-/// Bytes of memory that the process can have: those of the host, or fewer if a control group has a limit.
+/// Bytes of memory that the process can have: those of the host, or fewer if a control group or the process has a limit.
 pub fn available_bytes() -> u64 {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
     let limit = group.and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), &group));
-    host.unwrap_or(ASSUMED_BYTES).min(limit.unwrap_or(u64::MAX))
+    let own = [Resource::As, Resource::Data].into_iter().filter_map(|which| getrlimit(which).current);
+    own.chain(limit).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
 }
 
 /// The budget from which every set of the process takes what its superblock asks for.

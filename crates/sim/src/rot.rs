@@ -195,6 +195,8 @@ impl Images {
                 let _ = v[0].write(Sector(i * 11), Sectors(1), buffer, 0, WriteFlags::default()).await;
             }
             let _ = v[0].flush().await;
+            // It is not stopped, so that there is something to replay; the set and its volume would hold each other for ever.
+            set.abandon();
         });
         rig.kill(m);
         let backings = rig.backings.iter().map(|b| b.image()).collect();

@@ -85,7 +85,7 @@ pub(crate) struct Up {
     #[arg(long, value_name = "MS", default_value_t = 0, hide_short_help = true)]
     simulate_delay_ms: u64,
     /// Take commands from standard input, one a line, and answer with JSON: `stats`, `set KEY=VALUE`,
-    /// `detach VOLUME`, `create SIZE [LABEL]` (a flash-only volume), `gc`; the end of the input stops
+    /// `detach VOLUME [--wipe]`, `wipe`, `create SIZE [LABEL]` (a flash-only volume), `gc`; the end of the input stops
     #[arg(long, hide_short_help = true)]
     stdin: bool,
 }

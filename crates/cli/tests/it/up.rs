@@ -186,7 +186,10 @@ fn commands_on_standard_input() {
     done(&up.ask("create 1M scratch"));
     done(&up.ask("gc"));
     assert_eq!(up.stats()["volumes"][0]["dirty_bytes"], 4096, "still waits for its delay");
-    done(&up.ask("detach bcache0"));
+    let answer = up.ask("detach bcache0 --wipe");
+    done(&answer);
+    assert!(answer["wiped"]["zeroed_bytes"].as_u64().unwrap() > 1 << 20, "{answer}");
+    assert!(up.ask("wipe")["wiped"]["whole_buckets"].as_u64().unwrap() > 0);
     assert_eq!(up.stats()["volumes"][0]["state"], "no cache");
     assert!(error(&up.ask("detach bcache0")).contains("not attached"));
     client.write(4096, &[8; 4096]).unwrap();

@@ -335,14 +335,24 @@ fn accepted(job: &Job, named: Option<&Named>) -> Result<Response, Refusal> {
     Ok((StatusCode::ACCEPTED, body).into_response())
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Detach {
+    /// Overwrite its data on the cache device then.
+    #[serde(default)]
+    wipe: bool,
+}
+
 pub(super) async fn detach(
     State(api): Shared,
     Extension(audit): Audited,
     Path(volume): Path<String>,
+    body: Bytes,
 ) -> Result<Response, Refusal> {
-    audit.does(format!("detach {volume}"));
+    let Detach { wipe } = parse(&body)?;
+    audit.does(format!("detach {volume}{}", if wipe { " and wipe" } else { "" }));
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
-    let order = |job| Order::Detach(name.clone(), job);
+    let order = |job| Order::Detach(name.clone(), wipe, job);
     let job = api.registry.begin_job(&worker, "detach", &name, Some(&named), order)?;
     accepted(&job, Some(&named))
 }
@@ -368,6 +378,18 @@ pub(super) async fn flush_set(
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
     let job = api.registry.begin_job(&worker, "flush", &id, Some(&named), |job| Order::Flush(None, job))?;
+    accepted(&job, Some(&named))
+}
+
+pub(super) async fn wipe(
+    State(api): Shared,
+    Extension(audit): Audited,
+    Path(set): Path<String>,
+) -> Result<Response, Refusal> {
+    audit.does(format!("wipe {set}"));
+    let (worker, named) = set_of(&api, &audit, &set).await?;
+    let id = worker.plan.id.clone();
+    let job = api.registry.begin_job(&worker, "wipe", &id, Some(&named), Order::Wipe)?;
     accepted(&job, Some(&named))
 }
 

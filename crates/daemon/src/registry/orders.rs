@@ -81,7 +81,7 @@ impl Registry {
     pub(crate) async fn figures_of(&self, worker: &Worker) -> Result<Snapshot, Failure> {
         match ask(worker, FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
             Answer::Stats(figures) => Ok(*figures),
-            Answer::Done => failed("expected figures"),
+            Answer::Done | Answer::Wiped(_) => failed("expected figures"),
         }
     }
 

@@ -42,6 +42,8 @@ pub(crate) const GEN_AGE_LIMIT: u8 = 96;
 const MOVING: u8 = 1;
 /// Mark: the bucket ages slowly, since it holds file systems' metadata.
 const SLOW: u8 = 2;
+/// Mark: it may hold data that nothing refers to, and a wipe is under way.
+const TO_WIPE: u8 = 4;
 /// Such buckets age with every so many agings of the others.
 const SLOW_AGING: u32 = 8;
 
@@ -54,7 +56,7 @@ struct Bucket {
     prio: u16,
     /// Reads do not pin; allocations in progress and open buckets do.
     pins: u16,
-    /// [`MOVING`], [`SLOW`].
+    /// [`MOVING`], [`SLOW`], [`TO_WIPE`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -298,6 +300,26 @@ impl Buckets {
         let before = *marks & MOVING != 0;
         *marks = if moving { *marks | MOVING } else { *marks & !MOVING };
         before != moving
+    }
+
+    /// A wipe begins: every bucket but the reserved ones may hold data that nothing refers to.
+    pub(crate) fn mark_for_wipe(&mut self) {
+        self.table.iter_mut().filter(|x| x.used != Use::Reserved).for_each(|x| x.marks |= TO_WIPE);
+    }
+
+    /// Whether the wipe that is under way has this bucket before it.
+    pub(crate) fn is_to_wipe(&self, b: BucketNr) -> bool {
+        self.get(b).marks & TO_WIPE != 0
+    }
+
+    /// How many buckets the wipe has before it.
+    pub(crate) fn to_wipe(&self) -> u32 {
+        self.table.iter().filter(|x| x.marks & TO_WIPE != 0).count() as u32
+    }
+
+    /// The wipe is done with a bucket.
+    pub(crate) fn wiped(&mut self, b: BucketNr) {
+        self.table[b.0 as usize].marks &= !TO_WIPE;
     }
 
     pub(crate) fn pin(&mut self, b: BucketNr) {

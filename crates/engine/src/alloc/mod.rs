@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use format::{BucketNr, Geometry};
 use io::Nanos;
-use io::sync::Event;
+use io::sync::{Event, Mutex};
 
 use crate::policy::yielding::{self, Pulse};
 
@@ -93,6 +93,8 @@ pub(crate) struct Allocator {
     /// Buckets of the newest durable prio chain.
     pub(crate) prio_chain: RefCell<Vec<BucketNr>>,
     pub(crate) prio_seq: Cell<u64>,
+    /// Held from the invalidation of buckets until prio sets with their generations are durable.
+    pub(crate) prios: Mutex,
     /// The chain was written by this run, so its buckets were in use with their present generations.
     pub(crate) prio_chain_is_ours: Cell<bool>,
     /// The last refill found nothing to invalidate.
@@ -117,6 +119,7 @@ impl Allocator {
             wanted: Event::default(),
             prio_chain: RefCell::default(),
             prio_seq: Cell::new(0),
+            prios: Mutex::default(),
             prio_chain_is_ours: Cell::new(false),
             starved: Cell::new(false),
             invalidated: Cell::new(0),
@@ -165,6 +168,19 @@ impl Allocator {
     pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
         self.ready.borrow_mut().extend(buckets);
         self.refilled.notify_all();
+    }
+
+    /// Takes buckets out of the list that are `wanted`, at most so many. The caller puts them back.
+    pub(crate) fn take_out(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
+        let mut taken = Vec::with_capacity(most);
+        self.ready.borrow_mut().retain(|b| {
+            let takes = taken.len() < most && wanted(*b);
+            if takes {
+                taken.push(*b);
+            }
+            !takes
+        });
+        taken
     }
 
     /// Takes a bucket if the reserves allow it.

@@ -122,6 +122,17 @@ impl OpenBuckets {
         Some(Placed { ptr, size })
     }
 
+    /// Closes those buckets that a wipe has before it: nothing more goes there.
+    pub(crate) fn close_marked(&mut self, buckets: &mut Buckets) {
+        self.open.retain(|o| {
+            let marked = buckets.is_to_wipe(o.bucket);
+            if marked {
+                buckets.unpin(o.bucket);
+            }
+            !marked
+        });
+    }
+
     fn close_coldest(&mut self, buckets: &mut Buckets) {
         if self.open.len() <= self.limit {
             return;

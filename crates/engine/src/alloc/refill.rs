@@ -42,6 +42,7 @@ fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
 }
 
 async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
+    let prios = core.alloc.prios.lock().await;
     let picked = invalidate(core, wanted);
     if picked.is_empty() {
         return Ok(0);
@@ -53,6 +54,7 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
     }
     write_prios(core).await?;
     core.alloc.settled();
+    drop(prios);
     if core.discards_buckets() {
         let geometry = &core.geometry;
         let discards: Vec<_> = picked

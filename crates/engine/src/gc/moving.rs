@@ -249,6 +249,9 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
         let end = f.start + f.size;
         while at < end {
             core.check()?;
+            if !core.is_in_use(f.inode) {
+                break;
+            }
             let want = Sectors((end - at).0.min(left.0));
             let Some(placed) = core.try_place(Stream::Moving, (f.inode, at), want) else {
                 copy(core, &mut batch).await?;
@@ -419,6 +422,7 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
     core.clone().rt.spawn(async move {
         let mut at = start;
         while at < end
+            && core.is_in_use(inode)
             && let Some(placed) = core.try_place(Stream::Kept, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;

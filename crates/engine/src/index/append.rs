@@ -96,7 +96,7 @@ impl Core {
     }
 
     /// Waits until nobody writes the node.
-    pub(super) async fn wait_idle(&self, id: NodeId) -> Result<(), EngineError> {
+    pub(crate) async fn wait_idle(&self, id: NodeId) -> Result<(), EngineError> {
         let idle = || self.check().is_err() || self.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
         self.index_changed.wait_until(idle).await;
         self.check()

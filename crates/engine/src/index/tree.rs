@@ -183,6 +183,12 @@ impl Tree {
         self.nodes.len() - self.free.len()
     }
 
+    /// Every node.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let nodes = (0..).zip(&self.nodes);
+        nodes.filter_map(|(slot, n)| n.as_ref().map(|n| NodeId { slot, birth: n.birth }))
+    }
+
     /// Leaves in order.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.leaves.iter().map(|(_, id)| *id)

@@ -29,6 +29,7 @@ use crate::set::{Backing, Meter, Watched};
 use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters, Sliced, Work, WorkStats};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
+use crate::wipe::Wiper;
 
 /// Counts of the engine's own work, for tests, benches and metrics.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -125,6 +126,7 @@ pub(crate) struct Core {
     /// Background inserts of misses that are under way.
     pub(crate) background: Cell<usize>,
     pub(crate) background_done: Event,
+    pub(crate) wiper: Wiper,
 }
 
 impl Core {

@@ -34,6 +34,7 @@ use crate::policy::replacement::{Aging, Selector};
 use crate::stats::{CacheErrors, CacheStats, SetCounters, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
+use crate::wipe::Wiper;
 
 /// Tasks that write leaves behind.
 const LEAF_WRITERS: usize = 4;
@@ -496,6 +497,7 @@ fn assemble(
         stopping: Cell::new(false),
         background: Cell::new(0),
         background_done: Event::default(),
+        wiper: Wiper::default(),
         gate,
         geometry,
         place,

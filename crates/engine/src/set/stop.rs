@@ -14,6 +14,7 @@ impl CacheSet {
     /// If something could not be written; what a flush acknowledged is durable all the same.
     pub async fn stop(&self) -> Result<(), EngineError> {
         let core = &self.core;
+        core.wiper.stop();
         let mut stopped = Ok(());
         for v in self.volumes() {
             stopped = stopped.and(v.stop().await);

@@ -18,6 +18,13 @@ impl Core {
         uuids.iter().position(|u| u.is_live() && u.uuid == uuid).map(|i| Inode(i as u32))
     }
 
+    /// Whether the slot is that of a device of the set. Data of others is not copied: a wipe may have passed the bucket to
+    /// which it would go.
+    pub(crate) fn is_in_use(&self, inode: Inode) -> bool {
+        let is_live = self.uuids.borrow().get(inode.0 as usize).is_some_and(UuidEntry::is_live);
+        is_live && !self.void.borrow().contains(&inode)
+    }
+
     /// A slot that nothing uses: never used, or given up and without keys.
     pub(crate) fn free_slot(&self) -> Option<Inode> {
         let uuids = self.uuids.borrow();

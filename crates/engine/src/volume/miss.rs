@@ -66,7 +66,8 @@ impl Volume {
         miss: RangeGuard,
     ) {
         let mut at = start;
-        while at < end {
+        // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
+        while at < end && self.is_attached_as(core, inode) {
             let Some(placed) = core.try_place(stream, (inode, at), end - at) else {
                 // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
                 let give_up = || core.is_stopping() || core.alloc.starved.get();
@@ -109,7 +110,7 @@ impl Volume {
         let mut collided = false;
         while at < end {
             // Everything up to the change itself is looked at anew after each wait.
-            let mine = self.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, core) && i == inode);
+            let mine = self.is_attached_as(core, inode);
             if !mine || core.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
                 collided = true;
                 break;

@@ -159,6 +159,11 @@ impl Volume {
         self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, core))
     }
 
+    /// Whether it has this slot of this set.
+    pub(super) fn is_attached_as(&self, core: &Rc<Core>, inode: Inode) -> bool {
+        self.link.borrow().as_ref().is_some_and(|(c, i)| Rc::ptr_eq(c, core) && *i == inode)
+    }
+
     /// Slot in the UUID table, while attached.
     pub fn inode(&self) -> Option<Inode> {
         self.link.borrow().as_ref().map(|(_, i)| *i)

@@ -2,8 +2,8 @@
 //!
 //! What the index has is read from the cache, the rest from the backing device, all pieces at once; a request that is
 //! one extent goes straight into the caller's buffer. After a read from the cache the bucket's generation is checked:
-//! if it changed, the bucket may have been reused during the read, and the whole request starts over. Every missing
-//! piece goes into the cache behind the answer (`miss`).
+//! if it changed, the bucket may have been reused during the read, and the whole request starts over; also if a wipe has
+//! overwritten dead sectors meanwhile. Every missing piece goes into the cache behind the answer (`miss`).
 
 use std::rc::Rc;
 
@@ -109,6 +109,7 @@ impl Volume {
             if let Err(e) = core.check() {
                 return (buffer, Err(e));
             }
+            let turn = core.wiper.turn();
             let seg = match core.segment(inode, start, end) {
                 Ok(seg) => seg,
                 Err(NotLoaded(id)) => match core.load_leaf(id).await {
@@ -128,7 +129,8 @@ impl Volume {
                 match done.result {
                     Ok(()) => {
                         self.observe_latency(core, Direction::Read, began);
-                        if !core.buckets.borrow().is_current(ptr) && !bug(Bug::StaleGenerationRead) {
+                        let reused = !core.buckets.borrow().is_current(ptr) && !bug(Bug::StaleGenerationRead);
+                        if reused || core.wiper.turn() != turn {
                             core.set_counters.borrow_mut().cache_read_races += 1;
                             continue;
                         }
@@ -165,11 +167,11 @@ impl Volume {
                 self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
             buffer = b;
             match outcome {
-                Ok(true) => {
+                Ok(true) if core.wiper.turn() == turn => {
                     self.count_read(core, found, decision, sectors, arrived);
                     return (buffer, Ok(()));
                 }
-                Ok(false) => core.set_counters.borrow_mut().cache_read_races += 1,
+                Ok(_) => core.set_counters.borrow_mut().cache_read_races += 1,
                 Err(e) => return (buffer, Err(e)),
             }
         }
@@ -357,12 +359,13 @@ impl Volume {
         let mut buffer = self.rt.pool().take((end - start).bytes() as usize);
         loop {
             core.check()?;
+            let turn = core.wiper.turn();
             let pieces = self.pieces(core, inode, start, end).await?;
             let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
             let (b, outcome) =
                 self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert, false).await;
             buffer = b;
-            if outcome? {
+            if outcome? && core.wiper.turn() == turn {
                 return Ok(buffer);
             }
         }

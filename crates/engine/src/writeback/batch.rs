@@ -71,10 +71,12 @@ pub(super) async fn write_back(
     limit: Sectors,
 ) -> Result<Batch, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
-    let runs = collect(volume, core, &backing, inode, limit).await?;
+    let turn = core.wiper.turn();
+    let mut runs = collect(volume, core, &backing, inode, limit).await?;
     if runs.is_empty() {
         return Ok(Batch::default());
     }
+    runs.iter_mut().for_each(|run| run.filling.turn = turn);
     // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
     // backing device would hold newer data behind it (contract 9).
     if !bug(Bug::WritebackBeforeDirtyKey) {
@@ -161,7 +163,7 @@ async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, 
 
 /// Why a run was not written.
 enum Failure {
-    /// What was read is not its data any more: its bucket was reused. The extents were replaced.
+    /// What was read may not be its data any more: its bucket was reused, or a wipe has passed.
     Replaced,
     /// The cache device failed.
     Cache(EngineError),
@@ -188,7 +190,8 @@ async fn write_groups(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing
         let Some(first) = extents.first() else { continue };
         let start = first.start;
         let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
-        match write_range(volume, core, backing, (start, size), &extents, &Filling::default()).await {
+        let filling = Filling { turn: run.filling.turn, ..Filling::default() };
+        match write_range(volume, core, backing, (start, size), &extents, &filling).await {
             Ok(_) => cleaned.extend(extents),
             Err(e) => result = result.and(count_failure(volume, backing, e)),
         }
@@ -229,7 +232,7 @@ async fn write_range(
     };
     // What was replaced meanwhile may have lost its bucket: what was read is not its data.
     let usable = filling.copies.iter().chain(extents).all(|p| core.buckets.borrow().is_current(p.ptr));
-    if !usable {
+    if !usable || core.wiper.turn() != filling.turn {
         return Err(Failure::Replaced);
     }
     if backing.disk.info().sparse {

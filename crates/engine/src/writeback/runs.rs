@@ -17,6 +17,7 @@ use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
 use crate::set::{Backing, Core};
 use crate::volume::{RangeGuard, Volume};
+use crate::wipe::Turn;
 
 /// Most keys in one batch: 32 MiB of single blocks.
 const MAX_KEYS: usize = 8192;
@@ -51,6 +52,8 @@ pub(super) struct Filling {
     pub(super) disk: Option<(Sector, Sectors)>,
     /// Read from clean copies in the cache.
     pub(super) copies: Vec<Extent>,
+    /// The index was looked at then.
+    pub(super) turn: Turn,
 }
 
 /// Extents that are written by one request, and what lies between them.
@@ -336,5 +339,6 @@ fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
     if let Some((first, last)) = disk {
         copies.retain(|c| c.end() <= first || c.start >= last);
     }
-    Filling { disk: disk.map(|(first, last)| (first, last - first)), copies }
+    let turn = core.wiper.turn();
+    Filling { disk: disk.map(|(first, last)| (first, last - first)), copies, turn }
 }

@@ -32,6 +32,21 @@ fn target_of(job: &Value) -> String {
     described(&json!({"name": job["target"], "device": job["device"], "uuid": job["uuid"]}))
 }
 
+/// What a wipe has done, if there was one.
+fn wiped_in_words(wiped: &Value) -> String {
+    let number = |key: &str| wiped[key].as_u64();
+    let (Some(bytes), Some(whole), Some(shared)) =
+        (number("zeroed_bytes"), number("whole_buckets"), number("shared_buckets"))
+    else {
+        return String::new();
+    };
+    format!(
+        ": {} overwritten with zeros on the cache device: {whole} buckets, and the unused part of {shared} that hold \
+         other data or metadata",
+        size::human(bytes)
+    )
+}
+
 /// Waits for the end of a job, and says how it was.
 fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
@@ -48,7 +63,10 @@ fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), F
     }
     match text(&job["state"]) {
         "done" if control.json => Ok(()),
-        "done" => out::print(&format!("{}: {} done\n", target_of(job), text(&job["kind"]))),
+        "done" => {
+            let wiped = wiped_in_words(&job["report"]["wiped"]);
+            out::print(&format!("{}: {} done{wiped}\n", target_of(job), text(&job["kind"])))
+        }
         "failed" => Err(Failure::Failed(format!("{}: {}", target_of(job), text(&job["error"])))),
         other => Err(Failure::Failed(format!("{}: {other}", target_of(job)))),
     }
@@ -66,7 +84,11 @@ struct Waiting {
 
 impl Waiting {
     fn begin(&self, kind: &'static str, path: &str) -> Result<(), Failure> {
-        let body = self.control.post(path, &json!({}))?;
+        self.begin_with(kind, path, &json!({}))
+    }
+
+    fn begin_with(&self, kind: &'static str, path: &str, wanted: &Value) -> Result<(), Failure> {
+        let body = self.control.post(path, wanted)?;
         if self.no_wait {
             return answer(&self.control, &body, || {
                 format!("job {}: {}\n", body["job"]["id"], target_of(&body["job"]))
@@ -83,6 +105,9 @@ impl Waiting {
 pub(crate) struct Detach {
     /// Volume or backing device
     backing: String,
+    /// Then overwrite with zeros what no volume of the set needs on the cache device, as `wipe` does
+    #[arg(long)]
+    wipe: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -91,7 +116,26 @@ impl Detach {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let path =
             format!("/v1/volumes/{}/detach", segment(&self.waiting.control.device_name(&self.backing)?));
-        self.waiting.begin("detaching", &path)
+        self.waiting.begin_with("detaching", &path, &json!({"wipe": self.wipe}))
+    }
+}
+
+/// Overwrite with zeros what no volume of a set needs on its cache device
+///
+/// Data of volumes that were detached, and what was overwritten, deleted or evicted: it can be read on the device until its
+/// place is used again. The set serves on. It can be run again at any time, also after a crash.
+#[derive(Args, Debug)]
+pub(crate) struct Wipe {
+    /// Set (UUID or cache device)
+    cache: String,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Wipe {
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let name = segment(&self.waiting.control.device_name(&self.cache)?);
+        self.waiting.begin("wiping", &format!("/v1/sets/{name}/wipe"))
     }
 }
 
@@ -163,6 +207,9 @@ mod tests {
     fn a_bar_is_as_full_as_the_job() {
         let job = json!({"percent": 50, "done_bytes": 512, "total_bytes": 1024, "eta_seconds": 3});
         assert_eq!(progress_line(&job), "[##########----------]  50 %, 512 B of 1.0 KiB, 3 s left");
+        let wiped = json!({"zeroed_bytes": 1 << 20, "whole_buckets": 3, "shared_buckets": 2});
+        assert!(wiped_in_words(&wiped).starts_with(": 1.0 MiB overwritten with zeros"));
+        assert_eq!(wiped_in_words(&Value::Null), "");
         let job = json!({"percent": 100, "done_bytes": 0, "total_bytes": 0});
         assert_eq!(progress_line(&job), "[####################] 100 %, 0 B of 0 B");
     }

@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use serve::plain;
 
-pub(crate) use job::{Cancel, Detach, Drain, Jobs};
+pub(crate) use job::{Cancel, Detach, Drain, Jobs, Wipe};
 pub(crate) use show::{Show, Tree};
 pub(crate) use status::{Events, Explain, Status};
 pub(crate) use top::Top;

@@ -1,0 +1,90 @@
+//! A process whose memory is limited: what disks and clients ask for beyond that is refused, and nothing else ends.
+
+use ubcache_cli::nbd_client::{Ask, Client};
+
+use crate::place::*;
+use crate::world::*;
+
+/// Address space of the daemon. All its sets together take half of it at most, one of them a quarter; NBD clients an eighth.
+const LIMIT_BYTES: u64 = 1 << 30;
+/// The largest read of the protocol.
+const READ_BYTES: u32 = 32 << 20;
+
+/// A daemon that cannot get more memory than [`LIMIT_BYTES`], with a volume of 128 MiB.
+fn limited(place: &Place) -> Daemon {
+    let limit = format!("--as={LIMIT_BYTES}");
+    let daemon = place.start_by(&["prlimit", &limit], |_| ());
+    let (ssd, hdd) = (place.dir.sparse("ssd1", 64 << 20), place.dir.sparse("hdd1", 128 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "64k", "--writeback", "--label", "large"]).ok();
+    daemon.run(&["register", &ssd, &hdd]).ok();
+    place.client("bcache0").write(0, &[7; 65536]).unwrap();
+    daemon
+}
+
+/// The volume can be read and written.
+fn is_served(client: &mut Client) {
+    client.write(4096, &[8; 4096]).unwrap();
+    assert_eq!(client.read(0, 8192).unwrap(), [[7; 4096], [8; 4096]].concat());
+}
+
+/// Cache devices with ever more buckets: one that takes more than a set's share, and several that fit one by one and not
+/// together. An allocation that fails would end the process with every volume.
+#[test]
+fn sets_that_take_more_than_the_limit_are_refused() {
+    let place = Place::new();
+    let daemon = limited(&place);
+    let mut client = place.client("bcache0");
+    let buckets = |name: &str, count: u64| {
+        let file = place.dir.sparse(name, count * 4096);
+        run(&["make", "-C", &file, "--bucket", "4k", "--block", "4k"]).ok();
+        file
+    };
+    let huge = buckets("huge", 16 << 20);
+    let share = (LIMIT_BYTES / 4).to_string();
+    daemon.run(&["register", &huge]).refused(&["16777216 buckets", "bytes of memory", &share]);
+    is_served(&mut client);
+    let all = (LIMIT_BYTES / 2).to_string();
+    let mut accepted = 0;
+    let refused = (0..8).find_map(|n| {
+        let said = daemon.run(&["register", &buckets(&format!("large{n}"), 3 << 20)]);
+        accepted += u32::from(said.code == 0);
+        (said.code != 0).then_some(said)
+    });
+    let refused = refused.expect("eight of them do not fit");
+    refused.refused(&["3145728 buckets", "do not fit", &all]);
+    assert!(accepted > 0, "the first fits");
+    is_served(&mut client);
+    assert_eq!(daemon.volume("bcache0")["attached"], true);
+    daemon.stop();
+}
+
+/// Clients that ask for more data than there is memory, and read none of it.
+#[test]
+fn clients_that_ask_for_more_than_the_limit_are_held_back() {
+    let place = Place::new();
+    let daemon = limited(&place);
+    let mut client = place.client("bcache0");
+    let mut greedy = Vec::new();
+    for n in 0..40u64 {
+        // Once the budget is used up, a newcomer may be turned away.
+        let Ok(mut one) = Client::connect(std::path::Path::new(&place.dir.path("bcache0.sock")), "bcache0")
+        else {
+            continue;
+        };
+        for tag in 0..4 {
+            one.ask(Ask::Read(READ_BYTES), (n + tag) % 4 * u64::from(READ_BYTES) / 2, tag).unwrap();
+        }
+        one.send().unwrap();
+        greedy.push(one);
+    }
+    assert!(greedy.len() as u64 * 4 * u64::from(READ_BYTES) > LIMIT_BYTES, "{} clients", greedy.len());
+    for _ in 0..20 {
+        is_served(&mut client);
+    }
+    // One of them reads after all, and gets what it asked for.
+    let reply = greedy[0].receive().unwrap();
+    assert_eq!((reply.error, reply.data.len()), (0, READ_BYTES as usize));
+    drop(greedy);
+    is_served(&mut client);
+    daemon.stop();
+}

@@ -1,0 +1,152 @@
+//! What is live in some buckets, block by block.
+//!
+//! Owns a map of one bit for each block. Must not know what is done with the rest.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use format::{BucketNr, Gen, Geometry, Inode, Sector, Sectors};
+
+use crate::error::EngineError;
+use crate::index::Bound;
+use crate::set::Core;
+
+/// Blocks that are surveyed at a time: 4 MiB of bits.
+const MOST_BLOCKS: u64 = 32 << 20;
+
+/// And buckets, which take 16 bytes each.
+const MOST_BUCKETS: usize = 1 << 20;
+
+/// Buckets that are surveyed at a time.
+pub(super) fn most_buckets(geometry: &Geometry) -> usize {
+    let blocks_each = (geometry.bucket_sectors.0 / geometry.block_sectors.0).max(1);
+    usize::try_from(MOST_BLOCKS / blocks_each).unwrap_or(MOST_BUCKETS).clamp(1, MOST_BUCKETS)
+}
+
+/// See the module head.
+pub(super) struct Live {
+    /// Ascending.
+    buckets: Vec<(BucketNr, Gen)>,
+    bits: Vec<u64>,
+    blocks_each: u64,
+    block: Sectors,
+    bucket_sectors: Sectors,
+}
+
+impl Live {
+    /// Nothing is live in these buckets, which ascend.
+    fn none(geometry: &Geometry, buckets: &[(BucketNr, Gen)]) -> Live {
+        let blocks_each = geometry.bucket_sectors.0 / geometry.block_sectors.0;
+        let words = (blocks_each * buckets.len() as u64).div_ceil(64) as usize;
+        Live {
+            buckets: buckets.to_vec(),
+            bits: vec![0; words],
+            blocks_each,
+            block: geometry.block_sectors,
+            bucket_sectors: geometry.bucket_sectors,
+        }
+    }
+
+    /// The first bit of a bucket, if it is surveyed.
+    fn first_bit(&self, bucket: BucketNr) -> Option<u64> {
+        let at = self.buckets.binary_search_by_key(&bucket, |(b, _)| *b).ok()?;
+        Some(at as u64 * self.blocks_each)
+    }
+
+    /// `[at, at + size)` of the cache device, inside one bucket, is live: every block that it touches.
+    fn add(&mut self, at: Sector, size: Sectors) {
+        let bucket = BucketNr((at.0 / self.bucket_sectors.0) as u32);
+        let Some(first) = self.first_bit(bucket) else { return };
+        let inside = at.0 % self.bucket_sectors.0;
+        let end = (inside + size.0).div_ceil(self.block.0).min(self.blocks_each);
+        for bit in first + inside / self.block.0..first + end {
+            if let Some(word) = self.bits.get_mut((bit / 64) as usize) {
+                *word |= 1 << (bit % 64);
+            }
+        }
+    }
+
+    fn is_live(&self, bit: u64) -> bool {
+        self.bits.get((bit / 64) as usize).is_none_or(|word| word >> (bit % 64) & 1 != 0)
+    }
+
+    /// Whether nothing is live in a bucket.
+    pub(super) fn is_empty(&self, bucket: BucketNr) -> bool {
+        let first = self.first_bit(bucket);
+        first.is_some_and(|first| (first..first + self.blocks_each).all(|bit| !self.is_live(bit)))
+    }
+
+    /// Ranges of the cache device in a bucket where nothing is live.
+    pub(super) fn dead_in(&self, bucket: BucketNr) -> Vec<(Sector, Sectors)> {
+        let mut dead: Vec<(Sector, Sectors)> = Vec::new();
+        let Some(first) = self.first_bit(bucket) else { return dead };
+        let start = Sector(u64::from(bucket.0) * self.bucket_sectors.0);
+        for block in (0..self.blocks_each).filter(|block| !self.is_live(first + block)) {
+            let at = start + Sectors(block * self.block.0);
+            match dead.last_mut() {
+                Some((from, size)) if *from + *size == at => *size += self.block,
+                _ => dead.push((at, self.block)),
+            }
+        }
+        dead
+    }
+}
+
+/// Looks through the index for what is live in these buckets, which ascend. What is not found, is in no key in memory of
+/// a volume of the set, and stays so until the generation of its bucket changes.
+pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
+    let mut live = Live::none(&core.geometry, buckets);
+    // Their keys are still there until a walk has removed them.
+    let void: BTreeSet<Inode> = core.void.borrow().clone();
+    let mut passed: Option<Bound> = None;
+    loop {
+        core.check()?;
+        let id = {
+            let tree = core.tree.borrow();
+            match passed {
+                None => Some(tree.leaf_at(Inode(0), Sector(0))),
+                Some(bound) => tree.leaf_after(bound),
+            }
+        };
+        let Some(id) = id else { return Ok(live) };
+        core.load_leaf(id).await?;
+        {
+            let (tree, table) = (core.tree.borrow(), core.buckets.borrow());
+            let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
+            if let Some(node) = loaded {
+                for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {
+                    if !void.contains(&inode) {
+                        live.add(ptr.offset(), size);
+                    }
+                }
+                passed = Some(node.bound);
+            }
+        }
+        core.rt.yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dead_is_what_is_not_live_in_a_bucket() {
+        let mut live = Live {
+            buckets: vec![(BucketNr(3), Gen(0)), (BucketNr(9), Gen(1))],
+            bits: vec![0; 4],
+            blocks_each: 100,
+            block: Sectors(8),
+            bucket_sectors: Sectors(800),
+        };
+        assert!(live.is_empty(BucketNr(3)) && live.is_empty(BucketNr(9)));
+        live.add(Sector(7200), Sectors(16));
+        live.add(Sector(7999 - 7), Sectors(8));
+        live.add(Sector(7400), Sectors(1));
+        live.add(Sector(800), Sectors(8));
+        assert!(live.is_empty(BucketNr(3)) && !live.is_empty(BucketNr(9)));
+        assert_eq!(live.dead_in(BucketNr(3)), [(Sector(2400), Sectors(800))]);
+        assert_eq!(live.dead_in(BucketNr(9)), [(Sector(7216), Sectors(184)), (Sector(7408), Sectors(584))]);
+        assert_eq!(live.dead_in(BucketNr(1)), []);
+    }
+}
