@@ -212,6 +212,11 @@ pub enum Act {
         /// How long it takes.
         ns: u64,
     },
+    /// Overwrites what no volume needs, and gives that up after so many nanoseconds; 0 for never.
+    Wipe {
+        /// How long it takes at most.
+        ns: u64,
+    },
     /// Registers a device that was absent when the set was opened.
     Attach {
         /// The device.

@@ -75,6 +75,8 @@ fn of_act(act: &Act) -> String {
         Act::Recreate => "act recreate".into(),
         Act::Release { .. } => "act release".into(),
         Act::GiveUpDetach { .. } => "act detach given up".into(),
+        Act::Wipe { ns: 0 } => "act wipe".into(),
+        Act::Wipe { .. } => "act wipe given up".into(),
         Act::Attach { .. } => "act attach".into(),
     }
 }

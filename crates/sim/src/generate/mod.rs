@@ -17,7 +17,7 @@ mod settings;
 
 use io::{Nanos, Rng};
 
-use crate::plan::{Boot, Cut, Plan, Substitute};
+use crate::plan::{Act, Boot, Cut, Plan, Substitute};
 use crate::rig::Layout;
 use crate::world::Order;
 use mix::{Lean, Mix};
@@ -164,6 +164,9 @@ impl Plan {
             let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
             self.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
         }
+        if rng.chance(1, 6) {
+            self.boots.iter_mut().for_each(|b| wipe(rng, b));
+        }
         let substitutes = rng.chance(1, 6);
         for n in (1..self.boots.len()).filter(|_| substitutes) {
             let flash = self.flash_sectors > 0;
@@ -187,4 +190,17 @@ impl Plan {
             self.boots.push(last.clone());
         }
     }
+}
+
+/// Some wipes, and now and then a walk before, which leaves more to be wiped.
+fn wipe(rng: &mut Rng, boot: &mut Boot) {
+    for _ in 0..rng.below(4) {
+        let at = rng.below(boot.requests.len() as u64 + 1);
+        let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);
+        if rng.chance(1, 2) {
+            boot.acts.push((at, Act::Gc));
+        }
+        boot.acts.push((at, Act::Wipe { ns }));
+    }
+    boot.acts.sort_by_key(|(at, _)| *at);
 }

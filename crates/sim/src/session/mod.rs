@@ -368,15 +368,17 @@ impl Session {
     async fn stop(&self) -> Result<bool, String> {
         let mut in_order = true;
         for client in &self.given.clients {
-            if let Some(v) = client.volume() {
-                if let Err(e) = v.stop().await {
-                    client.loss_reported();
-                    self.given.world.log(|| format!("stop: {e}"));
-                    if !self.tolerant() {
-                        return Err(format!("stop: {e}"));
-                    }
-                    in_order = false;
+            let stopped = match client.volume() {
+                Some(v) => v.stop().await,
+                None => Ok(()),
+            };
+            if let Err(e) = stopped {
+                client.loss_reported();
+                self.given.world.log(|| format!("stop: {e}"));
+                if !self.tolerant() {
+                    return Err(format!("stop: {e}"));
                 }
+                in_order = false;
             }
         }
         if let Some(set) = self.set() {

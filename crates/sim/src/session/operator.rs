@@ -54,6 +54,11 @@ impl Session {
                 Some(v) => self.give_up_detach(&set, v, *ns).await,
                 None => Ok(()),
             },
+            Act::Wipe { ns: 0 } => set.wipe().await.map(drop),
+            Act::Wipe { ns } => match select(std::pin::pin!(set.wipe()), self.rt.sleep(Nanos(*ns))).await {
+                Either::Left(wiped) => wiped.map(drop),
+                Either::Right(()) => Ok(()),
+            },
             Act::Attach { volume: i } => self.attach(&set, *i).await,
         }
     }
