@@ -84,6 +84,8 @@ table! {
         HoleNotDurable,
         /// What is a hole already is taken for one that is durable.
         HoleTakenForDurable,
+        /// Durable zeros over a flash-only volume do not wait for their edges, which are data.
+        EdgesNotDurable,
         /// Dirty keys are dropped before what replaces them is durable on the backing device.
         DirtyDroppedBeforeFlush,
         /// The moving garbage collector makes dirty data clean.

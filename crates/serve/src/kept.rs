@@ -4,7 +4,7 @@
 //! which cannot read what is there does not go on: it would lose what was answered. Must not know what is in it.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blockio::{Incarnation, KeptFile};
@@ -34,14 +34,12 @@ impl Kept {
     /// If there is something that cannot be read.
     pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<Kept, Failure> {
         let device = Path::new(&*disk.info().name);
-        let meta = std::fs::metadata(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
-        let (a, b) =
-            if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        let suffix = suffix_of(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
         let dir = match exports::runtime_dir() {
             Ok(dir) => dir,
             Err(e) => return Ok(Kept { file: None, why_not: e.message().map(str::to_owned) }),
         };
-        let path = dir.join(format!("{}-{a:x}-{b:x}.kept", superblock.set_uuid()));
+        let path = dir.join(format!("{}{suffix}", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
         let unread =
             "what an earlier process has answered and not flushed may be in it, and it cannot be read";
@@ -63,6 +61,20 @@ impl Kept {
                 let why = Failure::at(&path, "cannot keep what was not flushed", e);
                 Ok(Kept { file: None, why_not: why.message().map(str::to_owned) })
             }
+        }
+    }
+
+    /// The device failed a request before it was known which set is on it: it may have lost what was written and not flushed,
+    /// so nothing that was kept for it counts.
+    pub fn forget(disk: &Disk) {
+        let device = Path::new(&*disk.info().name);
+        let (Ok(suffix), Ok(dir)) = (suffix_of(device), exports::runtime_dir()) else { return };
+        for path in kept_in(&dir, &suffix) {
+            let said = match std::fs::remove_file(&path) {
+                Ok(()) => "writes that were answered and not flushed are not restored".to_owned(),
+                Err(e) => format!("{}: cannot be removed: {e}", path.display()),
+            };
+            message::warn(format!("{}: the device failed a request: {said}", device.display()));
         }
     }
 
@@ -95,6 +107,20 @@ impl Kept {
     }
 }
 
+/// What the name of the memory for a device ends with.
+fn suffix_of(device: &Path) -> std::io::Result<String> {
+    let meta = std::fs::metadata(device)?;
+    let (a, b) = if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+    Ok(format!("-{a:x}-{b:x}.kept"))
+}
+
+/// Memory for a device, whatever the set.
+fn kept_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let of_device = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().ends_with(suffix);
+    entries.filter(of_device).map(|e| e.path()).collect()
+}
+
 /// Says that what was kept for another incarnation of the device does not count.
 fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
@@ -103,5 +129,29 @@ fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
              Writes that were answered and not flushed are not restored",
             device.display()
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// A device whose superblock cannot be read says nothing about its set.
+    #[test]
+    fn what_is_kept_for_a_device_is_found_without_its_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, other) = (dir.path().join("one"), dir.path().join("other"));
+        for device in [&one, &other] {
+            std::fs::write(device, "").unwrap();
+        }
+        let suffix = suffix_of(&one).unwrap();
+        let mine = dir.path().join(format!("5e5e5e5e{suffix}"));
+        let theirs = dir.path().join(format!("5e5e5e5e{}", suffix_of(&other).unwrap()));
+        for kept in [&mine, &theirs] {
+            std::fs::write(kept, "keys").unwrap();
+        }
+        assert_eq!(kept_in(dir.path(), &suffix), [mine]);
     }
 }

@@ -283,16 +283,14 @@ impl Session {
     /// # Errors
     /// If something could not be written; what a flush acknowledged is durable all the same.
     pub async fn stop(&self) -> Result<(), Failure> {
-        let result = match &self.set {
-            Some(set) => set.stop().await.map_err(Failure::from),
-            None => {
-                let mut result = Ok(());
-                for volume in self.volumes() {
-                    result = result.and(volume.stop().await.map_err(Failure::from));
-                }
-                result
-            }
-        };
+        let mut result = Ok(());
+        // The set no longer knows those that were detached.
+        for volume in self.volumes().into_iter().filter(|v| v.inode().is_none()) {
+            result = result.and(volume.stop().await.map_err(Failure::from));
+        }
+        if let Some(set) = &self.set {
+            result = result.and(set.stop().await.map_err(Failure::from));
+        }
         self.log_events();
         self.log.end_window();
         if result.is_ok() {

@@ -11,6 +11,7 @@ use format::{BackingState, BackingSuper, CacheSuper, Identity, RawSuperblock, Se
 use io::Disk;
 
 use crate::failure::Failure;
+use crate::kept::Kept;
 
 /// Sectors up to the end of a superblock.
 pub const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
@@ -56,7 +57,7 @@ fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
 
 /// The superblock of a cache device.
 pub async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
-    let bytes = read_bytes(disk).await?;
+    let bytes = read_bytes(disk).await.inspect_err(|_| Kept::forget(disk))?;
     match identify(&bytes) {
         Identity::NotBcache => Err(not_bcache(disk, path, "a cache device")),
         Identity::Backing => {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
+use engine::tunables::Overwrite;
 use format::{BackingState, CacheMode, Sectors};
 use io::ZeroFlags;
 use sim::disk::{Keep, Kind, Matching};
@@ -156,4 +157,22 @@ pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
             story.power_cut(keep).judge().happy_end();
         }
     }
+}
+
+/// Contract 2: the edges of large zeros are parts of blocks, so they are written; the rest becomes a hole. The edge was
+/// overwritten in the place of dirty data, without a key, and the entry that was waited for was that of the hole, which
+/// was there before.
+#[test]
+pub fn durable_zeros_of_a_flash_only_volume_wait_for_their_edges() {
+    let layout = Layout { bucket_sectors: 16, block_sectors: 8, ..Layout::small(CacheMode::Writeback) };
+    let layout = Layout { backings: Vec::new(), ..layout };
+    let mut story = Story::new(1, layout, 256);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Always;
+        b.open_with(options).await;
+        assert!(b.clients[0].write(0, 8, true).await);
+        assert!(b.clients[0].write_zeroes(4, 132, ZeroFlags { fua: true, may_unmap: true }).await);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
 }

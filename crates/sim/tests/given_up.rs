@@ -4,7 +4,7 @@
 
 use std::pin::pin;
 
-use engine::CacheSet;
+use engine::{CacheSet, SetOptions};
 use format::CacheMode;
 use io::Nanos;
 use io::sync::{Either, select};
@@ -89,4 +89,59 @@ fn a_stop_says_that_the_device_was_not_flushed() {
         b.clients[0].loss_reported();
     });
     story.power_cut(Keep::Nothing).judge();
+}
+
+/// A walk of the index that was given up left the leaves busy that it was about to replace. Whoever writes such a leaf waited
+/// for ever, and then everybody, because the journal was full.
+#[test]
+fn a_walk_goes_on_when_its_caller_does_not_wait() {
+    for cut_us in [10, 100, 500, 1000, 3000, 10_000] {
+        let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
+        let mut story = Story::new(3, layout, 0);
+        story.boot_and_stop(move |b| async move {
+            b.open().await;
+            b.tune(0, "sequential_cutoff", "0").await;
+            b.tune(0, "writeback_running", "0").await;
+            for n in 0..600 {
+                assert!(b.clients[0].write(n * 3, 1, false).await);
+            }
+            let set = b.set();
+            set.set("gc_always_rewrite", "1").await.unwrap();
+            assert!(set.status().btree_nodes > 3, "{} nodes", set.status().btree_nodes);
+            let wait = b.rt.sleep(Nanos(cut_us * 1000));
+            drop(select(pin!(set.gc()), wait).await);
+            for n in 0..600 {
+                assert!(b.clients[0].write(n * 3 + 1, 1, true).await);
+            }
+            set.gc().await.unwrap();
+            b.stop().await;
+        });
+        story.judge().happy_end();
+    }
+}
+
+/// The stop of a set ended at the first device that could not be flushed: what was written to others stayed in memory.
+#[test]
+fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    let second = layout.backings[0].clone();
+    layout.backings.push(second);
+    let mut story = Story::new(1, layout, 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.journal_delay_ms = 60_000;
+        b.open_with(options).await;
+        b.tune(0, "cache_mode", "writethrough").await;
+        for i in [0, 1] {
+            b.tune(i, "sequential_cutoff", "0").await;
+            b.tune(i, "writeback_running", "0").await;
+        }
+        assert!(b.clients[1].write(0, 1, true).await, "the device is dirty now");
+        assert!(b.clients[0].write(0, 8, false).await && b.clients[1].write(64, 8, false).await);
+        b.backings[0].lose_in_flush(0, Keep::Nothing);
+        assert!(b.set().stop().await.is_err());
+        b.clients[0].loss_reported();
+        b.clients[1].oracle.borrow_mut().stopped();
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
 }

@@ -149,7 +149,8 @@ impl CacheSet {
 
     /// Walks the index now: drops what is stale, packs small leaves together.
     pub async fn gc(&self) -> Result<(), EngineError> {
-        crate::gc::collect(&self.core).await
+        let core = self.core.clone();
+        self.core.to_the_end(async move { crate::gc::collect(&core).await }).await
     }
 
     /// Live dirty sectors of a slot.

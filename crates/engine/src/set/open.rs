@@ -74,8 +74,9 @@ impl CacheSet {
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let survivor = options.survivor.clone();
         let opened = CacheSet::open_device(cache, options).await;
-        // The device may have dropped what a process before this one wrote and did not flush.
-        if let (Err(EngineError::Io(_)), Some(survivor)) = (&opened, survivor)
+        // The device may have dropped what a process before this one wrote and did not flush; not if it has no room.
+        if let (Err(EngineError::Io(e)), Some(survivor)) = (&opened, survivor)
+            && !e.is_out_of_room()
             && !bug(Bug::CrashLogAfterError)
         {
             survivor.reset();

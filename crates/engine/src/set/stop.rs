@@ -21,12 +21,13 @@ impl CacheSet {
         }
         // Misses being inserted.
         core.background_done.wait_until(|| core.background.get() == 0).await;
+        // One that cannot be flushed does not keep what others wrote from becoming durable.
+        let backings: Vec<_> = core.backings.borrow().values().cloned().collect();
+        for b in backings {
+            stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
+        }
         let result = async {
             core.check()?;
-            let backings: Vec<_> = core.backings.borrow().values().cloned().collect();
-            for b in backings {
-                b.settle_direct_writes().await?;
-            }
             core.write_all_leaves().await?;
             core.journal.commit_keys().await?;
             core.settle_overwrites().await?;

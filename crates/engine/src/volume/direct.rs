@@ -169,12 +169,15 @@ impl Volume {
     ) -> Result<(), EngineError> {
         let block = core.geometry.block_sectors.0;
         let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
+        let fua = matches!(op, Direct::Zeroes { fua: true });
         let mut newest = JournalSeq(0);
         if let Direct::Zeroes { .. } = op {
             let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
             for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
                 let buffer = self.rt.pool().zeroed((b - a).bytes() as usize);
-                let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua: false, meta: false };
+                // What is overwritten in its place has no key whose entry could be waited for.
+                let fua = fua && !bug(Bug::EdgesNotDurable);
+                let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua, meta: false };
                 let (outer_start, outer_end) = self.widened(core, a, b);
                 let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
                 newest = newest.max(self.write_volume(core, inode, &write).await?);
@@ -183,7 +186,7 @@ impl Volume {
         if first < last {
             newest = newest.max(self.drop_mapped(core, inode, first, last).await?);
         }
-        if matches!(op, Direct::Zeroes { fua: true }) {
+        if fua {
             core.journal.commit(newest).await?;
         }
         Ok(())
