@@ -51,6 +51,7 @@ const RARE: &[Bug] = &[
     Bug::CrashLogAfterError,
     Bug::OlderCacheBelieved,
     Bug::StartWantsOneMore,
+    Bug::LoadIgnoresLimit,
     Bug::EdgesNotDurable,
     Bug::GivenUpUpdateForgotten,
     Bug::RingBucketFreedEarly,

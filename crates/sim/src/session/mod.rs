@@ -27,8 +27,8 @@ use crate::world::World;
 /// Sectors read at once when a volume is read back.
 const READ_BACK: u64 = 96;
 
-/// Leaves that a start may keep in memory beyond the limit.
-const FEW_LEAVES: u64 = 3;
+/// Leaves that a start may keep in memory beyond the limit: those of the keys that a stop leaves in the newest entries.
+const FEW_LEAVES: u64 = 16;
 
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
