@@ -66,6 +66,16 @@ impl std::fmt::Display for Damage {
 }
 
 impl EngineError {
+    /// Whether the cause is missing room, on the device or in the set: the device has lost nothing.
+    pub(crate) fn is_out_of_room(&self) -> bool {
+        match self {
+            EngineError::Io(e) => e.is_out_of_room(),
+            EngineError::NoSpace(_) => true,
+            EngineError::Disabled { why, .. } => why.is_out_of_room(),
+            EngineError::Corrupt(_) | EngineError::Invalid(_) => false,
+        }
+    }
+
     /// The answer an export gives.
     pub fn to_volume_error(&self) -> VolumeError {
         match self {

@@ -162,7 +162,9 @@ impl Core {
             other => Arc::new(other),
         };
         self.emit(SetEvent::Failed { why: why.to_string() });
-        self.invalidate_crash_log(&why.to_string());
+        if !why.is_out_of_room() {
+            self.invalidate_crash_log(&why.to_string());
+        }
         *self.failed.borrow_mut() = Some(why);
         if let Err(e) = self.check() {
             self.journal.fail(e);

@@ -74,6 +74,8 @@ struct State {
     running: BTreeMap<u64, Running>,
     speed: Speed,
     faults: Vec<Fault>,
+    /// What a request is answered with that fails.
+    errno: i32,
     /// One in so many requests fails; 0 for none.
     errors_one_in: u64,
     /// Every request that is submitted in these steps fails.
@@ -123,6 +125,7 @@ impl SimDisk {
                 running: BTreeMap::new(),
                 speed: Speed::even(50),
                 faults: Vec::new(),
+                errno: EIO,
                 errors_one_in: 0,
                 outage: 0..0,
                 hang: None,
@@ -189,6 +192,11 @@ impl SimDisk {
     /// Makes requests fail; each of these comes true on its own.
     pub fn set_faults(&self, faults: Vec<Fault>) {
         self.state.borrow_mut().faults = faults;
+    }
+
+    /// From now on requests fail with this error, instead of `EIO`.
+    pub fn fail_with(&self, errno: i32) {
+        self.state.borrow_mut().errno = errno;
     }
 
     /// Lets one in `n` requests fail; 0 for none.
@@ -403,7 +411,7 @@ impl SimDisk {
                 self.world.random(|rng| s.medium.lose(keep, rng));
                 self.world.data_lost(self.number);
             }
-            let e = IoError::of(&self.info.name, &r.request, EIO);
+            let e = IoError::of(&self.info.name, &r.request, s.errno);
             r.completer.complete(Err(e), r.request.buffer);
             return;
         }
