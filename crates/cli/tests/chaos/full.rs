@@ -19,6 +19,8 @@ const ENOSPC: u32 = 28;
 /// A small file system of its own; unmounted when dropped.
 struct SmallFs {
     at: PathBuf,
+    /// What it is in. While it has a name, the incarnation of devices on it is known, and they have a crash log.
+    memory: Option<TempDir>,
 }
 
 impl SmallFs {
@@ -29,8 +31,9 @@ impl SmallFs {
         File::create_new(&image).expect("a new file").set_len(bytes).expect("a sparse file");
         let image = host::text(&image);
         host::run("mkfs.ext4", &["-q", "-F", "-m", "0", "-O", "^has_journal", image]);
-        // The loop device keeps what it needs.
-        SmallFs::mounted(dir, &["-o", "loop", image])
+        let mut fs = SmallFs::mounted(dir, &["-o", "loop", image]);
+        fs.memory = Some(memory);
+        fs
     }
 
     /// A file system in memory.
@@ -42,7 +45,7 @@ impl SmallFs {
         let at = dir.root().join("small");
         std::fs::create_dir(&at).expect("a mount point");
         host::run("mount", &[what, &[host::text(&at)]].concat());
-        SmallFs { at }
+        SmallFs { at, memory: None }
     }
 
     fn sparse(&self, name: &str, bytes: u64) -> String {
@@ -71,6 +74,7 @@ impl SmallFs {
 impl Drop for SmallFs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.at).output();
+        self.memory = None;
     }
 }
 
