@@ -66,10 +66,10 @@ pub struct RawSuperblock {
     pub feature_incompat: U64,
     /// Features that forbid writing (versions 5 and 6).
     pub feature_ro_compat: U64,
-    /// Backing: see [`BackingSuper::cache_seq`]. Cache: zero. Padding to the kernel, which preserves it.
-    pub cache_seq: U64,
-    /// Backing: every bit of `cache_seq` inverted, if that was recorded. Cache: zero.
-    pub cache_seq_inverted: U64,
+    /// Backing: see [`BackingSuper::registration`]. Cache: zero. Padding to the kernel, which preserves it.
+    pub registration: U64,
+    /// Backing: every bit of `registration` inverted, if that was recorded. Cache: zero.
+    pub registration_inverted: U64,
     /// Zero.
     pub padding: [u8; 24],
     /// Cache: number of buckets. Backing: first data sector (versions 4 and 6).
@@ -111,7 +111,7 @@ const _: () = {
     assert!(offset_of!(RawSuperblock, feature_compat) == 120);
     assert!(offset_of!(RawSuperblock, feature_incompat) == 128);
     assert!(offset_of!(RawSuperblock, feature_ro_compat) == 136);
-    assert!(offset_of!(RawSuperblock, cache_seq) == 144);
+    assert!(offset_of!(RawSuperblock, registration) == 144);
     assert!(offset_of!(RawSuperblock, padding) == 160);
     assert!(offset_of!(RawSuperblock, nbuckets) == 184);
     assert!(offset_of!(RawSuperblock, block_size) == 192);

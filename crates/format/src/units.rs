@@ -38,6 +38,39 @@ pub struct JournalSeq(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Inode(pub u32);
 
+/// Number of a registration of a backing device: random, so that no two states of a cache device have the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RegistrationNr(u64);
+
+impl RegistrationNr {
+    /// Every number has this bit: what is in its place without it is none.
+    const MARK: u64 = 1 << 63;
+
+    /// A number made of random bits.
+    pub const fn from_random(bits: u64) -> RegistrationNr {
+        RegistrationNr(bits | RegistrationNr::MARK)
+    }
+
+    /// The number in a word on a device, if it is one.
+    pub const fn from_word(word: u64) -> Option<RegistrationNr> {
+        if word & RegistrationNr::MARK == 0 { None } else { Some(RegistrationNr(word)) }
+    }
+
+    /// The word for a device; 0 for none.
+    pub const fn to_word(number: Option<RegistrationNr>) -> u64 {
+        match number {
+            Some(RegistrationNr(word)) => word,
+            None => 0,
+        }
+    }
+}
+
+impl fmt::Display for RegistrationNr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// A UUID, in the byte order in which it is stored and printed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Uuid(pub [u8; 16]);

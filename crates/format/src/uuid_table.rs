@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
 use crate::superblock::{LABEL_BYTES, label_text};
-use crate::units::{Inode, Sectors, Uuid};
+use crate::units::{Inode, RegistrationNr, Sectors, Uuid};
 
 /// Bytes of a slot.
 pub const UUID_ENTRY_BYTES: usize = 128;
@@ -37,6 +37,15 @@ struct RawEntry {
     flags: U32,
     sectors: U64,
     reserved: [u8; 56],
+}
+
+/// Numbers of registrations as they lie in the padding of a slot.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawNumbers {
+    newest: U64,
+    before: U64,
+    check: U64,
 }
 
 /// A slot of a table of journal version 0.
@@ -82,7 +91,7 @@ pub struct UuidEntry {
     pub flags: u32,
     /// Size of a volume; zero for backing devices.
     pub sectors: Sectors,
-    /// Not used so far; preserved.
+    /// Padding to the kernel, which preserves it; see [`UuidEntry::registrations`].
     pub reserved: [u8; 56],
 }
 
@@ -141,6 +150,30 @@ impl UuidEntry {
         self.uuid = INVALID_UUID;
         self.invalidated = now;
         self.flags &= !FLAG_FLASH_ONLY;
+    }
+
+    /// Numbers of the last registrations of the device, newest first; the backing superblock has one of them, unless the
+    /// cache device is a copy that is older than its last registration. Three words in the padding: both numbers, and
+    /// every bit of their exclusive or inverted. Whatever else is there says nothing.
+    pub fn registrations(&self) -> [Option<RegistrationNr>; 2] {
+        let Ok((numbers, _)) = RawNumbers::read_from_prefix(&self.reserved) else { return [None; 2] };
+        let words = [numbers.newest.get(), numbers.before.get()];
+        match numbers.check.get() == !(words[0] ^ words[1]) {
+            true => words.map(RegistrationNr::from_word),
+            false => [None; 2],
+        }
+    }
+
+    /// Notes that a device registers which has the number `before` in its superblock.
+    pub fn register(&mut self, newest: RegistrationNr, before: Option<RegistrationNr>) {
+        let words = [Some(newest), before].map(RegistrationNr::to_word);
+        let numbers = RawNumbers {
+            newest: words[0].into(),
+            before: words[1].into(),
+            check: (!(words[0] ^ words[1])).into(),
+        };
+        let (head, _) = self.reserved.split_at_mut(size_of::<RawNumbers>());
+        head.copy_from_slice(numbers.as_bytes());
     }
 
     /// Reads a slot.

@@ -9,7 +9,7 @@ use format::superblock::{
     BackingFormat, BackingState, BackingSuper, CacheFormat, CacheMode, CacheSuper, Identity, RawSuperblock,
     Replacement, identify, label_bytes, label_text,
 };
-use format::{BucketNr, Corrupt, Sector, Sectors, Uuid};
+use format::{BucketNr, Corrupt, RegistrationNr, Sector, Sectors, Uuid};
 
 const DEVICE: Sectors = Sectors(131_072);
 
@@ -363,6 +363,10 @@ fn backing_flags_label_and_set() {
     sb.set_label([b'x'; 32]);
     sb.set_set_uuid(Uuid([9; 16]));
     sb.set_last_mount(77);
+    assert_eq!(sb.registration(), None);
+    let number = RegistrationNr::from_random(5);
+    sb.set_registration(Some(number));
+    assert_eq!(sb.registration(), Some(number));
     let again = check_backing(&sb.encode()).unwrap();
     assert_eq!((again.label(), again.set_uuid(), again.last_mount()), ("x".repeat(32), Uuid([9; 16]), 77));
 }

@@ -8,8 +8,8 @@ use format::checksum::crc64;
 use format::superblock::label_bytes;
 use format::uuid_table::{check_uuid_table, encode_uuid_table, parse_uuid_table, used};
 use format::{
-    BucketPrio, Gen, INVALID_UUID, Inode, PrioHeader, Sectors, SetMagic, Uuid, UuidEntry, encode_prio_set,
-    parse_prio_set,
+    BucketPrio, Gen, INVALID_UUID, Inode, PrioHeader, RegistrationNr, Sectors, SetMagic, Uuid, UuidEntry,
+    encode_prio_set, parse_prio_set,
 };
 
 fn prio_set() -> Vec<u8> {
@@ -69,6 +69,30 @@ fn the_life_of_a_uuid_slot() {
     assert!(backing.is_live() && !backing.is_flash_only());
     assert!(UuidEntry::FREE.is_free() && !UuidEntry::FREE.is_live());
     assert_eq!(UuidEntry::FREE.to_bytes(), [0; 128]);
+}
+
+#[test]
+fn a_slot_keeps_the_numbers_of_two_registrations() {
+    let mut slot = UuidEntry::backing(Uuid([8; 16]), label_bytes("disk").unwrap(), 1);
+    assert_eq!(slot.registrations(), [None, None]);
+    let numbers = [1, 2].map(RegistrationNr::from_random);
+    slot.register(numbers[0], None);
+    assert_eq!(slot.registrations(), [Some(numbers[0]), None]);
+    slot.register(numbers[1], Some(numbers[0]));
+    let bytes = slot.to_bytes();
+    assert_eq!(bytes[72..80], [2, 0, 0, 0, 0, 0, 0, 0x80]);
+    assert_eq!(bytes[80..88], [1, 0, 0, 0, 0, 0, 0, 0x80]);
+    assert_eq!(bytes[88..96], [!3, 255, 255, 255, 255, 255, 255, 255]);
+    let mut again = UuidEntry::from_bytes(&bytes);
+    assert_eq!(again.registrations(), [Some(numbers[1]), Some(numbers[0])]);
+    // Whatever else is in the padding is no number.
+    for byte in 0..24 {
+        let mut damaged = again;
+        damaged.reserved[byte] ^= 1;
+        assert_eq!(damaged.registrations(), [None, None], "byte {byte}");
+    }
+    again.reserved[..24].fill(0);
+    assert_eq!(again.registrations(), [None, None]);
 }
 
 #[test]

@@ -5,7 +5,8 @@
 use format::bset::BsetBuilder;
 use format::uuid_table::{encode_uuid_table, parse_uuid_table};
 use format::{
-    Bkey, CacheSuper, JournalSeq, Jset, JsetBuilder, JsetRoots, RawSuperblock, Sector, Sectors, parse_bucket,
+    Bkey, CacheSuper, JournalSeq, Jset, JsetBuilder, JsetRoots, RawSuperblock, Sector, Sectors, UuidEntry,
+    parse_bucket,
 };
 
 use crate::disk::SimDisk;
@@ -62,6 +63,17 @@ impl Heads {
         cache.put(ptr.offset(), &bytes);
     }
 
+    /// The slots of the table of devices.
+    ///
+    /// # Panics
+    /// If the table cannot be read.
+    pub fn uuids(&self, cache: &SimDisk) -> Vec<UuidEntry> {
+        let at = self.newest.uuid_bucket.pointer().unwrap_or_default().offset();
+        let table = cache.image().read_vec(at, self.newest.uuid_bucket.size());
+        let slots = parse_uuid_table(&table, self.newest.version);
+        slots.unwrap_or_else(|e| panic!("the table of devices: {e}"))
+    }
+
     /// Lets a flash-only volume end beyond the largest position; false if there is none.
     ///
     /// # Panics
@@ -69,8 +81,7 @@ impl Heads {
     pub fn enlarge_volume(&self, cache: &SimDisk) -> bool {
         let at = self.newest.uuid_bucket.pointer().unwrap_or_default().offset();
         let mut table = cache.image().read_vec(at, self.newest.uuid_bucket.size());
-        let slots = parse_uuid_table(&table, self.newest.version);
-        let mut slots = slots.unwrap_or_else(|e| panic!("the table of devices: {e}"));
+        let mut slots = self.uuids(cache);
         let Some(flash) = slots.iter_mut().find(|u| u.is_live() && u.is_flash_only()) else { return false };
         flash.sectors = Sectors(MOST + 1);
         encode_uuid_table(&mut table, &slots);

@@ -1,15 +1,16 @@
 //! A cache device that is not what it was: the engine is given it for a moment, and must refuse it or lose nothing.
 //!
-//! Owns what is put in the device's place, what the engine must say to it, and the moment itself: a machine of its own,
-//! without faults, on which the set is opened, every device is registered and every volume is read. Afterwards the right
-//! device is back. Must not know the plan of the boot that follows.
+//! Owns what is put in the device's place, what the engine must say to it, and the moment itself: machines of their own,
+//! without faults. An older copy is started several times, at first without the other devices: a start must not make it
+//! look newer. On the last machine every device is registered and every volume is read. Afterwards the right device is back.
+//! Must not know the plan of the boot that follows.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions};
 use format::{
-    BackingState, BackingSuper, Bkey, BucketNr, CacheSuper, Gen, Inode, Ptr, RawSuperblock, Sector, Sectors,
+    BackingState, BackingSuper, Bkey, BucketNr, Gen, Inode, Ptr, RawSuperblock, Sector, Sectors, UuidEntry,
 };
 use io::{Disk, Nanos};
 
@@ -21,6 +22,8 @@ use crate::plan::Substitute;
 use crate::rig::Rig;
 use crate::world::{Order, Outcome};
 
+/// Starts of an older copy before the devices are there.
+const STARTS_ALONE: usize = 2;
 /// Sectors that are read at once.
 const READ: u64 = 128;
 
@@ -49,6 +52,25 @@ pub fn give(
     let Some(expected) = put(rig, substitute, copies) else { return Ok(false) };
     rig.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
     let put = rig.cache.image();
+    let alone = if expected == Expected::Refused { 0 } else { STARTS_ALONE };
+    let said = (0..=alone).try_for_each(|n| start(rig, oracles, &expected, n == alone, limit));
+    let changed = expected == Expected::Refused && rig.cache.image() != put;
+    rig.cache.load(right);
+    match said {
+        Ok(()) if changed => Err(format!("{substitute:?}: the device was refused and changed")),
+        Ok(()) => Ok(true),
+        Err(e) => Err(format!("{substitute:?}: {e}")),
+    }
+}
+
+/// One start, with or without the backing devices.
+fn start(
+    rig: &Rig,
+    oracles: &[Rc<RefCell<Oracle>>],
+    expected: &Expected,
+    complete: bool,
+    limit: Nanos,
+) -> Result<(), String> {
     let mut machine = rig.boot(Order::Fifo);
     let parts = rig.parts(&machine);
     let clients: Vec<Rc<Client>> = oracles
@@ -65,7 +87,8 @@ pub fn give(
             }
             Err(e) => Err(format!("opening failed: {e}")),
             Ok(set) => {
-                let result = use_it(&set, &parts.backings, &clients, &wanted).await;
+                let backings = if complete { &parts.backings[..] } else { &[] };
+                let result = use_it(&set, backings, &clients, &wanted).await;
                 clients.iter().for_each(|c| c.set_volume(None));
                 set.abandon();
                 result
@@ -77,14 +100,8 @@ pub fn give(
         Outcome::PowerCut => Err("the power failed".to_owned()),
         Outcome::Stuck(why) => Err(why),
     };
-    let changed = expected == Expected::Refused && rig.cache.image() != put;
     rig.kill(machine);
-    rig.cache.load(right);
-    match said {
-        Ok(()) if changed => Err(format!("{substitute:?}: the device was refused and changed")),
-        Ok(()) => Ok(true),
-        Err(e) => Err(format!("{substitute:?}: {e}")),
-    }
+    said
 }
 
 /// Registers every device, and reads what is served.
@@ -118,9 +135,13 @@ fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Ex
     match substitute {
         Substitute::Copy(n) => {
             let copy = copies.get(n)?.as_ref()?;
-            let states = states_after(rig, cache_super(copy)?.seq())?;
+            let right = rig.cache.image();
             rig.cache.load(copy.clone());
-            Some(Expected::Opened(states))
+            let states = states_after(rig, &Heads::read(&rig.cache).uuids(&rig.cache));
+            if states.is_none() {
+                rig.cache.load(right);
+            }
+            Some(Expected::Opened(states?))
         }
         Substitute::LargeVolume => {
             Heads::read(&rig.cache).enlarge_volume(&rig.cache).then_some(Expected::Refused)
@@ -139,20 +160,17 @@ fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Ex
     }
 }
 
-/// The states of the backing devices, if each of them has seen a newer cache device than one with this sequence number, and
-/// none ran without the cache: what such a device missed is noted in the newest cache device alone.
-fn states_after(rig: &Rig, seq: u64) -> Option<Vec<BackingState>> {
+/// The states of the backing devices, if each of them has registered since its slot was like this, and none ran without the
+/// cache: what such a device missed is noted in the newest cache device alone.
+fn states_after(rig: &Rig, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
     let state = |image: &Image| {
         let superblock = backing_super(image)?;
         let tells = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        (tells && superblock.cache_seq() > seq).then_some(superblock.state())
+        let number = superblock.registration()?;
+        let knows = |s: &UuidEntry| s.uuid == superblock.uuid() && s.registrations().contains(&Some(number));
+        (tells && !slots.iter().any(knows)).then_some(superblock.state())
     };
     rig.backings.iter().map(|b| state(&b.image())).collect()
-}
-
-fn cache_super(image: &Image) -> Option<CacheSuper> {
-    let head = image.read_vec(Sector(8), Sectors(8));
-    RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512)).ok()
 }
 
 fn backing_super(image: &Image) -> Option<BackingSuper> {

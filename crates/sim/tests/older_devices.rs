@@ -156,15 +156,62 @@ fn with_an_older_cache(mode: &'static str) -> Story {
     story
 }
 
-/// The older copy lacks dirty data that was acknowledged, and the device would get what is older than that.
+/// The older copy lacks dirty data that was acknowledged, and the device would get what is older than that. It is refused at
+/// every start, also after starts at which the device was not there. Once each start raised the number that was compared, so the
+/// second start served the older data.
 #[test]
 pub fn an_older_cache_is_refused_by_a_dirty_device() {
-    with_an_older_cache("writeback").boot(|b| async move {
-        let before = copy_of(&b).len();
-        let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
-        assert!(error.contains("restored from an older copy"), "{error}");
-        assert_eq!(before, copy_of(&b).len());
+    let mut story = with_an_older_cache("writeback");
+    for start in 0..6 {
+        story.boot(move |b| async move {
+            if start % 3 == 2 {
+                let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+                set.stop().await.unwrap();
+                return;
+            }
+            let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
+            assert!(error.contains("restored from an older copy"), "start {start}: {error}");
+        });
+        story.kill();
+    }
+}
+
+/// A clean device whose cache is an older copy lets go of what the copy has of it, also if the copy was started without it.
+#[test]
+fn an_older_cache_that_was_started_alone_starts_empty_for_a_clean_device() {
+    let mut story = with_an_older_cache("writethrough");
+    for _ in 0..2 {
+        story.boot(|b| async move {
+            let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
+            set.stop().await.unwrap();
+        });
+        story.kill();
+    }
+    story.boot(|b| async move {
+        b.open().await;
+        b.read_all(0).await;
     });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// The backing device cannot be written while it registers. Its last number goes on to count, beside the new one.
+#[test]
+fn a_registration_that_was_not_noted_by_the_device_counts() {
+    let mut story = Story::new(6, Layout::small(CacheMode::Writeback), 0);
+    for fails in [false, true, true, false] {
+        story.boot_and_stop(move |b| async move {
+            let superblock = Matching { kind: Kind::DurableWrite, range: 8..16 };
+            b.backings[0].set_faults(match fails {
+                true => vec![Fault { matching: superblock, skip: 0, count: 1 }],
+                false => Vec::new(),
+            });
+            b.open().await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].write(0, 64, false).await);
+            b.stop().await;
+        });
+    }
+    story.judge().happy_end();
 }
 
 /// The clean copies of an older cache are older than the device. Nothing else is lost, so it starts empty.
@@ -188,7 +235,7 @@ fn devices_that_are_released_and_registered_again_are_at_home() {
             b.open().await;
             b.tune(0, "writeback_running", "0").await;
             assert!(b.clients[0].write(0, 64, false).await);
-            // Each raises the sequence number of the cache device.
+            // Each raises the sequence number of the cache device's superblock.
             b.set().set("cache_replacement_policy", "fifo").await.unwrap();
             b.set().set("cache_replacement_policy", "lru").await.unwrap();
             let volume = b.volume(0);

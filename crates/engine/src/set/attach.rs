@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use format::{BackingState, Inode, Sectors, Uuid, UuidEntry};
+use format::{BackingState, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
 use super::events::SetEvent;
@@ -36,7 +36,7 @@ impl CacheSet {
         let core = &self.core;
         let (inode, _attaching) = self.claim_slot(&backing).await?;
         self.refuse_dirty_outside(inode, &backing).await?;
-        self.record_cache_seq(&backing).await;
+        self.number_registration(inode, &backing).await?;
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
             if backing.ensure_dirty(|| core.check()).await? {
@@ -72,41 +72,52 @@ impl CacheSet {
                 .update(|sb| {
                     sb.set_set_uuid(set_uuid);
                     sb.set_state(BackingState::Clean);
-                    // That of another set says nothing.
-                    sb.set_cache_seq(0);
+                    // That of another set, or of a slot that is void, says nothing.
+                    sb.set_registration(None);
                 })
                 .await?;
         }
         Ok((inode, attaching))
     }
 
-    /// Notes in the backing superblock how new the cache device is.
-    async fn record_cache_seq(&self, backing: &Rc<Backing>) {
+    /// Gives the registration a number, in the slot of the device and then in its superblock. A copy of the cache device that
+    /// is older than this registration does not know the number.
+    async fn number_registration(&self, inode: Inode, backing: &Rc<Backing>) -> Result<(), EngineError> {
         let core = &self.core;
-        let seq = core.superblock.borrow().seq();
-        match backing.update(|sb| sb.set_cache_seq(seq)).await {
-            Ok(()) => drop(core.recorded_seq.borrow_mut().insert(backing.uuid())),
-            // The device is served all the same: only a cache device that is rolled back later is not noticed.
-            Err(e) => core.emit(SetEvent::DeviceError { what: e.to_string() }),
+        let config = core.config_lock.lock().await;
+        // Both count until the superblock has the new one.
+        let (before, number) = (backing.registration(), RegistrationNr::from_random(core.rt.random()));
+        let renewed = core.update_uuids_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+        drop(config);
+        if !renewed {
+            // A cache that is full must start: to become empty it needs its volumes. The numbers before go on to count.
+            return Ok(());
         }
+        // The device is served all the same: only a copy that is restored later is not noticed.
+        if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
+            core.emit(SetEvent::DeviceError { what: e.to_string() });
+        }
+        Ok(())
     }
 
-    /// Whether the cache device is older than one that this device has seen: it was restored from an older copy.
+    /// Whether the cache device is older than the last registration of this device: it was restored from an older copy.
     fn is_rolled_back(&self, backing: &Backing) -> bool {
-        let core = &self.core;
-        let recorded_by_us = core.recorded_seq.borrow().contains(&backing.uuid());
-        backing.cache_seq() > core.found_seq && !recorded_by_us && !bug(Bug::OlderCacheBelieved)
+        let Some(number) = backing.registration() else { return false };
+        let of_another_set = backing.set_uuid() != self.uuid();
+        let known = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
+            self.core.uuids.borrow()[inode.0 as usize].registrations().contains(&Some(number))
+        });
+        !known && !of_another_set && !bug(Bug::OlderCacheBelieved)
     }
 
     /// Dirty data of a newer cache device is not in this one.
     fn refuse_rolled_back<T>(&self, backing: &Backing) -> Result<T, EngineError> {
-        let (seen, found) = (backing.cache_seq(), self.core.found_seq);
         refuse(
             backing,
             format!(
-                "has dirty data in a newer state of cache set {}: expected at least sequence number {seen} in the \
-                 superblock of {}, found {found}: the cache device was restored from an older copy. Attach the newest \
-                 one; serving this device alone loses the dirty data",
+                "has dirty data in a newer state of cache set {}: {} does not know the last registration of this device: \
+                 the cache device was restored from an older copy. Attach the newest one; `ubcache extract` reads what \
+                 this one has; serving this device alone loses the dirty data",
                 self.uuid(),
                 self.core.place.device
             ),

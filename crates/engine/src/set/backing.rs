@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use format::{BackingState, BackingSuper, CacheMode, Sector, Sectors, Uuid};
+use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sectors, Uuid};
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
@@ -71,8 +71,8 @@ impl Backing {
     }
 
     /// Newest sequence number of a cache superblock that the device has seen.
-    pub(crate) fn cache_seq(&self) -> u64 {
-        self.superblock.borrow().cache_seq()
+    pub(crate) fn registration(&self) -> Option<RegistrationNr> {
+        self.superblock.borrow().registration()
     }
 
     pub(crate) fn data_offset(&self) -> Sector {

@@ -67,10 +67,6 @@ pub(crate) struct Core {
     pub(crate) superblock: RefCell<CacheSuper>,
     /// What the tables of the set take.
     pub(crate) _memory: Reservation,
-    /// Sequence number of the superblock as it was found.
-    pub(crate) found_seq: u64,
-    /// Devices whose superblocks say since this start how new the cache device is.
-    pub(crate) recorded_seq: RefCell<BTreeSet<Uuid>>,
     /// Serialises writes of the cache superblock and the UUID table.
     pub(crate) config_lock: Mutex,
     pub(crate) gate: Rc<FlushGate>,

@@ -457,8 +457,6 @@ fn assemble(
             tunables.congested_write_threshold_us,
         )),
         _memory: memory,
-        found_seq: superblock.seq(),
-        recorded_seq: RefCell::default(),
         superblock: RefCell::new(superblock),
         config_lock: Mutex::default(),
         buckets: RefCell::new(r.buckets),

@@ -5,9 +5,10 @@
 
 use std::rc::Rc;
 
-use format::{Bkey, Inode, Ptr, Uuid, UuidEntry};
+use format::{Bkey, BucketNr, Inode, Ptr, Uuid, UuidEntry};
 
 use super::core::Core;
+use crate::alloc::Purpose;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
@@ -50,6 +51,26 @@ impl Core {
         change: impl FnOnce(&mut Vec<UuidEntry>),
     ) -> Result<(), EngineError> {
         let bucket = self.take_btree_bucket().await?;
+        self.write_uuids(bucket, change).await
+    }
+
+    /// The same, if there is a bucket for the table now; false if there is none.
+    pub(crate) async fn update_uuids_if_room(
+        &self,
+        change: impl FnOnce(&mut Vec<UuidEntry>),
+    ) -> Result<bool, EngineError> {
+        self.check()?;
+        let taken = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut());
+        let Some(bucket) = taken else { return Ok(false) };
+        self.write_uuids(bucket, change).await?;
+        Ok(true)
+    }
+
+    async fn write_uuids(
+        &self,
+        bucket: BucketNr,
+        change: impl FnOnce(&mut Vec<UuidEntry>),
+    ) -> Result<(), EngineError> {
         let mut buffer = self.rt.pool().zeroed(self.geometry.meta_sectors.bytes() as usize);
         {
             let uuids = &mut *self.uuids.borrow_mut();

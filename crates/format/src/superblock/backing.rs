@@ -8,7 +8,7 @@ use super::{
 };
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
-use crate::units::{Sector, Sectors, Uuid};
+use crate::units::{RegistrationNr, Sector, Sectors, Uuid};
 
 const CACHE_MODE_MASK: u64 = 15;
 const STATE_SHIFT: u32 = 61;
@@ -283,18 +283,19 @@ impl BackingSuper {
         self.raw.seq.get()
     }
 
-    /// Newest sequence number of the cache device's superblock that this device has seen in its set; 0 if none was
-    /// recorded. It lies in padding, which kernels preserve: a cache device with an older one was rolled back. Whatever
-    /// else is in the padding says nothing.
-    pub fn cache_seq(&self) -> u64 {
-        let seq = self.raw.cache_seq.get();
-        if self.raw.cache_seq_inverted.get() == !seq { seq } else { 0 }
+    /// Number of the last registration with the set, if one was recorded. It lies in padding, which kernels preserve. The
+    /// cache device knows it ([`crate::UuidEntry::registrations`]), or it is an older copy. Whatever else is in the padding
+    /// says nothing.
+    pub fn registration(&self) -> Option<RegistrationNr> {
+        let word = self.raw.registration.get();
+        RegistrationNr::from_word(word).filter(|_| self.raw.registration_inverted.get() == !word)
     }
 
-    /// Sets [`BackingSuper::cache_seq`].
-    pub fn set_cache_seq(&mut self, to: u64) {
-        self.raw.cache_seq = to.into();
-        self.raw.cache_seq_inverted = (!to).into();
+    /// Sets [`BackingSuper::registration`].
+    pub fn set_registration(&mut self, to: Option<RegistrationNr>) {
+        let word = RegistrationNr::to_word(to);
+        self.raw.registration = word.into();
+        self.raw.registration_inverted = (!word).into();
     }
 
     /// The checksum as read (or as of the last check).

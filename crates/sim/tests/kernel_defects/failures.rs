@@ -13,7 +13,7 @@ fn all_of(kinds: &[Kind]) -> Vec<Fault> {
     kinds.iter().map(one).collect()
 }
 
-const EVERYTHING: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Flush];
+const EVERYTHING: [Kind; 4] = [Kind::Read, Kind::Write, Kind::DurableWrite, Kind::Flush];
 
 /// Defect 1. When a cache fails whose device is clean, the kernel lets the device go on but leaves its superblock
 /// attached and clean. A user's SSD dropped off the bus and came back at the next boot: reads returned data from
