@@ -329,13 +329,11 @@ impl<'a> Host<'a> {
         }
         self.session.log_events();
         let why = match self.wipe(job).await {
-            Ok(End::Cancelled) => "cancelled".to_owned(),
-            Err(e) => e.message().unwrap_or("it failed").to_owned(),
+            Ok(End::Cancelled) => "the wipe was cancelled: run `ubcache wipe` for the set".to_owned(),
+            Err(e) => e.message().unwrap_or("the wipe failed").to_owned(),
             done => return done,
         };
-        Ok(End::Failed(format!(
-            "it is detached, and its data may still be on the cache device: {why}: run `ubcache wipe` for the set"
-        )))
+        Err(serve::not_wiped(why))
     }
 
     /// Overwrites what no volume needs on the cache device.

@@ -88,7 +88,7 @@ impl FlushGate {
         }
     }
 
-    /// Sends a flush. It covers what was written before.
+    /// Sends a flush, which covers the writes that ended before it began.
     fn begin(&self) {
         let state = self.state.clone();
         state.count.set(state.count.get() + 1);
@@ -162,7 +162,8 @@ mod tests {
         });
     }
 
-    /// Nobody saw the failure, the next flush went well, and the data that the device had dropped was acknowledged.
+    /// The caller of a flush that failed had given up, so the error was lost. The next flush succeeded, and data that the device
+    /// had dropped was acknowledged.
     #[test]
     fn a_flush_that_is_given_up_and_fails_stays_failed() {
         run(|rt| async move {

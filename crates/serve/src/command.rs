@@ -91,8 +91,7 @@ impl From<engine::Wiped> for Wiped {
     }
 }
 
-/// Carries out a command. Dropping the future leaves what it was doing where it stands: a detach that is given up half
-/// way has to be asked for again.
+/// Carries out a command. If the future is dropped, a change of the set goes on to its end; a flush stops where it is.
 ///
 /// # Errors
 /// If it is refused or fails; the set serves on.
@@ -105,7 +104,7 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
             let set = session.needs_set()?;
             set.detach(&session.volume(volume)?).await?;
             if *wipe {
-                let wiped = set.wipe().await.map_err(detached_all_the_same)?;
+                let wiped = set.wipe().await.map_err(|e| not_wiped(e.to_string()))?;
                 return Ok(Answer::Wiped(wiped.into()));
             }
         }
@@ -122,9 +121,9 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
     Ok(Answer::Done)
 }
 
-/// A wipe failed after its volume was detached.
-pub fn detached_all_the_same(e: engine::EngineError) -> Failure {
-    Failure::Failed(format!("it is detached, and its data is still on the cache device: {e}"))
+/// A wipe did not end after its volume was detached. `why` says what is to be done.
+pub fn not_wiped(why: impl std::fmt::Display) -> Failure {
+    Failure::Failed(format!("the volume is detached, and its data may still be on the cache device: {why}"))
 }
 
 async fn flush(session: &Session, volume: Option<&str>) -> Result<(), Failure> {

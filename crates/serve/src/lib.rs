@@ -30,7 +30,7 @@ pub mod superblock;
 pub mod takeover;
 pub mod tunables;
 
-pub use command::{Answer, Command, Wiped, detached_all_the_same, obey};
+pub use command::{Answer, Command, Wiped, not_wiped, obey};
 pub use failure::Failure;
 pub use session::{Devices, Session};
 pub use snapshot::Snapshot;

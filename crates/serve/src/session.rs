@@ -82,7 +82,9 @@ impl Devices {
         let cache = match cache {
             Some(path) => {
                 let disk = open_device(driver, path, Simulation::default())?;
-                let superblock = superblock::cache(&disk, path).await?;
+                // The device is ours: no other process relies on what was kept for it.
+                let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| Kept::forget(&disk))?;
+                let superblock = superblock::cache_in(&disk, path, &bytes)?;
                 Some((disk, superblock))
             }
             None => None,

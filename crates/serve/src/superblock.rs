@@ -11,7 +11,6 @@ use format::{BackingState, BackingSuper, CacheSuper, Identity, RawSuperblock, Se
 use io::Disk;
 
 use crate::failure::Failure;
-use crate::kept::Kept;
 
 /// Sectors up to the end of a superblock.
 pub const HEAD: Sectors = Sectors(SUPERBLOCK_SECTOR.0 + SUPERBLOCK_BYTES as u64 / 512);
@@ -57,15 +56,19 @@ fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
 
 /// The superblock of a cache device.
 pub async fn cache(disk: &Disk, path: &Path) -> Result<CacheSuper, Failure> {
-    let bytes = read_bytes(disk).await.inspect_err(|_| Kept::forget(disk))?;
-    match identify(&bytes) {
+    cache_in(disk, path, &read_bytes(disk).await?)
+}
+
+/// The superblock of a cache device, in the bytes that were read from it.
+pub fn cache_in(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<CacheSuper, Failure> {
+    match identify(bytes) {
         Identity::NotBcache => Err(not_bcache(disk, path, "a cache device")),
         Identity::Backing => {
             Err(refused(disk, "expected a cache device, found a backing device (are -C and -B swapped?)"))
         }
         Identity::Cache | Identity::UnknownVersion(_) => {
             let info = disk.info();
-            raw(disk, &bytes)?
+            raw(disk, bytes)?
                 .check_cache(info.sectors, info.logical_block_bytes)
                 .map_err(|e| refused(disk, e))
         }

@@ -30,6 +30,14 @@ impl Heads {
     /// # Panics
     /// If the device holds no set that was ever in use.
     pub fn read(cache: &SimDisk) -> Heads {
+        Heads::find(cache).unwrap_or_else(|| panic!("the journal of the cache device is empty"))
+    }
+
+    /// The same; nothing if the set was never in use.
+    ///
+    /// # Panics
+    /// If the device is damaged.
+    pub fn find(cache: &SimDisk) -> Option<Heads> {
         let image = cache.image();
         let head = image.read_vec(Sector(8), Sectors(8));
         let checked = RawSuperblock::from_prefix(&head).and_then(|raw| raw.check_cache(image.size(), 512));
@@ -43,10 +51,8 @@ impl Heads {
             let end = start + Sectors::from_bytes_floor(found.stopped_at as u64);
             found.entries.into_iter().map(move |(_, e)| (e, end)).collect::<Vec<_>>()
         });
-        let (newest, end) = entries
-            .max_by_key(|(e, _)| e.seq)
-            .unwrap_or_else(|| panic!("the journal of the cache device is empty"));
-        Heads { superblock, newest, end }
+        let (newest, end) = entries.max_by_key(|(e, _)| e.seq)?;
+        Some(Heads { superblock, newest, end })
     }
 
     /// Puts keys into the root of the index, which is a leaf, in place of what it has.

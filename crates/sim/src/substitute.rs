@@ -137,17 +137,18 @@ fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Ex
             let copy = copies.get(n)?.as_ref()?;
             let right = rig.cache.image();
             rig.cache.load(copy.clone());
-            let states = states_after(rig, &Heads::read(&rig.cache).uuids(&rig.cache));
+            let slots = Heads::find(&rig.cache).map(|heads| heads.uuids(&rig.cache));
+            let states = slots.and_then(|slots| states_after(rig, &slots));
             if states.is_none() {
                 rig.cache.load(right);
             }
             Some(Expected::Opened(states?))
         }
         Substitute::LargeVolume => {
-            Heads::read(&rig.cache).enlarge_volume(&rig.cache).then_some(Expected::Refused)
+            Heads::find(&rig.cache)?.enlarge_volume(&rig.cache).then_some(Expected::Refused)
         }
         Substitute::FarKey => {
-            let heads = Heads::read(&rig.cache);
+            let heads = Heads::find(&rig.cache)?;
             if heads.newest.btree_level > 0 {
                 return None;
             }

@@ -13,17 +13,19 @@ use sim::rig::Layout;
 use sim::story::{Boot, Story};
 use sim::survivor::Memory;
 
+/// A set with this crash log, which names everything that was written and not flushed.
+fn options(memory: &Rc<Memory>) -> SetOptions {
+    let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+    options.tunables.journal_delay_ms = 60_000;
+    options
+}
+
 /// The crash log outlives the process in the memory of the host. The device has failed a request, because its power was
 /// gone for a moment, and with it a write that was answered and not flushed. Replaying the key of that write over data
 /// that was flushed showed zeros.
 #[test]
 pub fn a_crash_log_does_not_count_after_the_device_failed() {
     let memory = Rc::new(Memory::default());
-    let options = |memory: &Rc<Memory>| {
-        let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
-        options.tunables.journal_delay_ms = 60_000;
-        options
-    };
     for metadata in [false, true] {
         let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
         let first = options(&memory);
@@ -56,12 +58,6 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
     // A write that fails may have written everything, so one seed is not enough.
     for seed in 0..8 {
         let memory = Rc::new(Memory::default());
-        let options = |memory: &Rc<Memory>| {
-            let mut options =
-                SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
-            options.tunables.journal_delay_ms = 60_000;
-            options
-        };
         let answered = Rc::new(std::cell::RefCell::new(None));
         let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
         let (first, keep) = (options(&memory), answered.clone());
@@ -95,11 +91,6 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
 #[test]
 fn a_crash_log_does_not_count_after_a_start_that_failed() {
     let memory = Rc::new(Memory::default());
-    let options = |memory: &Rc<Memory>| {
-        let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
-        options.tunables.journal_delay_ms = 60_000;
-        options
-    };
     let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
     let first = options(&memory);
     story.boot(move |b| async move {

@@ -14,7 +14,7 @@ pub(crate) use moving::{compact_task, keep};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use format::{Gen, Inode, Sector};
+use format::{Gen, Inode};
 
 use crate::error::EngineError;
 use crate::index::{Bound, NodeId};
@@ -75,14 +75,10 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let start_seq = core.journal.open_seq();
     let started = core.tree.borrow().next_birth();
     let mut oldest: Vec<Gen> = core.buckets.borrow().generations();
-    let mut passed: Bound = (Inode(0), Sector(0));
-    let mut first = true;
+    let mut passed: Option<Bound> = None;
     loop {
         core.check()?;
-        let id = {
-            let tree = core.tree.borrow();
-            if first { Some(tree.leaf_at(Inode(0), Sector(0))) } else { tree.leaf_after(passed) }
-        };
+        let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { break };
         core.load_leaf(id).await?;
         core.rt.yield_now().await;
@@ -100,8 +96,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
             tree.oldest_pointers(id, &buckets, &mut oldest);
             node.bound
         };
-        passed = bound;
-        first = false;
+        passed = Some(bound);
     }
     // Nothing from before the walk is replayed any more once these are written, and no node on disk has pointers that
     // the walk has not seen because they were replaced in memory.

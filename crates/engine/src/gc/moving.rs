@@ -210,13 +210,7 @@ async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         core.check()?;
-        let id = {
-            let tree = core.tree.borrow();
-            match passed {
-                None => Some(tree.leaf_at(Inode(0), Sector(0))),
-                Some(bound) => tree.leaf_after(bound),
-            }
-        };
+        let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { return Ok(()) };
         core.load_leaf(id).await?;
         let mut found: Vec<Found> = {

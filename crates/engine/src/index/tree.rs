@@ -232,6 +232,14 @@ impl Tree {
         self.leaves.get(at).map(|(_, id)| *id)
     }
 
+    /// The next leaf of a walk that has passed everything before `passed`; the first one, if it has passed nothing.
+    pub(crate) fn next_leaf(&self, passed: Option<Bound>) -> Option<NodeId> {
+        match passed {
+            None => Some(self.leaf_at(Inode(0), Sector(0))),
+            Some(bound) => self.leaf_after(bound),
+        }
+    }
+
     /// What is known about `[start, …)`, at most up to `end`.
     pub(crate) fn segment(
         &mut self,

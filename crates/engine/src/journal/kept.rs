@@ -101,9 +101,9 @@ mod tests {
     /// Keys of two entries, of which the device has the first by now, on a device whose superblock is the tied one or not.
     #[test]
     fn entries_behind_the_newest_follow_it() {
-        struct Kept;
+        struct ThreeEntries;
 
-        impl Survivor for Kept {
+        impl Survivor for ThreeEntries {
             fn keep(&self, _: u64, _: &[u64]) {}
 
             fn kept(&self) -> Vec<(u64, Vec<u64>)> {
@@ -123,7 +123,7 @@ mod tests {
         let geometry = Geometry::new(Sectors(64), Sectors(1), 1024, 4, 4).unwrap();
         let newest = Jset { seq: JournalSeq(5), ..Jset::default() };
         let seqs = |superblock_seq| -> Vec<u64> {
-            surviving(&Kept, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
+            surviving(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
         };
         assert_eq!(seqs(10), [6, 7]);
         assert_eq!(seqs(11), [6, 7]);

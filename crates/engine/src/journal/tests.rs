@@ -70,7 +70,7 @@ async fn some_turns(rt: &Handle) {
     }
 }
 
-/// Whoever asks for an entry does not wait for the delay of those that nobody asks for.
+/// A caller that commits an entry does not wait for the journal's delay.
 #[test]
 fn a_commit_does_not_wait_for_the_delay() {
     run(|rt| async move {
@@ -79,7 +79,7 @@ fn a_commit_does_not_wait_for_the_delay() {
         let began = rt.now();
         let seq = j.try_add(&extent(8), rt.now()).unwrap();
         some_turns(&rt).await;
-        assert!(j.durable() < seq, "nobody asked yet");
+        assert!(j.durable() < seq, "the entry waits for the delay");
         j.commit(seq).await.unwrap();
         assert_eq!(j.durable(), seq);
         assert!(rt.now().since(began) < HOUR);

@@ -190,9 +190,9 @@ impl CacheSet {
         if stored {
             let (core, name, value) = (core.clone(), name.to_owned(), value.to_owned());
             self.core.to_the_end(async move { core.store_tunable(&name, &value).await }).await?;
+        } else {
+            core.set_tunable(name, value)?;
         }
-        // Others may have been set meanwhile.
-        core.set_tunable(name, value)?;
         core.tunables_changed();
         Ok(())
     }
@@ -214,6 +214,7 @@ impl Core {
             sb.set_replacement(next.cache_replacement_policy);
         }
         self.write_superblock().await?;
+        // Others may have been set meanwhile.
         self.set_tunable(name, value)?;
         self.selector.borrow_mut().set_policy(next.cache_replacement_policy);
         Ok(())

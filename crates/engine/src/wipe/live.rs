@@ -101,13 +101,7 @@ pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Resu
     let mut passed: Option<Bound> = None;
     loop {
         core.check()?;
-        let id = {
-            let tree = core.tree.borrow();
-            match passed {
-                None => Some(tree.leaf_at(Inode(0), Sector(0))),
-                Some(bound) => tree.leaf_after(bound),
-            }
-        };
+        let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { return Ok(live) };
         core.load_leaf(id).await?;
         {

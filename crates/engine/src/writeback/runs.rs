@@ -52,7 +52,7 @@ pub(super) struct Filling {
     pub(super) disk: Option<(Sector, Sectors)>,
     /// Read from clean copies in the cache.
     pub(super) copies: Vec<Extent>,
-    /// The index was looked at then.
+    /// The index was not looked at before then; `write_back` sets it for all runs of a batch.
     pub(super) turn: Turn,
 }
 
@@ -339,6 +339,5 @@ fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
     if let Some((first, last)) = disk {
         copies.retain(|c| c.end() <= first || c.start >= last);
     }
-    let turn = core.wiper.turn();
-    Filling { disk: disk.map(|(first, last)| (first, last - first)), copies, turn }
+    Filling { disk: disk.map(|(first, last)| (first, last - first)), copies, ..Filling::default() }
 }

@@ -122,8 +122,8 @@ impl Detach {
 
 /// Overwrite with zeros what no volume of a set needs on its cache device
 ///
-/// Data of volumes that were detached, and what was overwritten, deleted or evicted: it can be read on the device until its
-/// place is used again. The set serves on. It can be run again at any time, also after a crash.
+/// Data of detached volumes, and data that was overwritten, discarded or evicted, stays readable on the device until its place is
+/// used again. The set serves its volumes meanwhile. The command can be run again at any time, also after a crash.
 #[derive(Args, Debug)]
 pub(crate) struct Wipe {
     /// Set (UUID or cache device)
