@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
-use format::CacheMode;
+use format::{CacheMode, Sectors};
 use sim::disk::{Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
@@ -81,6 +81,29 @@ fn a_device_that_answers_late_is_cached_again() {
         b.sleep_ms(90_000).await;
         assert!(b.set().status().cached_sectors > before);
         assert!(b.clients[HEALTHY].flush().await);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
+#[test]
+fn a_slow_flush_costs_no_copies() {
+    let mut story = Story::new(7, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.tune(HUNG, "cache_mode", "writethrough").await;
+        assert!(b.clients[HUNG].write(0, 64, false).await);
+        b.volume(HUNG).take_events();
+        let copies = b.set().status().cached_sectors;
+        assert!(copies > Sectors::ZERO);
+        b.backings[HUNG].hold(Matching::all(Kind::Flush));
+        let set = b.set();
+        let walk = b.rt.spawn(async move { set.gc().await });
+        b.sleep_ms(1000).await;
+        assert!(b.backings[HUNG].held() > 0, "the leaf waits for the flush");
+        b.backings[HUNG].release();
+        walk.await.unwrap();
+        assert_eq!((b.set().status().cached_sectors, b.volume(HUNG).take_events()), (copies, vec![]));
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }

@@ -12,6 +12,8 @@ mod buckets;
 mod open;
 mod prio;
 mod refill;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -71,6 +73,22 @@ impl Reserves {
 
     pub(crate) fn total(&self) -> usize {
         self.below(Purpose::Data)
+    }
+}
+
+/// Counts a wait for a bucket, until it ends or its future is dropped.
+struct Waiting<'a>(&'a Cell<usize>);
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a Cell<usize>) -> Waiting<'a> {
+        count.set(count.get() + 1);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -200,11 +218,10 @@ impl Allocator {
 
     /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
     pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
-        self.waiting.set(self.waiting.get() + 1);
+        let _waiting = Waiting::begin(&self.waiting);
         self.wanted.notify_all();
         let below = self.reserves.below(purpose);
         self.refilled.wait_until(|| give_up() || self.ready.borrow().len() > below).await;
-        self.waiting.set(self.waiting.get() - 1);
     }
 
     /// Buckets were invalidated; their new generations are not durable yet.

@@ -570,3 +570,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

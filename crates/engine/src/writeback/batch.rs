@@ -366,3 +366,45 @@ async fn mark_clean(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Gen;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Of a range, everything is written but gaps of zeros, in as few parts as that takes. Dirty zeros are data.
+        #[test]
+        fn all_but_holes_is_written(
+            pieces in prop::collection::vec((0usize..3, any::<bool>(), 1u64..4, any::<bool>()), 1..9)
+        ) {
+            let start = Sector(1000);
+            let (mut extents, mut whole, mut is_written) = (Vec::new(), Vec::new(), Vec::new());
+            for (i, (gap, gap_has_data, size, has_data)) in pieces.into_iter().enumerate() {
+                // A run begins with an extent.
+                let gap = if i == 0 { 0 } else { gap };
+                whole.resize(whole.len() + gap * 512, 0u8);
+                if let Some(last) = whole.last_mut().filter(|_| gap > 0) {
+                    *last = u8::from(gap_has_data);
+                }
+                is_written.extend(std::iter::repeat_n(gap_has_data, gap));
+                let at = start + Sectors(is_written.len() as u64);
+                extents.push(Extent { start: at, size: Sectors(size), ptr: Ptr::new(0, Sector(8), Gen(0)) });
+                whole.extend(std::iter::repeat_n(u8::from(has_data), size as usize * 512));
+                is_written.extend(std::iter::repeat_n(true, size as usize));
+            }
+            let mut expected: Vec<(Sector, Sectors)> = Vec::new();
+            for (i, written) in is_written.iter().enumerate() {
+                let at = start + Sectors(i as u64);
+                match expected.last_mut() {
+                    Some((from, size)) if *written && *from + *size == at => *size += Sectors(1),
+                    _ if *written => expected.push((at, Sectors(1))),
+                    _ => {}
+                }
+            }
+            prop_assert_eq!(between_holes(start, &extents, &whole), expected);
+        }
+    }
+}

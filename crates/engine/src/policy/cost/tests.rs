@@ -128,6 +128,25 @@ fn model(rotational: bool) -> CostModel {
     CostModel::new(Costs::usual(rotational))
 }
 
+/// Whoever comes next waits for every request that is there, and for all their data.
+#[test]
+fn an_answer_comes_behind_what_is_in_flight() {
+    let costs = Costs::usual(true);
+    let mut m = CostModel::new(costs);
+    let alone = m.answer_time(Sectors(8));
+    assert_eq!(alone, costs.elsewhere(Sectors(8)));
+    let large = m.begin(Sector(64), Sectors(4096), Nanos(0));
+    let small = m.begin(Sector(0), Sectors(8), Nanos(0));
+    let within_a_microsecond = |a: Nanos, b: Nanos| a.0.abs_diff(b.0) < 1000;
+    let behind_both = alone.after(costs.elsewhere(Sectors(4096))).after(costs.elsewhere(Sectors(8)));
+    assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_both), "{:?}", m.answer_time(Sectors(8)));
+    m.forget(large);
+    let behind_one = alone.after(costs.elsewhere(Sectors(8)));
+    assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_one));
+    m.forget(small);
+    assert_eq!((m.answer_time(Sectors(8)), m.in_flight()), (alone, 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 

@@ -1,0 +1,92 @@
+//! Moving garbage collection: buckets that it chose are empty afterwards, by few requests, and nothing of them stays taken.
+#![allow(clippy::unwrap_used)]
+
+use std::pin::pin;
+
+use engine::SetOptions;
+use engine::tunables::Overwrite;
+use format::CacheMode;
+use io::Nanos;
+use io::sync::{Either, select};
+use sim::disk::Keep;
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// Size of an extent, how many fit into a bucket, and how far apart they are on the volume.
+const PIECE: u64 = 32;
+const IN_BUCKET: u64 = 8;
+const STEP: u64 = 40;
+
+/// Ten buckets are kept back for what is moved: 2560 sectors.
+fn layout() -> Layout {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    layout.bucket_sectors = PIECE * IN_BUCKET;
+    layout.nbuckets = 1280;
+    layout.backings[0].data_sectors = 8192;
+    layout
+}
+
+/// Fills buckets with dirty extents, and writes those elsewhere of which `leaves` says no: its arguments are the bucket and
+/// the extent in it.
+async fn thin(b: &Boot, buckets: u64, leaves: impl Fn(u64, u64) -> bool) {
+    let mut options = SetOptions::default();
+    options.tunables.overwrite_in_place = Overwrite::Off;
+    b.open_with(options).await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    b.tune(0, "writeback_running", "0").await;
+    for n in 0..buckets * IN_BUCKET {
+        assert!(b.clients[0].write(n * STEP, PIECE, false).await);
+    }
+    for n in (0..buckets * IN_BUCKET).filter(|n| !leaves(n / IN_BUCKET, n % IN_BUCKET)) {
+        assert!(b.clients[0].write(n * STEP, PIECE, false).await);
+    }
+    b.set().set("copy_gc_enabled", "1").await.unwrap();
+}
+
+/// Walks the index and packs; returns how many extents were moved.
+async fn pack(b: &Boot) -> u64 {
+    let (set, before) = (b.set(), b.set().counters().moved_extents);
+    match select(pin!(set.gc()), b.rt.sleep(Nanos::from_secs(60))).await {
+        Either::Left(done) => done.unwrap(),
+        Either::Right(()) => panic!("packing does not end"),
+    }
+    b.set().counters().moved_extents - before
+}
+
+/// 14 buckets of which five eighths are left: more than one batch of 64 extents or 1 MiB. They come free, at the price of nine
+/// others.
+#[test]
+fn what_is_packed_leaves_its_buckets() {
+    let mut story = Story::new(1, layout(), 0);
+    story.boot(|b| async move {
+        thin(&b, 14, |_, n| n < 5).await;
+        let (buckets, io) = (b.set().bucket_figures(), b.cache.counters());
+        assert_eq!(pack(&b).await, 14 * 5);
+        let (after, io_after) = (b.set().bucket_figures(), b.cache.counters());
+        assert_eq!(after.dirty + 14, buckets.dirty + 9);
+        // One read for a bucket, since what lies between costs less than a request; one write for what lies together.
+        let (reads, writes) = (io_after.reads - io.reads, io_after.writes - io.writes);
+        assert!((1..=20).contains(&reads) && (1..=20).contains(&writes), "{reads} reads and {writes} writes");
+
+        // Nothing is on its way to any bucket but the two that are being filled.
+        b.tune(0, "writeback_running", "1").await;
+        b.volume(0).drained().await.unwrap();
+        let idle = b.set().bucket_figures();
+        let taken = idle.total - idle.available - idle.metadata;
+        assert!(idle.dirty == 0 && taken <= 2, "{taken} buckets are in use: {idle:?}");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Extents too far apart to be read together.
+#[test]
+fn each_extent_is_moved_however_few_there_are() {
+    for victims in [2, 3] {
+        let mut story = Story::new(2, layout(), 0);
+        story.boot(move |b| async move {
+            thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= victims || n == 0).await;
+            assert_eq!(pack(&b).await, victims);
+        });
+        story.power_cut(Keep::Nothing).judge().happy_end();
+    }
+}

@@ -1,0 +1,166 @@
+//! What requests wait for and what they cost, where nothing but that tells right from wrong.
+#![allow(clippy::unwrap_used)]
+
+use std::pin::pin;
+
+use engine::figures::Pace;
+use engine::tunables::Overwrite;
+use engine::{SetEvent, SetOptions};
+use format::{CacheMode, Sectors};
+use io::sync::{Either, select};
+use io::{Nanos, ZeroFlags};
+use sim::disk::{Fault, Keep, Kind, Matching};
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+const MINUTE: Nanos = Nanos::from_secs(60);
+
+/// Waits for something that has nothing more to wait for.
+async fn soon<T>(b: &Boot, what: &str, wait: impl Future<Output = T>) -> T {
+    match select(pin!(wait), b.rt.sleep(MINUTE)).await {
+        Either::Left(done) => done,
+        Either::Right(()) => panic!("{what} is not done after a minute"),
+    }
+}
+
+/// The last of the requests ends the wait of the stop.
+#[test]
+fn a_stop_waits_for_requests_under_way_and_no_longer() {
+    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.backings[0].hold(Matching::all(Kind::Read));
+        let (first, second) = (b.clients[0].clone(), b.clients[0].clone());
+        let first = b.rt.spawn(async move { first.read(0, 8).await });
+        let second = b.rt.spawn(async move { second.read(64, 8).await });
+        b.sleep_ms(10).await;
+        let volume = b.volume(0);
+        let stop = b.rt.spawn(async move { volume.stop().await });
+        b.sleep_ms(10).await;
+        assert!(stop.try_take().is_none(), "two reads are under way");
+        b.backings[0].release();
+        soon(&b, "the stop", stop).await.unwrap();
+        assert!(first.await.is_some() && second.await.is_some());
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Writes that come while a device is being detached go past the cache: else there would always be something to write back.
+#[test]
+fn a_detach_takes_no_new_dirty_data() {
+    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        assert!(b.clients[0].write(0, 8, false).await);
+        b.backings[0].hold(Matching { kind: Kind::Write, range: 16..24 });
+        let (set, volume) = (b.set(), b.volume(0));
+        let detach = b.rt.spawn(async move { set.detach(&volume).await });
+        b.sleep_ms(10).await;
+        assert_eq!(b.volume(0).figures().writeback.pace, Pace::Detaching);
+        assert!(b.clients[0].write(64, 8, false).await);
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors(8), "only what was dirty before");
+        b.backings[0].release();
+        soon(&b, "the detach", detach).await.unwrap();
+    });
+    story.power_cut(Keep::Nothing).judge();
+}
+
+/// Of zeros over whole blocks nothing is written; those at the edges are written once, also where what is there is
+/// overwritten in its place.
+#[test]
+fn zeros_over_a_volume_write_the_edges_once() {
+    for overwrite in [Overwrite::Off, Overwrite::Always] {
+        let mut layout = Layout::small(CacheMode::Writeback);
+        layout.bucket_sectors = 128;
+        (layout.block_sectors, layout.backings[0].block_sectors) = (8, 8);
+        let mut story = Story::new(3, layout, 1024);
+        story.boot(move |b| async move {
+            let mut options = SetOptions::default();
+            options.tunables.overwrite_in_place = overwrite;
+            b.open_with(options).await;
+            let volume = &b.clients[1];
+            for (start, sectors, edges) in [(128, 256, 0), (130, 256, 2), (130, 254, 1), (128, 257, 1)] {
+                assert!(volume.write(0, 512, false).await);
+                let before = b.set().set_counters().written;
+                assert!(volume.write_zeroes(start, sectors, ZeroFlags::default()).await);
+                let written = b.set().set_counters().written - before;
+                assert_eq!(written, Sectors(edges * 8), "{sectors} zeros at {start}");
+            }
+        });
+        story.power_cut(Keep::Everything).judge().happy_end();
+    }
+}
+
+/// On a device with large blocks, too, dirty data is overwritten where it is.
+#[test]
+fn dirty_data_is_overwritten_in_place_whatever_the_blocks() {
+    for logical_block_bytes in [512, 4096] {
+        let mut layout = Layout::small(CacheMode::Writeback);
+        layout.bucket_sectors = 64;
+        (layout.block_sectors, layout.backings[0].block_sectors) = (8, 8);
+        layout.logical_block_bytes = logical_block_bytes;
+        let mut story = Story::new(4, layout, 0);
+        story.boot(|b| async move {
+            let mut options = SetOptions::default();
+            options.tunables.overwrite_in_place = Overwrite::Always;
+            b.open_with(options).await;
+            b.tune(0, "writeback_running", "0").await;
+            for (start, sectors) in [(0, 8), (16, 24)] {
+                for _ in 0..2 {
+                    assert!(b.clients[0].write(start, sectors, false).await);
+                }
+            }
+            assert_eq!(b.set().counters().overwrites, 2);
+        });
+        story.power_cut(Keep::Nothing).judge().happy_end();
+    }
+}
+
+/// What is read from the cache is copied to another bucket only if its own is about to be reused.
+#[test]
+fn a_hit_copies_nothing_while_there_is_room() {
+    let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        assert!(b.clients[0].write(64, 8, false).await && b.clients[0].read(0, 8).await.is_some());
+        b.sleep_ms(100).await;
+        let before = b.set().set_counters().written;
+        for (start, sectors) in [(0, 8), (64, 8), (2, 2), (0, 4)] {
+            assert!(b.clients[0].read(start, sectors).await.is_some());
+        }
+        b.sleep_ms(100).await;
+        let hits = b.volume(0).with_stats(|s| s.view(engine::stats::View::Total).cache_hits);
+        assert_eq!((hits, b.set().counters().kept_extents), (4, 0));
+        assert_eq!(b.set().set_counters().written, before);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// The operator is told of errors, and waits for what happens without asking again and again.
+#[test]
+fn errors_are_counted_and_events_are_waited_for() {
+    let mut story = Story::new(6, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        let (set, volume) = (b.set(), b.volume(0));
+        drop((set.take_events(), volume.take_events()));
+        let (of_set, of_volume) = (pin!(set.events_arrived()), pin!(volume.events_arrived()));
+        let any = pin!(select(of_set, of_volume));
+        assert!(matches!(select(any, b.rt.sleep(MINUTE)).await, Either::Right(())), "nothing happened");
+        assert!(b.clients[0].write(64, 8, false).await);
+        soon(&b, "the message of dirty data", set.events_arrived()).await;
+        let dirty = |e: &SetEvent| matches!(e, SetEvent::State { state: "dirty", .. });
+        assert!(set.take_events().iter().any(dirty));
+
+        b.clients[0].set_tolerant(true);
+        b.backings[0].set_faults(vec![Fault { matching: Matching::all(Kind::Read), skip: 0, count: 3 }]);
+        for n in 0..3 {
+            assert!(b.clients[0].read(n * 8, 8).await.is_none());
+        }
+        soon(&b, "the message of an error", volume.events_arrived()).await;
+        assert_eq!((volume.io_errors(), volume.figures().io_errors), (3, 3));
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}

@@ -1,0 +1,92 @@
+//! Writeback: how fast it goes, in which order, and what it leaves alone.
+#![allow(clippy::unwrap_used)]
+
+use std::pin::pin;
+
+use engine::SetOptions;
+use format::{CacheMode, Sectors};
+use io::sync::{Either, select};
+use io::{Nanos, ZeroFlags};
+use sim::disk::{Keep, Kind, Matching};
+use sim::rig::Layout;
+use sim::story::{Boot, Story};
+
+/// Where data begins on a backing device.
+const OFFSET: u64 = 16;
+
+async fn open(b: &Boot, options: SetOptions) {
+    b.open_with(options).await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    b.tune(0, "writeback_running", "0").await;
+}
+
+/// Nothing is in a hurry: dirty data goes at the rate that is set, here 8 sectors in a second.
+#[test]
+fn writeback_keeps_to_its_rate() {
+    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        open(&b, SetOptions::default()).await;
+        for n in 0..32 {
+            assert!(b.clients[0].write(n * 16, 8, false).await);
+        }
+        b.tune(0, "writeback_rate_update_seconds", "1000").await;
+        b.tune(0, "writeback_delay", "0").await;
+        b.tune(0, "writeback_rate", "8").await;
+        b.tune(0, "writeback_running", "1").await;
+        b.sleep_ms(10_000).await;
+        let written = Sectors(32 * 8) - b.volume(0).dirty_sectors();
+        assert!((Sectors(40)..=Sectors(120)).contains(&written), "{written} sectors in ten seconds");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A gap of zeros in a sparse file may be a hole, for which there is no room: it is not written. Other gaps are.
+#[test]
+fn holes_between_dirty_data_are_not_filled() {
+    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        open(&b, SetOptions::default()).await;
+        b.tune(0, "writeback_bridge", "always").await;
+        assert!(b.clients[0].write_zeroes(8, 8, ZeroFlags::default()).await);
+        b.volume(0).drained().await.unwrap();
+        let before = b.backings[0].counters().writes;
+        for start in [0, 16, 32, 40] {
+            assert!(b.clients[0].write(start, 8, false).await);
+        }
+        b.volume(0).drained().await.unwrap();
+        let counters = b.set().set_counters();
+        assert_eq!(counters.writeback_bridged_runs, 1);
+        assert_eq!(counters.writeback_bridge_written, Sectors(8), "the gap that has data");
+        assert_eq!(b.backings[0].counters().writes - before, 2);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A sweep that finds nothing up to the end of the device goes on at its begin, without a rest.
+#[test]
+fn a_sweep_goes_on_at_the_begin_of_the_device() {
+    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.writeback_batch_sectors = 8;
+        open(&b, options).await;
+        for start in [100, 200, 300] {
+            assert!(b.clients[0].write(start, 8, false).await);
+        }
+        // The drain is given up in the second batch.
+        b.backings[0].hold(Matching { kind: Kind::Write, range: OFFSET + 200..OFFSET + 208 });
+        let volume = b.volume(0);
+        let given_up = select(pin!(volume.drained()), b.rt.sleep(Nanos::from_secs(5))).await;
+        assert!(matches!(given_up, Either::Right(())));
+        b.backings[0].release();
+        b.sleep_ms(5000).await;
+        assert_eq!(volume.dirty_sectors(), Sectors(8));
+        assert!(b.clients[0].discard(300, 8).await && b.clients[0].write(0, 8, false).await);
+        b.sleep_ms(5000).await;
+        let began = b.rt.now();
+        volume.drained().await.unwrap();
+        let took = b.rt.now().since(began);
+        assert!(took < Nanos::from_ms(500), "{took:?} for 8 sectors");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
