@@ -7,9 +7,9 @@
 //!   afterwards inherit the mark;
 //! * locked memory is not swapped out, and code is not dropped that would have to be read again from a device.
 //!
-//! The kernel's workers of a ring (`iou-wrk-*`) carry out flushes, and requests that would block. Whether they have the mark was
-//! looked at in one run only: one worker had it, another had not. Nothing relies on it, but a thread is marked before it opens
-//! its ring, which is the order in which a worker can inherit the mark.
+//! The kernel's workers of rings (`iou-wrk-*`) carry out flushes, and requests that would block. What was seen, in a few starts
+//! on Linux 6.12: the worker that a thread's ring had started before the thread was marked had no mark, those that were started
+//! afterwards had it. The code relies on no more than that: a thread is marked before it opens its first ring.
 //!
 //! Neither gives a marked thread memory that is not there. One that touches a new page while there is none waits until other
 //! processes give some back, and these may wait for it. So code is brought in when memory is locked, and what the requests
