@@ -3,20 +3,22 @@
 //! When memory is short, the kernel writes dirty pages back and swaps pages out before it gives a thread more. If the
 //! pages are to go to a device that this very thread serves, both wait for ever. Two things prevent that:
 //!
-//! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer; threads that it
-//!   starts inherit the mark, and so do the kernel's workers of its rings (`iou-wrk-*`, which carry out flushes, and requests
-//!   that would block) if they are started after it was marked. The kernel keeps a ring's first worker, so the mark comes
-//!   before the ring's first request;
-//! * locked memory is not swapped out, nor is code dropped that would have to be read again from a device.
+//! * a thread that is marked as a flusher does no I/O to get memory, and is not held back as a writer. Threads that it starts
+//!   afterwards inherit the mark;
+//! * locked memory is not swapped out, and code is not dropped that would have to be read again from a device.
 //!
-//! Neither gives a marked thread memory that is not there: one that touches a new page while there is none waits until others
-//! give some back, who may wait for it. So code is brought in when memory is locked, and who serves touches the buffers of
-//! its requests before the first of them.
+//! The kernel's workers of rings (`iou-wrk-*`) carry out flushes, and requests that would block. What was seen, in a few starts
+//! on Linux 6.12: the worker that a thread's ring had started before the thread was marked had no mark, those that were started
+//! afterwards had it. The code relies on no more than that: a thread is marked before it opens its first ring.
 //!
-//! Owns both requests to the kernel. Must not know what is served.
+//! Neither gives a marked thread memory that is not there. One that touches a new page while there is none waits until other
+//! processes give some back, and these may wait for it. So code is brought in when memory is locked, and what the requests
+//! need is there before the first of them: buffers ([`hold`]), and heap and stack (module [`crate::heap`]).
+//!
+//! Owns both requests to the kernel, and how much memory buffers may hold in the process. Must not know what is served.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, getrlimit};
@@ -66,13 +68,41 @@ pub fn lock_memory() -> io::Result<()> {
         let what = format!("RLIMIT_MEMLOCK is {bytes} bytes, and CAP_IPC_LOCK is missing");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    // What there is now is mostly code: all of it, also what was never executed. It may be in a file on a volume of this very
-    // process, or in a tmpfs whose pages are swapped out to one.
+    // Locks all pages that the process has mapped so far. Most of them are code. Those that were never executed are read in,
+    // too: the file may be on a volume of this very process, or in a tmpfs that is swapped out to one.
     mlockall(MlockAllFlags::CURRENT)?;
     // From now on pages as they are touched: what is only reserved takes no memory.
     mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
     LOCKED.store(true, Ordering::Release);
     Ok(())
+}
+
+/// How many bytes of buffers the process may still hold resident.
+static LEFT_TO_HOLD: AtomicU64 = AtomicU64::new(32 << 20);
+
+/// How many bytes of buffers the process may hold resident: said once, before any are held.
+pub fn set_most_held(bytes: u64) {
+    LEFT_TO_HOLD.store(bytes, Ordering::Release);
+}
+
+/// Buffers that are held resident; dropping this gives their share back.
+#[derive(Debug)]
+pub struct Held(u64);
+
+/// Whether buffers of this size together may be touched, so that they stay resident. Not if the process has not locked its
+/// memory, as they would be swapped out, nor if too much is held already.
+pub fn hold(bytes: u64) -> Option<Held> {
+    if !memory_is_locked() {
+        return None;
+    }
+    let left = LEFT_TO_HOLD.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes));
+    left.is_ok().then_some(Held(bytes))
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        LEFT_TO_HOLD.fetch_add(self.0, Ordering::AcqRel);
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod driver;
 mod file;
 pub mod flusher;
 mod gather;
+pub mod heap;
 mod holder;
 mod incarnation;
 mod info;

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use io_uring::types::Timespec;
 use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
@@ -56,7 +57,8 @@ pub(crate) struct Refusal {
 
 impl Uring {
     pub(crate) fn new(entries: u32) -> Result<Uring, Refusal> {
-        let (ring, granted) = set_up(entries).map_err(|error| Refusal { reason: explain(&error), error })?;
+        let (mut ring, granted) =
+            set_up(entries).map_err(|error| Refusal { reason: explain(&error), error })?;
         let too_old = |what: &str| Refusal {
             error: io::Error::from_raw_os_error(libc::ENOSYS),
             reason: format!("this kernel's io_uring has no {what} (Linux 5.11 or later is needed)"),
@@ -83,6 +85,7 @@ impl Uring {
             return Err(too_old(name));
         }
         let takes_commands = probe.is_supported(opcode::UringCmd16::CODE);
+        warm_up(&mut ring);
         // Linux 5.19; without it every request's memory is looked up.
         let numbers = ring.submitter().register_buffers_sparse(NUMBERS.into()).map_or(0, |()| NUMBERS);
         Ok(Uring {
@@ -281,6 +284,29 @@ fn check(result: io::Result<usize>) -> Outcome {
             // The ring is ours and its arguments are right, so this is a bug and no state to go on from.
             _ => panic!("io_uring_enter failed: {e}"),
         },
+    }
+}
+
+/// Makes the kernel allocate what as many requests need as the submission queue takes. It keeps that until the ring goes. If it
+/// did so while memory is short, a device with swap on it would wait for that memory, and the memory for the device.
+///
+/// The requests are reads of no bytes that are linked: none of them begins before all are there. It is no error if that
+/// cannot be done: requests are served all the same.
+fn warm_up(ring: &mut IoUring) {
+    let Ok(null) = std::fs::File::open("/dev/null") else { return };
+    let read = || opcode::Read::new(types::Fd(null.as_raw_fd()), std::ptr::null_mut(), 0).build();
+    let room = ring.submission().capacity();
+    for n in 1..=room {
+        let entry = if n < room { read().flags(squeue::Flags::IO_LINK) } else { read() };
+        // SAFETY: it names no memory, and a file that is open until all of them have completed.
+        if unsafe { ring.submission().push(&entry) }.is_err() {
+            break;
+        }
+    }
+    let mut left = ring.submission().len();
+    while left > 0 {
+        check(ring.submit_and_wait(1));
+        left -= ring.completion().count().min(left);
     }
 }
 

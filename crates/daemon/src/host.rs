@@ -151,7 +151,7 @@ impl<'a> Host<'a> {
             id: self.plan.id.clone(),
             place: name.to_owned(),
             nbd,
-            ublk: export_ublk::Shape::default(),
+            ublk: serve::pressure::ublk_shape(),
         };
         exports::start(spec, &context).await
     }

@@ -75,6 +75,7 @@ pub struct Options {
 /// # Errors
 /// If it cannot begin, or something could not be stopped in good order.
 pub fn run(options: &Options) -> Result<(), Failure> {
+    serve::pressure::prepare_process();
     let Read { config, remote, nbd } = read(&options.config)?;
     let place = |given: &Option<PathBuf>, configured: &Option<PathBuf>, default: &str| {
         given.clone().or_else(|| configured.clone()).unwrap_or_else(|| PathBuf::from(default))

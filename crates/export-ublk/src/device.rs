@@ -54,10 +54,30 @@ impl Shape {
     pub const DEPTH: std::ops::RangeInclusive<u16> = 8..=abi::MAX_QUEUE_DEPTH;
 }
 
+/// The depth if nothing is said and memory suffices.
+const USUAL_DEPTH: u16 = 128;
+
+impl Shape {
+    /// A queue for each processor, at most four, and as deep as the buffers of all requests together stay within so many
+    /// bytes: every request has one of the largest size.
+    pub fn within(bytes: u64) -> Shape {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let queues = processors.min(4) as u16;
+        let depths = std::iter::successors(Some(USUAL_DEPTH), |depth| Some(depth / 2));
+        let mut possible = depths.take_while(|depth| *depth > *Shape::DEPTH.start());
+        let depth = possible.find(|depth| Shape { queues, depth: *depth }.buffer_bytes() <= bytes);
+        Shape { queues, depth: depth.unwrap_or(*Shape::DEPTH.start()) }
+    }
+
+    /// The buffers of all requests of a device.
+    pub fn buffer_bytes(self) -> u64 {
+        u64::from(self.queues) * u64::from(self.depth) * u64::from(MAX_IO_BYTES)
+    }
+}
+
 impl Default for Shape {
     fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Shape { queues: processors.min(4) as u16, depth: 128 }
+        Shape::within(u64::MAX)
     }
 }
 
@@ -318,6 +338,11 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
     /// The block device.
     pub(crate) fn path(&self) -> PathBuf {
         sysfs::disk(self.info.device)
+    }
+
+    /// Whether the memory of all its buffers is there, and stays.
+    pub(crate) fn holds_buffers(&self) -> bool {
+        self.server.holds_buffers()
     }
 
     /// Queues and depth, as the driver made them.

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use blockio::Driver;
-use blockio::users;
+use blockio::{Driver, flusher, users};
 use io::BlockVolume;
 
 use crate::control::Control;
@@ -74,6 +73,7 @@ impl<V: BlockVolume> Ublk<V> {
                 Ok(mut device) => {
                     this.notes.extend(device.note.take());
                     this.note_differences(&device, number, options.shape);
+                    this.note_memory(&device);
                     this.devices.push((name, device));
                 }
                 Err(e) => {
@@ -111,6 +111,22 @@ impl<V: BlockVolume> Ublk<V> {
             let Shape { queues, depth } = device.shape();
             self.notes.push(format!("{path}: keeps its number, {queues} queues and depth {depth}"));
         }
+    }
+
+    /// That memory is locked at all is said elsewhere.
+    fn note_memory(&mut self, device: &Device<V, KernelNode>) {
+        if device.holds_buffers() || !flusher::memory_is_locked() {
+            return;
+        }
+        let path = device.path();
+        let (path, shape) = (path.display(), device.shape());
+        self.notes.push(format!(
+            "{path}: the buffers of its requests take {} MiB (queues {}, depth {}), which is more than may be held in memory for \
+             it; with swap on it, make it smaller (--ublk-queues, --ublk-depth)",
+            shape.buffer_bytes() >> 20,
+            shape.queues,
+            shape.depth
+        ));
     }
 
     /// What the operator should know.

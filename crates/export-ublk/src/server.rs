@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
+use blockio::flusher::{self, Held};
 use io::sync::Event;
 use io::{BlockVolume, Buffer, Handle, JoinHandle, ZeroFlags};
 
@@ -45,10 +46,6 @@ enum Mode {
     Leaving,
 }
 
-/// The buffers of a device's requests have their memory from the start if they take no more than this together. A device
-/// with swap on it needs that: when its requests come, there is no memory.
-const MOST_TOUCHED_BYTES: u64 = 32 << 20;
-
 /// Buffers of each size that are ready for the engine's own requests: journal, leaves, writeback.
 const SPARES: usize = 8;
 /// The largest of them.
@@ -75,6 +72,9 @@ pub(crate) struct Server<V, R> {
     idle: Event,
     /// The first result of a fetch that was neither a request nor the device's end.
     broken: Cell<Option<i32>>,
+    /// The memory of all buffers is there from the start. A device with swap on it needs that: when its requests come, there
+    /// is no memory.
+    held: Option<Held>,
 }
 
 /// The tasks of a device.
@@ -107,11 +107,10 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
             busy: Cell::new(0),
             idle: Event::default(),
             broken: Cell::new(None),
+            held: flusher::hold(u64::from(queues) * u64::from(depth) * u64::from(max_io_bytes)),
         });
         let all = (0..queues).flat_map(|queue| (0..depth).map(move |tag| (queue, tag)));
-        let touches = blockio::flusher::memory_is_locked()
-            && u64::from(queues) * u64::from(depth) * u64::from(max_io_bytes) <= MOST_TOUCHED_BYTES;
-        if touches {
+        if flusher::memory_is_locked() {
             touch_spares(&rt);
         }
         // All are asked for before any task runs, so that they go to the driver together: of a process that dies when
@@ -119,7 +118,7 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
         let asked: Vec<_> = all
             .map(|(queue, tag)| {
                 let mut buffer = server.buffer();
-                if touches {
+                if server.holds_buffers() {
                     buffer.as_mut().fill(0);
                 }
                 (queue, tag, server.requests.next(queue, tag, None, buffer))
@@ -133,6 +132,11 @@ impl<V: BlockVolume, R: Requests> Server<V, R> {
     /// See [`Requests::prepare`].
     pub(crate) fn prepare(&self) -> std::io::Result<()> {
         self.requests.prepare()
+    }
+
+    /// Whether the memory of all buffers is there, and stays.
+    pub(crate) fn holds_buffers(&self) -> bool {
+        self.held.is_some()
     }
 
     /// From now on every request is answered with an I/O error.

@@ -6,10 +6,14 @@
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::rc::Rc;
+use std::sync::OnceLock;
 
+use crate::log_writer::LogWriter;
 use crate::plain;
 
 type Listener = Rc<dyn Fn(&str, &str)>;
+
+static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
 thread_local! {
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
@@ -28,8 +32,23 @@ pub fn message(level: &str, text: &str) {
         listener(level, text);
     }
     let level = if level.is_empty() { String::new() } else { format!("{level}: ") };
-    // Nowhere is left to say that stderr cannot be written to.
-    let _ = writeln!(io::stderr().lock(), "ubcache: {level}{text}");
+    let line = format!("ubcache: {level}{text}\n");
+    match WRITER.get() {
+        Some(writer) => writer.write(line),
+        // Nowhere is left to say that stderr cannot be written to.
+        None => drop(io::stderr().lock().write_all(line.as_bytes())),
+    }
+}
+
+/// From now on a thread of its own writes messages: where stderr leads to may depend on a volume of this process, and threads
+/// that serve must not wait for it.
+pub(crate) fn write_elsewhere() {
+    if WRITER.get().is_none()
+        && let Ok(writer) = LogWriter::start(io::stderr())
+    {
+        // Another thread may have started one; its lines are written as well.
+        let _ = WRITER.set(writer);
+    }
 }
 
 /// For the operator to know; nothing is wrong.

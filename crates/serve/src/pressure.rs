@@ -1,13 +1,44 @@
 //! Serving while memory is short.
 //!
-//! Owns the preparation of a thread that serves block devices, and what the operator is told about what could not be had.
-//! Must not know how it is done (`blockio::flusher`).
+//! Owns the preparation of a process and of its threads that serve block devices: how much memory is taken before it is needed,
+//! and what the operator is told about what could not be had. Must not know how it is done (`blockio::flusher`,
+//! `blockio::heap`).
 
-use std::sync::Once;
+use std::cell::Cell;
+use std::sync::{Mutex, Once, PoisonError};
 
-use blockio::flusher;
+use blockio::{flusher, heap};
+use export_ublk::Shape;
 
 use crate::message;
+use crate::ram;
+
+/// Heap that a serving thread finds free and resident when its first export is there: for the index, which grows by 16 to 32
+/// bytes for each extent (24 MiB for a million), for the 16 MiB of its own requests that may be under way (journal, leaves,
+/// writeback), and for the data of 24 MiB of requests over NBD.
+const RESERVE_BYTES: u64 = 64 << 20;
+
+/// All threads together take no more than this part of the memory for that.
+const SHARE_OF_RESERVE: u64 = 16;
+
+/// The part of the memory that the buffers of one block device take, if nobody says how many requests it takes at a time.
+const SHARE_OF_DEVICE: u64 = 16;
+
+/// The part of the memory that the buffers of all block devices together may hold.
+const SHARE_OF_DEVICES: u64 = 8;
+
+/// Prepares the process: before it has a second thread.
+pub fn prepare_process() {
+    flusher::set_most_held(ram::available_bytes() / SHARE_OF_DEVICES);
+    if !heap::keep_freed_memory() {
+        message::warn(
+            "this program was built for a C library whose allocator gives memory back to the system: when memory is short, \
+             requests can wait for memory, and for ever if swap is on a volume of this process",
+        );
+    }
+    // The allocator was told before there is a second thread, and this one is not among those that serve.
+    message::write_elsewhere();
+}
 
 /// Prepares the calling thread for serving block devices, before it starts any other thread or opens a ring. What could not
 /// be had is said once for a process.
@@ -29,5 +60,56 @@ pub fn prepare_this_thread() {
                  ever if the swap is on a volume of this process. Give it CAP_IPC_LOCK, or `ulimit -l unlimited`"
             ));
         });
+    }
+    heap::touch_stack();
+}
+
+/// Takes heap for the requests of the calling thread, which has just started an export. Threads that serve share a heap, so
+/// that there must be enough for all of them: counted are those that have called this.
+pub(crate) fn reserve_heap() {
+    static THREADS: Mutex<u64> = Mutex::new(0);
+    thread_local! { static COUNTED: Cell<bool> = const { Cell::new(false) }; }
+    // A thread that panicked here has counted itself or not: either will do.
+    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+    *threads += u64::from(!COUNTED.replace(true));
+    let wanted = heap_for(*threads, ram::available_bytes());
+    let had = heap::reserve(wanted);
+    if had < wanted {
+        message::warn(format!(
+            "{} MiB of memory for requests were wanted, and {} MiB could be had: when memory is short, requests can wait for \
+             memory, and for ever if swap is on a volume of this process",
+            wanted >> 20,
+            had >> 20
+        ));
+    }
+}
+
+fn heap_for(threads: u64, available_bytes: u64) -> usize {
+    let bytes = threads.saturating_mul(RESERVE_BYTES).min(available_bytes / SHARE_OF_RESERVE);
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Queues and depth of a block device, if nobody says any: its buffers stay in memory.
+pub fn ublk_shape() -> Shape {
+    Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_hosts_give_a_part_of_their_memory() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(heap_for(1, 768 * MIB), 48 << 20);
+        assert_eq!(heap_for(1, 8192 * MIB), 64 << 20);
+        assert_eq!(heap_for(3, 8192 * MIB), 192 << 20);
+        assert_eq!(heap_for(9, 8192 * MIB), 512 << 20);
+        for bytes in [64 * MIB, 768 * MIB, 16384 * MIB] {
+            let shape = Shape::within(bytes / SHARE_OF_DEVICE);
+            assert!(Shape::DEPTH.contains(&shape.depth) && shape.depth <= 128, "{bytes}: {shape:?}");
+            let fits = shape.buffer_bytes() <= bytes / SHARE_OF_DEVICE;
+            assert!(fits || shape.depth == *Shape::DEPTH.start(), "{bytes}: {shape:?}");
+        }
     }
 }

@@ -47,7 +47,8 @@ fn a_device_is_like_its_volume_and_goes_without_a_trace() {
         "discard_granularity 512",
         "discard_max_hw_bytes 1073741824",
         "write_zeroes_max_bytes 67108864",
-        "nr_requests 127",
+        // The buffers of two queues take a sixteenth of the memory at most: 768 MiB here.
+        "nr_requests 31",
         "scheduler [none]",
         "ro 0 queues 2",
     ] {

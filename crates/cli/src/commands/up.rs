@@ -60,7 +60,7 @@ pub(crate) struct Up {
     /// Hardware queues of each ublk device; as many as processors, at most 4, if nothing is said
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     ublk_queues: Option<u16>,
-    /// Requests in each of these queues at a time; 128 if nothing is said
+    /// Requests in each of these queues at a time; 128 if nothing is said, fewer on a host with little memory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=4096))]
     ublk_depth: Option<u16>,
     /// Before sleeping, look for work for so many microseconds while requests follow each other closely; auto (six
@@ -120,17 +120,19 @@ impl Up {
             ));
         }
         let nbd = self.nbd.access()?;
-        self.export.iter().try_for_each(|spec| exports::check(spec, &nbd))?;
         if self.root_storage {
             marked_as_root_storage()?;
         }
+        // Before the check opens a ring of the ublk driver: workers of rings that are there already are not marked.
+        serve::pressure::prepare_process();
+        serve::pressure::prepare_this_thread();
+        self.export.iter().try_for_each(|spec| exports::check(spec, &nbd))?;
         interrupt::exit_at_second_signal(GRACE)?;
         let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
         // Room for the fetches of a device at once.
         let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
         let (seed, busy_poll) = (session::seed(), self.busy_poll);
-        serve::pressure::prepare_this_thread();
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
         out::note(format!("I/O by {}", driver.backend_note()));
@@ -185,7 +187,7 @@ impl Up {
     }
 
     fn ublk_shape(&self) -> Shape {
-        let default = Shape::default();
+        let default = serve::pressure::ublk_shape();
         Shape {
             queues: self.ublk_queues.unwrap_or(default.queues),
             depth: self.ublk_depth.unwrap_or(default.depth),

@@ -19,5 +19,6 @@ mod load;
 mod make;
 mod multicall;
 mod nbd_access;
+mod page_faults;
 mod up;
 mod world;

@@ -20,6 +20,7 @@ pub use export_nbd::{Endpoint, TlsConfig};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::pressure;
 pub use nbd_access::{NbdAccess, SaidBy, TlsFile, read_tls, why_not};
 pub use ublk::{Force, servers};
 
@@ -188,12 +189,15 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failur
     if matches!(spec, Spec::Nbd(_) | Spec::Fuse(_)) {
         ublk::warn_of_left(context).await;
     }
-    match spec {
-        Spec::Auto => auto::start(context).await,
-        Spec::Ublk(number) => Ok(Running::Ublk(ublk::start(*number, context).await?)),
-        Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd),
-        Spec::Fuse(dir) => fuse::start(dir, false, context).await.map(Running::Fuse),
-    }
+    let running = match spec {
+        Spec::Auto => auto::start(context).await?,
+        Spec::Ublk(number) => Running::Ublk(ublk::start(*number, context).await?),
+        Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd)?,
+        Spec::Fuse(dir) => fuse::start(dir, false, context).await.map(Running::Fuse)?,
+    };
+    // Behind what the export itself takes.
+    pressure::reserve_heap();
+    Ok(running)
 }
 
 /// Whether volumes can be block devices on this host; else why not.

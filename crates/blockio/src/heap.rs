@@ -1,0 +1,77 @@
+//! Memory that a serving thread can use without a page fault.
+//!
+//! A page fault needs memory of the kernel. Where swap or dirty pages are on a volume of this very process, the kernel may
+//! have none before the process has answered. So the process takes memory while there is some, touches it, and gives none
+//! of it back to the kernel: the C library's allocator serves requests from it.
+//!
+//! Owns the settings of that allocator, and the touching of heap and stack. Must not know what the memory is for.
+
+use std::hint::black_box;
+
+/// The heap is taken in pieces, so that one that cannot be had leaves the others. Each is small enough to come from the heap.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Pages are at least as large.
+const PAGE_BYTES: usize = 4096;
+
+/// How much of its stack a serving thread touches.
+const STACK_BYTES: usize = 256 << 10;
+
+/// From now on memory that is freed stays with the process, and all threads that have not allocated yet share one heap: to be
+/// called before there are other threads. Returns whether the allocator can do that: the one of glibc can.
+pub fn keep_freed_memory() -> bool {
+    settings::keep_freed_memory()
+}
+
+#[cfg(target_env = "gnu")]
+mod settings {
+    /// What is smaller comes from the heap. It is the largest value that glibc takes. Larger memory, such as the tables of a
+    /// large cache device, is mapped for itself and given back to the kernel when it is freed.
+    const LARGEST_ON_HEAP_BYTES: libc::c_int = 32 << 20;
+    const NEVER: libc::c_int = -1;
+
+    pub(super) fn keep_freed_memory() -> bool {
+        // A value that is set also ends the adjustment of both thresholds, by which glibc gives large memory back.
+        set(libc::M_TRIM_THRESHOLD, NEVER)
+            && set(libc::M_MMAP_THRESHOLD, LARGEST_ON_HEAP_BYTES)
+            && set(libc::M_ARENA_MAX, 1)
+    }
+
+    fn set(what: libc::c_int, value: libc::c_int) -> bool {
+        // SAFETY: mallopt takes two numbers and reads no memory of the caller. It locks the heap itself, so that other
+        // threads may allocate meanwhile.
+        unsafe { libc::mallopt(what, value) == 1 }
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
+mod settings {
+    pub(super) fn keep_freed_memory() -> bool {
+        false
+    }
+}
+
+/// Sees to it that so much memory of the heap is free and resident, after [`keep_freed_memory`]. Returns how many bytes could
+/// be had: fewer, if the system refuses more.
+pub fn reserve(bytes: usize) -> usize {
+    let mut pieces: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..bytes.div_ceil(PIECE_BYTES) {
+        let mut piece = Vec::new();
+        if pieces.try_reserve(1).is_err() || piece.try_reserve_exact(PIECE_BYTES).is_err() {
+            break;
+        }
+        for byte in piece.spare_capacity_mut().iter_mut().step_by(PAGE_BYTES) {
+            byte.write(0);
+        }
+        // Nobody reads it, which would be a reason to leave it out.
+        pieces.push(black_box(piece));
+    }
+    bytes.min(pieces.len() * PIECE_BYTES)
+}
+
+/// Touches the part of the calling thread's stack that is going to be used.
+#[inline(never)]
+pub fn touch_stack() {
+    let mut room = [0u8; STACK_BYTES];
+    black_box(&mut room);
+}

@@ -1,0 +1,152 @@
+//! A thread that writes messages, so that one which cannot be written holds up no request.
+//!
+//! Where messages go may depend on a volume of this process: a log in a file system on it, a pipe to a process that is
+//! swapped out to it, a file in a tmpfs that is. Owns the thread, and the lines that wait for it. A line that is not written
+//! within [`PATIENCE`] is left to the thread; until that has caught up, nobody waits. Lines for which there is no room are lost,
+//! and their number is written. Must not know what the lines say.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
+/// Lines that wait.
+const LINES: usize = 256;
+
+/// How long a line may hold up the thread that says it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// It makes a few calls.
+const STACK_BYTES: usize = 256 << 10;
+
+struct Line {
+    number: u64,
+    text: String,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// The number of the last line that was written, or could not be.
+    written: Mutex<u64>,
+    changed: Condvar,
+    /// Somebody has waited in vain since the last line was written.
+    stalled: AtomicBool,
+    lost: AtomicU64,
+}
+
+/// The lines' end of the thread.
+pub(crate) struct LogWriter {
+    /// The number of the last line, and where lines go.
+    lines: Mutex<(u64, SyncSender<Line>)>,
+    progress: Arc<Progress>,
+}
+
+impl LogWriter {
+    /// Starts the thread.
+    pub(crate) fn start(output: impl Write + Send + 'static) -> io::Result<LogWriter> {
+        let (sender, receiver) = sync_channel(LINES);
+        let progress = Arc::<Progress>::default();
+        let theirs = progress.clone();
+        let builder = thread::Builder::new().name("ubcache-log".into()).stack_size(STACK_BYTES);
+        builder.spawn(move || write_lines(&receiver, output, &theirs))?;
+        Ok(LogWriter { lines: Mutex::new((0, sender)), progress })
+    }
+
+    /// Has a line written. It is written on return, unless that takes too long.
+    pub(crate) fn write(&self, text: String) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.0 += 1;
+        let number = lines.0;
+        let sent = lines.1.try_send(Line { number, text });
+        drop(lines);
+        if sent.is_err() {
+            self.progress.lost.fetch_add(1, Ordering::AcqRel);
+        } else if !self.progress.stalled.load(Ordering::Acquire) {
+            self.wait_for(number);
+        }
+    }
+
+    fn wait_for(&self, number: u64) {
+        let written = self.progress.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.progress.changed.wait_timeout_while(written, PATIENCE, |written| *written < number);
+        let (written, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        if result.timed_out() && *written < number {
+            // Under the lock: the thread takes it back with the next line that it writes.
+            self.progress.stalled.store(true, Ordering::Release);
+        }
+    }
+}
+
+fn write_lines(lines: &Receiver<Line>, mut output: impl Write, progress: &Progress) {
+    while let Ok(line) = lines.recv() {
+        // Nowhere is left to say that it cannot be written to.
+        let _ = output.write_all(line.text.as_bytes());
+        let lost = progress.lost.swap(0, Ordering::AcqRel);
+        if lost > 0 {
+            let _ =
+                writeln!(output, "ubcache: {lost} messages are lost, as they could not be written in time");
+        }
+        let mut written = progress.written.lock().unwrap_or_else(PoisonError::into_inner);
+        *written = line.number;
+        progress.stalled.store(false, Ordering::Release);
+        drop(written);
+        progress.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A place that takes nothing while the lock is held.
+    #[derive(Clone, Default)]
+    struct Place(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Place {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_is_written_when_the_call_returns() {
+        let place = Place::default();
+        let writer = LogWriter::start(place.clone()).unwrap();
+        for line in ["one\n", "two\n"] {
+            writer.write(line.into());
+        }
+        assert_eq!(*place.0.lock().unwrap(), b"one\ntwo\n");
+    }
+
+    #[test]
+    fn a_place_that_takes_nothing_holds_up_one_line_for_a_moment() {
+        let place = Place::default();
+        let writer = LogWriter::start(place.clone()).unwrap();
+        let held = place.0.lock().unwrap();
+        let began = Instant::now();
+        for n in 0..LINES + 10 {
+            writer.write(format!("{n}\n"));
+        }
+        // Each that waited would have taken PATIENCE.
+        assert!(began.elapsed() < 20 * PATIENCE, "{:?}", began.elapsed());
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let text = String::from_utf8(place.0.lock().unwrap().clone()).unwrap();
+            if text.contains("messages are lost") && text.contains(&format!("\n{}\n", LINES - 1)) {
+                assert!(text.starts_with("0\n"), "{text}");
+                break;
+            }
+            assert!(Instant::now() < deadline, "{text}");
+            thread::yield_now();
+        }
+    }
+}
