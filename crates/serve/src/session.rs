@@ -325,3 +325,41 @@ pub fn seed() -> u64 {
     let (seed, _) = uuid::Uuid::new_v4().as_u64_pair();
     seed
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use blockio::DriverOptions;
+    use blockio::wrap::MemDisk;
+    use engine::SetOptions;
+    use format::{Sector, Sectors};
+    use io::WriteFlags;
+
+    use super::*;
+
+    /// A volume was detached and is served alone; its device has a write in its volatile cache. The set no longer knows the
+    /// volume, so a stop of the set left the write there.
+    #[test]
+    fn a_stop_flushes_volumes_that_were_detached() {
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let rt = driver.handle();
+        driver.block_on(async {
+            let disk = |name, size| Disk::new(Rc::new(MemDisk::new(name, Sectors(size), 512)), rt.clone());
+            let (cache, backing) = (disk("cache", 1 << 15), disk("backing", 1 << 16));
+            rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
+            let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
+            let volume = set.register(backing.clone()).await.unwrap();
+            let session = Session::new(Some(set.clone()), Kept::nothing());
+            session.add(volume.clone());
+            set.detach(&volume).await.unwrap();
+            let flushes = || backing.figures().flushes.latency.count();
+            let before = flushes();
+            let buffer = rt.pool().zeroed(4096);
+            volume.write(Sector(0), Sectors(8), buffer, 0, WriteFlags::default()).await.unwrap();
+            assert_eq!(flushes(), before, "a write alone flushes nothing");
+            session.stop().await.unwrap();
+            assert_eq!(flushes(), before + 1);
+        });
+    }
+}

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use engine::tunables::{Overwrite, Victims};
-use engine::{CacheSet, EngineError, SetOptions, Volume};
+use engine::{CacheSet, EngineError, SetEvent, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
 use io::{Handle, JoinHandle, Nanos, Rng, SurvivorRef, ZeroFlags};
@@ -27,8 +27,8 @@ use crate::world::World;
 /// Sectors read at once when a volume is read back.
 const READ_BACK: u64 = 96;
 
-/// Leaves that a start may keep in memory beyond the limit: those of the keys that a stop leaves in the newest entries.
-const FEW_LEAVES: u64 = 16;
+/// Leaves that a start may keep in memory beyond the limit, besides those that it replays to.
+const FEW_LEAVES: u64 = 4;
 
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
@@ -254,10 +254,14 @@ impl Session {
         Ok(())
     }
 
-    /// A start keeps no more of the index in memory than it may, and a few leaves: those that are replayed to, and the last
-    /// one that was taken.
+    /// A start keeps no more of the index in memory than it may, and a few leaves: those that are replayed to, of which each
+    /// key has two at most, and the last one that was taken.
     fn check_index(&self, set: &CacheSet) {
-        let most = self.boot.settings.node_cache_bytes + FEW_LEAVES * self.bucket_bytes;
+        let events = set.take_events();
+        self.given.world.log(|| format!("opened: {events:?}"));
+        let replayed = |e: &SetEvent| if let SetEvent::Replayed { keys, .. } = e { *keys } else { 0 };
+        let leaves = FEW_LEAVES + 2 * events.iter().map(replayed).sum::<u64>();
+        let most = self.boot.settings.node_cache_bytes + leaves * self.bucket_bytes;
         let found = set.status().index_bytes as u64;
         assert!(
             !self.given.was_stopped || found <= most,
