@@ -179,6 +179,14 @@ impl IoError {
         matches!(self.errno, ENOSPC | EDQUOT)
     }
 
+    /// Whether the device does not do such requests at all.
+    pub fn is_unsupported(&self) -> bool {
+        const EINVAL: i32 = 22;
+        const ENOTTY: i32 = 25;
+        const EOPNOTSUPP: i32 = 95;
+        matches!(self.errno, EINVAL | ENOTTY | EOPNOTSUPP)
+    }
+
     /// The answer to an operation whose device went away without answering.
     pub(crate) fn dropped() -> IoError {
         const ECANCELED: i32 = 125;

@@ -64,8 +64,12 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
             })
             .collect();
         for d in discards {
-            // A discard is advice: a device that refuses it loses nothing.
-            let _ = d.await;
+            // A discard is advice: a device that refuses it loses nothing. Another error may mean that it lost its power.
+            if let Err(e) = d.await.result
+                && !e.is_unsupported()
+            {
+                core.cache_request_failed(&e);
+            }
         }
     }
     let n = picked.len();

@@ -158,7 +158,7 @@ impl Core {
             self.journal.commit(newest).await?;
         }
         match copies.data() {
-            Some(tick) => Ok(self.gate.ensure(tick).await?),
+            Some(tick) => self.flush_cache(tick).await,
             None => Ok(()),
         }
     }

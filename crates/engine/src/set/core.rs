@@ -190,6 +190,22 @@ impl Core {
         }
     }
 
+    /// Makes everything durable that the cache device was given up to this tick.
+    pub(crate) async fn flush_cache(&self, tick: Tick) -> Result<(), EngineError> {
+        let flushed = self.gate.ensure(tick).await;
+        if let Err(e) = &flushed {
+            self.cache_request_failed(e);
+        }
+        Ok(flushed?)
+    }
+
+    /// A request of the cache device failed that says nothing of the set, such as a discard.
+    pub(crate) fn cache_request_failed(&self, e: &io::IoError) {
+        if !e.is_out_of_room() {
+            self.invalidate_crash_log(&e.to_string());
+        }
+    }
+
     /// A data request to the cache device has ended: counts its error, and disables the set at the limit (the
     /// kernel's semantics, section 14.2).
     pub(crate) fn observe_cache_io(&self, result: &Result<(), io::IoError>) {
@@ -202,9 +218,7 @@ impl Core {
         let verdict = self.errors.borrow_mut().observe(failed, limit, halflife);
         if let Err(e) = result {
             self.emit(SetEvent::DeviceError { what: e.to_string() });
-            if failed {
-                self.invalidate_crash_log(&e.to_string());
-            }
+            self.cache_request_failed(e);
             if verdict == ErrorVerdict::LimitReached {
                 self.metadata_failed(e.clone().into());
             }

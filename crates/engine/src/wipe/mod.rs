@@ -141,7 +141,7 @@ impl Wipe<'_> {
             }
             left = now;
         }
-        core.gate.ensure(core.gate.latest()).await.map_err(|e| self.unfinished(&e.into()))?;
+        core.flush_cache(core.gate.latest()).await.map_err(|e| self.unfinished(&e))?;
         Ok(self.done)
     }
 
