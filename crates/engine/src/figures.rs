@@ -272,7 +272,7 @@ impl Volume {
             backing_name: self.backing_name(),
             backing_uuid: self.backing_uuid(),
             state: self.state(),
-            detaching: self.detaching.get(),
+            detaching: self.is_detaching(),
             stopping: self.is_stopping(),
             size: self.size(),
             dirty: self.dirty_sectors(),

@@ -4,8 +4,7 @@
 //! and what the operator is told about what could not be had. Must not know how it is done (`blockio::flusher`,
 //! `blockio::heap`).
 
-use std::cell::Cell;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 use blockio::{flusher, heap};
 use export_ublk::Shape;
@@ -13,12 +12,12 @@ use export_ublk::Shape;
 use crate::message;
 use crate::ram;
 
-/// Heap that a serving thread finds free and resident when its first export is there: for the index, which grows by 16 to 32
+/// Heap that is free and resident when an export has started: for the index, which grows by 16 to 32
 /// bytes for each extent (24 MiB for a million), for the 16 MiB of its own requests that may be under way (journal, leaves,
 /// writeback), and for the data of 24 MiB of requests over NBD.
 const RESERVE_BYTES: u64 = 64 << 20;
 
-/// All threads together take no more than this part of the memory for that.
+/// The process takes no more than this part of the memory for that.
 const SHARE_OF_RESERVE: u64 = 16;
 
 /// The part of the memory that the buffers of one block device take, if nobody says how many requests it takes at a time.
@@ -64,15 +63,10 @@ pub fn prepare_this_thread() {
     heap::touch_stack();
 }
 
-/// Takes heap for the requests of the calling thread, which has just started an export. Threads that serve share a heap, so
-/// that there must be enough for all of them: counted are those that have called this.
+/// Takes heap for the requests of the process; the calling thread has just started an export. Threads that serve share a heap:
+/// what is free behind the start of one export is taken into account at the start of the next.
 pub(crate) fn reserve_heap() {
-    static THREADS: Mutex<u64> = Mutex::new(0);
-    thread_local! { static COUNTED: Cell<bool> = const { Cell::new(false) }; }
-    // A thread that panicked here has counted itself or not: either will do.
-    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
-    *threads += u64::from(!COUNTED.replace(true));
-    let wanted = heap_for(*threads, ram::available_bytes());
+    let wanted = heap_for(ram::available_bytes());
     let had = heap::reserve(wanted);
     if had < wanted {
         message::warn(format!(
@@ -84,9 +78,8 @@ pub(crate) fn reserve_heap() {
     }
 }
 
-fn heap_for(threads: u64, available_bytes: u64) -> usize {
-    let bytes = threads.saturating_mul(RESERVE_BYTES).min(available_bytes / SHARE_OF_RESERVE);
-    usize::try_from(bytes).unwrap_or(usize::MAX)
+fn heap_for(available_bytes: u64) -> usize {
+    usize::try_from(RESERVE_BYTES.min(available_bytes / SHARE_OF_RESERVE)).unwrap_or(usize::MAX)
 }
 
 /// Queues and depth of a block device, if nobody says any: its buffers stay in memory.
@@ -101,10 +94,8 @@ mod tests {
     #[test]
     fn small_hosts_give_a_part_of_their_memory() {
         const MIB: u64 = 1 << 20;
-        assert_eq!(heap_for(1, 768 * MIB), 48 << 20);
-        assert_eq!(heap_for(1, 8192 * MIB), 64 << 20);
-        assert_eq!(heap_for(3, 8192 * MIB), 192 << 20);
-        assert_eq!(heap_for(9, 8192 * MIB), 512 << 20);
+        assert_eq!(heap_for(768 * MIB), 48 << 20);
+        assert_eq!(heap_for(8192 * MIB), 64 << 20);
         for bytes in [64 * MIB, 768 * MIB, 16384 * MIB] {
             let shape = Shape::within(bytes / SHARE_OF_DEVICE);
             assert!(Shape::DEPTH.contains(&shape.depth) && shape.depth <= 128, "{bytes}: {shape:?}");

@@ -5,7 +5,7 @@
 use std::pin::pin;
 
 use engine::{CacheSet, SetOptions};
-use format::CacheMode;
+use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
 use sim::disk::{Keep, Speed};
@@ -144,4 +144,48 @@ fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() 
         b.clients[1].oracle.borrow_mut().stopped();
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Two operators detach a volume, and one of them gives up. The other one's volume took dirty data again, and under load it was
+/// never drained.
+#[test]
+fn one_of_two_detaches_is_given_up() {
+    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
+    story.boot_and_stop(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let volume = b.volume(0);
+        let first = b.set().begin_detach(&volume).await.unwrap();
+        let second = b.set().begin_detach(&volume).await.unwrap();
+        drop(first);
+        assert!(volume.figures().detaching);
+        assert!(b.clients[0].write(0, 8, false).await);
+        assert_eq!(volume.dirty_sectors(), Sectors::ZERO);
+        drop(second);
+        assert!(!volume.figures().detaching);
+        b.stop().await;
+    });
+    story.judge().happy_end();
+}
+
+/// Two operators delete a volume, and a third one creates one. The slot was that of the new volume when the second deletion came
+/// to its turn, and the new volume was void.
+#[test]
+fn a_volume_is_deleted_once() {
+    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 256);
+    story.boot(|b| async move {
+        b.open().await;
+        let set = b.set();
+        let inode = b.volume(1).inode().unwrap();
+        b.clients[1].set_volume(None);
+        let deletions = [(); 2].map(|()| {
+            let set = set.clone();
+            b.rt.spawn(async move { set.delete_volume(inode).await })
+        });
+        let mut ended = Vec::new();
+        for deletion in deletions {
+            ended.push(deletion.await.is_ok());
+        }
+        assert_eq!(ended, [true, false]);
+    });
 }

@@ -104,10 +104,11 @@ impl CacheSet {
     fn is_rolled_back(&self, backing: &Backing) -> bool {
         let Some(number) = backing.registration() else { return false };
         let of_another_set = backing.set_uuid() != self.uuid();
-        let known = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
-            self.core.uuids.borrow()[inode.0 as usize].registrations().contains(&Some(number))
+        // Without a slot there is nothing to be believed.
+        let unknown = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
+            !self.core.uuids.borrow()[inode.0 as usize].registrations().contains(&Some(number))
         });
-        !known && !of_another_set && !bug(Bug::OlderCacheBelieved)
+        unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
     }
 
     /// Dirty data of a newer cache device is not in this one.
@@ -185,7 +186,10 @@ impl CacheSet {
             let (set, device) = (self.uuid(), backing.uuid());
             return refuse(
                 backing,
-                format!("has dirty data in a cache, but cache set {set} does not know its UUID {device}"),
+                format!(
+                    "has dirty data in a cache, but cache set {set} does not know its UUID {device}: the dirty data is in \
+                     another cache device, or this one is an older copy, made before the device was attached"
+                ),
             );
         }
         mark(Mark::NewSlot);
@@ -290,6 +294,10 @@ impl CacheSet {
         };
         volume.stop().await?;
         let _config = core.config_lock.lock().await;
+        // Deleted by another caller meanwhile, the slot may be that of a new volume.
+        if !core.volumes.borrow().iter().any(|v| Rc::ptr_eq(v, &volume)) {
+            return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
+        }
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.void.borrow_mut().insert(inode);
@@ -419,7 +427,7 @@ impl Drop for Attaching {
     }
 }
 
-/// A volume that takes no new dirty data. It does again when this is dropped, unless it was detached.
+/// A volume that takes no new dirty data. It does again when the last of these is dropped, unless it was detached.
 pub struct Detaching {
     volume: Rc<Volume>,
 }

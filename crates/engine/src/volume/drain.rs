@@ -31,12 +31,18 @@ impl Volume {
     }
 
     pub(crate) fn begin_detach(&self) {
-        self.detaching.set(true);
+        self.detaching.set(self.detaching.get() + 1);
         self.writeback.wake();
     }
 
     pub(crate) fn cancel_detach(&self) {
-        self.detaching.set(false);
+        // None are left of one that was detached meanwhile.
+        self.detaching.set(self.detaching.get().saturating_sub(1));
+    }
+
+    /// The volume takes no new dirty data.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.detaching.get() > 0
     }
 
     /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go. Dropping

@@ -61,7 +61,8 @@ pub struct Volume {
     /// What a hit saves.
     pub(super) saving: Cell<Saving>,
     stopping: Cell<bool>,
-    pub(crate) detaching: Cell<bool>,
+    /// How many callers are detaching it.
+    pub(crate) detaching: Cell<u32>,
     in_flight: Cell<usize>,
     /// How much of the time any request was.
     busy: Cell<Busy>,
@@ -97,7 +98,7 @@ impl Volume {
             detector: RefCell::new(SequentialDetector::new()),
             saving: Cell::default(),
             stopping: Cell::new(false),
-            detaching: Cell::new(false),
+            detaching: Cell::new(0),
             in_flight: Cell::new(0),
             busy: Cell::default(),
             dirty_in_flight: Cell::new(0),
@@ -404,7 +405,7 @@ impl Volume {
             sectors,
             block: core.geometry.block_sectors,
             mode: t.cache_mode,
-            detaching: self.detaching.get(),
+            detaching: self.is_detaching(),
             stopping: core.is_stopping(),
             in_use_percent: core.in_use_percent(),
             readahead_policy: t.readahead_cache_policy,
@@ -519,7 +520,7 @@ impl Volume {
     pub(crate) fn detached(&self) {
         self.ranges.invalidate_misses();
         *self.link.borrow_mut() = None;
-        self.detaching.set(false);
+        self.detaching.set(0);
         self.writeback.wake();
     }
 }

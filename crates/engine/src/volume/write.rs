@@ -250,7 +250,7 @@ impl Volume {
             kind: RequestKind::Write,
             hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
             mode: self.tunables.borrow().cache_mode,
-            detaching: self.detaching.get(),
+            detaching: self.is_detaching(),
             in_use_percent: core.in_use_percent(),
             cutoff_writeback: t.cutoff_writeback,
             cutoff_writeback_sync: t.cutoff_writeback_sync,

@@ -188,7 +188,7 @@ impl Volume {
         };
         if dirty == Sectors::ZERO {
             Pace::NothingDirty
-        } else if self.detaching.get() {
+        } else if self.is_detaching() {
             Pace::Detaching
         } else if self.writeback.draining.get() > 0 {
             Pace::Draining
@@ -212,7 +212,7 @@ impl Volume {
     }
 
     fn unlimited(&self, core: &Core) -> bool {
-        self.detaching.get()
+        self.is_detaching()
             || self.writeback.draining.get() > 0
             || self.tunables.borrow().writeback_percent == 0
             || self.hurries(core)
@@ -248,7 +248,7 @@ impl Volume {
             return None;
         }
         let t = self.tunables.borrow();
-        let urgent = self.detaching.get() || self.writeback.draining.get() > 0;
+        let urgent = self.is_detaching() || self.writeback.draining.get() > 0;
         if !t.writeback_running && !urgent {
             return None;
         }
