@@ -162,6 +162,8 @@ impl Core {
             self.invalidate_crash_log(&why.to_string());
         }
         *self.failed.borrow_mut() = Some(why);
+        // The device may have lost what it held: what is being read from it is not believed.
+        self.wiper.next_turn();
         if let Err(e) = self.check() {
             self.journal.fail(e);
         }
@@ -190,11 +192,12 @@ impl Core {
         }
     }
 
-    /// Makes everything durable that the cache device was given up to this tick.
+    /// Makes everything durable that the cache device was given up to this tick. If that fails, the device may have lost any
+    /// of it, and the set is disabled.
     pub(crate) async fn flush_cache(&self, tick: Tick) -> Result<(), EngineError> {
         let flushed = self.gate.ensure(tick).await;
         if let Err(e) = &flushed {
-            self.cache_request_failed(e);
+            self.metadata_failed(e.clone().into());
         }
         Ok(flushed?)
     }

@@ -42,7 +42,7 @@ const MOST_HELD: usize = 16;
 /// How long to wait for others when there was nothing to do.
 const LOOK_AGAIN: Nanos = Nanos::from_ms(20);
 
-/// A moment; dead sectors may have been overwritten between two different ones.
+/// A moment; between two different ones dead sectors may have been overwritten, or the set may have failed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Turn(u64);
 
@@ -58,10 +58,16 @@ pub(crate) struct Wiper {
 }
 
 impl Wiper {
-    /// Whoever reads cached data asks for it before looking the key up, and again when the data is there: if it is another
+    /// What reads cached data asks for it before it looks the key up, and again when the data is there: if it is another
     /// one, the data may be zeros.
     pub(crate) fn turn(&self) -> Turn {
         self.turn.get()
+    }
+
+    /// Cached data that is being read must not be believed.
+    pub(crate) fn next_turn(&self) {
+        let Turn(turn) = self.turn.get();
+        self.turn.set(Turn(turn + 1));
     }
 
     /// The set is being stopped: a wipe ends where it is.
@@ -211,8 +217,7 @@ impl Wipe<'_> {
         let live = live::survey(core, &chosen).await?;
         // No crash brings back a key that names what is dead now.
         core.journal.commit_keys().await?;
-        let Turn(turn) = core.wiper.turn.get();
-        core.wiper.turn.set(Turn(turn + 1));
+        core.wiper.next_turn();
         let most = (core.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;
