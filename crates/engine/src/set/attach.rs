@@ -104,9 +104,10 @@ impl CacheSet {
     fn is_rolled_back(&self, backing: &Backing) -> bool {
         let Some(number) = backing.registration() else { return false };
         let of_another_set = backing.set_uuid() != self.uuid();
-        // Without a slot there is nothing to be believed.
+        // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
         let unknown = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
-            !self.core.uuids.borrow()[inode.0 as usize].registrations().contains(&Some(number))
+            let numbers = self.core.uuids.borrow()[inode.0 as usize].registrations();
+            numbers.iter().any(Option::is_some) && !numbers.contains(&Some(number))
         });
         unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
     }
