@@ -121,7 +121,7 @@ mod tests {
         let test = || {
             match mark_this_thread() {
                 Ok(()) => assert!(is_marked() && std::thread::spawn(is_marked).join().unwrap()),
-                // Whoever runs this may lack the right; then it is said.
+                // A user without CAP_SYS_RESOURCE gets this error.
                 Err(e) => assert_eq!(e.kind(), io::ErrorKind::PermissionDenied),
             }
         };

@@ -63,7 +63,7 @@ pub fn reserve(bytes: usize) -> usize {
         for byte in piece.spare_capacity_mut().iter_mut().step_by(PAGE_BYTES) {
             byte.write(0);
         }
-        // Nobody reads it, which would be a reason to leave it out.
+        // The compiler may leave out writes whose result is not used.
         pieces.push(black_box(piece));
     }
     bytes.min(pieces.len() * PIECE_BYTES)

@@ -303,6 +303,10 @@ impl<'a> Host<'a> {
             None => volume.stop().await,
         };
         self.session.log_events();
+        if result.is_err() && volume.inode().is_some() {
+            // The set keeps it, and so does the session: the operator can try again, or stop the set.
+            return result.map_err(Failure::from);
+        }
         self.session.forget(&volume);
         // What the engine does for it ends with the next turns.
         let rt = self.driver.handle();

@@ -1,9 +1,9 @@
 //! A thread that writes messages, so that one which cannot be written holds up no request.
 //!
 //! Where messages go may depend on a volume of this process: a log in a file system on it, a pipe to a process that is
-//! swapped out to it, a file in a tmpfs that is. Owns the thread, and the lines that wait for it. A line that is not written
-//! within [`PATIENCE`] is left to the thread; until that has caught up, nobody waits. Lines for which there is no room are lost,
-//! and their number is written. Must not know what the lines say.
+//! swapped out to it, a file in a tmpfs that is. Owns the thread, and the lines that wait for it. A caller waits at most
+//! [`LONGEST_WAIT`] until its line is written; then the thread writes it later, and until it has written one more line, no caller
+//! waits. Lines for which there is no room are lost, and their number is written. Must not know what the lines say.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use std::{io, thread};
 /// Lines that wait.
 const LINES: usize = 256;
 
-/// How long a line may hold up the thread that says it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a caller waits for its line.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// It makes a few calls.
+/// The thread makes a few calls, none of them deep.
 const STACK_BYTES: usize = 256 << 10;
 
 struct Line {
@@ -31,12 +31,12 @@ struct Progress {
     /// The number of the last line that was written, or could not be.
     written: Mutex<u64>,
     changed: Condvar,
-    /// Somebody has waited in vain since the last line was written.
+    /// A caller has waited for [`LONGEST_WAIT`], and no line was written since.
     stalled: AtomicBool,
     lost: AtomicU64,
 }
 
-/// The lines' end of the thread.
+/// Gives lines to the thread.
 pub(crate) struct LogWriter {
     /// The number of the last line, and where lines go.
     lines: Mutex<(u64, SyncSender<Line>)>,
@@ -54,7 +54,7 @@ impl LogWriter {
         Ok(LogWriter { lines: Mutex::new((0, sender)), progress })
     }
 
-    /// Has a line written. It is written on return, unless that takes too long.
+    /// Has the thread write a line. It is written on return, unless that takes longer than [`LONGEST_WAIT`].
     pub(crate) fn write(&self, text: String) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.0 += 1;
@@ -70,10 +70,10 @@ impl LogWriter {
 
     fn wait_for(&self, number: u64) {
         let written = self.progress.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.progress.changed.wait_timeout_while(written, PATIENCE, |written| *written < number);
+        let waited = self.progress.changed.wait_timeout_while(written, LONGEST_WAIT, |written| *written < number);
         let (written, result) = waited.unwrap_or_else(PoisonError::into_inner);
         if result.timed_out() && *written < number {
-            // Under the lock: the thread takes it back with the next line that it writes.
+            // Under the lock: the thread clears it when it has written its next line.
             self.progress.stalled.store(true, Ordering::Release);
         }
     }
@@ -81,7 +81,7 @@ impl LogWriter {
 
 fn write_lines(lines: &Receiver<Line>, mut output: impl Write, progress: &Progress) {
     while let Ok(line) = lines.recv() {
-        // Nowhere is left to say that it cannot be written to.
+        // There is no other place to report this error.
         let _ = output.write_all(line.text.as_bytes());
         let lost = progress.lost.swap(0, Ordering::AcqRel);
         if lost > 0 {
@@ -135,8 +135,8 @@ mod tests {
         for n in 0..LINES + 10 {
             writer.write(format!("{n}\n"));
         }
-        // Each that waited would have taken PATIENCE.
-        assert!(began.elapsed() < 20 * PATIENCE, "{:?}", began.elapsed());
+        // Each caller that waited would have taken LONGEST_WAIT.
+        assert!(began.elapsed() < 20 * LONGEST_WAIT, "{:?}", began.elapsed());
         drop(held);
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

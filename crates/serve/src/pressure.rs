@@ -20,7 +20,7 @@ const RESERVE_BYTES: u64 = 64 << 20;
 /// The process takes no more than this part of the memory for that.
 const SHARE_OF_RESERVE: u64 = 16;
 
-/// The part of the memory that the buffers of one block device take, if nobody says how many requests it takes at a time.
+/// The part of the memory that the buffers of one block device take when the depth of its queues is not configured.
 const SHARE_OF_DEVICE: u64 = 16;
 
 /// The part of the memory that the buffers of all block devices together may hold.
@@ -82,7 +82,7 @@ fn heap_for(available_bytes: u64) -> usize {
     usize::try_from(RESERVE_BYTES.min(available_bytes / SHARE_OF_RESERVE)).unwrap_or(usize::MAX)
 }
 
-/// Queues and depth of a block device, if nobody says any: its buffers stay in memory.
+/// Queues and depth of a block device for which none are configured: its buffers stay in memory.
 pub fn ublk_shape() -> Shape {
     Shape::within(ram::available_bytes() / SHARE_OF_DEVICE)
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
-use io::SurvivorRef;
+use io::{Survivor, SurvivorRef};
 use sim::disk::{Fault, Keep, Kind, Matching};
 use sim::image::Image;
 use sim::rig::Layout;
@@ -20,6 +20,15 @@ fn options(memory: &Rc<Memory>) -> SetOptions {
     options
 }
 
+/// Opens the set. A write to sectors 64 to 128 is flushed, and another to the same sectors is not.
+async fn write_twice(b: &Boot, options: SetOptions) {
+    b.open_with(options).await;
+    b.tune(0, "writeback_running", "0").await;
+    b.tune(0, "sequential_cutoff", "0").await;
+    assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
+    assert!(b.clients[0].write(64, 64, false).await);
+}
+
 /// The crash log outlives the process in the memory of the host. The device has failed a request, because its power was
 /// gone for a moment, and with it a write that was answered and not flushed. Replaying the key of that write over data
 /// that was flushed showed zeros.
@@ -30,11 +39,7 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
         let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
         let first = options(&memory);
         story.boot(move |b| async move {
-            b.open_with(first).await;
-            b.tune(0, "writeback_running", "0").await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
-            assert!(b.clients[0].write(64, 64, false).await);
+            write_twice(&b, first).await;
             b.clients[0].set_tolerant(true);
             let kind = if metadata { Kind::DurableWrite } else { Kind::Write };
             b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
@@ -50,6 +55,31 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
     }
 }
 
+/// The same where the request that fails is a discard: of buckets that are reused, while other buckets are filled.
+#[test]
+fn a_crash_log_does_not_count_after_a_discard_failed() {
+    let memory = Rc::new(Memory::default());
+    let layout = Layout { discard: true, ..Layout::small(CacheMode::Writeback) };
+    let mut story = Story::new(2, layout, 0);
+    let first = options(&memory);
+    story.boot(move |b| async move {
+        write_twice(&b, first).await;
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Discard), skip: 0, count: 1 }]);
+        for sector in (128..2048).step_by(8) {
+            assert!(b.clients[0].read(sector, 8).await.is_some());
+        }
+        assert!(b.set().failure().is_none(), "a discard is advice");
+    });
+    story.cache_power_cut(Keep::Nothing);
+    assert!(memory.kept().is_empty());
+    let second = options(&memory);
+    story.boot(move |b| async move {
+        b.open_with(second).await;
+        b.read_all(0).await;
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// The file system under the cache is full: neither data nor metadata can be written, and the set is disabled. Nothing was
 /// lost, so what was answered is there when there is room again. Once the crash log was given up, as for a device that is broken.
 #[test]
@@ -62,11 +92,7 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
         let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
         let (first, keep) = (options(&memory), answered.clone());
         story.boot(move |b| async move {
-            b.open_with(first).await;
-            b.tune(0, "writeback_running", "0").await;
-            b.tune(0, "sequential_cutoff", "0").await;
-            assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
-            assert!(b.clients[0].write(64, 64, false).await);
+            write_twice(&b, first).await;
             *keep.borrow_mut() = b.clients[0].read(64, 64).await;
             b.clients[0].set_tolerant(true);
             b.cache.fail_with(ENOSPC);
@@ -94,11 +120,7 @@ fn a_crash_log_does_not_count_after_a_start_that_failed() {
     let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
     let first = options(&memory);
     story.boot(move |b| async move {
-        b.open_with(first).await;
-        b.tune(0, "writeback_running", "0").await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        assert!(b.clients[0].write(64, 64, false).await && b.clients[0].flush().await);
-        assert!(b.clients[0].write(64, 64, false).await);
+        write_twice(&b, first).await;
     });
     story.kill();
     let second = options(&memory);

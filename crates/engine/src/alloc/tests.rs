@@ -81,9 +81,9 @@ fn the_list_is_refilled_up_to_its_target() {
     }
 }
 
-/// A wait that is given up is none any more.
+/// A wait that is given up no longer counts.
 #[test]
-fn nobody_waits_after_giving_up() {
+fn a_wait_that_is_given_up_does_not_count() {
     run(|rt| async move {
         let alloc = Allocator::new(&geometry(), 1024, 2);
         {

@@ -72,7 +72,6 @@ pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
 
 async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let void: BTreeSet<Inode> = core.void.borrow().clone();
-    let start_seq = core.journal.open_seq();
     let started = core.tree.borrow().next_birth();
     let mut oldest: Vec<Gen> = core.buckets.borrow().generations();
     let mut passed: Option<Bound> = None;
@@ -98,14 +97,17 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
         };
         passed = Some(bound);
     }
-    // Nothing from before the walk is replayed any more once these are written, and no node on disk has pointers that
-    // the walk has not seen because they were replaced in memory.
+    // No leaf has keys of the void slots any more, so no later entry has. An entry from before may: data that is moved beside
+    // the walk gets new keys until its leaf is purged.
+    let purged_seq = core.journal.open_seq();
+    // Nothing from before is replayed any more once these are written, and no node on disk has pointers that the walk has
+    // not seen because they were replaced in memory.
     let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
     core.write_leaves_unhurried(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     core.tree.borrow().oldest_dead_pointers(&core.buckets.borrow(), &mut oldest);
     core.buckets.borrow_mut().finish_gc(&oldest);
-    if core.journal.oldest_needed() >= start_seq {
+    if core.journal.oldest_needed() >= purged_seq {
         core.void.borrow_mut().retain(|i| !void.contains(i));
     }
     Ok(())

@@ -70,7 +70,7 @@ impl Backing {
         self.durable_state.get()
     }
 
-    /// Newest sequence number of a cache superblock that the device has seen.
+    /// The number of the last registration that the device has seen; none if a kernel attached it, or nothing ever did.
     pub(crate) fn registration(&self) -> Option<RegistrationNr> {
         self.superblock.borrow().registration()
     }

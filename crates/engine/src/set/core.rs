@@ -202,7 +202,8 @@ impl Core {
         Ok(flushed?)
     }
 
-    /// A request of the cache device failed that says nothing of the set, such as a discard.
+    /// A request to the cache device failed. The device may have lost what was not flushed, so the crash log is not believed
+    /// any more. Whether the set is disabled is the caller's decision.
     pub(crate) fn cache_request_failed(&self, e: &io::IoError) {
         if !e.is_out_of_room() {
             self.invalidate_crash_log(&e.to_string());

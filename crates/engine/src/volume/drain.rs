@@ -36,7 +36,7 @@ impl Volume {
     }
 
     pub(crate) fn cancel_detach(&self) {
-        // None are left of one that was detached meanwhile.
+        // 0 if the volume was detached meanwhile.
         self.detaching.set(self.detaching.get().saturating_sub(1));
     }
 

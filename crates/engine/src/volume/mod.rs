@@ -61,7 +61,7 @@ pub struct Volume {
     /// What a hit saves.
     pub(super) saving: Cell<Saving>,
     stopping: Cell<bool>,
-    /// How many callers are detaching it.
+    /// How many callers wait for its detach.
     pub(crate) detaching: Cell<u32>,
     in_flight: Cell<usize>,
     /// How much of the time any request was.

@@ -64,7 +64,7 @@ impl Wiper {
         self.turn.get()
     }
 
-    /// Cached data that is being read must not be believed.
+    /// Makes every read of cached data that is under way look its key up again.
     pub(crate) fn next_turn(&self) {
         let Turn(turn) = self.turn.get();
         self.turn.set(Turn(turn + 1));

@@ -7,8 +7,8 @@
 //! reply was sent, so a client that does not read its replies stops being read from.
 //!
 //! Invariants: what was handed to the volume is awaited to its end, whatever happens to the client; for a
-//! client that is gone nothing more is handed to the volume than writes whose data have come; when `run`
-//! returns, every task of the connection has ended.
+//! client that is gone nothing more is handed to the volume; when `run` returns, every task of the connection
+//! has ended.
 
 use std::rc::Rc;
 
@@ -151,7 +151,12 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 self.requests.read_done(request, &piece, result, outbox, &self.memory);
                 return;
             }
-            // Its data have come, and a power cut could not tell it from one that was answered in time.
+            // The client may have connected again, sent the same write again, and after its answer a newer one to the same
+            // place: this one must not follow them.
+            Task::Write { .. } if gone => {
+                self.memory.give(u64::from(bytes));
+                Err(PieceError::ClientGone)
+            }
             Task::Write { buffer, fua } => {
                 let flags = WriteFlags { fua, ..WriteFlags::default() };
                 let result = volume.write(sector, sectors, buffer, 0, flags).await;

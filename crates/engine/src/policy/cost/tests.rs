@@ -128,7 +128,7 @@ fn model(rotational: bool) -> CostModel {
     CostModel::new(Costs::usual(rotational))
 }
 
-/// Whoever comes next waits for every request that is there, and for all their data.
+/// A new request waits for every request in flight, and for the transfer of all their data.
 #[test]
 fn an_answer_comes_behind_what_is_in_flight() {
     let costs = Costs::usual(true);

@@ -50,7 +50,7 @@ async fn set(rt: &Handle) -> (CacheSet, [Rc<Volume>; 2]) {
     (set, [cached, flash])
 }
 
-/// Leaves so many buckets that can be reused, and says that the allocator found none.
+/// Leaves `reclaimable` buckets that can be reused, and says that the allocator found none.
 fn starve(core: &Core, reclaimable: u32) {
     let buckets = &mut *core.buckets.borrow_mut();
     let all: Vec<BucketNr> = buckets.all().filter(|b| buckets.is_reclaimable(*b)).collect();
@@ -63,10 +63,10 @@ fn starve(core: &Core, reclaimable: u32) {
     core.alloc.starved.set(true);
 }
 
-/// What lives in the cache alone has nowhere else to go: it waits as long as a walk of the index may make room. What has a
-/// backing device goes there at once.
+/// A write to a flash-only volume waits while a walk of the index may make room. A write to a cached volume goes to the backing
+/// device at once.
 #[test]
-fn only_what_has_nowhere_else_to_go_waits_for_a_walk() {
+fn only_writes_to_flash_only_volumes_wait_for_a_walk() {
     for (cached, reclaimable, waits) in
         [(true, 8, false), (true, 0, false), (false, 8, true), (false, 1, true), (false, 0, false)]
     {
