@@ -70,7 +70,8 @@ impl LogWriter {
 
     fn wait_for(&self, number: u64) {
         let written = self.progress.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.progress.changed.wait_timeout_while(written, LONGEST_WAIT, |written| *written < number);
+        let waited =
+            self.progress.changed.wait_timeout_while(written, LONGEST_WAIT, |written| *written < number);
         let (written, result) = waited.unwrap_or_else(PoisonError::into_inner);
         if result.timed_out() && *written < number {
             // Under the lock: the thread clears it when it has written its next line.

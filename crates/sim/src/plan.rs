@@ -217,6 +217,13 @@ pub enum Act {
         /// How long it takes at most.
         ns: u64,
     },
+    /// Waits until a volume has no dirty data, and gives that up after so many nanoseconds.
+    Drain {
+        /// The device.
+        volume: usize,
+        /// How long it takes at most.
+        ns: u64,
+    },
     /// Registers a device that was absent when the set was opened.
     Attach {
         /// The device.
@@ -282,6 +289,9 @@ pub struct Boot {
     pub acts: Vec<(u64, Act)>,
     /// Everything is written back before the end.
     pub drain: bool,
+    /// The stop is that of the set alone, as at a signal; otherwise each volume is stopped before it.
+    #[serde(default)]
+    pub stops_set_alone: bool,
     /// The power fails before this effect of a device, counted from power on.
     pub crash: Option<u64>,
     /// The power fails while this durable write to the cache device is under way, counted from power on.

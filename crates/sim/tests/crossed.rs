@@ -77,6 +77,7 @@ fn of_act(act: &Act) -> String {
         Act::GiveUpDetach { .. } => "act detach given up".into(),
         Act::Wipe { ns: 0 } => "act wipe".into(),
         Act::Wipe { .. } => "act wipe given up".into(),
+        Act::Drain { .. } => "act drain given up".into(),
         Act::Attach { .. } => "act attach".into(),
     }
 }

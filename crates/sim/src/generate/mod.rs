@@ -6,18 +6,19 @@
 //! most mistakes show. Must not know how anything is carried out.
 //!
 //! `devices` draws the hardware, `settings` what a boot begins with, `mix` the weights of a plan, `requests` what
-//! clients do, `operator` what the operator does, `faults` what fails and how boots end.
+//! clients do, `operator` what the operator does, `faults` what fails and how boots end, `later` what plans got since.
 
 mod devices;
 mod faults;
+mod later;
 mod mix;
 mod operator;
 mod requests;
 mod settings;
 
-use io::{Nanos, Rng};
+use io::Rng;
 
-use crate::plan::{Act, Boot, Cut, Plan, Substitute};
+use crate::plan::{Boot, Cut, Plan};
 use crate::rig::Layout;
 use crate::world::Order;
 use mix::{Lean, Mix};
@@ -128,6 +129,7 @@ impl Plan {
             requests: Vec::new(),
             acts: Vec::new(),
             drain: false,
+            stops_set_alone: false,
             crash: None,
             crash_in_durable_write: None,
             aim: None,
@@ -157,28 +159,6 @@ impl Plan {
         plan
     }
 
-    /// Ingredients that came later, from a generator of their own: those that were there before stay as they are.
-    fn add(&mut self, rng: &mut Rng, leanings: &[Lean]) {
-        let wraps = leanings.contains(&Lean::Wrapping);
-        if rng.chance(1, if wraps { 2 } else { 40 }) {
-            let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
-            self.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
-        }
-        if rng.chance(1, 6) {
-            self.boots.iter_mut().for_each(|b| wipe(rng, b));
-        }
-        let substitutes = rng.chance(1, 6);
-        for n in (1..self.boots.len()).filter(|_| substitutes) {
-            let flash = self.flash_sectors > 0;
-            self.boots[n].substitute = match rng.below(8) {
-                0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
-                0 | 1 => Some(Substitute::LargeVolume),
-                2 => Some(Substitute::FarKey),
-                _ => None,
-            };
-        }
-    }
-
     /// Faults are off: what is left must work out.
     fn end_well(&mut self, rng: &mut Rng, drawn: &Drawn) {
         let cut = drawn.mix.cut(rng);
@@ -190,17 +170,4 @@ impl Plan {
             self.boots.push(last.clone());
         }
     }
-}
-
-/// Some wipes, and now and then a walk before, which leaves more to be wiped.
-fn wipe(rng: &mut Rng, boot: &mut Boot) {
-    for _ in 0..rng.below(4) {
-        let at = rng.below(boot.requests.len() as u64 + 1);
-        let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);
-        if rng.chance(1, 2) {
-            boot.acts.push((at, Act::Gc));
-        }
-        boot.acts.push((at, Act::Wipe { ns }));
-    }
-    boot.acts.sort_by_key(|(at, _)| *at);
 }

@@ -373,6 +373,8 @@ impl Session {
         let mut in_order = true;
         for client in &self.given.clients {
             let stopped = match client.volume() {
+                // The set stops its own volumes.
+                Some(v) if self.boot.stops_set_alone && v.inode().is_some() => continue,
                 Some(v) => v.stop().await,
                 None => Ok(()),
             };
@@ -388,6 +390,9 @@ impl Session {
         if let Some(set) = self.set() {
             let result = set.stop().await;
             if let Err(e) = result {
+                if self.boot.stops_set_alone {
+                    self.given.clients.iter().for_each(|c| c.loss_reported());
+                }
                 self.given.world.log(|| format!("stop: {e}"));
                 if !self.tolerant() {
                     return Err(format!("stop: {e}"));

@@ -54,6 +54,13 @@ impl Session {
                 Some(v) => self.give_up_detach(&set, v, *ns).await,
                 None => Ok(()),
             },
+            Act::Drain { volume: i, ns } => match volume(*i) {
+                Some(v) => match select(std::pin::pin!(v.drained()), self.rt.sleep(Nanos(*ns))).await {
+                    Either::Left(drained) => drained,
+                    Either::Right(()) => Ok(()),
+                },
+                None => Ok(()),
+            },
             Act::Wipe { ns: 0 } => set.wipe().await.map(drop),
             Act::Wipe { ns } => match select(std::pin::pin!(set.wipe()), self.rt.sleep(Nanos(*ns))).await {
                 Either::Left(wiped) => wiped.map(drop),

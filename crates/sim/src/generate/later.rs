@@ -1,0 +1,96 @@
+//! Ingredients that came later, drawn by a generator of their own: what was drawn before stays as it is, so that seeds which found
+//! a bug still find it.
+//!
+//! Must not change what the others drew; it adds requests, acts and settings.
+
+use io::{Nanos, Rng};
+
+use super::mix::Lean;
+use super::one_of;
+use crate::plan::{Act, Boot, Plan, Request, Substitute};
+
+impl Plan {
+    /// Adds them to a plan with these leanings.
+    pub(super) fn add(&mut self, rng: &mut Rng, leanings: &[Lean]) {
+        let wraps = leanings.contains(&Lean::Wrapping);
+        if rng.chance(1, if wraps { 2 } else { 40 }) {
+            let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
+            self.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
+        }
+        if rng.chance(1, 6) {
+            self.boots.iter_mut().for_each(|b| wipe(rng, b));
+        }
+        let substitutes = rng.chance(1, 6);
+        for n in (1..self.boots.len()).filter(|_| substitutes) {
+            let flash = self.flash_sectors > 0;
+            self.boots[n].substitute = match rng.below(8) {
+                0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
+                0 | 1 => Some(Substitute::LargeVolume),
+                2 => Some(Substitute::FarKey),
+                _ => None,
+            };
+        }
+        if rng.chance(1, 2) {
+            self.boots.iter_mut().for_each(|b| b.stops_set_alone = rng.chance(1, 2));
+        }
+        if rng.chance(1, 8) {
+            let volumes = self.layout.backings.len() as u64;
+            self.boots.iter_mut().for_each(|b| drain(rng, b, volumes));
+        }
+        if self.flash_sectors > 0 && self.layout.block_sectors > 1 && rng.chance(1, 4) {
+            let (flash, sectors, block) =
+                (self.layout.backings.len(), self.flash_sectors, self.layout.block_sectors);
+            self.boots.iter_mut().for_each(|b| edges(rng, b, flash, sectors / block, block));
+            if rng.chance(1, 2) {
+                self.depth = 1;
+            }
+        }
+    }
+}
+
+/// Drains that are given up.
+fn drain(rng: &mut Rng, boot: &mut Boot, volumes: u64) {
+    for _ in 0..rng.below(4) {
+        let at = rng.below(boot.requests.len() as u64 + 1);
+        let ns = one_of(rng, &[0, 1_000_000, 1_000_000_000]);
+        boot.acts.push((at, Act::Drain { volume: rng.below(volumes) as usize, ns }));
+    }
+    boot.acts.sort_by_key(|(at, _)| *at);
+}
+
+/// Durable zeros over a hole of the flash-only volume and parts of the blocks beside it, which hold dirty data.
+fn edges(rng: &mut Rng, boot: &mut Boot, flash: usize, blocks: u64, block: u64) {
+    // Fewer sectors are written as zeros, with keys.
+    let wanted = 128 / block + 3;
+    if blocks < wanted || boot.alone {
+        return;
+    }
+    for _ in 0..rng.below(16) {
+        let start = rng.below(blocks - wanted + 1) * block;
+        let (last, end) = (start + (wanted - 1) * block, start + wanted * block);
+        let requests = [
+            Request::Zeroes { start, sectors: end - start, fua: false, may_unmap: true },
+            Request::Write { start, sectors: block, fua: false },
+            Request::Write { start: last, sectors: block, fua: false },
+            Request::Flush,
+            Request::Pause { ns: one_of(rng, &[0, 1_000_000, 1_000_000_000]) },
+            Request::Zeroes { start: start + 1, sectors: end - start - 2, fua: true, may_unmap: true },
+        ];
+        let at = rng.below(boot.requests.len() as u64 + 1) as usize;
+        boot.requests.splice(at..at, requests.map(|r| (flash, r)));
+    }
+    boot.settings.overwrite_in_place = one_of(rng, &["always", "always", "auto"]).into();
+}
+
+/// Some wipes, and now and then a walk before, which leaves more to be wiped.
+fn wipe(rng: &mut Rng, boot: &mut Boot) {
+    for _ in 0..rng.below(4) {
+        let at = rng.below(boot.requests.len() as u64 + 1);
+        let ns = one_of(rng, &[0, 0, 1_000_000, 1_000_000_000]);
+        if rng.chance(1, 2) {
+            boot.acts.push((at, Act::Gc));
+        }
+        boot.acts.push((at, Act::Wipe { ns }));
+    }
+    boot.acts.sort_by_key(|(at, _)| *at);
+}
