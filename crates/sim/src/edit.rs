@@ -5,9 +5,11 @@
 use format::bset::BsetBuilder;
 use format::uuid_table::{encode_uuid_table, parse_uuid_table};
 use format::{
-    Bkey, CacheSuper, JournalSeq, Jset, JsetBuilder, JsetRoots, RawSuperblock, Sector, Sectors, UuidEntry,
-    parse_bucket,
+    Bkey, BucketNr, CacheSuper, Inode, JournalSeq, Jset, JsetBuilder, JsetRoots, Ptr, RawSuperblock, Sector,
+    Sectors, UuidEntry, parse_bucket,
 };
+use inspect::usage::{Usage, Use};
+use inspect::{Mode, SetView};
 
 use crate::disk::SimDisk;
 
@@ -22,7 +24,12 @@ pub struct Heads {
     pub newest: Jset,
     /// Where the ring goes on behind it.
     end: Sector,
+    /// Buckets of the ring between there and its physical end that no start needs.
+    room: usize,
 }
+
+/// Keys of an entry that fits into every bucket of a ring.
+const KEYS: usize = 100;
 
 impl Heads {
     /// Reads them.
@@ -49,10 +56,51 @@ impl Heads {
             let found = parse_bucket(&bytes, superblock.set_magic(), g.block_sectors);
             let found = found.unwrap_or_else(|e| panic!("journal bucket {bucket}: {e}"));
             let end = start + Sectors::from_bytes_floor(found.stopped_at as u64);
-            found.entries.into_iter().map(move |(_, e)| (e, end)).collect::<Vec<_>>()
+            found.entries.into_iter().map(move |(_, e)| (e, bucket, end)).collect::<Vec<_>>()
         });
-        let (newest, end) = entries.max_by_key(|(e, _)| e.seq)?;
-        Some(Heads { superblock, newest, end })
+        let entries: Vec<(Jset, BucketNr, Sector)> = entries.collect();
+        let (newest, last, end) = entries.iter().max_by_key(|(e, ..)| e.seq)?.clone();
+        let needed =
+            |bucket: &BucketNr| entries.iter().any(|(e, b, _)| b == bucket && e.seq >= newest.last_seq);
+        let room = superblock.journal_buckets().filter(|b| *b > last).take_while(|b| !needed(b)).count();
+        Some(Heads { superblock, newest, end, room })
+    }
+
+    /// Fills the set with dirty data of a slot that no device has, but for `left` empty buckets. False if that is not possible:
+    /// fewer are empty, the keys do not fit into the ring, or every slot is used.
+    ///
+    /// # Panics
+    /// If the device is damaged.
+    pub fn fill(&mut self, cache: &SimDisk, left: usize) -> bool {
+        let g = *self.superblock.geometry();
+        let image = cache.image();
+        let view = SetView::open(&image, Mode::BestEffort).unwrap_or_else(|e| panic!("{}", e.fatal));
+        let usage = Usage::of(&view).0;
+        let all = || (g.first_dynamic().0..g.nbuckets).map(BucketNr);
+        // Clean data cannot make room for priorities: its bucket may be reused once they are written.
+        let empty: Vec<BucketNr> = all().filter(|b| usage.get(*b).what == Use::Unused).take(left).collect();
+        if empty.len() < left {
+            return false;
+        }
+        let may_be_filled = |b: &BucketNr| {
+            let found = usage.get(*b);
+            matches!(found.what, Use::Unused | Use::Data) && found.dirty_sectors == 0 && !empty.contains(b)
+        };
+        let slots = self.uuids(cache);
+        let Some(slot) = slots.iter().rposition(|s| !s.is_live()) else { return false };
+        let key = |(i, b): (usize, BucketNr)| {
+            let end = Sector(16 + g.bucket_sectors.0 * (i as u64 + 1));
+            // Clean data of the bucket is stale then.
+            let ptr = Ptr::new(0, g.bucket_start(b), view.gens.current(b).next());
+            Bkey::extent(Inode(slot as u32), end, g.bucket_sectors, true, ptr)
+        };
+        let keys: Vec<Bkey> = all().filter(may_be_filled).enumerate().map(key).collect();
+        if keys.chunks(KEYS).len() > self.room {
+            return false;
+        }
+        let roots = self.newest.roots();
+        keys.chunks(KEYS).for_each(|group| self.append(cache, group, &roots));
+        true
     }
 
     /// Puts keys into the root of the index, which is a leaf, in place of what it has.
@@ -98,7 +146,7 @@ impl Heads {
     /// Appends an entry with these keys and roots, at the beginning of the next bucket of the ring.
     ///
     /// # Panics
-    /// If the keys do not fit into one bucket.
+    /// If the keys do not fit into one bucket, or the ring has no room before its physical end.
     pub fn append(&mut self, cache: &SimDisk, keys: &[Bkey], roots: &JsetRoots) {
         let g = *self.superblock.geometry();
         let seq: JournalSeq = self.newest.seq.next();
@@ -111,5 +159,6 @@ impl Heads {
         cache.put(at, &bytes[..len]);
         self.end = at + Sectors::from_bytes_floor(len as u64);
         self.newest.seq = seq;
+        self.room -= 1;
     }
 }

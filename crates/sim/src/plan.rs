@@ -251,6 +251,8 @@ pub enum Substitute {
     LargeVolume,
     /// A leaf has a key beyond the largest position of the index.
     FarKey,
+    /// The set is full of dirty data, but for as many buckets as its priorities take.
+    Full,
 }
 
 /// How a boot ends that does not end in order.

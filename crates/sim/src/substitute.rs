@@ -32,6 +32,8 @@ const READ: u64 = 128;
 enum Expected {
     /// The set is refused, and nothing is changed.
     Refused,
+    /// The set opens. The devices are not registered.
+    OpenedAlone,
     /// The set opens; of the devices those that are dirty are refused.
     Opened(Vec<BackingState>),
 }
@@ -52,7 +54,7 @@ pub fn give(
     let Some(expected) = put(rig, substitute, copies) else { return Ok(false) };
     rig.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
     let put = rig.cache.image();
-    let alone = if expected == Expected::Refused { 0 } else { STARTS_ALONE };
+    let alone = if matches!(expected, Expected::Opened(_)) { STARTS_ALONE } else { 0 };
     let said = (0..=alone).try_for_each(|n| start(rig, oracles, &expected, n == alone, limit));
     let changed = expected == Expected::Refused && rig.cache.image() != put;
     rig.cache.load(right);
@@ -111,7 +113,11 @@ async fn use_it(
     clients: &[Rc<Client>],
     expected: &Expected,
 ) -> Result<(), String> {
-    let Expected::Opened(states) = expected else { return Err("expected a refusal, was opened".to_owned()) };
+    let states = match expected {
+        Expected::Opened(states) => states,
+        Expected::OpenedAlone => return Ok(()),
+        Expected::Refused => return Err("expected a refusal, was opened".to_owned()),
+    };
     for ((disk, client), state) in backings.iter().zip(clients).zip(states) {
         let name = &disk.info().name;
         match set.register(disk.clone()).await {
@@ -146,6 +152,11 @@ fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Ex
         }
         Substitute::LargeVolume => {
             Heads::find(&rig.cache)?.enlarge_volume(&rig.cache).then_some(Expected::Refused)
+        }
+        Substitute::Full => {
+            let mut heads = Heads::find(&rig.cache)?;
+            let left = heads.superblock.geometry().prio_buckets as usize;
+            heads.fill(&rig.cache, left).then_some(Expected::OpenedAlone)
         }
         Substitute::FarKey => {
             let heads = Heads::find(&rig.cache)?;

@@ -128,6 +128,7 @@ fn of_boot(plan: &Plan, b: &Boot) -> Set {
         (matches!(b.substitute, Some(Substitute::Copy(_))), "a copy of the cache device"),
         (b.substitute == Some(Substitute::LargeVolume), "a volume that is too large"),
         (b.substitute == Some(Substitute::FarKey), "a key that is too far"),
+        (b.substitute == Some(Substitute::Full), "a full set"),
         (b.cache_speed.nodes.0 > 0, "slow nodes"),
         (b.alone, "alone"),
         (!b.absent.is_empty(), "absent"),

@@ -122,7 +122,8 @@ impl CacheSet {
         if core.alloc.ready_len() < needed {
             mark(Mark::NoBuckets);
             return Err(EngineError::NoSpace(format!(
-                "{}: every bucket holds dirty data or metadata: {} are free, {} are needed to write priorities",
+                "{}: {} buckets are empty, {} are needed to write priorities: all others hold data or metadata. \
+                 `ubcache extract` reads the volumes",
                 core.place.device,
                 core.alloc.ready_len(),
                 needed

@@ -27,6 +27,7 @@ impl Plan {
                 0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
                 0 | 1 => Some(Substitute::LargeVolume),
                 2 => Some(Substitute::FarKey),
+                3 | 4 => Some(Substitute::Full),
                 _ => None,
             };
         }
