@@ -124,6 +124,8 @@ pub(crate) struct Opened {
     /// A regular file of a file system that another process or host serves.
     pub(crate) served_by_others: bool,
     pub(crate) read_only: bool,
+    /// Does not go through the page cache.
+    pub(crate) direct: bool,
     /// Alignment that direct I/O asks of memory.
     pub(crate) memory_align_bytes: usize,
     /// Of a block device that is written without the page cache, where the kernel tells.
@@ -194,6 +196,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
         in_memory,
         served_by_others,
         read_only,
+        direct,
         memory_align_bytes,
         write_cache,
         note,

@@ -16,6 +16,9 @@ pub(crate) const MAX_TRANSFER_BYTES: u64 = 1 << 30;
 const BLKDISCARD: libc::c_ulong = 0x1277;
 
 /// A system call to be made, see the module head.
+///
+/// `nowait`: the ring answers `-EAGAIN` where it would have to wait for something, instead of handing the command to a
+/// thread of the kernel, which it may have to make first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cmd {
     Read {
@@ -25,6 +28,7 @@ pub(crate) enum Cmd {
         offset: u64,
         /// The number by which the ring knows the memory.
         number: Option<u16>,
+        nowait: bool,
     },
     Write {
         fd: RawFd,
@@ -34,6 +38,7 @@ pub(crate) enum Cmd {
         durable: bool,
         /// As with reads.
         number: Option<u16>,
+        nowait: bool,
     },
     /// Writes what lies in several places one behind the other; `iovecs` belongs to the operation like the memory.
     WriteGathered {
@@ -42,6 +47,7 @@ pub(crate) enum Cmd {
         count: u32,
         offset: u64,
         durable: bool,
+        nowait: bool,
     },
     Flush {
         fd: RawFd,
@@ -84,6 +90,10 @@ pub(crate) enum Cmd {
 // result is back (module head).
 unsafe impl Send for Cmd {}
 
+fn rw_flags(durable: bool, nowait: bool) -> i32 {
+    (if durable { libc::RWF_DSYNC } else { 0 }) | (if nowait { libc::RWF_NOWAIT } else { 0 })
+}
+
 impl Cmd {
     /// Whether this waits for a peer rather than for a device.
     pub(crate) fn is_socket(self) -> bool {
@@ -113,15 +123,18 @@ impl Cmd {
     /// The entry for the submission queue; `None` where io_uring has no such operation.
     pub(crate) fn entry(self) -> Option<squeue::Entry> {
         Some(match self {
-            Cmd::Read { fd, ptr, len, offset, number } => {
+            Cmd::Read { fd, ptr, len, offset, number, nowait } => {
+                let flags = rw_flags(false, nowait);
                 let fd = types::Fd(fd);
                 match number {
-                    Some(number) => opcode::ReadFixed::new(fd, ptr, len, number).offset(offset).build(),
-                    None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+                    Some(number) => {
+                        opcode::ReadFixed::new(fd, ptr, len, number).offset(offset).rw_flags(flags).build()
+                    }
+                    None => opcode::Read::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
                 }
             }
-            Cmd::Write { fd, ptr, len, offset, durable, number } => {
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            Cmd::Write { fd, ptr, len, offset, durable, number, nowait } => {
+                let flags = rw_flags(durable, nowait);
                 let fd = types::Fd(fd);
                 match number {
                     Some(number) => {
@@ -130,8 +143,8 @@ impl Cmd {
                     None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
                 }
             }
-            Cmd::WriteGathered { fd, iovecs, count, offset, durable } => {
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            Cmd::WriteGathered { fd, iovecs, count, offset, durable, nowait } => {
+                let flags = rw_flags(durable, nowait);
                 opcode::Writev::new(types::Fd(fd), iovecs, count).offset(offset).rw_flags(flags).build()
             }
             Cmd::Flush { fd } => opcode::Fsync::new(types::Fd(fd)).flags(types::FsyncFlags::DATASYNC).build(),
@@ -159,7 +172,7 @@ impl Cmd {
     }
 
     /// Makes the system call on this thread. Returns what io_uring would: a count or a negated errno.
-    /// A socket command does not wait for its peer but returns `-EAGAIN`.
+    /// A socket command does not wait for its peer but returns `-EAGAIN`; every other one waits, whatever `nowait` says.
     pub(crate) fn call(self) -> i32 {
         // SAFETY: the operation's slot keeps file and memory alive and untouched until the result is
         // taken in (module head), so every address below is valid for the length beside it; the
@@ -171,11 +184,11 @@ impl Cmd {
                 }
                 Cmd::Write { fd, ptr, len, offset, durable, .. } => {
                     let iov = libc::iovec { iov_base: ptr.cast_mut().cast(), iov_len: len as usize };
-                    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                    let flags = rw_flags(durable, false);
                     libc::pwritev2(fd, &raw const iov, 1, offset as i64, flags)
                 }
-                Cmd::WriteGathered { fd, iovecs, count, offset, durable } => {
-                    let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                Cmd::WriteGathered { fd, iovecs, count, offset, durable, .. } => {
+                    let flags = rw_flags(durable, false);
                     libc::pwritev2(fd, iovecs, count as i32, offset as i64, flags)
                 }
                 Cmd::Flush { fd } => libc::fdatasync(fd) as isize,

@@ -8,6 +8,11 @@
 //! process or host serves (FUSE, NFS) goes to helper threads: there io_uring may wait on the driver's thread. Writes
 //! that lie side by side and were submitted in the same turn go to the kernel as one (module `gather`).
 //!
+//! A block device on a ring has threads of its own (module `workers`), so that the kernel never makes one for it, which takes
+//! memory (decision 028). The ring is asked not to wait (`RWF_NOWAIT`). What it cannot do at once goes to these threads:
+//! transfers for which the device has no room, those that the device has to split, and all that is no transfer. A device that
+//! does not know the flag is asked without it; the kernel then makes threads as it needs them.
+//!
 //! What becomes of a request:
 //!
 //! | request | block device | regular file |
@@ -29,6 +34,7 @@ use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
 use crate::gather::{self, Gathered};
 use crate::reactor::{Op, Reactor, Step};
 use crate::registered::Numbers;
+use crate::workers::DeviceThreads;
 use crate::write_cache::WriteCache;
 
 /// Zeros that are written at once where the kernel has no better way.
@@ -49,6 +55,10 @@ enum Zeroing {
 }
 
 pub(crate) struct FileInner {
+    /// Of a block device on a ring. They are named by the descriptor, so they go before it does.
+    threads: Option<DeviceThreads>,
+    /// Reads and writes on the ring do not wait.
+    nowait: Cell<bool>,
     opened: Opened,
     zeroing: Cell<Zeroing>,
     zeros: RefCell<Option<Buffer>>,
@@ -74,7 +84,15 @@ impl FileDevice {
     }
 
     pub(crate) fn from_opened(reactor: &Reactor, opened: Opened) -> FileDevice {
+        let threads = if opened.is_block { reactor.start_threads_for(opened.file.as_raw_fd()) } else { None };
+        Self::with_threads(reactor, opened, threads)
+    }
+
+    fn with_threads(reactor: &Reactor, opened: Opened, threads: Option<DeviceThreads>) -> FileDevice {
         let inner = FileInner {
+            // Through the page cache, the ring waits for reads without a thread.
+            nowait: Cell::new(threads.is_some() && opened.direct),
+            threads,
             opened,
             zeroing: Cell::new(Zeroing::ZeroRange),
             zeros: RefCell::new(None),
@@ -157,6 +175,8 @@ pub(crate) struct DeviceOp {
     stand_in: Option<Buffer>,
     /// Writes that go with this one, right behind it.
     gathered: Option<Box<Gathered>>,
+    /// The last command was a transfer on the ring that does not wait.
+    nowait: bool,
     errno: Option<i32>,
 }
 
@@ -184,7 +204,17 @@ impl DeviceOp {
             _ => None,
         };
         let zeroing = file.zeroing.get();
-        DeviceOp { file, request, completer, done: 0, zeroing, stand_in, gathered: None, errno: None }
+        DeviceOp {
+            file,
+            request,
+            completer,
+            done: 0,
+            zeroing,
+            stand_in,
+            gathered: None,
+            nowait: false,
+            errno: None,
+        }
     }
 
     fn left(&self) -> u64 {
@@ -231,6 +261,7 @@ impl DeviceOp {
             zeroing,
             stand_in: None,
             gathered: None,
+            nowait: false,
             errno: None,
         };
         let ops = gathered.drain().map(alone).collect();
@@ -242,9 +273,10 @@ impl DeviceOp {
     fn command(&mut self) -> Cmd {
         let fd: RawFd = self.file.opened.file.as_raw_fd();
         let offset = self.request.sector.bytes() + self.done;
+        let nowait = self.nowait;
         if let (Some(gathered), What::Write { fua: durable }) = (&mut self.gathered, self.request.op) {
             let (iovecs, count) = gathered.iovecs(&self.request);
-            return Cmd::WriteGathered { fd, iovecs, count, offset, durable };
+            return Cmd::WriteGathered { fd, iovecs, count, offset, durable, nowait };
         }
         let left = self.left();
         let len = left.min(MAX_TRANSFER_BYTES) as u32;
@@ -260,7 +292,7 @@ impl DeviceOp {
                     }
                     (None, None) => unreachable!("checked on submission"),
                 };
-                Cmd::Read { fd, ptr, len, offset, number }
+                Cmd::Read { fd, ptr, len, offset, number, nowait }
             }
             What::Write { fua } => {
                 let ptr = match (&self.stand_in, &self.request.buffer) {
@@ -270,7 +302,7 @@ impl DeviceOp {
                     }
                     (None, None) => unreachable!("checked on submission"),
                 };
-                Cmd::Write { fd, ptr, len, offset, durable: fua, number }
+                Cmd::Write { fd, ptr, len, offset, durable: fua, number, nowait }
             }
             What::Flush => Cmd::Flush { fd },
             What::Discard if self.file.opened.is_block => Cmd::Discard { fd, offset, len: left },
@@ -281,7 +313,7 @@ impl DeviceOp {
                 (Zeroing::Write, Some(zeros)) => {
                     let len = left.min(zeros.len() as u64) as u32;
                     let ptr = zeros.as_slice().as_ptr();
-                    Cmd::Write { fd, ptr, len, offset, durable: false, number: None }
+                    Cmd::Write { fd, ptr, len, offset, durable: false, number: None, nowait }
                 }
                 (Zeroing::Write, None) => unreachable!("a write-zeroes carries zeros"),
             },
@@ -297,6 +329,15 @@ impl DeviceOp {
         (self.request.buffer_offset_bytes + end <= known).then_some(number)
     }
 
+    /// Whether the next command moves data, rather than telling the device something.
+    fn transfers(&self) -> bool {
+        match self.request.op {
+            What::Read | What::Write { .. } => true,
+            What::WriteZeroes => self.zeroing == Zeroing::Write,
+            What::Flush | What::Discard => false,
+        }
+    }
+
     /// The step that goes on from `done`.
     pub(crate) fn next(&mut self) -> Step {
         let here = self.file.opened.in_memory
@@ -305,8 +346,12 @@ impl DeviceOp {
                 What::Flush => true,
                 What::Discard | What::WriteZeroes => false,
             };
+        let transfers = self.transfers();
+        self.nowait = transfers && self.file.nowait.get();
         let cmd = self.command();
-        match (here, self.file.opened.served_by_others) {
+        // The ring gives each flush, and whatever else is no transfer, to a thread of the kernel.
+        let by_threads = self.file.threads.is_some() && !transfers;
+        match (here, self.file.opened.served_by_others || by_threads) {
             (true, _) => Step::NextHere(cmd),
             (false, true) => Step::NextBlocking(cmd),
             (false, false) => Step::Next(cmd),
@@ -317,8 +362,17 @@ impl DeviceOp {
     pub(crate) fn advance(&mut self, result: i32) -> Step {
         match result {
             e if e == -libc::EINTR => self.next(),
-            // Short of memory or requests: again, where the kernel may wait for them.
-            e if e == -libc::EAGAIN => Step::NextBlocking(self.command()),
+            // The device has no room, has to split this, or the kernel is short of something: again, where waiting is
+            // allowed.
+            e if e == -libc::EAGAIN => {
+                self.nowait = false;
+                Step::NextBlocking(self.command())
+            }
+            // The device cannot say that it would have to wait.
+            e if e == -libc::EOPNOTSUPP && self.nowait => {
+                self.file.nowait.set(false);
+                self.next()
+            }
             n if self.gathered.as_ref().is_some_and(|g| n as i64 != g.bytes_with(&self.request)) => {
                 Step::Apart
             }
@@ -342,12 +396,7 @@ impl DeviceOp {
     }
 
     fn moved(&mut self, n: u64) -> Step {
-        let transfers = match self.request.op {
-            What::Read | What::Write { .. } => true,
-            What::WriteZeroes => self.zeroing == Zeroing::Write,
-            What::Flush | What::Discard => false,
-        };
-        if !transfers || n >= self.left() {
+        if !self.transfers() || n >= self.left() {
             return Step::Done;
         }
         // Direct I/O goes on at whole blocks only. Nothing at all moves behind the end of a file that
@@ -390,230 +439,4 @@ impl DeviceOp {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::conformance;
-    use crate::{Backend, Driver, DriverOptions};
-    use ::io::Disk;
-    use format::{Sector, Sectors};
-
-    /// Keeps what was submitted instead of doing it.
-    struct Capture {
-        info: DeviceInfo,
-        taken: RefCell<Option<(Request, Completer)>>,
-    }
-
-    impl Device for Capture {
-        fn info(&self) -> &DeviceInfo {
-            &self.info
-        }
-
-        fn submit(&self, request: Request, completer: Completer) {
-            *self.taken.borrow_mut() = Some((request, completer));
-        }
-    }
-
-    fn opened(dir: &Path, sectors: Sectors) -> Opened {
-        let path = dir.join(format!("{}", std::fs::read_dir(dir).unwrap().count()));
-        std::fs::File::create(&path).unwrap().set_len(sectors.bytes()).unwrap();
-        open(&path, &OpenOptions::default()).unwrap()
-    }
-
-    /// An operation as it is before its first command, and the future that waits for it.
-    fn operation(driver: &Driver, what: What, sectors: u64) -> (DeviceOp, ::io::IoFuture) {
-        let dir = tempfile::tempdir().unwrap();
-        let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
-        let capture = Rc::new(Capture { info: device.info().clone(), taken: RefCell::new(None) });
-        let disk = Disk::new(capture.clone(), driver.handle());
-        let pool = driver.handle().pool().clone();
-        let buffer = what.has_buffer().then(|| pool.take((sectors * 512) as usize));
-        let future = disk.start(Request {
-            op: what,
-            sector: Sector(8),
-            sectors: Sectors(sectors),
-            buffer,
-            buffer_offset_bytes: 0,
-        });
-        let (request, completer) = capture.taken.borrow_mut().take().unwrap();
-        (DeviceOp::new(device.inner.clone(), request, completer, &pool), future)
-    }
-
-    /// Offset and length of the next command.
-    fn next(step: Step) -> (u64, u64) {
-        match step {
-            Step::Next(Cmd::Read { offset, len, .. } | Cmd::Write { offset, len, .. })
-            | Step::NextHere(Cmd::Read { offset, len, .. } | Cmd::Write { offset, len, .. }) => {
-                (offset, len.into())
-            }
-            Step::Next(Cmd::Fallocate { offset, len, .. }) => (offset, len),
-            _ => panic!("expected another command"),
-        }
-    }
-
-    #[test]
-    fn short_transfers_and_interruptions_are_continued() {
-        let driver = Driver::new(DriverOptions::default()).unwrap();
-        let (mut op, future) = operation(&driver, What::Read, 64);
-        assert_eq!(next(op.advance(-libc::EINTR)), (4096, 32768));
-        assert_eq!(next(op.advance(8192)), (4096 + 8192, 24576));
-        assert!(matches!(op.advance(-libc::EAGAIN), Step::NextBlocking(Cmd::Read { .. })));
-        assert_eq!(next(op.advance(512 + 100)), (4096 + 8704, 24064), "goes on at a whole block");
-        assert!(matches!(op.advance(24064), Step::Done));
-        op.finish();
-        assert_eq!(driver.block_on(future).result, Ok(()));
-    }
-
-    #[test]
-    fn a_transfer_that_makes_no_progress_is_an_error() {
-        let driver = Driver::new(DriverOptions::default()).unwrap();
-        for moved in [0, 100] {
-            let (mut op, future) = operation(&driver, What::Write { fua: true }, 64);
-            assert!(matches!(op.advance(moved), Step::Done));
-            op.finish();
-            let done = driver.block_on(future);
-            assert_eq!(done.result.unwrap_err().errno, libc::EIO);
-            assert!(done.buffer.is_some());
-        }
-    }
-
-    #[test]
-    fn zeroing_goes_down_the_ladder_and_remembers() {
-        let driver = Driver::new(DriverOptions::default()).unwrap();
-        let (mut op, future) = operation(&driver, What::WriteZeroes, 4000);
-        assert!(matches!(op.command(), Cmd::Fallocate { mode: ZERO_RANGE, .. }));
-        let Step::Next(Cmd::Fallocate { mode: PUNCH_HOLE, .. }) = op.advance(-libc::EOPNOTSUPP) else {
-            panic!("expected a hole")
-        };
-        assert_eq!(next(op.advance(-libc::EOPNOTSUPP)), (4096, 1 << 20), "as much as there are zeros");
-        assert_eq!(op.file.zeroing.get(), Zeroing::Write);
-        assert_eq!(next(op.advance(1 << 20)), (4096 + (1 << 20), 4000 * 512 - (1 << 20)));
-        assert!(matches!(op.advance(4000 * 512 - (1 << 20)), Step::Done));
-        op.finish();
-        assert_eq!(driver.block_on(future).result, Ok(()));
-
-        let (mut op, future) = operation(&driver, What::WriteZeroes, 8);
-        assert!(matches!(op.advance(-libc::ENOSPC), Step::Done), "an error that no other way avoids");
-        op.finish();
-        assert_eq!(driver.block_on(future).result.unwrap_err().errno, libc::ENOSPC);
-    }
-
-    fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Request {
-        let mut buffer = pool.take((sectors * 512) as usize);
-        buffer.as_mut().fill(byte);
-        Request {
-            op: What::Write { fua: false },
-            sector: Sector(sector),
-            sectors: Sectors(sectors),
-            buffer: Some(buffer),
-            buffer_offset_bytes: 0,
-        }
-    }
-
-    /// On a file system in memory writes would be made at once.
-    fn on_a_disk(opened: Opened) -> Opened {
-        Opened { in_memory: false, ..opened }
-    }
-
-    #[test]
-    fn neighbours_of_one_turn_are_one_command() {
-        for backend in [Backend::Auto, Backend::Pool] {
-            let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
-            let dir = tempfile::tempdir().unwrap();
-            let device =
-                FileDevice::from_opened(driver.reactor(), on_a_disk(opened(dir.path(), Sectors(4096))));
-            let disk = Disk::new(Rc::new(device), driver.handle());
-            let pool = driver.handle().pool().clone();
-            let before = driver.reactor().counts();
-            // Two rows that grow by turns, one piece that belongs to neither, and one that is durable.
-            let writes: Vec<_> = [(1, 0, 8), (2, 800, 16), (3, 8, 8), (4, 816, 1), (5, 100, 8), (6, 16, 24)]
-                .map(|(byte, sector, sectors)| disk.start(write_of(byte, sector, sectors, &pool)))
-                .into_iter()
-                .collect();
-            let durable = disk.start(Request { op: What::Write { fua: true }, ..write_of(7, 40, 8, &pool) });
-            driver.block_on(async {
-                for write in writes {
-                    let done = write.await;
-                    assert_eq!(done.result, Ok(()));
-                    assert!(done.buffer.is_some(), "the buffer comes back");
-                }
-                assert_eq!(durable.await.result, Ok(()));
-            });
-            let after = driver.reactor().counts();
-            assert_eq!(after.operations - before.operations, 7);
-            assert_eq!(after.commands - before.commands, 4);
-            driver.block_on(async {
-                for (byte, sector, sectors) in
-                    [(1, 0, 8), (3, 8, 8), (6, 16, 24), (7, 40, 8), (2, 800, 16), (4, 816, 1), (5, 100, 8)]
-                {
-                    let done = disk
-                        .start_read(Sector(sector), Sectors(sectors), pool.take((sectors * 512) as usize), 0)
-                        .await;
-                    assert_eq!(done.result, Ok(()));
-                    let buffer = done.buffer.unwrap();
-                    assert!(buffer.as_slice().iter().all(|b| *b == byte), "sector {sector}");
-                }
-            });
-        }
-    }
-
-    /// The kernel refuses the whole, and then each piece; with its own sector in the error.
-    #[test]
-    fn what_fails_together_is_repeated_apart() {
-        let driver = Driver::new(DriverOptions::default()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let read_only = OpenOptions { access: crate::Access::ReadOnly, ..OpenOptions::default() };
-        let opened = Opened { read_only: false, ..on_a_disk(open(&path, &read_only).unwrap()) };
-        let device = FileDevice::from_opened(driver.reactor(), opened);
-        let disk = Disk::new(Rc::new(device), driver.handle());
-        let pool = driver.handle().pool().clone();
-        let before = driver.reactor().counts();
-        let writes: Vec<_> = (0..3).map(|n| disk.start(write_of(1, n * 8, 8, &pool))).collect();
-        driver.block_on(async {
-            for (n, write) in (0..).zip(writes) {
-                let e = write.await.result.unwrap_err();
-                assert_eq!((e.errno, e.sector), (libc::EBADF, Sector(n * 8)));
-            }
-        });
-        assert_eq!(driver.reactor().counts().commands - before.commands, 1 + 3);
-    }
-
-    #[test]
-    fn a_command_of_many_writes_has_an_end() {
-        let driver = Driver::new(DriverOptions::default()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let device = FileDevice::from_opened(driver.reactor(), on_a_disk(opened(dir.path(), Sectors(8192))));
-        let disk = Disk::new(Rc::new(device), driver.handle());
-        let pool = driver.handle().pool().clone();
-        for (sectors, commands) in [(1, 2), (256, 4)] {
-            let before = driver.reactor().counts();
-            let pieces = if sectors == 1 { 100 } else { 28 };
-            let writes: Vec<_> =
-                (0..pieces).map(|n| disk.start(write_of(9, n * sectors, sectors, &pool))).collect();
-            driver.block_on(async {
-                for write in writes {
-                    assert_eq!(write.await.result, Ok(()));
-                }
-            });
-            assert_eq!(driver.reactor().counts().commands - before.commands, commands);
-        }
-    }
-
-    /// A device that wants whole pages in memory, and one that can only be written to.
-    #[test]
-    fn devices_with_other_needs_conform() {
-        for backend in [Backend::Auto, Backend::Pool] {
-            let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
-            let dir = tempfile::tempdir().unwrap();
-            for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
-                driver.block_on(conformance::check(|sectors| {
-                    let opened = Opened { memory_align_bytes: 4096, ..opened(dir.path(), sectors) };
-                    let device = FileDevice::from_opened(driver.reactor(), opened);
-                    device.inner.zeroing.set(zeroing);
-                    Disk::new(Rc::new(device), driver.handle())
-                }));
-            }
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,8 @@
 //!   afterwards inherit the mark;
 //! * locked memory is not swapped out, and code is not dropped that would have to be read again from a device.
 //!
-//! The kernel's workers of rings (`iou-wrk-*`) carry out flushes, and requests that would block. What was seen, in a few starts
+//! The kernel's workers of rings (`iou-wrk-*`) carry out flushes of files, and requests that would block; block devices do
+//! without them (module `workers`). What was seen, in a few starts
 //! on Linux 6.12: the worker that a thread's ring had started before the thread was marked had no mark, those that were started
 //! afterwards had it. The code relies on no more than that: a thread is marked before it opens its first ring.
 //!

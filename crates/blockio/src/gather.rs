@@ -14,7 +14,7 @@ use io::{Completer, Request};
 /// Most bytes of one command: what block devices take as one request, roughly.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 /// Most pieces of one command.
-const MAX_PIECES: usize = 64;
+pub(crate) const MAX_PIECES: usize = 64;
 /// Lists that a device keeps for later.
 const SPARES: usize = 16;
 

@@ -17,6 +17,9 @@ const PAGE_BYTES: usize = 4096;
 /// How much of its stack a serving thread touches.
 const STACK_BYTES: usize = 256 << 10;
 
+/// How much a helper thread touches, which makes system calls only.
+const HELPER_STACK_BYTES: usize = 16 << 10;
+
 /// From now on memory that is freed stays with the process, and all threads that have not allocated yet share one heap: to be
 /// called before there are other threads. Returns whether the allocator can do that: the one of glibc can.
 pub fn keep_freed_memory() -> bool {
@@ -73,5 +76,12 @@ pub fn reserve(bytes: usize) -> usize {
 #[inline(never)]
 pub fn touch_stack() {
     let mut room = [0u8; STACK_BYTES];
+    black_box(&mut room);
+}
+
+/// As [`touch_stack`], for a helper thread.
+#[inline(never)]
+pub(crate) fn touch_stack_of_helper() {
+    let mut room = [0u8; HELPER_STACK_BYTES];
     black_box(&mut room);
 }

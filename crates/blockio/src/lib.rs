@@ -33,6 +33,7 @@ mod reactor;
 mod registered;
 mod signals;
 mod signature;
+mod slots;
 mod socket_op;
 mod sync;
 mod uring;

@@ -1,7 +1,6 @@
 //! The I/O side of a driver: operations in flight, on io_uring or on the fallback.
 //!
-//! Owns the slots of operations and their `user_data`: the low half is the slot, the high half the
-//! slot's generation, so that a late cancellation cannot hit the slot's next operation. The rule that
+//! Owns the operations in flight (in the slots of module `slots`) and their `user_data`. The rule that
 //! keeps the kernel's hands off freed memory: **an operation owns its buffers, files and kernel
 //! structures, it sits in a slot from the first command to the last result, and nothing takes it out
 //! before**. Whoever waits for it may go away: the operation is then an orphan, a socket operation is
@@ -13,6 +12,7 @@
 //! Must not know what operations mean: `file`, `net` and `command` do.
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -26,20 +26,15 @@ use crate::driver::SystemClock;
 use crate::file::DeviceOp;
 use crate::polled::Polled;
 use crate::registered::Numbers;
+use crate::slots::Slots;
+pub(crate) use crate::slots::{Op, OpId};
 use crate::socket_op::{MsgBlock, SocketOp};
-use crate::uring::{PRIVATE, Uring};
+use crate::uring::Uring;
 use crate::wake::Wake;
-use crate::workers::Workers;
+use crate::workers::{DeviceThreads, Workers};
 
 /// Blocks of 1 KiB that are kept for later sends.
 const SPARE_BLOCKS: usize = 64;
-
-/// An operation in flight.
-pub(crate) enum Op {
-    Device(DeviceOp),
-    Socket(SocketOp),
-    Command(CommandOp),
-}
 
 /// What an operation wants after a result.
 pub(crate) enum Step {
@@ -60,24 +55,13 @@ pub(crate) enum Step {
 /// writes at the same time, about.
 const NEIGHBOURS: usize = 8;
 
-enum Body {
-    Free { next: Option<u32> },
-    Busy(Op),
-}
-
-struct Slot {
-    generation: u32,
-    body: Body,
-}
-
 enum Backend {
     Uring(Box<Uring>),
     Polled(Polled),
 }
 
 struct Inner {
-    slots: Vec<Slot>,
-    free: Option<u32>,
+    slots: Slots,
     backend: Backend,
     /// Results that were taken from a backend and not yet worked on; kept for its storage.
     results: Vec<(u64, i32)>,
@@ -89,24 +73,6 @@ struct Inner {
     closed: bool,
     /// Closed, and the kernel knows nothing of ours any more.
     quiet: bool,
-}
-
-/// Names an operation in its slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OpId(u64);
-
-impl OpId {
-    fn new(slot: u32, generation: u32) -> OpId {
-        OpId(u64::from(generation) << 32 | u64::from(slot))
-    }
-
-    fn slot(self) -> usize {
-        (self.0 & 0xffff_ffff) as usize
-    }
-
-    fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
 }
 
 /// What a reactor did, for metrics and for tests of how well it batches.
@@ -168,8 +134,7 @@ impl Reactor {
             None => Backend::Polled(Polled::default()),
         };
         let inner = Inner {
-            slots: Vec::new(),
-            free: None,
+            slots: Slots::default(),
             backend,
             results: Vec::new(),
             here: Vec::new(),
@@ -210,6 +175,12 @@ impl Reactor {
         &self.shared.numbers
     }
 
+    /// Starts threads that carry out what the ring would give to threads of the kernel for `device`, and all commands
+    /// that are not for the ring. `None` without a ring, or if the system refuses threads.
+    pub(crate) fn start_threads_for(&self, device: RawFd) -> Option<DeviceThreads> {
+        self.shared.is_uring.then(|| self.shared.workers.start_for(device)).flatten()
+    }
+
     /// The buffers of the driver's thread.
     pub(crate) fn pool(&self) -> &::io::BufferPool {
         &self.shared.pool
@@ -244,8 +215,8 @@ impl Reactor {
             return Err(op);
         }
         self.count(|c| c.operations += 1);
-        let id = inner.place(op);
-        let step = first(inner.busy_op(id));
+        let id = inner.slots.place(op);
+        let step = first(inner.slots.get(id));
         assert!(!matches!(step, Step::Done | Step::Apart), "an operation starts with a command");
         self.issue(&mut inner.backend, &mut inner.here, id, step);
         Ok(id)
@@ -264,13 +235,13 @@ impl Reactor {
         self.count(|c| c.operations += 1);
         for at in (0..inner.held.len()).rev().take(NEIGHBOURS) {
             let id = inner.held[at];
-            let Op::Device(first) = inner.busy_op(id) else { continue };
+            let Op::Device(first) = inner.slots.get(id) else { continue };
             match first.take_along(op) {
                 Ok(()) => return Ok(id),
                 Err(back) => op = back,
             }
         }
-        let id = inner.place(Op::Device(op));
+        let id = inner.slots.place(Op::Device(op));
         inner.held.push(id);
         Ok(id)
     }
@@ -280,7 +251,7 @@ impl Reactor {
         let inner = &mut *self.shared.inner.borrow_mut();
         for at in 0..inner.held.len() {
             let id = inner.held[at];
-            let Op::Device(op) = inner.busy_op(id) else { continue };
+            let Op::Device(op) = inner.slots.get(id) else { continue };
             let step = op.next();
             self.issue(&mut inner.backend, &mut inner.here, id, step);
         }
@@ -324,17 +295,15 @@ impl Reactor {
     /// Looks at or changes the socket operation `id`, whose waiter the caller is.
     pub(crate) fn with_socket<R>(&self, id: OpId, f: impl FnOnce(&mut SocketOp) -> R) -> R {
         let inner = &mut *self.shared.inner.borrow_mut();
-        let slot = &mut inner.slots[id.slot()];
-        assert_eq!(slot.generation, id.generation(), "the waiter of a socket operation owns its slot");
-        match &mut slot.body {
-            Body::Busy(Op::Socket(op)) => f(op),
+        match inner.slots.get(id) {
+            Op::Socket(op) => f(op),
             _ => unreachable!("the waiter of a socket operation owns its slot"),
         }
     }
 
     /// Takes an ended socket operation out of its slot.
     pub(crate) fn take_socket(&self, id: OpId) -> SocketOp {
-        match self.shared.inner.borrow_mut().release(id) {
+        match self.shared.inner.borrow_mut().slots.release(id) {
             Op::Socket(op) => op,
             _ => unreachable!("named by a waiter of a socket operation"),
         }
@@ -351,17 +320,15 @@ impl Reactor {
     /// Looks at or changes the command `id`, whose waiter the caller is.
     pub(crate) fn with_command<R>(&self, id: OpId, f: impl FnOnce(&mut CommandOp) -> R) -> R {
         let inner = &mut *self.shared.inner.borrow_mut();
-        let slot = &mut inner.slots[id.slot()];
-        assert_eq!(slot.generation, id.generation(), "the waiter of a command owns its slot");
-        match &mut slot.body {
-            Body::Busy(Op::Command(op)) => f(op),
+        match inner.slots.get(id) {
+            Op::Command(op) => f(op),
             _ => unreachable!("the waiter of a command owns its slot"),
         }
     }
 
     /// Takes an answered command out of its slot.
     pub(crate) fn take_command(&self, id: OpId) -> CommandOp {
-        match self.shared.inner.borrow_mut().release(id) {
+        match self.shared.inner.borrow_mut().slots.release(id) {
             Op::Command(op) => op,
             _ => unreachable!("named by a waiter of a command"),
         }
@@ -375,7 +342,7 @@ impl Reactor {
         });
         let mut inner = self.shared.inner.borrow_mut();
         if ended {
-            let op = inner.release(id);
+            let op = inner.slots.release(id);
             drop(inner);
             drop(op);
         } else {
@@ -502,17 +469,17 @@ impl Reactor {
         {
             let inner = &mut *self.shared.inner.borrow_mut();
             inner.closed = true;
-            for (at, slot) in inner.slots.iter_mut().enumerate() {
-                if let Body::Busy(Op::Socket(op)) = &mut slot.body
+            for (id, op) in inner.slots.busy_mut() {
+                if let Op::Socket(op) = op
                     && !op.has_ended()
                 {
                     op.cancel();
-                    inner.backend.cancel(OpId::new(at as u32, slot.generation));
+                    inner.backend.cancel(id);
                 }
             }
         }
         loop {
-            let unfinished = self.shared.inner.borrow().busy().any(|(_, op)| match op {
+            let unfinished = self.shared.inner.borrow().slots.busy().any(|(_, op)| match op {
                 Op::Device(_) => true,
                 Op::Socket(s) => !s.has_ended(),
                 // Answered when its driver likes.
@@ -530,7 +497,7 @@ impl Reactor {
             }
         }
         let inner = &mut *self.shared.inner.borrow_mut();
-        let unanswered = inner.busy().any(|(_, op)| matches!(op, Op::Command(c) if !c.has_ended()));
+        let unanswered = inner.slots.busy().any(|(_, op)| matches!(op, Op::Command(c) if !c.has_ended()));
         if unanswered {
             // Only the end of the process takes these from their drivers: until then ring, files and buffers
             // stay where they are (`Shared::drop`).
@@ -570,58 +537,8 @@ impl Backend {
 }
 
 impl Inner {
-    fn busy(&self) -> impl Iterator<Item = (OpId, &Op)> {
-        self.slots.iter().enumerate().filter_map(|(at, slot)| match &slot.body {
-            Body::Busy(op) => Some((OpId::new(at as u32, slot.generation), op)),
-            Body::Free { .. } => None,
-        })
-    }
-
-    /// Puts an operation into a slot.
-    fn place(&mut self, op: Op) -> OpId {
-        let at = match self.free {
-            Some(at) => {
-                if let Body::Free { next } = self.slots[at as usize].body {
-                    self.free = next;
-                }
-                at
-            }
-            None => {
-                let at = u32::try_from(self.slots.len()).expect("fewer than 2^32 operations");
-                self.slots.push(Slot { generation: 0, body: Body::Free { next: None } });
-                at
-            }
-        };
-        let slot = &mut self.slots[at as usize];
-        slot.body = Body::Busy(op);
-        OpId::new(at, slot.generation)
-    }
-
-    /// The operation in a slot that is in use.
-    fn busy_op(&mut self, id: OpId) -> &mut Op {
-        let slot = &mut self.slots[id.slot()];
-        assert_eq!(slot.generation, id.generation(), "a name belongs to the operation in its slot");
-        match &mut slot.body {
-            Body::Busy(op) => op,
-            Body::Free { .. } => unreachable!("a name belongs to a busy slot"),
-        }
-    }
-
-    fn release(&mut self, id: OpId) -> Op {
-        let slot = &mut self.slots[id.slot()];
-        assert_eq!(slot.generation, id.generation(), "a slot is released by its own operation");
-        // Skips the generations whose user_data would be private to the ring.
-        slot.generation = (slot.generation + 1) % (PRIVATE >> 32) as u32;
-        let body = std::mem::replace(&mut slot.body, Body::Free { next: self.free });
-        self.free = Some(id.slot() as u32);
-        match body {
-            Body::Busy(op) => op,
-            Body::Free { .. } => unreachable!("a slot is released once"),
-        }
-    }
-
     fn advance(&mut self, reactor: &Reactor, id: OpId, result: i32) -> Option<Ended> {
-        let op = self.busy_op(id);
+        let op = self.slots.get(id);
         let step = match op {
             Op::Device(op) => op.advance(result),
             Op::Socket(op) => op.advance(result),
@@ -635,22 +552,22 @@ impl Inner {
             Step::Apart => {
                 let Op::Device(op) = op else { unreachable!("only writes are gathered") };
                 let mut again = vec![id];
-                again.extend(op.apart().into_iter().map(|alone| self.place(Op::Device(alone))));
+                again.extend(op.apart().into_iter().map(|alone| self.slots.place(Op::Device(alone))));
                 for id in again {
-                    let Op::Device(op) = self.busy_op(id) else { continue };
+                    let Op::Device(op) = self.slots.get(id) else { continue };
                     let step = op.next();
                     reactor.issue(&mut self.backend, &mut self.here, id, step);
                 }
                 None
             }
             Step::Done => match op {
-                Op::Device(_) => match self.release(id) {
+                Op::Device(_) => match self.slots.release(id) {
                     Op::Device(op) => Some(Ended::Device(op)),
                     op => Some(Ended::Orphan(op)),
                 },
-                Op::Socket(s) if s.is_abandoned() => Some(Ended::Orphan(self.release(id))),
+                Op::Socket(s) if s.is_abandoned() => Some(Ended::Orphan(self.slots.release(id))),
                 Op::Socket(s) => s.take_waker().map(Ended::Waker),
-                Op::Command(c) if c.is_abandoned() => Some(Ended::Orphan(self.release(id))),
+                Op::Command(c) if c.is_abandoned() => Some(Ended::Orphan(self.slots.release(id))),
                 Op::Command(c) => c.take_waker().map(Ended::Waker),
             },
         }

@@ -16,6 +16,7 @@ use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue, types};
 use ::io::Nanos;
 
 use crate::cmd::Cmd;
+use crate::gather::MAX_PIECES;
 use crate::wake::Wake;
 
 /// `user_data` from here on never names an operation of the reactor.
@@ -287,18 +288,21 @@ fn check(result: io::Result<usize>) -> Outcome {
     }
 }
 
-/// Makes the kernel allocate what as many requests need as the submission queue takes. It keeps that until the ring goes. If it
-/// did so while memory is short, a device with swap on it would wait for that memory, and the memory for the device.
+/// Makes the kernel allocate what as many requests need as the submission queue takes, with as many pieces as a write is
+/// gathered from. It keeps that until the ring goes. If it did so while memory is short, a device with swap on it would wait for
+/// that memory, and the memory for the device.
 ///
 /// The requests are reads of no bytes that are linked: none of them begins before all are there. It is no error if that
 /// cannot be done: requests are served all the same.
 fn warm_up(ring: &mut IoUring) {
     let Ok(null) = std::fs::File::open("/dev/null") else { return };
-    let read = || opcode::Read::new(types::Fd(null.as_raw_fd()), std::ptr::null_mut(), 0).build();
+    let nothing = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PIECES];
+    let read =
+        || opcode::Readv::new(types::Fd(null.as_raw_fd()), nothing.as_ptr(), nothing.len() as u32).build();
     let room = ring.submission().capacity();
     for n in 1..=room {
         let entry = if n < room { read().flags(squeue::Flags::IO_LINK) } else { read() };
-        // SAFETY: it names no memory, and a file that is open until all of them have completed.
+        // SAFETY: it names a file and a list of pieces without memory, which stay until all of them have completed.
         if unsafe { ring.submission().push(&entry) }.is_err() {
             break;
         }

@@ -6,13 +6,30 @@
 //! else. Threads start when there is work for them and end after the last handle is gone. A command's
 //! memory belongs to its operation in the reactor (module `cmd`); results are collected in a list that
 //! the driver empties, with a wake-up for each sleep of the driver.
+//!
+//! A block device that is served through a ring has its threads from its opening to its end ([`DeviceThreads`]). A
+//! thread that is made while memory is short waits for memory, and the memory may wait for the device (decision 028).
+//! Invariant: giving a command to such threads starts no thread, and takes no memory but from the heap.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::cmd::Cmd;
+use crate::heap;
 use crate::wake::Wake;
+
+/// Threads of a block device that is served through a ring. One suffices for progress. More keep the device busy with
+/// requests that it does not take from the ring: those that it has to split, and those for which it has no room.
+const THREADS_OF_DEVICE: usize = 8;
+
+/// The stack of each of them. They make system calls only.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Commands for which such threads, and the list of results, have room from the beginning.
+const ROOM: usize = 256;
 
 enum Job {
     Cmd(u64, Cmd),
@@ -40,6 +57,8 @@ struct State {
     threads: usize,
     /// Threads that will look at the queues.
     idle: usize,
+    /// Threads that have begun.
+    begun: usize,
     stop: bool,
 }
 
@@ -77,15 +96,44 @@ impl State {
 struct Shared {
     state: Mutex<State>,
     work: Condvar,
-    done: Mutex<Vec<(u64, i32)>>,
-    wake: Arc<Wake>,
+    /// A thread has begun.
+    begun: Condvar,
+    done: Arc<Done>,
     /// For each class.
     max_threads: usize,
 }
 
-/// The pool; dropping it lets the threads end once their queues are empty.
-pub(crate) struct Workers {
+/// Results of commands, for the driver.
+struct Done {
+    list: Mutex<Vec<(u64, i32)>>,
+    wake: Arc<Wake>,
+}
+
+/// Some threads; dropping this lets them end once their queues are empty.
+struct Pool {
     shared: Arc<Shared>,
+}
+
+/// Devices that have threads of their own.
+type Own = Rc<RefCell<Vec<(RawFd, Pool)>>>;
+
+/// All helper threads of a driver.
+pub(crate) struct Workers {
+    common: Pool,
+    own: Own,
+    done: Arc<Done>,
+}
+
+/// Says that a device has threads of its own; dropping this lets them end.
+pub(crate) struct DeviceThreads {
+    device: RawFd,
+    own: Own,
+}
+
+impl Drop for DeviceThreads {
+    fn drop(&mut self) {
+        self.own.borrow_mut().retain(|(device, _)| *device != self.device);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -96,24 +144,73 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Workers {
     /// `max_threads` for each device.
     pub(crate) fn new(max_threads: usize, wake: Arc<Wake>) -> Workers {
-        let shared = Shared {
-            state: Mutex::default(),
-            work: Condvar::new(),
-            done: Mutex::default(),
-            wake,
-            max_threads: max_threads.max(1),
-        };
-        Workers { shared: Arc::new(shared) }
+        let done = Arc::new(Done { list: Mutex::new(Vec::with_capacity(ROOM)), wake });
+        Workers { common: Pool::new(max_threads, done.clone()), own: Own::default(), done }
     }
 
     /// Runs a command; its result comes back by [`Workers::take_done`] under `user_data`.
     pub(crate) fn run_cmd(&self, user_data: u64, cmd: Cmd) {
-        self.push(Some(cmd.fd()), Job::Cmd(user_data, cmd));
+        let own = self.own.borrow();
+        let pool = own.iter().find(|(device, _)| *device == cmd.fd()).map_or(&self.common, |(_, pool)| pool);
+        pool.push(Some(cmd.fd()), Job::Cmd(user_data, cmd));
     }
 
     /// Runs a closure, which reports by its own means.
     pub(crate) fn run_closure(&self, closure: Box<dyn FnOnce() + Send>) {
-        self.push(None, Job::Closure(closure));
+        self.common.push(None, Job::Closure(closure));
+    }
+
+    /// Starts threads for `device`, which carry out all of its commands from now on. `None` if the system refuses them:
+    /// then its commands are for the others.
+    pub(crate) fn start_for(&self, device: RawFd) -> Option<DeviceThreads> {
+        let pool = Pool::new(THREADS_OF_DEVICE, self.done.clone());
+        pool.start_all(device)?;
+        self.own.borrow_mut().push((device, pool));
+        Some(DeviceThreads { device, own: self.own.clone() })
+    }
+
+    /// Moves the results that have come in to `out`.
+    pub(crate) fn take_done(&self, out: &mut Vec<(u64, i32)>) {
+        out.append(&mut lock(&self.done.list));
+    }
+
+    /// Whether results wait to be taken.
+    pub(crate) fn has_done(&self) -> bool {
+        !lock(&self.done.list).is_empty()
+    }
+}
+
+impl Pool {
+    fn new(max_threads: usize, done: Arc<Done>) -> Pool {
+        let shared = Shared {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            begun: Condvar::new(),
+            done,
+            max_threads: max_threads.max(1),
+        };
+        Pool { shared: Arc::new(shared) }
+    }
+
+    /// Starts as many threads as `device` may have, and waits until all of them have begun.
+    fn start_all(&self, device: RawFd) -> Option<()> {
+        let mut state = lock(&self.shared.state);
+        state.classes.push(Class { device: Some(device), queue: VecDeque::with_capacity(ROOM), running: 0 });
+        for _ in 0..self.shared.max_threads {
+            let shared = self.shared.clone();
+            let work = move || {
+                heap::touch_stack_of_helper();
+                serve(&shared);
+            };
+            let thread = std::thread::Builder::new().name("ubcache-io".into()).stack_size(STACK_BYTES);
+            thread.spawn(work).ok()?;
+            state.threads += 1;
+            state.idle += 1;
+        }
+        while state.begun < self.shared.max_threads {
+            state = self.shared.begun.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(())
     }
 
     fn push(&self, device: Option<RawFd>, job: Job) {
@@ -147,19 +244,9 @@ impl Workers {
             }
         }
     }
-
-    /// Moves the results that have come in to `out`.
-    pub(crate) fn take_done(&self, out: &mut Vec<(u64, i32)>) {
-        out.append(&mut lock(&self.shared.done));
-    }
-
-    /// Whether results wait to be taken.
-    pub(crate) fn has_done(&self) -> bool {
-        !lock(&self.shared.done).is_empty()
-    }
 }
 
-impl Drop for Workers {
+impl Drop for Pool {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.work.notify_all();
@@ -170,8 +257,8 @@ fn run(shared: &Shared, job: Job) {
     match job {
         Job::Cmd(user_data, cmd) => {
             let result = cmd.call();
-            lock(&shared.done).push((user_data, result));
-            shared.wake.notify();
+            lock(&shared.done.list).push((user_data, result));
+            shared.done.wake.notify();
         }
         Job::Closure(closure) => closure(),
     }
@@ -179,6 +266,8 @@ fn run(shared: &Shared, job: Job) {
 
 fn serve(shared: &Shared) {
     let mut state = lock(&shared.state);
+    state.begun += 1;
+    shared.begun.notify_one();
     state.idle -= 1;
     loop {
         if let Some((device, job)) = state.pop(shared.max_threads) {
@@ -194,5 +283,65 @@ fn serve(shared: &Shared) {
             state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Takes results until there are as many.
+    fn results(workers: &Workers, many: usize) -> Vec<(u64, i32)> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut found = Vec::new();
+        while found.len() < many {
+            assert!(Instant::now() < deadline, "expected {many} results, found {found:?}");
+            workers.take_done(&mut found);
+            std::thread::yield_now();
+        }
+        found
+    }
+
+    fn threads(workers: &Workers) -> usize {
+        let of = |pool: &Pool| lock(&pool.shared.state).threads;
+        of(&workers.common) + workers.own.borrow().iter().map(|(_, pool)| of(pool)).sum::<usize>()
+    }
+
+    /// All threads of one device stand still, and more and more is asked of it; the flushes of another one go on, and no
+    /// thread is made for any of that.
+    #[test]
+    fn a_device_that_hangs_holds_up_its_own_requests_alone() {
+        let workers = Workers::new(16, Arc::new(Wake::new(false).unwrap()));
+        let [hung, healthy] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let fd = |file: &File| file.as_raw_fd();
+        let own = [&hung, &healthy].map(|file| workers.start_for(fd(file)).unwrap());
+        assert_eq!(threads(&workers), 2 * THREADS_OF_DEVICE);
+        let (release, stuck): (Vec<_>, Vec<_>) =
+            (0..THREADS_OF_DEVICE).map(|_| mpsc::channel::<()>()).unzip();
+        for end in stuck {
+            let wait = Box::new(move || assert!(end.recv().is_err(), "nobody sends"));
+            workers.own.borrow()[0].1.push(Some(fd(&hung)), Job::Closure(wait));
+        }
+        for n in 0..1000 {
+            workers.run_cmd(n, Cmd::Flush { fd: fd(&hung) });
+        }
+        for n in 1000..1100 {
+            workers.run_cmd(n, Cmd::Flush { fd: fd(&healthy) });
+            assert_eq!(results(&workers, 1), [(n, 0)]);
+        }
+        assert_eq!(threads(&workers), 2 * THREADS_OF_DEVICE);
+        drop(release);
+        assert_eq!(results(&workers, 1000).len(), 1000);
+        drop(own);
+        assert_eq!(threads(&workers), 0, "they are not known any more");
+        // Without threads of its own, it is a device like others.
+        workers.run_cmd(1, Cmd::Flush { fd: fd(&hung) });
+        assert_eq!(results(&workers, 1), [(1, 0)]);
+        assert_eq!(threads(&workers), 1);
     }
 }

@@ -71,6 +71,64 @@ fn block_devices_conform() {
     }
 }
 
+/// The kernel makes a thread where a request on the ring has to wait, and that may take memory which depends on this very device
+/// (decision 028). So nothing that is asked of a block device makes one: also not more requests than the device takes at a
+/// time, nor larger ones.
+#[test]
+fn a_block_device_needs_no_threads_of_the_kernel() {
+    const REQUESTS: u64 = 512;
+    const SECTORS: u64 = 64;
+    let Some(driver) = drivers().into_iter().find(|d| d.reactor().is_uring()) else { return };
+    let dir = common::dir();
+    let Some(made) = LoopDevice::new(dir.path(), "disk", Sectors(REQUESTS * SECTORS), 512) else { return };
+    let queue = format!("/sys/block/{}/queue", made.path.file_name().unwrap().to_str().unwrap());
+    std::fs::write(format!("{queue}/nr_requests"), "4").unwrap();
+    let device = FileDevice::open(driver.reactor(), &made.path, &OpenOptions::default()).unwrap();
+    let disk = Disk::new(Rc::new(device), driver.handle());
+    let pool = driver.handle().pool().clone();
+    let commands = driver.reactor().counts().commands;
+    driver.block_on(async {
+        let writes: Vec<_> = (0..REQUESTS)
+            .rev()
+            .map(|n| {
+                disk.start_write(
+                    Sector(n * SECTORS),
+                    Sectors(8),
+                    pool.copy_of(&[n as u8; 4096]),
+                    0,
+                    n % 2 == 0,
+                )
+            })
+            .collect();
+        let flush = disk.flush();
+        for write in writes {
+            assert_eq!(write.await.result, Ok(()));
+        }
+        assert_eq!(flush.await, Ok(()));
+        let reads: Vec<_> = (0..REQUESTS)
+            .map(|n| disk.start_read(Sector(n * SECTORS), Sectors(8), pool.take(4096), 0))
+            .collect();
+        for (n, read) in (0..).zip(reads) {
+            let done = read.await;
+            assert_eq!(done.result, Ok(()));
+            assert!(done.buffer.unwrap().as_slice().iter().all(|b| *b == n as u8), "request {n}");
+        }
+        // Larger than the device takes as one.
+        let all = pool.zeroed((REQUESTS * SECTORS * 512) as usize);
+        disk.write(Sector(0), all, false).await.unwrap();
+        disk.write_zeroes(Sector(0), Sectors(1024)).await.unwrap();
+        disk.discard(Sector(0), Sectors(1024)).await.unwrap();
+    });
+    let commands = driver.reactor().counts().commands - commands;
+    assert!(commands > 2 * REQUESTS + 4, "{commands} commands: the device had room for all requests");
+    let own = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // Others come and go.
+        let name = std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default();
+        assert_ne!(name.trim(), own);
+    }
+}
+
 fn mem(sectors: Sectors, block_bytes: u32) -> Rc<MemDisk> {
     Rc::new(MemDisk::new("mem", sectors, block_bytes))
 }

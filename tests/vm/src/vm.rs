@@ -163,9 +163,12 @@ impl Builder {
         c.arg("-kernel").arg(&a.kernel).arg("-initrd").arg(initrd);
         // The last three leave out what costs a second of each boot and tells us nothing: self-tests of ciphers above all.
         let words = "console=ttyS0 panic=-1 oops=panic mitigations=off nokaslr nowatchdog random.trust_cpu=on \
-            no_timer_check cryptomgr.notests=1 init_on_alloc=0 initcall_blacklist=crypto_kdf108_init,init_encrypted";
+            sysrq_always_enabled no_timer_check cryptomgr.notests=1 init_on_alloc=0 initcall_blacklist=crypto_kdf108_init,init_encrypted";
         c.args(["-append", &format!("{words} {}", self.boot_options)]);
-        c.arg("-serial").arg(format!("file:{}", dir.join("serial.log").display()));
+        let (console, log) = (dir.join("console"), dir.join("serial.log"));
+        let console = format!("path={},server=on,wait=off,logfile={}", console.display(), log.display());
+        c.arg("-chardev").arg(format!("socket,id=console,{console}")).args(["-serial", "chardev:console"]);
+        c.arg("-qmp").arg(format!("unix:{},server=on,wait=off", dir.join("qmp").display()));
         c.args(["-device", "virtio-serial-pci"]);
         c.arg("-chardev").arg(format!("socket,id=agent,path={}", socket.display()));
         c.args(["-device", "virtserialport,chardev=agent,name=agent"]);
@@ -348,8 +351,39 @@ impl Vm {
         match agent.read_line(&mut line) {
             Ok(n) if n > 0 => line,
             Ok(_) => panic!("{}", self.complain(&format!("the machine went away during `{what}`"))),
-            Err(e) => panic!("{}", self.complain(&format!("no answer to `{what}` within {deadline:?}: {e}"))),
+            Err(e) => {
+                let stacks =
+                    self.stacks().map_or_else(|e| format!("not to be had: {e}"), |()| "there".into());
+                let what = format!(
+                    "no answer to `{what}` within {deadline:?}: {e}; stacks on the console: {stacks}"
+                );
+                panic!("{}", self.complain(&what));
+            }
         }
+    }
+
+    /// Asks the kernel for its memory and for the stacks of all tasks, on the console: it answers although no process of
+    /// the guest runs any more.
+    fn stacks(&self) -> std::io::Result<()> {
+        let connect = |name: &str| UnixStream::connect(self.dir.path().join(name));
+        let (mut console, mut qemu) = (connect("console")?, BufReader::new(connect("qmp")?));
+        let mut said = String::new();
+        // QEMU introduces itself first, and answers each line by another.
+        qemu.read_line(&mut said)?;
+        let mut ask = |what: &str| {
+            qemu.get_mut().write_all(what.as_bytes())?;
+            qemu.read_line(&mut said)
+        };
+        ask("{\"execute\":\"qmp_capabilities\"}\n")?;
+        for key in [b"m", b"t"] {
+            ask("{\"execute\":\"chardev-send-break\",\"arguments\":{\"id\":\"console\"}}\n")?;
+            console.write_all(key)?;
+            // Until nothing more comes.
+            console.set_read_timeout(Some(Duration::from_secs(5)))?;
+            let mut some = [0; 4096];
+            while console.read(&mut some).is_ok_and(|n| n > 0) {}
+        }
+        Ok(())
     }
 
     #[track_caller]

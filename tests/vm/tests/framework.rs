@@ -1,5 +1,8 @@
 //! The framework itself.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
 use ubcache_vm::{Dir, Vm, skipped};
 
 #[test]
@@ -33,4 +36,19 @@ fn commands_files_and_power_cuts() {
     vm.sh("mount /dev/disk/scratch /mnt").ok();
     assert_eq!(vm.sh("cat /mnt/a").ok().out, "kept\n");
     vm.sh("modprobe bcache && ls /sys/fs/bcache/register && modprobe ublk_drv && ls /dev/ublk-control").ok();
+}
+
+/// Who hangs is to be found in the log that is kept of a machine whose test failed.
+#[test]
+fn a_machine_that_does_not_answer_shows_its_stacks() {
+    if skipped("a_machine_that_does_not_answer_shows_its_stacks") {
+        return;
+    }
+    let mut vm = Vm::build("framework-silent").boot();
+    let mut silent = || vm.sh_within(Duration::from_millis(100), "exec sleep 1000");
+    let said = catch_unwind(AssertUnwindSafe(&mut silent)).map(|_| ()).expect_err("an answer");
+    let said = said.downcast_ref::<String>().map_or("", String::as_str);
+    assert!(said.contains("no answer to `exec sleep 1000`") && said.contains("console: there"), "{said}");
+    let log = vm.serial_log();
+    assert!(log.contains("Mem-Info:") && log.contains("task:sleep "), "{log}");
 }

@@ -383,3 +383,64 @@ fn users_without_privileges_have_devices_too() {
     guest.sh("down && [ ! -e /dev/ublkb0 ] && ubcache check /tmp/user/c /tmp/user/b").ok();
     guest.no_complaints();
 }
+
+/// Memory runs out while swap is on the volume: to get memory, the kernel writes pages to the very process that asks for it.
+/// A thread that waits for that waits for ever.
+#[test]
+fn swap_on_a_volume_while_memory_is_short() {
+    if skipped("swap_on_a_volume_while_memory_is_short") {
+        return;
+    }
+    const NOIO: &str = "524288"; // PF_MEMALLOC_NOIO, which PR_SET_IO_FLUSHER sets
+    let dir = Dir::new();
+    let mut guest = boot("ublk-swap", &dir, 1536, &["stress-ng"]);
+    guest.sh("up").ok();
+    // Those that serve are marked, their rings' workers too, and what they touch stays in memory.
+    let marked = format!(
+        "for task in /proc/$(cat /tmp/up.pid)/task/*; do \
+             case $(cat $task/comm) in ubcache-log|ubcache-stdin) continue;; esac; \
+             flags=$(sed 's/.*) //' $task/stat | cut -d' ' -f7); \
+             [ $((flags & {NOIO})) -ne 0 ] || {{ echo $(cat $task/comm) $flags >&2; exit 1; }}; \
+         done; \
+         [ $(awk '/^VmLck/ {{ print $2 }}' /proc/$(cat /tmp/up.pid)/status) -gt 1000 ]"
+    );
+    guest.sh(&marked).ok();
+    // None is made later, when there may be no memory for it.
+    let threads = |guest: &mut Guest| {
+        let said =
+            guest.sh("cd /proc/$(cat /tmp/up.pid)/task && for n in *; do echo $n $(cat $n/comm); done").ok();
+        said.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let threads_before = threads(&mut guest);
+    let faults = |guest: &mut Guest| -> u64 {
+        let said = guest.sh("sed 's/.*) //' /proc/$(cat /tmp/up.pid)/stat | cut -d' ' -f8").ok();
+        said.line().trim().parse().unwrap_or_else(|e| panic!("{e}: {said}"))
+    };
+    let before = faults(&mut guest);
+    guest.sh("mkswap /dev/ublkb0 && swapon /dev/ublkb0 && echo 100 >/proc/sys/vm/swappiness").ok();
+    // Memory of processes, and files in memory: a third of both has to go to the volume. The oldest are read again.
+    guest
+        .sh("stress-ng --vm 2 --vm-bytes 900M --vm-keep --vm-method rand-set --verify --timeout 20s >/tmp/stress 2>&1 || \
+             { cat /tmp/stress /proc/meminfo >&2; exit 1; }")
+        .ok();
+    guest
+        .sh("mkdir /tmp/files && mount -t tmpfs -o size=2g files /tmp/files && cd /tmp/files && \
+             head -c 33554432 /dev/urandom >/tmp/one && \
+             copies() { for n in 1 2 3 4 5 6 7 8 9 10 11 12; do cat /tmp/one >$1.$n || exit 1; done; } && \
+             { copies a & copies b && wait $! && cmp a.1 b.1 && cmp a.12 b.12; } && cd / && umount /tmp/files")
+        .ok();
+    let faults = faults(&mut guest) - before;
+    let said = guest.sh("awk '/^pswp(in|out)/ { print $2 }' /proc/vmstat").ok();
+    let pages: Vec<u64> = said.out.lines().filter_map(|line| line.parse().ok()).collect();
+    assert!(
+        matches!(pages[..], [read, written] if read > 10_000 && written > 50_000),
+        "swapped in and out: {said}"
+    );
+    // The index grows by what was written, and finds that memory in the reserve.
+    assert!(faults < 1000, "{faults} page faults; swapped in and out: {said}");
+    let mut new = threads(&mut guest);
+    new.retain(|thread| !threads_before.contains(thread));
+    assert!(new.is_empty(), "{new:?} beside {threads_before:?}");
+    guest.sh("swapoff /dev/ublkb0 && down && ubcache check /dev/disk/cache /dev/disk/backing").ok();
+    guest.no_complaints();
+}

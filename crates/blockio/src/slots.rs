@@ -1,0 +1,114 @@
+//! The slots of operations in flight.
+//!
+//! Owns the names of operations, which are the `user_data` of their commands: the low half is the slot, the high half the
+//! slot's generation, so that a late cancellation cannot hit the slot's next operation. Invariant: an operation stays in its
+//! slot until it is released by its name. Must not know what operations do.
+
+use crate::command::CommandOp;
+use crate::file::DeviceOp;
+use crate::socket_op::SocketOp;
+use crate::uring::PRIVATE;
+
+/// An operation in flight.
+pub(crate) enum Op {
+    Device(DeviceOp),
+    Socket(SocketOp),
+    Command(CommandOp),
+}
+
+enum Body {
+    Free { next: Option<u32> },
+    Busy(Op),
+}
+
+struct Slot {
+    generation: u32,
+    body: Body,
+}
+
+/// See the module head.
+#[derive(Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Option<u32>,
+}
+
+/// Names an operation in its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OpId(pub(crate) u64);
+
+impl OpId {
+    fn new(slot: u32, generation: u32) -> OpId {
+        OpId(u64::from(generation) << 32 | u64::from(slot))
+    }
+
+    fn slot(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+impl Slots {
+    /// The operations in flight.
+    pub(crate) fn busy(&self) -> impl Iterator<Item = (OpId, &Op)> {
+        self.slots.iter().enumerate().filter_map(|(at, slot)| match &slot.body {
+            Body::Busy(op) => Some((OpId::new(at as u32, slot.generation), op)),
+            Body::Free { .. } => None,
+        })
+    }
+
+    /// As [`Slots::busy`].
+    pub(crate) fn busy_mut(&mut self) -> impl Iterator<Item = (OpId, &mut Op)> {
+        self.slots.iter_mut().enumerate().filter_map(|(at, slot)| match &mut slot.body {
+            Body::Busy(op) => Some((OpId::new(at as u32, slot.generation), op)),
+            Body::Free { .. } => None,
+        })
+    }
+
+    /// Puts an operation into a slot.
+    pub(crate) fn place(&mut self, op: Op) -> OpId {
+        let at = match self.free {
+            Some(at) => {
+                if let Body::Free { next } = self.slots[at as usize].body {
+                    self.free = next;
+                }
+                at
+            }
+            None => {
+                let at = u32::try_from(self.slots.len()).expect("fewer than 2^32 operations");
+                self.slots.push(Slot { generation: 0, body: Body::Free { next: None } });
+                at
+            }
+        };
+        let slot = &mut self.slots[at as usize];
+        slot.body = Body::Busy(op);
+        OpId::new(at, slot.generation)
+    }
+
+    /// The operation in a slot that is in use.
+    pub(crate) fn get(&mut self, id: OpId) -> &mut Op {
+        let slot = &mut self.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "a name belongs to the operation in its slot");
+        match &mut slot.body {
+            Body::Busy(op) => op,
+            Body::Free { .. } => unreachable!("a name belongs to a busy slot"),
+        }
+    }
+
+    /// Takes an operation out of its slot.
+    pub(crate) fn release(&mut self, id: OpId) -> Op {
+        let slot = &mut self.slots[id.slot()];
+        assert_eq!(slot.generation, id.generation(), "a slot is released by its own operation");
+        // Skips the generations whose user_data would be private to the ring.
+        slot.generation = (slot.generation + 1) % (PRIVATE >> 32) as u32;
+        let body = std::mem::replace(&mut slot.body, Body::Free { next: self.free });
+        self.free = Some(id.slot() as u32);
+        match body {
+            Body::Busy(op) => op,
+            Body::Free { .. } => unreachable!("a slot is released once"),
+        }
+    }
+}
