@@ -211,27 +211,3 @@ fn a_deleted_volume_takes_no_requests() {
     });
     story.power_cut(Keep::Nothing);
 }
-
-/// Whoever waits for writeback is told when the cache fails.
-#[test]
-fn a_drain_ends_when_the_cache_fails() {
-    let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
-        b.open().await;
-        b.tune(0, "sequential_cutoff", "0").await;
-        b.tune(0, "writeback_running", "0").await;
-        assert!(b.clients[0].write(0, 8, true).await);
-        b.backings[0].hold(Matching::all(Kind::Write));
-        let volume = b.volume(0);
-        let drain = b.rt.spawn(async move { volume.drained().await });
-        b.sleep_ms(10).await;
-        b.clients[0].set_tolerant(true);
-        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::DurableWrite), skip: 0, count: 1 }]);
-        assert!(!b.clients[0].write(64, 8, true).await);
-        assert!(b.set().failure().is_some());
-        b.sleep_ms(10).await;
-        b.backings[0].release();
-        assert!(soon(&b, "the drain", drain).await.is_err());
-    });
-    story.power_cut(Keep::Nothing);
-}

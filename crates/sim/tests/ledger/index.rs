@@ -73,12 +73,12 @@ fn a_leaf_from_its_first_key_to_its_division() {
 /// A start after a stop, after a crash and after a crash of the process; leaves are read when they are needed.
 #[test]
 fn starts() {
-    let mut story = Story::new(1, large(1024, 4096), 0);
+    let mut story = Story::new(1, large(8192, 32768), 0);
     let mut lines = chapter(&mut story, Detail::Sums, |b| async move {
         b.open().await;
         quiet(&b).await;
-        for n in 0..500 {
-            assert!(b.clients[0].write(scattered(n, 512) * 8, 3, n % 25 == 0).await);
+        for n in 0..2500 {
+            assert!(b.clients[0].write(scattered(n, 4096) * 8, 3, n % 25 == 0).await);
         }
         assert!(b.clients[0].read(1, 4).await.is_some());
         sums(&b, "before the crash");
@@ -107,6 +107,7 @@ fn starts() {
     lines.extend(chapter(&mut story, Detail::Requests, |b| async move {
         b.open().await;
         assert!(b.clients[0].read(800, 16).await.is_some());
+        b.set().wipe().await.unwrap();
     }));
     story.power_cut(Keep::Nothing).judge().happy_end();
     compare("starts", &lines);

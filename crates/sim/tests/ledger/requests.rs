@@ -40,6 +40,9 @@ fn reads_and_writes_in_writeback_mode() {
         }
         assert!(c.write(1000, 4, false).await && c.write(0, 1, true).await);
         b.sleep_ms(300).await;
+        b.set().set("journal_delay_ms", "700").await.unwrap();
+        assert!(c.write(200, 8, false).await);
+        b.sleep_ms(1000).await;
         c.check_status().await;
     });
 }
@@ -98,7 +101,7 @@ fn discards_and_zeros() {
         quiet(&b).await;
         for c in &b.clients[..2] {
             assert!(c.write(0, 128, false).await);
-            for (start, sectors) in [(8, 8), (20, 40), (3, 2), (127, 10), (1000, 24)] {
+            for (start, sectors) in [(8, 8), (20, 40), (3, 2), (60, 8), (127, 10), (1000, 24)] {
                 assert!(c.discard(start, sectors).await);
             }
             for (start, sectors) in [(64, 8), (66, 3), (60, 300), (61, 257), (8, 128), (8, 129)] {

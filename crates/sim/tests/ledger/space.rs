@@ -140,3 +140,29 @@ fn a_cache_device_that_is_congested() {
         });
     }
 }
+
+/// Dirty data is cut up until no bucket is left for what is written over it: that goes past the cache, and the dirty data
+/// under it goes first.
+#[test]
+fn dirty_data_is_overwritten_when_no_bucket_is_left() {
+    let layout = small_cache(CacheMode::Writeback, Replacement::Lru);
+    page("no_bucket", Detail::Sums, (layout, 0), |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        for n in 0..80 {
+            assert!(b.clients[0].write(n * 16, 16, false).await);
+        }
+        sums(&b, "dirty");
+        for round in 0..4 {
+            for n in 0..40 {
+                assert!(b.clients[0].write(n * 32 + round * 4, 3, n % 10 == 0).await);
+            }
+            sums(&b, &format!("cut up {round} times"));
+        }
+        assert!(b.clients[0].flush().await);
+        sums(&b, "flushed");
+    });
+}
