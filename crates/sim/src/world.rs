@@ -36,6 +36,8 @@ struct Inner {
     durable_writes_left: Cell<Option<u64>>,
     off: Cell<bool>,
     verbose: Cell<bool>,
+    /// What happened since it was last asked for, if it is kept.
+    tape: RefCell<Option<Vec<String>>>,
     watcher: RefCell<Option<Watcher>>,
     /// What is to happen before the effect with this number.
     due: RefCell<Vec<(u64, Event)>>,
@@ -67,6 +69,7 @@ impl World {
                 durable_writes_left: Cell::new(None),
                 off: Cell::new(false),
                 verbose: Cell::new(false),
+                tape: RefCell::new(None),
                 watcher: RefCell::default(),
                 due: RefCell::default(),
                 aim: Cell::new(None),
@@ -83,9 +86,27 @@ impl World {
 
     /// Tells what happens, if somebody wants to know.
     pub fn log(&self, what: impl FnOnce() -> String) {
-        if self.inner.verbose.get() {
-            eprintln!("{:>12} us {:>7}  {}", self.now().0 / 1000, self.effects(), what());
+        let (verbose, tape) = (self.inner.verbose.get(), &mut *self.inner.tape.borrow_mut());
+        if !verbose && tape.is_none() {
+            return;
         }
+        let what = what();
+        if verbose {
+            eprintln!("{:>12} us {:>7}  {what}", self.now().0 / 1000, self.effects());
+        }
+        if let Some(lines) = tape {
+            lines.push(format!("{:>9} us  {what}", self.now().0 / 1000));
+        }
+    }
+
+    /// Keeps what happens from now on, with the time, a line each.
+    pub fn begin_tape(&self) {
+        *self.inner.tape.borrow_mut() = Some(Vec::new());
+    }
+
+    /// What happened since the tape was begun; nothing is kept any more.
+    pub fn end_tape(&self) -> Vec<String> {
+        self.inner.tape.take().unwrap_or_default()
     }
 
     /// The time.

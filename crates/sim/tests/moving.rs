@@ -90,3 +90,16 @@ fn each_extent_is_moved_however_few_there_are() {
         story.power_cut(Keep::Nothing).judge().happy_end();
     }
 }
+
+/// Packing pays up to three quarters, and no further.
+#[test]
+fn buckets_that_are_three_quarters_full_stay() {
+    for (left, moved) in [(5, 14 * 5), (6, 0), (7, 0)] {
+        let mut story = Story::new(3, layout(), 0);
+        story.boot(move |b| async move {
+            thin(&b, 14, |_, n| n < left).await;
+            assert_eq!(pack(&b).await, moved, "{left} eighths are left");
+        });
+        story.power_cut(Keep::Nothing).judge().happy_end();
+    }
+}

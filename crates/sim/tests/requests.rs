@@ -6,9 +6,9 @@ use std::pin::pin;
 use engine::figures::Pace;
 use engine::tunables::Overwrite;
 use engine::{SetEvent, SetOptions};
-use format::{CacheMode, Sectors};
+use format::{CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
-use io::{Nanos, ZeroFlags};
+use io::{Nanos, WriteFlags, ZeroFlags};
 use sim::disk::{Fault, Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
@@ -163,4 +163,51 @@ fn errors_are_counted_and_events_are_waited_for() {
         assert_eq!((volume.io_errors(), volume.figures().io_errors), (3, 3));
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Copies of what was read are written behind the readers' backs: 128 at a time, and whoever reads more is only answered.
+#[test]
+fn so_many_misses_are_cached_at_a_time() {
+    let mut story = Story::new(7, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.cache.hold(Matching::all(Kind::Write));
+        for n in 0..150 {
+            assert!(b.clients[0].read(n * 8, 1).await.is_some());
+        }
+        b.sleep_ms(10).await;
+        assert_eq!(b.cache.held(), 128);
+        b.cache.release();
+        b.sleep_ms(10).await;
+        assert!(b.clients[0].read(1300, 1).await.is_some());
+        b.sleep_ms(10).await;
+        assert_eq!(b.set().status().cached_sectors, Sectors(129), "there is room for more again");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A request for a volume that is being deleted is waited for; one that comes later fails, and changes nothing.
+#[test]
+fn a_deleted_volume_takes_no_requests() {
+    let mut story = Story::new(8, Layout::small(CacheMode::Writeback), 256);
+    story.boot(|b| async move {
+        b.open().await;
+        let (set, volume) = (b.set(), b.volume(1));
+        b.cache.hold(Matching::all(Kind::Write));
+        let write = b.write_beside(1, 0, 8, false);
+        b.sleep_ms(10).await;
+        let inode = volume.inode().unwrap();
+        let deleting = b.rt.spawn(async move { set.delete_volume(inode).await });
+        b.sleep_ms(10).await;
+        assert!(deleting.try_take().is_none(), "a write is under way");
+        b.cache.release();
+        assert!(soon(&b, "the write", write).await);
+        soon(&b, "the deletion", deleting).await.unwrap();
+        let buffer = b.rt.pool().zeroed(512);
+        let late = volume.write(Sector(0), Sectors(1), buffer, 0, WriteFlags::default()).await;
+        assert!(late.is_err(), "the volume is gone");
+        assert_eq!(b.set().status().dirty, vec![]);
+    });
+    story.power_cut(Keep::Nothing);
 }

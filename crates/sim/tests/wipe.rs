@@ -315,3 +315,18 @@ fn a_reader_that_a_wipe_overtakes_looks_again() {
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
+
+/// A wipe is durable when it ends, without anybody's flush after it.
+#[test]
+fn a_wipe_that_has_ended_is_durable() {
+    let mut story = story(11);
+    story.boot(|b| async move {
+        open(&b).await;
+        use_it(&b).await;
+        detach(&b).await;
+        b.set().wipe().await.unwrap();
+    });
+    story.power_cut(Keep::Nothing);
+    assert_gone(&story.rig.cache);
+    story.judge().happy_end();
+}

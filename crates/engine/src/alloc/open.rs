@@ -87,6 +87,7 @@ impl OpenBuckets {
             Some(i) => i,
             None => match fresh(buckets) {
                 Some(bucket) => {
+                    self.close_coldest(buckets);
                     buckets.pin(bucket);
                     self.open.push(Open {
                         bucket,
@@ -96,7 +97,6 @@ impl OpenBuckets {
                         hint,
                         last_used: self.clock,
                     });
-                    self.close_coldest(buckets);
                     self.open.len() - 1
                 }
                 // No bucket: share one with another stream rather than fail.
@@ -133,8 +133,9 @@ impl OpenBuckets {
         });
     }
 
+    /// Makes room for one more, if as many are open as may be.
     fn close_coldest(&mut self, buckets: &mut Buckets) {
-        if self.open.len() <= self.limit {
+        if self.open.len() < self.limit {
             return;
         }
         let coldest = self.open.iter().enumerate().min_by_key(|(_, o)| o.last_used).map(|(i, _)| i);

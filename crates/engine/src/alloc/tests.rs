@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 
-use format::{Gen, Ptr, Sector, Sectors};
+use format::{Gen, Inode, Ptr, Sector, Sectors};
 use io::sync::{Either, select};
 use proptest::prelude::*;
 
@@ -93,4 +93,359 @@ fn a_wait_that_is_given_up_does_not_count() {
         }
         assert!(!alloc.is_wanted());
     });
+}
+
+/// A bucket as the table should have it, changed one field at a time.
+#[derive(Clone, Debug)]
+struct Row {
+    generation: u8,
+    oldest: u8,
+    used: Use,
+    prio: u16,
+    pins: u16,
+    slow: bool,
+    moving: bool,
+    to_wipe: bool,
+    live: u64,
+    dirty: u64,
+}
+
+impl Row {
+    fn may_invalidate(&self) -> bool {
+        let behind = self.generation.wrapping_sub(self.oldest);
+        self.used == Use::Data && self.dirty == 0 && self.pins == 0 && behind < 96
+    }
+
+    fn holds(&self) -> Holds {
+        match self.used {
+            Use::Reserved | Use::Metadata => Holds::Metadata,
+            _ if self.live == 0 => Holds::Nothing,
+            _ if self.dirty == 0 => Holds::Clean,
+            _ => Holds::Dirty,
+        }
+    }
+
+    fn has_prio(&self) -> bool {
+        self.prio != 0 && self.prio != u16::MAX
+    }
+}
+
+/// The table by the words of its functions.
+struct Table {
+    rows: Vec<Row>,
+    agings: u32,
+    invalidated: u64,
+}
+
+impl Table {
+    fn new() -> Table {
+        let row = |n: u32| Row {
+            generation: 0,
+            oldest: 0,
+            used: if n < FIRST { Use::Reserved } else { Use::Data },
+            prio: 0,
+            pins: 0,
+            slow: false,
+            moving: false,
+            to_wipe: false,
+            live: 0,
+            dirty: 0,
+        };
+        Table { rows: (0..NBUCKETS).map(row).collect(), agings: 0, invalidated: 0 }
+    }
+
+    /// Does the same to both tables, if it may be done.
+    #[allow(clippy::too_many_lines)]
+    fn change(&mut self, buckets: &mut Buckets, b: BucketNr, what: u8, n: u64) {
+        let r = &mut self.rows[b.0 as usize];
+        // Of the generation before, it is stale.
+        let stale = n.is_multiple_of(7);
+        let generation = Gen(r.generation.wrapping_sub(u8::from(stale)));
+        let ptr = Ptr::new(0, Sector(u64::from(b.0) * BUCKET.0 + n % BUCKET.0), generation);
+        let is_data = r.used == Use::Data;
+        match what {
+            0 if r.may_invalidate() => {
+                buckets.invalidate(b);
+                r.generation = r.generation.wrapping_add(1);
+                (r.used, r.prio, r.live, r.slow) = (Use::Ready, 32768, 0, false);
+                self.invalidated += 1;
+            }
+            1 | 2 if r.used == Use::Ready => {
+                buckets.take(b, what == 2);
+                (r.used, r.prio) = if what == 2 { (Use::Metadata, u16::MAX) } else { (Use::Data, 32768) };
+            }
+            3 if r.used == Use::Metadata => {
+                buckets.free_metadata(b);
+                r.generation = r.generation.wrapping_add(1);
+                (r.used, r.prio) = (Use::Data, 0);
+            }
+            4 if r.used == Use::Metadata => {
+                buckets.reuse(b);
+                (r.used, r.prio) = (Use::Ready, 32768);
+            }
+            5 | 6 if is_data && r.live + n <= BUCKET.0 => {
+                assert_eq!(buckets.add(ptr, Sectors(n), what == 6), !stale);
+                if !stale {
+                    (r.live, r.dirty) = (r.live + n, r.dirty + if what == 6 { n } else { 0 });
+                }
+            }
+            7 if is_data && r.dirty >= n => {
+                assert_eq!(buckets.sub(ptr, Sectors(n), true), !stale);
+                if !stale {
+                    (r.live, r.dirty) = (r.live - n, r.dirty - n);
+                }
+            }
+            8 if is_data && r.live - r.dirty >= n => {
+                assert_eq!(buckets.sub(ptr, Sectors(n), false), !stale);
+                r.live -= if stale { 0 } else { n };
+            }
+            9 if is_data => {
+                buckets.pin(b);
+                r.pins += 1;
+            }
+            10 if r.pins > 0 => {
+                buckets.unpin(b);
+                r.pins -= 1;
+            }
+            11 if r.may_invalidate() && r.live == 0 => {
+                buckets.mark_metadata(b);
+                (r.used, r.prio) = (Use::Metadata, u16::MAX);
+            }
+            12 if r.used != Use::Reserved => {
+                buckets.load(b, Gen(n as u8), n as u16 * 500);
+                (r.generation, r.oldest, r.prio) = (n as u8, n as u8, n as u16 * 500);
+            }
+            13 => {
+                buckets.touch(ptr);
+                r.prio = if is_data { 32768 } else { r.prio };
+            }
+            14 => {
+                buckets.age_slowly(b);
+                r.slow = true;
+            }
+            15 | 16 => {
+                assert_eq!(buckets.set_moving(b, what == 15), r.moving != (what == 15));
+                r.moving = what == 15;
+            }
+            17 => {
+                buckets.wiped(b);
+                r.to_wipe = false;
+            }
+            18 if r.used == Use::Data && r.live == 0 => {
+                // From 32 behind to 32 ahead of what it is.
+                let pointer = r.generation.wrapping_add(n as u8).wrapping_sub(32);
+                buckets.raise(b, Gen(pointer));
+                let older = |a: u8, b: u8| (1..=Gen::MAX_AGE).contains(&b.wrapping_sub(a));
+                r.generation = if older(pointer, r.generation) { r.generation } else { pointer };
+                r.oldest = if older(pointer, r.oldest) { pointer } else { r.oldest };
+            }
+            _ => {}
+        }
+    }
+
+    /// What concerns all buckets at once.
+    fn change_all(&mut self, buckets: &mut Buckets, what: u8) {
+        match what {
+            19 => {
+                self.agings += 1;
+                let all = self.agings.is_multiple_of(8);
+                let aging = |r: &&mut Row| r.has_prio() && r.pins == 0;
+                let mut least = 32768;
+                for r in self.rows.iter_mut().filter(aging) {
+                    r.prio -= u16::from(all || !r.slow);
+                    least = least.min(r.prio);
+                }
+                assert_eq!(buckets.age(), least);
+            }
+            20 => {
+                buckets.mark_for_wipe();
+                self.rows.iter_mut().filter(|r| r.used != Use::Reserved).for_each(|r| r.to_wipe = true);
+            }
+            21 => {
+                let oldest: Vec<Gen> = self.rows.iter().map(|r| Gen(r.generation.wrapping_sub(3))).collect();
+                buckets.finish_gc(&oldest);
+                self.rows.iter_mut().for_each(|r| r.oldest = r.generation.wrapping_sub(3));
+                self.invalidated = 0;
+            }
+            _ => {}
+        }
+    }
+
+    fn compare(&self, buckets: &Buckets) {
+        let mut holds = Vec::new();
+        buckets.look_at(3..NBUCKETS as usize + 9, |h, live| holds.push((h, live)));
+        let expected: Vec<_> = self.rows[3..].iter().map(|r| (r.holds(), Sectors(r.live))).collect();
+        assert_eq!(holds, expected);
+        let mut looks = Vec::new();
+        buckets.look(|h, age| looks.push((h, age)));
+        let age = |r: &Row| r.has_prio().then(|| 32768_u16.saturating_sub(r.prio));
+        assert_eq!(looks, self.rows.iter().map(|r| (r.holds(), age(r))).collect::<Vec<_>>());
+        for (n, r) in (0..).zip(&self.rows) {
+            let b = BucketNr(n);
+            assert_eq!((buckets.generation(b), buckets.prio(b)), (Gen(r.generation), r.prio), "{b}");
+            assert_eq!((buckets.used(b), buckets.pins(b)), (r.used, r.pins), "{b}");
+            assert_eq!((buckets.live(b), buckets.dirty(b)), (Sectors(r.live), Sectors(r.dirty)), "{b}");
+            assert_eq!((buckets.is_moving(b), buckets.is_to_wipe(b)), (r.moving, r.to_wipe), "{b}");
+            assert_eq!(buckets.may_invalidate(b), r.may_invalidate(), "{b}: {r:?}");
+            let reclaimable = r.used == Use::Data && r.dirty == 0 && r.pins == 0;
+            assert_eq!(buckets.is_reclaimable(b), reclaimable, "{b}");
+        }
+        let to_wipe = self.rows.iter().filter(|r| r.to_wipe).count();
+        assert_eq!((buckets.to_wipe(), buckets.len()), (to_wipe as u32, NBUCKETS));
+        assert_eq!(buckets.invalidated_since_gc(), self.invalidated);
+        let prios: Vec<_> = self.rows.iter().map(|r| (r.prio, Gen(r.generation))).collect();
+        assert_eq!(buckets.prios().collect::<Vec<_>>(), prios);
+        assert!(buckets.generations().into_iter().eq(prios.iter().map(|p| p.1)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Every field of every bucket is what the words of the functions say.
+    #[test]
+    fn the_table_has_what_was_put_into_it(
+        changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..22, 1u64..64), 1..300)
+    ) {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut table = Table::new();
+        for (b, what, n) in changes {
+            table.change(&mut buckets, BucketNr(b), what, n);
+            table.change_all(&mut buckets, what);
+            table.compare(&buckets);
+        }
+    }
+}
+
+/// What is kept back for whom, in caches of several sizes: for moving, for btree nodes, for priorities.
+#[test]
+fn reserves_by_the_size_of_the_cache() {
+    for (nbuckets, moving, btree, batch) in
+        [(64, 1, 6, 4), (1024, 8, 8, 32), (4096, 32, 32, 128), (100_000, 256, 64, 1024)]
+    {
+        let alloc = Allocator::new(&geometry(), nbuckets, 3);
+        let r = alloc.reserves;
+        assert_eq!((r.moving, r.btree, r.prio, alloc.batch), (moving, btree, 3, batch), "{nbuckets}");
+        assert_eq!(r.total(), moving + btree + 3);
+        assert_eq!(r.below(Purpose::Moving), btree + 3);
+        assert_eq!((r.below(Purpose::Btree), r.below(Purpose::Prio)), (3, 0));
+        let plenty = 2 * (r.total() + batch) as u32;
+        assert!(alloc.is_plenty(plenty + 1) && !alloc.is_plenty(plenty));
+    }
+}
+
+/// Each purpose takes buckets, the oldest first, until those are left that are kept back for others.
+#[test]
+fn buckets_are_taken_down_to_the_reserves() {
+    for (purpose, left) in
+        [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
+    {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let alloc = Allocator::new(&geometry(), 1024, 3);
+        let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
+        ready.iter().for_each(|b| buckets.invalidate(*b));
+        alloc.put_ready(ready.clone());
+        let taken: Vec<BucketNr> = std::iter::from_fn(|| alloc.try_take(purpose, &mut buckets)).collect();
+        assert_eq!(taken, ready[..30 - left], "{purpose:?}");
+        assert_eq!(alloc.is_short_of_btree(), left <= 3, "{purpose:?}");
+        let metadata = matches!(purpose, Purpose::Btree | Purpose::Prio);
+        let used = if metadata { Use::Metadata } else { Use::Data };
+        assert!(taken.iter().all(|b| buckets.used(*b) == used));
+        // Those that are taken out for a wipe: at most so many, in their order.
+        let rest: Vec<BucketNr> = ready[30 - left..].iter().filter(|b| b.0 % 2 == 0).copied().collect();
+        let most = rest.len().min(4);
+        assert_eq!(alloc.take_out(4, |b| b.0 % 2 == 0), rest[..most]);
+        assert_eq!(alloc.ready_len(), left - most);
+    }
+}
+
+/// An open bucket by what was put into it: the volume, the end of the piece, the hint and the moment.
+struct OpenedBucket {
+    bucket: BucketNr,
+    stream: Stream,
+    used: u64,
+    put: (Inode, Sector, u16, usize),
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// A piece goes behind the one that it follows, else to the bucket that its client used last, else to a new one, else to
+    /// whichever of its kind was used last.
+    #[test]
+    fn pieces_are_placed_by_what_they_follow(
+        pieces in prop::collection::vec(
+            (0usize..3, 0u32..2, 0u64..6, 1u64..100, 0u16..3, prop::bool::weighted(0.8)),
+            1..200,
+        )
+    ) {
+        let streams = [Stream::Dirty, Stream::Clean, Stream::Volume];
+        let (limit, block) = (4, Sectors(8));
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        (FIRST..NBUCKETS).for_each(|b| buckets.invalidate(BucketNr(b)));
+        let mut free: Vec<BucketNr> = (FIRST..NBUCKETS).map(BucketNr).collect();
+        let mut open = OpenBuckets::new(limit);
+        let mut naive: Vec<OpenedBucket> = Vec::new();
+        let mut pins = vec![0u16; NBUCKETS as usize];
+        for (now, (stream, inode, slot, want, hint, has_room)) in pieces.into_iter().enumerate() {
+            let (stream, at) = (streams[stream], (Inode(inode), Sector(slot * 8)));
+            let newest = |open: &[OpenedBucket], fits: &dyn Fn(&OpenedBucket) -> bool| {
+                let mine = open.iter().filter(|o| o.stream == stream && fits(o));
+                mine.max_by_key(|o| o.put.3).map(|o| o.bucket)
+            };
+            // Two buckets can end at the same place: any of them will do.
+            let follow: Vec<BucketNr> = naive
+                .iter()
+                .filter(|o| o.stream == stream && (o.put.0, o.put.1) == at)
+                .map(|o| o.bucket)
+                .collect();
+            let same = newest(&naive, &|o| o.put.2 == hint);
+            let fresh = if has_room { free.last().copied() } else { None };
+            let may: Vec<BucketNr> = if follow.is_empty() {
+                same.or(fresh).or_else(|| newest(&naive, &|_| true)).into_iter().collect()
+            } else {
+                follow
+            };
+            let placed = open.place(stream, at, Sectors(want), hint, BUCKET, block, &mut buckets, |buckets| {
+                let b = fresh?;
+                free.pop();
+                buckets.take(b, false);
+                Some(b)
+            });
+            let Some(placed) = placed else {
+                prop_assert!(may.is_empty());
+                continue;
+            };
+            let b = buckets.bucket_of(placed.ptr);
+            prop_assert!(may.contains(&b), "{b} for {at:?}, expected one of {may:?}");
+            if !naive.iter().any(|o| o.bucket == b) {
+                pins[b.0 as usize] += 1;
+                naive.push(OpenedBucket { bucket: b, stream, used: 0, put: (at.0, at.1, hint, now) });
+                if naive.len() > limit {
+                    let coldest = (0..naive.len()).min_by_key(|i| naive[*i].put.3).unwrap();
+                    pins[naive.swap_remove(coldest).bucket.0 as usize] -= 1;
+                }
+            }
+            let i = naive.iter().position(|o| o.bucket == b).unwrap();
+            let o = &mut naive[i];
+            let size = want.min(BUCKET.0 - o.used);
+            prop_assert_eq!(placed.size, Sectors(size));
+            prop_assert_eq!(placed.ptr.offset(), Sector(u64::from(b.0) * BUCKET.0 + o.used));
+            prop_assert_eq!(placed.ptr.generation(), buckets.generation(b));
+            o.used += size;
+            o.put = (at.0, at.1 + Sectors(size), hint, now);
+            pins[b.0 as usize] += 1;
+            if BUCKET.0 - o.used < block.0 {
+                naive.swap_remove(i);
+                pins[b.0 as usize] -= 1;
+            }
+            prop_assert!(buckets.all().all(|b| buckets.pins(b) == pins[b.0 as usize]));
+        }
+        // A wipe closes what it has before it.
+        buckets.mark_for_wipe();
+        naive.iter().take(2).for_each(|o| buckets.wiped(o.bucket));
+        open.close_marked(&mut buckets);
+        naive.iter().skip(2).for_each(|o| pins[o.bucket.0 as usize] -= 1);
+        prop_assert!(buckets.all().all(|b| buckets.pins(b) == pins[b.0 as usize]));
+    }
 }

@@ -578,3 +578,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

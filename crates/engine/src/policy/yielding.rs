@@ -228,6 +228,59 @@ mod tests {
         assert_eq!(p.due(now, 8_000_000, 8000.0, 91, most), now.after(most));
     }
 
+    /// Sums by hand, at the ends of each range and within it.
+    #[test]
+    fn shares_and_pauses_by_hand() {
+        let near =
+            |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}, expected {wanted}");
+        // From 55 to 70 % dirty, from 85 to 95 % in use.
+        for (dirty, in_use, degree) in [
+            (55.0, 60.0, 0.0),
+            (58.0, 60.0, 0.2),
+            (70.0, 60.0, 1.0),
+            (20.0, 85.0, 0.0),
+            (20.0, 86.0, 0.1),
+            (58.0, 94.0, 0.9),
+            (67.0, 86.0, 0.8),
+        ] {
+            let p = Pressure { dirty_percent: dirty, in_use_percent: in_use, cutoffs: (40, 70) };
+            near(p.degree(), degree);
+            near(share(1.0, &p), 0.05 + 0.95 * degree);
+            near(share(0.25, &p), 1.0 - 0.25 * (1.0 - 0.05 - 0.95 * degree));
+            near(share(7.0, &p), share(1.0, &p));
+        }
+        let ms = Nanos::from_ms;
+        assert_eq!(pause(ms(100), 0.5), ms(100));
+        assert_eq!(pause(ms(100), 0.2), ms(400));
+        assert_eq!(pause(ms(100), 0.01), ms(1900), "never less than the least share");
+        assert_eq!(pause(ms(300), 0.05), Nanos::from_secs(5), "19 times as long is too long");
+        let mut b = Busy::default();
+        b.waits(true, ms(1000));
+        near(b.share(ms(2000)), 0.5);
+        near(b.share(ms(4000)), 0.75);
+        b.waits(false, ms(4000));
+        near(b.share(ms(6000)), 0.25);
+        b.waits(false, ms(6000));
+        near(b.share(ms(7000)), 0.125);
+    }
+
+    /// Counts are looked at after a tenth of a second at least, and the newest counts by its time.
+    #[test]
+    fn pulses_by_hand() {
+        let near =
+            |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}, expected {wanted}");
+        let mut p = Pulse::default();
+        near(p.see(500, Nanos::from_ms(99)), 0.0);
+        near(p.see(500, Nanos::from_ms(100)), 5000.0 * 0.1 / 2.1);
+        let before = 5000.0 * 0.1 / 2.1;
+        near(p.see(900, Nanos::from_ms(150)), before);
+        let after = before + (400.0 / 2.0 - before) * 0.5;
+        near(p.see(900, Nanos::from_ms(2100)), after);
+        near(p.see(0, Nanos::from_ms(4100)), after / 2.0);
+        assert!(hurries(119, 10.0, 50) && !hurries(120, 10.0, 50));
+        assert!(hurries(1000, 0.0, 88) && !hurries(1000, 0.0, 87));
+    }
+
     #[test]
     fn odd_cutoffs_and_long_batches_are_harmless() {
         let odd = Pressure { dirty_percent: 50.0, in_use_percent: 0.0, cutoffs: (70, 70) };

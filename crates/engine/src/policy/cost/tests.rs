@@ -275,3 +275,186 @@ proptest! {
         prop_assert_eq!(once(), once());
     }
 }
+
+/// The model as its description says it: every window is kept, and everything is summed up when it is wanted.
+struct Naive {
+    prior: [f64; COSTS],
+    costs: [f64; COSTS],
+    /// Kind, what was done, its time and the busy time at its end, both in milliseconds.
+    windows: Vec<(usize, [f64; COSTS], f64, f64)>,
+    running: Vec<(u64, bool)>,
+    last_end: u64,
+    began: u64,
+    answered: Vec<(u64, bool)>,
+    unsolved: (usize, f64),
+    seen: u64,
+}
+
+impl Naive {
+    fn new(prior: Costs) -> Naive {
+        let prior = [prior.request_ms, prior.seek_ms, prior.mib_ms];
+        Naive {
+            prior,
+            costs: prior,
+            windows: Vec::new(),
+            running: Vec::new(),
+            last_end: 0,
+            began: 0,
+            answered: Vec::new(),
+            unsolved: (0, 0.0),
+            seen: 0,
+        }
+    }
+
+    fn begin(&mut self, start: u64, sectors: u64, now: u64) {
+        if self.running.is_empty() {
+            self.answered.clear();
+            self.began = now;
+        }
+        self.running.push((sectors, sectors > 0 && start != self.last_end));
+        if sectors > 0 {
+            self.last_end = start + sectors;
+        }
+    }
+
+    fn end(&mut self, which: usize, now: u64) {
+        let request = self.running.remove(which);
+        if request.0 > 0 {
+            self.answered.push(request);
+            self.seen += 1;
+        }
+        if self.running.is_empty() || now - self.began >= 100_000_000 || self.answered.len() >= 64 {
+            self.close(now);
+        }
+    }
+
+    fn close(&mut self, now: u64) {
+        let ms = (now - self.began) as f64 / 1e6;
+        let requests = self.answered.len() as f64;
+        let seeks = self.answered.iter().filter(|a| a.1).count() as f64;
+        let mib = self.answered.iter().map(|a| a.0).sum::<u64>() as f64 / 2048.0;
+        let size = if mib < requests / 16.0 {
+            0
+        } else if mib < requests / 2.0 {
+            1
+        } else {
+            2
+        };
+        let busy = self.windows.last().map_or(0.0, |w| w.3) + ms;
+        self.windows.push((
+            size * 2 + usize::from(seeks >= requests / 2.0),
+            [requests, seeks, mib],
+            ms,
+            busy,
+        ));
+        let answers = self.answered.len();
+        self.unsolved = (self.unsolved.0 + answers, self.unsolved.1 + ms);
+        self.answered.clear();
+        self.began = now;
+        if self.unsolved.0 >= 16 || self.unsolved.1 >= 20.0 {
+            self.unsolved = (0, 0.0);
+            self.solve(busy);
+        }
+    }
+
+    /// How much a window counts: the less the more busy time its kind has had since, and all of its kind the less the longer
+    /// there was none.
+    fn weight(&self, n: usize, busy: f64) -> f64 {
+        let kind = self.windows[n].0;
+        let later = self.windows[n + 1..].iter().filter(|w| w.0 == kind);
+        let kept: f64 = later.map(|w| 2000.0 / (2000.0 + w.2)).product();
+        let last = self.windows.iter().rfind(|w| w.0 == kind).map_or(0.0, |w| w.3);
+        let recent = 2000.0 / (2000.0 + busy - last);
+        kept * (recent * recent).max(1.0 / 64.0)
+    }
+
+    fn solve(&mut self, busy: f64) {
+        // A kind whose only windows took no time at all was never seen.
+        let last = |kind| self.windows.iter().rfind(|w| w.0 == kind).map_or(0.0, |w| w.3);
+        let weighed: Vec<(f64, [f64; COSTS], f64)> = (0..self.windows.len())
+            .filter(|n| last(self.windows[*n].0) > 0.0)
+            .map(|n| (self.weight(n, busy), self.windows[n].1, self.windows[n].2))
+            .collect();
+        let product = |i: usize, j: usize| weighed.iter().map(|(w, d, _)| w * d[i] * d[j]).sum::<f64>();
+        let time = |i: usize| weighed.iter().map(|(w, d, ms)| w * d[i] * ms).sum::<f64>();
+        let priors = [0.5, 0.5, 0.2];
+        for _ in 0..60 {
+            for i in 0..COSTS {
+                let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| product(i, j) * self.costs[j]).sum();
+                let cost = (time(i) - others + priors[i] * self.prior[i]) / (product(i, i) + priors[i]);
+                self.costs[i] = cost.max(0.0);
+            }
+        }
+    }
+
+    fn answer_ms(&self, sectors: u64) -> f64 {
+        let all: u64 = self.running.iter().map(|r| r.0).sum::<u64>() + sectors;
+        (self.costs[0] + self.costs[1]) * (self.running.len() + 1) as f64
+            + self.costs[2] * all as f64 / 2048.0
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever happens to a device, the costs are those of the naive model.
+    #[test]
+    fn costs_are_those_of_all_windows(
+        rotational: bool,
+        // Where it begins (at the end of the one before, at the same place, elsewhere), its sectors, the time before it,
+        // and what happens.
+        steps in prop::collection::vec(
+            (0u64..4, prop_oneof![Just(0u64), 1u64..64, 64u64..256, Just(1024u64), 1024u64..4096],
+             prop_oneof![0u64..1_000_000, 1_000_000u64..200_000_000], 0usize..6, 0usize..8),
+            1..300,
+        )
+    ) {
+        let prior = Costs::usual(rotational);
+        let (mut model, mut naive, mut now) = (CostModel::new(prior), Naive::new(prior), 5_000_000u64);
+        let mut running: Vec<Observed> = Vec::new();
+        for (place, sectors, wait, what, which) in steps {
+            now += wait;
+            if what < 3 && !running.is_empty() {
+                let which = which % running.len();
+                let observed = running.remove(which);
+                if what == 0 {
+                    model.forget(observed);
+                    naive.running.remove(which);
+                } else {
+                    model.end(observed, Nanos(now));
+                    naive.end(which, now);
+                }
+            } else {
+                let start = if place < 2 { naive.last_end } else { 10_000 * place };
+                running.push(model.begin(Sector(start), Sectors(sectors), Nanos(now)));
+                naive.begin(start, sectors, now);
+            }
+            let c = model.costs();
+            for (found, wanted) in [c.request_ms, c.seek_ms, c.mib_ms].into_iter().zip(naive.costs) {
+                let most = 1e-6 * (1.0 + wanted);
+                prop_assert!((found - wanted).abs() <= most, "{c:?}, expected {:?}", naive.costs);
+            }
+            prop_assert_eq!(model.is_known(), naive.seen >= 64);
+            prop_assert_eq!(model.in_flight() as usize, naive.running.len());
+            let (found, wanted) = (ms(model.answer_time(Sectors(sectors))), naive.answer_ms(sectors));
+            prop_assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted), "{found} ms, expected {wanted} ms");
+        }
+    }
+}
+
+/// 1.5 ms a request, 4 ms a seek, 10 ms a MiB: sums by hand.
+#[test]
+fn costs_add_up() {
+    let c = Costs { request_ms: 1.5, seek_ms: 4.0, mib_ms: 10.0 };
+    let micros = |n: u64| Nanos(n * 1000);
+    assert_eq!(c.elsewhere(Sectors(1024)), micros(10_500));
+    assert_eq!(c.going_on(Sectors(1024)), micros(6_500));
+    assert_eq!(c.transfer(Sectors(1024)), micros(5_000));
+    assert_eq!(c.per_request(), micros(5_500));
+    let cheap = CostModel::new(Costs { mib_ms: 9.0, ..c });
+    let dear = CostModel::new(c);
+    assert!(
+        faster_for_stream(&cheap, &dear, Sectors(1024)) && !faster_for_stream(&dear, &cheap, Sectors(1024))
+    );
+    assert!(!faster_for_stream(&dear, &dear, Sectors(1024)), "as fast is not faster");
+}

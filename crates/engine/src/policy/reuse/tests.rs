@@ -257,3 +257,16 @@ fn ghosts_are_bounded() {
     let tiny = Ghosts::new(0, 0);
     assert_eq!(tiny.slots.len(), 64);
 }
+
+/// 1 ms a request and 8 ms a MiB, in units of 10 us.
+#[test]
+fn a_hit_is_worth_what_the_request_would_take() {
+    let saving = Saving::new(1_000_000, 8_000_000);
+    for (sectors, units) in [(0, 100), (8, 103), (1024, 500), (2048, 900), (1 << 20, 100 + 800 * 512)] {
+        assert_eq!(saving.of(Sectors(sectors)), units, "{sectors} sectors");
+        assert_eq!(saving.of_metadata().of(Sectors(sectors)) / 4, units, "{sectors} sectors of metadata");
+    }
+    assert_eq!(Saving::new(9_999, 9_999).of(Sectors(8)), 1, "nothing is worth nothing");
+    assert_eq!(Saving::new(u64::MAX, 0).of(Sectors(8)), 1 << 20);
+    assert_eq!(Saving::default().of(Sectors(2048)), UNKNOWN_WORTH);
+}
