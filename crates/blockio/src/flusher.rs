@@ -7,10 +7,9 @@
 //!   afterwards inherit the mark;
 //! * locked memory is not swapped out, and code is not dropped that would have to be read again from a device.
 //!
-//! The kernel's workers of rings (`iou-wrk-*`) carry out flushes of files, and requests that would block; block devices do
-//! without them (module `workers`). What was seen, in a few starts
-//! on Linux 6.12: the worker that a thread's ring had started before the thread was marked had no mark, those that were started
-//! afterwards had it. The code relies on no more than that: a thread is marked before it opens its first ring.
+//! A ring of a file has workers of the kernel (`iou-wrk-*`), which carry out flushes and requests that would wait. A worker
+//! inherits the mark if the thread had it when the worker was made (seen on Linux 6.12), so a thread is marked before it opens
+//! its first ring. Block devices do without these workers (module `workers`).
 //!
 //! Neither gives a marked thread memory that is not there. One that touches a new page while there is none waits until other
 //! processes give some back, and these may wait for it. So code is brought in when memory is locked, and what the requests

@@ -435,6 +435,8 @@ impl Reactor {
         let mut results = {
             let inner = &mut *self.shared.inner.borrow_mut();
             let mut results = std::mem::take(&mut inner.results);
+            // Flushes of block devices first: one that failed says that reads which end now may not be believed.
+            self.shared.workers.take_done(&mut results);
             results.append(&mut inner.here);
             match &mut inner.backend {
                 Backend::Uring(u) => u.reap(&mut results),
@@ -442,7 +444,6 @@ impl Reactor {
             }
             results
         };
-        self.shared.workers.take_done(&mut results);
         let n = results.len();
         for (user_data, result) in results.drain(..) {
             self.one_result(OpId(user_data), result);

@@ -36,17 +36,45 @@ enum Job {
     Closure(Box<dyn FnOnce() + Send>),
 }
 
+impl Job {
+    /// Whether a device may take minutes for it: a flush must not wait behind many of these.
+    fn may_last(&self) -> bool {
+        matches!(self, Job::Cmd(_, Cmd::Discard { .. } | Cmd::Fallocate { .. }))
+    }
+}
+
 /// Jobs of one device, or closures.
 struct Class {
     device: Option<RawFd>,
     queue: VecDeque<Job>,
     running: usize,
+    /// Discards and zeroes, which have half of the threads at most.
+    long: VecDeque<Job>,
+    long_running: usize,
 }
 
 impl Class {
+    fn new(device: Option<RawFd>, room: usize) -> Class {
+        let queue = || VecDeque::with_capacity(room);
+        Class { device, queue: queue(), running: 0, long: queue(), long_running: 0 }
+    }
+
     /// Jobs that may begin if there are threads for them.
     fn startable(&self, max_threads: usize) -> usize {
-        self.queue.len().min(max_threads.saturating_sub(self.running))
+        let long = self.long.len().min((max_threads / 2).max(1).saturating_sub(self.long_running));
+        (self.queue.len() + long).min(max_threads.saturating_sub(self.running))
+    }
+
+    fn push(&mut self, job: Job) {
+        if job.may_last() { self.long.push_back(job) } else { self.queue.push_back(job) }
+    }
+
+    /// One that may begin.
+    fn pop(&mut self) -> Option<Job> {
+        let job = self.queue.pop_front().or_else(|| self.long.pop_front())?;
+        self.running += 1;
+        self.long_running += usize::from(job.may_last());
+        Some(job)
     }
 }
 
@@ -69,8 +97,12 @@ impl State {
 
     fn push(&mut self, device: Option<RawFd>, job: Job) {
         match self.classes.iter_mut().find(|c| c.device == device) {
-            Some(class) => class.queue.push_back(job),
-            None => self.classes.push(Class { device, queue: VecDeque::from([job]), running: 0 }),
+            Some(class) => class.push(job),
+            None => {
+                let mut class = Class::new(device, 0);
+                class.push(job);
+                self.classes.push(class);
+            }
         }
     }
 
@@ -78,17 +110,17 @@ impl State {
     fn pop(&mut self, max_threads: usize) -> Option<(Option<RawFd>, Job)> {
         let at = self.classes.iter().position(|c| c.startable(max_threads) > 0)?;
         let mut class = self.classes.remove(at);
-        let job = class.queue.pop_front();
-        class.running += 1;
+        let job = class.pop();
         let device = class.device;
         self.classes.push(class);
         job.map(|job| (device, job))
     }
 
     /// A job of this class has ended.
-    fn ended(&mut self, device: Option<RawFd>) {
+    fn ended(&mut self, device: Option<RawFd>, lasted: bool) {
         if let Some(class) = self.classes.iter_mut().find(|c| c.device == device) {
             class.running -= 1;
+            class.long_running -= usize::from(lasted);
         }
     }
 }
@@ -195,7 +227,7 @@ impl Pool {
     /// Starts as many threads as `device` may have, and waits until all of them have begun.
     fn start_all(&self, device: RawFd) -> Option<()> {
         let mut state = lock(&self.shared.state);
-        state.classes.push(Class { device: Some(device), queue: VecDeque::with_capacity(ROOM), running: 0 });
+        state.classes.push(Class::new(Some(device), ROOM));
         for _ in 0..self.shared.max_threads {
             let shared = self.shared.clone();
             let work = move || {
@@ -237,9 +269,10 @@ impl Pool {
                 // No thread can be had at all: slow, but the operation must end.
                 while let Some((device, job)) = state.pop(self.shared.max_threads) {
                     drop(state);
+                    let lasted = job.may_last();
                     run(&self.shared, job);
                     state = lock(&self.shared.state);
-                    state.ended(device);
+                    state.ended(device, lasted);
                 }
             }
         }
@@ -272,9 +305,10 @@ fn serve(shared: &Shared) {
     loop {
         if let Some((device, job)) = state.pop(shared.max_threads) {
             drop(state);
+            let lasted = job.may_last();
             run(shared, job);
             state = lock(&shared.state);
-            state.ended(device);
+            state.ended(device, lasted);
         } else if state.stop {
             state.threads -= 1;
             return;
@@ -310,6 +344,27 @@ mod tests {
     fn threads(workers: &Workers) -> usize {
         let of = |pool: &Pool| lock(&pool.shared.state).threads;
         of(&workers.common) + workers.own.borrow().iter().map(|(_, pool)| of(pool)).sum::<usize>()
+    }
+
+    /// The discards of a hundred buckets that become free begin at once. A flush of the journal had to wait for all of them.
+    #[test]
+    fn a_flush_does_not_wait_behind_discards() {
+        let (mut state, fd) = (State::default(), 7);
+        for n in 0..100 {
+            state.push(Some(fd), Job::Cmd(n, Cmd::Discard { fd, offset: n * 4096, len: 4096 }));
+        }
+        let mut begun = Vec::new();
+        while let Some((_, Job::Cmd(n, _))) = state.pop(THREADS_OF_DEVICE) {
+            begun.push(n);
+        }
+        assert_eq!(begun, [0, 1, 2, 3], "half of the threads");
+        state.push(Some(fd), Job::Cmd(100, Cmd::Flush { fd }));
+        assert!(matches!(state.pop(THREADS_OF_DEVICE), Some((_, Job::Cmd(100, Cmd::Flush { .. })))));
+        state.ended(Some(fd), false);
+        assert!(state.pop(THREADS_OF_DEVICE).is_none());
+        state.ended(Some(fd), true);
+        assert!(matches!(state.pop(THREADS_OF_DEVICE), Some((_, Job::Cmd(4, Cmd::Discard { .. })))));
+        assert!(state.pop(1).is_none());
     }
 
     /// All threads of one device stand still, and more and more is asked of it; the flushes of another one go on, and no

@@ -304,7 +304,7 @@ impl<'a> Host<'a> {
         };
         self.session.log_events();
         if result.is_err() && volume.inode().is_some() {
-            // The set keeps it, and so does the session: the operator can try again, or stop the set.
+            // The set keeps it, and so does the session. A flush that failed stays failed: stopping the set lets go of it.
             return result.map_err(Failure::from);
         }
         self.session.forget(&volume);

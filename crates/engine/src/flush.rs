@@ -66,6 +66,11 @@ impl FlushGate {
         self.state.flushed.get() >= tick
     }
 
+    /// Whether a flush has failed: the device may have dropped what it held.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.failed.borrow().is_some()
+    }
+
     /// Flushes sent to the device.
     pub(crate) fn count(&self) -> u64 {
         self.state.count.get()

@@ -178,8 +178,8 @@ fn states_after(rig: &Rig, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
     let state = |image: &Image| {
         let superblock = backing_super(image)?;
         let tells = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-        let number = superblock.registration()?;
-        let says = |n: &[Option<_>; 2]| n.contains(&Some(number)) || n.iter().all(Option::is_none);
+        let says =
+            |n: &[Option<_>; 2]| n.contains(&superblock.registration()) || n.iter().all(Option::is_none);
         let knows = |s: &UuidEntry| s.uuid == superblock.uuid() && says(&s.registrations());
         (tells && !slots.iter().any(knows)).then_some(superblock.state())
     };

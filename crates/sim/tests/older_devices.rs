@@ -227,6 +227,42 @@ fn a_registration_that_was_not_noted_by_the_device_counts() {
     story.judge().happy_end();
 }
 
+/// A device is detached, and attached again while its superblock can be written once. It used to be served without a number
+/// then, and a copy of the cache from before the detach was believed: dirty data was lost without a word.
+#[test]
+fn a_device_that_is_attached_again_has_its_number_at_once() {
+    let mut story = Story::new(7, Layout::small(CacheMode::Writeback), 0);
+    let older = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let keep = older.clone();
+    story.boot_and_stop(move |b| async move {
+        b.open().await;
+        assert!(b.clients[0].write(0, 64, false).await);
+        b.stop().await;
+        *keep.borrow_mut() = copy_of(&b);
+    });
+    story.boot_and_stop(move |b| async move {
+        b.open().await;
+        let volume = b.volume(0);
+        b.clients[0].set_volume(None);
+        b.set().detach(&volume).await.unwrap();
+        drop(volume);
+        let superblock = Matching { kind: Kind::DurableWrite, range: 8..16 };
+        b.backings[0].set_faults(vec![Fault { matching: superblock, skip: 1, count: 1 }]);
+        let again = b.set().register(b.parts.backings[0].clone()).await.unwrap();
+        b.clients[0].set_volume(Some(again));
+        b.backings[0].set_faults(Vec::new());
+        b.tune(0, "writeback_running", "0").await;
+        assert!(b.clients[0].write(0, 64, false).await);
+        b.stop().await;
+        b.cache.put(Sector(0), &older.borrow());
+    });
+    story.boot(|b| async move {
+        let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
+        assert!(error.contains("restored from an older copy"), "{error}");
+    });
+    story.kill();
+}
+
 /// The clean copies of an older cache are older than the device. Nothing else is lost, so it starts empty.
 #[test]
 fn an_older_cache_starts_empty_for_a_clean_device() {

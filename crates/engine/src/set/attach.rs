@@ -17,6 +17,13 @@ use crate::error::EngineError;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::volume::Volume;
 
+/// Where a device stands in the UUID table.
+struct Slot {
+    inode: Inode,
+    /// The number of this registration, if the slot is new: the slot has it, and the superblock gets it with the set's UUID.
+    new: Option<RegistrationNr>,
+}
+
 impl CacheSet {
     /// Registers a backing device with this set: one that belongs to it comes up with its cached data; one that
     /// belongs nowhere is attached.
@@ -34,9 +41,12 @@ impl CacheSet {
 
     pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
-        let (inode, _attaching) = self.claim_slot(&backing).await?;
+        let (slot, _attaching) = self.claim_slot(&backing).await?;
+        let inode = slot.inode;
         self.refuse_dirty_outside(inode, &backing).await?;
-        self.number_registration(inode, &backing).await?;
+        if slot.new.is_none() {
+            self.number_registration(inode, &backing).await?;
+        }
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
             if backing.ensure_dirty(|| core.check()).await? {
@@ -58,30 +68,29 @@ impl CacheSet {
     /// The slot of this device, which then says that it belongs to the set. Nobody else attaches the device until the
     /// guard is dropped. The config lock is not held while the device is waited for: one that hangs must not hold up
     /// others.
-    async fn claim_slot(&self, backing: &Rc<Backing>) -> Result<(Inode, Attaching), EngineError> {
+    async fn claim_slot(&self, backing: &Rc<Backing>) -> Result<(Slot, Attaching), EngineError> {
         let core = &self.core;
         let config = core.config_lock.lock().await;
         core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
         self.refuse_misfits(backing)?;
         let attaching = Attaching::begin(core, backing.uuid());
-        let (inode, is_new) = self.slot_for(backing).await?;
+        let slot = self.slot_for(backing).await?;
         drop(config);
-        if is_new {
+        if let Some(number) = slot.new {
             let set_uuid = self.uuid();
             backing
                 .update(|sb| {
                     sb.set_set_uuid(set_uuid);
                     sb.set_state(BackingState::Clean);
-                    // That of another set, or of a slot that is void, says nothing.
-                    sb.set_registration(None);
+                    sb.set_registration(Some(number));
                 })
                 .await?;
         }
-        Ok((inode, attaching))
+        Ok((slot, attaching))
     }
 
-    /// Gives the registration a number, in the slot of the device and then in its superblock. A copy of the cache device that
-    /// is older than this registration does not know the number.
+    /// Gives a further registration its number, in the slot of the device and then in its superblock. A copy of the cache
+    /// device that is older than this registration does not know the number. (The first has it from [`Self::slot_for`].)
     async fn number_registration(&self, inode: Inode, backing: &Rc<Backing>) -> Result<(), EngineError> {
         let core = &self.core;
         let config = core.config_lock.lock().await;
@@ -102,12 +111,12 @@ impl CacheSet {
 
     /// Whether the cache device is older than the last registration of this device: it was restored from an older copy.
     fn is_rolled_back(&self, backing: &Backing) -> bool {
-        let Some(number) = backing.registration() else { return false };
         let of_another_set = backing.set_uuid() != self.uuid();
         // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
+        // A device without a number is one that a slot with numbers does not know, unless no number was before.
         let unknown = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
             let numbers = self.core.uuids.borrow()[inode.0 as usize].registrations();
-            numbers.iter().any(Option::is_some) && !numbers.contains(&Some(number))
+            numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
         });
         unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
     }
@@ -117,9 +126,9 @@ impl CacheSet {
         refuse(
             backing,
             format!(
-                "has dirty data in a newer state of cache set {}: {} does not know the last registration of this device: \
-                 the cache device was restored from an older copy. Attach the newest one; `ubcache extract` reads what \
-                 this one has; serving this device alone loses the dirty data",
+                "has dirty data in another state of cache set {}: {} does not know the last registration of this device: \
+                 the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
+                 reads what this one has; serving this device alone loses the dirty data",
                 self.uuid(),
                 self.core.place.device
             ),
@@ -161,8 +170,8 @@ impl CacheSet {
         Ok(())
     }
 
-    /// The slot of this device: the one that it has, or a new one; and whether it is new. The caller holds `config_lock`.
-    async fn slot_for(&self, backing: &Backing) -> Result<(Inode, bool), EngineError> {
+    /// The slot of this device: the one that it has, or a new one. The caller holds `config_lock`.
+    async fn slot_for(&self, backing: &Backing) -> Result<Slot, EngineError> {
         let core = &self.core;
         let state = backing.state();
         let now = core.rt.wall_seconds() as u32;
@@ -174,7 +183,7 @@ impl CacheSet {
             let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
             if usable || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
-                return Ok((inode, false));
+                return Ok(Slot { inode, new: None });
             }
             // The device ran without this state of the cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
@@ -199,9 +208,12 @@ impl CacheSet {
             let slots = core.uuids.borrow().len();
             return refuse(backing, format!("all {slots} slots of the set are in use"));
         };
-        let entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
+        let number = RegistrationNr::from_random(core.rt.random());
+        let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
+        // The number before is that of another set, or of a slot that is void.
+        entry.register(number, None);
         core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
-        Ok((inode, true))
+        Ok(Slot { inode, new: Some(number) })
     }
 
     /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,

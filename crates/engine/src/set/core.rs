@@ -25,7 +25,7 @@ use crate::policy::replacement::{Aging, Selector};
 use crate::policy::reuse::{Reuse, Saving};
 use crate::policy::writeback_rate::IdleCounter;
 use crate::policy::yielding::Pace;
-use crate::set::{Backing, Meter, Watched};
+use crate::set::{Backing, Meter, Turns, Watched};
 use crate::stats::{CacheErrors, CacheStats, ErrorVerdict, SetCounters, Sliced, Work, WorkStats};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
@@ -123,6 +123,7 @@ pub(crate) struct Core {
     pub(crate) background: Cell<usize>,
     pub(crate) background_done: Event,
     pub(crate) wiper: Wiper,
+    pub(crate) turns: Turns,
 }
 
 impl Core {
@@ -151,6 +152,10 @@ impl Core {
     /// Metadata could not be read or written: the set is disabled at once (the kernel's semantics, section 14.3).
     pub(crate) fn metadata_failed(&self, e: EngineError) {
         if self.is_failed() {
+            // What failed first may have been no sign of a loss: a device without room has lost nothing.
+            if let EngineError::Io(e) = e {
+                self.cache_request_failed(&e);
+            }
             return;
         }
         let why = match e {
@@ -163,7 +168,7 @@ impl Core {
         }
         *self.failed.borrow_mut() = Some(why);
         // The device may have lost what it held: what is being read from it is not believed.
-        self.wiper.next_turn();
+        self.turns.next();
         if let Err(e) = self.check() {
             self.journal.fail(e);
         }

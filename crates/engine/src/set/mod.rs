@@ -12,6 +12,7 @@ mod meter;
 mod open;
 mod stop;
 mod superblocks;
+mod turn;
 mod uuids;
 mod weigh;
 
@@ -27,6 +28,7 @@ pub use events::SetEvent;
 pub(crate) use meter::{Meter, Watched};
 pub use open::SetOptions;
 pub(crate) use open::open_backing;
+pub(crate) use turn::{Turn, Turns};
 
 use crate::error::EngineError;
 use crate::volume::Volume;

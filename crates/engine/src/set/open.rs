@@ -19,7 +19,7 @@ use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
 use super::events::{Events, SetEvent};
 use super::failed_flushes::FailedFlushes;
 use super::superblocks::{read_backing, read_cache};
-use super::{Backing, CacheSet, Meter};
+use super::{Backing, CacheSet, Meter, Turns};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
@@ -498,6 +498,7 @@ fn assemble(
         background: Cell::new(0),
         background_done: Event::default(),
         wiper: Wiper::default(),
+        turns: Turns::default(),
         gate,
         geometry,
         place,

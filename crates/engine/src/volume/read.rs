@@ -109,7 +109,7 @@ impl Volume {
             if let Err(e) = core.check() {
                 return (buffer, Err(e));
             }
-            let turn = core.wiper.turn();
+            let turn = core.turn();
             let seg = match core.segment(inode, start, end) {
                 Ok(seg) => seg,
                 Err(NotLoaded(id)) => match core.load_leaf(id).await {
@@ -130,7 +130,7 @@ impl Volume {
                     Ok(()) => {
                         self.observe_latency(core, Direction::Read, began);
                         let reused = !core.buckets.borrow().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-                        if reused || core.wiper.turn() != turn {
+                        if reused || core.turn() != turn {
                             core.set_counters.borrow_mut().cache_read_races += 1;
                             continue;
                         }
@@ -167,7 +167,7 @@ impl Volume {
                 self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
             buffer = b;
             match outcome {
-                Ok(true) if core.wiper.turn() == turn => {
+                Ok(true) if core.turn() == turn => {
                     self.count_read(core, found, decision, sectors, arrived);
                     return (buffer, Ok(()));
                 }
@@ -359,13 +359,13 @@ impl Volume {
         let mut buffer = self.rt.pool().take((end - start).bytes() as usize);
         loop {
             core.check()?;
-            let turn = core.wiper.turn();
+            let turn = core.turn();
             let pieces = self.pieces(core, inode, start, end).await?;
             let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
             let (b, outcome) =
                 self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert, false).await;
             buffer = b;
-            if outcome? && core.wiper.turn() == turn {
+            if outcome? && core.turn() == turn {
                 return Ok(buffer);
             }
         }

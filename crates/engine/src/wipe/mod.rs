@@ -16,7 +16,7 @@
 //! * *open* buckets are closed, and wait until what is on its way to them has arrived;
 //! * *metadata*: what is behind the end of a btree node, of the UUID table, of a prio set. Whoever writes these waits.
 //!
-//! A reader may have looked a key up before it died, and read zeros. [`Wiper::turn`] tells it: it looks again.
+//! A reader may have looked a key up before it died, and read zeros. Its [`Turn`](crate::set::Turn) tells it: it looks again.
 //!
 //! Discard is no way to wipe: a device may return the old data for ever.
 
@@ -42,34 +42,17 @@ const MOST_HELD: usize = 16;
 /// How long to wait for others when there was nothing to do.
 const LOOK_AGAIN: Nanos = Nanos::from_ms(20);
 
-/// A moment; between two different ones dead sectors may have been overwritten, or the set may have failed.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Turn(u64);
-
 /// What a set knows about its wipes.
 #[derive(Default)]
 pub(crate) struct Wiper {
     /// One at a time.
     lock: Mutex,
-    turn: Cell<Turn>,
     /// Buckets that are done, and all of them.
     progress: Cell<(u32, u32)>,
     stopping: Cell<bool>,
 }
 
 impl Wiper {
-    /// What reads cached data asks for it before it looks the key up, and again when the data is there: if it is another
-    /// one, the data may be zeros.
-    pub(crate) fn turn(&self) -> Turn {
-        self.turn.get()
-    }
-
-    /// Makes every read of cached data that is under way look its key up again.
-    pub(crate) fn next_turn(&self) {
-        let Turn(turn) = self.turn.get();
-        self.turn.set(Turn(turn + 1));
-    }
-
     /// The set is being stopped: a wipe ends where it is.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -217,7 +200,7 @@ impl Wipe<'_> {
         let live = live::survey(core, &chosen).await?;
         // No crash brings back a key that names what is dead now.
         core.journal.commit_keys().await?;
-        core.wiper.next_turn();
+        core.turns.next();
         let most = (core.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;

@@ -71,7 +71,7 @@ pub(super) async fn write_back(
     limit: Sectors,
 ) -> Result<Batch, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
-    let turn = core.wiper.turn();
+    let turn = core.turn();
     let mut runs = collect(volume, core, &backing, inode, limit).await?;
     if runs.is_empty() {
         return Ok(Batch::default());
@@ -232,7 +232,7 @@ async fn write_range(
     };
     // What was replaced meanwhile may have lost its bucket: what was read is not its data.
     let usable = filling.copies.iter().chain(extents).all(|p| core.buckets.borrow().is_current(p.ptr));
-    if !usable || core.wiper.turn() != filling.turn {
+    if !usable || core.turn() != filling.turn {
         return Err(Failure::Replaced);
     }
     if backing.disk.info().sparse {

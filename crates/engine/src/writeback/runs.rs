@@ -15,9 +15,8 @@ use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::set::{Backing, Core};
+use crate::set::{Backing, Core, Turn};
 use crate::volume::{RangeGuard, Volume};
-use crate::wipe::Turn;
 
 /// Most keys in one batch: 32 MiB of single blocks.
 const MAX_KEYS: usize = 8192;

@@ -10,6 +10,7 @@
 //! client that is gone nothing more is handed to the volume; when `run` returns, every task of the connection
 //! has ended.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use format::{SECTOR_BYTES, Sector, Sectors};
@@ -68,6 +69,8 @@ pub(super) struct Connection<V, S> {
     pub(super) memory: Memory,
     pub(super) workers: Workers<Job>,
     pub(super) outbox: Outbox,
+    /// The stream of requests ended without a goodbye: no change is begun any more. Who still reads gets the other replies.
+    lost: Cell<bool>,
 }
 
 impl<V: BlockVolume, S: Socket> Connection<V, S> {
@@ -83,6 +86,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
             memory,
             workers: Workers::new(usize::try_from(link.admission.limit()).unwrap_or(usize::MAX)),
             outbox: Outbox::new(rt.pool().clone()),
+            lost: Cell::new(false),
             rt,
             volume,
             link,
@@ -100,6 +104,8 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         let mut receiver = Receiver::new(&self, session);
         let end = receiver.run(buffer, received).await;
         let tasks = receiver.end();
+        // Without a goodbye the client may have been cut off, and may be back already.
+        self.lost.set(matches!(end, StreamEnd::Closed | StreamEnd::Truncated | StreamEnd::Socket(_)));
         self.link.admission.until_empty().await;
         self.memory.until_empty().await;
         self.workers.close();
@@ -143,7 +149,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         let Job { request, offset, bytes, task } = job;
         let (sector, sectors) = range(offset, bytes);
         let (volume, outbox) = (&self.volume, &self.outbox);
-        let gone = self.link.is_dead();
+        let gone = self.link.is_dead() || self.lost.get();
         let result = match task {
             Task::Read { index } => {
                 let result = self.read(offset, bytes).await;

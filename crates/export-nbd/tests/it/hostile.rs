@@ -77,23 +77,28 @@ fn what_waits_for_a_worker_is_not_begun_for_a_client_that_has_gone() {
 #[test]
 fn a_write_of_a_lost_connection_does_not_follow_newer_ones() {
     const BYTES: usize = 4 << 20;
-    let volume = RamVolume::new("disk", 64 << 20).shared();
-    let options = ServerOptions { requests_per_connection: 2, ..ServerOptions::default() };
-    let world = World::with([&volume], options);
-    let old = world.connect("disk", false, false);
-    old.pipe.set_capacity(1);
-    // Its reply cannot be sent while the client is there, and fails when it goes.
-    old.post(command::READ, 0, 0, 512);
-    world.run();
-    volume.hold("write");
-    old.post_write(0, 0, &vec![1; BYTES]);
-    world.run();
-    assert_eq!(volume.counts().writes, 0, "two workers, four pieces, none of them done");
-    old.pipe.vanish();
-    world.run();
-    volume.release();
-    world.run();
-    assert_eq!(volume.counts().writes, 2, "the pieces that were begun, and no other");
+    for a_reply_waits in [true, false] {
+        let volume = RamVolume::new("disk", 64 << 20).shared();
+        let options = ServerOptions { requests_per_connection: 2, ..ServerOptions::default() };
+        let world = World::with([&volume], options);
+        let old = world.connect("disk", false, false);
+        if a_reply_waits {
+            // It cannot be sent while the client is there, and fails when it goes.
+            old.pipe.set_capacity(1);
+            old.post(command::READ, 0, 0, 512);
+            world.run();
+        }
+        volume.hold("write");
+        old.post_write(0, 0, &vec![1; BYTES]);
+        world.run();
+        assert_eq!(volume.counts().writes, 0, "two workers, four pieces, none of them done");
+        old.pipe.vanish();
+        world.run();
+        volume.release();
+        world.run();
+        let writes = volume.counts().writes;
+        assert_eq!(writes, 2, "the pieces that were begun, and no other; a reply waits: {a_reply_waits}");
+    }
 }
 
 /// 64 clients that each want as much as they can get: together they had 4.7 GB.

@@ -149,11 +149,13 @@ fn half_closed_clients_get_their_replies() {
     volume.hold("write");
     client.post_write(0, 0, &[1; 512]);
     client.post(command::READ, 0, 4096, 512);
+    world.run();
     client.pipe.finish();
     assert_eq!(client.replies().len(), 1);
     volume.release();
     assert_eq!(client.replies().len(), 1);
     assert!(client.pipe.is_closed());
+    assert_eq!(volume.contents(0, 512), [1; 512]);
     assert_eq!(world.tasks(), 0);
 }
 
@@ -188,8 +190,9 @@ fn a_write_cut_short_writes_whole_pieces_at_most() {
     client.pipe.vanish();
     world.run();
     assert_eq!(world.tasks(), 0);
-    assert_eq!(volume.counts().writes, 2);
-    assert_eq!(volume.contents(2 << 20, 1 << 20), vec![0; 1 << 20]);
+    let writes = volume.counts().writes as usize;
+    assert!(writes <= 2, "{writes} pieces");
+    assert_eq!(volume.contents(0, 3 << 20), [vec![9; writes << 20], vec![0; (3 - writes) << 20]].concat());
 }
 
 #[test]
