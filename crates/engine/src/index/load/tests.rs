@@ -17,9 +17,9 @@ fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), Str
     run(|rt| async move {
         let disk = Disk::new(TestDisk::new(4096), rt);
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
-        let geometry = Geometry::new(BUCKET, Sectors(1), 64, 4, 4).expect("a geometry");
+        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
         let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
-        let mut buckets = Buckets::new(&geometry, BucketNr(4), 64);
+        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128);
         let root = Node {
             level: 0,
             bound: MAX_BOUND,

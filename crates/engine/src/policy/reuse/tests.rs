@@ -262,9 +262,13 @@ fn ghosts_are_bounded() {
 #[test]
 fn a_hit_is_worth_what_the_request_would_take() {
     let saving = Saving::new(1_000_000, 8_000_000);
-    for (sectors, units) in [(0, 100), (8, 103), (1024, 500), (2048, 900), (1 << 20, 100 + 800 * 512)] {
+    for (sectors, units) in [(0, 100), (8, 103), (1024, 500), (2048, 900), (1 << 18, 100 + 800 * 128)] {
         assert_eq!(saving.of(Sectors(sectors)), units, "{sectors} sectors");
         assert_eq!(saving.of_metadata().of(Sectors(sectors)) / 4, units, "{sectors} sectors of metadata");
+    }
+    for sectors in [1 << 20, 1 << 30, u64::MAX] {
+        assert_eq!(saving.of(Sectors(sectors)), 100 + 800 * 512, "half a GiB is the most that counts");
+        assert_eq!(saving.of_metadata().of(Sectors(sectors)), 1 << 20);
     }
     assert_eq!(Saving::new(9_999, 9_999).of(Sectors(8)), 1, "nothing is worth nothing");
     assert_eq!(Saving::new(u64::MAX, 0).of(Sectors(8)), 1 << 20);
