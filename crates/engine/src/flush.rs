@@ -118,6 +118,12 @@ mod tests {
     use super::*;
     use crate::testing::{TestDisk, run};
 
+    impl Tick {
+        pub(crate) fn nth(n: u64) -> Tick {
+            Tick(n)
+        }
+    }
+
     #[test]
     fn waiters_share_a_flush_and_late_ones_get_their_own() {
         run(|rt| async move {

@@ -132,6 +132,29 @@ fn a_detach_that_hangs_holds_up_no_other_device() {
     story.power_cut(Keep::Nothing);
 }
 
+/// Requests of a device that is being detached do not wait for the table of devices, which the cache device has: from the
+/// superblock on, the device has no cache.
+#[test]
+fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
+    let mut story = Story::new(8, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.tune(HEALTHY, "cache_mode", "writethrough").await;
+        assert!(b.clients[HEALTHY].write(0, 8, true).await);
+        b.cache.hold(Matching::all(Kind::DurableWrite));
+        let (set, volume) = (b.set(), b.volume(HEALTHY));
+        let detach = b.rt.spawn(async move { set.detach(&volume).await });
+        b.sleep_ms(100).await;
+        assert!(b.cache.held() > 0 && b.volume(HEALTHY).inode().is_none(), "the table is being written");
+        let began = b.rt.now();
+        assert!(b.clients[HEALTHY].write(8, 8, true).await && b.clients[HEALTHY].read(0, 16).await.is_some());
+        assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
+        b.cache.release();
+        detach.await.unwrap();
+    });
+    story.power_cut(Keep::Nothing);
+}
+
 /// Attaching a device that hangs holds up neither requests nor a detach of others.
 #[test]
 fn an_attach_that_hangs_holds_up_no_other_device() {

@@ -5,10 +5,10 @@ use std::pin::pin;
 
 use engine::SetOptions;
 use engine::tunables::Overwrite;
-use format::CacheMode;
+use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
-use sim::disk::Keep;
+use sim::disk::{Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
 
@@ -102,4 +102,50 @@ fn buckets_that_are_three_quarters_full_stay() {
         });
         story.power_cut(Keep::Nothing).judge().happy_end();
     }
+}
+
+/// A hundred of 256 buckets hold a little dirty data among clean data: there is room, so both are packed. (With hardly any
+/// room only the dirty data is.)
+#[test]
+fn clean_data_is_packed_along_while_there_is_room() {
+    const HIGH: u64 = 8192;
+    let mut layout = Layout::small(CacheMode::Writeback);
+    layout.bucket_sectors = 64;
+    layout.backings[0].data_sectors = 2 * HIGH;
+    let offset = layout.backings[0].data_offset;
+    let mut story = Story::new(4, layout, 0);
+    story.boot(move |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        options.tunables.writeback_batch_sectors = 16;
+        b.open_with(options).await;
+        for (name, value) in [
+            ("sequential_cutoff", "0"),
+            ("writeback_running", "0"),
+            ("writeback_percent", "0"),
+            ("writeback_delay", "0"),
+        ] {
+            b.tune(0, name, value).await;
+        }
+        // A bucket gets four extents of the lower half and four of the upper one.
+        let c = &b.clients[0];
+        for n in 0..400 {
+            assert!(c.write(n * 16, 8, false).await && c.write(HIGH + n * 16, 8, false).await);
+        }
+        for n in (0..400).filter(|n| n % 4 != 0) {
+            assert!(c.discard(HIGH + n * 16, 8).await);
+        }
+        // The lower half is written back.
+        b.backings[0].hold(Matching { kind: Kind::Write, range: offset + HIGH..offset + 2 * HIGH });
+        b.tune(0, "writeback_running", "1").await;
+        while b.volume(0).dirty_sectors() >= Sectors(110 * 8) {
+            b.sleep_ms(10).await;
+        }
+        b.sleep_ms(1000).await;
+        let moved = b.set().counters().moved_extents;
+        assert!(moved >= 400, "{moved} extents were moved");
+        assert_eq!(b.set().status().cached_sectors, Sectors(500 * 8), "nothing was given up");
+        b.backings[0].release();
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
 }

@@ -5,10 +5,10 @@ use std::pin::pin;
 
 use engine::figures::Pace;
 use engine::tunables::Overwrite;
-use engine::{SetEvent, SetOptions};
+use engine::{SetEvent, SetOptions, VolumeRef};
 use format::{CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
-use io::{Nanos, WriteFlags, ZeroFlags};
+use io::{BlockVolume, Nanos, WriteFlags, ZeroFlags};
 use sim::disk::{Fault, Keep, Kind, Matching};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
@@ -41,6 +41,48 @@ fn a_stop_waits_for_requests_under_way_and_no_longer() {
         b.backings[0].release();
         soon(&b, "the stop", stop).await.unwrap();
         assert!(first.await.is_some() && second.await.is_some());
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// The leaf with a copy is written behind a flush of the device, which fails: the copy is given up, and no more are made.
+#[test]
+fn a_device_that_failed_a_flush_gets_no_more_copies() {
+    let mut story = Story::new(1, Layout::small(CacheMode::Writethrough), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        assert!(b.clients[0].write(0, 16, false).await);
+        assert_eq!(b.set().status().cached_sectors, Sectors(16));
+        let faults = vec![Fault { matching: Matching::all(Kind::Flush), skip: 0, count: 1 }];
+        b.backings[0].set_faults(faults);
+        b.set().gc().await.unwrap();
+        assert_eq!(b.set().status().cached_sectors, Sectors::ZERO, "the flush failed");
+        assert!(b.clients[0].read(0, 16).await.is_some() && b.clients[0].write(64, 16, false).await);
+        b.sleep_ms(100).await;
+        assert_eq!(b.set().status().cached_sectors, Sectors::ZERO, "nobody knows what the device has");
+    });
+    story.power_cut(Keep::Everything);
+}
+
+/// What exports tell their clients about a volume.
+#[test]
+fn an_export_is_told_what_the_volume_is() {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    layout.backings[0].block_sectors = 8;
+    layout.backings[0].stripe_bytes = 1 << 16;
+    let size = layout.backings[0].data_sectors;
+    let mut story = Story::new(1, layout, 1024);
+    story.boot(move |b| async move {
+        b.open().await;
+        b.volume(0).set_name("first");
+        let (cached, flash) = (VolumeRef(b.volume(0)), VolumeRef(b.volume(1)));
+        assert_eq!((cached.name().as_str(), flash.name().as_str()), ("first", "flash"));
+        assert_eq!((cached.sectors(), flash.sectors()), (Sectors(size), Sectors(1024)));
+        assert_eq!((cached.logical_block_bytes(), flash.logical_block_bytes()), (4096, 512));
+        assert_eq!((cached.physical_block_bytes(), flash.physical_block_bytes()), (4096, 512));
+        assert_eq!((cached.optimal_io_bytes(), flash.optimal_io_bytes()), (1 << 16, 0));
+        assert!(!cached.read_only() && !flash.read_only());
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }

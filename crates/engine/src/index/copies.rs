@@ -190,3 +190,47 @@ async fn settle_in_time(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Added = Vec<(u32, u64, Option<u64>)>;
+
+    fn added() -> impl Strategy<Value = Added> {
+        prop::collection::vec((0_u32..3, 0_u64..9, prop::option::of(0_u64..9)), 0..8)
+    }
+
+    fn copies(added: &Added) -> Copies {
+        let mut copies = Copies::default();
+        for (inode, data, direct) in added {
+            copies.add(Inode(*inode), Tick::nth(*data), direct.map(Tick::nth));
+        }
+        copies
+    }
+
+    proptest! {
+        /// What must be flushed is the newest of everything, for each device once.
+        #[test]
+        fn each_device_is_waited_for_once(one in added(), other in added()) {
+            let mut both = copies(&one);
+            both.merge(&copies(&other));
+            let all: Added = one.into_iter().chain(other).collect();
+            prop_assert_eq!(both.data(), all.iter().map(|(_, data, _)| Tick::nth(*data)).max());
+            let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
+            for (inode, _, direct) in &all {
+                if let Some(direct) = direct {
+                    newest.entry(*inode).and_modify(|n| *n = (*n).max(*direct)).or_insert(*direct);
+                }
+            }
+            let mut devices = both.devices;
+            devices.sort_unstable();
+            let newest = newest.into_iter().map(|(inode, tick)| (Inode(inode), Tick::nth(tick)));
+            prop_assert_eq!(devices, newest.collect::<Vec<_>>());
+        }
+    }
+}

@@ -85,4 +85,17 @@ mod tests {
         p.pin(JournalSeq(12));
         assert_eq!(p.oldest(JournalSeq(13)), JournalSeq(12));
     }
+
+    /// The open entry may be pinned again after nothing pinned it.
+    #[test]
+    fn the_open_entry_is_not_forgotten() {
+        let mut p = Pins::new(JournalSeq(5));
+        p.pin(JournalSeq(7));
+        p.unpin(JournalSeq(7));
+        for _ in 0..2 {
+            assert_eq!(p.oldest(JournalSeq(7)), JournalSeq(7));
+        }
+        p.pin(JournalSeq(7));
+        assert_eq!(p.oldest(JournalSeq(9)), JournalSeq(7));
+    }
 }

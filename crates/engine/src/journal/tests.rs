@@ -198,6 +198,26 @@ fn an_entry_takes_keys_to_its_last_byte() {
     });
 }
 
+/// Each pinned leaf wants a block for its new root and one for priorities, but keys may always have half of the ring; roots
+/// that can wait leave half of that.
+#[test]
+fn what_frees_the_ring_has_its_blocks() {
+    run(|rt| async move {
+        let j = journal(&TestDisk::new(8192), &rt);
+        let mut pinned = 0;
+        for (pins, of_keys, of_roots) in
+            [(0, 6, 2), (20, 46, 22), (61, 128, 63), (62, 128, 64), (200, 128, 64)]
+        {
+            while pinned < pins {
+                j.pin(JournalSeq(2));
+                pinned += 1;
+            }
+            let s = j.state.borrow();
+            assert_eq!((s.reserve_of_keys(), s.reserve_of_roots()), (of_keys, of_roots), "{pins} pins");
+        }
+    });
+}
+
 /// What is written is counted, what frees the ring is named, and a quiet journal presses nobody.
 #[test]
 fn entries_are_counted() {

@@ -80,6 +80,15 @@ mod tests {
         assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
         drop(one);
         assert_eq!(budget.used(), 0);
+        // A bucket more takes one more place in each table.
+        let bytes =
+            |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), &place).map(|r| r.bytes()).unwrap();
+        let priority = size_of::<format::BucketPrio>() as u64;
+        let each = [Buckets::BYTES_EACH, Reuse::BYTES_EACH, priority, priority, 1, 1];
+        assert_eq!(bytes(1001) - bytes(1000), each.iter().sum());
+        // Beside them the largest buffer: a bucket, or the nodes that are read ahead.
+        let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);
+        assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);
         for hostile in [geometry(1 << 31, 8), geometry(128, 1 << 40)] {
             let error = reserve(&budget, &hostile, &place).unwrap_err().to_string();
             assert!(error.contains("ssd") && error.contains("4294967296 bytes here"), "{error}");

@@ -107,7 +107,15 @@ fn starts() {
     lines.extend(chapter(&mut story, Detail::Requests, |b| async move {
         b.open().await;
         assert!(b.clients[0].read(800, 16).await.is_some());
-        b.set().wipe().await.unwrap();
+    }));
+    story.kill();
+    lines.push("wiped".to_owned());
+    // Request by request it would be thousands.
+    lines.extend(chapter(&mut story, Detail::Sums, |b| async move {
+        b.open().await;
+        let wiped = b.set().wipe().await.unwrap();
+        b.world.log(|| format!("= {wiped:?}"));
+        sums(&b, "wiped");
     }));
     story.power_cut(Keep::Nothing).judge().happy_end();
     compare("starts", &lines);

@@ -1,6 +1,7 @@
 //! The choice against one that looks for each bucket anew, and what segments and ghosts are for.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
@@ -34,6 +35,7 @@ enum Step {
     Ticks(u32),
     Changes(u32, Candidate),
     Choose(usize),
+    Miss(u16, u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -46,6 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0_u32..200).prop_map(Step::Ticks),
         2 => (bucket, candidate).prop_map(|(b, c)| Step::Changes(b, c)),
         3 => (0_usize..12).prop_map(Step::Choose),
+        2 => (0_u16..2, 0_u64..3).prop_map(|(inode, n)| Step::Miss(inode, n * 8)),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -57,6 +60,8 @@ struct Oracle {
     hits: u64,
     worth: u64,
     is_full: bool,
+    has_room: bool,
+    missed: BTreeSet<(u16, u64)>,
 }
 
 #[derive(Clone, Default)]
@@ -121,6 +126,8 @@ impl Oracle {
         let probation = |o: &Oracle, b: u32| o.buckets[b as usize].probation;
         let protected = clean.iter().filter(|b| !probation(self, **b)).count();
         self.is_full = empty.len() < wanted + BUCKETS as usize / SPARE_PART;
+        // What probation has at least is not for protected buckets.
+        self.has_room = protected + all / PROBATION_LEAST_PART + all / 64 < all;
         let mut chosen: Vec<u32> = empty.into_iter().take(wanted).collect();
         let coldest = |o: &Oracle, clean: &[u32]| {
             let some = clean.iter().copied().filter(|b| !probation(o, *b) && !drains(o, *b));
@@ -160,7 +167,9 @@ proptest! {
     #[test]
     fn chooses_as_described(steps in steps()) {
         let mut policy = policy();
-        let mut oracle = Oracle { now: 0, buckets: vec![Bucket::default(); BUCKETS as usize], hits: 0, worth: 0, is_full: false };
+        let buckets = vec![Bucket::default(); BUCKETS as usize];
+        let mut oracle =
+            Oracle { now: 0, buckets, hits: 0, worth: 0, is_full: false, has_room: true, missed: BTreeSet::new() };
         let mut cache = full();
         for step in steps {
             match step {
@@ -181,6 +190,11 @@ proptest! {
                     oracle.tick();
                 },
                 Step::Changes(b, c) => cache[b as usize] = c,
+                Step::Miss(inode, at) => {
+                    let again = !oracle.missed.insert((inode, at));
+                    let protect = policy.miss(Inode(inode.into()), Sector(at));
+                    prop_assert_eq!(protect, again && oracle.has_room);
+                }
                 Step::Choose(wanted) => {
                     let chosen = choose(&mut policy, wanted, &cache);
                     let mut distinct = chosen.clone();
