@@ -195,10 +195,12 @@ impl Oracle {
             return;
         }
         let c = c.clone();
+        // A device that lost what was not durable may have lost this, too, and the change ends all the same.
+        let may_be_lost = c.issued < self.lost;
         for s in c.start..c.start + c.sectors {
             let changes = &self.changes;
             for a in &mut self.sectors[s as usize] {
-                if a.id != id && changes[a.id as usize].is_before(&c) {
+                if a.id != id && !may_be_lost && changes[a.id as usize].is_before(&c) {
                     a.visible = false;
                 }
             }
@@ -527,6 +529,21 @@ mod tests {
         assert!(!reads(&mut after, 0, &stamped(0, b)), "it was read after the recovery and must stay");
         o.stopped();
         assert!(!reads(&mut o, 0, &stamped(0, a)) && reads(&mut o, 0, &stamped(0, b)));
+    }
+
+    /// A write waits for the cache device when the backing device, which has it already, loses what is not durable.
+    #[test]
+    fn what_is_under_way_when_a_device_loses_data_may_be_lost() {
+        let mut o = Oracle::new(1, 8, false);
+        let before = o.begin(What::Data, 0, 8);
+        o.end(before, true, false);
+        let under_way = o.begin(What::Data, 0, 8);
+        o.device_lost();
+        o.end(under_way, true, false);
+        assert!(reads(&mut o, 0, &stamped(0, before)) && reads(&mut o, 0, &stamped(0, under_way)));
+        let after = o.begin(What::Data, 0, 8);
+        o.end(after, true, false);
+        assert!(!reads(&mut o, 0, &stamped(0, before)) && !reads(&mut o, 0, &stamped(0, under_way)));
     }
 
     #[test]
