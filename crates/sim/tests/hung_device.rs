@@ -108,6 +108,37 @@ fn a_slow_flush_costs_no_copies() {
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
 
+/// The leaf waits for a flush while copies arrive, more of them than a leaf may hold: they wait for the leaf to be written,
+/// the reads that brought them do not.
+#[test]
+fn copies_wait_for_a_full_leaf_and_reads_do_not() {
+    let mut layout = Layout::small(CacheMode::Writethrough);
+    layout.nbuckets = 2048;
+    layout.backings[0].data_sectors = 16384;
+    let mut story = Story::new(9, layout, 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let c = &b.clients[0];
+        assert!(c.write(0, 8, false).await);
+        b.backings[0].hold(Matching::all(Kind::Flush));
+        let began = b.rt.now();
+        for n in 0..500 {
+            assert!(c.read(16 + n * 24, 8).await.is_some());
+        }
+        assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
+        // The flush is late: the leaf is written without the copies, and there is room for others.
+        b.sleep_ms(30_000).await;
+        b.backings[0].release();
+        b.sleep_ms(1000).await;
+        let before = b.set().status().cached_sectors;
+        assert!(c.read(16_000, 8).await.is_some());
+        b.sleep_ms(1000).await;
+        assert_eq!(b.set().status().cached_sectors, before + Sectors(8));
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// A detach that waits for a hung write of its own volume held the lock for the table of devices, for which every other
 /// attach and detach waited.
 #[test]

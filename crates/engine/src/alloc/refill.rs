@@ -91,7 +91,6 @@ pub(crate) async fn refill_task(core: Rc<Core>) {
                 // Nothing can be invalidated now: generations that ran ahead need a walk of the index, dirty data
                 // needs writeback. Either wakes this task.
                 core.alloc.starved.set(true);
-                core.starved.notify_all();
                 // A walk that waits for the journal must not wait any more.
                 core.journal.look_again();
                 if core.buckets.borrow().reclaimable() > 0 {

@@ -83,8 +83,6 @@ pub(crate) struct Core {
     pub(crate) index_changed: Event,
     /// Leaves were loaded.
     pub(crate) memory_changed: Event,
-    /// The allocator found nothing to invalidate, or somebody needs dirty data written back.
-    pub(crate) starved: Event,
     pub(crate) gc_wanted: Cell<bool>,
     pub(crate) gc_running: Cell<bool>,
     pub(crate) gc_event: Event,
@@ -189,7 +187,6 @@ impl Core {
         self.failure.notify_all();
         self.index_changed.notify_all();
         self.memory_changed.notify_all();
-        self.starved.notify_all();
         self.gc_event.notify_all();
         self.alloc.kick();
         for v in self.volumes.borrow().iter() {

@@ -468,7 +468,6 @@ fn assemble(
         leaf_work: Queue::default(),
         index_changed: Event::default(),
         memory_changed: Event::default(),
-        starved: Event::default(),
         gc_wanted: Cell::new(false),
         gc_running: Cell::new(false),
         gc_event: Event::default(),
