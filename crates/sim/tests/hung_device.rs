@@ -127,6 +127,9 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
             assert!(c.read(16 + n * 24, 8).await.is_some());
         }
         assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
+        // The keys of two nodes' worth of extents are as many as a leaf has in memory.
+        let copies = b.set().status().cached_sectors;
+        assert!((Sectors(300 * 8)..Sectors(400 * 8)).contains(&copies), "{copies}");
         // The flush is late: the leaf is written without the copies, and there is room for others.
         b.sleep_ms(30_000).await;
         b.backings[0].release();

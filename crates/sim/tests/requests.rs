@@ -65,6 +65,22 @@ fn a_device_that_failed_a_flush_gets_no_more_copies() {
     story.power_cut(Keep::Everything);
 }
 
+/// A map of more buckets than are looked at in one turn.
+#[test]
+fn a_map_of_many_buckets_has_them_all() {
+    let mut layout = Layout::small(CacheMode::Writethrough);
+    layout.nbuckets = 70_000;
+    let mut story = Story::new(1, layout, 0);
+    story.boot(|b| async move {
+        b.open().await;
+        for cells in [1, 3, 100] {
+            let map = b.set().bucket_map(cells).await;
+            assert_eq!((map.total, map.cells.len()), (70_000, cells as usize));
+        }
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// What exports tell their clients about a volume.
 #[test]
 fn an_export_is_told_what_the_volume_is() {
@@ -203,6 +219,10 @@ fn errors_are_counted_and_events_are_waited_for() {
         }
         soon(&b, "the message of an error", volume.events_arrived()).await;
         assert_eq!((volume.io_errors(), volume.figures().io_errors), (3, 3));
+
+        assert!(set.set_counters().written > Sectors::ZERO);
+        set.clear_device_stats();
+        assert_eq!(set.set_counters().written, Sectors::ZERO);
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }

@@ -261,6 +261,29 @@ fn a_wipe_that_fails_says_so() {
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
 
+/// The set fails while a wipe is under way: the wipe says why it did not end.
+#[test]
+fn a_wipe_of_a_set_that_fails_says_why() {
+    let mut story = story(12);
+    story.boot(|b| async move {
+        open(&b).await;
+        use_it(&b).await;
+        detach(&b).await;
+        b.cache.hold(Matching::all(Kind::Write));
+        let set = b.set();
+        let wipe = b.rt.spawn(async move { set.wipe().await });
+        b.sleep_ms(10).await;
+        assert!(b.cache.held() > 0, "zeros are being written");
+        b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Flush), skip: 0, count: 100 }]);
+        b.clients[STAYS].set_tolerant(true);
+        b.clients[STAYS].flush().await;
+        b.cache.release();
+        let e = wipe.await.unwrap_err().to_string();
+        assert!(e.contains("buckets may still hold data") && !e.contains("given up"), "{e}");
+    });
+    story.power_cut(Keep::Nothing);
+}
+
 /// A wipe that is given up, or whose set is stopped, leaves a set that works.
 #[test]
 fn a_wipe_can_be_given_up() {
@@ -325,6 +348,8 @@ fn a_wipe_that_has_ended_is_durable() {
         use_it(&b).await;
         detach(&b).await;
         b.set().wipe().await.unwrap();
+        let (done, all) = b.set().wipe_progress();
+        assert!(done > 0 && done <= all, "{done} of {all} buckets");
     });
     story.power_cut(Keep::Nothing);
     assert_gone(&story.rig.cache);

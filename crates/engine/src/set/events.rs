@@ -122,7 +122,8 @@ mod tests {
         assert_eq!(all.last(), Some(&failure(10 * MOST - 1)));
         assert!(events.take().is_empty());
 
-        (0..2 * MOST).for_each(|_| events.push(SetEvent::Initialised));
-        assert_eq!(events.take().len(), MOST);
+        let given_up = |n: usize| SetEvent::GivenUp { device: n.to_string(), errors: 64 };
+        (0..2 * MOST).for_each(|n| events.push(given_up(n)));
+        assert_eq!(events.take(), (MOST..2 * MOST).map(given_up).collect::<Vec<_>>());
     }
 }
