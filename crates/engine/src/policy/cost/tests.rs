@@ -379,9 +379,9 @@ impl Naive {
         let time = |i: usize| weighed.iter().map(|(w, d, ms)| w * d[i] * ms).sum::<f64>();
         let priors = [0.5, 0.5, 0.2];
         for _ in 0..60 {
-            for i in 0..COSTS {
+            for (i, weight) in priors.into_iter().enumerate() {
                 let others: f64 = (0..COSTS).filter(|j| *j != i).map(|j| product(i, j) * self.costs[j]).sum();
-                let cost = (time(i) - others + priors[i] * self.prior[i]) / (product(i, i) + priors[i]);
+                let cost = (time(i) - others + weight * self.prior[i]) / (product(i, i) + weight);
                 self.costs[i] = cost.max(0.0);
             }
         }
