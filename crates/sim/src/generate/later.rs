@@ -7,7 +7,8 @@ use io::{Nanos, Rng};
 
 use super::mix::Lean;
 use super::one_of;
-use crate::plan::{Act, Boot, Plan, Request, Substitute};
+use crate::disk::{Keep, Landmark};
+use crate::plan::{Act, Aim, Boot, Cut, Plan, Request, Substitute};
 
 impl Plan {
     /// Adds them to a plan with these leanings.
@@ -45,6 +46,31 @@ impl Plan {
             if rng.chance(1, 2) {
                 self.depth = 1;
             }
+        }
+        if rng.chance(1, 8) {
+            self.lose_what_was_left(rng);
+        }
+    }
+
+    /// Power cuts soon after a process died while it wrote an entry: the next start reads the entry from the device's cache,
+    /// and loses it unless that start made it durable.
+    fn lose_what_was_left(&mut self, rng: &mut Rng) {
+        for n in 1..self.boots.len() {
+            if !rng.chance(1, 2) {
+                continue;
+            }
+            let keep = one_of(rng, &[Keep::Nothing, Keep::Nothing, Keep::Some(1), Keep::Some(4)]);
+            let (many, few) = (1 + rng.below(20), 1 + rng.below(4));
+            let dying = &mut self.boots[n - 1];
+            dying.cut = Cut::Kill;
+            dying.aim = Some(Aim { at: Landmark::Entry, nth: many, effects: one_of(rng, &[0, 1, 1, 2]) });
+            dying.crash.get_or_insert(400 + rng.below(400));
+            // What lands later would be durable.
+            dying.late = None;
+            let next = &mut self.boots[n];
+            next.aim = Some(Aim { at: Landmark::Entry, nth: few, effects: one_of(rng, &[1, 2, 6]) });
+            (next.cut, next.substitute, next.crash_in_durable_write) = (Cut::Power(keep, keep), None, None);
+            next.crash.get_or_insert(40 + rng.below(400));
         }
     }
 }
