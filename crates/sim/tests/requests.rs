@@ -273,3 +273,25 @@ fn a_deleted_volume_takes_no_requests() {
     });
     story.power_cut(Keep::Nothing);
 }
+
+/// Mode and label are in the superblock. A write of it that fails leaves what was there before, on the disk and in memory.
+#[test]
+fn a_mode_that_cannot_be_stored_is_not_set() {
+    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        let volume = b.volume(0);
+        for (name, value) in [("cache_mode", "writearound"), ("label", "other")] {
+            let before = volume.tunables();
+            let faults = vec![Fault { matching: Matching::all(Kind::DurableWrite), skip: 0, count: 1 }];
+            b.backings[0].set_faults(faults);
+            assert!(volume.set(name, value).await.is_err(), "{name}: the superblock cannot be written");
+            assert_eq!(volume.tunables().cache_mode, before.cache_mode);
+            assert_eq!(volume.tunables().label, before.label);
+            volume.set(name, value).await.unwrap();
+        }
+        assert_eq!(volume.tunables().cache_mode, CacheMode::Writearound);
+        assert_eq!(volume.tunables().label, "other");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}

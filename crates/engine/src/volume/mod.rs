@@ -292,18 +292,30 @@ impl Volume {
     /// Sets a tunable, by the kernel's name. Mode and label go into the superblock.
     ///
     /// # Errors
-    /// If the name is unknown, the value makes no sense, or the superblock cannot be written.
+    /// If the name is unknown, the value makes no sense, or the superblock cannot be written; the old value holds then.
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        let (mode, label) = {
+        let (before, now) = {
             let t = &mut *self.tunables.borrow_mut();
+            let before = t.clone();
             t.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
-            (t.cache_mode, t.label.clone())
+            (before, t.clone())
         };
+        let stored = match (name, &self.backing) {
+            ("cache_mode", Some(b)) => b.update(|sb| sb.set_cache_mode(now.cache_mode)).await,
+            ("label", _) => self.write_label(&now.label).await,
+            _ => Ok(()),
+        };
+        if let Err(e) = stored {
+            let t = &mut *self.tunables.borrow_mut();
+            match name {
+                "cache_mode" => t.cache_mode = before.cache_mode,
+                _ => t.label = before.label,
+            }
+            return Err(e);
+        }
         match (name, &self.backing) {
-            ("cache_mode", Some(b)) => b.update(|sb| sb.set_cache_mode(mode)).await?,
-            ("label", _) => self.write_label(&label).await?,
-            ("writeback_rate", _) => self.writeback.set_rate(self.tunables.borrow().writeback_rate),
-            ("io_disable", Some(b)) => b.disabled.set(self.tunables.borrow().io_disable),
+            ("writeback_rate", _) => self.writeback.set_rate(now.writeback_rate),
+            ("io_disable", Some(b)) => b.disabled.set(now.io_disable),
             _ => {}
         }
         self.writeback.wake();
