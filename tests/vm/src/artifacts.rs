@@ -159,7 +159,7 @@ fn download(dir: &Path) -> PathBuf {
     for d in ["lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(apt.join(d)).expect("directories in the cache directory");
     }
-    let mirror = std::env::var("UBCACHE_VM_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into());
+    let mirror = std::env::var("UBCACHE_VM_MIRROR").unwrap_or_else(|_| mirror());
     let sources = apt.join("sources.list");
     fs::write(&sources, format!("deb [signed-by={KEYRING}] {mirror} {SUITE} main\n")).expect("room");
     let own = [
@@ -190,6 +190,17 @@ fn download(dir: &Path) -> PathBuf {
     // apt has compared it with the signed list; from now on it must stay the same.
     fs::write(record(&deb), sha256(&deb)).expect("room");
     deb
+}
+
+/// Where this machine gets Debian's packages.
+fn mirror() -> String {
+    let args = ["indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"];
+    let said = run(&tool("apt-get"), &args.map(str::to_owned));
+    let uri = said.out.lines().find_map(|l| l.strip_suffix(" Debian"));
+    let uri = uri.unwrap_or_else(|| {
+        panic!("no mirror of Debian in the sources of apt: {said}; set UBCACHE_VM_MIRROR")
+    });
+    uri.trim_end_matches('/').to_owned()
 }
 
 fn sha256(path: &Path) -> String {
