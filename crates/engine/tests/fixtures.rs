@@ -107,7 +107,7 @@ fn test_fixture(dir: &'static str) {
         let volume = set.register(f.backing.clone()).await.unwrap();
         set.detach(&volume).await.unwrap();
         let inode = f.expected["devices"].as_array().unwrap().iter().find(|d| d["kind"] == "cached");
-        // Clean copies may differ from the backing device after the kernel's crash (its defect 5).
+        // Clean copies may differ from the backing device after the kernel's crash (docs/compat.md, item 5).
         let differing = inode.map_or(0, |d| d["clean_extents_differing_from_backing"].as_u64().unwrap());
         if differing == 0 {
             let want = inode.unwrap()["sha256"].as_str().unwrap();

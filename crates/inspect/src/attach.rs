@@ -1,6 +1,6 @@
 //! What a backing device has to do with a set.
 //!
-//! Owns the decision whether a slot's extents belong to a backing device (format section 10, step 4).
+//! Owns the decision whether a slot's extents belong to a backing device (step 4 of format section 10).
 
 use format::{BackingState, BackingSuper, Inode};
 

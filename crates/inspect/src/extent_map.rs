@@ -1,4 +1,4 @@
-//! What keys say about ranges, after newer keys have cut older ones (format sections 8.3 and 9.4).
+//! What keys say about ranges, after newer keys have cut older ones (format section 8.3, format section 9.4).
 //!
 //! Owns the overlay rule: a key with size > 0 replaces whatever was said before about its range, whether
 //! it has a pointer or not and whether that is stale or not. Judging pointers is not done here, because

@@ -37,7 +37,7 @@ impl fmt::Display for Severity {
 
 macro_rules! invariants {
     ($($(#[$doc:meta])* $variant:ident = $number:literal $name:literal,)*) => {
-        /// The invariants of a cache set, with the numbers of the format description (section 11).
+        /// The invariants of a cache set, with their numbers (format section 11).
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum Invariant {
@@ -48,7 +48,7 @@ macro_rules! invariants {
             /// All of them, in order.
             pub const ALL: &'static [Invariant] = &[$(Invariant::$variant,)*];
 
-            /// Number in the format description.
+            /// Number (format section 11).
             pub const fn number(self) -> &'static str {
                 match self { $(Invariant::$variant => $number,)* }
             }
@@ -62,7 +62,7 @@ macro_rules! invariants {
 }
 
 invariants! {
-    /// The superblock is valid (section 2.5).
+    /// The superblock is valid (format section 2.5).
     Superblock = "1" "superblock",
     /// The journal has its newest entry and every one that this still needs.
     JournalContiguous = "2" "journal-contiguous",

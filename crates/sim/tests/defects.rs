@@ -1,4 +1,4 @@
-//! The defects of the kernel's implementation (runtime semantics, section 18), one story each: with the kernel's
+//! The defects of the kernel's implementation (semantics section 18), one story each: with the kernel's
 //! behaviour these tests fail. What data must survive is the oracle's judgement; it watches every request.
 #![allow(clippy::unwrap_used)]
 

@@ -15,7 +15,7 @@ const STEP: u64 = 16;
 const BUSY: std::ops::Range<u64> = 4096..8192;
 /// Size of a bucket, and of what is read at once.
 const BUCKET: u64 = 8;
-/// A generation that is ahead of another by more looks older (format section 5).
+/// A generation that is ahead of another by more looks older (format section 4.5).
 const HALF_WAY_ROUND: u8 = 128;
 
 /// Two leaves of which the first says in its second set where some extents were, and in its third where they are.

@@ -1,7 +1,7 @@
 //! A tree of files laid out like the kernel's bcache in sysfs, so that scripts and exporters made for the kernel's work
 //! when they are given its root: `fs/bcache/<set>/…`, `block/<device>/bcache/…`, `block/bcacheN/bcache`.
 //!
-//! Names, formats and write semantics are the kernel's (runtime semantics 16) and stand in one table, `table`; `tree`
+//! Names, formats and write semantics are the kernel's (semantics section 16) and stand in one table, `table`; `tree`
 //! knows where its files are, `fs` answers FUSE. What is read and done goes through [`Owner`], by whoever has the sets.
 //! Must not know threads, sockets, or where devices come from.
 //!

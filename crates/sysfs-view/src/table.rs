@@ -1,6 +1,6 @@
 //! The table: every file, what is read from it and what writing to it does.
 //!
-//! One entry for each name of the kernel's (runtime semantics 16). Tests compare names, permissions, formats and answers
+//! One entry for each name of the kernel's (semantics section 16). Tests compare names, permissions, formats and answers
 //! with those of a real kernel. Figures that this engine has no equivalent of, because it has no such part, are shown as
 //! zero: `bset_tree_stats` beyond the nodes, `btree_sort_*`, `btree_cache_max_chain`.
 
@@ -406,7 +406,7 @@ static BACKING: &[File] = &[
     tunable("writeback_running"),
 ];
 
-/// Unit in which the kernel counts stripes (runtime semantics 11.2).
+/// Unit in which the kernel counts stripes (semantics section 11.2).
 fn stripe(optimal: Sectors) -> Sectors {
     const NONE: u64 = 1 << 31;
     const LEAST: u64 = 8192;

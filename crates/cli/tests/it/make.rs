@@ -1,4 +1,4 @@
-//! `make`, and `super` on what it made: field by field against the format description (sections 2 and 13).
+//! `make`, and `super` on what it made: field by field (format section 2.1, format section 13).
 
 use crate::common_checks::resealed;
 use crate::world::*;

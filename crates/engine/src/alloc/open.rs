@@ -3,7 +3,7 @@
 //! Owns the buckets that are being filled, one list for each kind of data, so that dirty data, clean data, volumes
 //! and moved data do not share buckets and are reclaimed independently. Inside a kind, a stream continues in the
 //! bucket that it used last, and a write that follows the last one of some bucket goes there: what is written
-//! together lies together (the kernel's semantics, section 7.4).
+//! together lies together (semantics section 7.4).
 //!
 //! Invariant: an open bucket holds one pin, and every piece handed out holds another until its key is inserted or
 //! given up.

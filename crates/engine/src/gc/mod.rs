@@ -21,7 +21,7 @@ use crate::index::{Bound, NodeId};
 use crate::journal::Urgency;
 use crate::set::Core;
 
-/// A node is rewritten when it has a stale pointer of more than this age (the kernel's semantics, section 8.4).
+/// A node is rewritten when it has a stale pointer of more than this age (semantics section 8.4).
 pub(crate) const MAX_STALE_AGE: u8 = 10;
 /// Adjacent leaves that are looked at together.
 const COALESCE: usize = 4;
@@ -151,7 +151,7 @@ async fn clean_leaf(
     Ok(false)
 }
 
-/// Each leaf is rewritten once by a walk, never what the walk itself has made (defect 25).
+/// Each leaf is rewritten once by a walk, never what the walk itself has made (docs/compat.md, item 25).
 fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
     core.tree.borrow().node(id).birth < started
 }

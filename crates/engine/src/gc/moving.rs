@@ -4,8 +4,8 @@
 //! overwrites leave a little in each bucket, which would stop the cache from taking more long before it is full of
 //! data. Where reading something again from its backing device costs much more than moving it, clean data is packed too
 //! before it is given up for buckets that are mostly empty. A moved extent keeps its state; its new key is journaled if it is
-//! dirty, so replay can never bring the old place back over the new one (defect 8 of the kernel's semantics,
-//! section 18); and it is inserted only where the index still has the very extent that was copied.
+//! dirty, so replay can never bring the old place back over the new one (semantics section 18,
+//! item 8); and it is inserted only where the index still has the very extent that was copied.
 
 use std::rc::Rc;
 

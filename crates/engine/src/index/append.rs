@@ -23,7 +23,7 @@ use crate::error::EngineError;
 use crate::journal::Urgency;
 use crate::set::Core;
 
-/// Leaves are written when their oldest unwritten key is this old (the kernel's semantics, section 9).
+/// Leaves are written when their oldest unwritten key is this old (semantics section 9).
 const WRITE_AGE: Nanos = Nanos::from_secs(30);
 
 /// A set on its way to disk.

@@ -2,7 +2,7 @@
 //!
 //! A kernel that reads a leaf merges its sets into one at the start of the node, and goes on behind the blocks that the
 //! sets take on disk. So what the sets amount to, holes included, must take no more space than the sets themselves
-//! (format section 7). Sets can amount to more keys than they hold: a key in the middle of an older one makes three of
+//! (format section 8.5). Sets can amount to more keys than they hold: a key in the middle of an older one makes three of
 //! the two. Two things keep the rule: the part behind the new key goes into the next set too (`Extents::replace`), and a
 //! set that would break the rule nevertheless is not appended, but the leaf replaced.
 //!

@@ -1,7 +1,7 @@
 //! Replacing leaves: splitting a full one, compacting a fragmented one, packing several small ones together.
 //!
 //! The new leaves take the place of the old ones in memory at once, and requests go on with them; on disk they follow
-//! in the order of the format's section 12.3: the new nodes completely (FUA) → the parent's set with their keys and
+//! in their order (format section 12.3): the new nodes completely (FUA) → the parent's set with their keys and
 //! the freeing keys of the old ones (FUA), or a journal entry with the new root → the old buckets may be reused.
 //! Until then the old leaves' journal entries stay pinned.
 //!

@@ -1,6 +1,6 @@
 //! Finding the journal at start: which entries are there, which must be replayed, and where the ring goes on.
 //!
-//! Reads every ring bucket (the exhaustive method of the format, section 9.3): simple and always right. Must not
+//! Reads every ring bucket (the exhaustive method, format section 9.3): simple and always right. Must not
 //! apply anything.
 
 use format::{

@@ -1,11 +1,11 @@
 //! Whether a request goes through the cache, and where a write goes.
 //!
-//! Owns the bypass decision (runtime semantics 4), the writeback decision (3.1), what the admission policy `cost`
-//! changes about both (it looks at what requests cost the devices, and at the room that is left) and the rule of the
-//! durability contract for writes over dirty data: such a write goes through the cache as dirty data,
-//! whatever the mode; while detaching, or when the cache cannot take it, the backing device is written
-//! *and flushed* before the dirty keys are replaced durably. (The kernel replaces them in parallel
-//! with the backing write, and can lose flushed data by that.)
+//! Owns the bypass decision (semantics section 4), the writeback decision (semantics section 3.1), what the
+//! admission policy `cost` changes about both (it looks at what requests cost the devices, and at the room
+//! that is left) and the rule of the durability contract for writes over dirty data: such a write goes
+//! through the cache as dirty data, whatever the mode; while detaching, or when the cache cannot take it,
+//! the backing device is written *and flushed* before the dirty keys are replaced durably. (The kernel
+//! replaces them in parallel with the backing write, and can lose flushed data by that.)
 //!
 //! *Invariants:* pure functions; a request that was decided to bypass never becomes writethrough; a
 //! discard never becomes dirty data. *Must not know:* how a path is carried out.
@@ -14,7 +14,7 @@ use format::{CacheMode, Sector, Sectors};
 
 use crate::tunables::ReadaheadPolicy;
 
-/// Above this share of used buckets, in percent, everything bypasses (runtime semantics 4, rule 2).
+/// Above this share of used buckets, in percent, everything bypasses (semantics section 4, rule 2).
 pub const CUTOFF_CACHE_ADD_PERCENT: u8 = 95;
 
 /// What a request wants.
@@ -167,7 +167,7 @@ pub enum Decision {
     Bypass(BypassReason),
 }
 
-/// Decides about a request (runtime semantics 4, rules 1 to 8 in their order).
+/// Decides about a request (semantics section 4, rules 1 to 8 in their order).
 ///
 /// `stream` is called at most once, and only where the length of the request's stream matters; it is
 /// to return what [`super::sequential::SequentialDetector::observe`] says. So requests that bypass for
@@ -312,7 +312,7 @@ pub enum WritePath {
     },
 }
 
-/// Whether a write becomes dirty data by the rules of the cache mode (runtime semantics 3.1).
+/// Whether a write becomes dirty data by the rules of the cache mode (semantics section 3.1).
 /// `bypass`: the bypass decision says so. Dirty data in the range is not looked at.
 pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
     if inputs.mode != CacheMode::Writeback

@@ -1,6 +1,6 @@
 //! Whether the cache device is so busy that large requests had better go to the backing device.
 //!
-//! Owns the congestion level of a cache set (runtime semantics 4.2). Latencies of cache-device I/O
+//! Owns the congestion level of a cache set (semantics section 4.2). Latencies of cache-device I/O
 //! above a threshold raise it, every millisecond and every fast completion lowers it, and from the
 //! level follows a request size above which requests bypass the cache. All times are in units of
 //! 1024 ns ("microseconds") and 1024 of those ("milliseconds"), as the kernel has it.
@@ -11,7 +11,7 @@
 use format::Sectors;
 use io::Nanos;
 
-/// Depth of the congestion level (runtime semantics 4.2).
+/// Depth of the congestion level (semantics section 4.2).
 const DEPTH: i64 = 1024;
 /// Bits to shift nanoseconds by for the unit of 1024 ns, and that for the unit of 1024 · 1024 ns.
 const UNIT_SHIFT: u32 = 10;
@@ -102,7 +102,7 @@ fn units(now: Nanos) -> i64 {
     (now.0 >> UNIT_SHIFT) as i64
 }
 
-/// About `2^(x/64)`, linear between the powers (runtime semantics 4.2): 1 for 0, 65 024 for 1023.
+/// About `2^(x/64)`, linear between the powers (semantics section 4.2): 1 for 0, 65 024 for 1023.
 fn fractional_exponent(x: i64) -> i64 {
     ((64 + x % 64) << (x / 64)) >> 6
 }

@@ -19,7 +19,7 @@ pub mod writeback_rate;
 pub mod yielding;
 
 /// Share of the buckets that hold something that cannot be dropped at once, in percent, rounded down
-/// (runtime semantics 8.5). A cache without buckets counts as full.
+/// (semantics section 8.5). A cache without buckets counts as full.
 pub fn in_use_percent(nbuckets: u64, available: u64) -> u8 {
     if nbuckets == 0 {
         return 100;

@@ -1,7 +1,7 @@
 //! Which buckets to invalidate next.
 //!
-//! Owns the three replacement policies of a cache device (runtime semantics 7.3) and the aging of
-//! bucket priorities (7.5). A policy sees a bucket only as a [`Candidate`]; it must not know why a
+//! Owns the three replacement policies of a cache device (semantics section 7.3) and the aging of
+//! bucket priorities (semantics section 7.5). A policy sees a bucket only as a [`Candidate`]; it must not know why a
 //! bucket is eligible, nor do anything to it.
 //!
 //! Selection is a [`Scan`] that runs in slices, since a cache has up to millions of buckets: `begin`,
@@ -17,14 +17,14 @@ use std::collections::{BTreeSet, BinaryHeap};
 use format::{BucketNr, Replacement};
 use io::Rng;
 
-/// Priority of a bucket that was just allocated or hit (runtime semantics 5, 7.1).
+/// Priority of a bucket that was just allocated or hit (semantics section 5, semantics section 7.1).
 pub const INITIAL_PRIO: u16 = 32768;
-/// Priority of buckets with metadata, which never age (runtime semantics 7.1, 17).
+/// Priority of buckets with metadata, which never age (semantics section 7.1).
 pub const BTREE_PRIO: u16 = u16::MAX;
 /// The youngest possible bucket counts this part of the priority range on top of its age in the lru
-/// weight, so that the size matters among equally old buckets (runtime semantics 7.3).
+/// weight, so that the size matters among equally old buckets (semantics section 7.3).
 const LRU_RANGE_PART: u64 = 8;
-/// Part of the cache that is used between two agings (runtime semantics 7.5).
+/// Part of the cache that is used between two agings (semantics section 7.5).
 const AGING_PART: u64 = 1024;
 
 /// A bucket as a policy sees it.
@@ -88,9 +88,9 @@ impl Selector {
     pub fn begin(&self, wanted: usize, min_prio: u16) -> Scan {
         let buckets = self.end - self.first;
         let left = match self.policy {
-            // One full turn (runtime semantics 7.3).
+            // One full turn (semantics section 7.3).
             Replacement::Lru | Replacement::Fifo => buckets,
-            // Half as many tries as there are buckets (runtime semantics 7.3), but one at least.
+            // Half as many tries as there are buckets (semantics section 7.3), but one at least.
             Replacement::Random => buckets.div_ceil(2),
         };
         Scan {
@@ -187,7 +187,7 @@ impl Scan {
     }
 }
 
-/// How much would be lost with a bucket (runtime semantics 7.3):
+/// How much would be lost with a bucket (semantics section 7.3):
 /// `(prio - min_prio + (32768 - min_prio)/8) * live sectors`. The smallest weight goes first; among
 /// equal ones the smallest bucket number.
 pub fn lru_weight(prio: u16, min_prio: u16, live_sectors: u32) -> u64 {
@@ -196,7 +196,7 @@ pub fn lru_weight(prio: u16, min_prio: u16, live_sectors: u32) -> u64 {
     (age + range / LRU_RANGE_PART) * u64::from(live_sectors)
 }
 
-/// When priorities are to be lowered, and how (runtime semantics 7.5).
+/// When priorities are to be lowered, and how (semantics section 7.5).
 #[derive(Clone, Debug, Default)]
 pub struct Aging {
     /// Sectors of requests until the next aging; negative when it is due.

@@ -1,6 +1,6 @@
 //! Which requests belong to a sequential stream, and how long that stream is by now.
 //!
-//! Owns the records of the streams seen lately on one backing device (runtime semantics 4.1): at most
+//! Owns the records of the streams seen lately on one backing device (semantics section 4.1): at most
 //! 128 of them, each forgotten 5 seconds after its last request, the least recently used one given up
 //! first. Reads and writes share them.
 //!
@@ -24,11 +24,11 @@
 use format::{Sector, Sectors};
 use io::Nanos;
 
-/// Streams remembered per device (runtime semantics 4.1).
+/// Streams remembered per device (semantics section 4.1).
 const RECORDS: usize = 128;
-/// Bits of the hash over a sector: as many chains as records (runtime semantics 4.1).
+/// Bits of the hash over a sector: as many chains as records (semantics section 4.1).
 const HASH_BITS: u32 = 7;
-/// How long a stream is remembered after its last request (runtime semantics 4.1).
+/// How long a stream is remembered after its last request (semantics section 4.1).
 const LIFETIME: Nanos = Nanos::from_secs(5);
 /// "No record": an index that no record has.
 const NIL: u8 = u8::MAX;

@@ -1,6 +1,6 @@
 //! The stripes of a backing device, and how much of each is dirty.
 //!
-//! Owns the geometry of stripes (runtime semantics 11.2) and the count of dirty sectors, for the whole
+//! Owns the geometry of stripes (semantics section 11.2) and the count of dirty sectors, for the whole
 //! device and, where the device says that writing part of a stripe is expensive (RAID 5 and 6), per
 //! stripe.
 //!
@@ -21,9 +21,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use format::{Sector, Sectors};
 
-/// Stripe size of a device without an optimal I/O size: 1 TiB (runtime semantics 11.2).
+/// Stripe size of a device without an optimal I/O size: 1 TiB (semantics section 11.2).
 const DEFAULT_STRIPE: u64 = 1 << 31;
-/// Smaller stripes are taken several at a time: 4 MiB (runtime semantics 11.2).
+/// Smaller stripes are taken several at a time: 4 MiB (semantics section 11.2).
 const MIN_STRIPE: u64 = 8192;
 
 /// Where the stripes of a backing device lie.

@@ -1,8 +1,9 @@
 //! How fast dirty data is written back.
 //!
 //! Owns the rate of one cached device: the controller that adapts it to the amount of dirty data
-//! (runtime semantics 11.4), the limiter that turns it into delays (11.3), the counter by which an
-//! idle set is recognised (11.5), and the terms that `writeback_rate_debug` shows (11.6).
+//! (semantics section 11.4), the limiter that turns it into delays (semantics section 11.3), the counter by
+//! which an idle set is recognised (semantics section 11.5), and the terms that `writeback_rate_debug` shows
+//! (semantics section 11.6).
 //!
 //! *Invariants:* the rate is in `1..=2^31-1` sectors/s; no input overflows: intermediate results are
 //! 128 bits wide, stored ones saturate. (The kernel cuts the sum of the terms to 32 bits, so that a
@@ -16,37 +17,36 @@ use io::Nanos;
 
 use crate::stats::human::Human;
 
-/// Rate before the first update, in sectors/s (runtime semantics 11.4).
+/// Rate before the first update, in sectors/s (semantics section 11.4).
 pub const INITIAL_RATE: u32 = 1024;
-/// Rate of an idle set, in sectors/s: unlimited in effect (runtime semantics 11.5).
+/// Rate of an idle set, in sectors/s: unlimited in effect (semantics section 11.5).
 pub const IDLE_RATE: u32 = i32::MAX as u32;
-/// Rate after the first request that ends the idle time, in sectors/s (runtime semantics 11.5).
+/// Rate after the first request that ends the idle time, in sectors/s (semantics section 11.5).
 const WAKE_RATE: u32 = 1;
-/// Upper end of the controller's range, in sectors/s (runtime semantics 11.4).
+/// Upper end of the controller's range, in sectors/s (semantics section 11.4).
 const MAX_CONTROLLED_RATE: i64 = 1_000_000_000;
-/// Denominator of a device's share of the target (runtime semantics 11.4).
+/// Denominator of a device's share of the target (semantics section 11.4).
 const SHARE_ONE: u128 = 16384;
 /// Used buckets in percent from which fragmentation counts, and from which it counts more and most
-/// (runtime semantics 11.4, 17).
+/// (semantics section 11.4).
 const FRAGMENT_LOW: u8 = 50;
 const FRAGMENT_MID: u8 = 57;
 const FRAGMENT_HIGH: u8 = 64;
-/// Fragmentation (used space over dirty data) up to which it does not count (runtime semantics 11.4).
+/// Fragmentation (used space over dirty data) up to which it does not count (semantics section 11.4).
 const FRAGMENT_TOLERATED: u128 = 3;
-/// Writeback that is this much ahead of the limiter or less keeps up with the rate (runtime semantics
-/// 11.4).
+/// Writeback that is this much ahead of the limiter or less keeps up with the rate (semantics section 11.4).
 const KEEPS_UP: Nanos = Nanos::from_ms(1);
-/// The limiter plans at most this far ahead (runtime semantics 11.3).
+/// The limiter plans at most this far ahead (semantics section 11.3).
 const MAX_AHEAD: Nanos = Nanos::from_ms(2500);
-/// The limiter makes up for at most this much lost time (runtime semantics 11.3).
+/// The limiter makes up for at most this much lost time (semantics section 11.3).
 const MAX_BEHIND: Nanos = Nanos::from_secs(2);
 /// Rate updates without a request before a set counts as idle, times the square of the number of
-/// attached devices (runtime semantics 11.5).
+/// attached devices (semantics section 11.5).
 const IDLE_ROUNDS: u64 = 6;
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// Delays that keep writing at a rate (runtime semantics 11.3).
+/// Delays that keep writing at a rate (semantics section 11.3).
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
     rate: u32,
@@ -116,7 +116,7 @@ pub struct RateParams {
 pub struct RateInputs {
     /// Buckets of the cache device.
     pub nbuckets: u64,
-    /// Buckets that could be invalidated (runtime semantics 8.5).
+    /// Buckets that could be invalidated (semantics section 8.5).
     pub available_buckets: u64,
     /// Bucket size.
     pub bucket: Sectors,
@@ -135,7 +135,7 @@ pub struct RateInputs {
 }
 
 impl RateInputs {
-    /// How much dirty data this device should have, in sectors (runtime semantics 11.4): its share, by
+    /// How much dirty data this device should have, in sectors (semantics section 11.4): its share, by
     /// size, of `percent` of the cache.
     pub fn target(&self, percent: u8) -> u64 {
         // No device has more than 2^55 sectors, so the saturation is for nonsense only.
@@ -184,7 +184,7 @@ pub struct IdleInputs {
     pub gc_running: bool,
 }
 
-/// How long a cache set has had nothing to do, in rate updates (runtime semantics 11.5).
+/// How long a cache set has had nothing to do, in rate updates (semantics section 11.5).
 #[derive(Clone, Debug, Default)]
 pub struct IdleCounter {
     rounds: u64,
@@ -337,7 +337,7 @@ impl WritebackRate {
         self.limiter.set_rate(u32::try_from(rate).unwrap_or(u32::MAX));
     }
 
-    /// The terms behind the rate (runtime semantics 11.6). All but dirty data and target are zero if
+    /// The terms behind the rate (semantics section 11.6). All but dirty data and target are zero if
     /// `writeback_running` is 0.
     pub fn debug(&self, dirty: Sectors, running: bool, now: Nanos) -> RateDebug {
         let shown = |sectors: i64| if running { in_bytes(sectors) } else { 0 };
@@ -659,7 +659,7 @@ mod tests {
             }
         }
 
-        /// On ordinary numbers the controller is the formula in the specification.
+        /// On ordinary numbers the controller is the formula (semantics section 11.4).
         #[test]
         fn agrees_with_the_formula(
             dirty in prop::collection::vec(0u64..4_000_000, 1..30), used in 1u64..=2048, late in any::<bool>(),

@@ -263,7 +263,7 @@ impl Backing {
         Ok(true)
     }
 
-    /// A request failed: counts it, and disables the device at the limit (the kernel's semantics, section 14.1). A
+    /// A request failed: counts it, and disables the device at the limit (semantics section 14.1). A
     /// device without room is not broken: what it has can be read, and it goes on as soon as there is room.
     pub(crate) fn failed(&self, error: &IoError, limit: u32) {
         self.emit(SetEvent::DeviceError { what: error.to_string() });

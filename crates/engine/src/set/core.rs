@@ -147,7 +147,7 @@ impl Core {
         self.events.push(event);
     }
 
-    /// Metadata could not be read or written: the set is disabled at once (the kernel's semantics, section 14.3).
+    /// Metadata could not be read or written: the set is disabled at once (semantics section 14.3).
     pub(crate) fn metadata_failed(&self, e: EngineError) {
         if self.is_failed() {
             // What failed first may have been no sign of a loss: a device without room has lost nothing.
@@ -212,8 +212,8 @@ impl Core {
         }
     }
 
-    /// A data request to the cache device has ended: counts its error, and disables the set at the limit (the
-    /// kernel's semantics, section 14.2).
+    /// A data request to the cache device has ended: counts its error, and disables the set at the limit
+    /// (semantics section 14.2).
     pub(crate) fn observe_cache_io(&self, result: &Result<(), io::IoError>) {
         let (limit, halflife) = {
             let t = self.tunables.borrow();
@@ -306,7 +306,7 @@ impl Core {
         self.buckets.borrow().in_use_percent() as u8
     }
 
-    /// Foreground sectors that were not bypassed age the priorities (the kernel's semantics, section 7.5).
+    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
         let cache_sectors = self.geometry.used_sectors().0;
         if self.aging.borrow_mut().count(sectors.0, cache_sectors) {

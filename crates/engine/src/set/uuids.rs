@@ -1,7 +1,7 @@
 //! The UUID table: which device has which slot.
 //!
-//! Owns writing the table: as a whole, into a bucket of its own, effective with the next journal entry (format
-//! section 7). Slots of devices that are gone are used again once no key of theirs is left in the index.
+//! Owns writing the table: as a whole, into a bucket of its own, effective with the next journal entry
+//! (format section 7). Slots of devices that are gone are used again once no key of theirs is left in the index.
 
 use std::rc::Rc;
 

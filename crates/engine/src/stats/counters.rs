@@ -56,7 +56,7 @@ impl RequestCounters {
     }
 }
 
-/// What a cache set does inside; the names are the kernel's (runtime semantics 16.3, 16.4).
+/// What a cache set does inside; the names are the kernel's (semantics section 16.3, semantics section 16.4).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SetCounters {
     /// Data written to the cache device.
@@ -110,13 +110,13 @@ impl SetCounters {
         add(&mut self.writeback_bridge_written, gaps);
     }
 
-    /// What `clear_stats` of a set clears (runtime semantics 13): the counts of writeback keys.
+    /// What `clear_stats` of a set clears (semantics section 13): the counts of writeback keys.
     pub fn clear_for_set(&mut self) {
         self.writeback_keys_done = 0;
         self.writeback_keys_failed = 0;
     }
 
-    /// What `clear_stats` of a cache device clears (runtime semantics 13): what was written.
+    /// What `clear_stats` of a cache device clears (semantics section 13): what was written.
     pub fn clear_for_cache_device(&mut self) {
         self.written = Sectors::ZERO;
         self.btree_written = Sectors::ZERO;

@@ -1,14 +1,15 @@
 //! Counting device errors up to the point where a device is given up.
 //!
-//! Owns the error counts of a cache device, which fade with the I/O that follows (runtime semantics
-//! 14.2), and of a backing device, which do not (14.1). Must not know what giving up means.
+//! Owns the error counts of a cache device, which fade with the I/O that follows
+//! (semantics section 14.2), and of a backing device, which do not (semantics section 14.1). Must not know
+//! what giving up means.
 
-/// Errors of a cache device are kept in units of 2^-20 (runtime semantics 14.2).
+/// Errors of a cache device are kept in units of 2^-20 (semantics section 14.2).
 const ERROR_SHIFT: u32 = 20;
-/// A count is multiplied by 127/128 each time; 88 times that is a half (runtime semantics 14.2).
+/// A count is multiplied by 127/128 each time; 88 times that is a half (semantics section 14.2).
 const DECAY_NUMERATOR: u64 = 127;
 const DECAY_DENOMINATOR: u64 = 128;
-/// Decays per half-life (runtime semantics 14.2).
+/// Decays per half-life (semantics section 14.2).
 pub const DECAYS_PER_HALFLIFE: u32 = 88;
 
 /// What to make of an I/O.

@@ -1,4 +1,4 @@
-//! Sizes for people: the kernel's "h" format (runtime semantics 16).
+//! Sizes for people: the kernel's "h" format (semantics section 16).
 //!
 //! Owns the one way in which control files show bytes: one decimal, cut off rather than rounded,
 //! powers of 1024, and at most three digits before the point, so that 1000k is shown as `0.9M`. The

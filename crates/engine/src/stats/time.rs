@@ -1,12 +1,12 @@
 //! How often something happens and how long it takes.
 //!
-//! Owns the averages behind `btree_gc`, `btree_split`, `btree_sort` and `btree_read` (runtime
-//! semantics 13, 16.3): exponentially weighted, the newest event counting 1/8. Must not know what is
+//! Owns the averages behind `btree_gc`, `btree_split`, `btree_sort` and `btree_read`
+//! (semantics section 13): exponentially weighted, the newest event counting 1/8. Must not know what is
 //! timed; the times come from the caller.
 
 use io::Nanos;
 
-/// The newest value counts this part of an average (runtime semantics 13).
+/// The newest value counts this part of an average (semantics section 13).
 const WEIGHT: u64 = 8;
 /// Averages keep this many more bits than they show.
 const FRACTION_BITS: u32 = 8;
@@ -96,7 +96,7 @@ impl TimeStats {
         self.last.map(|last| now.since(last))
     }
 
-    /// The four attributes that show these figures (runtime semantics 16.3): the end of the name after
+    /// The four attributes that show these figures (semantics section 16.3): the end of the name after
     /// `btree_gc_` and the like, the unit that belongs behind it, and the value. `frequency` is the unit
     /// of average_frequency and last, `duration` that of the other two.
     pub fn attributes(

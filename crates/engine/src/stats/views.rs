@@ -1,6 +1,6 @@
 //! Hits, misses and bypasses, in total and over the last minutes, hours and days.
 //!
-//! Owns the cache statistics of one cached device or one set (runtime semantics 13); the engine counts
+//! Owns the cache statistics of one cached device or one set (semantics section 13); the engine counts
 //! every event in both. The views five_minute, hour and day are moved on by ticks of 300/22 seconds:
 //! what was counted since the last tick is added, and the view is scaled by 31/32, every tick, every
 //! 12th and every 288th. So they show nothing of the last 13.6 seconds, as in the kernel.
@@ -15,11 +15,11 @@ use io::Nanos;
 
 use crate::policy::bypass::BypassReason;
 
-/// 300/22 seconds (runtime semantics 13).
+/// 300/22 seconds (semantics section 13).
 pub const TICK: Nanos = Nanos(300_000_000_000 / 22);
-/// Views keep this many more bits than they show (runtime semantics 13).
+/// Views keep this many more bits than they show (semantics section 13).
 const FRACTION_BITS: u32 = 16;
-/// A view is scaled by 31/32 (runtime semantics 13).
+/// A view is scaled by 31/32 (semantics section 13).
 const DECAY_SHIFT: u32 = 5;
 /// After as many scalings every 64-bit value is 0, for 2^64 · (31/32)^1400 < 1 and each one rounds down.
 const DECAYS_TO_ZERO: u64 = 1400;
@@ -236,7 +236,7 @@ impl CacheStats {
         self.reasons[reason.index()]
     }
 
-    /// What `clear_stats` does: the total begins anew, the other views go on (runtime semantics 13).
+    /// What `clear_stats` does: the total begins anew, the other views go on (semantics section 13).
     pub fn clear_total(&mut self) {
         self.total = [0; COUNTERS];
         self.reasons = [ReasonCount::default(); BypassReason::COUNT];

@@ -1,6 +1,6 @@
 //! The settings that are one name out of a few.
 //!
-//! Owns the order and the names of the choices, as control files list them (runtime semantics 16).
+//! Owns the order and the names of the choices, as control files list them (semantics section 16).
 //! Cache modes and replacement policies are stored on disk, so their types belong to the format.
 
 use format::{CacheMode, Replacement};

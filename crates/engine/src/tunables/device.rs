@@ -1,4 +1,4 @@
-//! The settings of a cached device (runtime semantics 16.2), and those that the kernel lacks.
+//! The settings of a cached device (semantics section 16.2), and those that the kernel lacks.
 //!
 //! Owns the defaults and ranges, and keeps the fields that limit each other in order: the three
 //! fragmentation factors ascend, and `writeback_percent` stays below the set's `cutoff_writeback`.
@@ -11,7 +11,7 @@ use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
 use super::set::DEFAULT_CUTOFF_WRITEBACK;
 use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 
-/// Most bytes in a label (runtime semantics 16.2).
+/// Most bytes in a label (semantics section 16.2).
 const LABEL_BYTES: usize = 32;
 /// Default of `writeback_latency_ms`: a few seeks of a disk.
 const DEFAULT_LATENCY_MS: u16 = 50;
@@ -24,8 +24,8 @@ const MAX_I32: u64 = i32::MAX as u64;
 
 type Knob = knob::Knob<DeviceTunables>;
 
-/// The settings of a cached device. Names, units, defaults and ranges are the kernel's (runtime
-/// semantics 16.2) where the kernel has them. Write fields through [`DeviceTunables::set`] wherever the value comes from
+/// The settings of a cached device. Names, units, defaults and ranges are the kernel's (semantics section 16.2)
+/// where the kernel has them. Write fields through [`DeviceTunables::set`] wherever the value comes from
 /// outside; whoever writes them directly keeps to the ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceTunables {
@@ -248,7 +248,7 @@ impl DeviceTunables {
             cache_mode,
             readahead_cache_policy: ReadaheadPolicy::default(),
             stop_when_cache_set_failed: StopWhenFailed::default(),
-            // All defaults: runtime semantics 16.2.
+            // All defaults: semantics section 16.2.
             sequential_cutoff: 4 << 20,
             writeback_running: true,
             writeback_delay: 30,

@@ -24,7 +24,7 @@ pub enum Unit {
     Seconds,
     /// Milliseconds.
     Millis,
-    /// Units of 1024 ns (runtime semantics 4.2).
+    /// Units of 1024 ns (semantics section 4.2).
     Micros,
     /// Percent.
     Percent,

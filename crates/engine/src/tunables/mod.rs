@@ -1,7 +1,7 @@
 //! The knobs of a running cache.
 //!
 //! Owns every setting that can be read and written while the engine runs: names, units, defaults and
-//! ranges are the kernel's where the kernel has the knob (runtime semantics 16.2 to 16.4 and 16.6).
+//! ranges are the kernel's where the kernel has the knob (semantics section 16).
 //! [`DeviceTunables`] and [`SetTunables`] are plain structs for the engine; for people and control
 //! files each has a table of knobs that reads and writes the same fields as text.
 //!

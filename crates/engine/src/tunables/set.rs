@@ -1,5 +1,5 @@
-//! The settings of a cache set and its cache device (runtime semantics 16.3, 16.4, 16.6), and those
-//! that the kernel lacks.
+//! The settings of a cache set and its cache device (semantics section 16.3, semantics section 16.4,
+//! semantics section 16.6), and those that the kernel lacks.
 //!
 //! Owns the defaults and ranges, and keeps `cutoff_writeback` at or below `cutoff_writeback_sync`.
 
@@ -10,11 +10,11 @@ use super::error::TunableError;
 use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
 
-/// Percent of used buckets up to which all writes become dirty data (runtime semantics 16.6).
+/// Percent of used buckets up to which all writes become dirty data (semantics section 16.6).
 pub(super) const DEFAULT_CUTOFF_WRITEBACK: u8 = 40;
-/// Percent of used buckets up to which synchronous writes do (runtime semantics 16.6).
+/// Percent of used buckets up to which synchronous writes do (semantics section 16.6).
 const DEFAULT_CUTOFF_WRITEBACK_SYNC: u8 = 70;
-/// Largest values of the two (runtime semantics 16.6).
+/// Largest values of the two (semantics section 16.6).
 const MAX_CUTOFF_WRITEBACK: u8 = 70;
 const MAX_CUTOFF_WRITEBACK_SYNC: u8 = 90;
 /// Largest value of most numbers.
@@ -34,7 +34,7 @@ const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 type Knob = knob::Knob<SetTunables>;
 
 /// The settings of a cache set and its cache device. Names, units, defaults and ranges are the
-/// kernel's (runtime semantics 16.3, 16.4, 16.6) where the kernel has them. Write fields through
+/// kernel's (semantics section 16) where the kernel has them. Write fields through
 /// [`SetTunables::set`] wherever the value comes from outside; whoever writes them directly keeps to
 /// the ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,7 +87,7 @@ pub struct SetTunables {
 impl Default for SetTunables {
     fn default() -> Self {
         SetTunables {
-            // All defaults: runtime semantics 16.3.
+            // All defaults: semantics section 16.3.
             synchronous: true,
             journal_delay_ms: 100,
             errors: OnError::default(),
@@ -101,7 +101,7 @@ impl Default for SetTunables {
             idle_max_writeback_rate: true,
             gc_after_writeback: false,
             io_disable: false,
-            // Runtime semantics 16.4.
+            // Semantics section 16.4.
             discard: false,
             cache_replacement_policy: Replacement::default(),
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
@@ -295,7 +295,7 @@ impl SetTunables {
     }
 }
 
-/// 0 stands for the default (runtime semantics 16.6).
+/// 0 stands for the default (semantics section 16.6).
 fn or_default(value: u64, default: u8) -> u8 {
     match u8::try_from(value) {
         Ok(0) | Err(_) => default,

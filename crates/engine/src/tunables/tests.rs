@@ -1,4 +1,4 @@
-//! Both tables against the specification, and the rules that hold for all settings.
+//! Both tables against the kernel's (semantics section 16), and the rules that hold for all settings.
 
 use format::{CacheMode, Replacement};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::*;
 const MAX_U32: u64 = u32::MAX as u64;
 const MAX_I32: u64 = i32::MAX as u64;
 
-/// name, what is shown, what is stored, unit, range: runtime semantics 16.2; the last three are our own.
+/// name, what is shown, what is stored, unit, range: semantics section 16.2; the last three are our own.
 const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("label", "", "", Unit::None, Range::Text(32)),
     (
@@ -43,7 +43,7 @@ const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("writeback_bridge_limit", "1.0M", "1048576", Unit::Bytes, Range::Number(0, MAX_U32)),
 ];
 
-/// The same for runtime semantics 16.3, 16.4, 16.6; the last three are our own.
+/// The same: semantics section 16.3, semantics section 16.4, semantics section 16.6; the last three are our own.
 const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ("synchronous", "1", "1", Unit::None, Range::Flag),
     ("journal_delay_ms", "100", "100", Unit::Millis, Range::Number(0, 65535)),

@@ -1,4 +1,5 @@
-//! What happens to a volume when its cache fails (decision D9 and the kernel's semantics, section 15.1, done right).
+//! What happens to a volume when its cache fails (semantics section 15.1, without the defects 1 and 18
+//! of docs/compat.md).
 //!
 //! A device without dirty data goes on alone, but only after its superblock durably says stale: should the cache come
 //! back later, its old content is void. A device with dirty data, or a flash-only volume, fails every request.

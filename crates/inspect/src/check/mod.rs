@@ -1,6 +1,6 @@
 //! Is everything in a cache set as it should be?
 //!
-//! Owns the check of all invariants of the format (section 11): the view finds those that concern one
+//! Owns the check of all invariants (format section 11): the view finds those that concern one
 //! structure, `usage` those about buckets, the files here the rest. It goes on at damage as
 //! far as it can and never writes.
 //!

@@ -1,6 +1,6 @@
 //! The contents of a cached device or of a volume, as a whole.
 //!
-//! Owns [`Extraction`]: what is read from where (cache over backing, format section 10 step 8), and the
+//! Owns [`Extraction`]: what is read from where (cache over backing, step 8 of format section 10), and the
 //! decision what is refused. [`Sink`] is where it goes. It reads only, and works on a set that was not
 //! shut down.
 //!

@@ -1,7 +1,7 @@
 //! Generations and priorities of all buckets.
 //!
-//! Owns the rule that stored generations are a lower bound, raised by every pointer found (format
-//! section 5). Must not know where pointers come from.
+//! Owns the rule that stored generations are a lower bound, raised by every pointer found
+//! (format section 5). Must not know where pointers come from.
 
 use format::{BucketNr, CacheSuper, Gen, Geometry, Ptr, Sectors};
 

@@ -1,8 +1,8 @@
 //! Recognises what the engine writes to the cache device.
 //!
-//! Owns the landmarks at which a crash can be aimed. Reads headers of the format by their offsets (format sections 8, 9
-//! and 11) and believes them: it decides when a crash comes, never whether something is right. Must not know the
-//! engine.
+//! Owns the landmarks at which a crash can be aimed. Reads headers of the format by their offsets (format section 8.2,
+//! format section 9.1) and believes them: it decides when a crash comes, never whether something is right. Must not
+//! know the engine.
 
 use std::collections::BTreeSet;
 

@@ -115,7 +115,7 @@ fn d21_stripes_of_any_size_are_told_apart() {
 }
 
 /// A RAID 5 that gets a part of a stripe reads the rest to compute the parity. The kernel writes back full stripes
-/// first, as far as it can find them (defect 21); here they come first although the other dirty data lies before
+/// first, as far as it can find them (docs/compat.md, item 21); here they come first although the other dirty data lies before
 /// them, and a stripe that becomes full during a sweep is not missed.
 #[test]
 fn d21_full_stripes_are_written_back_first() {
