@@ -13,7 +13,7 @@ help:
 	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
 	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
-	@echo 'make lint   formatting, clippy, documentation, shell scripts, dependencies (make deny)'
+	@echo 'make lint   formatting, clippy, documentation, shell scripts, rules of the repository (tidy), dependencies (make deny)'
 	@echo 'make soak   what is too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
 	@echo 'make mutants   small changes of the engine that no test notices (hours; scripts/mutants); MUTANTS="--share 1/20 --minutes 60"'
 	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
@@ -52,6 +52,7 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) clippy -p ubcache-vm --features vm --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --quiet
+	$(CARGO) run --quiet -p ubcache-tidy
 	scripts/deny
 
 deny:

@@ -1,0 +1,95 @@
+//! A lint of this repository. `make lint` runs it; CONTRIBUTING.md says what it checks.
+//!
+//! Owns the command line and the order of the steps: read the tracked files, run every check, compare the violations with
+//! the counts in `exceptions.toml`, print the difference.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod commits;
+mod exceptions;
+mod impls;
+mod layers;
+mod references;
+mod rust;
+mod sizes;
+mod source;
+mod violation;
+mod words;
+
+use std::fs;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::exceptions::Exceptions;
+use crate::source::Tree;
+use crate::violation::Violation;
+
+/// The counts that are allowed, relative to the root of the repository.
+const EXCEPTIONS: &str = "crates/tidy/exceptions.toml";
+
+/// Checks sizes, imports, references and words of this repository.
+#[derive(Parser)]
+struct Args {
+    /// Print all violations, including those that exceptions.toml allows
+    #[arg(long)]
+    list: bool,
+    /// Lower the numbers in exceptions.toml to what is found; no number rises
+    #[arg(long)]
+    update: bool,
+}
+
+fn main() -> ExitCode {
+    match work(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("ubcache-tidy: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs every check. The result is true if nothing is to be changed.
+fn work(args: &Args) -> Result<bool, String> {
+    let root = source::root()?;
+    let tree = Tree::read(&root)?;
+    let mut violations = check(&tree)?;
+    violations.extend(commits::check(&root));
+    violations.sort();
+    let file = root.join(EXCEPTIONS);
+    let text = fs::read_to_string(&file).map_err(|e| format!("{EXCEPTIONS}: cannot be read: {e}"))?;
+    let mut exceptions = Exceptions::parse(&text).map_err(|e| format!("{EXCEPTIONS}: {e}"))?;
+    if args.update && exceptions.lower(&violations) {
+        fs::write(&file, exceptions.render()).map_err(|e| format!("{EXCEPTIONS}: cannot be written: {e}"))?;
+    }
+    let text = exceptions.render();
+    let problems = exceptions.compare(&violations);
+    if args.list {
+        violations.iter().for_each(|v| println!("{v}"));
+    } else {
+        problems.more.iter().for_each(|v| println!("{v}"));
+    }
+    for stale in &problems.stale {
+        println!("{EXCEPTIONS}:{}: {}", exceptions::line_of(&text, stale), stale.describe());
+    }
+    let (found, new, lower) = (violations.len(), problems.more.len(), problems.stale.len());
+    println!(
+        "tidy: {} files, {found} violations, {} allowed, {new} not allowed, {lower} numbers to lower in {EXCEPTIONS}",
+        tree.files.len(),
+        found - new
+    );
+    Ok(new == 0 && lower == 0)
+}
+
+/// All violations of all checks of files.
+fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
+    let mut all = Vec::new();
+    all.extend(sizes::check(tree));
+    all.extend(arrows::crates(tree)?);
+    all.extend(arrows::components(tree));
+    all.extend(impls::check(tree));
+    all.extend(references::check(tree));
+    all.extend(words::check(tree));
+    Ok(all)
+}
