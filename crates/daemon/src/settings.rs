@@ -43,13 +43,13 @@ struct Target {
 /// Tunables that are of the moment.
 const NEVER_KEPT: [&str; 2] = ["writeback_rate", "label"];
 
-fn key_of(worker: &Worker, volume: &VolumeFigures) -> Key {
+pub(crate) fn key_of(worker: &Worker, volume: &VolumeFigures) -> Key {
     let slot = || format!("{}/{}", worker.plan.id, volume.slot.unwrap_or(0));
     let id = volume.backing_uuid.clone().unwrap_or_else(slot);
     Key { id, label: volume.label.clone(), set: false }
 }
 
-fn set_key(worker: &Worker) -> Key {
+pub(crate) fn set_key(worker: &Worker) -> Key {
     Key { id: worker.plan.id.clone(), label: String::new(), set: true }
 }
 
@@ -124,6 +124,9 @@ impl Registry {
         if kept_by_us {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
         }
+        if key == "label" {
+            self.shared.state().relabel(&target.key.id, &now)?;
+        }
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish("configuration", Some(&target.worker.plan.id), "", &text);
         Ok(Changed { key: key.to_owned(), value: now, persistent: kept_by_us || in_superblock })
@@ -163,6 +166,9 @@ impl Registry {
         let read = tokio::task::spawn_blocking(move || crate::read(&read)).await;
         let crate::Read { config: next, remote, nbd } =
             read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+        if let Some(why) = self.conflicts(&next).await {
+            return Err(Failure::Failed(format!("{path}: {why}")));
+        }
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
         let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
         if !said.is_empty() {
@@ -212,6 +218,7 @@ impl Registry {
         for device in old.devices.iter().filter(|d| !next.devices.contains(d)) {
             said.push(format!("{}: stays registered: unregister it to stop it", device.display()));
         }
+        said.extend(self.unmatched(&next).await);
         for line in &said {
             self.shared.hub.publish("configuration", None, "", line);
             serve::message::note(format!("configuration: {line}"));

@@ -19,7 +19,7 @@ use super::{Answered, Api, Refusal, Shared, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::jobs::{End, Job, Running};
 use crate::names::Named;
-use crate::registry::{By, Found};
+use crate::registry::{By, Found, Registered};
 use crate::settings::Of;
 use crate::worker::{Order, Worker};
 
@@ -73,10 +73,12 @@ pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body
                 audit.on(&named);
             }
         }
-        Ok(registered)
+        let not_exported = api.registry.not_exported(&registered.devices).await;
+        Ok((registered, not_exported))
     });
-    let registered = registered.await?;
-    ok(json!({"devices": registered.devices, "accepted": registered.accepted}))
+    let (registered, not_exported) = registered.await?;
+    let Registered { devices, accepted } = registered;
+    ok(json!({"devices": devices, "accepted": accepted, "not_exported": not_exported}))
 }
 
 #[derive(Deserialize)]

@@ -10,6 +10,7 @@ mod nbd;
 mod nbd_access;
 mod ublk;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
@@ -61,6 +62,30 @@ impl FromStr for Spec {
             },
             Some(("fuse", dir)) if !dir.is_empty() => Ok(Spec::Fuse(PathBuf::from(dir))),
             _ => Err("expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Auto => f.write_str("auto"),
+            Spec::Ublk(None) => f.write_str("ublk"),
+            Spec::Ublk(Some(number)) => write!(f, "ublk={number}"),
+            Spec::Nbd(endpoint) => endpoint.fmt(f),
+            Spec::Fuse(dir) => write!(f, "fuse={}", dir.display()),
+        }
+    }
+}
+
+impl Spec {
+    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
+    pub fn overlaps(&self, other: &Spec) -> bool {
+        match (self, other) {
+            (Spec::Nbd(one), Spec::Nbd(two)) => one.overlaps(two),
+            (Spec::Ublk(Some(one)), Spec::Ublk(Some(two))) => one == two,
+            (Spec::Fuse(one), Spec::Fuse(two)) => one == two,
+            _ => false,
         }
     }
 }
@@ -234,6 +259,11 @@ mod tests {
         assert_eq!("ublk=7".parse(), Ok(Spec::Ublk(Some(7))));
         assert_eq!("fuse=/mnt".parse(), Ok(Spec::Fuse("/mnt".into())));
         assert_eq!("nbd=/run/x".parse(), Ok(Spec::Nbd(Endpoint::Unix("/run/x".into()))));
+        for text in ["auto", "ublk", "ublk=7", "fuse=/mnt", "nbd=/run/x", "nbd=localhost:1"] {
+            let spec: Spec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(spec.overlaps(&spec), !matches!(text, "auto" | "ublk"), "{text}");
+        }
         for bad in [
             "",
             "nbd",

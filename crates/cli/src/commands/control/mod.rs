@@ -32,6 +32,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Register devices with the daemon
 ///
 /// A cache device brings its set up, a backing device its volume. A backing device whose cache is missing waits for it.
+/// Exit status 1 also if a volume is served and cannot be exported as the configuration says.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices
@@ -53,6 +54,7 @@ impl Register {
         let wanted =
             json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
         let body = self.control.post("/v1/register", &wanted)?;
+        let not_exported: Vec<&Value> = body["not_exported"].as_array().into_iter().flatten().collect();
         answer(&self.control, &body, || {
             let accepted =
                 body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
@@ -60,8 +62,12 @@ impl Register {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
                 format!("{}: {}, UUID {}{why}\n", text(&d["path"]), text(&d["state"]), text(&d["uuid"]))
             });
-            accepted.chain(lines).collect()
-        })
+            let unreached = not_exported
+                .iter()
+                .map(|v| format!("{}: NOT EXPORTED: {}\n", text(&v["volume"]), text(&v["why"])));
+            accepted.chain(lines).chain(unreached).collect()
+        })?;
+        if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 }
 
