@@ -16,7 +16,7 @@ use blockio::BusyPoll;
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
-use serve::exports::{Endpoint, SaidBy, Spec, why_not};
+use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
 use toml::Spanned;
 
 use presets::PRESETS;
@@ -109,7 +109,12 @@ pub(crate) struct Nbd {
 impl Nbd {
     /// Whether somebody decided who may come in over TCP.
     fn opens_tcp(&self) -> bool {
-        self.allow_unauthenticated || (self.tls.is_some() && self.client_ca.is_some())
+        self.allow_unauthenticated || self.has_certificates()
+    }
+
+    /// Whether those who come in over TCP have certificates.
+    fn has_certificates(&self) -> bool {
+        self.tls.is_some() && self.client_ca.is_some()
     }
 }
 
@@ -358,6 +363,9 @@ impl Parser<'_> {
             Ok(Spec::Nbd(endpoint @ Endpoint::Tcp { .. })) if !nbd.opens_tcp() => {
                 Err(self.at(spec, why_not(&endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
             }
+            Ok(Spec::Nbd(endpoint)) if !nbd.has_certificates() && is_remote(&endpoint) => {
+                Err(self.at(spec, why_not_remote(&endpoint)))
+            }
             Ok(_) => Ok(spec.get_ref().clone()),
             Err(e) => Err(self.at(spec, format!("{:?}: {e}", spec.get_ref()))),
         });
@@ -477,6 +485,7 @@ mod tests {
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
             ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
             ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
+            ("nbd_allow_unauthenticated_tcp = true\nexports = [\"nbd=0.0.0.0:1\"]\n", 2, "other hosts can"),
             (
                 "exports = [\"nbd=[::1]:1\"]\nnbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"",
                 1,

@@ -49,6 +49,13 @@ fn nbd_over_tcp_has_to_be_asked_for() {
         assert!(said.contains(words), "{said}");
     }
 
+    // Nor is it opened to other hosts, which the daemon has no setting for.
+    let remote = export.replace("127.0.0.1", "0.0.0.0");
+    place.configure(&format!("nbd_allow_unauthenticated_tcp = true\n{remote}"));
+    let said = place.refused();
+    assert!(said.contains("line 5: nbd=0.0.0.0:0: other hosts can reach this address"), "{said}");
+    assert!(said.contains("nbd_tls_client_ca") && !said.contains("--allow-remote"), "{said}");
+
     place.configure(&format!("nbd_allow_unauthenticated_tcp = true\n{export}"));
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
-pub use nbd_access::{NbdAccess, SaidBy, TlsFile, read_tls, why_not};
+pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
 pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that nobody else can write to.
