@@ -30,6 +30,8 @@ pub fn runtime_dir() -> Result<PathBuf, Failure> {
     auto::runtime_dir()
 }
 
+pub(crate) use auto::passed_over;
+
 /// Device numbers of the ublk driver are below this; some room for more volumes than one.
 const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
