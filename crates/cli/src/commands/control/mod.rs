@@ -183,14 +183,14 @@ impl SetLabel {
 fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
     let name = segment(&control.device_name(name)?);
     let of_volume = format!("/v1/volumes/{name}/tunables");
-    let reply = control.ask("GET", &of_volume, None)?;
-    if reply.status == 404 {
+    if control.ask("GET", &of_volume, None)?.status == 404 {
         let of_set = format!("/v1/sets/{name}/tunables");
         if control.ask("GET", &of_set, None)?.status == 200 {
             return Ok(of_set);
         }
     }
-    reply.ok().map(|_| of_volume)
+    // A name that is nobody's is refused by the request itself: one that would change something is written down then.
+    Ok(of_volume)
 }
 
 /// Show tunables of a volume or a set
@@ -281,6 +281,9 @@ impl Changed {
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
         let Changed { list, resolved } = self;
+        for limited in list.iter().filter_map(|c| c["limited"].as_str()) {
+            out::warn(format!("{}: {limited}", described(resolved)));
+        }
         answer(control, &json!({"schema_version": 1, "changed": list, "resolved": resolved}), || {
             let whose = described(resolved);
             list.iter().map(|c| format!("{whose}: {} = {}\n", text(&c["key"]), text(&c["value"]))).collect()
