@@ -27,6 +27,9 @@ pub(crate) struct Owner {
 /// A volume that is known, by its name.
 pub(crate) type Known = (Key, String);
 
+/// A place that a volume is to have, and whether it may.
+pub(crate) type Decided = (Spec, Result<(), Failure>);
+
 /// A volume in the words of every other message.
 fn described((key, name): &Known) -> Named {
     let uuid = (!key.id.contains('/')).then(|| key.id.clone());
@@ -68,7 +71,7 @@ impl Shared {
     ///
     /// # Errors
     /// If the configuration cannot be understood.
-    pub(crate) fn claim(&self, key: &Key, name: &str) -> Result<Vec<(Spec, Result<(), Failure>)>, Failure> {
+    pub(crate) fn claim(&self, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
         let specs = self.exports(key, name)?;
         let this = (key.clone(), name.to_owned());
         // Of two volumes that come up at once one is first.
