@@ -109,11 +109,13 @@ impl Audit {
         self.lock().action = action.into();
     }
 
-    /// What the request turned out to be about.
+    /// What the request turned out to be about. Of a device whose volume comes or changes meanwhile the last word counts.
     pub(crate) fn on(&self, named: &Named) {
         let on = &mut self.lock().on;
-        if !on.contains(named) {
-            on.push(named.clone());
+        let same = |n: &Named| (&n.device, &n.uuid) == (&named.device, &named.uuid) && n.uuid.is_some();
+        match on.iter_mut().find(|n| *n == named || same(n)) {
+            Some(before) => before.clone_from(named),
+            None => on.push(named.clone()),
         }
     }
 }

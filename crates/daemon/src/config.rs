@@ -5,6 +5,9 @@
 //! for those who have a token only, and beyond this host only under TLS: a file that says otherwise is a mistake. Must not
 //! know what is running.
 
+mod places;
+mod presets;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,8 +16,10 @@ use blockio::BusyPoll;
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::Deserialize;
 use serve::Failure;
-use serve::exports::{Endpoint, SaidBy, Spec, why_not};
+use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
 use toml::Spanned;
+
+use presets::PRESETS;
 
 /// Texts of tunables by name.
 pub(crate) type Values = BTreeMap<String, String>;
@@ -104,7 +109,12 @@ pub(crate) struct Nbd {
 impl Nbd {
     /// Whether somebody decided who may come in over TCP.
     fn opens_tcp(&self) -> bool {
-        self.allow_unauthenticated || (self.tls.is_some() && self.client_ca.is_some())
+        self.allow_unauthenticated || self.has_certificates()
+    }
+
+    /// Whether those who come in over TCP have certificates.
+    fn has_certificates(&self) -> bool {
+        self.tls.is_some() && self.client_ca.is_some()
     }
 }
 
@@ -166,52 +176,6 @@ impl Default for Config {
 /// Addresses that are listened to over TCP.
 const MOST_ADDRESSES: usize = 16;
 
-/// A preset is a handful of tunables that belong together.
-const PRESETS: &[(&str, &[(&str, &str)])] = &[
-    ("default", &[]),
-    // Everything is cached, however busy the cache is.
-    (
-        "latency",
-        &[
-            ("sequential_cutoff", "0"),
-            ("congested_read_threshold_us", "0"),
-            ("congested_write_threshold_us", "0"),
-            ("writeback_percent", "40"),
-        ],
-    ),
-    // Streams go to the disks, which are good at them; dirty data goes there in large pieces.
-    (
-        "throughput",
-        &[
-            ("sequential_cutoff", "1048576"),
-            ("writeback_percent", "20"),
-            ("writeback_batch_sectors", "16384"),
-            ("writeback_rate_minimum", "2048"),
-        ],
-    ),
-    // The journal of an OSD writes in streams and waits for each; its disk must never wait for the cache to be full.
-    (
-        "ceph-osd",
-        &[
-            ("sequential_cutoff", "0"),
-            ("congested_read_threshold_us", "0"),
-            ("congested_write_threshold_us", "0"),
-            ("writeback_percent", "20"),
-            ("writeback_rate_minimum", "4096"),
-        ],
-    ),
-    // The disk may sleep: dirty data is collected for an hour, and idleness is no reason to wake it.
-    (
-        "quiet-disk",
-        &[
-            ("sequential_cutoff", "0"),
-            ("writeback_percent", "40"),
-            ("writeback_delay", "3600"),
-            ("idle_max_writeback_rate", "0"),
-        ],
-    ),
-];
-
 /// Whether `name` is a tunable of sets, and of devices.
 pub(crate) fn owners(name: &str) -> (bool, bool) {
     (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
@@ -242,6 +206,7 @@ impl Config {
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
         let nbd = parser.nbd(&file)?;
+        parser.distinct_places(&file)?;
         let mut config = Config {
             socket: file.socket,
             group: file.group,
@@ -281,8 +246,7 @@ impl Config {
 
     fn section(&self, key: &Key) -> Option<&Section> {
         let sections = if key.set { &self.sets } else { &self.volumes };
-        let by_label = || sections.get(&key.label.to_lowercase()).filter(|_| !key.label.is_empty());
-        sections.get(&key.id).or_else(by_label)
+        sections.get(&key.id).or_else(|| sections.get(&places::label_of(key)?))
     }
 
     /// Tunables of a set or volume, by what is said of all and of this one.
@@ -398,6 +362,9 @@ impl Parser<'_> {
         let checked = specs.iter().map(|spec| match spec.get_ref().parse() {
             Ok(Spec::Nbd(endpoint @ Endpoint::Tcp { .. })) if !nbd.opens_tcp() => {
                 Err(self.at(spec, why_not(&endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+            }
+            Ok(Spec::Nbd(endpoint)) if !nbd.has_certificates() && is_remote(&endpoint) => {
+                Err(self.at(spec, why_not_remote(&endpoint)))
             }
             Ok(_) => Ok(spec.get_ref().clone()),
             Err(e) => Err(self.at(spec, format!("{:?}: {e}", spec.get_ref()))),
@@ -518,6 +485,7 @@ mod tests {
             ("exports = [\"nbd\"]\n", 1, "expected auto"),
             ("\nexports = [\"nbd=127.0.0.1:1\"]\n", 2, "nbd_allow_unauthenticated_tcp = true"),
             ("[volume.a]\nexports = [\"nbd=localhost:1\"]\n", 2, "nbd_tls_client_ca"),
+            ("nbd_allow_unauthenticated_tcp = true\nexports = [\"nbd=0.0.0.0:1\"]\n", 2, "other hosts can"),
             (
                 "exports = [\"nbd=[::1]:1\"]\nnbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"",
                 1,

@@ -122,8 +122,12 @@ impl<'a> Host<'a> {
         }
         let mut exports = Vec::new();
         let mut problem = None;
-        for spec in self.shared.exports(&key, &name)? {
-            match self.export(&spec, &name, &volume).await {
+        for (spec, allowed) in self.shared.claim(&key, &name)? {
+            let export = match allowed {
+                Ok(()) => self.export(&spec, &name, &volume).await,
+                Err(refused) => Err(refused),
+            };
+            match export {
                 Ok(export) => exports.push(export),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
@@ -133,7 +137,9 @@ impl<'a> Host<'a> {
             }
         }
         let ways: Vec<_> = exports.iter().flat_map(|e| e.ways(&name)).collect();
-        message::note(format!("{name} ready: {}", exports::in_words(&ways)));
+        if problem.is_none() || !ways.is_empty() {
+            message::note(format!("{name} ready: {}", exports::in_words(&ways)));
+        }
         self.served.borrow_mut().push(Served { volume, exports, problem });
         Ok(())
     }

@@ -22,6 +22,7 @@ mod jobs;
 mod names;
 mod notify;
 mod pictures;
+mod places;
 mod registry;
 mod server;
 mod settings;
@@ -184,6 +185,7 @@ async fn control(
         beginning.begin(found.unwrap_or_default(), devices::block_devices).await;
         message::note("ready");
         notify::ready();
+        beginning.say_unmatched().await;
         match monitor {
             Ok(monitor) => beginning.watch(monitor, take_all).await,
             Err(e) => message::warn(format!("devices that appear and go away are not seen: {e}")),

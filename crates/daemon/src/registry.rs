@@ -9,6 +9,7 @@ mod begin;
 mod find;
 mod gone;
 mod orders;
+mod reached;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -496,10 +497,7 @@ impl Registry {
             }
         }
         self.devices().remove(&path);
-        if let Some(seen) = known.seen {
-            self.named_uuids().remove(&seen.uuid);
-            self.left().insert(seen.uuid);
-        }
+        known.seen.map_or(Ok(()), |seen| self.let_go_of(seen))?;
         self.shared.state().remove_device(&path)?;
         Ok(named)
     }

@@ -30,6 +30,33 @@ pub(crate) struct Changed {
     value: String,
     /// It holds after a restart, too.
     persistent: bool,
+    /// What was asked for was out of range: what the range is, and what it was limited to.
+    limited: Option<String>,
+}
+
+/// The number that a text asks for, where it is one.
+fn number(text: &str) -> Option<u128> {
+    let shift = match text.as_bytes().last()?.to_ascii_lowercase() {
+        b'k' => 10,
+        b'm' => 20,
+        b'g' => 30,
+        b't' => 40,
+        _ => 0,
+    };
+    let digits = if shift == 0 { text } else { &text[..text.len() - 1] };
+    digits.parse::<u64>().ok().map(|n| u128::from(n) << shift)
+}
+
+/// Whether a number was asked for, and has become another one.
+fn is_limited(asked: &str, now: &str) -> bool {
+    number(asked.trim()).zip(number(now)).is_some_and(|(asked, now)| asked != now)
+}
+
+impl Changed {
+    /// What it was limited to, if that is not what was asked for.
+    pub(crate) fn limited_to(&self) -> Option<&str> {
+        self.limited.as_ref().map(|_| &*self.value)
+    }
 }
 
 /// One that is running.
@@ -43,13 +70,13 @@ struct Target {
 /// Tunables that are of the moment.
 const NEVER_KEPT: [&str; 2] = ["writeback_rate", "label"];
 
-fn key_of(worker: &Worker, volume: &VolumeFigures) -> Key {
+pub(crate) fn key_of(worker: &Worker, volume: &VolumeFigures) -> Key {
     let slot = || format!("{}/{}", worker.plan.id, volume.slot.unwrap_or(0));
     let id = volume.backing_uuid.clone().unwrap_or_else(slot);
     Key { id, label: volume.label.clone(), set: false }
 }
 
-fn set_key(worker: &Worker) -> Key {
+pub(crate) fn set_key(worker: &Worker) -> Key {
     Key { id: worker.plan.id.clone(), label: String::new(), set: true }
 }
 
@@ -114,7 +141,7 @@ impl Registry {
             label_is_fit(value)?;
         }
         let target = self.target(of).await?;
-        let in_superblock = target.figure(key)?.in_superblock;
+        let (in_superblock, range) = target.figure(key).map(|f| (f.in_superblock, f.range.clone()))?;
         let command = target.command(key, value)?;
         self.command(&target.worker, command).await?;
         let now = self.tunable(of_same(&target), key).await?.value;
@@ -124,9 +151,14 @@ impl Registry {
         if kept_by_us {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
         }
+        if key == "label" {
+            self.shared.state().relabel(&target.key.id, &now)?;
+        }
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish("configuration", Some(&target.worker.plan.id), "", &text);
-        Ok(Changed { key: key.to_owned(), value: now, persistent: kept_by_us || in_superblock })
+        let limited = (!NEVER_KEPT.contains(&key) && is_limited(value, &now))
+            .then(|| format!("{key}={value}: {range}: limited to {now}"));
+        Ok(Changed { key: key.to_owned(), value: now, persistent: kept_by_us || in_superblock, limited })
     }
 
     /// Takes back what was set at run time: the configuration or the default holds again.
@@ -147,7 +179,7 @@ impl Registry {
         self.shared.state().set_tunable(&target.key.id, key, None)?;
         self.command(&target.worker, command).await?;
         let now = self.tunable(of_same(&target), key).await?.value;
-        Ok(Changed { key: key.to_owned(), value: now, persistent: true })
+        Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
     }
 
     /// Reads the configuration again, and changes what is different in it.
@@ -163,36 +195,17 @@ impl Registry {
         let read = tokio::task::spawn_blocking(move || crate::read(&read)).await;
         let crate::Read { config: next, remote, nbd } =
             read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+        if let Some(why) = self.conflicts(&next).await {
+            return Err(Failure::Failed(format!("{path}: {why}")));
+        }
         let old = std::mem::replace(&mut *self.shared.config(), next.clone());
         let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
         if !said.is_empty() {
             self.shared.remote.send_replace(remote);
         }
-        for (what, same) in [
-            ("socket", old.socket == next.socket),
-            ("state_dir", old.state_dir == next.state_dir),
-            ("group", old.group == next.group),
-            ("scan", old.scan == next.scan),
-            ("scan_on_events", old.scan_on_events == next.scan_on_events),
-        ] {
-            if !same {
-                said.push(format!("{what}: takes effect at the next start"));
-            }
-        }
         // The files may have changed under the same names.
         self.shared.set_nbd_tls(nbd);
-        if old.nbd != next.nbd {
-            said.push("nbd_*: takes effect for exports that are started from now on".into());
-        }
-        if old.busy_poll != next.busy_poll {
-            said.push("busy_poll: takes effect for sets that are started from now on".into());
-        }
-        if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
-            said.push(format!(
-                "drain_on_stop: {}, with {} seconds at most",
-                next.drain_on_stop, next.drain_deadline_s
-            ));
-        }
+        said.extend(of_the_daemon(&old, &next));
         for worker in self.all_workers() {
             if worker.phase() == Phase::Serving {
                 match self.figures_of(&worker).await {
@@ -212,6 +225,7 @@ impl Registry {
         for device in old.devices.iter().filter(|d| !next.devices.contains(d)) {
             said.push(format!("{}: stays registered: unregister it to stop it", device.display()));
         }
+        said.extend(self.unmatched(&next).await);
         for line in &said {
             self.shared.hub.publish("configuration", None, "", line);
             serve::message::note(format!("configuration: {line}"));
@@ -258,6 +272,35 @@ impl Registry {
     }
 }
 
+/// What has changed in the settings of the daemon itself, and when that counts.
+fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
+    let mut said = Vec::new();
+    for (what, same) in [
+        ("socket", old.socket == next.socket),
+        ("state_dir", old.state_dir == next.state_dir),
+        ("group", old.group == next.group),
+        ("scan", old.scan == next.scan),
+        ("scan_on_events", old.scan_on_events == next.scan_on_events),
+    ] {
+        if !same {
+            said.push(format!("{what}: takes effect at the next start"));
+        }
+    }
+    if old.nbd != next.nbd {
+        said.push("nbd_*: takes effect for exports that are started from now on".into());
+    }
+    if old.busy_poll != next.busy_poll {
+        said.push("busy_poll: takes effect for sets that are started from now on".into());
+    }
+    if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
+        said.push(format!(
+            "drain_on_stop: {}, with {} seconds at most",
+            next.drain_on_stop, next.drain_deadline_s
+        ));
+    }
+    said
+}
+
 /// Refuses a label that could not be used as a name.
 pub(crate) fn label_is_fit(label: &str) -> Result<(), Failure> {
     if serve::plain::is_word(label) {
@@ -288,4 +331,27 @@ fn differences(before: &Values, after: &Values, tunables: &[TunableFigure]) -> V
         }
     }
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_became_another_one_was_limited() {
+        for (asked, now, expected) in [
+            ("101", "40", true),
+            ("40", "40", false),
+            (" +40", "40", false),
+            ("4M", "4194304", false),
+            ("4m", "4194304", false),
+            ("1T", "4194304", true),
+            ("writeback", "writeback", false),
+            ("1", "writeback", false),
+            ("é", "1", false),
+            ("", "1", false),
+        ] {
+            assert_eq!(is_limited(asked, now), expected, "{asked} and {now}");
+        }
+    }
 }

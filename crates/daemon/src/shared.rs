@@ -23,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
     /// Who may connect by NBD; its memory is that of all sets together.
     nbd: Mutex<NbdAccess>,
+    /// Held while it is decided whose a place is.
+    pub(crate) claiming: Mutex<()>,
 }
 
 impl Shared {
@@ -37,6 +39,7 @@ impl Shared {
             config: Mutex::new(config),
             state: Mutex::new(state),
             hub: Arc::default(),
+            claiming: Mutex::default(),
             remote: watch::Sender::new(None),
         }
     }

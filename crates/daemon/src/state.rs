@@ -1,4 +1,5 @@
-//! What the daemon remembers: devices, names of volumes, tunables that were set at run time.
+//! What the daemon remembers: devices, names of volumes and the places where they are reached, tunables
+//! that were set at run time.
 //!
 //! Owns one file in the state directory, written whole, beside the old one, and then put in its place: after a crash
 //! there is the old state or the new one. It is the daemon's alone to read. Must not know what is running, nor what a
@@ -15,6 +16,7 @@ use serve::Failure;
 
 use crate::config::Values;
 use crate::identity::Identity;
+use crate::places::Owner;
 
 /// A device that was registered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -50,6 +52,9 @@ struct Remembered {
     marks: BTreeMap<String, Mark>,
     names: BTreeMap<String, String>,
     tunables: BTreeMap<String, Values>,
+    /// By the place, in the words of the configuration.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    places: BTreeMap<String, Owner>,
 }
 
 /// The state and where it is kept.
@@ -150,8 +155,40 @@ impl State {
         })
     }
 
+    /// Forgets a device, and the places of its volume.
     pub(crate) fn remove_device(&mut self, path: &Path) -> Result<(), Failure> {
-        self.change(|s| drop(s.devices.remove(path)))
+        self.change(|s| {
+            if let Some(known) = s.devices.remove(path) {
+                s.places.retain(|_, owner| owner.volume != known.uuid);
+            }
+        })
+    }
+
+    /// Places at which volumes are exported, and whose they are.
+    pub(crate) fn places(&self) -> BTreeMap<String, Owner> {
+        self.now.places.clone()
+    }
+
+    /// A volume has these places, and no others.
+    pub(crate) fn set_places(&mut self, owner: &Owner, places: &[String]) -> Result<(), Failure> {
+        self.change(|s| {
+            s.places.retain(|_, other| other.volume != owner.volume);
+            s.places.extend(places.iter().map(|place| (place.clone(), owner.clone())));
+        })
+    }
+
+    /// The volume, or all volumes of this set, have no places any more.
+    pub(crate) fn forget_places(&mut self, id: &str) -> Result<(), Failure> {
+        let flash_only = format!("{id}/");
+        let is_it = |owner: &Owner| owner.volume == id || owner.volume.starts_with(&flash_only);
+        self.change(|s| s.places.retain(|_, owner| !is_it(owner)))
+    }
+
+    /// A volume has another label.
+    pub(crate) fn relabel(&mut self, id: &str, label: &str) -> Result<(), Failure> {
+        self.change(|s| {
+            s.places.values_mut().filter(|o| o.volume == id).for_each(|o| label.clone_into(&mut o.label));
+        })
     }
 
     /// What is remembered of the device of this UUID.

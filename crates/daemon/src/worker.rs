@@ -39,6 +39,16 @@ pub(crate) struct Plan {
     pub(crate) alone: Option<PathBuf>,
 }
 
+impl Plan {
+    /// What the thread serves, in words.
+    pub(crate) fn title(&self) -> String {
+        match &self.alone {
+            Some(device) => format!("backing device {} ({})", self.id, device.display()),
+            None => format!("set {}", self.id),
+        }
+    }
+}
+
 /// What a set's thread is told.
 pub(crate) enum Order {
     /// Anything that a session can be told.
@@ -153,10 +163,10 @@ impl Worker {
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
         self.orders.try_send(order).map_err(|e| {
             Failure::Failed(match e {
-                TrySendError::Full(_) => format!("set {}: too many commands wait for it", self.plan.id),
+                TrySendError::Full(_) => format!("{}: too many commands wait for it", self.plan.title()),
                 TrySendError::Gone(_) => match self.phase() {
-                    Phase::Failed(why) => format!("set {} has failed: {why}", self.plan.id),
-                    _ => format!("set {} has stopped", self.plan.id),
+                    Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
+                    _ => format!("{} has stopped", self.plan.title()),
                 },
             })
         })
@@ -193,8 +203,8 @@ fn run(
         )),
     };
     let (level, text) = match &end {
-        Phase::Failed(why) => ("error", format!("set {} has failed: {why}", plan.id)),
-        _ => ("", format!("set {} has stopped", plan.id)),
+        Phase::Failed(why) => ("error", format!("{} has failed: {why}", plan.title())),
+        _ => ("", format!("{} has stopped", plan.title())),
     };
     phase.set(end.clone());
     // Once as an event is enough.
@@ -225,7 +235,7 @@ fn serve(
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
         phase.set(Phase::Serving);
-        shared.hub.publish("set", Some(&plan.id), "", &format!("set {} is served", plan.id));
+        shared.hub.publish("set", Some(&plan.id), "", &format!("{} is served", plan.title()));
         if let Some(ready) = ready.take() {
             ready.send(Ok(()));
         }

@@ -5,7 +5,7 @@
 //! the listener's business (`blockio::Listener`).
 
 use std::fmt::{self, Write as _};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -110,6 +110,19 @@ impl Endpoint {
         self.addresses(reach).map(drop)
     }
 
+    /// Whether two servers cannot listen here and at `other` at once: the same socket, or the same port of a common address.
+    /// Blocks while the names of hosts are resolved. A port that the system chooses is another one each time.
+    pub fn overlaps(&self, other: &Endpoint) -> bool {
+        match (self, other) {
+            (Endpoint::Unix(one), Endpoint::Unix(two)) => one == two || place(one) == place(two),
+            (Endpoint::Tcp { port: 0, .. }, _) | (_, Endpoint::Tcp { port: 0, .. }) => false,
+            (Endpoint::Tcp { host: one, port }, Endpoint::Tcp { host: two, port: other }) => {
+                port == other && (one.eq_ignore_ascii_case(two) || share_an_address(one, two))
+            }
+            _ => false,
+        }
+    }
+
     fn addresses(&self, reach: Reach) -> Result<Vec<Address>, EndpointError> {
         match self {
             Endpoint::Unix(path) => {
@@ -168,6 +181,25 @@ impl fmt::Display for Endpoint {
             Endpoint::Tcp { host, port } => write!(f, "{PREFIX}{host}:{port}"),
         }
     }
+}
+
+/// The path of a socket, which need not be there, without links in the path of its directory.
+fn place(socket: &Path) -> PathBuf {
+    let path = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
+    match (path.parent().and_then(|dir| dir.canonicalize().ok()), path.file_name()) {
+        (Some(dir), Some(name)) => dir.join(name),
+        _ => path,
+    }
+}
+
+/// Whether two hosts have an address in common. The address that means all of them is in common with any.
+fn share_an_address(one: &str, two: &str) -> bool {
+    let addresses = |host: &str| -> Vec<IpAddr> {
+        let found = (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip().to_canonical()).collect());
+        found.unwrap_or_default()
+    };
+    let (one, two) = (addresses(one), addresses(two));
+    one.iter().any(|a| two.iter().any(|b| a == b || a.is_unspecified() || b.is_unspecified()))
 }
 
 /// The URI by which a client reaches the export `name` of a server that listens on `address`, under TLS if that is
@@ -262,6 +294,33 @@ mod tests {
             let endpoint: Endpoint = own.parse().expect(own);
             assert_eq!(endpoint.addresses(Reach::Loopback).expect("loopback").len(), 1);
             assert!(matches!(endpoint.addresses(Reach::Sockets), Err(EndpointError::Open(_))));
+        }
+    }
+
+    #[test]
+    fn two_servers_cannot_listen_at_places_that_overlap() {
+        let dir = std::env::temp_dir().canonicalize().expect("a directory");
+        let link = dir.join(format!("ubcache-endpoint-{}", std::process::id()));
+        std::os::unix::fs::symlink(&dir, &link).expect("a link");
+        let (direct, by_link) = (dir.join("s"), link.join("s"));
+        let overlap =
+            unix(direct.to_str().expect("a path")).overlaps(&unix(by_link.to_str().expect("a path")));
+        std::fs::remove_file(&link).expect("the link");
+        assert!(overlap, "one directory by two names");
+        for (one, two, expected) in [
+            ("/run/a", "/run/a", true),
+            ("/run/a", "/run/b", false),
+            ("127.0.0.1:1", "127.0.0.1:1", true),
+            ("127.0.0.1:1", "127.0.0.1:2", false),
+            ("127.0.0.1:1", "127.0.0.2:1", false),
+            ("127.0.0.1:1", "0.0.0.0:1", true),
+            ("[::ffff:127.0.0.1]:1", "127.0.0.1:1", true),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+            ("/run/a", "127.0.0.1:1", false),
+        ] {
+            let of = |text: &str| -> Endpoint { text.parse().expect(text) };
+            assert_eq!(of(one).overlaps(&of(two)), expected, "{one} and {two}");
+            assert_eq!(of(two).overlaps(&of(one)), expected, "{two} and {one}");
         }
     }
 

@@ -14,6 +14,11 @@ pub enum Standing {
     /// The set has a slot for it, but it was detached, or ran without its cache: what the slot holds
     /// is out of date and must not be used.
     Void,
+    /// Attached, and the cache device does not know its last registration: one of the two was restored from an older copy.
+    /// The device has dirty data, and the extents of its slot are what this cache device has of it.
+    OlderDirty,
+    /// The same of a device without dirty data: what the slot holds is out of date and must not be used.
+    OlderClean,
     /// It says that it is attached to this set, which has no slot for it: what the cache had is lost.
     NoSlot,
     /// It is attached to another set.
@@ -35,10 +40,14 @@ impl Relation {
     /// Finds the slot of a backing device, and whether it counts.
     pub fn of(view: &SetView, backing: &BackingSuper) -> Relation {
         let slots = &mut view.slots.iter().filter(|(_, s)| s.is_backing() && s.uuid == backing.uuid());
-        let slot = slots.next().map(|(inode, _)| *inode);
+        let found = slots.next();
+        let slot = found.map(|(inode, _)| *inode);
+        let older = found.is_some_and(|(_, slot)| slot.is_of_another_registration(backing));
         let ours = backing.set_uuid() == view.superblock.set_uuid();
         let standing = match (backing.state(), slot) {
             (BackingState::Clean | BackingState::Dirty, _) if !ours => Standing::OtherSet,
+            (BackingState::Dirty, Some(_)) if older => Standing::OlderDirty,
+            (BackingState::Clean, Some(_)) if older => Standing::OlderClean,
             (BackingState::Clean | BackingState::Dirty, Some(_)) => Standing::Attached,
             (BackingState::Clean | BackingState::Dirty, None) => Standing::NoSlot,
             (BackingState::None | BackingState::Stale, Some(_)) => Standing::Void,
@@ -51,6 +60,6 @@ impl Relation {
 
     /// The inode whose extents are the device's data; `None` if none are.
     pub fn attached(&self) -> Option<Inode> {
-        self.slot.filter(|_| self.standing == Standing::Attached)
+        self.slot.filter(|_| matches!(self.standing, Standing::Attached | Standing::OlderDirty))
     }
 }

@@ -59,7 +59,8 @@ impl Kept {
                 // What may be left of the attempt is empty.
                 let _ = std::fs::remove_file(&path);
                 let why = Failure::at(&path, "cannot keep what was not flushed", e);
-                Ok(Kept { file: None, why_not: why.message().map(str::to_owned) })
+                let why = why.message().unwrap_or_default();
+                Ok(Kept { file: None, why_not: Some(exports::passed_over().unwrap_or_default() + why) })
             }
         }
     }

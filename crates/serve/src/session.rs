@@ -158,6 +158,11 @@ impl Session {
         let Devices { cache, backings } = devices;
         let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
         let kept = Kept::open(&disk, &superblock)?;
+        if let Some(why) = kept.why_not() {
+            message::warn(format!(
+                "if this process is killed, the last writes that were not flushed are lost: there is no crash log: {why}"
+            ));
+        }
         let memory = ram::budget_of_sets();
         let options = SetOptions { seed: seed(), survivor: kept.survivor(), memory, ..SetOptions::default() };
         let session = Session::new(Some(CacheSet::open(disk, options).await?), kept);

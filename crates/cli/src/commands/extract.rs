@@ -223,6 +223,7 @@ impl Extract {
         for note in &e.notes {
             out::note(note);
         }
+        e.warnings.iter().for_each(out::warn);
         for lost in &e.lost {
             out::warn(format!("sectors {}..+{}: {}", lost.start, lost.sectors, lost.reason));
         }

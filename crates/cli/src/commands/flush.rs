@@ -179,7 +179,8 @@ impl Flush {
         let name = &backing.disk.info().name;
         let state = backing.superblock.state();
         match relation.standing {
-            Standing::Attached => Ok(relation.slot),
+            // The set itself refuses a device with dirty data in another state of the cache.
+            Standing::Attached | Standing::OlderDirty => Ok(relation.slot),
             Standing::Unattached => {
                 out::note(format!("{name}: is not attached to this set: nothing of it is dirty"));
                 Ok(None)
@@ -195,6 +196,10 @@ impl Flush {
                 state.name(),
                 backing.superblock.set_uuid(),
                 backing.superblock.uuid()
+            ))),
+            Standing::OlderClean => Err(Failure::Failed(format!(
+                "{name}: the cache device does not know the last registration of this device: one of the two was restored \
+                 from an older copy, so what the cache has of it is out of date and is not written back"
             ))),
             Standing::Void => Err(Failure::Failed(format!(
                 "{name}: state {}: it ran without this cache or was detached, so what the cache has of it is out of \
@@ -225,7 +230,7 @@ fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> 
             continue;
         }
         let Ok(DeviceSuper::Backing(sb)) = inspect::read_superblock(&source) else { continue };
-        if Relation::of(view, &sb).standing != Standing::Attached {
+        if Relation::of(view, &sb).attached().is_none() {
             continue;
         }
         if let Some((_, other)) = found.iter().find(|(uuid, _)| *uuid == sb.uuid()) {

@@ -120,6 +120,9 @@ impl Up {
             ));
         }
         let nbd = self.nbd.access()?;
+        // What is wrong with the command is said before what the host lacks.
+        let ports = self.export.iter().filter(|spec| matches!(spec, Spec::Nbd(_)));
+        ports.into_iter().try_for_each(|spec| exports::check(spec, &nbd))?;
         if self.root_storage {
             marked_as_root_storage()?;
         }
@@ -224,11 +227,6 @@ impl Up {
         let context = Context { driver, volumes: &volumes, id, place, nbd, ublk };
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
-        }
-        if let Some(why) = session.kept.why_not().filter(|_| running.iter().any(Running::takes_force)) {
-            out::warn(format!(
-                "if this process is killed, the last writes that were not flushed are lost: {why}"
-            ));
         }
         session.log_events();
         for volume in &volumes {

@@ -52,6 +52,41 @@ fn every_change_says_who_made_it_and_to_what() {
             400,
             format!("set nothing=20 on {device}: refused: nothing: no such tunable"),
         ),
+        (
+            "PUT",
+            "/v1/volumes/one/tunables/writeback_percent",
+            r#"{"value": "101"}"#,
+            200,
+            format!("set writeback_percent=101 (limited to 40) on {device}: done"),
+        ),
+        (
+            "PUT",
+            "/v1/volumes/two/tunables/writeback_percent",
+            r#"{"value": "20"}"#,
+            404,
+            "set writeback_percent=20 on two: refused: there is no volume two".into(),
+        ),
+        (
+            "DELETE",
+            "/v1/volumes/two/tunables/writeback_percent",
+            "",
+            404,
+            "reset writeback_percent on two: refused: there is no volume two".into(),
+        ),
+        (
+            "PUT",
+            "/v1/volumes/two/label",
+            r#"{"label": "three"}"#,
+            404,
+            "set label=three on two: refused: there is no volume two".into(),
+        ),
+        (
+            "PUT",
+            "/v1/volumes/two/cache-mode",
+            r#"{"mode": "writeback"}"#,
+            404,
+            "set cache_mode=writeback on two: refused: there is no volume two".into(),
+        ),
         ("POST", "/v1/volumes/one/flush", "", 202, format!("write back one on {device}: begun")),
         ("POST", "/v1/volumes/two/stop", "", 404, "stop two: refused: there is no volume two".into()),
         ("POST", "/v1/volumes/one/stop", "", 200, format!("stop one on {device}: done")),
@@ -129,5 +164,60 @@ fn who_may_not_is_written_down_and_cannot_fill_the_log() {
     let said = lines(&daemon);
     assert_eq!(said.len(), 10, "{said:?}");
     assert!(said[0].contains("uid 65534 gid 65534 pid ") && said[0].contains(": refused: "), "{}", said[0]);
+    daemon.stop();
+}
+
+/// Commands look first whose tunables are meant: what was refused then was not written down.
+#[test]
+fn a_change_of_an_unknown_name_is_written_down() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    for (command, line) in [
+        (
+            &["set", "two", "writeback_percent=5"][..],
+            ": set writeback_percent=5 on two: refused: there is no volume two",
+        ),
+        (
+            &["reset", "two", "writeback_percent"],
+            ": reset writeback_percent on two: refused: there is no volume two",
+        ),
+        (&["set-label", "two", "three"], ": set label=three on two: refused: there is no volume two"),
+        (&["set-cachemode", "two", "none"], ": set cache_mode=none on two: refused: there is no volume two"),
+    ] {
+        daemon.run(command).refused(&["there is no volume two"]);
+        let last = lines(&daemon).pop().unwrap();
+        assert!(last.contains(line), "{line}: {last}");
+    }
+    daemon.stop();
+}
+
+/// A value out of range was taken as another one without a word.
+#[test]
+fn a_value_that_was_limited_is_told() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let said = daemon.run(&["set", "one", "writeback_percent=101"]).ok();
+    assert!(said.err.contains("writeback_percent=101: ") && said.err.contains("limited to 40"), "{said}");
+    let said = daemon.run(&["set", "one", "writeback_percent=33", "sequential_cutoff=4M"]).ok();
+    assert!(!said.err.contains("limited"), "{said}");
+    let said = daemon.json(&["set", "one", "writeback_percent=101"]);
+    assert!(said["changed"][0]["limited"].as_str().unwrap().ends_with("limited to 40"), "{said}");
+    daemon.stop();
+}
+
+#[test]
+fn an_attachment_names_each_device_once() {
+    let place = Place::new();
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    let uuid = daemon.volume("bcache0")["backing_uuid"].as_str().unwrap().to_owned();
+    daemon.run(&["detach", "one"]).ok();
+    daemon.run(&["stop", "one"]).ok();
+    daemon.run(&["attach", &place.ssd, &place.hdd]).ok();
+    let last = lines(&daemon).pop().unwrap();
+    assert!(last.contains(": attach ") && last.ends_with(": done"), "{last}");
+    assert_eq!(last.matches(&uuid).count(), 1, "{last}");
     daemon.stop();
 }

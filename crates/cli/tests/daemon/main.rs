@@ -24,5 +24,6 @@ mod settings;
 mod stop;
 mod sysfs;
 mod tcp;
+mod told;
 mod web;
 mod wipe;

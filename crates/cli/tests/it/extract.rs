@@ -1,6 +1,9 @@
 //! `extract`: where the contents go, and what is said about them. (What they are: `fixtures`, `bad_input`.)
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use ubcache_cli::nbd_client::Client;
 
 use crate::world::*;
 
@@ -146,4 +149,53 @@ fn what_is_in_use_is_not_written_over() {
         _ => eprintln!("no loop device can be had: this part is left out"),
     }
     extract(&out).ok();
+}
+
+/// A cache device is put back to what it was before the backing device was registered the last time. A set refuses it for a
+/// device with dirty data; `check` and `extract` said nothing.
+#[test]
+fn an_older_copy_of_a_cache_is_told() {
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 8 << 20), dir.sparse("hdd", 8 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--writeback"]).ok();
+    let (older, out, export) =
+        (dir.path("older"), dir.path("out"), format!("--export=nbd={}", dir.path("s")));
+    let serve = |byte: u8| {
+        let args =
+            ["-C", &ssd, "-B", &hdd, &export, "--set=sequential_cutoff=0", "--set=writeback_running=0"];
+        let up = Up::start(&dir, 1, &args);
+        let mut client = Client::connect(Path::new(&dir.path("s")), "bcache0").unwrap();
+        client.write(0, &[byte; 4096]).unwrap();
+        client.flush().unwrap();
+        drop(client);
+        up.stop();
+    };
+    let first = || {
+        let bytes = read(&out);
+        std::fs::remove_file(&out).unwrap();
+        bytes[0]
+    };
+    serve(1);
+    std::fs::copy(&ssd, &older).unwrap();
+    run(&["check", &older, &hdd]).ok();
+    serve(2);
+    run(&["check", &ssd, &hdd]).ok();
+    let said = run(&["extract", "-C", &ssd, "-B", &hdd, "-o", &out]).ok();
+    assert!(first() == 2 && !said.err.contains("older copy"), "{said}");
+
+    let words = ["restored from an older copy"];
+    run(&["up", "-C", &older, "-B", &hdd, &export]).refused(&words);
+    run(&["flush", "-C", &older, "-B", &hdd]).refused(&words);
+    run(&["check", &older, &hdd]).refused(&["registration", words[0]]);
+    let said = run(&["extract", "-C", &older, "-B", &hdd, "-o", &out]).ok().says(&words);
+    assert!(said.err.contains("warning: "), "{said}");
+    assert_eq!(first(), 1, "what the older copy has");
+
+    // Everything is on the disk: what the older copy has is out of date, and a set starts without it.
+    run(&["flush", "-C", &ssd, "-B", &hdd]).ok();
+    run(&["check", &older, &hdd]).ok().says(&words);
+    run(&["flush", "-C", &older, "-B", &hdd]).refused(&words);
+    let doc = run(&["extract", "-C", &older, "-B", &hdd, "-o", &out, "--json"]).ok().json();
+    assert_eq!(first(), 2, "what the disk has");
+    assert!(doc["warnings"][0].as_str().unwrap().contains(words[0]), "{doc}");
 }

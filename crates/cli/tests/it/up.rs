@@ -51,6 +51,17 @@ fn the_ready_line_as_json() {
     assert!(said.contains("has been initialised") && said.contains("SIGTERM"), "{said}");
 }
 
+/// Without a crash log a killed process loses what was answered and not flushed, over NBD as well.
+#[test]
+fn a_set_without_a_crash_log_is_told() {
+    let dir = Dir::new();
+    let [ssd, hdd] = fresh(&dir, &[]);
+    let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &format!("--export=nbd={}", dir.path("s"))]);
+    let kept = has_crash_log(up.ready[0]["set_uuid"].as_str().unwrap());
+    let said = up.stop();
+    assert_eq!(said.matches(NO_CRASH_LOG).count(), usize::from(!kept), "{said}");
+}
+
 /// Names follow the order of -B; flash-only volumes come last; each is found under its name alone.
 #[test]
 fn several_volumes() {

@@ -188,6 +188,20 @@ impl Dir {
     }
 }
 
+/// How a set without a crash log is told.
+pub const NO_CRASH_LOG: &str =
+    "if this process is killed, the last writes that were not flushed are lost: there is no crash log: ";
+
+/// Whether the set of this UUID, which is served now, has a crash log. Hosts differ in where one can be.
+pub fn has_crash_log(set: &str) -> bool {
+    let user = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("ubcache"));
+    let own = std::env::temp_dir().join(format!("ubcache-{}", rustix::process::geteuid().as_raw()));
+    let dirs = [Some(PathBuf::from("/run/ubcache")), user, Some(own)];
+    let files =
+        dirs.into_iter().flatten().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
+    files.map(|e| e.file_name()).any(|name| name.to_string_lossy().starts_with(set))
+}
+
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -19,7 +19,7 @@ use super::{Answered, Api, Refusal, Shared, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::jobs::{End, Job, Running};
 use crate::names::Named;
-use crate::registry::{By, Found};
+use crate::registry::{By, Found, Registered};
 use crate::settings::Of;
 use crate::worker::{Order, Worker};
 
@@ -73,10 +73,12 @@ pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body
                 audit.on(&named);
             }
         }
-        Ok(registered)
+        let not_exported = api.registry.not_exported(&registered.devices).await;
+        Ok((registered, not_exported))
     });
-    let registered = registered.await?;
-    ok(json!({"devices": registered.devices, "accepted": registered.accepted}))
+    let (registered, not_exported) = registered.await?;
+    let Registered { devices, accepted } = registered;
+    ok(json!({"devices": devices, "accepted": accepted, "not_exported": not_exported}))
 }
 
 #[derive(Deserialize)]
@@ -192,6 +194,13 @@ impl Whose {
         }
     }
 
+    /// As it was asked for.
+    fn name(&self) -> &str {
+        match self {
+            Whose::Set(name) | Whose::Volume(name) => name,
+        }
+    }
+
     /// What is meant by it, and what that is.
     async fn resolved(self, api: &Api, audit: &Audit) -> Result<(Whose, Named), Refusal> {
         match self {
@@ -216,16 +225,23 @@ struct Change {
 
 async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
     let Change { whose, key, put } = change;
-    audit.does(match &put {
+    let action = match &put {
         Some(put) => format!("set {key}={}", put.value),
         None => format!("reset {key}"),
-    });
+    };
+    // Until it is known what the name stands for.
+    audit.does(format!("{action} on {}", whose.name()));
     let (whose, named) = whose.resolved(&api, &audit).await?;
+    audit.does(&action);
     let work = async move {
-        match put {
-            Some(put) => api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await,
-            None => api.registry.reset_tunable(whose.of(), &key).await,
+        let changed = match put {
+            Some(put) => api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await?,
+            None => api.registry.reset_tunable(whose.of(), &key).await?,
+        };
+        if let Some(value) = changed.limited_to() {
+            audit.does(format!("{action} (limited to {value})"));
         }
+        Ok(changed)
     };
     ok(json!({"changed": to_the_end(work).await?, "resolved": named}))
 }

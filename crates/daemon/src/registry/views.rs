@@ -89,6 +89,23 @@ impl Registry {
             mine.map(|worker| worker.phase())
         };
         let devices = self.devices().clone();
+        let failed_caches: Vec<(String, String)> = devices
+            .iter()
+            .filter_map(|(path, device)| match (&device.standing, device.seen.as_ref().map(|s| &s.role)) {
+                (Standing::Failed(why), Some(Role::Cache { set })) => {
+                    let path = path.display().to_string();
+                    let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
+                    Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
+                }
+                _ => None,
+            })
+            .collect();
+        let of_cache = |seen: &Option<Seen>| {
+            let Some(Role::Backing { set: Some(set), .. }) = seen.as_ref().map(|s| &s.role) else {
+                return "";
+            };
+            failed_caches.iter().find(|(failed, _)| failed == set).map_or("", |(_, why)| why)
+        };
         let views = devices.into_iter().map(|(path, device)| {
             let (state, why) = match device.standing {
                 Standing::Served => match phase_of(&device.seen) {
@@ -96,7 +113,8 @@ impl Registry {
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
-                Standing::Waits(why) | Standing::Back(why) => ("waiting", Some(why)),
+                Standing::Waits(why) => ("waiting", Some(why + of_cache(&device.seen))),
+                Standing::Back(why) => ("waiting", Some(why)),
                 Standing::Failed(why) | Standing::Gone(why) => ("failed", Some(why)),
                 Standing::Stopped => ("stopped", None),
             };

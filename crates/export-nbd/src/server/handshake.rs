@@ -2,6 +2,8 @@
 //!
 //! Owns the receive buffer that goes on to the connection. The time limit is the caller's. Must not know volumes.
 
+use std::io::ErrorKind;
+
 use io::{Buffer, Handle};
 
 use crate::channel::Channel;
@@ -43,7 +45,7 @@ pub(super) async fn run<S: Socket>(
             out.clear();
             let range = 0..reply.len();
             let (_, sent) = channel.send(vec![Part { buffer: reply, range }]).await;
-            sent.map_err(ConnectionEnd::Socket)?;
+            sent.map_err(socket_end)?;
         }
         match (step, tls) {
             (HandshakeStep::Continue, _) => {}
@@ -64,9 +66,17 @@ pub(super) async fn run<S: Socket>(
                 match received {
                     Ok(0) => return Err(ConnectionEnd::Truncated),
                     Ok(n) => (at, end) = (0, n),
-                    Err(e) => return Err(ConnectionEnd::Socket(e)),
+                    Err(e) => return Err(socket_end(e)),
                 }
             }
         }
+    }
+}
+
+/// A client that closes its socket before it has chosen an export may have looked only whether somebody listens here.
+fn socket_end(e: std::io::Error) -> ConnectionEnd {
+    match e.kind() {
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => ConnectionEnd::Truncated,
+        _ => ConnectionEnd::Socket(e),
     }
 }

@@ -21,6 +21,22 @@ pub(super) fn not_backing(source: &dyn ReadAt) -> Finding {
     Finding::new(Severity::Error, Invariant::Superblock, place, "version", expected, found)
 }
 
+/// What it means for a device in this state that the cache device does not know its last registration.
+fn older_copy(state: BackingState) -> (Severity, &'static str) {
+    match state {
+        BackingState::Dirty => (
+            Severity::Error,
+            "the cache device (or this one) was restored from an older copy: a set refuses the device, and writes are missing \
+             in this cache device",
+        ),
+        _ => (
+            Severity::Notice,
+            "the cache device (or this one) was restored from an older copy: what the slot holds is out of date, and a set \
+             starts without it",
+        ),
+    }
+}
+
 /// Compares what superblocks say with what the cache holds.
 pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: &mut Findings) {
     let set = view.superblock.set_uuid();
@@ -45,6 +61,13 @@ pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: 
                 "clean".into(),
                 "legal after a crash; the device is not complete without its cache",
             ),
+            Standing::OlderDirty | Standing::OlderClean => {
+                let (severity, note) = older_copy(state);
+                let holds = format!(
+                    "a number that slot {slot} has, which holds {dirty} dirty and {clean} clean sectors"
+                );
+                push(severity, "registration", holds, "another one".into(), note);
+            }
             Standing::Void if dirty + clean > 0 => push(
                 Severity::Notice,
                 "state",

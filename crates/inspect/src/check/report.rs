@@ -198,6 +198,7 @@ impl BackingSummary {
     fn in_set(source: &dyn ReadAt, superblock: &BackingSuper, standing: Standing) -> BackingSummary {
         let standing = Some(match standing {
             Standing::Attached => "attached",
+            Standing::OlderDirty | Standing::OlderClean => "older copy",
             Standing::Void => "void",
             Standing::NoSlot => "no slot",
             Standing::OtherSet => "other set",

@@ -104,6 +104,8 @@ pub struct Extracted {
     pub lost: Vec<Lost>,
     /// What was assumed, or left out.
     pub notes: Vec<String>,
+    /// Why the contents may be older than what was written last.
+    pub warnings: Vec<String>,
 }
 
 /// No file and no device can be longer than 2^63 bytes.
@@ -120,6 +122,7 @@ pub struct Extraction<'a> {
     sectors: Sectors,
     options: ExtractOptions,
     notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl<'a> Extraction<'a> {
@@ -149,6 +152,7 @@ impl<'a> Extraction<'a> {
             sectors: Sectors(0),
             options,
             notes: view.assumptions.clone(),
+            warnings: Vec::new(),
         };
         match target {
             Target::Cached(backing) => it.cached(backing)?,
@@ -195,7 +199,14 @@ impl<'a> Extraction<'a> {
         self.sectors = backing.data_sectors();
         let relation = Relation::of(self.view, &backing);
         self.slot = relation.attached();
-        if relation.standing != Standing::Attached {
+        if relation.standing == Standing::OlderDirty {
+            self.warnings.push(format!(
+                "{} does not know the last registration of {}: one of the two was restored from an older copy, and a set \
+                 refuses them: writes are missing, so these are contents of different times",
+                self.view.device,
+                source.name()
+            ));
+        } else if relation.standing != Standing::Attached {
             self.backing_alone(source, &backing, relation)?;
         }
         Ok(())
@@ -242,7 +253,16 @@ impl<'a> Extraction<'a> {
                 self.notes.push(error.to_string());
                 Ok(())
             }
-            Standing::NoSlot | Standing::Unattached | Standing::Attached => {
+            Standing::OlderClean => {
+                let totals = relation.slot.map(|slot| self.view.totals_of(slot)).unwrap_or_default();
+                self.warnings.push(format!(
+                    "{cache} does not know the last registration of {device}: one of the two was restored from an older copy; \
+                     {} dirty and {} clean sectors of the cache are out of date and not used",
+                    totals.dirty_sectors, totals.clean_sectors
+                ));
+                Ok(())
+            }
+            Standing::NoSlot | Standing::Unattached | Standing::Attached | Standing::OlderDirty => {
                 self.notes.push(format!(
                     "{device} (state {}) has nothing in {cache}: these are its own contents",
                     state.name()

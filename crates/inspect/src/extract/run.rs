@@ -31,7 +31,8 @@ pub(super) fn run(
 ) -> Result<Extracted, ExtractError> {
     sink.begin(it.sectors).map_err(ExtractError::Output)?;
     let (schema_version, sectors, notes) = (SCHEMA_VERSION, it.sectors.0, it.notes.clone());
-    let result = Extracted { schema_version, sectors, notes, ..Extracted::default() };
+    let warnings = it.warnings.clone();
+    let result = Extracted { schema_version, sectors, notes, warnings, ..Extracted::default() };
     let mut run = Run { it, sink, progress, result, buffer: vec![0; CHUNK], done: Sectors(0) };
     let mut at = it.data_offset;
     for (piece, kind) in it.overlay() {

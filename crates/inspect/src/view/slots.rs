@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use format::uuid_table::{UUID_ENTRY_BYTES, parse_uuid_table, used};
-use format::{BucketNr, CacheSuper, Inode, Jset, Sectors, Uuid, UuidEntry};
+use format::{BackingSuper, BucketNr, CacheSuper, Inode, Jset, RegistrationNr, Sectors, Uuid, UuidEntry};
 
 use super::SetView;
 use super::scan::{Scan, Stop};
@@ -39,12 +39,21 @@ pub struct Slot {
     pub last_reg: u32,
     /// Invalidation, Unix seconds; 0 if never.
     pub invalidated: u32,
+    /// Numbers of the last registrations of the device.
+    pub registrations: [Option<RegistrationNr>; 2],
 }
 
 impl Slot {
     /// True for the slot of a backing device that was not detached.
     pub fn is_backing(&self) -> bool {
         self.kind == SlotKind::Cached
+    }
+
+    /// Whether the slot has numbers of registrations, and the one of this device is none of them: the cache device is older
+    /// than the last registration, or the backing device is older than the one before. A slot that a kernel made has none.
+    pub fn is_of_another_registration(&self, backing: &BackingSuper) -> bool {
+        let known = self.registrations.iter().any(Option::is_some);
+        known && !self.registrations.contains(&backing.registration())
     }
 
     fn of(entry: &UuidEntry) -> Slot {
@@ -62,6 +71,7 @@ impl Slot {
             first_reg: entry.first_reg,
             last_reg: entry.last_reg,
             invalidated: entry.invalidated,
+            registrations: entry.registrations(),
         }
     }
 }

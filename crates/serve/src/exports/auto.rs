@@ -66,6 +66,13 @@ pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
     Err(last.unwrap_or_else(|| Failure::Failed("no directory for a socket".into())))
 }
 
+/// Why the usual directory of root is not used, if it is not.
+pub(crate) fn passed_over() -> Option<String> {
+    let (euid, dir) = (rustix::process::geteuid().as_raw(), Path::new("/run/ubcache"));
+    let refused = private_dir(dir, euid).err().filter(|_| euid == 0)?;
+    Some(format!("{} is not used: {refused}; ", dir.display()))
+}
+
 /// Makes a directory, or takes one that is there, if it belongs to us alone.
 fn private_dir(dir: &Path, euid: u32) -> std::io::Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {

@@ -10,6 +10,7 @@ mod nbd;
 mod nbd_access;
 mod ublk;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
@@ -21,13 +22,15 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
-pub use nbd_access::{NbdAccess, SaidBy, TlsFile, read_tls, why_not};
+pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
 pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that nobody else can write to.
 pub fn runtime_dir() -> Result<PathBuf, Failure> {
     auto::runtime_dir()
 }
+
+pub(crate) use auto::passed_over;
 
 /// Device numbers of the ublk driver are below this; some room for more volumes than one.
 const MAX_NUMBER: u32 = (1 << 20) - 1024;
@@ -61,6 +64,30 @@ impl FromStr for Spec {
             },
             Some(("fuse", dir)) if !dir.is_empty() => Ok(Spec::Fuse(PathBuf::from(dir))),
             _ => Err("expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Auto => f.write_str("auto"),
+            Spec::Ublk(None) => f.write_str("ublk"),
+            Spec::Ublk(Some(number)) => write!(f, "ublk={number}"),
+            Spec::Nbd(endpoint) => endpoint.fmt(f),
+            Spec::Fuse(dir) => write!(f, "fuse={}", dir.display()),
+        }
+    }
+}
+
+impl Spec {
+    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
+    pub fn overlaps(&self, other: &Spec) -> bool {
+        match (self, other) {
+            (Spec::Nbd(one), Spec::Nbd(two)) => one.overlaps(two),
+            (Spec::Ublk(Some(one)), Spec::Ublk(Some(two))) => one == two,
+            (Spec::Fuse(one), Spec::Fuse(two)) => one == two,
+            _ => false,
         }
     }
 }
@@ -234,6 +261,11 @@ mod tests {
         assert_eq!("ublk=7".parse(), Ok(Spec::Ublk(Some(7))));
         assert_eq!("fuse=/mnt".parse(), Ok(Spec::Fuse("/mnt".into())));
         assert_eq!("nbd=/run/x".parse(), Ok(Spec::Nbd(Endpoint::Unix("/run/x".into()))));
+        for text in ["auto", "ublk", "ublk=7", "fuse=/mnt", "nbd=/run/x", "nbd=localhost:1"] {
+            let spec: Spec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(spec.overlaps(&spec), !matches!(text, "auto" | "ublk"), "{text}");
+        }
         for bad in [
             "",
             "nbd",

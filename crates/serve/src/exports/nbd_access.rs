@@ -65,7 +65,10 @@ impl NbdAccess {
     pub fn check(&self, endpoint: &Endpoint) -> Result<(), Failure> {
         endpoint.check(self.reach()).map_err(|e| match e {
             EndpointError::Open(_) => Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)),
-            EndpointError::NotLoopback(_) => Failure::Failed(format!("{e} (--allow-remote)")),
+            EndpointError::NotLoopback(_) => Failure::Failed(match self.said_by {
+                SaidBy::Options => format!("{e} (--allow-remote)"),
+                SaidBy::Configuration => why_not_remote(endpoint),
+            }),
             other => other.into(),
         })
     }
@@ -103,6 +106,20 @@ pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String 
          unix socket (nbd=/run/NAME.sock), or let in clients with a certificate ({certificates}), or open the port to \
          everybody who reaches it ({open})"
     )
+}
+
+/// Why a port that other hosts can reach is not opened to everybody by the configuration, and the ways out.
+pub fn why_not_remote(endpoint: &Endpoint) -> String {
+    format!(
+        "{endpoint}: other hosts can reach this address, and nbd_allow_unauthenticated_tcp = true opens ports of this host's \
+         own addresses only; use nbd=127.0.0.1:PORT or a unix socket (nbd=/run/NAME.sock), or let in clients with a \
+         certificate (nbd_tls_certificate, nbd_tls_key and nbd_tls_client_ca)"
+    )
+}
+
+/// Whether an address of this endpoint is not of this host alone. One whose name cannot be resolved now is seen later.
+pub fn is_remote(endpoint: &Endpoint) -> bool {
+    matches!(endpoint.check(Reach::Loopback), Err(EndpointError::NotLoopback(_)))
 }
 
 /// Reads what TLS needs from files in PEM form; the key's has to be closed to others.

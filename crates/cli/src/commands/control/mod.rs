@@ -32,6 +32,7 @@ fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Re
 /// Register devices with the daemon
 ///
 /// A cache device brings its set up, a backing device its volume. A backing device whose cache is missing waits for it.
+/// Exit status 1 also if a volume is served and cannot be exported as the configuration says.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices
@@ -53,6 +54,7 @@ impl Register {
         let wanted =
             json!({"devices": devices, "quiet": self.quiet, "accept_replacement": self.accept_replacement});
         let body = self.control.post("/v1/register", &wanted)?;
+        let not_exported: Vec<&Value> = body["not_exported"].as_array().into_iter().flatten().collect();
         answer(&self.control, &body, || {
             let accepted =
                 body["accepted"].as_array().into_iter().flatten().map(|a| format!("{}\n", text(a)));
@@ -60,8 +62,12 @@ impl Register {
                 let why = d["why"].as_str().map(|w| format!(": {w}")).unwrap_or_default();
                 format!("{}: {}, UUID {}{why}\n", text(&d["path"]), text(&d["state"]), text(&d["uuid"]))
             });
-            accepted.chain(lines).collect()
-        })
+            let unreached = not_exported
+                .iter()
+                .map(|v| format!("{}: NOT EXPORTED: {}\n", text(&v["volume"]), text(&v["why"])));
+            accepted.chain(lines).chain(unreached).collect()
+        })?;
+        if not_exported.is_empty() { Ok(()) } else { Err(Failure::Found) }
     }
 }
 
@@ -177,14 +183,14 @@ impl SetLabel {
 fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
     let name = segment(&control.device_name(name)?);
     let of_volume = format!("/v1/volumes/{name}/tunables");
-    let reply = control.ask("GET", &of_volume, None)?;
-    if reply.status == 404 {
+    if control.ask("GET", &of_volume, None)?.status == 404 {
         let of_set = format!("/v1/sets/{name}/tunables");
         if control.ask("GET", &of_set, None)?.status == 200 {
             return Ok(of_set);
         }
     }
-    reply.ok().map(|_| of_volume)
+    // A name that is nobody's is refused by the request itself: one that would change something is written down then.
+    Ok(of_volume)
 }
 
 /// Show tunables of a volume or a set
@@ -275,6 +281,9 @@ impl Changed {
 
     fn show(&self, control: &Control) -> Result<(), Failure> {
         let Changed { list, resolved } = self;
+        for limited in list.iter().filter_map(|c| c["limited"].as_str()) {
+            out::warn(format!("{}: {limited}", described(resolved)));
+        }
         answer(control, &json!({"schema_version": 1, "changed": list, "resolved": resolved}), || {
             let whose = described(resolved);
             list.iter().map(|c| format!("{whose}: {} = {}\n", text(&c["key"]), text(&c["value"]))).collect()

@@ -1,0 +1,187 @@
+//! Whose a place is at which volumes are reached: a socket, a port, the number of a ublk device, a directory.
+//!
+//! Owns the rule that a place has one volume, whichever comes up first: the volume that was exported there first keeps it over
+//! restarts, as long as the configuration says so and its device is registered. Any other volume is refused there. Else a
+//! client could get another volume after each start. Must not know how a place is made.
+
+use std::sync::PoisonError;
+
+use serde::{Deserialize, Serialize};
+use serve::exports::Spec;
+use serve::{Failure, message};
+
+use crate::config::{Config, Key};
+use crate::names::Named;
+use crate::shared::Shared;
+
+/// The volume that has a place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Owner {
+    /// By what its name is remembered: UUID of the backing device, or set and slot.
+    pub(crate) volume: String,
+    /// Its label, which may name its section of the configuration.
+    pub(crate) label: String,
+}
+
+/// A volume that is known, by its name.
+pub(crate) type Known = (Key, String);
+
+/// A place that a volume is to have, and whether it may.
+pub(crate) type Decided = (Spec, Result<(), Failure>);
+
+/// A volume in the words of every other message.
+fn described((key, name): &Known) -> Named {
+    let uuid = (!key.id.contains('/')).then(|| key.id.clone());
+    Named { name: Some(name.clone()), uuid, label: key.label.clone(), ..Named::default() }
+}
+
+fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
+    format!(
+        "{place}: is the place of {}, and {} is to be exported there, too: clients could get the wrong volume; give each its \
+         own, with {{volume}} in `exports` or with `exports` in [volume.\"{}\"], or forget a device that does not come \
+         back (ubcache unregister)",
+        described(has),
+        described(wants),
+        wants.0.id
+    )
+}
+
+/// The places that a volume is to have.
+fn wanted(config: &Config, (key, name): &Known) -> Vec<Spec> {
+    config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Two of these volumes that are to be at one place.
+pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
+    let mut before: Vec<(&Known, Spec)> = Vec::new();
+    for volume in volumes {
+        for place in wanted(config, volume) {
+            if let Some((has, _)) = before.iter().find(|(_, there)| there.overlaps(&place)) {
+                return Some(conflict(&place, has, volume));
+            }
+            before.push((volume, place));
+        }
+    }
+    None
+}
+
+impl Shared {
+    /// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
+    ///
+    /// # Errors
+    /// If the configuration cannot be understood.
+    pub(crate) fn claim(&self, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
+        let specs = self.exports(key, name)?;
+        let this = (key.clone(), name.to_owned());
+        // Of two volumes that come up at once one is first.
+        let _one = self.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = self.config().clone();
+        let places = self.state().places();
+        let others: Vec<(Known, Spec)> = places
+            .into_iter()
+            .filter(|(_, owner)| owner.volume != key.id)
+            .filter_map(|(place, owner)| self.still(&config, &place, owner))
+            .collect();
+        let mut decided = Vec::new();
+        for spec in specs {
+            let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
+            let result = match taken {
+                Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
+                None => Ok(()),
+            };
+            decided.push((spec, result));
+        }
+        let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
+        let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
+        let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
+        if let Err(e) = self.state().set_places(&owner, &mine) {
+            message::warn(format!(
+                "{name}: its exports cannot be remembered as its own: {}",
+                e.message().unwrap_or_default()
+            ));
+        }
+        Ok(decided)
+    }
+
+    /// The volume that has a place, if the configuration still says so.
+    fn still(&self, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
+        let place: Spec = place.parse().ok()?;
+        let name = self.state().known_name(&owner.volume)?;
+        let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
+        wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::State;
+
+    fn shared(dir: &std::path::Path, config: &str) -> Shared {
+        Shared::new(Config::parse(config).unwrap(), State::open(dir).unwrap())
+    }
+
+    fn key(id: &str, label: &str) -> Key {
+        Key { id: id.into(), label: label.into(), set: false }
+    }
+
+    /// Comes up with its name; why it is refused at its first place.
+    fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
+        let name = shared.state().name(id).unwrap();
+        let decided = shared.claim(&key(id, label), &name).unwrap();
+        decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
+    }
+
+    const ONE_SOCKET: &str = "exports = [\"nbd=/run/one.sock\"]\n";
+
+    #[test]
+    fn a_place_stays_with_its_volume_whichever_comes_up_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = shared(dir.path(), ONE_SOCKET);
+        assert_eq!(comes_up(&first, "u1", "one"), None);
+        let said = comes_up(&first, "u2", "").unwrap();
+        for words in ["nbd=/run/one.sock: is the place of bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"]
+        {
+            assert!(said.contains(words), "{said}");
+        }
+        drop(first);
+        let second = shared(dir.path(), ONE_SOCKET);
+        assert!(comes_up(&second, "u2", "").is_some(), "it comes up first, and is refused all the same");
+        assert_eq!(comes_up(&second, "u1", "one"), None);
+        drop(second);
+        // The configuration gives the place away: that counts, also before its old owner comes up.
+        let moved = format!("{ONE_SOCKET}[volume.one]\nexports = [\"nbd=/run/other.sock\"]\n");
+        let third = shared(dir.path(), &moved);
+        assert_eq!(comes_up(&third, "u2", ""), None);
+        assert_eq!(comes_up(&third, "u1", "one"), None);
+        drop(third);
+        let fourth = shared(dir.path(), ONE_SOCKET);
+        assert!(comes_up(&fourth, "u1", "one").is_some(), "it has become the other's");
+        // A device that was let go has no places.
+        fourth.state().forget_places("u2").unwrap();
+        assert_eq!(comes_up(&fourth, "u1", "one"), None);
+    }
+
+    #[test]
+    fn places_that_are_made_for_a_volume_are_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        for config in
+            ["exports = [\"nbd=/run/{volume}.sock\"]\n", "exports = [\"auto\"]\n", "exports = [\"ublk\"]\n"]
+        {
+            let shared = shared(dir.path(), config);
+            assert_eq!(comes_up(&shared, "u1", ""), None);
+            assert_eq!(comes_up(&shared, "u2", ""), None);
+            assert_eq!(
+                conflicts(
+                    &shared.config(),
+                    &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]
+                ),
+                None
+            );
+        }
+        let one = Config::parse(ONE_SOCKET).unwrap();
+        let said = conflicts(&one, &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]);
+        assert!(said.unwrap().contains("bcache1 (UUID u2)"));
+    }
+}
