@@ -23,10 +23,10 @@ pub(crate) struct NotExported {
 
 impl Registry {
     /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
-    pub(super) fn let_go_of(&self, seen: Seen) -> Result<(), Failure> {
-        self.named_uuids().remove(&seen.uuid);
-        self.left().insert(seen.uuid.clone());
-        self.shared.state().forget_places(seen.key())
+    pub(super) fn let_go_of(&self, device: Seen) -> Result<(), Failure> {
+        self.named_uuids().remove(&device.uuid);
+        self.left().insert(device.uuid.clone());
+        self.shared.state().forget_places(device.key())
     }
 
     /// Which volumes of these devices are not exported as they should be, and why.
