@@ -82,6 +82,35 @@ fn a_map_of_many_buckets_has_them_all() {
 }
 
 /// What exports tell their clients about a volume.
+/// Only leaves that were read from the device counted: the index of a set that is filled by writes, which reads none, grew
+/// without a bound.
+#[test]
+fn an_index_that_grows_by_writes_stays_in_its_memory() {
+    const LIMIT_BYTES: u64 = 8192;
+    let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
+    let mut story = Story::new(12, layout, 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.btree_cache_limit = LIMIT_BYTES;
+        b.open_with(options).await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let mut most = 0;
+        for n in 0..700 {
+            assert!(b.clients[0].write(n * 2, 1, false).await);
+            b.sleep_ms(20).await;
+            most = most.max(b.set().status().index_bytes as u64);
+        }
+        // Beside what fits: the leaf that is in use, and two that have taken its place.
+        let one_leaf = 2 * (128 * 16 + 64);
+        assert!(most <= LIMIT_BYTES + 3 * one_leaf, "{most} bytes");
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors(700));
+        b.read_all(0).await;
+        assert!(b.set().counters().btree_reads > 0);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 #[test]
 fn an_export_is_told_what_the_volume_is() {
     let mut layout = Layout::small(CacheMode::Writeback);

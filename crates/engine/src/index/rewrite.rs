@@ -85,7 +85,7 @@ impl Core {
                 }
             }
         }
-        self.index_changed.notify_all();
+        self.leaves_changed();
         result
     }
 
