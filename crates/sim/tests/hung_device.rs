@@ -85,6 +85,23 @@ fn a_device_that_answers_late_is_cached_again() {
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
 
+/// A walk that replaces the leaf waits for the flush as whoever writes it does, and then goes on without the copies.
+#[test]
+fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
+    let mut story = Story::new(8, two_devices(), 0);
+    story.boot(|b| async move {
+        open(&b).await;
+        b.tune(HUNG, "cache_mode", "writethrough").await;
+        b.set().set("gc_always_rewrite", "1").await.unwrap();
+        b.backings[HUNG].hold(Matching::all(Kind::Flush));
+        assert!(b.clients[HUNG].write(0, 64, false).await);
+        assert!(b.set().status().cached_sectors > Sectors::ZERO);
+        b.set().gc().await.unwrap();
+        assert_eq!(b.set().status().cached_sectors, Sectors::ZERO);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
 #[test]
 fn a_slow_flush_costs_no_copies() {

@@ -56,6 +56,18 @@ pub fn a_leaf_with_a_key_beyond_the_largest_position() {
     assert!(said.contains("expected an offset of at most"), "{said}");
 }
 
+/// The error names the entry and the key. The last position itself is inside.
+#[test]
+fn a_journal_entry_with_a_key_beyond_the_largest_position() {
+    let said = refused_after(used_set(0), |cache, mut heads| {
+        let roots = heads.newest.roots();
+        heads.append(cache, &[Bkey::hole(Inode(3), Sector(MOST), Sectors(8))], &roots);
+        heads.append(cache, &[Bkey::hole(Inode(3), Sector(MOST + 1), Sectors(8))], &roots);
+    });
+    let key = format!("key 3:{}: expected an offset of at most {MOST}", MOST + 1);
+    assert!(said.contains(": sector 0: journal entry ") && said.ends_with(&key), "{said}");
+}
+
 /// Dirty data in the bucket of a btree node could never be written back: a detach waited for ever.
 #[test]
 fn dirty_data_in_a_bucket_of_metadata() {
@@ -71,6 +83,7 @@ fn dirty_data_in_a_bucket_of_metadata() {
         let (key, roots) = (key(&heads), heads.newest.roots());
         heads.append(cache, &[key], &roots);
     });
+    assert!(in_the_journal.contains(": sector 0: journal entry "), "{in_the_journal}");
     assert!(in_the_journal.contains("which holds metadata"), "{in_the_journal}");
 }
 

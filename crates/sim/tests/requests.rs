@@ -9,7 +9,7 @@ use engine::{SetEvent, SetOptions, VolumeRef};
 use format::{CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
 use io::{BlockVolume, Nanos, WriteFlags, ZeroFlags};
-use sim::disk::{Fault, Keep, Kind, Matching};
+use sim::disk::{Fault, Keep, Kind, Matching, Speed};
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
 
@@ -77,6 +77,35 @@ fn a_map_of_many_buckets_has_them_all() {
             let map = b.set().bucket_map(cells).await;
             assert_eq!((map.total, map.cells.len()), (70_000, cells as usize));
         }
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// Only leaves that were read from the device counted: the index of a set that is filled by writes, which reads none, grew
+/// without a bound.
+#[test]
+fn an_index_that_grows_by_writes_stays_in_its_memory() {
+    const LIMIT_BYTES: u64 = 8192;
+    let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
+    let mut story = Story::new(12, layout, 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.btree_cache_limit = LIMIT_BYTES;
+        b.open_with(options).await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let mut most = 0;
+        for n in 0..700 {
+            assert!(b.clients[0].write(n * 2, 1, false).await);
+            b.sleep_ms(20).await;
+            most = most.max(b.set().status().index_bytes as u64);
+        }
+        // Beside what fits: the leaf that is in use, and two that have taken its place.
+        let one_leaf = 2 * (128 * 16 + 64);
+        assert!(most <= LIMIT_BYTES + 3 * one_leaf, "{most} bytes");
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors(700));
+        b.read_all(0).await;
+        assert!(b.set().counters().btree_reads > 0);
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
@@ -292,6 +321,134 @@ fn a_mode_that_cannot_be_stored_is_not_set() {
         }
         assert_eq!(volume.tunables().cache_mode, CacheMode::Writearound);
         assert_eq!(volume.tunables().label, "other");
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A detach that fails changes nothing: what is written afterwards is dirty data again.
+#[test]
+fn a_volume_goes_on_after_a_detach_that_failed() {
+    let mut story = Story::new(13, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        assert!(b.clients[0].write(0, 8, false).await);
+        let all = Fault { matching: Matching::all(Kind::Write), skip: 0, count: u32::MAX };
+        b.backings[0].set_faults(vec![all]);
+        assert!(b.set().detach(&b.volume(0)).await.is_err());
+        b.backings[0].set_faults(Vec::new());
+        assert!(b.clients[0].write(64, 8, false).await);
+        assert_eq!(b.volume(0).dirty_sectors(), Sectors(16));
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A walk of the index is asked for when nothing of a device is dirty any more, in a cache that is half full.
+#[test]
+fn a_walk_follows_writeback_where_that_is_wanted() {
+    for (wanted, flash_sectors, walks) in [("1", 1280, 1), ("0", 1280, 0), ("1", 256, 0)] {
+        let mut story = Story::new(14, Layout::small(CacheMode::Writeback), flash_sectors);
+        story.boot(move |b| async move {
+            b.open().await;
+            b.set().set("gc_after_writeback", wanted).await.unwrap();
+            for n in 0..flash_sectors / 64 {
+                assert!(b.clients[1].write(n * 64, 64, false).await);
+            }
+            let before = b.set().counters().gc_runs;
+            assert!(b.clients[0].write(0, 8, false).await);
+            b.volume(0).drained().await.unwrap();
+            b.sleep_ms(1000).await;
+            assert_eq!(b.set().counters().gc_runs - before, walks, "{wanted} {flash_sectors}");
+        });
+        story.power_cut(Keep::Nothing).judge().happy_end();
+    }
+}
+
+/// Reads are not the only ones that a slow cache device holds up.
+#[test]
+fn writes_that_are_late_count_as_congestion() {
+    let mut story = Story::new(15, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "admission", "kernel").await;
+        let mut congested = Vec::new();
+        for micros in [50, 60_000] {
+            b.cache.set_speed(Speed::even(micros));
+            for n in 0..8 {
+                assert!(b.clients[0].write(n * 16, 8, false).await);
+            }
+            congested.push(b.set().figures().congested);
+        }
+        assert_ne!(congested[0], congested[1]);
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A stop writes every leaf that has something unwritten: sixteen at a time.
+#[test]
+fn leaves_are_written_sixteen_at_a_time() {
+    let mut layout = Layout { nbuckets: 2048, ..Layout::small(CacheMode::Writeback) };
+    layout.backings[0].data_sectors = 16384;
+    let mut story = Story::new(16, layout, 0);
+    story.boot(|b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        for n in 0..3000 {
+            assert!(b.clients[0].write(n * 4, 1, false).await);
+        }
+        assert!(b.set().status().btree_nodes > 20);
+        b.sleep_ms(120_000).await;
+        for n in (0..3000).step_by(25) {
+            assert!(b.clients[0].write(n * 4, 1, false).await);
+        }
+        assert!(b.clients[0].flush().await);
+        b.clients[0].pause().await;
+        b.volume(0).stop().await.unwrap();
+        // Behind the journal.
+        b.cache.hold(Matching { kind: Kind::DurableWrite, range: 256..u64::MAX });
+        let set = b.set();
+        let stopping = b.rt.spawn(async move { set.stop().await });
+        b.sleep_ms(1000).await;
+        assert_eq!(b.cache.held(), 16);
+        b.cache.release();
+        stopping.await.unwrap();
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
+/// A device that is served alone ends with its last whole block.
+#[test]
+fn a_device_without_its_cache_has_whole_blocks() {
+    let mut layout = Layout::small(CacheMode::Writeback);
+    layout.backings[0].data_sectors = 2046;
+    layout.backings[0].block_sectors = 8;
+    let mut story = Story::new(17, layout, 0);
+    story.boot(|b| async move {
+        let volume = engine::Volume::pass_through(b.parts.backings[0].clone(), false).await.unwrap();
+        assert_eq!(volume.size(), Sectors(2040));
+        volume.stop().await.unwrap();
+    });
+}
+
+/// A bucket that is used for the 257th time has the generation that it had at first; that is counted.
+#[test]
+fn generations_go_around() {
+    let layout = Layout { nbuckets: 128, ..Layout::small(CacheMode::Writethrough) };
+    let mut story = Story::new(18, layout, 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        let mut reads = 0;
+        while b.set().counters().gen_wraps == 0 && reads < 60_000 {
+            assert!(b.clients[0].read(reads * 8 % 2040, 8).await.is_some());
+            reads += 1;
+        }
+        assert!((10_000..60_000).contains(&reads), "{reads} reads");
     });
     story.power_cut(Keep::Nothing).judge().happy_end();
 }

@@ -334,6 +334,30 @@ fn reserves_by_the_size_of_the_cache() {
     }
 }
 
+/// How many buckets are filled side by side, in caches of several sizes: one more closes the one that was used least recently.
+#[test]
+fn open_buckets_by_the_size_of_the_cache() {
+    for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (1024, 16), (4096, 64), (100_000, 64)] {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let alloc = Allocator::new(&geometry(), nbuckets, 3);
+        let open = &mut *alloc.open.borrow_mut();
+        for n in 0..70 {
+            let bucket = BucketNr(FIRST + n);
+            buckets.invalidate(bucket);
+            buckets.take(bucket, false);
+            let at = (Inode(n), Sector(0));
+            let fresh = |_: &mut Buckets| Some(bucket);
+            let placed =
+                open.place(Stream::Dirty, at, Sectors(8), n as u16, BUCKET, Sectors(1), &mut buckets, fresh);
+            assert_eq!(placed.map(|p| buckets.bucket_of(p.ptr)), Some(bucket));
+            buckets.unpin(bucket);
+        }
+        let are_open: Vec<u32> =
+            buckets.all().filter(|b| buckets.pins(*b) > 0).map(|b| b.0 - FIRST).collect();
+        assert_eq!(are_open, (70 - limit..70).collect::<Vec<_>>(), "{nbuckets}");
+    }
+}
+
 /// Each purpose takes buckets, the oldest first, until those are left that are kept back for others.
 #[test]
 fn buckets_are_taken_down_to_the_reserves() {

@@ -12,12 +12,13 @@ mod moving;
 pub(crate) use moving::{compact_task, keep};
 
 use std::collections::BTreeSet;
+use std::iter::{once, successors};
 use std::rc::Rc;
 
 use format::{Gen, Inode};
 
 use crate::error::EngineError;
-use crate::index::{Bound, NodeId};
+use crate::index::{Bound, NodeId, Tree};
 use crate::journal::Urgency;
 use crate::set::Core;
 
@@ -136,8 +137,7 @@ async fn clean_leaf(
     let must = core.tree.borrow().node(id).leaf().must_rewrite;
     // With the leaf, the nodes above it are replaced.
     let dead_age = core.tree.borrow().dead_age_above(id, &core.buckets.borrow());
-    let aged = survey.max_age.max(dead_age) > MAX_STALE_AGE;
-    if must || always || aged || survey.stale > survey.live.max(64) {
+    if must || always || is_stale(&survey, dead_age) {
         core.wait_room_for_roots().await?;
         core.rewrite(&[id]).await?;
         return Ok(true);
@@ -151,6 +151,11 @@ async fn clean_leaf(
     Ok(false)
 }
 
+/// Whether a leaf is replaced for its stale pointers, or the nodes above it for those to children that are gone.
+fn is_stale(survey: &Survey, dead_age: u8) -> bool {
+    survey.max_age.max(dead_age) > MAX_STALE_AGE || survey.stale > survey.live.max(64)
+}
+
 /// Each leaf is rewritten once by a walk, never what the walk itself has made (docs/compat.md, item 25).
 fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
     core.tree.borrow().node(id).birth < started
@@ -160,23 +165,56 @@ fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
 fn small_siblings(core: &Core, id: NodeId, live: usize) -> Vec<NodeId> {
     let tree = core.tree.borrow();
     let buckets = core.buckets.borrow();
-    let room = core.leaf_words() * 5 / 8 * 2 / 3;
-    let mut words = live * 3;
-    let mut group = vec![id];
-    let mut at = id;
-    while group.len() < COALESCE && words <= room {
-        let node = tree.node(at);
-        let Some(next) = tree.leaf_after(node.bound) else { break };
-        let sibling = tree.node(next);
-        if sibling.parent != node.parent || sibling.leaf().extents.is_none() || sibling.busy {
-            break;
+    let siblings = successors(Some(id), |at| next_sibling(&tree, *at));
+    let behind = siblings.clone().skip(1).map(|s| tree.survey(s, &buckets).live);
+    let count = fitting(core.leaf_words(), once(live).chain(behind));
+    siblings.take(count).collect()
+}
+
+/// The leaf behind this one, if both can be replaced by one.
+fn next_sibling(tree: &Tree, id: NodeId) -> Option<NodeId> {
+    let node = tree.node(id);
+    let next = tree.leaf_after(node.bound)?;
+    let sibling = tree.node(next);
+    let joins = sibling.parent == node.parent && sibling.leaf().extents.is_some() && !sibling.busy;
+    joins.then_some(next)
+}
+
+/// How many adjacent leaves with so many live extents fit into one node of `leaf_words` at two thirds of what a new node
+/// gets, the first of them first.
+fn fitting(leaf_words: usize, live: impl Iterator<Item = usize>) -> usize {
+    let room = leaf_words * 5 / 8 * 2 / 3;
+    let mut words = 0;
+    let fits = |extents: &usize| {
+        words += extents * 3;
+        words <= room
+    };
+    live.take(COALESCE).take_while(fits).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node of 4 KiB takes 211 words, which are 70 extents; one of 32 KiB 1704 words, which are 568.
+    #[test]
+    fn leaves_are_joined_that_fill_a_node_to_two_thirds() {
+        for (leaf_words, most) in [(508, 70), (4092, 568), (32764, 4550)] {
+            let count = |live: &[usize]| fitting(leaf_words, live.iter().copied());
+            assert_eq!(count(&[most + 1, 0]), 0);
+            assert_eq!(count(&[most, 0, 1, 0]), 2);
+            assert_eq!(count(&[most - 9, 9, 1]), 2);
+            assert_eq!(count(&[most - 9, 10, 0]), 1);
+            assert_eq!(count(&[5]), 1);
+            assert_eq!(count(&[1, 1, 1, 1, 1]), 4, "no more at once");
         }
-        words += tree.survey(next, &buckets).live * 3;
-        if words > room {
-            break;
-        }
-        group.push(next);
-        at = next;
     }
-    group
+
+    #[test]
+    fn leaves_are_replaced_for_old_or_many_stale_pointers() {
+        let stale = |live, stale, max_age, dead_age| is_stale(&Survey { live, stale, max_age }, dead_age);
+        assert!(!stale(9, 3, 10, 10) && stale(9, 3, 11, 0) && stale(9, 3, 0, 11));
+        assert!(!stale(9, 64, 1, 0) && stale(9, 65, 1, 0));
+        assert!(!stale(100, 100, 1, 0) && stale(100, 101, 1, 0));
+    }
 }

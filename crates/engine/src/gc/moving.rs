@@ -7,6 +7,7 @@
 //! dirty, so replay can never bring the old place back over the new one (semantics section 18,
 //! item 8); and it is inserted only where the index still has the very extent that was copied.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
@@ -16,6 +17,7 @@ use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Bound, How, Kind};
+use crate::policy::cost::Costs;
 use crate::set::Core;
 use crate::tunables::Admission;
 
@@ -78,6 +80,11 @@ fn is_fragmented(core: &Core) -> bool {
     }
     let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
     let used = u64::from(buckets.len() - buckets.available()) * core.geometry.bucket_sectors.0;
+    is_thin(in_use_percent, used, dirty)
+}
+
+/// Whether so many dirty sectors fill the sectors of the buckets in use too thinly.
+fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
     if in_use_percent < SHORT_FROM_PERCENT { used > dirty * 2 } else { used * 2 > dirty * 3 }
 }
 
@@ -87,8 +94,7 @@ fn is_wasteful(core: &Core) -> bool {
     {
         let buckets = core.buckets.borrow();
         let filled = u64::from(buckets.len() - buckets.unused()) * core.geometry.bucket_sectors.0;
-        let empty = filled.saturating_sub(buckets.live_total().0);
-        if core.alloc.is_plenty(buckets.unused()) || empty * 4 < filled {
+        if core.alloc.is_plenty(buckets.unused()) || !is_quarter_empty(filled, buckets.live_total()) {
             return false;
         }
     }
@@ -100,6 +106,11 @@ fn is_wasteful(core: &Core) -> bool {
         let costs = v.backing().filter(|_| by_cost).map(|b| b.meter.model(|m| (m.is_known(), m.costs())));
         costs.is_some_and(|(known, c)| known && c.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING))
     })
+}
+
+/// Whether a quarter of what buckets of `filled` sectors could hold is empty.
+fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
+    filled.saturating_sub(live.0) * 4 >= filled
 }
 
 /// Which buckets had better be packed now.
@@ -151,24 +162,31 @@ impl Chosen {
 fn candidates(core: &Core, which: Victims) -> Chosen {
     let buckets = core.buckets.borrow();
     let bucket_sectors = core.geometry.bucket_sectors;
-    let mut partial: Vec<(Sectors, BucketNr)> = buckets
+    let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
         .filter(|b| !buckets.is_moving(*b))
         .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
-        .filter(|(copied, _)| *copied > Sectors::ZERO && copied.0 * 4 < bucket_sectors.0 * 3)
         .collect();
-    partial.sort_unstable();
-    let room = core.alloc.reserves.moving as u64 * bucket_sectors.0;
-    let mut total = 0;
-    let fits = |(live, _): &(Sectors, BucketNr)| {
-        total += live.0;
+    let room = Sectors(core.alloc.reserves.moving as u64 * bucket_sectors.0);
+    let chosen = emptiest(partial, bucket_sectors, room);
+    Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
+}
+
+/// Of buckets with what would be copied of each, those that are less than three quarters full, the emptiest first, as
+/// long as it all fits into `room`; in their order.
+fn emptiest(mut buckets: Vec<(Sectors, BucketNr)>, bucket_sectors: Sectors, room: Sectors) -> Vec<BucketNr> {
+    buckets.retain(|(copied, _)| *copied > Sectors::ZERO && copied.0 * 4 < bucket_sectors.0 * 3);
+    buckets.sort_unstable();
+    let mut total = Sectors::ZERO;
+    let fits = |(copied, _): &(Sectors, BucketNr)| {
+        total += *copied;
         total <= room
     };
-    let mut chosen: Vec<BucketNr> = partial.into_iter().take_while(fits).map(|(_, b)| b).collect();
+    let mut chosen: Vec<BucketNr> = buckets.into_iter().take_while(fits).map(|(_, b)| b).collect();
     chosen.sort_unstable();
-    Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
+    chosen
 }
 
 /// Marks buckets that are being emptied: nobody writes into them meanwhile. The marks go with it, also when whoever
@@ -270,27 +288,12 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
 /// read together, if what lies between them takes less time than another request.
 async fn read(core: &Core, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
     let costs = core.meter.model(|m| m.costs());
-    let near = |a: &Piece<'_>, b: &Piece<'_>| {
-        let end = a.from.offset() + a.placed.size;
-        b.from.offset() >= end && costs.transfer(b.from.offset() - end) < costs.per_request()
+    let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
+    let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
+        let buffer = core.rt.pool().take(size.bytes() as usize);
+        (pieces, core.read_data(start, size, buffer, 0))
     };
-    let mut reads = Vec::new();
-    let mut first = 0;
-    while let Some(piece) = batch.get(first) {
-        let start = piece.from.offset();
-        let mut end = start + piece.placed.size;
-        let mut last = first + 1;
-        while let (Some(before), Some(next)) = (batch.get(last - 1), batch.get(last))
-            && near(before, next)
-            && next.from.offset() + next.placed.size - start <= MAX_READ
-        {
-            end = next.from.offset() + next.placed.size;
-            last += 1;
-        }
-        let buffer = core.rt.pool().take((end - start).bytes() as usize);
-        reads.push((first..last, core.read_data(start, end - start, buffer, 0)));
-        first = last;
-    }
+    let reads: Vec<_> = read_together(&places, &costs).into_iter().map(read_one).collect();
     let mut data = Vec::with_capacity(batch.len());
     for (range, read) in reads {
         let done = read.await;
@@ -305,6 +308,25 @@ async fn read(core: &Core, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
         }));
     }
     data
+}
+
+/// What is read of these places, which are in the order of the device: for each read the places in it, its start and size.
+fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usize>, Sector, Sectors)> {
+    let mut reads: Vec<(Range<usize>, Sector, Sectors)> = Vec::new();
+    for (n, &(at, size)) in places.iter().enumerate() {
+        match reads.last_mut() {
+            Some((pieces, start, read))
+                if at >= *start + *read
+                    && costs.transfer(at - (*start + *read)) < costs.per_request()
+                    && at + size - *start <= MAX_READ =>
+            {
+                pieces.end = n + 1;
+                *read = at + size - *start;
+            }
+            _ => reads.push((n..n + 1, at, size)),
+        }
+    }
+    reads
 }
 
 /// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
@@ -438,4 +460,79 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
         }
         drop(background);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn dirty_data_is_packed_that_takes_twice_its_buckets_or_half_as_many_more() {
+        for (in_use_percent, even) in [(30, 200), (86, 200), (87, 150), (100, 150)] {
+            assert!(!is_thin(in_use_percent, even, 100) && is_thin(in_use_percent, even + 1, 100));
+        }
+        assert!(is_thin(50, 1, 0) && !is_thin(50, 0, 0));
+    }
+
+    #[test]
+    fn a_quarter_of_the_buckets_is_empty() {
+        assert!(is_quarter_empty(400, Sectors(300)) && !is_quarter_empty(400, Sectors(301)));
+        assert!(is_quarter_empty(400, Sectors(0)) && !is_quarter_empty(400, Sectors(500)));
+    }
+
+    #[test]
+    fn the_emptiest_buckets_are_packed_that_fit() {
+        let all = [(8, 30), (47, 31), (48, 32), (0, 33), (2, 34), (8, 29), (1, 40)];
+        let some: Vec<_> = all.iter().map(|&(copied, b)| (Sectors(copied), BucketNr(b))).collect();
+        let chosen = |room| emptiest(some.clone(), Sectors(64), Sectors(room));
+        assert_eq!(chosen(0), []);
+        assert_eq!(chosen(3), [34, 40].map(BucketNr));
+        assert_eq!(chosen(11), [29, 34, 40].map(BucketNr));
+        assert_eq!(chosen(18), [29, 34, 40].map(BucketNr), "19 sectors do not fit");
+        assert_eq!(chosen(19), [29, 30, 34, 40].map(BucketNr));
+        assert_eq!(chosen(65), [29, 30, 34, 40].map(BucketNr));
+        assert_eq!(chosen(66), [29, 30, 31, 34, 40].map(BucketNr));
+        assert_eq!(chosen(1000), [29, 30, 31, 34, 40].map(BucketNr), "the others are full, or empty");
+    }
+
+    /// A request costs 0.1 ms, as much as 102 sectors.
+    #[test]
+    fn pieces_are_read_together_over_gaps_that_cost_less_than_a_request() {
+        let costs = Costs::usual(false);
+        let read = |places: &[(u64, u64)]| {
+            let places: Vec<_> = places.iter().map(|&(at, size)| (Sector(at), Sectors(size))).collect();
+            read_together(&places, &costs).into_iter().map(|(r, at, n)| (r, at.0, n.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&[(100, 8), (108, 8), (218, 2)]), [(0..3, 100, 120)]);
+        assert_eq!(read(&[(100, 8), (108, 8), (219, 2)]), [(0..2, 100, 16), (2..3, 219, 2)]);
+        assert_eq!(read(&[(0, 1000), (1000, 24), (1024, 8)]), [(0..2, 0, 1024), (2..3, 1024, 8)]);
+        assert_eq!(read(&[(0, 1000), (1000, 25)]), [(0..1, 0, 1000), (1..2, 1000, 25)]);
+        // The same place twice is read twice.
+        assert_eq!(read(&[(0, 8), (7, 8), (15, 2000)]), [(0..1, 0, 8), (1..2, 7, 8), (2..3, 15, 2000)]);
+        assert_eq!(read(&[]), []);
+    }
+
+    proptest! {
+        /// Whatever the gaps are, each piece is in one read.
+        #[test]
+        fn every_piece_is_read_once(pieces in prop::collection::vec((0u64..200, 1u64..300), 0..20)) {
+            let mut at = 0;
+            let places = pieces.iter().map(|&(gap, size)| {
+                at += gap + size;
+                (Sector(at - size), Sectors(size))
+            });
+            let places: Vec<_> = places.collect();
+            let reads = read_together(&places, &Costs::usual(false));
+            let all: Vec<usize> = reads.iter().flat_map(|(pieces, ..)| pieces.clone()).collect();
+            prop_assert!(all.into_iter().eq(0..places.len()));
+            for (pieces, start, size) in reads {
+                prop_assert_eq!(places[pieces.start].0, start);
+                let (last, sectors) = places[pieces.end - 1];
+                prop_assert_eq!(last + sectors, start + size);
+                prop_assert!(pieces.len() == 1 || size <= MAX_READ);
+            }
+        }
+    }
 }

@@ -170,7 +170,7 @@ impl Core {
             Ok(()) if !s.buffer.is_empty() => self.write_metadata(s.sector, s.buffer).await,
             other => other,
         };
-        let tree = &mut *self.tree.borrow_mut();
+        let mut tree = self.tree.borrow_mut();
         // Replacing a node waits until nobody writes it, so it is still there.
         let node = tree.node_mut(id);
         node.busy = false;
@@ -204,8 +204,17 @@ impl Core {
                 }
             }
         }
-        self.index_changed.notify_all();
+        drop(tree);
+        self.leaves_changed();
         result
+    }
+
+    /// Leaves were written or replaced. If they take more memory than they may, some can be dropped from it now.
+    pub(super) fn leaves_changed(&self) {
+        self.index_changed.notify_all();
+        if self.tree.borrow().loaded_bytes() > self.node_cache_limit_bytes() {
+            self.memory_changed.notify_all();
+        }
     }
 
     /// Writes every leaf that has something unwritten, and waits for it.

@@ -112,10 +112,6 @@ impl Entry {
         self.target &= !UNWRITTEN;
     }
 
-    pub(crate) fn mark_unwritten(&mut self) {
-        self.target |= UNWRITTEN;
-    }
-
     /// The next set of its node shall hold it, although an older one may do so already.
     pub(crate) fn mark_rewritten(&mut self) {
         if !self.is_unwritten() {

@@ -283,16 +283,8 @@ impl Extents {
         self.len += 1;
         let in_chunk = self.chunks.get(at.chunk).is_some_and(|c| c.inode == inode);
         if !in_chunk {
-            // Either behind everything of this inode, or its first entry: the chunk before takes it if it can.
-            if let Some(before) = at.chunk.checked_sub(1)
-                && let Some(chunk) = self.chunks.get_mut(before)
-                && chunk.inode == inode
-                && chunk.entries.len() < CHUNK_ENTRIES
-            {
-                let index = chunk.entries.len();
-                chunk.insert(index, entry);
-                return;
-            }
+            // A place outside the chunks of an inode means that the inode has none.
+            debug_assert!(self.chunks.iter().all(|c| c.inode != inode));
             self.chunks.insert(at.chunk, Chunk::of(inode, entry));
             return;
         }
@@ -454,6 +446,54 @@ mod tests {
             }
             check(&extents, &naive);
         }
+    }
+
+    /// Adds an entry of 8 sectors that joins no other.
+    fn add(x: &mut Extents, inode: u32, slot: u64) {
+        let ptr = Ptr::new(0, Sector(slot * 32), Gen(0));
+        let e = Entry::extent(Sector(slot * 16 + 8), Sectors(8), true, ptr);
+        x.replace(Inode(inode), e.start(), e.end(), Some(e), |_| {});
+    }
+
+    fn chunks(x: &Extents) -> Vec<(u32, usize)> {
+        x.chunks.iter().map(|c| (c.inode.0, c.entries.len())).collect()
+    }
+
+    /// A full chunk is cut at its end for an entry behind all others, in its middle for any other.
+    #[test]
+    fn chunks_are_filled_before_there_are_others() {
+        let mut x = Extents::new(Sectors(64));
+        (0..128).for_each(|n| add(&mut x, 1, 2 * n));
+        add(&mut x, 0, 7);
+        add(&mut x, 2, 7);
+        assert_eq!(chunks(&x), [(0, 1), (1, 128), (2, 1)]);
+        add(&mut x, 1, 256);
+        assert_eq!(chunks(&x), [(0, 1), (1, 128), (1, 1), (2, 1)]);
+        add(&mut x, 1, 257);
+        assert_eq!(chunks(&x), [(0, 1), (1, 128), (1, 2), (2, 1)]);
+        // The first half ends with slot 126.
+        add(&mut x, 1, 127);
+        assert_eq!(chunks(&x), [(0, 1), (1, 64), (1, 65), (1, 2), (2, 1)]);
+        add(&mut x, 1, 125);
+        assert_eq!(chunks(&x), [(0, 1), (1, 65), (1, 65), (1, 2), (2, 1)]);
+        assert_eq!(x.len(), 134);
+        let mut y = Extents::new(Sectors(64));
+        (5..133).for_each(|n| add(&mut y, 1, n));
+        add(&mut y, 1, 3);
+        assert_eq!(chunks(&y), [(1, 65), (1, 64)]);
+    }
+
+    /// What is put between two chunks belongs to the first of them, where it may join the last entry.
+    #[test]
+    fn an_entry_joins_the_end_of_a_full_chunk() {
+        let mut x = Extents::new(Sectors(64));
+        (0..129).for_each(|n| add(&mut x, 1, n));
+        assert_eq!(chunks(&x), [(1, 128), (1, 1)]);
+        // Slot 127 ends at sector 2040, slot 128 begins at 2048: from the middle of the one to the other.
+        let e = Entry::extent(Sector(2048), Sectors(12), true, Ptr::new(0, Sector(127 * 32 + 4), Gen(0)));
+        x.replace(Inode(1), e.start(), e.end(), Some(e), |_| {});
+        assert_eq!(chunks(&x), [(1, 128), (1, 1)]);
+        assert_eq!(x.first_behind(Inode(1), Sector(2032)).map(|e| e.size()), Some(Sectors(16)));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Core {
                 }
             }
         }
-        self.index_changed.notify_all();
+        self.leaves_changed();
         result
     }
 
@@ -288,8 +288,9 @@ impl Core {
         for (inode, e) in group {
             let mut e = *e;
             if e.is_tombstone() {
-                // Its entry may not be durable yet, so whoever asks must still see it.
-                e.mark_unwritten();
+                // Its entry may not be durable yet, so whoever asks must still see it. No set holds it: that one would
+                // have waited for the entry.
+                debug_assert!(e.is_unwritten());
                 carried_holes += 1;
             } else {
                 e.mark_written();

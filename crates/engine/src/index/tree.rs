@@ -588,3 +588,6 @@ impl Tree {
             .map(|(inode, e)| (inode, e.start(), e.size(), e.ptr(), e.dirty()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,7 +144,55 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// An entry has room where it fits, if enough blocks are left behind it: in its bucket, and in those whose entries
+        /// nobody needs then.
+        #[test]
+        fn room_is_what_is_left(
+            newest in prop::collection::vec(0u64..20, 2..6),
+            (current, used, blocks, reserve) in (0usize..6, 0u64..=8, 1u64..9, 0u64..45),
+            (durable, more) in (0u64..20, 0u64..20),
+        ) {
+            let (current, last) = (current % newest.len(), durable + more);
+            let newest_in = newest.iter().map(|n| JournalSeq(*n)).collect();
+            // Buckets of eight blocks of two sectors.
+            let (bucket, block) = (Sectors(16), Sectors(2));
+            let mut r = Ring::new(bucket, block, newest_in, current, Sectors(used * 2), JournalSeq(durable));
+            let others = |at: usize, below: u64| {
+                newest.iter().enumerate().filter(|(i, n)| *i != at && **n < below).count() as u64
+            };
+            let next = (current + 1) % newest.len();
+            let place = if blocks <= 8 - used {
+                Some((current, used))
+            } else {
+                (newest[next] < durable).then_some((next, 0))
+            };
+            let left = |(at, used): (usize, u64)| 8 - used - blocks + 8 * others(at, last);
+            let bytes = (blocks * 1024 - 1000) as usize;
+            let has_room = r.has_room(bytes, reserve, JournalSeq(last));
+            prop_assert_eq!(has_room, place.is_some_and(|p| left(p) >= reserve));
+            prop_assert_eq!(r.free(), (others(current, durable) as usize, newest.len()));
+            let sectors = Sectors((8 - used + 8 * others(current, durable)) * 2);
+            prop_assert_eq!(r.left(), (sectors, Sectors(newest.len() as u64 * 16)));
+            prop_assert_eq!(r.blocks(), newest.len() as u64 * 8);
+            prop_assert_eq!(r.would_free(JournalSeq(last)), others(current, last) > others(current, durable));
+            let beside = newest.iter().copied().filter(|n| *n >= last).min().unwrap_or(last);
+            prop_assert_eq!(r.newest_beside(JournalSeq(last)), JournalSeq(beside));
+            if let Some((at, used)) = place {
+                let slot = r.take(bytes, JournalSeq(99));
+                prop_assert_eq!(slot, Slot { bucket: at, offset: Sectors(used * 2) });
+                prop_assert_eq!((r.current, r.used_in_current), (at, Sectors((used + blocks) * 2)));
+                prop_assert_eq!(r.newest_in[at], JournalSeq(99));
+            }
+            r.durable(JournalSeq(last));
+            r.durable(JournalSeq(durable));
+            prop_assert_eq!(r.durable_last_seq, JournalSeq(last));
+        }
+    }
 
     fn ring(n: usize) -> Ring {
         Ring::new(Sectors(8), Sectors(1), vec![JournalSeq(0); n], 0, Sectors::ZERO, JournalSeq(1))

@@ -81,7 +81,7 @@ pub(crate) struct Core {
     pub(crate) leaf_work: Queue<NodeId>,
     /// A node was loaded, written or replaced.
     pub(crate) index_changed: Event,
-    /// Leaves were loaded.
+    /// Leaves were loaded, or have grown.
     pub(crate) memory_changed: Event,
     pub(crate) gc_wanted: Cell<bool>,
     pub(crate) gc_running: Cell<bool>,

@@ -130,9 +130,14 @@ async fn write_out(
 
 /// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
 fn runs_at_once(volume: &Volume, backing: &Backing, size: Sectors) -> usize {
-    let (least, most) = RUNS_AT_ONCE;
     let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
     let each = backing.meter.model(|m| m.costs().elsewhere(size));
+    in_time(queue_time, each)
+}
+
+/// How many runs that take so long each may be under way, if the last of them is to wait for so long.
+fn in_time(queue_time: Nanos, each: Nanos) -> usize {
+    let (least, most) = RUNS_AT_ONCE;
     usize::try_from(queue_time.0 / each.0.max(1)).unwrap_or(most).clamp(least, most)
 }
 
@@ -373,6 +378,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn runs_under_way_by_what_each_costs() {
+        let runs = |each_us: u64| in_time(Nanos::from_ms(100), Nanos(each_us * 1000));
+        assert_eq!([40_000, 25_000, 20_001, 20_000, 3125, 3000, 0].map(runs), [4, 4, 4, 5, 32, 32, 32]);
+        assert_eq!(in_time(Nanos(0), Nanos(0)), 4);
+        assert_eq!(in_time(Nanos(5), Nanos(0)), 5);
+    }
 
     proptest! {
         /// Of a range, everything is written but gaps of zeros, in as few parts as that takes. Dirty zeros are data.

@@ -408,11 +408,15 @@ fn batch_limit(volume: &Volume, core: &Core) -> Sectors {
     if volume.unlimited(core) {
         return most;
     }
-    let rate = u64::from(volume.writeback.rate.borrow().rate());
+    batch_at(volume.writeback.rate.borrow().rate(), volume.writeback_share(core), most)
+}
+
+/// A batch of at most `most`, at so many sectors a second, in a share of the time.
+fn batch_at(rate: u32, share: f64, most: Sectors) -> Sectors {
     // Short batches with short rests between them, instead of long ones; but each ends with a flush.
-    let part = volume.writeback_share(core).powi(2).max(LEAST_BATCH_PART);
+    let part = share.powi(2).max(LEAST_BATCH_PART);
     let most = (most.0 as f64 * part) as u64;
-    Sectors(rate.min(most).max(MIN_BATCH.0))
+    Sectors(u64::from(rate).min(most).max(MIN_BATCH.0))
 }
 
 /// Updates the rate every `writeback_rate_update_seconds`.
@@ -458,5 +462,57 @@ fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs
         all_backing: backings.values().fold(Sectors::ZERO, |n, b| n + b.data_sectors()),
         has_dirty: tree.dirty_sectors(inode) > Sectors::ZERO,
         dirty: tree.dirty_sectors(inode),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_a_second_of_the_rate_or_the_share_of_the_largest() {
+        let batch = |rate, share| batch_at(rate, share, Sectors(10_000)).0;
+        assert_eq!([0, 7, 8, 9, 9_999, 20_000].map(|rate| batch(rate, 1.0)), [8, 8, 8, 9, 9_999, 10_000]);
+        // A share twice as small takes four times as short a batch, and a hundredth at least.
+        assert_eq!([0.5, 0.2, 0.1, 0.05].map(|share| batch(20_000, share)), [2500, 400, 100, 100]);
+        assert_eq!(batch(90, 0.05), 90);
+        assert_eq!(batch_at(20_000, 0.05, Sectors(100)).0, 8);
+    }
+
+    /// The speed of writeback follows what batches do, a quarter of the way each time.
+    #[test]
+    fn how_fast_writeback_is() {
+        let w = Writeback::new(Nanos(1));
+        let speed = |sectors, ms| {
+            w.took(Sectors(sectors), Nanos::from_ms(ms));
+            w.cleaned_per_second()
+        };
+        assert_eq!([speed(0, 10), speed(10, 0)], [0.0, 0.0]);
+        assert_eq!(speed(100, 500), 200.0);
+        assert_eq!([speed(100, 100), speed(0, 100), speed(5, 0)], [400.0; 3]);
+        assert_eq!(speed(1, 1000), 300.25);
+    }
+
+    #[test]
+    fn the_rate_is_what_was_set() {
+        let w = Writeback::new(Nanos(1));
+        w.set_rate(4711);
+        assert_eq!(w.rate(), 4711);
+    }
+
+    /// Whoever waits for a drain is told after three failures in a row; a new drain begins to count anew.
+    #[test]
+    fn writeback_gives_up_after_three_failures() {
+        let w = Writeback::new(Nanos(1));
+        for (failures, gave_up) in [(0, false), (2, false), (3, true), (4, true)] {
+            w.failures.set(failures);
+            assert_eq!(w.gave_up(), gave_up);
+        }
+        let (one, other) = (w.drain(), w.drain());
+        assert!(!w.gave_up() && w.draining.get() == 2);
+        drop(one);
+        assert_eq!(w.draining.get(), 1);
+        drop(other);
+        assert_eq!(w.draining.get(), 0);
     }
 }

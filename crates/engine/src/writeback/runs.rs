@@ -340,3 +340,74 @@ fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
     }
     Filling { disk: disk.map(|(first, last)| (first, last - first)), copies, ..Filling::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Gen;
+
+    use super::*;
+    use crate::tunables::Bridge;
+    use crate::volume::Ranges;
+
+    fn picked(costs: Option<Costs>) -> Picked {
+        let bridging = Bridging::new(Bridge::Off, Sectors(0), Costs::usual(true), false);
+        let (keys, sectors, limit) = (0, Sectors::ZERO, Sectors(1_000_000));
+        Picked { runs: Vec::new(), bridging, costs, stripes: None, keys, sectors, limit, time: Nanos(0) }
+    }
+
+    /// A run of `extents` extents of a sector each, over so many sectors, of which so many are read.
+    fn push(picked: &mut Picked, extents: u64, span: u64, read: u64) {
+        let ranges = Rc::new(Ranges::default());
+        let guard = ranges.try_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
+        let one = |n| Extent { start: Sector(n * 2), size: Sectors(1), ptr: Ptr::new(0, Sector(n), Gen(0)) };
+        let disk = (read > 0).then_some((Sector(1), Sectors(read)));
+        let filling = Filling { disk, ..Filling::default() };
+        let extents = (0..extents).map(one).collect();
+        picked.push(Run { start: Sector(0), size: Sectors(span), extents, filling, guard });
+    }
+
+    /// Pushes runs until the batch is full; returns how many that took.
+    fn runs_until_full(mut picked: Picked, (extents, span, read): (u64, u64, u64)) -> usize {
+        for n in 0..1000 {
+            if picked.is_full() {
+                return n;
+            }
+            push(&mut picked, extents, span, read);
+        }
+        panic!("1000 runs are no batch");
+    }
+
+    #[test]
+    fn a_batch_ends_with_its_keys_its_sectors_its_runs_or_its_time() {
+        assert_eq!(runs_until_full(picked(None), (1, 1, 0)), 64, "runs of unknown cost");
+        let ssd = || picked(Some(Costs::usual(false)));
+        assert_eq!(runs_until_full(ssd(), (1, 1, 0)), 512, "cheap runs");
+        assert_eq!(runs_until_full(ssd(), (1000, 1999, 0)), 9, "8192 keys");
+        assert_eq!(runs_until_full(ssd(), (1024, 2047, 0)), 8, "8192 keys");
+        let limited = |limit| Picked { limit: Sectors(limit), ..picked(None) };
+        assert_eq!(runs_until_full(limited(0), (1, 1, 0)), 0);
+        assert_eq!(runs_until_full(limited(30), (10, 19, 0)), 3, "dirty sectors, not the gaps");
+        assert_eq!(runs_until_full(limited(31), (10, 19, 0)), 4);
+        // A disk takes 6.5 ms for a request and 7 ms for a MiB: half a second is full after 76.9 of the first, or after
+        // 37.04 if each is written and 1 MiB, and half of it read first.
+        let disk = || picked(Some(Costs::usual(true)));
+        assert_eq!(runs_until_full(disk(), (1, 0, 0)), 77);
+        assert_eq!(runs_until_full(disk(), (1, 2048, 0)), 38);
+        assert_eq!(runs_until_full(disk(), (1, 2048, 1024)), 22);
+        let late = Picked { time: Nanos::from_ms(500), ..disk() };
+        assert_eq!(runs_until_full(late, (1, 1, 0)), 8, "however long they take");
+    }
+
+    #[test]
+    fn extents_without_a_gap_are_one_group() {
+        let extents: Vec<Extent> = [(0, 8), (8, 1), (10, 2), (12, 4), (20, 1)]
+            .map(|(start, size)| Extent {
+                start: Sector(start),
+                size: Sectors(size),
+                ptr: Ptr::new(0, Sector(0), Gen(0)),
+            })
+            .into();
+        let ends: Vec<_> = groups(&extents).iter().map(|g| ends(g)).collect();
+        assert_eq!(ends, [(0, 9), (10, 16), (20, 21)].map(|(start, end)| (Sector(start), Sector(end))));
+    }
+}

@@ -8,6 +8,7 @@
 
 mod devices;
 mod index;
+mod mixed;
 mod page;
 mod requests;
 mod space;

@@ -1,6 +1,7 @@
 //! Dirty data goes to the backing device.
 
 use engine::SetOptions;
+use engine::tunables::Overwrite;
 use format::CacheMode;
 use io::ZeroFlags;
 use sim::disk::{Fault, Kind, Matching, Speed};
@@ -115,6 +116,32 @@ fn stripes_are_written_whole() {
         b.sleep_ms(30_000).await;
         assert!(c.write(48, 16, false).await);
         b.sleep_ms(30_000).await;
+    });
+}
+
+/// All that is dirty is being written over when it is due: writeback waits until it is not.
+#[test]
+fn writeback_waits_for_what_is_being_changed() {
+    page("changed_when_due", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "writeback_delay", "0").await;
+        assert!(b.clients[0].write(0, 8, false).await);
+        for held_ms in [20, 3000] {
+            b.cache.hold(Matching::all(Kind::Write));
+            let changing = b.write_beside(0, 4, 8, false);
+            b.sleep_ms(5).await;
+            b.tune(0, "writeback_running", "1").await;
+            b.sleep_ms(held_ms).await;
+            b.cache.release();
+            assert!(changing.await);
+            b.sleep_ms(2000).await;
+            b.tune(0, "writeback_running", "0").await;
+            assert!(b.clients[0].write(0, 8, false).await);
+        }
     });
 }
 

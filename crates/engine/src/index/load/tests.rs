@@ -60,3 +60,84 @@ fn live_data_in_a_bucket_of_metadata_is_damage() {
     let error = account(200, 8, 2).unwrap_err();
     assert!(error.contains("expected a bucket of data, found bucket 2"), "{error}");
 }
+
+/// Takes an internal node with these keys as the root, where bucket 18 has been used before. Returns the pointers on disk to
+/// children that are gone, the children that are to be read, and how many sectors of the node hold sets.
+fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sectors), String> {
+    let result = std::rc::Rc::new(std::cell::RefCell::new(None));
+    let found = result.clone();
+    run(move |rt| async move {
+        let disk = Disk::new(TestDisk::new(4096), rt);
+        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
+        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+        let mut buckets = Buckets::new(&geometry, BucketNr(4), 128);
+        buckets.raise(BucketNr(18), Gen(2));
+        let mut loading = Loading {
+            reader: &reader,
+            buckets: &mut buckets,
+            tree: None,
+            events: Vec::new(),
+            queue: VecDeque::new(),
+            seen: BTreeSet::new(),
+            limit_bytes: 0,
+        };
+        let key = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));
+        let w = Wanted { key, level: 1, parent: None, path: Vec::new(), child: 0 };
+        let summary = NodeSummary { written_bytes: 3 * 512, ..NodeSummary::default() };
+        let parsed = Parsed { summary, torn: torn.then(|| "torn".into()), keys };
+        let taken = loading.take_internal(&w, BucketNr(10), &parsed).map(|()| {
+            let tree = loading.tree.as_ref().expect("the root was added");
+            let root = tree.node(tree.root());
+            let wanted: Vec<&Wanted> = loading.queue.iter().collect();
+            assert_eq!(root.children().len(), wanted.len());
+            for (n, child) in wanted.iter().enumerate() {
+                let parent = (child.level, child.parent, child.child);
+                assert_eq!(parent, (0, Some(tree.root()), n));
+                assert_eq!(child.path, [BucketNr(10)]);
+            }
+            (root.dead.clone(), wanted.iter().map(|w| w.key).collect(), root.written)
+        });
+        *found.borrow_mut() = Some(taken.map_err(|e| e.to_string()));
+    });
+    result.take().expect("the test ran")
+}
+
+fn node_ptr(bucket: u64, generation: u8) -> Ptr {
+    Ptr::new(0, Sector(bucket * BUCKET.0), Gen(generation))
+}
+
+/// Until the node is written anew, the generations of these buckets must not run away from what is on disk.
+#[test]
+fn pointers_to_children_that_are_gone_are_remembered() {
+    let node =
+        |end: u64, bucket, generation| Bkey::node(ONE, Sector(end), BUCKET, node_ptr(bucket, generation));
+    let last = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(19, 0));
+    let (gone, freed) = (node(100, 18, 1), Bkey::freeing(node_ptr(17, 0), BUCKET));
+    // In the order of the sets; the children are in that of their positions.
+    let keys = vec![last, gone, freed, node(100, 18, 2), node(50, 16, 0)];
+    let (dead, children, written) = take_root(keys.clone(), false).expect("a sound node");
+    assert_eq!(dead, [node_ptr(18, 1), node_ptr(17, 0)]);
+    assert_eq!(children, [node(50, 16, 0), node(100, 18, 2), last]);
+    assert_eq!(written, Sectors(3));
+    // A node whose last set is torn takes no further sets.
+    let (dead, _, written) = take_root(keys, true).expect("a sound node");
+    assert_eq!((dead.len(), written), (2, BUCKET));
+}
+
+/// Of what the sets of an internal node must say, nothing is taken on trust.
+#[test]
+fn children_that_make_no_sense_are_damage() {
+    let last = |bucket| Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(bucket, 0));
+    let said = |keys| take_root(keys, false).expect_err("damage");
+    let two = said(vec![last(19), last(20)]);
+    assert!(two.contains("expected one live child per position, found two at"), "{two}");
+    assert!(said(Vec::new()).ends_with("found no live child"));
+    let short = said(vec![Bkey::node(ONE, Sector(50), BUCKET, node_ptr(16, 0))]);
+    assert!(short.ends_with("found 1:50"), "{short}");
+    let stale = Bkey::node(ONE, Sector(50), BUCKET, node_ptr(18, 2 + 128 + 31));
+    let aged = said(vec![last(19), stale]);
+    assert!(aged.contains("generation age: expected at most 96, found 97"), "{aged}");
+    let old = Bkey::node(ONE, Sector(50), BUCKET, node_ptr(18, 2 + 128 + 32));
+    assert!(take_root(vec![last(19), old], false).is_ok());
+}

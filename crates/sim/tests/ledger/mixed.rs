@@ -1,0 +1,184 @@
+//! A mixed load under settings of all kinds: what it costs in the end, and how the figures come to be.
+//!
+//! The other pages follow one thing at a time. Here several clients send requests side by side while data is written back,
+//! packed, given up and read again; the sums say after each round what that did to the devices.
+
+use engine::SetOptions;
+use engine::tunables::{Overwrite, Victims};
+use format::{CacheMode, Replacement};
+use io::{Nanos, Rng, ZeroFlags};
+use sim::disk::Speed;
+use sim::rig::Layout;
+use sim::story::Boot;
+
+use crate::page::{Detail, page, sums};
+
+/// Requests of each client in a round.
+const REQUESTS: u64 = 120;
+
+fn layout(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
+    let mut layout = Layout::small(mode);
+    (layout.bucket_sectors, layout.nbuckets) = (bucket_sectors, nbuckets);
+    layout.backings[0].data_sectors = 16384;
+    let mut second = layout.backings[0].clone();
+    (second.data_sectors, second.mode) = (4096, CacheMode::Writethrough);
+    layout.backings.push(second);
+    layout
+}
+
+/// One client's requests of a round: mostly small ones in a hot part, and some streams.
+async fn load(b: &Boot, client: usize, round: u64, writes_percent: u64) {
+    let c = &b.clients[client];
+    let mut rng = Rng::new(round * 10 + client as u64 + 1);
+    let size = c.size();
+    let mut stream = rng.below(size);
+    for _ in 0..REQUESTS {
+        let largest = if rng.below(8) == 0 { 64 } else { 12 };
+        let sectors = 1 + rng.below(largest);
+        let place = match rng.below(4) {
+            0 => rng.below(size),
+            1 => {
+                stream += sectors;
+                stream
+            }
+            _ => rng.below(size / 8),
+        };
+        let (start, fua) = (place % (size - sectors), rng.below(10) == 0);
+        let done = match rng.below(100) {
+            n if n < writes_percent => c.write(start, sectors, fua).await,
+            90..95 => c.discard(start, sectors).await,
+            95..97 => c.write_zeroes(start, sectors, ZeroFlags::default()).await,
+            97..99 => c.flush().await,
+            _ => c.read(start, sectors).await.is_some(),
+        };
+        assert!(done, "client {client}, round {round}: {start}+{sectors}");
+        b.rt.sleep(Nanos(rng.below(3_000_000))).await;
+    }
+}
+
+async fn rounds(b: &Boot, count: u64, writes_percent: u64) {
+    for round in 0..count {
+        let clients: Vec<_> = (0..b.clients.len())
+            .map(|client| {
+                let theirs = b.clone();
+                b.rt.spawn(async move { load(&theirs, client, round, writes_percent).await })
+            })
+            .collect();
+        for client in clients {
+            client.await;
+        }
+        b.sleep_ms(1200).await;
+        sums(b, &format!("round {round}"));
+        b.world.log(|| format!("= {:?}", b.set().counters()));
+        b.world.log(|| format!("= {:?}", b.set().set_counters()));
+        for v in b.set().volumes().iter().filter(|v| !v.is_flash_only()) {
+            let w = v.figures().writeback;
+            b.world.log(|| format!("= {}: {:?}, share {:.3}, {:?}", v.name(), w.pace, w.share, w.rate));
+        }
+    }
+}
+
+/// A full cache, whose dirty data goes at once to a device that is slow.
+#[test]
+fn a_cache_that_is_too_small() {
+    for replacement in [Replacement::Lru, Replacement::Fifo] {
+        let mut small = layout(CacheMode::Writeback, 16, 256);
+        (small.replacement, small.discard) = (replacement, replacement == Replacement::Fifo);
+        let name = format!("mixed_small_{replacement:?}").to_lowercase();
+        page(&name, Detail::Sums, (small, 0), |b| async move {
+            b.open().await;
+            b.tune(0, "writeback_delay", "1").await;
+            b.backings[0].set_speed(Speed::even(4000));
+            rounds(&b, 6, 60).await;
+        });
+    }
+}
+
+/// Blocks of 4 KiB on a device with such sectors, and requests that are no multiple of them.
+#[test]
+fn large_blocks() {
+    let mut large = layout(CacheMode::Writeback, 64, 256);
+    (large.block_sectors, large.logical_block_bytes) = (8, 4096);
+    large.backings.iter_mut().for_each(|backing| backing.block_sectors = 8);
+    page("mixed_blocks", Detail::Sums, (large, 1024), |b| async move {
+        b.open().await;
+        b.tune(0, "writeback_delay", "1").await;
+        b.tune(0, "admission", "kernel").await;
+        rounds(&b, 5, 50).await;
+    });
+}
+
+/// Mostly reads of more than the cache holds, by what they save.
+#[test]
+fn reads_of_more_than_there_is_room_for() {
+    let mut thin = layout(CacheMode::Writethrough, 16, 256);
+    thin.backings[1].mode = CacheMode::Writearound;
+    page("mixed_reads", Detail::Sums, (thin, 0), |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.replacement = Victims::Reuse;
+        b.open_with(options).await;
+        b.backings[0].set_speed(Speed::even(5000));
+        b.backings[1].set_speed(Speed::even(300));
+        rounds(&b, 8, 10).await;
+        let map = b.set().bucket_map(16).await;
+        b.world.log(|| format!("= {map:?}"));
+    });
+}
+
+/// Dirty data that is cut up and packed, by the controller of the kernel.
+#[test]
+fn sparse_dirty_data() {
+    page("mixed_sparse", Detail::Sums, (layout(CacheMode::Writeback, 64, 192), 512), |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.overwrite_in_place = Overwrite::Off;
+        options.tunables.copy_gc_enabled = true;
+        options.tunables.writeback_batch_sectors = 128;
+        b.open_with(options).await;
+        for (name, value) in [("writeback_controller", "kernel"), ("sequential_cutoff", "0")] {
+            b.tune(0, name, value).await;
+        }
+        b.tune(0, "writeback_delay", "2").await;
+        b.tune(0, "writeback_rate_update_seconds", "1").await;
+        for round in 0..2 {
+            rounds(&b, 3, 80).await;
+            b.set().gc().await.unwrap();
+            sums(&b, &format!("walked {round}"));
+        }
+    });
+}
+
+/// An index that does not fit into memory and is written anew by every walk, behind a journal that is never large enough.
+#[test]
+fn an_index_that_is_always_on_its_way() {
+    page("mixed_index", Detail::Sums, (layout(CacheMode::Writeback, 8, 1024), 2048), |b| async move {
+        let mut options = SetOptions::default();
+        options.tunables.btree_cache_limit = 4 << 10;
+        options.tunables.gc_always_rewrite = true;
+        b.open_with(options).await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        b.cache.set_speed(Speed::even(400));
+        for round in 0..3 {
+            rounds(&b, 2, 70).await;
+            b.set().gc().await.unwrap();
+            sums(&b, &format!("walked {round}"));
+            b.world.log(|| format!("= {:?}", b.set().status()));
+        }
+    });
+}
+
+/// Stripes, runs over gaps, and a device without costs that are known.
+#[test]
+fn stripes_and_runs() {
+    let mut striped = layout(CacheMode::Writeback, 32, 512);
+    striped.backings[0].stripe_bytes = 64 * 512;
+    page("mixed_stripes", Detail::Sums, (striped, 0), |b| async move {
+        b.open().await;
+        b.tune(0, "writeback_bridge_limit", "32768").await;
+        b.tune(0, "writeback_delay", "1").await;
+        b.tune(0, "writeback_percent", "0").await;
+        b.backings[0].set_speed(Speed::even(8000));
+        rounds(&b, 6, 60).await;
+        b.volume(0).drained().await.unwrap();
+        sums(&b, "drained");
+    });
+}
