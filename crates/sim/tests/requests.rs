@@ -110,6 +110,25 @@ fn an_index_that_grows_by_writes_stays_in_its_memory() {
     story.power_cut(Keep::Nothing).judge().happy_end();
 }
 
+/// The memory of holes that were written counted for ever: leaves went from memory too early, in the end at once.
+#[test]
+fn holes_that_are_written_take_no_memory() {
+    let mut story = Story::new(19, Layout::small(CacheMode::Writeback), 0);
+    story.boot(|b| async move {
+        b.open().await;
+        b.tune(0, "writeback_running", "0").await;
+        b.tune(0, "sequential_cutoff", "0").await;
+        for _ in 0..5 {
+            assert!(b.clients[0].write(0, 8, false).await);
+            assert!(b.clients[0].discard(0, 8).await);
+            // Old enough for the leaf to be written.
+            b.sleep_ms(60_000).await;
+            assert_eq!(b.set().status().index_bytes, 0);
+        }
+    });
+    story.power_cut(Keep::Nothing).judge().happy_end();
+}
+
 /// What exports tell their clients about a volume.
 #[test]
 fn an_export_is_told_what_the_volume_is() {

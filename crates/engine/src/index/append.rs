@@ -181,13 +181,18 @@ impl Core {
                 if sectors > format::Sectors::ZERO {
                     leaf.merged = s.merged;
                 }
-                if let Some(x) = leaf.extents.as_mut().filter(|_| s.has_holes) {
-                    // What these holes hide on disk is hidden by the set from now on.
-                    x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
-                }
+                let used = leaf.last_used;
                 if let Some(seq) = leaf.pin_inflight.take() {
                     self.journal.unpin(seq);
                     self.journal.pins_released();
+                }
+                if s.has_holes
+                    && let Some(mut x) = tree.take_extents(id)
+                {
+                    // What these holes hide on disk is hidden by the set from now on.
+                    x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
+                    tree.set_extents(id, x);
+                    tree.node_mut(id).leaf_mut().last_used = used;
                 }
             }
             Err(_) => {
