@@ -41,7 +41,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setT
 const jobs = el("section", { class: "card", "aria-label": "Jobs", hidden: true });
 const events = el("ul", { class: "events" });
 const eventsCard = el("section", { class: "card", "aria-label": "Events" }, el("header", {}, el("h2", {}, "Events")),
-  el("div", { tabIndex: 0, role: "region", "aria-label": "Events, the newest first" }, events), el("p", { class: "quiet small", id: "no-events" }, "Nothing has happened since the page was opened."));
+  el("div", { class: "events-scroll", tabIndex: 0, role: "region", "aria-label": "Events, the newest first" }, events), el("p", { class: "quiet small", id: "no-events" }, "Nothing has happened since the page was opened."));
 
 function showJobs(list) {
   const latest = list.slice(-8).reverse();
