@@ -153,11 +153,19 @@ impl Core {
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
-                // It was queued, and it is replaced: two thirds of its extents take more words than the leaf has, so what
-                // no set holds of them fits behind no set.
-                let is_replaced =
-                    || self.tree.borrow().try_node(id).is_none_or(|n| n.leaf().extents.is_none());
-                self.index_changed.wait_until(|| self.check().is_err() || is_replaced()).await;
+                // It is replaced, or what it holds becomes less: neither may leave the waiter behind.
+                self.index_changed
+                    .wait_until(|| {
+                        self.check().is_err()
+                            || self.tree.borrow().try_node(id).is_none_or(|n| {
+                                n.level != 0
+                                    || n.leaf()
+                                        .extents
+                                        .as_ref()
+                                        .is_none_or(|x| x.len() * 3 < self.leaf_words() * 2)
+                            })
+                    })
+                    .await;
                 self.check()
             }
         }
