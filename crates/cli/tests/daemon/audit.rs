@@ -167,7 +167,7 @@ fn who_may_not_is_written_down_and_cannot_fill_the_log() {
     daemon.stop();
 }
 
-/// Commands look first whose tunables are meant: what was refused then was not written down.
+/// The audit records a refused `set` or `reset`. It lacked those that were refused while the name was looked up.
 #[test]
 fn a_change_of_an_unknown_name_is_written_down() {
     let place = Place::new();

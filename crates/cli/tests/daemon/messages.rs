@@ -3,7 +3,7 @@
 use crate::place::*;
 use crate::world::*;
 
-/// Without a crash log a killed process loses what was answered and not flushed, however volumes are exported.
+/// A process without a crash log warns at the start of the set, whatever the export: a crash loses completed, unflushed writes.
 #[test]
 fn a_set_without_a_crash_log_is_told() {
     let place = Place::new();

@@ -183,7 +183,7 @@ fn sections_that_apply_to_nothing_are_told() {
     daemon.stop();
 }
 
-/// Who looks whether somebody listens at a socket goes at once: that is no failure of a client.
+/// A client that closes the socket during the handshake causes no warning: the listener's own probe of a socket does so.
 #[test]
 fn a_socket_that_is_only_looked_at_is_no_warning() {
     let place = Place::new();
@@ -193,7 +193,7 @@ fn a_socket_that_is_only_looked_at_is_no_warning() {
     for _ in 0..50 {
         drop(UnixStream::connect(&socket).unwrap());
     }
-    // Whoever is served after them has seen them end.
+    // The listener takes connections in order: when it serves this one, the others have ended.
     assert_eq!(first_block(&socket), Some(0));
     let said = daemon.said();
     daemon.stop();

@@ -51,7 +51,7 @@ fn the_ready_line_as_json() {
     assert!(said.contains("has been initialised") && said.contains("SIGTERM"), "{said}");
 }
 
-/// Without a crash log a killed process loses what was answered and not flushed, over NBD as well.
+/// `up` over NBD warns when there is no crash log: a process crash then loses completed, unflushed writes.
 #[test]
 fn a_set_without_a_crash_log_is_told() {
     let dir = Dir::new();

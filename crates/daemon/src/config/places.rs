@@ -46,7 +46,7 @@ impl Parser<'_> {
     }
 }
 
-/// A place that is the same for every volume.
+/// The place that an export text names, if it is the same place for every volume.
 fn fixed(spec: &Spanned<String>) -> Option<Spec> {
     spec.get_ref().parse().ok().filter(|_| !spec.get_ref().contains(VOLUME))
 }

@@ -153,7 +153,7 @@ impl Core {
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
-                // It is replaced, or what it holds becomes less: neither may leave the waiter behind.
+                // The wait ends when the leaf is replaced, and also when it has lost a third of its extents.
                 self.index_changed
                     .wait_until(|| {
                         self.check().is_err()

@@ -189,7 +189,7 @@ fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
             return Ok(of_set);
         }
     }
-    // A name that is nobody's is refused by the request itself: one that would change something is written down then.
+    // The request refuses a name that nothing has. The audit records the refusal of a request that would change something.
     Ok(of_volume)
 }
 
