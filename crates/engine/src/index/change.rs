@@ -153,7 +153,7 @@ impl Core {
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
-                // The wait ends when the leaf is replaced, and also when it has lost a third of its extents.
+                // The wait ends when the leaf is replaced, and also when its extents take less than two nodes have words.
                 self.index_changed
                     .wait_until(|| {
                         self.check().is_err()
