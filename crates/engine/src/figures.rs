@@ -312,9 +312,9 @@ impl CacheSet {
                 work: core.work.borrow().clone(),
             },
             cache: self.with_stats(|s| CacheFigures::of(s)),
-            device: core.cache.figures(),
-            device_uuid: core.superblock.borrow().uuid(),
-            io_errors: core.errors.borrow().errors(),
+            device: core.device.disk().figures(),
+            device_uuid: core.device.superblock().uuid(),
+            io_errors: core.device.error_count(),
             congested: limit,
             available_buckets: core.buckets.borrow().available(),
             journal_entries_in_use: core.journal.open_seq().0.saturating_sub(core.journal.oldest_needed().0)

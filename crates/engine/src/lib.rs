@@ -15,9 +15,10 @@ mod alloc;
 pub mod canary;
 #[cfg(not(feature = "canary"))]
 mod canary;
+mod device;
 mod error;
+mod events;
 pub mod figures;
-mod flush;
 mod gc;
 mod index;
 mod journal;
@@ -35,6 +36,7 @@ mod writeback;
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use error::{Damage, EngineError};
-pub use set::{CacheSet, Detaching, EngineCounters, SetEvent, SetOptions, SetStatus};
+pub use events::SetEvent;
+pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
 pub use volume::{Volume, VolumeRef};
 pub use wipe::Wiped;

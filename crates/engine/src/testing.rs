@@ -5,8 +5,28 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::Sectors;
+use format::superblock::CacheFormat;
+use format::{CacheSuper, Replacement, Sectors, Uuid};
 use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
+
+use crate::device::CacheDevice;
+use crate::error::Place;
+
+/// A cache device with buckets of `bucket` sectors and blocks of one, on a disk in memory.
+pub(crate) fn cache_device(disk: &Rc<TestDisk>, rt: &Handle, bucket: Sectors) -> Rc<CacheDevice> {
+    let want = CacheFormat {
+        device_sectors: disk.info.sectors,
+        bucket_sectors: bucket,
+        block_sectors: Sectors(1),
+        uuid: Uuid([1; 16]),
+        set_uuid: Uuid([2; 16]),
+        replacement: Replacement::Lru,
+        discard: false,
+    };
+    let place = Place { device: disk.info.name.clone(), set: "a set".into() };
+    let disk = io::Disk::new(disk.clone(), rt.clone());
+    Rc::new(CacheDevice::new(disk, place, CacheSuper::format(&want).unwrap()))
+}
 
 struct TestClock(Cell<Nanos>);
 

@@ -133,7 +133,7 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
                     core.alloc.put_ready(chain);
                     return Err(EngineError::NoSpace(format!(
                         "{}: no {sets} buckets are free for priorities",
-                        core.place.device
+                        core.device.place().device
                     )));
                 }
             }
@@ -149,11 +149,11 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
     let mut next_bucket = 0;
     for (bucket, group) in chain.iter().zip(&groups).rev() {
         let mut buffer = core.rt.pool().zeroed(geometry.meta_sectors.bytes() as usize);
-        encode_prio_set(buffer.as_mut(), core.magic, PrioHeader { seq, next_bucket }, group);
-        core.write_metadata(geometry.bucket_start(*bucket), buffer).await?;
+        encode_prio_set(buffer.as_mut(), core.device.magic(), PrioHeader { seq, next_bucket }, group);
+        core.device.write_metadata(geometry.bucket_start(*bucket), buffer).await?;
         next_bucket = u64::from(bucket.0);
     }
-    let nr = core.nr_this_dev;
+    let nr = usize::from(core.device.superblock().nr_this_dev());
     // Leaves that are written to free the journal may wait for the buckets that this makes ready.
     let urgency = || if core.alloc.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
     let change = |r: &mut JsetRoots| {

@@ -55,12 +55,16 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
     write_prios(core).await?;
     core.alloc.settled();
     drop(prios);
-    if core.discards_buckets() {
+    if core.device.discards_buckets() {
         let geometry = &core.geometry;
         let discards: Vec<_> = picked
             .iter()
             .map(|b| {
-                core.cache.start_plain(io::Op::Discard, geometry.bucket_start(*b), geometry.bucket_sectors)
+                core.device.disk().start_plain(
+                    io::Op::Discard,
+                    geometry.bucket_start(*b),
+                    geometry.bucket_sectors,
+                )
             })
             .collect();
         for d in discards {
@@ -68,7 +72,7 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
             if let Err(e) = d.await.result
                 && !e.is_unsupported()
             {
-                core.cache_request_failed(&e);
+                core.device.request_failed(&e);
             }
         }
     }
@@ -82,8 +86,8 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
 /// Keeps the list of ready buckets full.
 pub(crate) async fn refill_task(core: Rc<Core>) {
     loop {
-        core.alloc.wanted.wait_until(|| core.is_stopping() || core.alloc.missing() > 0).await;
-        if core.is_stopping() {
+        core.alloc.wanted.wait_until(|| core.device.is_stopping() || core.alloc.missing() > 0).await;
+        if core.device.is_stopping() {
             return;
         }
         match refill(&core, core.alloc.missing()).await {
@@ -105,7 +109,7 @@ pub(crate) async fn refill_task(core: Rc<Core>) {
                 core.gc_event.notify_all();
             }
             Err(e) => {
-                core.metadata_failed(e);
+                core.device.fail(e);
                 return;
             }
         }

@@ -42,12 +42,12 @@ pub(crate) async fn gc_task(core: Rc<Core>) {
             // On average every bucket has been reused once.
             buckets.invalidated_since_gc() > u64::from(buckets.len())
         };
-        core.gc_event.wait_until(|| core.is_stopping() || core.gc_wanted.get() || due()).await;
-        if core.is_stopping() {
+        core.gc_event.wait_until(|| core.device.is_stopping() || core.gc_wanted.get() || due()).await;
+        if core.device.is_stopping() {
             return;
         }
         if let Err(e) = collect(&core).await {
-            core.metadata_failed(e);
+            core.device.fail(e);
             return;
         }
         core.alloc.wanted.notify_all();
@@ -77,7 +77,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let mut oldest: Vec<Gen> = core.buckets.borrow().generations();
     let mut passed: Option<Bound> = None;
     loop {
-        core.check()?;
+        core.device.check()?;
         let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { break };
         core.load_leaf(id).await?;

@@ -98,7 +98,7 @@ fn is_wasteful(core: &Core) -> bool {
             return false;
         }
     }
-    let Some(move_one) = core.meter.model(|m| m.is_known().then(|| m.costs().per_request())) else {
+    let Some(move_one) = core.device.meter().model(|m| m.is_known().then(|| m.costs().per_request())) else {
         return false;
     };
     core.volumes.borrow().iter().any(|v| {
@@ -126,14 +126,14 @@ fn due(core: &Core) -> Option<Victims> {
 /// Packs thinly filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(core: Rc<Core>) {
     loop {
-        core.gc_event.wait_until(|| core.is_stopping() || due(&core).is_some()).await;
-        if core.is_stopping() {
+        core.gc_event.wait_until(|| core.device.is_stopping() || due(&core).is_some()).await;
+        if core.device.is_stopping() {
             return;
         }
         let Some(victims) = due(&core) else { continue };
         let moved = core.counters.borrow().moved_extents;
         if let Err(e) = run(&core, victims).await {
-            core.metadata_failed(e);
+            core.device.fail(e);
             return;
         }
         core.alloc.wanted.notify_all();
@@ -227,7 +227,7 @@ pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineErr
 async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
-        core.check()?;
+        core.device.check()?;
         let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { return Ok(()) };
         core.load_leaf(id).await?;
@@ -260,7 +260,7 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
         let mut at = f.start;
         let end = f.start + f.size;
         while at < end {
-            core.check()?;
+            core.device.check()?;
             if !core.is_in_use(f.inode) {
                 break;
             }
@@ -287,17 +287,17 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
 /// Reads what `batch` is to copy, its pieces being in the order of the device. Pieces that are near to each other are
 /// read together, if what lies between them takes less time than another request.
 async fn read(core: &Core, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
-    let costs = core.meter.model(|m| m.costs());
+    let costs = core.device.meter().model(|m| m.costs());
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
     let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
         let buffer = core.rt.pool().take(size.bytes() as usize);
-        (pieces, core.read_data(start, size, buffer, 0))
+        (pieces, core.device.read_data(start, size, buffer, 0))
     };
     let reads: Vec<_> = read_together(&places, &costs).into_iter().map(read_one).collect();
     let mut data = Vec::with_capacity(batch.len());
     for (range, read) in reads {
         let done = read.await;
-        core.observe_cache_io(&done.result);
+        core.device.observe_data(&done.result);
         let whole = done.buffer.filter(|_| done.result.is_ok());
         let pieces = batch.get(range).unwrap_or_default();
         let start = pieces.first().map_or(Sector(0), |p| p.from.offset());
@@ -333,7 +333,7 @@ fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usiz
 async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
     let data = read(core, batch).await;
     let copied = write(core, batch, data).await;
-    let tick = core.gate.wrote();
+    let tick = core.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
             replace(core, p, How::LeafOnly(tick)).await?;
@@ -370,13 +370,13 @@ async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) 
             buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
             at += part.len();
         }
-        let write = core.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
+        let write = core.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
         writes.push((first..last, write));
         first = last;
     }
     for (pieces, write) in writes {
         let done = write.await;
-        core.observe_cache_io(&done.result);
+        core.device.observe_data(&done.result);
         copied[pieces].fill(done.result.is_ok());
     }
     copied
@@ -389,7 +389,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
     let end = start + size;
     let mut at = start;
     while at < end {
-        core.check()?;
+        core.device.check()?;
         let delta = at - start;
         let blocked = match core.segment(f.inode, at, end) {
             Err(e) => e.into(),
@@ -427,7 +427,7 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
     let block = core.geometry.block_sectors.0;
     let start = Sector(at.0.next_multiple_of(block));
     let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
-    if start >= end || core.is_stopping() || core.background.get() >= MAX_KEEPING {
+    if start >= end || core.device.is_stopping() || core.background.get() >= MAX_KEEPING {
         return;
     }
     let skip = start - at;
@@ -442,11 +442,11 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
             && let Some(placed) = core.try_place(Stream::Kept, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
-            let done = core.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            core.observe_cache_io(&done.result);
+            let done = core.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            core.device.observe_data(&done.result);
             let mut kept = done.result.is_ok();
             if kept {
-                let tick = core.gate.wrote();
+                let tick = core.device.gate().wrote();
                 let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
                 // If that fails, the set has failed.
                 kept = replace(&core, &piece, How::LeafOnly(tick)).await.is_ok();

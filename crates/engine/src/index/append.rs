@@ -58,7 +58,7 @@ impl Core {
     /// Writes everything of a leaf that is not on disk yet.
     pub(crate) async fn write_leaf(&self, id: NodeId) -> Result<(), EngineError> {
         loop {
-            self.check()?;
+            self.device.check()?;
             self.settle_copies(id).await;
             enum Next {
                 Done,
@@ -97,9 +97,9 @@ impl Core {
 
     /// Waits until nobody writes the node.
     pub(crate) async fn wait_idle(&self, id: NodeId) -> Result<(), EngineError> {
-        let idle = || self.check().is_err() || self.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
+        let idle = || self.device.check().is_err() || self.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
         self.index_changed.wait_until(idle).await;
-        self.check()
+        self.device.check()
     }
 
     /// Takes the unwritten keys for the next set; `None` if the node has no room for them, or for what its sets would
@@ -129,7 +129,7 @@ impl Core {
             for (inode, e) in extents.iter_unwritten() {
                 assert!(set.push_key(&key_of(inode, e)), "the words were counted");
             }
-            let len = set.finish(self.magic, ptr);
+            let len = set.finish(self.device.magic(), ptr);
             assert_eq!(len, bytes, "a set is as large as its keys");
         } else {
             // Everything unwritten was replaced in memory before it was written: nothing to do but release.
@@ -158,7 +158,7 @@ impl Core {
             self.journal.commit(newest).await?;
         }
         match copies.data() {
-            Some(tick) => self.flush_cache(tick).await,
+            Some(tick) => self.device.flush(tick).await,
             None => Ok(()),
         }
     }
@@ -167,7 +167,7 @@ impl Core {
     async fn append(&self, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
         let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
         let result = match self.settle(s.newest_seq, &s.copies).await {
-            Ok(()) if !s.buffer.is_empty() => self.write_metadata(s.sector, s.buffer).await,
+            Ok(()) if !s.buffer.is_empty() => self.device.write_metadata(s.sector, s.buffer).await,
             other => other,
         };
         let mut tree = self.tree.borrow_mut();
@@ -279,7 +279,7 @@ pub(crate) async fn leaf_writer_task(core: Rc<Core>) {
             }
         }
         if let Err(e) = core.write_leaf(id).await {
-            core.metadata_failed(e);
+            core.device.fail(e);
         }
     }
 }
@@ -303,8 +303,8 @@ impl Holders {
 /// Frees journal space: writes the leaves that pin the oldest entries whenever the ring is more than half full.
 pub(crate) async fn reclaim_task(core: Rc<Core>) {
     loop {
-        core.journal.wait_pressed(|| core.is_stopping()).await;
-        if core.is_stopping() {
+        core.journal.wait_pressed(|| core.device.is_stopping()).await;
+        if core.device.is_stopping() {
             return;
         }
         let holders = Holders::now(&core);
@@ -323,7 +323,7 @@ pub(crate) async fn reclaim_task(core: Rc<Core>) {
             Ok::<(), EngineError>(())
         };
         if let Err(e) = result.await {
-            core.metadata_failed(e);
+            core.device.fail(e);
             return;
         }
     }
@@ -333,7 +333,7 @@ pub(crate) async fn reclaim_task(core: Rc<Core>) {
 pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
     loop {
         core.rt.sleep(Nanos::from_secs(10)).await;
-        if core.is_stopping() {
+        if core.device.is_stopping() {
             return;
         }
         let now = core.rt.now();
@@ -346,7 +346,7 @@ pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
             tree.leaves().filter(is_old).collect()
         };
         if let Err(e) = core.write_leaves_unhurried(old).await {
-            core.metadata_failed(e);
+            core.device.fail(e);
             return;
         }
     }
@@ -356,8 +356,8 @@ pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
 pub(crate) async fn evict_task(core: Rc<Core>) {
     loop {
         let over = || core.tree.borrow().loaded_bytes() > core.node_cache_limit_bytes();
-        core.memory_changed.wait_until(|| core.is_stopping() || over()).await;
-        if core.is_stopping() {
+        core.memory_changed.wait_until(|| core.device.is_stopping() || over()).await;
+        if core.device.is_stopping() {
             return;
         }
         while over() {
@@ -369,7 +369,7 @@ pub(crate) async fn evict_task(core: Rc<Core>) {
                     let coldest = core.tree.borrow().coldest_dirty();
                     let Some(id) = coldest else { break };
                     if let Err(e) = core.write_leaf(id).await {
-                        core.metadata_failed(e);
+                        core.device.fail(e);
                         return;
                     }
                 }

@@ -8,8 +8,8 @@ use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
 use super::node::NodeId;
 use super::tree::{NotLoaded, Segment, Via};
+use crate::device::Tick;
 use crate::error::EngineError;
-use crate::flush::Tick;
 use crate::set::Core;
 
 /// Largest range of one pointer-less key (format section 4.2).
@@ -104,8 +104,8 @@ impl Core {
         how: How,
     ) -> Result<(Sector, JournalSeq), Blocked> {
         let now = self.rt.turn_time();
-        let unwanted =
-            matches!((new, how), (Some((_, false)), How::LeafOnly(_))) && self.failed_flushes.contains(inode);
+        let unwanted = matches!((new, how), (Some((_, false)), How::LeafOnly(_)))
+            && self.backings.flush_has_failed(inode);
         let new = new.filter(|_| !unwanted);
         let tree = &mut *self.tree.borrow_mut();
         let id = tree.leaf_at(inode, start);
@@ -147,7 +147,7 @@ impl Core {
 
     /// Waits for what blocked a change.
     pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
-        self.check()?;
+        self.device.check()?;
         match blocked {
             Blocked::NotLoaded(id) => self.load_leaf(id).await,
             Blocked::JournalFull => self.journal.wait_room().await,
@@ -156,7 +156,7 @@ impl Core {
                 // The wait ends when the leaf is replaced, and also when its extents take less than two nodes have words.
                 self.index_changed
                     .wait_until(|| {
-                        self.check().is_err()
+                        self.device.check().is_err()
                             || self.tree.borrow().try_node(id).is_none_or(|n| {
                                 n.level != 0
                                     || n.leaf()
@@ -166,7 +166,7 @@ impl Core {
                             })
                     })
                     .await;
-                self.check()
+                self.device.check()
             }
         }
     }
@@ -175,7 +175,7 @@ impl Core {
     /// may be going on without it.
     pub(crate) fn go_on(&self, change: &mut Change) -> Result<Progress, EngineError> {
         loop {
-            self.check()?;
+            self.device.check()?;
             let Change { inode, start, end, new, how, .. } = *change;
             let (done, seq) = match self.try_change(inode, start, end, new, how) {
                 Ok(done) => done,

@@ -20,8 +20,9 @@ use super::extents::Extents;
 use super::node::NodeId;
 use super::tree::{Tree, Via};
 use crate::canary::{Bug, bug};
-use crate::flush::Tick;
-use crate::set::{Backing, Core};
+use crate::device::BackingDevice;
+use crate::device::Tick;
+use crate::set::Core;
 
 /// A backing device that has not answered a flush for so long is late. Longer than a disk takes to start its motor costs
 /// other devices more than the copies are worth.
@@ -76,7 +77,7 @@ impl Copies {
 impl Core {
     /// Up to where a backing device must have been flushed before a copy of its present contents is named on disk.
     pub(super) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
-        self.backings.borrow().get(&inode).map(|b| b.direct_tick())
+        self.backings.direct_tick(inode)
     }
 
     /// Waits until the backing devices have flushed what the leaf has copies of, or are late, or failed.
@@ -100,16 +101,14 @@ impl Core {
         if devices.is_empty() || bug(Bug::LeafBeforeData) {
             return Vec::new();
         }
-        let backings = self.backings.borrow();
-        // A volume is released only when its device is settled.
-        let settled = |(inode, tick): &(Inode, Tick)| backings.get(inode).is_none_or(|b| b.is_durable(*tick));
+        let settled = |(inode, tick): &(Inode, Tick)| self.backings.is_durable(*inode, *tick);
         devices.iter().filter(|d| !settled(d)).copied().collect()
     }
 
     /// Waits until a backing device has flushed up to `tick`; false if it failed to, now or earlier, or is late.
     pub(crate) async fn settle_backing(&self, inode: Inode, tick: Tick) -> bool {
-        let Some(backing) = self.backings.borrow().get(&inode).cloned() else { return true };
-        if self.failed_flushes.contains(inode) {
+        let Some(backing) = self.backings.get(inode) else { return true };
+        if self.backings.flush_has_failed(inode) {
             return false;
         }
         let began = self.rt.now();
@@ -121,7 +120,7 @@ impl Core {
             Ok(settled) => settled,
             Err(_) if bug(Bug::FailedFlushTrusted) => true,
             Err(_) => {
-                self.failed_flushes.add(inode);
+                self.backings.flush_failed(inode);
                 false
             }
         }
@@ -131,7 +130,7 @@ impl Core {
     /// memory, and nothing writes it.
     pub(super) fn drop_unsettled(&self, tree: &mut Tree, id: NodeId) {
         let unsettled = self.unsettled(tree, id);
-        let late = |(inode, _): &(Inode, Tick)| !self.failed_flushes.contains(*inode);
+        let late = |(inode, _): &(Inode, Tick)| !self.backings.flush_has_failed(*inode);
         let trusted = bug(Bug::LateFlushTrusted) && unsettled.iter().all(late);
         if unsettled.is_empty() || bug(Bug::FailedFlushTrusted) || trusted {
             return;
@@ -166,7 +165,7 @@ impl Core {
 /// Waits until a backing device has flushed up to `tick`; false once `late` says so. The flush goes on then, and the
 /// device stays late until it ends.
 async fn settle_in_time(
-    backing: &Rc<Backing>,
+    backing: &Rc<BackingDevice>,
     tick: Tick,
     late: impl Fn() -> bool,
 ) -> Result<bool, io::IoError> {

@@ -22,7 +22,8 @@ use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
-use crate::set::{Core, SetEvent};
+use crate::events::SetEvent;
+use crate::set::Core;
 
 /// Nodes that are read at once.
 pub(crate) const READ_AHEAD: usize = 16;
@@ -526,7 +527,7 @@ impl Core {
     /// Reads a leaf that is not in memory; returns at once if it is.
     pub(crate) async fn load_leaf(&self, id: NodeId) -> Result<(), EngineError> {
         loop {
-            self.check()?;
+            self.device.check()?;
             let (key, sector) = {
                 let tree = &mut *self.tree.borrow_mut();
                 // Gone, or loaded meanwhile: the caller looks again.
@@ -546,7 +547,7 @@ impl Core {
             .unzip();
             let (Some(key), Some(sector)) = (key, sector) else {
                 let loaded = || {
-                    self.check().is_err()
+                    self.device.check().is_err()
                         || self.tree.borrow().try_node(id).is_none_or(|n| n.level != 0 || !n.leaf().loading)
                 };
                 self.index_changed.wait_until(loaded).await;
@@ -554,9 +555,13 @@ impl Core {
             };
             let began = self.rt.now();
             let buffer = self.rt.pool().take(key.size().bytes() as usize);
-            let (buffer, result) = self.cache.read(sector, buffer).await;
-            let reader =
-                Reader { disk: &self.cache, place: &self.place, geometry: &self.geometry, magic: self.magic };
+            let (buffer, result) = self.device.disk().read(sector, buffer).await;
+            let reader = Reader {
+                disk: self.device.disk(),
+                place: self.device.place(),
+                geometry: &self.geometry,
+                magic: self.device.magic(),
+            };
             let loaded = match result {
                 Ok(()) => reader.extents(&key, &buffer),
                 Err(e) => Err(e.into()),
@@ -574,7 +579,7 @@ impl Core {
             };
             self.index_changed.notify_all();
             self.memory_changed.notify_all();
-            return result.inspect_err(|e| self.metadata_failed(e.clone()));
+            return result.inspect_err(|e| self.device.fail(e.clone()));
         }
     }
 }

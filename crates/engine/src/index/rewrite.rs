@@ -77,7 +77,7 @@ impl Core {
         let result = self.replace_leaves(ids).await;
         if let Err(e) = &result {
             // The new leaves may be in use already, and cannot be reached on disk.
-            self.metadata_failed(e.clone());
+            self.device.fail(e.clone());
             let tree = &mut *self.tree.borrow_mut();
             for id in ids {
                 if tree.try_node(*id).is_some() {
@@ -92,7 +92,7 @@ impl Core {
     /// Loads the leaves and marks them busy; false if they are not what they were any more.
     async fn claim(&self, ids: &[NodeId]) -> Result<bool, EngineError> {
         loop {
-            self.check()?;
+            self.device.check()?;
             let mut wait = None;
             let mut load = None;
             {
@@ -159,14 +159,14 @@ impl Core {
     /// A bucket for a btree node or the UUID table.
     pub(crate) async fn take_btree_bucket(&self) -> Result<BucketNr, EngineError> {
         loop {
-            self.check()?;
+            self.device.check()?;
             if let Some(b) = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut()) {
                 return Ok(b);
             }
             self.counters.borrow_mut().btree_waits += 1;
             // Priorities that wait for the journal must not wait any more.
             self.journal.look_again();
-            self.alloc.wait(Purpose::Btree, || self.check().is_err()).await;
+            self.alloc.wait(Purpose::Btree, || self.device.check().is_err()).await;
         }
     }
 
@@ -349,14 +349,14 @@ impl Core {
         for key in keys {
             assert!(set.push_key(key), "the words were counted");
         }
-        let len = set.finish(self.magic, node.ptr);
+        let len = set.finish(self.device.magic(), node.ptr);
         assert_eq!(len, bytes, "a set is as large as its keys");
         (buffer, Sectors::from_bytes_floor(bytes as u64))
     }
 
     async fn write_nodes(&self, writes: Vec<(Sector, io::Buffer)>) -> Result<(), EngineError> {
         for (sector, buffer) in writes {
-            self.write_metadata(sector, buffer).await?;
+            self.device.write_metadata(sector, buffer).await?;
         }
         Ok(())
     }
@@ -377,7 +377,7 @@ impl Core {
             if let Some((sector, buffer)) = self.parent_set(parent, &new, &old) {
                 let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
                 if !bug(Bug::SplitWithoutParent) {
-                    self.write_metadata(sector, buffer).await?;
+                    self.device.write_metadata(sector, buffer).await?;
                 }
                 let tree = &mut *self.tree.borrow_mut();
                 let gone: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();

@@ -16,7 +16,7 @@ use super::extents::{Extents, order};
 use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
-use crate::flush::Tick;
+use crate::device::Tick;
 use crate::gc::Survey;
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 

@@ -4,14 +4,8 @@
 //! number of the superblock, which every program that registers the device raises, and entries that are on the device
 //! by now do not count.
 
-use format::{Bkey, Geometry, JournalSeq, Jset, Ptr};
+use format::{Bkey, Geometry, Jset, Ptr};
 use io::Survivor;
-
-/// Puts a key where it survives.
-pub(super) fn keep(survivor: &dyn Survivor, seq: JournalSeq, key: &Bkey) {
-    let words = [key.high, key.low, key.ptr.0];
-    survivor.keep(seq.0, &words[..key.words().min(words.len())]);
-}
 
 /// The keys in words that were kept; what cannot be a key ends them.
 fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
@@ -55,10 +49,13 @@ pub(crate) fn surviving(
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+    use std::rc::Rc;
 
-    use format::{Gen, Inode, Sector, Sectors};
+    use format::{Gen, Inode, JournalSeq, Sector, Sectors};
+    use io::SurvivorRef;
 
     use super::*;
+    use crate::device::CrashLog;
 
     #[derive(Default)]
     struct Words(RefCell<Vec<u64>>);
@@ -83,12 +80,14 @@ mod tests {
 
     #[test]
     fn keys_come_back_as_they_were() {
-        let words = Words::default();
+        let words = Rc::new(Words::default());
+        let log = CrashLog::default();
+        log.begin(SurvivorRef(words.clone()));
         let extent =
             |end| Bkey::extent(Inode(3), Sector(end), Sectors(8), true, Ptr::new(0, Sector(end), Gen(2)));
         let keys = [extent(8), Bkey::hole(Inode(3), Sector(24), Sectors(16)), extent(100)];
         for key in &keys {
-            keep(&words, JournalSeq(1), key);
+            log.record(JournalSeq(1), key);
         }
         assert_eq!(words.0.borrow().len(), 8);
         assert_eq!(keys_of(&words.0.borrow()), keys);
@@ -127,6 +126,6 @@ mod tests {
         };
         assert_eq!(seqs(10), [6, 7]);
         assert_eq!(seqs(11), [6, 7]);
-        assert_eq!(seqs(12), []);
+        assert!(seqs(12).is_empty());
     }
 }

@@ -25,11 +25,11 @@ use std::rc::Rc;
 use format::{Bkey, BucketNr, JournalSeq, Sector, Sectors, SetMagic};
 use format::{JsetBuilder, JsetRoots};
 use io::sync::{Either, Event, select};
-use io::{Disk, Histogram, Nanos, SurvivorRef};
+use io::{Histogram, Nanos};
 
 use crate::canary::{Bug, bug};
+use crate::device::CacheDevice;
 use crate::error::EngineError;
-use crate::flush::FlushGate;
 pub(crate) use kept::surviving;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
@@ -106,8 +106,7 @@ pub(crate) struct Layout {
 }
 
 pub(crate) struct Journal {
-    disk: Disk,
-    gate: Rc<FlushGate>,
+    device: Rc<CacheDevice>,
     layout: Layout,
     max_entry_bytes: usize,
     state: RefCell<State>,
@@ -123,15 +122,12 @@ pub(crate) struct Journal {
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
     write_times: RefCell<Histogram>,
-    /// Where keys are put that no entry on the device has yet.
-    survivor: RefCell<Option<SurvivorRef>>,
 }
 
 impl Journal {
     /// A journal whose newest durable entry is `newest`; the next one is written behind it.
     pub(crate) fn new(
-        disk: Disk,
-        gate: Rc<FlushGate>,
+        device: Rc<CacheDevice>,
         layout: Layout,
         ring: Ring,
         newest: JournalSeq,
@@ -140,8 +136,7 @@ impl Journal {
     ) -> Journal {
         let max_entry_bytes = MAX_ENTRY_BYTES.min(layout.bucket_sectors.bytes() as usize);
         Journal {
-            disk,
-            gate,
+            device,
             layout,
             max_entry_bytes,
             state: RefCell::new(State {
@@ -166,7 +161,6 @@ impl Journal {
             entries_written: Cell::new(0),
             bytes_written: Cell::new(0),
             write_times: RefCell::default(),
-            survivor: RefCell::default(),
         }
     }
 
@@ -214,36 +208,8 @@ impl Journal {
         }
         s.words = words;
         s.keys.push(*key);
-        if let Some(survivor) = &*self.survivor.borrow() {
-            kept::keep(&**survivor, s.open, key);
-        }
+        self.device.crash_log().record(s.open, key);
         Some(s.open)
-    }
-
-    /// From now on keys survive the process in `survivor` until their entries are durable.
-    pub(crate) fn set_survivor(&self, survivor: SurvivorRef) {
-        survivor.reset();
-        *self.survivor.borrow_mut() = Some(survivor);
-    }
-
-    /// What survives does not count any more, nor does what comes: the device may have lost what it held in its volatile
-    /// cache. False if nothing survives anyway.
-    pub(crate) fn invalidate_survivor(&self) -> bool {
-        match self.survivor.take() {
-            Some(_) if bug(Bug::CrashLogAfterError) => false,
-            Some(survivor) => {
-                survivor.reset();
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// What survives belongs to a device whose superblock has one of these sequence numbers.
-    pub(crate) fn tie_survivor(&self, superblock_seqs: [u64; 2]) {
-        if let Some(survivor) = &*self.survivor.borrow() {
-            survivor.tie(superblock_seqs);
-        }
     }
 
     /// Writes keys that survived a process as the open entry: as many as an entry had room for. For recovery, before
@@ -471,7 +437,9 @@ impl Journal {
                 } else if has_keys {
                     let deadline = self.state.borrow().since.after(self.delay.get());
                     let wake = self.work.wait_until(|| self.due() || self.stopping.get());
-                    match select(std::pin::pin!(wake), self.disk.runtime().sleep_until(deadline)).await {
+                    match select(std::pin::pin!(wake), self.device.disk().runtime().sleep_until(deadline))
+                        .await
+                    {
                         Either::Left(()) if !self.due() => continue,
                         _ => {}
                     }
@@ -499,7 +467,7 @@ impl Journal {
         // After a failure pins may have been released for roots that were refused then: an entry that gives up older
         // ones for them would lose their keys.
         self.check_failed()?;
-        let began = self.disk.runtime().turn_time();
+        let began = self.device.disk().runtime().turn_time();
         let (buffer, keys, slot, seq, last_seq) = {
             let s = &mut *self.state.borrow_mut();
             let bytes = HEADER_BYTES + 8 * s.words;
@@ -507,7 +475,7 @@ impl Journal {
             if !s.ring.has_room(bytes, 0, last_seq) {
                 return Err(EngineError::NoSpace(format!(
                     "{}: no room in the journal for entry {} ({bytes} bytes)",
-                    self.disk.info().name,
+                    self.device.disk().info().name,
                     s.open
                 )));
             }
@@ -515,7 +483,7 @@ impl Journal {
             let slot = s.ring.take(bytes, seq);
             let padded = s.ring.padded(bytes).bytes() as usize;
             // Header, keys and padding fill it.
-            let mut buffer = self.disk.runtime().pool().take(padded);
+            let mut buffer = self.device.disk().runtime().pool().take(padded);
             let mut jset = JsetBuilder::begin(buffer.as_mut(), self.layout.block_sectors);
             for key in &s.keys {
                 assert!(jset.push_key(key), "try_add counted the room for every key");
@@ -530,19 +498,19 @@ impl Journal {
             (buffer, keys, slot, seq, last_seq)
         };
         if !bug(Bug::JournalBeforeData) {
-            self.gate.ensure(self.gate.latest()).await?;
+            self.device.gate().ensure(self.device.gate().latest()).await?;
         }
         let bucket = self.layout.buckets[slot.bucket];
         let sector = Sector(u64::from(bucket.0) * self.layout.bucket_sectors.0 + slot.offset.0);
         let bytes = buffer.len() as u64;
-        self.disk.write(sector, buffer, true).await?;
+        self.device.disk().write(sector, buffer, true).await?;
         {
             let s = &mut *self.state.borrow_mut();
             s.ring.durable(last_seq);
             s.spare = keys;
             s.spare.clear();
         }
-        self.write_times.borrow_mut().record(self.disk.runtime().turn_time().since(began));
+        self.write_times.borrow_mut().record(self.device.disk().runtime().turn_time().since(began));
         self.durable.set(seq);
         self.entries_written.set(self.entries_written.get() + 1);
         self.bytes_written.set(self.bytes_written.get() + bytes);

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use format::{Gen, Geometry, Inode, Ptr};
-use io::{Handle, MemoryBudget};
+use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
 use crate::error::Place;
-use crate::testing::{TestDisk, run};
+use crate::testing::{TestDisk, cache_device, run};
 
 const BUCKET: Sectors = Sectors(64);
 /// Longer than any test lasts if nothing waits for it.
@@ -23,14 +23,12 @@ fn buckets() -> Vec<BucketNr> {
 
 /// A journal of four buckets whose newest entry, 1, filled the last of them; it writes nothing by itself within an hour.
 fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
-    let disk = Disk::new(disk.clone(), rt.clone());
-    let gate = Rc::new(FlushGate::new(disk.clone()));
     let layout =
         Layout { buckets: buckets(), bucket_sectors: BUCKET, magic: SetMagic(7), block_sectors: Sectors(1) };
     let one = JournalSeq(1);
     let newest_in = vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one];
     let ring = Ring::new(BUCKET, Sectors(1), newest_in, 3, BUCKET, one);
-    let j = Journal::new(disk, gate, layout, ring, one, one, JsetRoots::default());
+    let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, one, one, JsetRoots::default());
     j.set_delay(HOUR);
     Rc::new(j)
 }

@@ -176,7 +176,7 @@ impl RateInputs {
 /// What else of the set an update depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdleInputs {
-    /// Backing devices attached to the set.
+    /// BackingDevice devices attached to the set.
     pub attached_devices: u32,
     /// `idle_max_writeback_rate`.
     pub enabled: bool,

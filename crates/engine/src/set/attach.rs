@@ -9,11 +9,12 @@ use std::rc::Rc;
 use format::{BackingState, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
-use super::events::SetEvent;
 use super::open::open_backing;
-use super::{Backing, CacheSet, Core};
+use super::{CacheSet, Core};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::device::BackingDevice;
 use crate::error::EngineError;
+use crate::events::SetEvent;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::volume::Volume;
 
@@ -39,7 +40,7 @@ impl CacheSet {
         self.core.to_the_end(registered).await
     }
 
-    pub(crate) async fn attach(&self, backing: Rc<Backing>) -> Result<Rc<Volume>, EngineError> {
+    pub(crate) async fn attach(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
         let (slot, _attaching) = self.claim_slot(&backing).await?;
         let inode = slot.inode;
@@ -49,17 +50,16 @@ impl CacheSet {
         }
         if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
-            if backing.ensure_dirty(|| core.check()).await? {
+            if backing.ensure_dirty(|| core.device.check()).await? {
                 mark(Mark::DirtyKeysOfClean);
                 let device = backing.disk.info().name.to_string();
-                core.emit(SetEvent::State { device, state: "dirty" });
+                core.device.emit(SetEvent::State { device, state: "dirty" });
             }
         } else if backing.state() == BackingState::Dirty {
             mark(Mark::DirtyWithoutKeys);
         }
         let volume = Volume::cached(core, inode, backing.clone());
-        core.failed_flushes.forget(inode);
-        core.backings.borrow_mut().insert(inode, backing);
+        core.backings.add(inode, backing);
         core.volumes.borrow_mut().push(volume.clone());
         volume.start_writeback();
         Ok(volume)
@@ -68,10 +68,10 @@ impl CacheSet {
     /// The slot of this device, which then says that it belongs to the set. Nobody else attaches the device until the
     /// guard is dropped. The config lock is not held while the device is waited for: one that hangs must not hold up
     /// others.
-    async fn claim_slot(&self, backing: &Rc<Backing>) -> Result<(Slot, Attaching), EngineError> {
+    async fn claim_slot(&self, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
         let core = &self.core;
         let config = core.config_lock.lock().await;
-        core.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
+        core.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
         self.refuse_misfits(backing)?;
         let attaching = Attaching::begin(core, backing.uuid());
         let slot = self.slot_for(backing).await?;
@@ -91,7 +91,11 @@ impl CacheSet {
 
     /// Gives a further registration its number, in the slot of the device and then in its superblock. A copy of the cache
     /// device that is older than this registration does not know the number. (The first has it from [`Self::slot_for`].)
-    async fn number_registration(&self, inode: Inode, backing: &Rc<Backing>) -> Result<(), EngineError> {
+    async fn number_registration(
+        &self,
+        inode: Inode,
+        backing: &Rc<BackingDevice>,
+    ) -> Result<(), EngineError> {
         let core = &self.core;
         let config = core.config_lock.lock().await;
         // Both count until the superblock has the new one.
@@ -104,13 +108,13 @@ impl CacheSet {
         }
         // The device is served all the same: only a copy that is restored later is not noticed.
         if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
-            core.emit(SetEvent::DeviceError { what: e.to_string() });
+            core.device.emit(SetEvent::DeviceError { what: e.to_string() });
         }
         Ok(())
     }
 
     /// Whether the cache device is older than the last registration of this device: it was restored from an older copy.
-    fn is_rolled_back(&self, backing: &Backing) -> bool {
+    fn is_rolled_back(&self, backing: &BackingDevice) -> bool {
         let of_another_set = backing.set_uuid() != self.uuid();
         // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
         // A device without a number is one that a slot with numbers does not know, unless no number was before.
@@ -122,7 +126,7 @@ impl CacheSet {
     }
 
     /// Dirty data of a newer cache device is not in this one.
-    fn refuse_rolled_back<T>(&self, backing: &Backing) -> Result<T, EngineError> {
+    fn refuse_rolled_back<T>(&self, backing: &BackingDevice) -> Result<T, EngineError> {
         refuse(
             backing,
             format!(
@@ -130,13 +134,13 @@ impl CacheSet {
                  the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
                  reads what this one has; serving this device alone loses the dirty data",
                 self.uuid(),
-                self.core.place.device
+                self.core.device.place().device
             ),
         )
     }
 
     /// What the superblocks alone say against this device in this set.
-    fn refuse_misfits(&self, backing: &Backing) -> Result<(), EngineError> {
+    fn refuse_misfits(&self, backing: &BackingDevice) -> Result<(), EngineError> {
         let core = &self.core;
         let state = backing.state();
         if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
@@ -171,7 +175,7 @@ impl CacheSet {
     }
 
     /// The slot of this device: the one that it has, or a new one. The caller holds `config_lock`.
-    async fn slot_for(&self, backing: &Backing) -> Result<Slot, EngineError> {
+    async fn slot_for(&self, backing: &BackingDevice) -> Result<Slot, EngineError> {
         let core = &self.core;
         let state = backing.state();
         let now = core.rt.wall_seconds() as u32;
@@ -218,7 +222,7 @@ impl CacheSet {
 
     /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
     /// or a copy that is not complete, is not served.
-    async fn refuse_dirty_outside(&self, inode: Inode, backing: &Backing) -> Result<(), EngineError> {
+    async fn refuse_dirty_outside(&self, inode: Inode, backing: &BackingDevice) -> Result<(), EngineError> {
         let core = &self.core;
         let start = backing.data_offset();
         let end = start + backing.data_sectors();
@@ -347,7 +351,7 @@ impl CacheSet {
             backing.settle_direct_writes().await?;
         }
         core.journal.commit_keys().await?;
-        core.settle_overwrites().await?;
+        core.device.settle_overwrites().await?;
         // One that is still on its way could bring old data over what the next owner of the device writes.
         volume.ranges.invalidate_misses();
         core.let_go(volume, inode);
@@ -382,7 +386,7 @@ impl CacheSet {
         &self,
         volume: &Rc<Volume>,
         inode: Inode,
-        backing: &Rc<Backing>,
+        backing: &Rc<BackingDevice>,
     ) -> Result<(), EngineError> {
         let core = &self.core;
         let guard = loop {
@@ -390,7 +394,7 @@ impl CacheSet {
                 volume.drained().await?;
             }
             let guard = volume.block_all().await;
-            core.check()?;
+            core.device.check()?;
             if volume.inode() != Some(inode) {
                 return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
             }
@@ -416,7 +420,7 @@ impl CacheSet {
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.request_gc();
-        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+        core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
     }
 }
@@ -454,6 +458,6 @@ impl Drop for Detaching {
 }
 
 /// Why a device does not come up, with its name.
-fn refuse<T>(backing: &Backing, why: String) -> Result<T, EngineError> {
+fn refuse<T>(backing: &BackingDevice, why: String) -> Result<T, EngineError> {
     Err(EngineError::Invalid(format!("{}: {why}", backing.disk.info().name)))
 }

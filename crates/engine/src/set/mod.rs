@@ -4,15 +4,9 @@
 //! delete volumes, stop. What it does is in `open`, `attach`, `uuids`; what the parts share is in `core`.
 
 mod attach;
-mod backing;
 mod core;
-mod events;
-mod failed_flushes;
-mod meter;
 mod open;
 mod stop;
-mod superblocks;
-mod turn;
 mod uuids;
 mod weigh;
 
@@ -23,14 +17,12 @@ use format::{Inode, Sectors, Uuid};
 pub(crate) use self::core::Core;
 pub use self::core::EngineCounters;
 pub use attach::Detaching;
-pub(crate) use backing::Backing;
-pub use events::SetEvent;
-pub(crate) use meter::{Meter, Watched};
 pub use open::SetOptions;
 pub(crate) use open::open_backing;
-pub(crate) use turn::{Turn, Turns};
 
+use crate::device::ErrorLimits;
 use crate::error::EngineError;
+use crate::events::SetEvent;
 use crate::volume::Volume;
 
 /// A running cache set. Cheap to clone; it runs until [`CacheSet::stop`].
@@ -71,7 +63,7 @@ pub struct SetStatus {
 impl CacheSet {
     /// UUID of the set.
     pub fn uuid(&self) -> Uuid {
-        self.core.superblock.borrow().set_uuid()
+        self.core.device.superblock().set_uuid()
     }
 
     /// State in numbers.
@@ -81,7 +73,7 @@ impl CacheSet {
         let tree = core.tree.borrow();
         SetStatus {
             set_uuid: self.uuid(),
-            device: core.place.device.to_string(),
+            device: core.device.place().device.to_string(),
             bucket_sectors: core.geometry.bucket_sectors,
             nbuckets: core.geometry.nbuckets,
             in_use_percent: buckets.in_use_percent() as u8,
@@ -91,7 +83,7 @@ impl CacheSet {
             index_bytes: tree.loaded_bytes(),
             journal_free: core.journal.free_buckets(),
             journal_written: core.journal.written(),
-            failed: core.failed.borrow().as_ref().map(ToString::to_string),
+            failed: core.device.failure(),
         }
     }
 
@@ -105,18 +97,18 @@ impl CacheSet {
     /// Zeroes the totals of the set: statistics, and what was counted about writeback (`clear_stats`).
     pub fn clear_stats(&self) {
         self.core.stats.borrow_mut().clear_total();
-        self.core.set_counters.borrow_mut().clear_for_set();
+        self.core.device.counters().clear_for_set();
     }
 
     /// Zeroes what the cache device counts: what was written to it, and its errors (its own `clear_stats`).
     pub fn clear_device_stats(&self) {
-        self.core.set_counters.borrow_mut().clear_for_cache_device();
-        self.core.errors.borrow_mut().clear();
+        self.core.device.counters().clear_for_cache_device();
+        self.core.device.clear_errors();
     }
 
     /// What was written to the cache device, and what became of its keys.
     pub fn set_counters(&self) -> crate::stats::SetCounters {
-        *self.core.set_counters.borrow()
+        *self.core.device.counters()
     }
 
     /// Counts of the engine's own work.
@@ -126,7 +118,7 @@ impl CacheSet {
 
     /// Flushes sent to the cache device.
     pub fn cache_flushes(&self) -> u64 {
-        self.core.gate.count()
+        self.core.device.gate().count()
     }
 
     /// Every volume of the set: cached devices and flash-only ones.
@@ -136,17 +128,17 @@ impl CacheSet {
 
     /// What happened since the last call.
     pub fn take_events(&self) -> Vec<SetEvent> {
-        self.core.events.take()
+        self.core.device.events().take()
     }
 
     /// Waits until [`CacheSet::take_events`] has something to say.
     pub async fn events_arrived(&self) {
-        self.core.events.arrived().await;
+        self.core.device.events().arrived().await;
     }
 
     /// Whether the set has been disabled by a failure.
     pub fn failure(&self) -> Option<EngineError> {
-        self.core.check().err()
+        self.core.device.check().err()
     }
 
     /// Walks the index now: drops what is stale, packs small leaves together.
@@ -210,12 +202,11 @@ impl Core {
         let _config = self.config_lock.lock().await;
         let mut next = self.tunables.borrow().clone();
         next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
-        {
-            let sb = &mut *self.superblock.borrow_mut();
+        self.device.change_superblock(|sb| {
             sb.set_discard(next.discard);
             sb.set_replacement(next.cache_replacement_policy);
-        }
-        self.write_superblock().await?;
+        });
+        self.device.write_superblock().await?;
         // Others may have been set meanwhile.
         self.set_tunable(name, value)?;
         self.selector.borrow_mut().set_policy(next.cache_replacement_policy);
@@ -226,6 +217,7 @@ impl Core {
     pub(crate) fn tunables_changed(&self) {
         let t = self.tunables.borrow();
         self.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
+        self.device.set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
         self.congestion
             .borrow_mut()
             .set_thresholds(t.congested_read_threshold_us, t.congested_write_threshold_us);

@@ -4,7 +4,7 @@
 //! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::bset::BsetBuilder;
@@ -15,15 +15,15 @@ use format::{
 use io::sync::{Event, Mutex, Queue};
 use io::{Disk, MemoryBudget, Reservation, Rng, SurvivorRef};
 
-use super::core::{Core, EngineCounters, SUPERBLOCK_SECTOR};
-use super::events::{Events, SetEvent};
-use super::failed_flushes::FailedFlushes;
-use super::superblocks::{read_backing, read_cache};
-use super::{Backing, CacheSet, Meter, Turns};
+use super::CacheSet;
+use super::core::{Core, EngineCounters};
 use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
+use crate::device::{
+    BackingDevice, BackingDevices, CacheDevice, SUPERBLOCK_SECTOR, Tick, read_backing, read_cache,
+};
 use crate::error::{EngineError, Place};
-use crate::flush::{FlushGate, Tick};
+use crate::events::SetEvent;
 use crate::index::{
     MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task, load_tree,
     names_data, reclaim_task, write_old_leaves_task,
@@ -31,7 +31,7 @@ use crate::index::{
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::policy::replacement::{Aging, Selector};
-use crate::stats::{CacheErrors, CacheStats, SetCounters, Work};
+use crate::stats::{CacheStats, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
 use crate::wipe::Wiper;
@@ -104,14 +104,14 @@ impl CacheSet {
             initialise(&cache, &place, &mut superblock).await?;
             events.push(SetEvent::Initialised);
         }
-        let gate = Rc::new(FlushGate::new(cache.clone()));
-        let mut r = recover(&cache, &place, &superblock, &gate, &options, &mut memory).await?;
+        let device = Rc::new(CacheDevice::new(cache, place, superblock));
+        let mut r = recover(&device, &options, &mut memory).await?;
         events.append(&mut r.events);
         let old_uuids = r.old_uuids;
-        let set = CacheSet { core: Rc::new(assemble(cache, place, superblock, gate, r, options, memory)) };
+        let set = CacheSet { core: assemble(device, r, options, memory) };
         let core = &set.core;
         for e in events {
-            core.emit(e);
+            core.device.emit(e);
         }
         core.tunables_changed();
         void_unreachable(core);
@@ -124,14 +124,14 @@ impl CacheSet {
             return Err(EngineError::NoSpace(format!(
                 "{}: {} buckets are empty, {} are needed to write priorities: all others hold data or metadata. \
                  `ubcache extract` reads the volumes",
-                core.place.device,
+                core.device.place().device,
                 core.alloc.ready_len(),
                 needed
             )));
         }
         {
             let _lock = core.config_lock.lock().await;
-            core.write_superblock().await?;
+            core.device.write_superblock().await?;
         }
         start_tasks(core);
         if old_uuids {
@@ -242,13 +242,12 @@ async fn write_first_superblock(cache: &Disk, bytes: &[u8]) -> Result<(), Engine
 
 /// Reads journal, priorities, UUID table and index, and replays the journal's keys in memory.
 async fn recover(
-    cache: &Disk,
-    place: &Place,
-    superblock: &CacheSuper,
-    gate: &Rc<FlushGate>,
+    device: &Rc<CacheDevice>,
     options: &SetOptions,
     memory: &mut Reservation,
 ) -> Result<Recovered, EngineError> {
+    let (cache, place) = (device.disk(), device.place());
+    let superblock = device.superblock().clone();
     let survivor = options.survivor.clone();
     let limit_bytes = usize::try_from(options.tunables.btree_cache_limit).unwrap_or(usize::MAX);
     let g = superblock.geometry();
@@ -309,7 +308,7 @@ async fn recover(
     };
     let oldest = found.replay.oldest;
     let roots = newest.roots();
-    let journal = Journal::new(cache.clone(), gate.clone(), layout, found.ring, newest.seq, oldest, roots);
+    let journal = Journal::new(device.clone(), layout, found.ring, newest.seq, oldest, roots);
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, &reader).await?;
     // What survived only in memory becomes a part of the journal before anything new does.
     for entry in found.replay.entries.iter().skip(on_device) {
@@ -317,7 +316,7 @@ async fn recover(
         journal.adopt(&entry.keys).await?;
     }
     if let Some(survivor) = survivor {
-        journal.set_survivor(survivor);
+        device.crash_log().begin(survivor);
     }
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
@@ -424,29 +423,20 @@ async fn read_uuids(
         .map_err(|c| place.corrupt(sector, &c))
 }
 
-fn assemble(
-    cache: Disk,
-    place: Place,
-    superblock: CacheSuper,
-    gate: Rc<FlushGate>,
-    r: Recovered,
-    options: SetOptions,
-    memory: Reservation,
-) -> Core {
-    let rt = cache.runtime().clone();
-    let geometry = *superblock.geometry();
+/// Makes the parts of a set of what was read, and wires them.
+fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
+    let rt = device.disk().runtime().clone();
+    let geometry = device.geometry();
     let mut tunables = options.tunables;
-    tunables.discard = superblock.discard();
-    if let Some(policy) = superblock.replacement() {
+    tunables.discard = device.superblock().discard();
+    if let Some(policy) = device.superblock().replacement() {
         tunables.cache_replacement_policy = policy;
     }
     let alloc = Allocator::new(&geometry, geometry.nbuckets, geometry.prio_buckets);
     alloc.prio_seq.set(r.prios.seq);
     *alloc.prio_chain.borrow_mut() = r.prios.chain;
     let now = rt.now();
-    Core {
-        magic: superblock.set_magic(),
-        nr_this_dev: usize::from(superblock.nr_this_dev()),
+    let core = Rc::new(Core {
         selector: RefCell::new(Selector::new(
             tunables.cache_replacement_policy,
             geometry.first_dynamic(),
@@ -458,7 +448,6 @@ fn assemble(
             tunables.congested_write_threshold_us,
         )),
         _memory: memory,
-        superblock: RefCell::new(superblock),
         config_lock: Mutex::default(),
         buckets: RefCell::new(r.buckets),
         tree: RefCell::new(r.tree),
@@ -474,9 +463,8 @@ fn assemble(
         gc_lock: Mutex::default(),
         uuids: RefCell::new(r.uuids),
         void: RefCell::new(BTreeSet::new()),
-        failed_flushes: FailedFlushes::default(),
         attaching: RefCell::default(),
-        backings: RefCell::new(BTreeMap::new()),
+        backings: BackingDevices::default(),
         volumes: RefCell::default(),
         aging: RefCell::new(Aging::new()),
         min_prio: Cell::new(0),
@@ -484,27 +472,24 @@ fn assemble(
         idle: RefCell::default(),
         tunables: RefCell::new(tunables),
         stats: RefCell::new(CacheStats::new(now)),
-        set_counters: RefCell::new(SetCounters::default()),
-        errors: RefCell::new(CacheErrors::new()),
-        overwritten: Cell::new(Tick::default()),
         pace: Cell::default(),
         counters: RefCell::new(EngineCounters::default()),
         work: Rc::default(),
-        events: Events::default(),
-        failed: RefCell::new(None),
-        failure: Event::default(),
-        stopping: Cell::new(false),
         background: Cell::new(0),
         background_done: Event::default(),
         wiper: Wiper::default(),
-        turns: Turns::default(),
-        gate,
         geometry,
-        place,
-        meter: Meter::new(&cache),
-        cache,
+        device,
         rt,
-    }
+    });
+    // The device outlives no set, but it must not keep the set alive.
+    let weak = Rc::downgrade(&core);
+    core.device.set_wake(move || {
+        if let Some(core) = weak.upgrade() {
+            core.wake_everybody();
+        }
+    });
+    core
 }
 
 /// Keys of slots that no device can claim any more are void, and go when the index is walked.
@@ -532,7 +517,7 @@ fn start_tasks(core: &Rc<Core>) {
     let c = core.clone();
     core.spawn_work(Work::Journal, async move {
         if let Err(e) = c.journal.run().await {
-            c.metadata_failed(e);
+            c.device.fail(e);
         }
     });
     for _ in 0..LEAF_WRITERS {
@@ -563,9 +548,9 @@ fn start_volumes(core: &Rc<Core>) {
 }
 
 /// Opens a backing device without deciding anything about it.
-pub(crate) async fn open_backing(disk: Disk) -> Result<Rc<Backing>, EngineError> {
+pub(crate) async fn open_backing(disk: Disk) -> Result<Rc<BackingDevice>, EngineError> {
     let superblock = read_backing(&disk).await?;
     // As for the cache: what is read from now on must stay, the superblock's state above all.
     disk.flush().await?;
-    Ok(Rc::new(Backing::new(disk, superblock)))
+    Ok(Rc::new(BackingDevice::new(disk, superblock)))
 }

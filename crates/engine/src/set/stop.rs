@@ -22,28 +22,27 @@ impl CacheSet {
         // Misses being inserted.
         core.background_done.wait_until(|| core.background.get() == 0).await;
         // One that cannot be flushed does not keep what others wrote from becoming durable.
-        let backings: Vec<_> = core.backings.borrow().values().cloned().collect();
-        for b in backings {
+        for b in core.backings.all() {
             stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
         }
         let result = async {
-            core.check()?;
+            core.device.check()?;
             core.write_all_leaves().await?;
             core.journal.commit_keys().await?;
-            core.settle_overwrites().await?;
+            core.device.settle_overwrites().await?;
             if core.journal.can_advance() {
                 core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             }
             Ok(())
         };
         let result = result.await;
-        core.stopping.set(true);
+        core.device.stop();
         core.journal.stop();
         core.leaf_work.close();
         core.wake_everybody();
         // Volumes and set hold each other.
         core.volumes.borrow_mut().clear();
-        core.backings.borrow_mut().clear();
+        core.backings.clear();
         stopped.and(result)
     }
 
@@ -53,6 +52,6 @@ impl CacheSet {
         for v in self.core.volumes.take() {
             v.detached();
         }
-        self.core.backings.borrow_mut().clear();
+        self.core.backings.clear();
     }
 }

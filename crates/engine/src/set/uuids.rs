@@ -59,7 +59,7 @@ impl Core {
         &self,
         change: impl FnOnce(&mut Vec<UuidEntry>),
     ) -> Result<bool, EngineError> {
-        self.check()?;
+        self.device.check()?;
         let taken = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut());
         let Some(bucket) = taken else { return Ok(false) };
         self.write_uuids(bucket, change).await?;
@@ -78,7 +78,7 @@ impl Core {
             format::uuid_table::encode_uuid_table(buffer.as_mut(), uuids);
         }
         let ptr = Ptr::new(0, self.geometry.bucket_start(bucket), self.buckets.borrow().generation(bucket));
-        self.write_metadata(ptr.offset(), buffer).await?;
+        self.device.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(self.geometry.meta_sectors, ptr);
         self.journal.commit_roots(|| Urgency::CanWait, |r| r.uuid_bucket = key).await?;

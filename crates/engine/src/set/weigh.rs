@@ -85,7 +85,7 @@ mod tests {
             |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), &place).map(|r| r.bytes()).unwrap();
         let priority = size_of::<format::BucketPrio>() as u64;
         let each = [Buckets::BYTES_EACH, Reuse::BYTES_EACH, priority, priority, 1, 1];
-        assert_eq!(bytes(1001) - bytes(1000), each.iter().sum());
+        assert_eq!(bytes(1001) - bytes(1000), each.iter().sum::<u64>());
         // Beside them the largest buffer: a bucket, or the nodes that are read ahead.
         let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);
         assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);

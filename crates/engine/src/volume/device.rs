@@ -56,12 +56,12 @@ impl Volume {
                 let (buffer, result) = self.read_directly(start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
-            if !core.is_failed() {
+            if !core.device.is_failed() {
                 let start = sector + Sectors(self.offset.0);
                 let (b, result) =
                     self.read_cached(&core, inode, (start, sectors), buffer, offset_bytes, flags).await;
                 buffer = b;
-                if result.is_ok() || !core.is_failed() {
+                if result.is_ok() || !core.device.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
                 }
             }
@@ -97,13 +97,13 @@ impl Volume {
                 let result = self.write_uncached(start, sectors, write.buffer, offset_bytes, flags.fua).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
-            if !core.is_failed() {
+            if !core.device.is_failed() {
                 match self.write_cached(&core, inode, &write).await {
                     Ok(outcome) => {
                         self.answered(OpKind::Write, outcome, sectors, began);
                         return Ok(());
                     }
-                    Err(e) if !core.is_failed() => {
+                    Err(e) if !core.device.is_failed() => {
                         return Err(self.unanswered(OpKind::Write, e.to_volume_error()));
                     }
                     Err(_) => {}
@@ -155,14 +155,14 @@ impl Volume {
             let Some((core, inode)) = self.attached() else {
                 return settle.await.map_err(VolumeError::from);
             };
-            if !core.is_failed() {
+            if !core.device.is_failed() {
                 let (journal, direct) = io::sync::join(
                     async {
                         if bug(Bug::FlushBeforeJournal) {
                             return Ok(());
                         }
                         core.journal.commit_keys().await?;
-                        core.settle_overwrites().await
+                        core.device.settle_overwrites().await
                     },
                     settle,
                 )
@@ -170,7 +170,7 @@ impl Volume {
                 direct?;
                 match journal {
                     Ok(()) => return Ok(()),
-                    Err(e) if !core.is_failed() => return Err(e.to_volume_error()),
+                    Err(e) if !core.device.is_failed() => return Err(e.to_volume_error()),
                     Err(_) => {}
                 }
             }
@@ -235,9 +235,9 @@ impl Volume {
             let Some((core, inode)) = self.attached() else {
                 return self.remove_uncached(start, sectors, &op).await.map(|()| Outcome::PassThrough);
             };
-            if !core.is_failed() {
+            if !core.device.is_failed() {
                 let result = self.remove_cached(&core, inode, start, sectors, &op).await;
-                if result.is_ok() || !core.is_failed() {
+                if result.is_ok() || !core.device.is_failed() {
                     let outcome = match self.is_flash_only() {
                         true => Outcome::Done,
                         false => Outcome::Bypass(BypassReason::Discard),

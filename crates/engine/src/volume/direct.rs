@@ -18,10 +18,11 @@ use super::Volume;
 use super::write::{Write, into_engine};
 use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
+use crate::device::Watched;
 use crate::error::EngineError;
 use crate::index::{How, Kind};
 use crate::policy::bypass::BypassReason;
-use crate::set::{Core, Watched};
+use crate::set::Core;
 
 /// What is done to the backing device instead of a write.
 pub(super) enum Direct {
@@ -53,7 +54,7 @@ impl Volume {
                 };
                 let offset = write.offset_bytes + (at - write.start).bytes() as usize;
                 let data = write.buffer.clone();
-                let future = core.write_data(placed.ptr.offset(), placed.size, data, offset);
+                let future = core.device.write_data(placed.ptr.offset(), placed.size, data, offset);
                 copies.push((at, placed, future));
                 at += placed.size;
             }
@@ -71,9 +72,9 @@ impl Volume {
         };
         for (at, placed, future) in copies {
             let copied = future.await.result;
-            core.observe_cache_io(&copied);
+            core.device.observe_data(&copied);
             if copied.is_ok() && result.is_ok() {
-                core.set_counters.borrow_mut().count_written(placed.size);
+                core.device.counters().count_written(placed.size);
                 // Failing to remember a clean copy is no failure of the write.
                 let _ = self.insert_written(core, inode, at, placed.size, placed.ptr).await;
             }
@@ -250,7 +251,7 @@ impl Volume {
         let mut over_dirty = false;
         let mut at = start;
         while at < end {
-            core.check()?;
+            core.device.check()?;
             let seg = core.segment_loaded(inode, at, end).await?;
             let how = match seg.kind {
                 Kind::Hit { dirty: true, .. } => {
@@ -258,7 +259,7 @@ impl Volume {
                     None
                 }
                 Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
-                Kind::Hit { .. } => Some(How::LeafOnly(core.gate.latest())),
+                Kind::Hit { .. } => Some(How::LeafOnly(core.device.gate().latest())),
                 Kind::Hole { seq, .. } => {
                     newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                     None
@@ -284,9 +285,9 @@ impl Volume {
         }
         // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
         if !bug(Bug::GenerationsNotAwaited) {
-            core.alloc.generations_durable(|| core.is_failed()).await;
+            core.alloc.generations_durable(|| core.device.is_failed()).await;
         }
-        core.check()
+        core.device.check()
     }
 
     /// Discards or zeroes a range of a device that has no cache.

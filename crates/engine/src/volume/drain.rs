@@ -9,7 +9,7 @@ use format::{BackingState, Sectors};
 use super::Volume;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::set::SetEvent;
+use crate::events::SetEvent;
 
 impl Volume {
     /// No more requests; waits for those under way and for writeback to pause. Of a volume without a cache everything that
@@ -57,10 +57,12 @@ impl Volume {
             || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
         self.writeback
             .progress
-            .wait_until(|| core.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty())
+            .wait_until(|| {
+                core.device.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty()
+            })
             .await;
         drop(draining);
-        core.check()?;
+        core.device.check()?;
         if dirty() {
             let left = core.tree.borrow().dirty_sectors(inode);
             let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
@@ -90,7 +92,7 @@ impl Volume {
             }
             if backing.ensure_clean(|| is_clean() && is_durable()).await? {
                 let device = backing.disk.info().name.to_string();
-                core.emit(SetEvent::State { device, state: "clean" });
+                core.device.emit(SetEvent::State { device, state: "clean" });
             }
         }
         Ok(())

@@ -11,7 +11,8 @@ use format::{BackingState, BackingSuper, Inode, Sectors};
 use super::Volume;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
-use crate::set::{Core, SetEvent};
+use crate::events::SetEvent;
+use crate::set::Core;
 use crate::tunables::StopWhenFailed;
 
 impl Volume {
@@ -26,7 +27,8 @@ impl Volume {
             // Another request has done it.
             return Ok(());
         }
-        let failure = core.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
+        let failure =
+            core.device.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
         let Some(backing) = self.backing() else { return Err(failure) };
         let dirty = core.tree.borrow().dirty_sectors(inode);
         let always = self.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
@@ -47,7 +49,7 @@ impl Volume {
         };
         backing.update(changed).await?;
         let state = if backing.state() == BackingState::None { "no cache" } else { "inconsistent" };
-        core.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state });
+        core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state });
         self.detached();
         Ok(())
     }

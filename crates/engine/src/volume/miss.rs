@@ -70,7 +70,7 @@ impl Volume {
         while at < end && self.is_attached_as(core, inode) {
             let Some(placed) = core.try_place(stream, (inode, at), end - at) else {
                 // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
-                let give_up = || core.is_stopping() || core.alloc.starved.get();
+                let give_up = || core.device.is_stopping() || core.alloc.starved.get();
                 if miss.is_valid() && !give_up() {
                     core.alloc.wait(Purpose::Data, give_up).await;
                     continue;
@@ -79,10 +79,10 @@ impl Volume {
                 return;
             };
             let offset = skip + (at - start).bytes() as usize;
-            let done = core.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            core.observe_cache_io(&done.result);
+            let done = core.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            core.device.observe_data(&done.result);
             let ok = done.result.is_ok();
-            let tick = core.gate.wrote();
+            let tick = core.device.gate().wrote();
             let piece_end = at + placed.size;
             if ok {
                 self.insert_where_hole(core, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
@@ -111,7 +111,7 @@ impl Volume {
         while at < end {
             // Everything up to the change itself is looked at anew after each wait.
             let mine = self.is_attached_as(core, inode);
-            if !mine || core.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
+            if !mine || core.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
                 collided = true;
                 break;
             }
@@ -159,7 +159,7 @@ impl Volume {
         size: Sectors,
         ptr: format::Ptr,
     ) -> Result<(), crate::error::EngineError> {
-        let tick = core.gate.wrote();
+        let tick = core.device.gate().wrote();
         core.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
         Ok(())
     }

@@ -28,7 +28,9 @@ use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 pub(crate) use ranges::{RangeGuard, Ranges};
 
 use crate::canary::{Mark, mark};
+use crate::device::BackingDevice;
 use crate::error::EngineError;
+use crate::events::SetEvent;
 use crate::policy::bypass::{
     BypassInputs, BypassReason, Comparison, Decision, RequestHints, RequestKind, decide_by_cost,
     dirty_limit_percent,
@@ -37,7 +39,7 @@ use crate::policy::cost::{CostModel, Costs, faster_for_stream};
 use crate::policy::reuse::Saving;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::policy::yielding::{self, Busy};
-use crate::set::{Backing, Core, SetEvent};
+use crate::set::Core;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats, Work};
 use crate::tunables::{Admission, Controller, DeviceTunables};
 use crate::writeback::Writeback;
@@ -50,7 +52,7 @@ pub struct Volume {
     /// Where the volume begins in key positions: the data offset of the backing device.
     pub(crate) offset: Sector,
     link: RefCell<Option<(Rc<Core>, Inode)>>,
-    backing: Option<Rc<Backing>>,
+    backing: Option<Rc<BackingDevice>>,
     pub(crate) ranges: Rc<Ranges>,
     pub(crate) tunables: RefCell<DeviceTunables>,
     pub(crate) stats: RefCell<CacheStats>,
@@ -79,7 +81,7 @@ impl Volume {
         sectors: Sectors,
         offset: Sector,
         link: Option<(Rc<Core>, Inode)>,
-        backing: Option<Rc<Backing>>,
+        backing: Option<Rc<BackingDevice>>,
         label: &str,
     ) -> Rc<Volume> {
         let mode = backing.as_ref().map_or(CacheMode::Writeback, |b| b.cache_mode());
@@ -110,7 +112,7 @@ impl Volume {
     }
 
     /// A cached device.
-    pub(crate) fn cached(core: &Rc<Core>, inode: Inode, backing: Rc<Backing>) -> Rc<Volume> {
+    pub(crate) fn cached(core: &Rc<Core>, inode: Inode, backing: Rc<BackingDevice>) -> Rc<Volume> {
         let block = backing.block_sectors().0.max(1);
         let sectors = Sectors(backing.data_sectors().0 / block * block);
         let (offset, label) = (backing.data_offset(), backing.label());
@@ -170,7 +172,7 @@ impl Volume {
         self.link.borrow().as_ref().map(|(_, i)| *i)
     }
 
-    pub(crate) fn backing(&self) -> Option<Rc<Backing>> {
+    pub(crate) fn backing(&self) -> Option<Rc<BackingDevice>> {
         self.backing.clone()
     }
 
@@ -418,7 +420,7 @@ impl Volume {
             block: core.geometry.block_sectors,
             mode: t.cache_mode,
             detaching: self.is_detaching(),
-            stopping: core.is_stopping(),
+            stopping: core.device.is_stopping(),
             in_use_percent: core.in_use_percent(),
             readahead_policy: t.readahead_cache_policy,
             sequential_cutoff_bytes: t.sequential_cutoff,
@@ -434,7 +436,7 @@ impl Volume {
     fn compare(&self, core: &Core, sectors: Sectors) -> Comparison {
         let free_room = core.alloc.is_plenty(core.buckets.borrow().unused());
         let (streams_faster, answers_first) = match self.backing() {
-            Some(b) => core.meter.model(|cache| {
+            Some(b) => core.device.meter().model(|cache| {
                 b.meter.model(|backing| {
                     let unknown = !cache.is_known() || !backing.is_known();
                     let streams_faster = unknown || faster_for_stream(cache, backing, sectors);
@@ -459,7 +461,7 @@ impl Volume {
     pub(crate) fn measure_saving(&self, core: &Core) {
         let Some(b) = self.backing() else { return };
         let known = |m: &CostModel| m.is_known().then(|| m.costs());
-        if let (Some(cache), Some(backing)) = (core.meter.model(known), b.meter.model(known)) {
+        if let (Some(cache), Some(backing)) = (core.device.meter().model(known), b.meter.model(known)) {
             let more = |cost: &dyn Fn(&Costs) -> Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
             let mib = more(&|c| c.transfer(Sectors(2048)));
             self.saving.set(Saving::new(more(&Costs::per_request), mib));

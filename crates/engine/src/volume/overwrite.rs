@@ -11,7 +11,7 @@
 //!   which would both make an older state count, are reasons not to; the bucket is pinned;
 //! * a write that has begun is not given up half way: its range would be free while the device still writes. (So it is
 //!   with writes past the cache.)
-//! * a flush covers it by [`Core::overwritten`], and FUA by itself, together with keys that are not durable yet.
+//! * a flush covers it by [`CacheDevice::overwrote`](crate::device::CacheDevice::overwrote), and FUA by itself, together with keys that are not durable yet.
 
 use format::{Inode, JournalSeq, Ptr};
 use io::Nanos;
@@ -19,7 +19,6 @@ use io::Nanos;
 use super::Volume;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::error::EngineError;
 use crate::index::Kind;
 use crate::policy::congestion::Direction;
 use crate::set::Core;
@@ -42,22 +41,13 @@ impl Core {
             Overwrite::Auto => {
                 let buckets = self.buckets.borrow();
                 let is_short_of_room = buckets.unused() < buckets.len() / FEW_UNUSED;
-                !self.cache.info().rotational && (is_short_of_room || self.requests_are_cheap())
+                !self.device.disk().info().rotational && (is_short_of_room || self.requests_are_cheap())
             }
         }
     }
 
     fn requests_are_cheap(&self) -> bool {
-        self.meter.model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
-    }
-
-    /// Makes durable what has no new key that would say so; mostly the journal's flush has covered it.
-    pub(crate) async fn settle_overwrites(&self) -> Result<(), EngineError> {
-        self.gate.ensure(self.overwritten.get()).await.map_err(|e| {
-            let e = EngineError::from(e);
-            self.metadata_failed(e.clone());
-            e
-        })
+        self.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
     }
 }
 
@@ -66,7 +56,7 @@ impl Volume {
     pub(super) fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
         let seg = core.segment(inode, write.start, write.end).ok()?;
         let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
-        let block = u64::from(core.cache.info().logical_block_bytes / 512).max(1);
+        let block = u64::from(core.device.disk().info().logical_block_bytes / 512).max(1);
         let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
         if seg.end != write.end || !aligned {
             return None;
@@ -92,12 +82,12 @@ impl Volume {
         let began = self.rt.turn_time();
         let (data, offset) = (write.buffer.clone(), write.offset_bytes);
         let (at, sectors) = (ptr.offset(), write.sectors());
-        let done = core.meter.write(&core.cache, at, sectors, data, offset, write.fua).await;
+        let done = core.device.meter().write(core.device.disk(), at, sectors, data, offset, write.fua).await;
         if !write.fua && !bug(Bug::OverwriteNotFlushed) {
-            core.overwritten.set(core.gate.wrote());
+            core.device.overwrote();
         }
         core.unpin(bucket);
-        core.observe_cache_io(&done.result);
+        core.device.observe_data(&done.result);
         // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
         done.result.ok()?;
         if self.place_to_overwrite(core, inode, write) != Some(ptr) {
@@ -106,7 +96,7 @@ impl Volume {
         mark(Mark::OverwrittenInPlace);
         let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(began), now);
-        core.set_counters.borrow_mut().count_written(sectors);
+        core.device.counters().count_written(sectors);
         core.counters.borrow_mut().overwrites += 1;
         core.buckets.borrow_mut().touch(ptr);
         Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { core.journal.newest_keys() })

@@ -12,11 +12,12 @@ use io::{Buffer, Disk, Nanos, ReadFlags, VolumeError};
 
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
+use crate::device::{Meter, Watched};
 use crate::error::EngineError;
 use crate::index::{Kind, NotLoaded};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
-use crate::set::{Core, Meter, Watched};
+use crate::set::Core;
 use crate::stats::{OpKind, Outcome};
 
 /// A part of a request.
@@ -106,10 +107,10 @@ impl Volume {
         self.writeback.foreground(core);
         let end = start + sectors;
         loop {
-            if let Err(e) = core.check() {
+            if let Err(e) = core.device.check() {
                 return (buffer, Err(e));
             }
-            let turn = core.turn();
+            let turn = core.device.turn();
             let seg = match core.segment(inode, start, end) {
                 Ok(seg) => seg,
                 Err(NotLoaded(id)) => match core.load_leaf(id).await {
@@ -119,19 +120,19 @@ impl Volume {
             };
             if let Kind::Hit { ptr, dirty, .. } = seg.kind
                 && seg.end == end
-                && is_aligned(&core.cache, ptr.offset(), sectors)
+                && is_aligned(core.device.disk(), ptr.offset(), sectors)
             {
                 let began = self.rt.turn_time();
                 let spare = buffer.len();
-                let done = core.read_data(ptr.offset(), sectors, buffer, offset_bytes).await;
+                let done = core.device.read_data(ptr.offset(), sectors, buffer, offset_bytes).await;
                 buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
-                core.observe_cache_io(&done.result);
+                core.device.observe_data(&done.result);
                 match done.result {
                     Ok(()) => {
                         self.observe_latency(core, Direction::Read, began);
                         let reused = !core.buckets.borrow().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-                        if reused || core.turn() != turn {
-                            core.set_counters.borrow_mut().cache_read_races += 1;
+                        if reused || core.device.turn() != turn {
+                            core.device.counters().cache_read_races += 1;
                             continue;
                         }
                         if core.used(ptr, sectors, self.saving_of(meta)) && !dirty {
@@ -167,11 +168,11 @@ impl Volume {
                 self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
             buffer = b;
             match outcome {
-                Ok(true) if core.turn() == turn => {
+                Ok(true) if core.device.turn() == turn => {
                     self.count_read(core, found, decision, sectors, arrived);
                     return (buffer, Ok(()));
                 }
-                Ok(_) => core.set_counters.borrow_mut().cache_read_races += 1,
+                Ok(_) => core.device.counters().cache_read_races += 1,
                 Err(e) => return (buffer, Err(e)),
             }
         }
@@ -242,14 +243,16 @@ impl Volume {
         meta: bool,
     ) -> (Buffer, Result<bool, EngineError>) {
         let missing = pieces.iter().any(|p| p.hit.is_none());
-        let keep = missing && self.backing().is_some() && decision == Decision::Cache && !core.is_stopping();
+        let keep =
+            missing && self.backing().is_some() && decision == Decision::Cache && !core.device.is_stopping();
         let mut reading = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let size = piece.end - piece.start;
             let miss = (keep && piece.hit.is_none()).then(|| self.ranges.miss(piece.start, piece.end));
             let (future, skip) = match (piece.hit, self.backing()) {
                 (Some((ptr, _)), _) => {
-                    let (f, skip) = start_aligned(&core.cache, &core.meter, ptr.offset(), size);
+                    let (f, skip) =
+                        start_aligned(core.device.disk(), core.device.meter(), ptr.offset(), size);
                     (Some(f), skip)
                 }
                 (None, Some(b)) => {
@@ -276,7 +279,7 @@ impl Volume {
                     buffer.as_mut()[at..at + len].copy_from_slice(&data.as_slice()[r.skip..r.skip + len]);
                     match (r.piece.hit, r.miss) {
                         (Some((ptr, dirty)), _) => {
-                            core.observe_cache_io(&Ok(()));
+                            core.device.observe_data(&Ok(()));
                             if core.buckets.borrow().is_current(ptr) || bug(Bug::StaleGenerationRead) {
                                 if core.used(ptr, size, self.saving_of(meta)) && !dirty {
                                     let data = &data.as_slice()[r.skip..r.skip + len];
@@ -326,7 +329,7 @@ impl Volume {
         match (piece.hit, self.backing()) {
             (Some((_, dirty)), backing) => {
                 if let EngineError::Io(e) = &error {
-                    core.observe_cache_io(&Err(e.clone()));
+                    core.device.observe_data(&Err(e.clone()));
                 }
                 let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
                 let (future, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
@@ -358,14 +361,14 @@ impl Volume {
     ) -> Result<Buffer, EngineError> {
         let mut buffer = self.rt.pool().take((end - start).bytes() as usize);
         loop {
-            core.check()?;
-            let turn = core.turn();
+            core.device.check()?;
+            let turn = core.device.turn();
             let pieces = self.pieces(core, inode, start, end).await?;
             let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
             let (b, outcome) =
                 self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert, false).await;
             buffer = b;
-            if outcome? && core.turn() == turn {
+            if outcome? && core.device.turn() == turn {
                 return Ok(buffer);
             }
         }

@@ -13,6 +13,7 @@ use io::{Buffer, IoError, Nanos, VolumeError};
 use super::Volume;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
+use crate::device::Watched;
 use crate::error::EngineError;
 use crate::index::{Change, How, Kind, Progress};
 use crate::policy::bypass::{
@@ -22,7 +23,7 @@ use crate::policy::congestion::Direction;
 use crate::policy::reuse::Segment;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::yielding;
-use crate::set::{Core, Watched};
+use crate::set::Core;
 use crate::stats::Outcome;
 use crate::tunables::Controller;
 
@@ -126,7 +127,7 @@ impl Volume {
     pub(super) fn widened(&self, core: &Core, start: Sector, end: Sector) -> (Sector, Sector) {
         let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
         let backing = self.backing.as_ref().map_or(1, |b| of(&b.disk));
-        let block = core.geometry.block_sectors.0.max(of(&core.cache)).max(backing);
+        let block = core.geometry.block_sectors.0.max(of(core.device.disk())).max(backing);
         let volume_end = self.offset + self.size();
         let first = Sector(start.0 / block * block).max(self.offset);
         (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
@@ -191,7 +192,7 @@ impl Volume {
             if write.fua {
                 self.finish_write(core, seq).await?;
             }
-            core.check()?;
+            core.device.check()?;
             return Ok(Outcome::Writeback);
         }
         let touches_dirty_stripe = match self.expensive_stripes() {
@@ -228,7 +229,7 @@ impl Volume {
                     if write.fua {
                         self.finish_write(core, seq).await?;
                     }
-                    core.check()?;
+                    core.device.check()?;
                     return Ok(Outcome::Writeback);
                 }
                 Err(NotTaken::Failed(e)) => return Err(e),
@@ -312,10 +313,10 @@ impl Volume {
         if let Some(backing) = &self.backing
             && !bug(Bug::DirtyStateForgotten)
             && backing.state() != BackingState::Dirty
-            && backing.ensure_dirty(|| core.check()).await?
+            && backing.ensure_dirty(|| core.device.check()).await?
         {
             let device = backing.disk.info().name.to_string();
-            core.emit(crate::set::SetEvent::State { device, state: "dirty" });
+            core.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
         }
         if core.overwrites_in_place()
             && let Some(ptr) = self.place_to_overwrite(core, inode, write)
@@ -329,7 +330,7 @@ impl Volume {
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
-            core.check()?;
+            core.device.check()?;
             let Some(placed) = core.try_place(stream, (inode, at), write.end - at) else {
                 self.wait_for_room(core).await?;
                 continue;
@@ -411,17 +412,17 @@ impl Volume {
         let offset = write.offset_bytes + (at - write.start).bytes() as usize;
         let piece = Piece { at, placed, began: self.rt.turn_time() };
         let data = write.buffer.clone();
-        (piece, core.write_data(placed.ptr.offset(), placed.size, data, offset))
+        (piece, core.device.write_data(placed.ptr.offset(), placed.size, data, offset))
     }
 
     /// The data of a piece is in the cache, or it failed.
     fn piece_written(&self, core: &Core, piece: Piece, result: Result<(), IoError>) -> Result<(), IoError> {
-        core.gate.wrote();
-        core.observe_cache_io(&result);
+        core.device.gate().wrote();
+        core.device.observe_data(&result);
         result?;
         let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(piece.began), now);
-        core.set_counters.borrow_mut().count_written(piece.placed.size);
+        core.device.counters().count_written(piece.placed.size);
         Ok(())
     }
 
@@ -454,7 +455,7 @@ impl Volume {
             self.writeback.wake();
             return Err(NotTaken::ByCache);
         }
-        core.alloc.wait(Purpose::Data, || core.is_failed() || give_up()).await;
+        core.alloc.wait(Purpose::Data, || core.device.is_failed() || give_up()).await;
         Ok(())
     }
 

@@ -100,7 +100,7 @@ pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Resu
     let void: BTreeSet<Inode> = core.void.borrow().clone();
     let mut passed: Option<Bound> = None;
     loop {
-        core.check()?;
+        core.device.check()?;
         let id = core.tree.borrow().next_leaf(passed);
         let Some(id) = id else { return Ok(live) };
         core.load_leaf(id).await?;

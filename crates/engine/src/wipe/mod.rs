@@ -16,7 +16,7 @@
 //! * *open* buckets are closed, and wait until what is on its way to them has arrived;
 //! * *metadata*: what is behind the end of a btree node, of the UUID table, of a prio set. Whoever writes these waits.
 //!
-//! A reader may have looked a key up before it died, and read zeros. Its [`Turn`](crate::set::Turn) tells it: it looks again.
+//! A reader may have looked a key up before it died, and read zeros. Its [`Turn`](crate::device::Turn) tells it: it looks again.
 //!
 //! Discard is no way to wipe: a device may return the old data for ever.
 
@@ -130,7 +130,7 @@ impl Wipe<'_> {
             }
             left = now;
         }
-        core.flush_cache(core.gate.latest()).await.map_err(|e| self.unfinished(&e))?;
+        core.device.flush(core.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
         Ok(self.done)
     }
 
@@ -143,8 +143,8 @@ impl Wipe<'_> {
 
     fn check(&self) -> Result<(), EngineError> {
         let core = self.core;
-        core.check()?;
-        if self.given_up.0.get() || core.wiper.stopping.get() || core.is_stopping() {
+        core.device.check()?;
+        if self.given_up.0.get() || core.wiper.stopping.get() || core.device.is_stopping() {
             return Err(EngineError::Invalid("given up before its end".into()));
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Wipe<'_> {
         let left = self.core.buckets.borrow().to_wipe();
         EngineError::Invalid(format!(
             "{}: wipe: {left} buckets may still hold data that nothing refers to: {why}: run `ubcache wipe` for this set",
-            self.core.place.device
+            self.core.device.place().device
         ))
     }
 
@@ -200,7 +200,7 @@ impl Wipe<'_> {
         let live = live::survey(core, &chosen).await?;
         // No crash brings back a key that names what is dead now.
         core.journal.commit_keys().await?;
-        core.turns.next();
+        core.device.next_turn();
         let most = (core.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;
@@ -277,7 +277,7 @@ impl Wipe<'_> {
         let core = self.core;
         let _structure = core.structure.lock().await;
         let end = loop {
-            core.check()?;
+            core.device.check()?;
             {
                 let tree = &mut *core.tree.borrow_mut();
                 match tree.try_node(id).map(|n| (n.busy, n.ptr.offset() + n.written)) {
@@ -332,7 +332,7 @@ impl Wipe<'_> {
                     Err(e) => result = Err(e),
                 }
             }
-            core.gate.wrote();
+            core.device.gate().wrote();
             result?;
         }
         Ok(())
@@ -351,11 +351,14 @@ impl Core {
 /// Makes a range read as zeros.
 async fn erase(core: &Core, at: Sector, size: Sectors) -> Result<(), EngineError> {
     // Zeros would take room in a file with holes, which may have more buckets than there is room for.
-    if core.cache.info().sparse && core.cache.info().discard && makes_hole(core, at, size).await {
+    if core.device.disk().info().sparse
+        && core.device.disk().info().discard
+        && makes_hole(core, at, size).await
+    {
         return Ok(());
     }
-    let done = core.cache.start_plain(Op::WriteZeroes, at, size).await;
-    core.observe_cache_io(&done.result);
+    let done = core.device.disk().start_plain(Op::WriteZeroes, at, size).await;
+    core.device.observe_data(&done.result);
     Ok(done.result?)
 }
 
@@ -363,7 +366,7 @@ async fn erase(core: &Core, at: Sector, size: Sectors) -> Result<(), EngineError
 async fn makes_hole(core: &Core, at: Sector, size: Sectors) -> bool {
     /// What is looked at at a time.
     const LOOK: Sectors = Sectors(2048);
-    if core.cache.discard(at, size).await.is_err() {
+    if core.device.disk().discard(at, size).await.is_err() {
         return false;
     }
     let end = at + size;
@@ -371,7 +374,7 @@ async fn makes_hole(core: &Core, at: Sector, size: Sectors) -> bool {
     while from < end {
         let part = LOOK.min(end - from);
         let buffer = core.rt.pool().take(part.bytes() as usize);
-        let (buffer, result) = core.cache.read(from, buffer).await;
+        let (buffer, result) = core.device.disk().read(from, buffer).await;
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {
             return false;
         }

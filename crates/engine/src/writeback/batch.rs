@@ -22,9 +22,10 @@ use io::{Buffer, JoinHandle, Nanos};
 
 use super::runs::{Extent, Filling, Run, collect, groups};
 use crate::canary::{Bug, bug};
+use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::{How, Kind};
-use crate::set::{Backing, Core};
+use crate::set::Core;
 use crate::volume::{RangeGuard, Volume};
 
 /// Runs under way, at least and at most.
@@ -52,7 +53,7 @@ impl Batch {
     /// How long the cache device was busy with it, by its model. That can be more than the batch took: devices with a limit
     /// of requests let some through at once after a rest, and those who come next wait for it.
     pub(super) fn cost(&self, core: &Core) -> Nanos {
-        core.meter.model(|m| {
+        core.device.meter().model(|m| {
             if !m.is_known() {
                 return Nanos(0);
             }
@@ -71,7 +72,7 @@ pub(super) async fn write_back(
     limit: Sectors,
 ) -> Result<Batch, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
-    let turn = core.turn();
+    let turn = core.device.turn();
     let mut runs = collect(volume, core, &backing, inode, limit).await?;
     if runs.is_empty() {
         return Ok(Batch::default());
@@ -108,7 +109,7 @@ pub(super) async fn write_back(
 async fn write_out(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
-    backing: &Rc<Backing>,
+    backing: &Rc<BackingDevice>,
     runs: Vec<Run>,
 ) -> Vec<Written> {
     let mut done = Vec::with_capacity(runs.len());
@@ -129,7 +130,7 @@ async fn write_out(
 }
 
 /// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
-fn runs_at_once(volume: &Volume, backing: &Backing, size: Sectors) -> usize {
+fn runs_at_once(volume: &Volume, backing: &BackingDevice, size: Sectors) -> usize {
     let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
     let each = backing.meter.model(|m| m.costs().elsewhere(size));
     in_time(queue_time, each)
@@ -142,14 +143,14 @@ fn in_time(queue_time: Nanos, each: Nanos) -> usize {
 }
 
 /// Reads and writes one run; without its gaps, if it does not work out with them.
-async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, run: Run) -> Written {
+async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<BackingDevice>, run: Run) -> Written {
     let gaps = run.gaps();
     if gaps > Sectors::ZERO {
         return match write_whole(volume, core, backing, &run).await {
             Ok(written) => {
                 let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
                 let gaps = gaps - (run.size - written);
-                core.set_counters.borrow_mut().count_bridged(read, gaps);
+                core.device.counters().count_bridged(read, gaps);
                 Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
             }
             // Packing took a part of it elsewhere. A later sweep finds all of it, and one by one the extents would
@@ -176,7 +177,7 @@ enum Failure {
     Backing(io::IoError),
 }
 
-fn count_failure(volume: &Volume, backing: &Backing, why: Failure) -> Result<(), EngineError> {
+fn count_failure(volume: &Volume, backing: &BackingDevice, why: Failure) -> Result<(), EngineError> {
     match why {
         Failure::Replaced => Ok(()),
         Failure::Cache(e) => Err(e),
@@ -188,7 +189,12 @@ fn count_failure(volume: &Volume, backing: &Backing, why: Failure) -> Result<(),
 }
 
 /// Writes the extents of a run without its gaps.
-async fn write_groups(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing>, run: Run) -> Written {
+async fn write_groups(
+    volume: &Rc<Volume>,
+    core: &Rc<Core>,
+    backing: &Rc<BackingDevice>,
+    run: Run,
+) -> Written {
     let mut cleaned = Vec::new();
     let mut result = Ok(());
     for extents in groups(&run.extents) {
@@ -207,7 +213,7 @@ async fn write_groups(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<Backing
 async fn write_whole(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
-    backing: &Rc<Backing>,
+    backing: &Rc<BackingDevice>,
     run: &Run,
 ) -> Result<Sectors, Failure> {
     write_range(volume, core, backing, (run.start, run.size), &run.extents, &run.filling).await
@@ -218,7 +224,7 @@ async fn write_whole(
 async fn write_range(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
-    backing: &Rc<Backing>,
+    backing: &Rc<BackingDevice>,
     (start, size): (Sector, Sectors),
     extents: &[Extent],
     filling: &Filling,
@@ -237,7 +243,7 @@ async fn write_range(
     };
     // What was replaced meanwhile may have lost its bucket: what was read is not its data.
     let usable = filling.copies.iter().chain(extents).all(|p| core.buckets.borrow().is_current(p.ptr));
-    if !usable || core.turn() != filling.turn {
+    if !usable || core.device.turn() != filling.turn {
         return Err(Failure::Replaced);
     }
     if backing.disk.info().sparse {
@@ -273,7 +279,7 @@ fn between_holes(start: Sector, extents: &[Extent], whole: &[u8]) -> Vec<(Sector
 /// Writes parts of a range, one after the other; returns how much that was.
 async fn write_parts(
     volume: &Volume,
-    backing: &Backing,
+    backing: &BackingDevice,
     start: Sector,
     parts: &[(Sector, Sectors)],
     whole: &[u8],
@@ -292,8 +298,8 @@ async fn write_parts(
 
 /// Reads an extent, into the begin of a buffer.
 async fn read_piece(core: &Core, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
-    let done = core.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
-    core.observe_cache_io(&done.result);
+    let done = core.device.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
+    core.device.observe_data(&done.result);
     done.result.map_err(|e| Failure::Cache(e.into()))?;
     done.buffer.ok_or(Failure::Replaced)
 }
@@ -313,12 +319,12 @@ async fn read_pieces(
             .iter()
             .map(|p| {
                 let buffer = volume.rt.pool().take(p.size.bytes() as usize);
-                core.read_data(p.ptr.offset(), p.size, buffer, 0)
+                core.device.read_data(p.ptr.offset(), p.size, buffer, 0)
             })
             .collect();
         for (p, future) in some.iter().zip(reading) {
             let done = future.await;
-            core.observe_cache_io(&done.result);
+            core.device.observe_data(&done.result);
             done.result.map_err(|e| Failure::Cache(e.into()))?;
             let piece = done.buffer.ok_or(Failure::Replaced)?;
             let at = (p.start - start).bytes() as usize;
@@ -340,7 +346,7 @@ async fn mark_clean(
     let mut at = start;
     let mut collided = false;
     while at < end {
-        core.check()?;
+        core.device.check()?;
         let here = ptr.advanced(at - start);
         let blocked = match core.segment(inode, at, end) {
             Err(e) => e.into(),
@@ -363,7 +369,7 @@ async fn mark_clean(
         };
         core.unblock(blocked).await?;
     }
-    let counters = &mut *core.set_counters.borrow_mut();
+    let counters = &mut *core.device.counters();
     if collided {
         counters.writeback_keys_failed += 1;
     } else {

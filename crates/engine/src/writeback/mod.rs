@@ -265,7 +265,7 @@ pub(crate) async fn run(volume: Rc<Volume>) {
     let wb = &volume.writeback;
     wb.running.set(true);
     while let Some((core, inode)) = volume.attached() {
-        if core.is_stopping() || volume.is_stopping() {
+        if core.device.is_stopping() || volume.is_stopping() {
             break;
         }
         count_stripes(&volume, &core, inode).await;
@@ -283,7 +283,7 @@ async fn count_stripes(volume: &Volume, core: &Core, inode: Inode) {
     core.tree.borrow_mut().begin_stripes(inode, geometry);
     let mut from = Some(Sector(0));
     while let Some(at) = from
-        && core.check().is_ok()
+        && core.device.check().is_ok()
     {
         let counted = core.tree.borrow_mut().count_stripes(inode, at, &core.buckets.borrow());
         match counted {
@@ -299,7 +299,7 @@ async fn count_stripes(volume: &Volume, core: &Core, inode: Inode) {
 async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
     let wb = &volume.writeback;
     while volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, core) && i == inode) {
-        if core.is_stopping() || volume.is_stopping() {
+        if core.device.is_stopping() || volume.is_stopping() {
             break;
         }
         let now = volume.rt.now();
@@ -326,7 +326,7 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
                 rest(volume, core, &batch, began).await;
             }
             Err(e) => {
-                core.emit(crate::set::SetEvent::DeviceError { what: format!("writeback: {e}") });
+                core.device.emit(crate::events::SetEvent::DeviceError { what: format!("writeback: {e}") });
                 *wb.last_error.borrow_mut() = Some(e.to_string());
                 wb.failures.set(wb.failures.get().saturating_add(1));
                 wb.progress.notify_all();
@@ -357,7 +357,7 @@ async fn nothing_dirty(volume: &Volume, core: &Core) {
 async fn wait_until_due(volume: &Volume, core: &Core, inode: Inode, due: Option<Nanos>, seen_dirty: bool) {
     let changed = || {
         let dirty = core.tree.borrow().dirty_sectors(inode);
-        core.is_stopping()
+        core.device.is_stopping()
             || volume.is_stopping()
             || volume.attached().is_none()
             || (dirty > Sectors::ZERO) != seen_dirty
@@ -393,7 +393,7 @@ async fn rest(volume: &Volume, core: &Core, batch: &batch::Batch, began: Nanos) 
             Either::Right(()) => {}
         }
     } else if delay > Nanos(0) {
-        let urgent = || core.is_stopping() || volume.is_stopping() || volume.unlimited(core);
+        let urgent = || core.device.is_stopping() || volume.is_stopping() || volume.unlimited(core);
         let wait = std::pin::pin!(wb.wake.wait_until(urgent));
         match select(wait, volume.rt.sleep(delay)).await {
             Either::Left(()) | Either::Right(()) => {}
@@ -431,12 +431,12 @@ pub(crate) async fn update_rate(volume: Rc<Volume>) {
             }
         }
         let Some((core, inode)) = volume.attached() else { return };
-        if core.is_stopping() {
+        if core.device.is_stopping() {
             return;
         }
         let inputs = rate_inputs(&volume, &core, inode);
         let idle = IdleInputs {
-            attached_devices: core.backings.borrow().len() as u32,
+            attached_devices: core.backings.len() as u32,
             enabled: core.tunables.borrow().idle_max_writeback_rate,
             gc_running: core.gc_running.get(),
         };
@@ -448,9 +448,8 @@ pub(crate) async fn update_rate(volume: Rc<Volume>) {
 
 fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs {
     let tree = core.tree.borrow();
-    let backings = core.backings.borrow();
     let volumes_dirty =
-        tree.all_dirty().filter(|(i, _)| !backings.contains_key(i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
+        tree.all_dirty().filter(|(i, _)| !core.backings.has(*i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
     let buckets = core.buckets.borrow();
     RateInputs {
         nbuckets: u64::from(core.geometry.nbuckets),
@@ -459,7 +458,7 @@ fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs
         in_use_percent: buckets.in_use_percent() as u8,
         volumes_dirty,
         backing: volume.size(),
-        all_backing: backings.values().fold(Sectors::ZERO, |n, b| n + b.data_sectors()),
+        all_backing: core.backings.data_sectors(),
         has_dirty: tree.dirty_sectors(inode) > Sectors::ZERO,
         dirty: tree.dirty_sectors(inode),
     }

@@ -10,12 +10,13 @@ use format::{Inode, Ptr, Sector, Sectors};
 use io::Nanos;
 
 use crate::canary::{Bug, bug};
+use crate::device::{BackingDevice, Turn};
 use crate::error::EngineError;
 use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::set::{Backing, Core, Turn};
+use crate::set::Core;
 use crate::volume::{RangeGuard, Volume};
 
 /// Most keys in one batch: 32 MiB of single blocks.
@@ -110,7 +111,7 @@ impl Picked {
 pub(super) async fn collect(
     volume: &Rc<Volume>,
     core: &Rc<Core>,
-    backing: &Backing,
+    backing: &BackingDevice,
     inode: Inode,
     limit: Sectors,
 ) -> Result<Vec<Run>, EngineError> {
@@ -202,7 +203,7 @@ async fn pick(
 ) -> Result<Sector, EngineError> {
     let mut at = from;
     while at < end && !(until_full && picked.is_full()) {
-        core.check()?;
+        core.device.check()?;
         match chain(volume, core, inode, at, end, picked) {
             Err(NotLoaded(id)) => core.load_leaf(id).await?,
             Ok(Some(next)) => at = next,

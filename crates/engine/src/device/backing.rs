@@ -11,18 +11,16 @@ use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sect
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
-use super::core::SUPERBLOCK_SECTOR;
-use super::events::{Events, SetEvent};
+use super::{FlushGate, Meter, SUPERBLOCK_SECTOR, Tick, Watched};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::flush::{FlushGate, Tick};
-use crate::set::{Meter, Watched};
+use crate::events::{Events, SetEvent};
 use crate::stats::{BackingErrors, ErrorVerdict};
 
 /// Flushes that may fail before the device is given up.
 const LIMIT_OF_FLUSHES: u32 = 64;
 
-pub(crate) struct Backing {
+pub(crate) struct BackingDevice {
     pub(crate) disk: Disk,
     pub(crate) gate: FlushGate,
     /// What requests for data cost it.
@@ -33,7 +31,7 @@ pub(crate) struct Backing {
     durable_state: Cell<BackingState>,
     /// The newest write that a client's flush must cover: writeback is not among them.
     direct_writes: Cell<Tick>,
-    /// See [`Backing::is_late`].
+    /// See [`BackingDevice::is_late`].
     late: Cell<bool>,
     errors: RefCell<BackingErrors>,
     events: Events,
@@ -41,9 +39,9 @@ pub(crate) struct Backing {
     pub(crate) disabled: Cell<bool>,
 }
 
-impl Backing {
-    pub(crate) fn new(disk: Disk, superblock: BackingSuper) -> Backing {
-        Backing {
+impl BackingDevice {
+    pub(crate) fn new(disk: Disk, superblock: BackingSuper) -> BackingDevice {
+        BackingDevice {
             gate: FlushGate::new(disk.clone()),
             meter: Meter::new(&disk),
             disk,

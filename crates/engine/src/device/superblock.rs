@@ -1,14 +1,16 @@
 //! Reading superblocks: checked against the device, and refused with its name.
 
-use format::{BackingSuper, CacheSuper, RawSuperblock, Sectors};
+use format::{BackingSuper, CacheSuper, RawSuperblock, Sector, Sectors};
 use io::Disk;
 
-use super::core::SUPERBLOCK_SECTOR;
 use crate::canary::{Mark, mark};
 use crate::error::EngineError;
 
+/// The place of the superblock (format section 2).
+pub(crate) const SUPERBLOCK_SECTOR: Sector = Sector(8);
+
 /// Reads and checks the superblock of a cache device.
-pub(super) async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
+pub(crate) async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
     let raw = read_superblock(disk).await?;
     let info = disk.info();
     raw.check_cache(info.sectors, info.logical_block_bytes)
@@ -17,7 +19,7 @@ pub(super) async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
 }
 
 /// Reads and checks the superblock of a backing device.
-pub(super) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
+pub(crate) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineError> {
     let raw = read_superblock(disk).await?;
     let info = disk.info();
     raw.check_backing(info.sectors, info.logical_block_bytes)

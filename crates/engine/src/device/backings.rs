@@ -1,0 +1,92 @@
+//! The backing devices of a set, by slot, and which of them failed a flush.
+//!
+//! A device that failed a flush may have dropped what clients wrote past the cache, and a later flush that succeeds does
+//! not bring it back. A clean copy of such a write would be newer than the device: reads would return it until its bucket
+//! is reused, and older data after that. From the failure until the next start, no new clean copy of the device is made, and
+//! the copies whose keys no set of a leaf has yet become holes (`index::copies`). Copies on disk stay: the device had
+//! flushed what they are copies of before their keys were written.
+//!
+//! Must not know why a flush failed.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use format::{Inode, Sectors};
+
+use super::{BackingDevice, Tick};
+
+/// See the module head.
+#[derive(Default)]
+pub(crate) struct BackingDevices {
+    by_slot: RefCell<BTreeMap<Inode, Rc<BackingDevice>>>,
+    failed_flushes: RefCell<BTreeSet<Inode>>,
+}
+
+impl BackingDevices {
+    /// A device was registered in this slot. Its first flush is still to come, whatever another device in the slot, or the
+    /// same one before, did.
+    pub(crate) fn add(&self, inode: Inode, device: Rc<BackingDevice>) {
+        self.failed_flushes.borrow_mut().remove(&inode);
+        self.by_slot.borrow_mut().insert(inode, device);
+    }
+
+    /// The slot has no device any more, if it still has this one.
+    pub(crate) fn remove(&self, inode: Inode, device: &Rc<BackingDevice>) {
+        let by_slot = &mut *self.by_slot.borrow_mut();
+        if by_slot.get(&inode).is_some_and(|d| Rc::ptr_eq(d, device)) {
+            by_slot.remove(&inode);
+        }
+    }
+
+    /// The set is gone.
+    pub(crate) fn clear(&self) {
+        self.by_slot.borrow_mut().clear();
+    }
+
+    /// The device in this slot.
+    pub(crate) fn get(&self, inode: Inode) -> Option<Rc<BackingDevice>> {
+        self.by_slot.borrow().get(&inode).cloned()
+    }
+
+    /// All devices, in the order of their slots.
+    pub(crate) fn all(&self) -> Vec<Rc<BackingDevice>> {
+        self.by_slot.borrow().values().cloned().collect()
+    }
+
+    /// Whether the slot has a device.
+    pub(crate) fn has(&self, inode: Inode) -> bool {
+        self.by_slot.borrow().contains_key(&inode)
+    }
+
+    /// What they can hold together.
+    pub(crate) fn data_sectors(&self) -> Sectors {
+        self.by_slot.borrow().values().fold(Sectors::ZERO, |n, d| n + d.data_sectors())
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_slot.borrow().len()
+    }
+
+    /// Up to where a device must have been flushed before a copy of its present contents is named on disk.
+    pub(crate) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
+        self.by_slot.borrow().get(&inode).map(|d| d.direct_tick())
+    }
+
+    /// Whether a device has flushed everything up to `tick`. A device that is gone was settled before it went.
+    pub(crate) fn is_durable(&self, inode: Inode, tick: Tick) -> bool {
+        self.by_slot.borrow().get(&inode).is_none_or(|d| d.is_durable(tick))
+    }
+
+    /// Whether the device in this slot failed a flush.
+    pub(crate) fn flush_has_failed(&self, inode: Inode) -> bool {
+        let failed = self.failed_flushes.borrow();
+        !failed.is_empty() && failed.contains(&inode)
+    }
+
+    /// A flush of the device in this slot failed.
+    pub(crate) fn flush_failed(&self, inode: Inode) {
+        self.failed_flushes.borrow_mut().insert(inode);
+    }
+}

@@ -1,0 +1,26 @@
+//! The devices of a set, as the rest of the engine uses them.
+//!
+//! [`CacheDevice`] owns the cache device: its superblock, its flushes, its errors, and whether the set has failed with it.
+//! [`BackingDevice`] owns one backing device in the same way; [`BackingDevices`] finds it by its slot. `flush` shares the
+//! flushes of a device, `meter` observes what its requests cost, `turn` says whether data that was read may be believed,
+//! `crash_log` is memory that outlives the process.
+//!
+//! Must not know the index, the journal or any volume.
+
+mod backing;
+mod backings;
+mod cache;
+mod crash_log;
+mod flush;
+mod meter;
+mod superblock;
+mod turn;
+
+pub(crate) use backing::BackingDevice;
+pub(crate) use backings::BackingDevices;
+pub(crate) use cache::{CacheDevice, ErrorLimits};
+pub(crate) use crash_log::CrashLog;
+pub(crate) use flush::{FlushGate, Tick};
+pub(crate) use meter::{Meter, Watched};
+pub(crate) use superblock::{SUPERBLOCK_SECTOR, read_backing, read_cache};
+pub(crate) use turn::Turn;
