@@ -316,7 +316,7 @@ impl CacheSet {
             device_uuid: core.device.superblock().uuid(),
             io_errors: core.device.error_count(),
             congested: limit,
-            available_buckets: core.buckets.borrow().available(),
+            available_buckets: core.alloc.buckets().available(),
             journal_entries_in_use: core.journal.open_seq().0.saturating_sub(core.journal.oldest_needed().0)
                 + 1,
             btree: btree_figures(core),
@@ -335,7 +335,7 @@ impl CacheSet {
     /// requests need not wait for all of it.
     pub async fn bucket_map(&self, cells: u32) -> BucketMap {
         let core = &self.core;
-        let total = core.buckets.borrow().len();
+        let total = core.alloc.buckets().len();
         let cells = u64::from(cells.clamp(1, total.max(1)));
         let mut map = BucketMap { total, bucket_sectors: core.geometry.bucket_sectors, cells: Vec::new() };
         // Below 2^64, for both are below 2^32.
@@ -346,7 +346,7 @@ impl CacheSet {
             let mut at = begin(n);
             while at < begin(n + 1) {
                 let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
-                core.buckets.borrow().look_at(at..end, |holds, live| cell.count(holds, live));
+                core.alloc.buckets().look_at(at..end, |holds, live| cell.count(holds, live));
                 seen += end - at;
                 at = end;
                 if seen >= BUCKETS_AT_ONCE {
@@ -367,7 +367,7 @@ fn btree_figures(core: &Core) -> BtreeFigures {
     let node = core.geometry.node_sectors;
     let percent =
         |words: usize, nodes: usize| (words * 100).checked_div(nodes * core.leaf_words()).unwrap_or(0) as u64;
-    let live = core.buckets.borrow().live_total();
+    let live = core.alloc.buckets().live_total();
     BtreeFigures {
         depth: tree.depth(),
         extents: fill.extents as u64,
@@ -400,7 +400,7 @@ impl BucketCell {
 const PARTS: usize = 32;
 
 fn bucket_figures(core: &Core) -> BucketFigures {
-    let buckets = core.buckets.borrow();
+    let buckets = core.alloc.buckets();
     let mut figures =
         BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
     let mut ages = Vec::with_capacity(buckets.len() as usize);

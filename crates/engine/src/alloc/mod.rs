@@ -1,258 +1,327 @@
 //! The allocator: hands out buckets, and sectors inside open buckets.
 //!
-//! Owns the list of buckets that are ready for use, the reserves, and the open buckets. Refilling the list (choosing
-//! victims, making their new generations durable) is `refill`; writing the priorities is `prio`. Must not know the
-//! index.
+//! [`Allocator`] owns the table of all buckets ([`Buckets`]), the list of those that are ready ([`pool`]), the open ones
+//! ([`open`]), the choice of those that are given up next ([`eviction`]), and the priorities on disk (`prio`). Its task
+//! (`refill`) keeps the list full: it invalidates buckets and makes their new generations durable.
 //!
-//! Invariants: a bucket in the ready list has a durable generation, or none that any durable pointer could match, so
-//! it may be written at once; data leaves the reserves for metadata untouched, and btree nodes leave those for
-//! priorities: what frees space always finds room.
+//! Names the journal, whose entries make a prio chain take effect. Must not know the index: what accounts keys in the table
+//! borrows it ([`Allocator::buckets_mut`]).
 
 mod buckets;
+mod eviction;
 mod open;
+mod pool;
 mod prio;
 mod refill;
 #[cfg(test)]
 mod tests;
+mod walks;
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::rc::Rc;
 
-use format::{BucketNr, Geometry};
+use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
 use io::Nanos;
-use io::sync::{Event, Mutex};
-
-use crate::policy::yielding::{self, Pulse};
+use io::sync::Permit;
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
+pub(crate) use eviction::{Aged, Eviction};
 pub(crate) use open::{OpenBuckets, Placed, Stream};
-pub(crate) use prio::{LoadedPrios, apply_prios, load_prios, write_prios};
-pub(crate) use refill::{prime, refill_task};
+use pool::Pool;
+pub(crate) use pool::Purpose;
+use prio::PrioChain;
+pub(crate) use prio::{LoadedPrios, apply_prios, load_prios};
+pub(crate) use refill::refill_task;
+pub(crate) use walks::WalkRequests;
 
-/// What a bucket is wanted for; later ones may use the reserves of earlier ones.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Purpose {
-    /// Cached data.
-    Data,
-    /// Data that the moving garbage collector packs together.
-    Moving,
-    /// Btree nodes and the UUID table.
-    Btree,
-    /// Prio sets.
-    Prio,
+use crate::device::CacheDevice;
+use crate::error::EngineError;
+use crate::journal::Journal;
+use crate::policy::reuse::{Saving, Segment};
+
+/// Counts of the allocator's own work.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct AllocCounters {
+    /// Priority chains written.
+    pub(crate) prio_writes: u64,
+    /// Buckets whose generation went around.
+    pub(crate) gen_wraps: u64,
+    /// Times that a new btree node had to wait for a bucket.
+    pub(crate) btree_waits: u64,
 }
 
-/// Buckets kept back for each purpose.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reserves {
-    pub(crate) moving: usize,
-    pub(crate) btree: usize,
-    pub(crate) prio: usize,
-}
-
-impl Reserves {
-    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Reserves {
-        let n = nbuckets as usize;
-        let _ = geometry;
-        Reserves {
-            moving: (n / 128).clamp(1, 256),
-            btree: (n / 128).clamp(6, 64),
-            prio: prio_buckets as usize,
-        }
-    }
-
-    /// Buckets that must stay in the list when one is taken for `purpose`.
-    fn below(&self, purpose: Purpose) -> usize {
-        match purpose {
-            Purpose::Data => self.prio + self.btree + self.moving,
-            Purpose::Moving => self.prio + self.btree,
-            Purpose::Btree => self.prio,
-            Purpose::Prio => 0,
-        }
-    }
-
-    pub(crate) fn total(&self) -> usize {
-        self.below(Purpose::Data)
-    }
-}
-
-/// Counts a wait for a bucket, until it ends or its future is dropped.
-struct Waiting<'a>(&'a Cell<usize>);
-
-impl<'a> Waiting<'a> {
-    fn begin(count: &'a Cell<usize>) -> Waiting<'a> {
-        count.set(count.get() + 1);
-        Waiting(count)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
+/// See the module head.
 pub(crate) struct Allocator {
-    ready: RefCell<VecDeque<BucketNr>>,
-    pub(crate) reserves: Reserves,
-    /// Buckets to have ready beyond the reserves.
-    pub(crate) batch: usize,
-    pub(crate) open: RefCell<OpenBuckets>,
-    /// Buckets taken for new dirty data so far, and how many that is in a second. What reads bring in does not count: it
-    /// can be given up again at once.
-    taken: Cell<u64>,
-    demand: Cell<Pulse>,
-    /// Somebody waits for a data bucket.
-    waiting: Cell<usize>,
-    /// Buckets became ready.
-    refilled: Event,
-    /// Buckets were taken, or became reclaimable.
-    pub(crate) wanted: Event,
-    /// Buckets of the newest durable prio chain.
-    pub(crate) prio_chain: RefCell<Vec<BucketNr>>,
-    pub(crate) prio_seq: Cell<u64>,
-    /// Held from the invalidation of buckets until prio sets with their generations are durable.
-    pub(crate) prios: Mutex,
-    /// The chain was written by this run, so its buckets were in use with their present generations.
-    pub(crate) prio_chain_is_ours: Cell<bool>,
-    /// The last refill found nothing to invalidate.
-    pub(crate) starved: Cell<bool>,
-    /// Rounds of invalidation, and how many of them are durable.
-    invalidated: Cell<u64>,
-    settled: Cell<u64>,
-    settling: Event,
+    device: Rc<CacheDevice>,
+    journal: Rc<Journal>,
+    geometry: Geometry,
+    buckets: RefCell<Buckets>,
+    pool: Pool,
+    open: RefCell<OpenBuckets>,
+    eviction: RefCell<Eviction>,
+    prios: PrioChain,
+    walks: WalkRequests,
+    counters: Cell<AllocCounters>,
 }
 
+/// Wiring, and what others look at.
 impl Allocator {
-    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Allocator {
+    /// An allocator over the table that recovery made, with the prio chain that it found.
+    pub(crate) fn new(
+        device: Rc<CacheDevice>,
+        journal: Rc<Journal>,
+        buckets: Buckets,
+        prios: LoadedPrios,
+        eviction: Eviction,
+    ) -> Allocator {
+        let geometry = device.geometry();
         Allocator {
-            ready: RefCell::default(),
-            reserves: Reserves::new(geometry, nbuckets, prio_buckets),
-            batch: (nbuckets as usize / 32).clamp(4, 1024),
-            open: RefCell::new(OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)),
-            taken: Cell::new(0),
-            demand: Cell::default(),
-            waiting: Cell::new(0),
-            refilled: Event::default(),
-            wanted: Event::default(),
-            prio_chain: RefCell::default(),
-            prio_seq: Cell::new(0),
-            prios: Mutex::default(),
-            prio_chain_is_ours: Cell::new(false),
-            starved: Cell::new(false),
-            invalidated: Cell::new(0),
-            settled: Cell::new(0),
-            settling: Event::default(),
+            pool: Pool::new(&geometry, geometry.nbuckets, geometry.prio_buckets),
+            open: RefCell::new(OpenBuckets::of_set(geometry.nbuckets)),
+            buckets: RefCell::new(buckets),
+            eviction: RefCell::new(eviction),
+            prios: PrioChain::found(prios),
+            walks: WalkRequests::default(),
+            counters: Cell::default(),
+            geometry,
+            journal,
+            device,
         }
     }
 
-    pub(crate) fn ready_len(&self) -> usize {
-        self.ready.borrow().len()
+    /// The bucket table. Not to be held across an await.
+    pub(crate) fn buckets(&self) -> Ref<'_, Buckets> {
+        self.buckets.borrow()
     }
 
-    /// Buckets that the refill task should get now.
-    pub(crate) fn missing(&self) -> usize {
-        let target = self.reserves.total() + self.batch;
-        let have = self.ready_len();
-        let low = self.reserves.total() + self.batch / 2;
-        if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
+    /// The bucket table, to account keys in it. Not to be held across an await.
+    pub(crate) fn buckets_mut(&self) -> RefMut<'_, Buckets> {
+        self.buckets.borrow_mut()
     }
 
-    /// This many unused buckets are well above what is kept ready for what comes next.
-    pub(crate) fn is_plenty(&self, unused: u32) -> bool {
-        unused as usize > 2 * (self.reserves.total() + self.batch)
+    /// Which buckets are given up next.
+    pub(crate) fn eviction(&self) -> RefMut<'_, Eviction> {
+        self.eviction.borrow_mut()
     }
 
-    /// A bucket was taken for new dirty data.
-    pub(crate) fn fills(&self) {
-        self.taken.set(self.taken.get() + 1);
+    /// Requests for walks of the index, which make buckets reclaimable.
+    pub(crate) fn walks(&self) -> &WalkRequests {
+        &self.walks
+    }
+
+    /// Counts of the allocator's own work.
+    pub(crate) fn counters(&self) -> AllocCounters {
+        self.counters.get()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut AllocCounters)) {
+        let mut c = self.counters.get();
+        change(&mut c);
+        self.counters.set(c);
+    }
+
+    /// Percent of the cache that cannot be reclaimed at once.
+    pub(crate) fn in_use_percent(&self) -> u8 {
+        self.buckets.borrow().in_use_percent() as u8
+    }
+
+    /// The last refill found nothing to invalidate.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.pool.starved.get()
+    }
+
+    /// As if the last refill had found nothing.
+    #[cfg(test)]
+    pub(crate) fn starve(&self) {
+        self.pool.starved.set(true);
+    }
+
+    /// The unused buckets are well above what is kept ready for what comes next.
+    pub(crate) fn has_plenty(&self) -> bool {
+        self.pool.is_plenty(self.buckets.borrow().unused())
     }
 
     /// Whether new dirty data will soon have filled the buckets that can be reused.
-    pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
-        let mut demand = self.demand.get();
-        let per_second = demand.see(self.taken.get(), now);
-        self.demand.set(demand);
-        let spare = buckets.available().saturating_sub(self.reserves.total() as u32);
-        yielding::hurries(spare, per_second, buckets.in_use_percent())
+    pub(crate) fn is_filling(&self, now: Nanos) -> bool {
+        self.pool.is_filling(&self.buckets.borrow(), now)
     }
 
     /// No bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
-        self.ready_len() <= self.reserves.below(Purpose::Btree)
+        self.pool.is_short_of_btree()
     }
 
-    /// Puts buckets into the list. Their generations are durable.
-    pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
-        self.ready.borrow_mut().extend(buckets);
-        self.refilled.notify_all();
+    /// What moving gc can take at once.
+    pub(crate) fn moving_reserve(&self) -> Sectors {
+        Sectors(self.pool.reserves.moving as u64 * self.geometry.bucket_sectors.0)
     }
 
-    /// Takes buckets out of the list that are `wanted`, at most so many. The caller puts them back.
-    pub(crate) fn take_out(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
-        let mut taken = Vec::with_capacity(most);
-        self.ready.borrow_mut().retain(|b| {
-            let takes = taken.len() < most && wanted(*b);
-            if takes {
-                taken.push(*b);
+    /// At start, buckets without any live pointer may be used at once: whatever still points to them was stale by the
+    /// stored generation (format section 12.2, exception). Returns how many are ready, and how many priorities need.
+    pub(crate) fn prime(&self) -> (usize, usize) {
+        refill::prime(self, self.pool.reserves.total() + self.pool.batch);
+        (self.pool.ready_len(), self.pool.reserves.prio)
+    }
+}
+
+/// Taking buckets and giving them back.
+impl Allocator {
+    /// A bucket for a btree node or the UUID table, waiting for one.
+    pub(crate) async fn take_btree_bucket(&self) -> Result<BucketNr, EngineError> {
+        loop {
+            self.device.check()?;
+            if let Some(b) = self.try_take_btree_bucket() {
+                return Ok(b);
             }
-            !takes
-        });
-        taken
+            self.count(|c| c.btree_waits += 1);
+            // Priorities that wait for the journal must not wait any more.
+            self.journal.look_again();
+            self.wait(Purpose::Btree, || self.device.check().is_err()).await;
+        }
     }
 
-    /// Takes a bucket if the reserves allow it.
-    pub(crate) fn try_take(&self, purpose: Purpose, buckets: &mut Buckets) -> Option<BucketNr> {
-        let mut ready = self.ready.borrow_mut();
-        if ready.len() <= self.reserves.below(purpose) {
-            drop(ready);
-            self.wanted.notify_all();
-            return None;
+    /// A bucket for a btree node or the UUID table, if one is ready.
+    pub(crate) fn try_take_btree_bucket(&self) -> Option<BucketNr> {
+        self.pool.try_take(Purpose::Btree, &mut self.buckets.borrow_mut())
+    }
+
+    /// Returns metadata buckets that were never written.
+    pub(crate) fn give_back(&self, buckets: &[BucketNr]) {
+        for b in buckets {
+            self.buckets.borrow_mut().reuse(*b);
         }
-        let b = ready.pop_front()?;
-        drop(ready);
-        buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
-        self.wanted.notify_all();
-        Some(b)
+        if !buckets.is_empty() {
+            self.pool.put_ready(buckets.iter().copied());
+        }
+    }
+
+    /// A metadata bucket is not needed any more: nothing durable names it.
+    pub(crate) fn free_metadata(&self, ptr: Ptr) {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let b = buckets.bucket_of(ptr);
+        buckets.free_metadata(b);
+        self.pool.wanted.notify_all();
     }
 
     /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
     pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
-        let _waiting = Waiting::begin(&self.waiting);
-        self.wanted.notify_all();
-        let below = self.reserves.below(purpose);
-        self.refilled.wait_until(|| give_up() || self.ready.borrow().len() > below).await;
+        self.pool.wait(purpose, give_up).await;
     }
 
-    /// Buckets were invalidated; their new generations are not durable yet.
-    pub(crate) fn invalidated(&self) {
-        self.invalidated.set(self.invalidated.get() + 1);
-    }
-
-    /// All generations are durable as they are.
-    pub(crate) fn settled(&self) {
-        self.settled.set(self.invalidated.get());
-        self.settling.notify_all();
-    }
-
-    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or
-    /// `give_up` holds.
+    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or `give_up` holds.
     pub(crate) async fn generations_durable(&self, give_up: impl Fn() -> bool) {
-        let round = self.invalidated.get();
-        if self.settled.get() < round {
-            self.settling.wait_until(|| give_up() || self.settled.get() >= round).await;
+        self.pool.generations_durable(give_up).await;
+    }
+
+    /// Buckets may have become reclaimable: the refill looks again.
+    pub(crate) fn look_again(&self) {
+        self.pool.wanted.notify_all();
+    }
+
+    /// The same, if somebody waits for buckets.
+    pub(crate) fn look_again_if_wanted(&self) {
+        if self.pool.is_wanted() {
+            self.pool.wanted.notify_all();
         }
     }
 
-    /// Somebody waits for buckets.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.waiting.get() > 0
+    /// Wakes everybody who waits, to look at the state of the set.
+    pub(crate) fn kick(&self) {
+        self.pool.kick();
     }
 
-    /// Wakes everybody who waits, to look again.
-    pub(crate) fn kick(&self) {
-        self.refilled.notify_all();
-        self.wanted.notify_all();
-        self.settling.notify_all();
+    /// Room in an open bucket, if there is any now. The bucket stays pinned until [`Allocator::release`].
+    pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
+        let buckets = &mut *self.buckets.borrow_mut();
+        let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
+        self.open.borrow_mut().place(
+            stream,
+            at,
+            want,
+            0,
+            self.geometry.bucket_sectors,
+            self.geometry.block_sectors,
+            buckets,
+            |b| {
+                let taken = self.pool.try_take(purpose, b)?;
+                if stream == Stream::Dirty {
+                    self.pool.fills();
+                }
+                // What is read of a file system's metadata is worth more than what other reads bring in.
+                let segment = if stream == Stream::Clean { Segment::Probation } else { Segment::Protected };
+                self.eviction.borrow_mut().fills(taken, segment);
+                if stream == Stream::Meta {
+                    b.age_slowly(taken);
+                }
+                Some(taken)
+            },
+        )
+    }
+
+    /// The key of a placed piece is in the index, or will never be.
+    pub(crate) fn release(&self, placed: Placed) {
+        let bucket = self.buckets.borrow().bucket_of(placed.ptr);
+        self.unpin(bucket);
+    }
+
+    /// Nothing is on its way to the bucket any more.
+    pub(crate) fn unpin(&self, b: BucketNr) {
+        let buckets = &mut *self.buckets.borrow_mut();
+        buckets.unpin(b);
+        if buckets.is_reclaimable(b) {
+            self.look_again_if_wanted();
+        }
+    }
+
+    /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
+    /// because its bucket will be reused.
+    pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
+        let buckets = &mut *self.buckets.borrow_mut();
+        buckets.touch(ptr);
+        let eviction = &mut *self.eviction.borrow_mut();
+        eviction.by_reuse() && eviction.hit(buckets, ptr, saving.of(sectors))
+    }
+
+    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
+    pub(crate) fn count_for_aging(&self, sectors: Sectors) -> Aged {
+        let cache_sectors = self.geometry.used_sectors().0;
+        let eviction = &mut *self.eviction.borrow_mut();
+        match eviction.is_due(sectors, cache_sectors) {
+            false => Aged::No,
+            true => eviction.age(self.buckets.borrow_mut().age()),
+        }
+    }
+
+    /// Nobody writes priorities while the permit is held.
+    pub(crate) async fn hold_prios(&self) -> Permit {
+        self.prios.hold().await
+    }
+
+    /// Writes priorities and generations as they are, unless the newest chain was written by this run. The caller holds
+    /// the permit of [`Self::hold_prios`].
+    pub(crate) async fn own_prios(&self) -> Result<(), EngineError> {
+        if self.prios.is_ours() { Ok(()) } else { prio::write_prios(self).await }
+    }
+
+    /// Buckets of the newest prio chain.
+    pub(crate) fn prio_chain(&self) -> Vec<BucketNr> {
+        self.prios.buckets()
+    }
+
+    /// Takes ready buckets out of the list that are `wanted`, at most `most` and a quarter of the list;
+    /// [`Self::put_ready`] puts them back.
+    pub(crate) fn take_ready(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
+        let most = (self.pool.ready_len() / 4).clamp(1, most);
+        self.pool.take_out(most, wanted)
+    }
+
+    /// Puts buckets into the list of ready ones. Their generations are durable.
+    pub(crate) fn put_ready(&self, buckets: Vec<BucketNr>) {
+        self.pool.put_ready(buckets);
+    }
+
+    /// Closes the open buckets that a wipe has before it: nothing more goes there.
+    pub(crate) fn close_marked(&self) {
+        self.open.borrow_mut().close_marked(&mut self.buckets.borrow_mut());
     }
 }

@@ -57,6 +57,11 @@ pub(crate) struct OpenBuckets {
 const MAX_PIECE: Sectors = Sectors(65528);
 
 impl OpenBuckets {
+    /// As many of a set with so many buckets as streams can use, and few enough to be found quickly.
+    pub(crate) fn of_set(nbuckets: u32) -> OpenBuckets {
+        OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)
+    }
+
     pub(crate) fn new(limit: usize) -> OpenBuckets {
         OpenBuckets { open: Vec::with_capacity(limit + 1), limit, clock: 0 }
     }

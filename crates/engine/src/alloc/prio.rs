@@ -4,22 +4,56 @@
 //! set first, and takes effect with the journal entry that names it; then the buckets of the chain before are ready
 //! for use as they are, because no pointer to them was ever made.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 use format::{BucketNr, BucketPrio, Gen, JsetRoots, PrioHeader, Sectors, encode_prio_set, parse_prio_set};
+use io::sync::{Mutex, Permit};
 
-use super::{Buckets, Purpose};
+use super::{Allocator, Buckets, Purpose};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::journal::Urgency;
-use crate::set::Core;
 
 /// What the newest chain says.
 pub(crate) struct LoadedPrios {
     pub(crate) prios: Vec<BucketPrio>,
     pub(crate) chain: Vec<BucketNr>,
     pub(crate) seq: u64,
+}
+
+/// The newest durable chain.
+pub(super) struct PrioChain {
+    buckets: RefCell<Vec<BucketNr>>,
+    seq: Cell<u64>,
+    /// The chain was written by this run, so its buckets were in use with their present generations.
+    is_ours: Cell<bool>,
+    /// Held from the invalidation of buckets until prio sets with their generations are durable.
+    lock: Mutex,
+}
+
+impl PrioChain {
+    /// The chain that recovery found.
+    pub(super) fn found(loaded: LoadedPrios) -> PrioChain {
+        PrioChain {
+            buckets: RefCell::new(loaded.chain),
+            seq: Cell::new(loaded.seq),
+            is_ours: Cell::new(false),
+            lock: Mutex::default(),
+        }
+    }
+
+    pub(super) async fn hold(&self) -> Permit {
+        self.lock.lock().await
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.is_ours.get()
+    }
+
+    pub(super) fn buckets(&self) -> Vec<BucketNr> {
+        self.buckets.borrow().clone()
+    }
 }
 
 /// Reads the chain that begins in bucket `first`.
@@ -117,45 +151,45 @@ async fn read_set(
 }
 
 /// Writes priorities and generations as they are now, and waits until they are durable.
-pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
-    let geometry = &core.geometry;
+pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
+    let geometry = &alloc.geometry;
     let sets = geometry.prio_buckets as usize;
     let chain: Vec<BucketNr> = {
-        let buckets = &mut *core.buckets.borrow_mut();
+        let buckets = &mut *alloc.buckets.borrow_mut();
         let mut chain = Vec::with_capacity(sets);
         while chain.len() < sets {
-            match core.alloc.try_take(Purpose::Prio, buckets) {
+            match alloc.pool.try_take(Purpose::Prio, buckets) {
                 Some(b) => chain.push(b),
                 None => {
                     for b in &chain {
                         buckets.reuse(*b);
                     }
-                    core.alloc.put_ready(chain);
+                    alloc.pool.put_ready(chain);
                     return Err(EngineError::NoSpace(format!(
                         "{}: no {sets} buckets are free for priorities",
-                        core.device.place().device
+                        alloc.device.place().device
                     )));
                 }
             }
         }
         chain
     };
-    let seq = core.alloc.prio_seq.get() + 1;
+    let seq = alloc.prios.seq.get() + 1;
     // One moment for all sets: what is invalidated later goes into the next chain.
     let prios: Vec<BucketPrio> =
-        core.buckets.borrow().prios().map(|(prio, generation)| BucketPrio { prio, generation }).collect();
+        alloc.buckets.borrow().prios().map(|(prio, generation)| BucketPrio { prio, generation }).collect();
     let per_set = geometry.prios_per_bucket as usize;
     let groups: Vec<&[BucketPrio]> = prios.chunks(per_set).collect();
     let mut next_bucket = 0;
     for (bucket, group) in chain.iter().zip(&groups).rev() {
-        let mut buffer = core.rt.pool().zeroed(geometry.meta_sectors.bytes() as usize);
-        encode_prio_set(buffer.as_mut(), core.device.magic(), PrioHeader { seq, next_bucket }, group);
-        core.device.write_metadata(geometry.bucket_start(*bucket), buffer).await?;
+        let mut buffer = alloc.device.disk().runtime().pool().zeroed(geometry.meta_sectors.bytes() as usize);
+        encode_prio_set(buffer.as_mut(), alloc.device.magic(), PrioHeader { seq, next_bucket }, group);
+        alloc.device.write_metadata(geometry.bucket_start(*bucket), buffer).await?;
         next_bucket = u64::from(bucket.0);
     }
-    let nr = usize::from(core.device.superblock().nr_this_dev());
+    let nr = usize::from(alloc.device.superblock().nr_this_dev());
     // Leaves that are written to free the journal may wait for the buckets that this makes ready.
-    let urgency = || if core.alloc.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
+    let urgency = || if alloc.pool.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
     let change = |r: &mut JsetRoots| {
         if let Some(slot) = r.prio_bucket.get_mut(nr) {
             *slot = next_bucket;
@@ -163,34 +197,34 @@ pub(crate) async fn write_prios(core: &Rc<Core>) -> Result<(), EngineError> {
     };
     let early = bug(Bug::OldChainReusedEarly);
     if early {
-        retire_chain(core, chain.clone());
+        retire_chain(alloc, chain.clone());
     }
-    core.journal.commit_roots(urgency, change).await?;
-    core.alloc.prio_seq.set(seq);
+    alloc.journal.commit_roots(urgency, change).await?;
+    alloc.prios.seq.set(seq);
     if !early {
-        retire_chain(core, chain);
+        retire_chain(alloc, chain);
     }
-    core.counters.borrow_mut().prio_writes += 1;
+    alloc.count(|c| c.prio_writes += 1);
     Ok(())
 }
 
 /// `chain` takes the place of the chain before it, whose buckets are free. The journal names `chain`, durably.
-fn retire_chain(core: &Core, chain: Vec<BucketNr>) {
-    let old = core.alloc.prio_chain.replace(chain);
-    if core.alloc.prio_chain_is_ours.replace(true) {
+fn retire_chain(alloc: &Allocator, chain: Vec<BucketNr>) {
+    let old = alloc.prios.buckets.replace(chain);
+    if alloc.prios.is_ours.replace(true) {
         for b in &old {
-            core.buckets.borrow_mut().reuse(*b);
+            alloc.buckets.borrow_mut().reuse(*b);
         }
         let n = old.len();
-        core.alloc.put_ready(old);
+        alloc.pool.put_ready(old);
         if bug(Bug::OldChainReusedEarly) {
             // They are the next to be taken, or a crash would hardly ever find one of them in use.
-            core.alloc.ready.borrow_mut().rotate_right(n);
+            alloc.pool.put_first(n);
         }
     } else {
         // A chain found at start may list its own buckets with an older generation, which pointers may have.
         for b in &old {
-            core.buckets.borrow_mut().free_metadata(*b);
+            alloc.buckets.borrow_mut().free_metadata(*b);
         }
     }
 }

@@ -8,27 +8,22 @@ use std::rc::Rc;
 
 use format::{BucketNr, Gen, Sectors};
 
-use super::write_prios;
+use super::Allocator;
+use super::prio::write_prios;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::policy::replacement::Candidate;
-use crate::set::Core;
 
 /// Invalidates up to `wanted` buckets: their pointers are stale from now on.
-fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
-    let buckets = &mut *core.buckets.borrow_mut();
+fn invalidate(alloc: &Allocator, wanted: usize) -> Vec<BucketNr> {
+    let buckets = &mut *alloc.buckets.borrow_mut();
     let mut picked = Vec::new();
-    let mut selector = core.selector.borrow_mut();
-    let mut rng = core.rng.borrow_mut();
     let candidate = |b: BucketNr| Candidate {
         eligible: buckets.may_invalidate(b),
         prio: buckets.prio(b),
         live_sectors: buckets.live(b).0 as u32,
     };
-    match core.reuse() {
-        Some(mut reuse) => reuse.choose(wanted, candidate, &mut picked),
-        None => selector.pick(wanted, core.min_prio.get(), &mut rng, candidate, &mut picked),
-    }
+    alloc.eviction.borrow_mut().choose(wanted, candidate, &mut picked);
     if picked.is_empty() {
         // A random policy can miss the few that there are.
         picked.extend(buckets.all().filter(|b| buckets.may_invalidate(*b)).take(wanted));
@@ -37,30 +32,30 @@ fn invalidate(core: &Core, wanted: usize) -> Vec<BucketNr> {
         buckets.invalidate(*b);
     }
     let wrapped = picked.iter().filter(|b| buckets.generation(**b) == Gen(0)).count();
-    core.counters.borrow_mut().gen_wraps += wrapped as u64;
+    alloc.count(|c| c.gen_wraps += wrapped as u64);
     picked
 }
 
-async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
-    let prios = core.alloc.prios.lock().await;
-    let picked = invalidate(core, wanted);
+async fn refill(alloc: &Allocator, wanted: usize) -> Result<usize, EngineError> {
+    let prios = alloc.prios.hold().await;
+    let picked = invalidate(alloc, wanted);
     if picked.is_empty() {
         return Ok(0);
     }
-    core.alloc.invalidated();
+    alloc.pool.invalidated();
     let early = bug(Bug::ReuseBeforeGenerations);
     if early {
-        core.alloc.put_ready(picked.clone());
+        alloc.pool.put_ready(picked.clone());
     }
-    write_prios(core).await?;
-    core.alloc.settled();
+    write_prios(alloc).await?;
+    alloc.pool.settled();
     drop(prios);
-    if core.device.discards_buckets() {
-        let geometry = &core.geometry;
+    if alloc.device.discards_buckets() {
+        let geometry = &alloc.geometry;
         let discards: Vec<_> = picked
             .iter()
             .map(|b| {
-                core.device.disk().start_plain(
+                alloc.device.disk().start_plain(
                     io::Op::Discard,
                     geometry.bucket_start(*b),
                     geometry.bucket_sectors,
@@ -72,44 +67,44 @@ async fn refill(core: &Rc<Core>, wanted: usize) -> Result<usize, EngineError> {
             if let Err(e) = d.await.result
                 && !e.is_unsupported()
             {
-                core.device.request_failed(&e);
+                alloc.device.request_failed(&e);
             }
         }
     }
     let n = picked.len();
     if !early {
-        core.alloc.put_ready(picked);
+        alloc.pool.put_ready(picked);
     }
     Ok(n)
 }
 
 /// Keeps the list of ready buckets full.
-pub(crate) async fn refill_task(core: Rc<Core>) {
+pub(crate) async fn refill_task(alloc: Rc<Allocator>) {
     loop {
-        core.alloc.wanted.wait_until(|| core.device.is_stopping() || core.alloc.missing() > 0).await;
-        if core.device.is_stopping() {
+        alloc.pool.wanted.wait_until(|| alloc.device.is_stopping() || alloc.pool.missing() > 0).await;
+        if alloc.device.is_stopping() {
             return;
         }
-        match refill(&core, core.alloc.missing()).await {
+        match refill(&alloc, alloc.pool.missing()).await {
             Ok(0) => {
                 // Nothing can be invalidated now: generations that ran ahead need a walk of the index, dirty data
                 // needs writeback. Either wakes this task.
-                core.alloc.starved.set(true);
+                alloc.pool.starved.set(true);
                 // A walk that waits for the journal must not wait any more.
-                core.journal.look_again();
-                if core.buckets.borrow().reclaimable() > 0 {
-                    core.request_gc();
+                alloc.journal.look_again();
+                if alloc.buckets.borrow().reclaimable() > 0 {
+                    alloc.walks.request();
                 }
-                core.alloc.kick();
-                core.alloc.wanted.changed().await;
+                alloc.pool.kick();
+                alloc.pool.wanted.changed().await;
             }
             Ok(_) => {
-                core.alloc.starved.set(false);
+                alloc.pool.starved.set(false);
                 // Buckets were used up: packing may be due.
-                core.gc_event.notify_all();
+                alloc.walks.look_again();
             }
             Err(e) => {
-                core.device.fail(e);
+                alloc.device.fail(e);
                 return;
             }
         }
@@ -118,8 +113,8 @@ pub(crate) async fn refill_task(core: Rc<Core>) {
 
 /// At start, buckets without any live pointer may be used at once: whatever still points to them was stale by the
 /// stored generation (format section 12.2, exception). Takes up to `wanted`.
-pub(crate) fn prime(core: &Core, wanted: usize) {
-    let buckets = &mut *core.buckets.borrow_mut();
+pub(super) fn prime(alloc: &Allocator, wanted: usize) {
+    let buckets = &mut *alloc.buckets.borrow_mut();
     let empty: Vec<BucketNr> = buckets
         .all()
         .filter(|b| buckets.may_invalidate(*b) && buckets.live(*b) == Sectors::ZERO)
@@ -128,5 +123,5 @@ pub(crate) fn prime(core: &Core, wanted: usize) {
     for b in &empty {
         buckets.invalidate(*b);
     }
-    core.alloc.put_ready(empty);
+    alloc.pool.put_ready(empty);
 }

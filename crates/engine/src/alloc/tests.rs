@@ -6,6 +6,7 @@ use format::{Gen, Inode, Ptr, Sector, Sectors};
 use io::sync::{Either, select};
 use proptest::prelude::*;
 
+use super::pool::Pool;
 use super::*;
 use crate::testing::run;
 
@@ -69,7 +70,7 @@ proptest! {
 #[test]
 fn the_list_is_refilled_up_to_its_target() {
     for more in 0..40 {
-        let alloc = Allocator::new(&geometry(), 1024, 2);
+        let alloc = Pool::new(&geometry(), 1024, 2);
         let (reserves, target) = (alloc.reserves.total(), alloc.reserves.total() + alloc.batch);
         assert_eq!(alloc.batch, 32);
         let have = reserves + more;
@@ -85,7 +86,7 @@ fn the_list_is_refilled_up_to_its_target() {
 #[test]
 fn a_wait_that_is_given_up_does_not_count() {
     run(|rt| async move {
-        let alloc = Allocator::new(&geometry(), 1024, 2);
+        let alloc = Pool::new(&geometry(), 1024, 2);
         {
             let wait = pin!(alloc.wait(Purpose::Data, || false));
             assert!(matches!(select(wait, rt.sleep(Nanos(1))).await, Either::Right(())));
@@ -323,7 +324,7 @@ fn reserves_by_the_size_of_the_cache() {
     for (nbuckets, moving, btree, batch) in
         [(64, 1, 6, 4), (1024, 8, 8, 32), (4096, 32, 32, 128), (100_000, 256, 64, 1024)]
     {
-        let alloc = Allocator::new(&geometry(), nbuckets, 3);
+        let alloc = Pool::new(&geometry(), nbuckets, 3);
         let r = alloc.reserves;
         assert_eq!((r.moving, r.btree, r.prio, alloc.batch), (moving, btree, 3, batch), "{nbuckets}");
         assert_eq!(r.total(), moving + btree + 3);
@@ -339,8 +340,7 @@ fn reserves_by_the_size_of_the_cache() {
 fn open_buckets_by_the_size_of_the_cache() {
     for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (1024, 16), (4096, 64), (100_000, 64)] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        let alloc = Allocator::new(&geometry(), nbuckets, 3);
-        let open = &mut *alloc.open.borrow_mut();
+        let open = &mut OpenBuckets::of_set(nbuckets);
         for n in 0..70 {
             let bucket = BucketNr(FIRST + n);
             buckets.invalidate(bucket);
@@ -365,7 +365,7 @@ fn buckets_are_taken_down_to_the_reserves() {
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        let alloc = Allocator::new(&geometry(), 1024, 3);
+        let alloc = Pool::new(&geometry(), 1024, 3);
         let ready: Vec<BucketNr> = (FIRST..FIRST + 30).map(BucketNr).collect();
         ready.iter().for_each(|b| buckets.invalidate(*b));
         alloc.put_ready(ready.clone());

@@ -38,11 +38,14 @@ pub(crate) struct Survey {
 pub(crate) async fn gc_task(core: Rc<Core>) {
     loop {
         let due = || {
-            let buckets = core.buckets.borrow();
+            let buckets = core.alloc.buckets();
             // On average every bucket has been reused once.
             buckets.invalidated_since_gc() > u64::from(buckets.len())
         };
-        core.gc_event.wait_until(|| core.device.is_stopping() || core.gc_wanted.get() || due()).await;
+        core.alloc
+            .walks()
+            .wait_until(|| core.device.is_stopping() || core.alloc.walks().is_wanted() || due())
+            .await;
         if core.device.is_stopping() {
             return;
         }
@@ -50,14 +53,14 @@ pub(crate) async fn gc_task(core: Rc<Core>) {
             core.device.fail(e);
             return;
         }
-        core.alloc.wanted.notify_all();
+        core.alloc.look_again();
     }
 }
 
 /// One whole walk.
 pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
     let _one = core.gc_lock.lock().await;
-    core.gc_wanted.set(false);
+    core.alloc.walks().begun();
     core.gc_running.set(true);
     let began = core.rt.now();
     let result = walk(core).await;
@@ -74,7 +77,7 @@ pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
 async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let void: BTreeSet<Inode> = core.void.borrow().clone();
     let started = core.tree.borrow().next_birth();
-    let mut oldest: Vec<Gen> = core.buckets.borrow().generations();
+    let mut oldest: Vec<Gen> = core.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
     loop {
         core.device.check()?;
@@ -92,7 +95,7 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
                 continue;
             };
-            let buckets = core.buckets.borrow();
+            let buckets = core.alloc.buckets();
             tree.oldest_pointers(id, &buckets, &mut oldest);
             node.bound
         };
@@ -106,8 +109,8 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
     core.write_leaves_unhurried(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
-    core.tree.borrow().oldest_dead_pointers(&core.buckets.borrow(), &mut oldest);
-    core.buckets.borrow_mut().finish_gc(&oldest);
+    core.tree.borrow().oldest_dead_pointers(&core.alloc.buckets(), &mut oldest);
+    core.alloc.buckets_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= purged_seq {
         core.void.borrow_mut().retain(|i| !void.contains(i));
     }
@@ -127,7 +130,7 @@ async fn clean_leaf(
         if !loaded {
             return Ok(false);
         }
-        let buckets = &mut *core.buckets.borrow_mut();
+        let buckets = &mut *core.alloc.buckets_mut();
         if !void.is_empty() {
             tree.purge(id, buckets, |inode, _| !void.contains(&inode));
         }
@@ -136,7 +139,7 @@ async fn clean_leaf(
     let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
     let must = core.tree.borrow().node(id).leaf().must_rewrite;
     // With the leaf, the nodes above it are replaced.
-    let dead_age = core.tree.borrow().dead_age_above(id, &core.buckets.borrow());
+    let dead_age = core.tree.borrow().dead_age_above(id, &core.alloc.buckets());
     if must || always || is_stale(&survey, dead_age) {
         core.wait_room_for_roots().await?;
         core.rewrite(&[id]).await?;
@@ -164,7 +167,7 @@ fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
 /// The leaf and those behind it, under the same parent and in memory, that together fit into one node at two thirds.
 fn small_siblings(core: &Core, id: NodeId, live: usize) -> Vec<NodeId> {
     let tree = core.tree.borrow();
-    let buckets = core.buckets.borrow();
+    let buckets = core.alloc.buckets();
     let siblings = successors(Some(id), |at| next_sibling(&tree, *at));
     let behind = siblings.clone().skip(1).map(|s| tree.survey(s, &buckets).live);
     let count = fitting(core.leaf_words(), once(live).chain(behind));

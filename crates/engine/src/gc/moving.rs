@@ -73,7 +73,7 @@ pub(super) enum Victims {
 /// Whether dirty data takes more than twice the buckets that it would fill (once room is short, half as many more), and
 /// enough of them to matter.
 fn is_fragmented(core: &Core) -> bool {
-    let buckets = core.buckets.borrow();
+    let buckets = core.alloc.buckets();
     let in_use_percent = buckets.in_use_percent() as u8;
     if in_use_percent < COMPACT_FROM_PERCENT {
         return false;
@@ -92,9 +92,9 @@ fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
 /// would cost more to read again than to move.
 fn is_wasteful(core: &Core) -> bool {
     {
-        let buckets = core.buckets.borrow();
+        let buckets = core.alloc.buckets();
         let filled = u64::from(buckets.len() - buckets.unused()) * core.geometry.bucket_sectors.0;
-        if core.alloc.is_plenty(buckets.unused()) || !is_quarter_empty(filled, buckets.live_total()) {
+        if core.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
             return false;
         }
     }
@@ -116,7 +116,7 @@ fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
 /// Which buckets had better be packed now.
 fn due(core: &Core) -> Option<Victims> {
     if is_fragmented(core) {
-        let short = core.buckets.borrow().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
+        let short = core.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
         Some(if short { Victims::DirtyAlone } else { Victims::ThinlyDirty })
     } else {
         is_wasteful(core).then_some(Victims::Partial)
@@ -126,7 +126,7 @@ fn due(core: &Core) -> Option<Victims> {
 /// Packs thinly filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(core: Rc<Core>) {
     loop {
-        core.gc_event.wait_until(|| core.device.is_stopping() || due(&core).is_some()).await;
+        core.alloc.walks().wait_until(|| core.device.is_stopping() || due(&core).is_some()).await;
         if core.device.is_stopping() {
             return;
         }
@@ -136,10 +136,10 @@ pub(crate) async fn compact_task(core: Rc<Core>) {
             core.device.fail(e);
             return;
         }
-        core.alloc.wanted.notify_all();
+        core.alloc.look_again();
         if core.counters.borrow().moved_extents == moved {
             // Nothing to pack, or no room to pack into: look again when something has changed.
-            core.gc_event.changed().await;
+            core.alloc.walks().changed().await;
         }
         core.rt.yield_now().await;
     }
@@ -160,7 +160,7 @@ impl Chosen {
 
 /// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
 fn candidates(core: &Core, which: Victims) -> Chosen {
-    let buckets = core.buckets.borrow();
+    let buckets = core.alloc.buckets();
     let bucket_sectors = core.geometry.bucket_sectors;
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
@@ -169,7 +169,7 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
         .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
         .collect();
-    let room = Sectors(core.alloc.reserves.moving as u64 * bucket_sectors.0);
+    let room = core.alloc.moving_reserve();
     let chosen = emptiest(partial, bucket_sectors, room);
     Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
 }
@@ -199,7 +199,7 @@ struct Marked<'a> {
 impl<'a> Marked<'a> {
     fn new(core: &'a Core, buckets: &'a [BucketNr]) -> Marked<'a> {
         for b in buckets {
-            let began = core.buckets.borrow_mut().set_moving(*b, true);
+            let began = core.alloc.buckets_mut().set_moving(*b, true);
             assert!(began, "bucket {b} is being emptied already");
         }
         Marked { core, buckets }
@@ -209,7 +209,7 @@ impl<'a> Marked<'a> {
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
         for b in self.buckets {
-            self.core.buckets.borrow_mut().set_moving(*b, false);
+            self.core.alloc.buckets_mut().set_moving(*b, false);
         }
     }
 }
@@ -233,7 +233,7 @@ async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
         core.load_leaf(id).await?;
         let mut found: Vec<Found> = {
             let tree = core.tree.borrow();
-            let buckets = core.buckets.borrow();
+            let buckets = core.alloc.buckets();
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
@@ -265,7 +265,7 @@ async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineEr
                 break;
             }
             let want = Sectors((end - at).0.min(left.0));
-            let Some(placed) = core.try_place(Stream::Moving, (f.inode, at), want) else {
+            let Some(placed) = core.alloc.try_place(Stream::Moving, (f.inode, at), want) else {
                 copy(core, &mut batch).await?;
                 // Without a bucket there is nothing to pack into.
                 core.alloc.wait(Purpose::Moving, || true).await;
@@ -341,7 +341,7 @@ async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineE
         }
     }
     for p in batch.drain(..) {
-        core.release(p.placed);
+        core.alloc.release(p.placed);
     }
     Ok(())
 }
@@ -439,7 +439,7 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
         let mut at = start;
         while at < end
             && core.is_in_use(inode)
-            && let Some(placed) = core.try_place(Stream::Kept, (inode, at), end - at)
+            && let Some(placed) = core.alloc.try_place(Stream::Kept, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
             let done = core.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
@@ -451,7 +451,7 @@ pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, dat
                 // If that fails, the set has failed.
                 kept = replace(&core, &piece, How::LeafOnly(tick)).await.is_ok();
             }
-            core.release(placed);
+            core.alloc.release(placed);
             if !kept {
                 break;
             }

@@ -264,7 +264,7 @@ impl Core {
     /// Waits until the journal has room for roots that can wait. They cannot when there are no buckets: what frees the
     /// journal needs buckets too, and the walk that makes room for everybody must not be held up.
     pub(crate) async fn wait_room_for_roots(&self) -> Result<(), EngineError> {
-        let urgent = || self.alloc.starved.get() || self.alloc.is_short_of_btree();
+        let urgent = || self.alloc.is_starved() || self.alloc.is_short_of_btree();
         self.journal.wait_room_to_spare(urgent).await
     }
 }

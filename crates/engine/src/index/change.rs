@@ -74,7 +74,7 @@ impl From<NotLoaded> for Blocked {
 impl Core {
     /// What the index says about the beginning of `[start, end)`.
     pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
-        self.tree.borrow_mut().segment(inode, start, end, &self.buckets.borrow())
+        self.tree.borrow_mut().segment(inode, start, end, &self.alloc.buckets())
     }
 
     /// The same, reading the leaf if it is not in memory.
@@ -132,12 +132,12 @@ impl Core {
                 (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
             }
         };
-        let buckets = &mut *self.buckets.borrow_mut();
+        let buckets = &mut *self.alloc.buckets_mut();
         let reclaimable = buckets.reclaimable();
         let pin = &mut |seq| self.journal.pin(seq);
         let unwritten_words = tree.change(id, inode, start, end, new, via, now, buckets, pin);
-        if buckets.reclaimable() > reclaimable && self.alloc.is_wanted() {
-            self.alloc.wanted.notify_all();
+        if buckets.reclaimable() > reclaimable {
+            self.alloc.look_again_if_wanted();
         }
         if unwritten_words >= self.leaf_write_words() {
             self.queue_leaf(tree, id);

@@ -152,7 +152,7 @@ impl Core {
             .collect();
         let via = Via::LeafOnly { data: Tick::default(), direct: None, durable: self.journal.durable() };
         let now = self.rt.turn_time();
-        let buckets = &mut *self.buckets.borrow_mut();
+        let buckets = &mut *self.alloc.buckets_mut();
         let pin = &mut |_: JournalSeq| ();
         for (inode, start, end) in found {
             tree.change(id, inode, start, end, None, via, now, buckets, pin);

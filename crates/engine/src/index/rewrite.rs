@@ -17,7 +17,6 @@ use super::extents::Extents;
 use super::merged::Merged;
 use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
-use crate::alloc::Purpose;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::gc::MAX_STALE_AGE;
@@ -137,16 +136,16 @@ impl Core {
             if buckets.len() >= needed {
                 break;
             }
-            match self.take_btree_bucket().await {
+            match self.alloc.take_btree_bucket().await {
                 Ok(b) => buckets.push(b),
                 Err(e) => {
-                    self.give_back(&buckets);
+                    self.alloc.give_back(&buckets);
                     return Err(e);
                 }
             }
         }
         let r = self.swap_leaves(ids, &mut buckets);
-        self.give_back(&buckets);
+        self.alloc.give_back(&buckets);
         self.settle(r.newest_seq, &r.copies).await?;
         self.write_nodes(r.writes).await?;
         self.link(&r.new, &r.old).await?;
@@ -156,34 +155,10 @@ impl Core {
         Ok(())
     }
 
-    /// A bucket for a btree node or the UUID table.
-    pub(crate) async fn take_btree_bucket(&self) -> Result<BucketNr, EngineError> {
-        loop {
-            self.device.check()?;
-            if let Some(b) = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut()) {
-                return Ok(b);
-            }
-            self.counters.borrow_mut().btree_waits += 1;
-            // Priorities that wait for the journal must not wait any more.
-            self.journal.look_again();
-            self.alloc.wait(Purpose::Btree, || self.device.check().is_err()).await;
-        }
-    }
-
-    /// Returns metadata buckets that were never written.
-    fn give_back(&self, buckets: &[BucketNr]) {
-        for b in buckets {
-            self.buckets.borrow_mut().reuse(*b);
-        }
-        if !buckets.is_empty() {
-            self.alloc.put_ready(buckets.iter().copied());
-        }
-    }
-
     /// Shows the entries that new leaves take over from these.
     fn each_kept(&self, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
         let durable = self.journal.durable();
-        let (buckets, void) = (self.buckets.borrow(), self.void.borrow());
+        let (buckets, void) = (self.alloc.buckets(), self.void.borrow());
         for id in ids {
             for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
                 let wanted = match e.is_tombstone() {
@@ -218,7 +193,7 @@ impl Core {
         // sectors for ever that nobody finds.
         let void = self.void.borrow();
         if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
-            let buckets = &mut *self.buckets.borrow_mut();
+            let buckets = &mut *self.alloc.buckets_mut();
             ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
         }
         drop(void);
@@ -320,7 +295,7 @@ impl Core {
     }
 
     fn new_node(&self, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {
-        let generation = self.buckets.borrow().generation(bucket);
+        let generation = self.alloc.buckets().generation(bucket);
         Node {
             level,
             bound,
@@ -392,7 +367,7 @@ impl Core {
         }
         for id in replaced {
             let node = self.tree.borrow_mut().remove_node(id);
-            self.free_node_bucket(node.ptr);
+            self.alloc.free_metadata(node.ptr);
         }
         Ok(())
     }
@@ -401,7 +376,7 @@ impl Core {
     /// are there have pointers that should go.
     fn parent_set(&self, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> Option<(Sector, io::Buffer)> {
         let tree = self.tree.borrow();
-        if tree.dead_age(parent, &self.buckets.borrow()) > MAX_STALE_AGE {
+        if tree.dead_age(parent, &self.alloc.buckets()) > MAX_STALE_AGE {
             return None;
         }
         let node = tree.node(parent);
@@ -432,7 +407,7 @@ impl Core {
         let mut new = Vec::with_capacity(count);
         let mut writes = Vec::with_capacity(count);
         for group in children.chunks(share.max(1)) {
-            let bucket = self.take_btree_bucket().await?;
+            let bucket = self.alloc.take_btree_bucket().await?;
             let tree = &mut *self.tree.borrow_mut();
             let last = *group.last().expect("chunks are not empty");
             let group_bound = tree.node(last).bound;
@@ -476,7 +451,7 @@ impl Core {
         let root = match new {
             [one] => *one,
             several => {
-                let bucket = self.take_btree_bucket().await?;
+                let bucket = self.alloc.take_btree_bucket().await?;
                 let (root, write) = {
                     let tree = &mut *self.tree.borrow_mut();
                     let level = several.first().map_or(0, |id| tree.node(*id).level) + 1;
@@ -536,16 +511,9 @@ impl Core {
         }
         for id in old {
             let node = tree.remove_node(*id);
-            self.free_node_bucket(node.ptr);
+            self.alloc.free_metadata(node.ptr);
         }
         self.journal.pins_released();
-    }
-
-    fn free_node_bucket(&self, ptr: Ptr) {
-        let buckets = &mut *self.buckets.borrow_mut();
-        let b = buckets.bucket_of(ptr);
-        buckets.free_metadata(b);
-        self.alloc.wanted.notify_all();
     }
 }
 

@@ -193,7 +193,7 @@ impl CacheSet {
             mark(Mark::SlotOfStale);
             core.void.borrow_mut().insert(inode);
             core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
-            core.request_gc();
+            core.alloc.walks().request();
         }
         if state == BackingState::Dirty {
             mark(Mark::RefusedUnknownDirty);
@@ -228,7 +228,7 @@ impl CacheSet {
         let end = start + backing.data_sectors();
         for (from, inside) in [(format::Sector(0), true), (end, false)] {
             let found = loop {
-                let next = core.tree.borrow().next_dirty(inode, from, &core.buckets.borrow());
+                let next = core.tree.borrow().next_dirty(inode, from, &core.alloc.buckets());
                 match next {
                     Err(NotLoaded(id)) => core.load_leaf(id).await?,
                     Ok(found) => break found,
@@ -319,7 +319,7 @@ impl CacheSet {
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.void.borrow_mut().insert(inode);
         core.volumes.borrow_mut().retain(|v| v.inode() != Some(inode));
-        core.request_gc();
+        core.alloc.walks().request();
         Ok(())
     }
 
@@ -419,7 +419,7 @@ impl CacheSet {
         drop(guard);
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.request_gc();
+        core.alloc.walks().request();
         core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
     }

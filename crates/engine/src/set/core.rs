@@ -4,21 +4,19 @@
 //! stopping, failed). The parts' work is in their own modules. Single-threaded: a `RefCell` is never borrowed across
 //! an await point.
 
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use format::{Geometry, Inode, Ptr, Sectors, Uuid, UuidEntry};
+use format::{Geometry, Inode, Sectors, Uuid, UuidEntry};
 use io::sync::{Event, Mutex, Queue};
-use io::{Handle, Reservation, Rng};
+use io::{Handle, Reservation};
 
-use crate::alloc::{Allocator, Buckets};
+use crate::alloc::{Aged, Allocator};
 use crate::device::{BackingDevices, CacheDevice};
 use crate::index::{NodeId, Tree};
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
-use crate::policy::replacement::{Aging, Selector};
-use crate::policy::reuse::{Reuse, Saving};
 use crate::policy::writeback_rate::IdleCounter;
 use crate::policy::yielding::Pace;
 use crate::stats::{CacheStats, Sliced, Work, WorkStats};
@@ -59,10 +57,9 @@ pub(crate) struct Core {
     pub(crate) _memory: Reservation,
     /// Serialises writes of the cache superblock and the UUID table.
     pub(crate) config_lock: Mutex,
-    pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tree: RefCell<Tree>,
-    pub(crate) journal: Journal,
-    pub(crate) alloc: Allocator,
+    pub(crate) journal: Rc<Journal>,
+    pub(crate) alloc: Rc<Allocator>,
     /// Held while btree nodes are replaced.
     pub(crate) structure: Mutex,
     pub(crate) leaf_work: Queue<NodeId>,
@@ -70,9 +67,7 @@ pub(crate) struct Core {
     pub(crate) index_changed: Event,
     /// Leaves were loaded, or have grown.
     pub(crate) memory_changed: Event,
-    pub(crate) gc_wanted: Cell<bool>,
     pub(crate) gc_running: Cell<bool>,
-    pub(crate) gc_event: Event,
     pub(crate) gc_lock: Mutex,
     pub(crate) uuids: RefCell<Vec<UuidEntry>>,
     /// Slots whose keys must not be used: they are removed by and by.
@@ -80,12 +75,6 @@ pub(crate) struct Core {
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
-    pub(crate) selector: RefCell<Selector>,
-    /// What replacement by reuse knows, while that is wanted.
-    pub(crate) reuse: RefCell<Option<Reuse>>,
-    pub(crate) aging: RefCell<Aging>,
-    pub(crate) min_prio: Cell<u16>,
-    pub(crate) rng: RefCell<Rng>,
     /// Holds writes back while the cache is nearly full.
     pub(crate) pace: Cell<Pace>,
     pub(crate) idle: RefCell<IdleCounter>,
@@ -110,7 +99,7 @@ impl Core {
         }
         self.index_changed.notify_all();
         self.memory_changed.notify_all();
-        self.gc_event.notify_all();
+        self.alloc.walks().look_again();
         self.alloc.kick();
         for v in self.volumes.borrow().iter() {
             v.wake();
@@ -127,63 +116,11 @@ impl Core {
         usize::try_from(self.tunables.borrow().btree_cache_limit).unwrap_or(usize::MAX)
     }
 
-    /// Asks for a walk of the index.
-    pub(crate) fn request_gc(&self) {
-        self.gc_wanted.set(true);
-        self.gc_event.notify_all();
-    }
-
-    /// Percent of the cache that cannot be reclaimed at once.
-    pub(crate) fn in_use_percent(&self) -> u8 {
-        self.buckets.borrow().in_use_percent() as u8
-    }
-
     /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
-        let cache_sectors = self.geometry.used_sectors().0;
-        if self.aging.borrow_mut().count(sectors.0, cache_sectors) {
-            self.age();
+        if self.alloc.count_for_aging(sectors) == Aged::ByReuse {
+            self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
         }
-    }
-
-    #[cold]
-    fn age(&self) {
-        let min = self.buckets.borrow_mut().age();
-        self.min_prio.set(min);
-        match self.reuse() {
-            Some(mut reuse) => {
-                reuse.tick();
-                self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
-            }
-            None => *self.reuse.borrow_mut() = None,
-        }
-    }
-
-    /// Replacement by reuse, if that is wanted. It begins to learn when it is first asked for.
-    pub(crate) fn reuse(&self) -> Option<RefMut<'_, Reuse>> {
-        if !self.tunables.borrow().by_reuse() {
-            return None;
-        }
-        let g = &self.geometry;
-        let begin = || Reuse::new(g.first_dynamic(), g.nbuckets, g.bucket_sectors, g.block_sectors);
-        Some(RefMut::map(self.reuse.borrow_mut(), |r| r.get_or_insert_with(begin)))
-    }
-
-    /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
-    /// because its bucket will be reused.
-    pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
-        let buckets = &mut *self.buckets.borrow_mut();
-        buckets.touch(ptr);
-        self.tunables.borrow().by_reuse() && self.used_by_reuse(buckets, ptr, sectors, saving)
-    }
-
-    /// The same for what replacement by reuse knows.
-    #[cold]
-    fn used_by_reuse(&self, buckets: &Buckets, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
-        let Some(mut reuse) = self.reuse() else { return false };
-        let b = buckets.bucket_of(ptr);
-        // What is still being filled is not reused soon.
-        reuse.hit(b, saving.of(sectors)) && buckets.pins(b) == 0
     }
 
     /// The volume behind a slot.

@@ -69,7 +69,7 @@ impl CacheSet {
     /// State in numbers.
     pub fn status(&self) -> SetStatus {
         let core = &self.core;
-        let buckets = core.buckets.borrow();
+        let buckets = core.alloc.buckets();
         let tree = core.tree.borrow();
         SetStatus {
             set_uuid: self.uuid(),
@@ -113,7 +113,13 @@ impl CacheSet {
 
     /// Counts of the engine's own work.
     pub fn counters(&self) -> EngineCounters {
-        *self.core.counters.borrow()
+        let (core, alloc) = (*self.core.counters.borrow(), self.core.alloc.counters());
+        EngineCounters {
+            prio_writes: alloc.prio_writes,
+            gen_wraps: alloc.gen_wraps,
+            btree_waits: alloc.btree_waits,
+            ..core
+        }
     }
 
     /// Flushes sent to the cache device.
@@ -209,7 +215,7 @@ impl Core {
         self.device.write_superblock().await?;
         // Others may have been set meanwhile.
         self.set_tunable(name, value)?;
-        self.selector.borrow_mut().set_policy(next.cache_replacement_policy);
+        self.alloc.eviction().set_policy(next.cache_replacement_policy);
         Ok(())
     }
 
@@ -217,6 +223,7 @@ impl Core {
     pub(crate) fn tunables_changed(&self) {
         let t = self.tunables.borrow();
         self.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
+        self.alloc.eviction().set_by_reuse(t.by_reuse());
         self.device.set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
         self.congestion
             .borrow_mut()
@@ -226,6 +233,6 @@ impl Core {
         }
         drop(t);
         self.memory_changed.notify_all();
-        self.gc_event.notify_all();
+        self.alloc.walks().look_again();
     }
 }

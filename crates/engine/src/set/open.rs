@@ -13,11 +13,11 @@ use format::{
     Replay, Sector, Sectors, encode_prio_set,
 };
 use io::sync::{Event, Mutex, Queue};
-use io::{Disk, MemoryBudget, Reservation, Rng, SurvivorRef};
+use io::{Disk, MemoryBudget, Reservation, SurvivorRef};
 
 use super::CacheSet;
 use super::core::{Core, EngineCounters};
-use crate::alloc::{Allocator, Buckets, LoadedPrios, apply_prios, load_prios, prime, refill_task};
+use crate::alloc::{Allocator, Buckets, Eviction, LoadedPrios, apply_prios, load_prios, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::{
     BackingDevice, BackingDevices, CacheDevice, SUPERBLOCK_SECTOR, Tick, read_backing, read_cache,
@@ -30,7 +30,6 @@ use crate::index::{
 };
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
-use crate::policy::replacement::{Aging, Selector};
 use crate::stats::{CacheStats, Work};
 use crate::tunables::SetTunables;
 use crate::volume::Volume;
@@ -115,18 +114,15 @@ impl CacheSet {
         }
         core.tunables_changed();
         void_unreachable(core);
-        let wanted = core.alloc.reserves.total() + core.alloc.batch;
-        prime(core, wanted);
+        let (ready, for_prios) = core.alloc.prime();
         // Exactly as many are enough: the buckets of the old priorities are free once the new ones are written.
-        let needed = core.alloc.reserves.prio + usize::from(bug(Bug::StartWantsOneMore));
-        if core.alloc.ready_len() < needed {
+        let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
+        if ready < needed {
             mark(Mark::NoBuckets);
             return Err(EngineError::NoSpace(format!(
-                "{}: {} buckets are empty, {} are needed to write priorities: all others hold data or metadata. \
+                "{}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
                  `ubcache extract` reads the volumes",
                 core.device.place().device,
-                core.alloc.ready_len(),
-                needed
             )));
         }
         {
@@ -432,43 +428,31 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     if let Some(policy) = device.superblock().replacement() {
         tunables.cache_replacement_policy = policy;
     }
-    let alloc = Allocator::new(&geometry, geometry.nbuckets, geometry.prio_buckets);
-    alloc.prio_seq.set(r.prios.seq);
-    *alloc.prio_chain.borrow_mut() = r.prios.chain;
+    let eviction = Eviction::new(geometry, tunables.cache_replacement_policy, options.seed);
+    let journal = Rc::new(r.journal);
+    let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
     let now = rt.now();
     let core = Rc::new(Core {
-        selector: RefCell::new(Selector::new(
-            tunables.cache_replacement_policy,
-            geometry.first_dynamic(),
-            geometry.nbuckets,
-        )),
-        reuse: RefCell::default(),
         congestion: RefCell::new(Congestion::new(
             tunables.congested_read_threshold_us,
             tunables.congested_write_threshold_us,
         )),
         _memory: memory,
         config_lock: Mutex::default(),
-        buckets: RefCell::new(r.buckets),
         tree: RefCell::new(r.tree),
-        journal: r.journal,
+        journal,
         alloc,
         structure: Mutex::default(),
         leaf_work: Queue::default(),
         index_changed: Event::default(),
         memory_changed: Event::default(),
-        gc_wanted: Cell::new(false),
         gc_running: Cell::new(false),
-        gc_event: Event::default(),
         gc_lock: Mutex::default(),
         uuids: RefCell::new(r.uuids),
         void: RefCell::new(BTreeSet::new()),
         attaching: RefCell::default(),
         backings: BackingDevices::default(),
         volumes: RefCell::default(),
-        aging: RefCell::new(Aging::new()),
-        min_prio: Cell::new(0),
-        rng: RefCell::new(Rng::new(options.seed)),
         idle: RefCell::default(),
         tunables: RefCell::new(tunables),
         stats: RefCell::new(CacheStats::new(now)),
@@ -509,7 +493,7 @@ fn void_unreachable(core: &Rc<Core>) {
     );
     drop(void);
     if !core.void.borrow().is_empty() {
-        core.request_gc();
+        core.alloc.walks().request();
     }
 }
 
@@ -526,7 +510,7 @@ fn start_tasks(core: &Rc<Core>) {
     core.spawn_work(Work::Leaves, reclaim_task(core.clone()));
     core.spawn_work(Work::Leaves, write_old_leaves_task(core.clone()));
     core.spawn_work(Work::Leaves, evict_task(core.clone()));
-    core.spawn_work(Work::Allocator, refill_task(core.clone()));
+    core.spawn_work(Work::Allocator, refill_task(core.alloc.clone()));
     core.spawn_work(Work::Gc, crate::gc::gc_task(core.clone()));
     core.spawn_work(Work::Gc, crate::gc::compact_task(core.clone()));
 }

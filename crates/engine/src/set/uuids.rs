@@ -8,7 +8,6 @@ use std::rc::Rc;
 use format::{Bkey, BucketNr, Inode, Ptr, Uuid, UuidEntry};
 
 use super::core::Core;
-use crate::alloc::Purpose;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
@@ -50,7 +49,7 @@ impl Core {
         &self,
         change: impl FnOnce(&mut Vec<UuidEntry>),
     ) -> Result<(), EngineError> {
-        let bucket = self.take_btree_bucket().await?;
+        let bucket = self.alloc.take_btree_bucket().await?;
         self.write_uuids(bucket, change).await
     }
 
@@ -60,7 +59,7 @@ impl Core {
         change: impl FnOnce(&mut Vec<UuidEntry>),
     ) -> Result<bool, EngineError> {
         self.device.check()?;
-        let taken = self.alloc.try_take(Purpose::Btree, &mut self.buckets.borrow_mut());
+        let taken = self.alloc.try_take_btree_bucket();
         let Some(bucket) = taken else { return Ok(false) };
         self.write_uuids(bucket, change).await?;
         Ok(true)
@@ -77,17 +76,14 @@ impl Core {
             change(uuids);
             format::uuid_table::encode_uuid_table(buffer.as_mut(), uuids);
         }
-        let ptr = Ptr::new(0, self.geometry.bucket_start(bucket), self.buckets.borrow().generation(bucket));
+        let ptr = Ptr::new(0, self.geometry.bucket_start(bucket), self.alloc.buckets().generation(bucket));
         self.device.write_metadata(ptr.offset(), buffer).await?;
         let old = self.journal.roots().uuid_bucket;
         let key = Bkey::uuid_bucket(self.geometry.meta_sectors, ptr);
         self.journal.commit_roots(|| Urgency::CanWait, |r| r.uuid_bucket = key).await?;
         if let Some(p) = old.pointer() {
-            let buckets = &mut *self.buckets.borrow_mut();
-            let b = buckets.bucket_of(p);
-            buckets.free_metadata(b);
+            self.alloc.free_metadata(p);
         }
-        self.alloc.wanted.notify_all();
         Ok(())
     }
 }

@@ -48,7 +48,7 @@ impl Volume {
         if copy {
             let mut at = write.start;
             while at < write.end {
-                let Some(placed) = core.try_place(Stream::Clean, (inode, at), write.end - at) else {
+                let Some(placed) = core.alloc.try_place(Stream::Clean, (inode, at), write.end - at) else {
                     self.not_cached(write.end - at);
                     break;
                 };
@@ -78,7 +78,7 @@ impl Volume {
                 // Failing to remember a clean copy is no failure of the write.
                 let _ = self.insert_written(core, inode, at, placed.size, placed.ptr).await;
             }
-            core.release(placed);
+            core.alloc.release(placed);
         }
         result
     }

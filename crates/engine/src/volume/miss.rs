@@ -39,7 +39,7 @@ impl Volume {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
-        let again = core.reuse().is_some_and(|mut reuse| reuse.miss(inode, start));
+        let again = core.alloc.eviction().miss(inode, start);
         let stream = match (meta, again) {
             (true, _) => Stream::Meta,
             (false, true) => Stream::Kept,
@@ -68,9 +68,9 @@ impl Volume {
         let mut at = start;
         // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
         while at < end && self.is_attached_as(core, inode) {
-            let Some(placed) = core.try_place(stream, (inode, at), end - at) else {
+            let Some(placed) = core.alloc.try_place(stream, (inode, at), end - at) else {
                 // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
-                let give_up = || core.device.is_stopping() || core.alloc.starved.get();
+                let give_up = || core.device.is_stopping() || core.alloc.is_starved();
                 if miss.is_valid() && !give_up() {
                     core.alloc.wait(Purpose::Data, give_up).await;
                     continue;
@@ -88,7 +88,7 @@ impl Volume {
                 self.insert_where_hole(core, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
                     .await;
             }
-            core.release(placed);
+            core.alloc.release(placed);
             if !ok {
                 return;
             }

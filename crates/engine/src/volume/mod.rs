@@ -421,7 +421,7 @@ impl Volume {
             mode: t.cache_mode,
             detaching: self.is_detaching(),
             stopping: core.device.is_stopping(),
-            in_use_percent: core.in_use_percent(),
+            in_use_percent: core.alloc.in_use_percent(),
             readahead_policy: t.readahead_cache_policy,
             sequential_cutoff_bytes: t.sequential_cutoff,
             congestion_limit,
@@ -434,7 +434,7 @@ impl Volume {
     /// What requests of this size cost the two devices, and how much room is left. A device that is known too little
     /// does not win by that.
     fn compare(&self, core: &Core, sectors: Sectors) -> Comparison {
-        let free_room = core.alloc.is_plenty(core.buckets.borrow().unused());
+        let free_room = core.alloc.has_plenty();
         let (streams_faster, answers_first) = match self.backing() {
             Some(b) => core.device.meter().model(|cache| {
                 b.meter.model(|backing| {
@@ -476,7 +476,8 @@ impl Volume {
         };
         // Below both cutoffs there is nothing to say.
         let by_cost = self.tunables.borrow().admission == Admission::Cost;
-        if !by_cost || core.in_use_percent() <= cutoffs.0 || !self.compare(core, sectors).answers_first {
+        if !by_cost || core.alloc.in_use_percent() <= cutoffs.0 || !self.compare(core, sectors).answers_first
+        {
             return None;
         }
         let held_back = self.tunables.borrow().writeback_controller == Controller::Yield;

@@ -39,7 +39,7 @@ impl Core {
             Overwrite::Off => false,
             Overwrite::Always => true,
             Overwrite::Auto => {
-                let buckets = self.buckets.borrow();
+                let buckets = self.alloc.buckets();
                 let is_short_of_room = buckets.unused() < buckets.len() / FEW_UNUSED;
                 !self.device.disk().info().rotational && (is_short_of_room || self.requests_are_cheap())
             }
@@ -62,7 +62,7 @@ impl Volume {
             return None;
         }
         let copied = self.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);
-        let buckets = core.buckets.borrow();
+        let buckets = core.alloc.buckets();
         let moved = buckets.is_moving(buckets.bucket_of(ptr)) && !bug(Bug::OverwrittenWhileMoved);
         (!copied && !moved).then_some(ptr)
     }
@@ -77,8 +77,8 @@ impl Volume {
         write: &Write,
         ptr: Ptr,
     ) -> Option<JournalSeq> {
-        let bucket = core.buckets.borrow().bucket_of(ptr);
-        core.buckets.borrow_mut().pin(bucket);
+        let bucket = core.alloc.buckets().bucket_of(ptr);
+        core.alloc.buckets_mut().pin(bucket);
         let began = self.rt.turn_time();
         let (data, offset) = (write.buffer.clone(), write.offset_bytes);
         let (at, sectors) = (ptr.offset(), write.sectors());
@@ -86,7 +86,7 @@ impl Volume {
         if !write.fua && !bug(Bug::OverwriteNotFlushed) {
             core.device.overwrote();
         }
-        core.unpin(bucket);
+        core.alloc.unpin(bucket);
         core.device.observe_data(&done.result);
         // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
         done.result.ok()?;
@@ -98,7 +98,7 @@ impl Volume {
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(began), now);
         core.device.counters().count_written(sectors);
         core.counters.borrow_mut().overwrites += 1;
-        core.buckets.borrow_mut().touch(ptr);
+        core.alloc.buckets_mut().touch(ptr);
         Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { core.journal.newest_keys() })
     }
 }

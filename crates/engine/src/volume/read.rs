@@ -130,12 +130,12 @@ impl Volume {
                 match done.result {
                     Ok(()) => {
                         self.observe_latency(core, Direction::Read, began);
-                        let reused = !core.buckets.borrow().is_current(ptr) && !bug(Bug::StaleGenerationRead);
+                        let reused = !core.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
                         if reused || core.device.turn() != turn {
                             core.device.counters().cache_read_races += 1;
                             continue;
                         }
-                        if core.used(ptr, sectors, self.saving_of(meta)) && !dirty {
+                        if core.alloc.used(ptr, sectors, self.saving_of(meta)) && !dirty {
                             let data =
                                 &buffer.as_slice()[offset_bytes..offset_bytes + sectors.bytes() as usize];
                             crate::gc::keep(core, (inode, start), ptr, data);
@@ -280,8 +280,8 @@ impl Volume {
                     match (r.piece.hit, r.miss) {
                         (Some((ptr, dirty)), _) => {
                             core.device.observe_data(&Ok(()));
-                            if core.buckets.borrow().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                                if core.used(ptr, size, self.saving_of(meta)) && !dirty {
+                            if core.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
+                                if core.alloc.used(ptr, size, self.saving_of(meta)) && !dirty {
                                     let data = &data.as_slice()[r.skip..r.skip + len];
                                     crate::gc::keep(core, (inode, r.piece.start), ptr, data);
                                 }

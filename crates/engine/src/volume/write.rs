@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use format::{BackingState, BucketNr, CacheMode, Inode, JournalSeq, Sector, Sectors};
+use format::{BackingState, CacheMode, Inode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
 use super::Volume;
@@ -20,7 +20,6 @@ use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
 use crate::policy::congestion::Direction;
-use crate::policy::reuse::Segment;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::yielding;
 use crate::set::Core;
@@ -252,7 +251,7 @@ impl Volume {
             hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
             mode: self.tunables.borrow().cache_mode,
             detaching: self.is_detaching(),
-            in_use_percent: core.in_use_percent(),
+            in_use_percent: core.alloc.in_use_percent(),
             cutoff_writeback: t.cutoff_writeback,
             cutoff_writeback_sync: t.cutoff_writeback_sync,
             dirty_limit_percent,
@@ -324,14 +323,14 @@ impl Volume {
         {
             return Ok(newest);
         }
-        if core.buckets.borrow().in_use_percent() > yielding::PACE_FROM_PERCENT {
+        if core.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
             self.keep_pace(core, write.sectors()).await;
         }
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
             core.device.check()?;
-            let Some(placed) = core.try_place(stream, (inode, at), write.end - at) else {
+            let Some(placed) = core.alloc.try_place(stream, (inode, at), write.end - at) else {
                 self.wait_for_room(core).await?;
                 continue;
             };
@@ -340,7 +339,7 @@ impl Volume {
             // The common write is one piece. The pieces of others travel together, as far as there is room at once.
             let mut more = Vec::new();
             while at < write.end
-                && let Some(placed) = core.try_place(stream, (inode, at), write.end - at)
+                && let Some(placed) = core.alloc.try_place(stream, (inode, at), write.end - at)
             {
                 more.push(self.start_piece(core, write, at, placed));
                 at += placed.size;
@@ -371,7 +370,7 @@ impl Volume {
                         Err(e) => outcome = Err(NotTaken::Failed(e)),
                     }
                 }
-                core.release(placed);
+                core.alloc.release(placed);
             }
             newest = outcome?;
         }
@@ -382,7 +381,7 @@ impl Volume {
     /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
     /// writes would have to go around it, or wait much longer.
     async fn keep_pace(&self, core: &Core, sectors: Sectors) {
-        let in_use_percent = core.buckets.borrow().in_use_percent();
+        let in_use_percent = core.alloc.buckets().in_use_percent();
         // What flash-only volumes hold makes no room, whatever is written back.
         if self.backing.is_none() || self.dirty_sectors().0 < self.room_worth_waiting_for(core) {
             return;
@@ -448,8 +447,8 @@ impl Volume {
         // With nothing left only writeback can make room, and the backing device need not wait for that; with
         // something left, a walk of the index, which only what has nowhere else to go waits for.
         let give_up = || {
-            let can_wait = self.backing.is_none() && core.buckets.borrow().reclaimable() > 0;
-            core.alloc.starved.get() && !can_wait
+            let can_wait = self.backing.is_none() && core.alloc.buckets().reclaimable() > 0;
+            core.alloc.is_starved() && !can_wait
         };
         if give_up() {
             self.writeback.wake();
@@ -522,53 +521,6 @@ pub(super) fn into_engine(e: VolumeError) -> EngineError {
     match e {
         VolumeError::Io(e) => EngineError::Io(e),
         other => EngineError::Invalid(other.to_string()),
-    }
-}
-
-impl Core {
-    /// Room in an open bucket, if there is any now. The bucket stays pinned until [`Core::release`].
-    pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
-        let buckets = &mut *self.buckets.borrow_mut();
-        let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
-        self.alloc.open.borrow_mut().place(
-            stream,
-            at,
-            want,
-            0,
-            self.geometry.bucket_sectors,
-            self.geometry.block_sectors,
-            buckets,
-            |b| {
-                let taken = self.alloc.try_take(purpose, b)?;
-                if stream == Stream::Dirty {
-                    self.alloc.fills();
-                }
-                if let Some(reuse) = &mut *self.reuse.borrow_mut() {
-                    // What is read of a file system's metadata is worth more than what other reads bring in.
-                    let on_probation = stream == Stream::Clean;
-                    reuse.fills(taken, if on_probation { Segment::Probation } else { Segment::Protected });
-                }
-                if stream == Stream::Meta {
-                    b.age_slowly(taken);
-                }
-                Some(taken)
-            },
-        )
-    }
-
-    /// The key of a placed piece is in the index, or will never be.
-    pub(crate) fn release(&self, placed: Placed) {
-        let bucket = self.buckets.borrow().bucket_of(placed.ptr);
-        self.unpin(bucket);
-    }
-
-    /// Nothing is on its way to the bucket any more.
-    pub(super) fn unpin(&self, b: BucketNr) {
-        let buckets = &mut *self.buckets.borrow_mut();
-        buckets.unpin(b);
-        if buckets.is_reclaimable(b) && self.alloc.is_wanted() {
-            self.alloc.wanted.notify_all();
-        }
     }
 }
 

@@ -105,7 +105,7 @@ pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Resu
         let Some(id) = id else { return Ok(live) };
         core.load_leaf(id).await?;
         {
-            let (tree, table) = (core.tree.borrow(), core.buckets.borrow());
+            let (tree, table) = (core.tree.borrow(), core.alloc.buckets());
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {

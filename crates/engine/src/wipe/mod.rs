@@ -30,7 +30,7 @@ use io::sync::Mutex;
 use io::{Nanos, Op};
 
 use self::live::Live;
-use crate::alloc::{Use, write_prios};
+use crate::alloc::Use;
 use crate::error::EngineError;
 use crate::index::NodeId;
 use crate::set::{CacheSet, Core};
@@ -116,14 +116,14 @@ impl Wipe<'_> {
         let core = self.core;
         let _one = core.wiper.lock.lock().await;
         let _background = core.background();
-        core.buckets.borrow_mut().mark_for_wipe();
-        let all = core.buckets.borrow().to_wipe();
+        core.alloc.buckets_mut().mark_for_wipe();
+        let all = core.alloc.buckets().to_wipe();
         core.wiper.progress.set((0, all));
         let mut left = all;
         while left > 0 {
-            core.alloc.open.borrow_mut().close_marked(&mut core.buckets.borrow_mut());
+            core.alloc.close_marked();
             let result = self.pass().await;
-            let now = core.buckets.borrow().to_wipe();
+            let now = core.alloc.buckets().to_wipe();
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
                 core.rt.sleep(LOOK_AGAIN).await;
@@ -151,7 +151,7 @@ impl Wipe<'_> {
     }
 
     fn unfinished(&self, why: &EngineError) -> EngineError {
-        let left = self.core.buckets.borrow().to_wipe();
+        let left = self.core.alloc.buckets().to_wipe();
         EngineError::Invalid(format!(
             "{}: wipe: {left} buckets may still hold data that nothing refers to: {why}: run `ubcache wipe` for this set",
             self.core.device.place().device
@@ -163,9 +163,8 @@ impl Wipe<'_> {
         let core = self.core;
         loop {
             self.check()?;
-            let prios = core.alloc.prios.lock().await;
-            let most = (core.alloc.ready_len() / 4).clamp(1, MOST_HELD);
-            let taken = core.alloc.take_out(most, |b| core.buckets.borrow().is_to_wipe(b));
+            let prios = core.alloc.hold_prios().await;
+            let taken = core.alloc.take_ready(MOST_HELD, |b| core.alloc.buckets().is_to_wipe(b));
             if taken.is_empty() {
                 return Ok(());
             }
@@ -187,7 +186,7 @@ impl Wipe<'_> {
     async fn wipe_data(&mut self) -> Result<(), EngineError> {
         let core = self.core;
         let chosen = {
-            let buckets = core.buckets.borrow();
+            let buckets = core.alloc.buckets();
             let idle = |b: &BucketNr| {
                 buckets.is_to_wipe(*b) && buckets.used(*b) == Use::Data && buckets.pins(*b) == 0
             };
@@ -215,7 +214,7 @@ impl Wipe<'_> {
         let core = self.core;
         let mut held = Vec::with_capacity(group.len());
         {
-            let buckets = &mut *core.buckets.borrow_mut();
+            let buckets = &mut *core.alloc.buckets_mut();
             for (b, generation) in group.iter().copied() {
                 let same = buckets.generation(b) == generation && buckets.used(b) == Use::Data;
                 if same && buckets.pins(b) == 0 {
@@ -227,7 +226,7 @@ impl Wipe<'_> {
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
         for b in held {
-            core.buckets.borrow_mut().unpin(b);
+            core.alloc.buckets_mut().unpin(b);
             if result.is_ok() {
                 core.wiped(b);
                 if live.is_empty(b) {
@@ -237,7 +236,7 @@ impl Wipe<'_> {
                 }
             }
         }
-        core.alloc.wanted.notify_all();
+        core.alloc.look_again();
         result
     }
 
@@ -245,7 +244,7 @@ impl Wipe<'_> {
     async fn wipe_metadata(&mut self) -> Result<(), EngineError> {
         let core = self.core;
         let marked: Vec<NodeId> = {
-            let (tree, buckets) = (core.tree.borrow(), core.buckets.borrow());
+            let (tree, buckets) = (core.tree.borrow(), core.alloc.buckets());
             let is_marked = |id: &NodeId| buckets.is_to_wipe(buckets.bucket_of(tree.node(*id).ptr));
             tree.ids().filter(is_marked).collect()
         };
@@ -260,13 +259,10 @@ impl Wipe<'_> {
                 self.wipe_behind(p.offset() + key.size()).await?;
             }
         }
-        let _prios = core.alloc.prios.lock().await;
-        if !core.alloc.prio_chain_is_ours.get() {
-            // Sets that were found at start may be of another size.
-            write_prios(core).await?;
-        }
-        let chain = core.alloc.prio_chain.borrow().clone();
-        for b in chain {
+        let _prios = core.alloc.hold_prios().await;
+        // Sets that were found at start may be of another size.
+        core.alloc.own_prios().await?;
+        for b in core.alloc.prio_chain() {
             self.wipe_behind(core.geometry.bucket_start(b) + core.geometry.meta_sectors).await?;
         }
         Ok(())
@@ -302,7 +298,7 @@ impl Wipe<'_> {
         let core = self.core;
         let size = core.geometry.bucket_sectors.0;
         let bucket = BucketNr(((end.0 - 1) / size) as u32);
-        if !core.buckets.borrow().is_to_wipe(bucket) {
+        if !core.alloc.buckets().is_to_wipe(bucket) {
             return Ok(());
         }
         let rest = Sector((u64::from(bucket.0) + 1) * size) - end;
@@ -342,7 +338,7 @@ impl Wipe<'_> {
 impl Core {
     /// What is not needed in a bucket is zeros.
     fn wiped(&self, b: BucketNr) {
-        self.buckets.borrow_mut().wiped(b);
+        self.alloc.buckets_mut().wiped(b);
         let (done, all) = self.wiper.progress.get();
         self.wiper.progress.set((done + 1, all));
     }

@@ -242,7 +242,7 @@ async fn write_range(
         _ => read_pieces(volume, core, start, extents, &filling.copies, whole).await?,
     };
     // What was replaced meanwhile may have lost its bucket: what was read is not its data.
-    let usable = filling.copies.iter().chain(extents).all(|p| core.buckets.borrow().is_current(p.ptr));
+    let usable = filling.copies.iter().chain(extents).all(|p| core.alloc.buckets().is_current(p.ptr));
     if !usable || core.device.turn() != filling.turn {
         return Err(Failure::Replaced);
     }

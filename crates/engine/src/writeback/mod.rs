@@ -194,7 +194,7 @@ impl Volume {
             Pace::Draining
         } else if !running {
             Pace::Stopped
-        } else if core.alloc.starved.get() {
+        } else if core.alloc.is_starved() {
             Pace::CacheStarved
         } else if self.hurries(&core) {
             Pace::Filling
@@ -228,7 +228,7 @@ impl Volume {
         let t = core.tunables.borrow();
         let pressure = Pressure {
             dirty_percent: dirty as f64 * 100.0 / capacity as f64,
-            in_use_percent: core.buckets.borrow().in_use_percent() as f64,
+            in_use_percent: core.alloc.buckets().in_use_percent() as f64,
             cutoffs: (t.cutoff_writeback, t.cutoff_writeback_sync),
         };
         let busy = core.volumes.borrow().iter().map(|v| v.busy_share()).fold(0.0, f64::max);
@@ -238,8 +238,8 @@ impl Volume {
     /// The cache needs room: whatever the rate says, it is made as fast as the devices can.
     fn hurries(&self, core: &Core) -> bool {
         let by_kernel = self.tunables.borrow().writeback_controller == Controller::Kernel;
-        let filling = || core.alloc.is_filling(&core.buckets.borrow(), self.rt.turn_time());
-        core.alloc.starved.get() || !by_kernel && filling()
+        let filling = || core.alloc.is_filling(self.rt.turn_time());
+        core.alloc.is_starved() || !by_kernel && filling()
     }
 
     /// When writeback may begin; `None`: not before something changes.
@@ -285,7 +285,7 @@ async fn count_stripes(volume: &Volume, core: &Core, inode: Inode) {
     while let Some(at) = from
         && core.device.check().is_ok()
     {
-        let counted = core.tree.borrow_mut().count_stripes(inode, at, &core.buckets.borrow());
+        let counted = core.tree.borrow_mut().count_stripes(inode, at, &core.alloc.buckets());
         match counted {
             Ok(next) => from = next,
             Err(NotLoaded(id)) if core.load_leaf(id).await.is_ok() => {}
@@ -348,8 +348,8 @@ async fn nothing_dirty(volume: &Volume, core: &Core) {
         volume.rt.sleep(RETRY_DELAY).await;
     }
     wb.progress.notify_all();
-    if core.tunables.borrow().gc_after_writeback && core.in_use_percent() >= 50 {
-        core.request_gc();
+    if core.tunables.borrow().gc_after_writeback && core.alloc.in_use_percent() >= 50 {
+        core.alloc.walks().request();
     }
 }
 
@@ -380,7 +380,7 @@ async fn rest(volume: &Volume, core: &Core, batch: &batch::Batch, began: Nanos) 
     let (written, now) = (batch.written, volume.rt.now());
     wb.took(written, now.since(began));
     // What is clean now may leave buckets that are worth packing.
-    core.gc_event.notify_all();
+    core.alloc.walks().look_again();
     let delay = wb.rate.borrow_mut().delay_after(written, volume.unlimited(core), now);
     // Its cost may come later than it: see `Batch::cost`.
     let took = now.since(began).max(batch.cost(core));
@@ -450,7 +450,7 @@ fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs
     let tree = core.tree.borrow();
     let volumes_dirty =
         tree.all_dirty().filter(|(i, _)| !core.backings.has(*i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
-    let buckets = core.buckets.borrow();
+    let buckets = core.alloc.buckets();
     RateInputs {
         nbuckets: u64::from(core.geometry.nbuckets),
         available_buckets: u64::from(buckets.available()),

@@ -221,7 +221,7 @@ fn next_extent(
     end: Sector,
     most: Sectors,
 ) -> Result<Option<Extent>, NotLoaded> {
-    let next = core.tree.borrow().next_dirty(inode, from, &core.buckets.borrow())?;
+    let next = core.tree.borrow().next_dirty(inode, from, &core.alloc.buckets())?;
     Ok(next.filter(|(start, ..)| *start < end).map(|(start, size, ptr)| {
         let size = Sectors(size.0.min(most.0).min((end - start).0));
         Extent { start, size, ptr }

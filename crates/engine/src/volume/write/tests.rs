@@ -3,7 +3,7 @@
 use std::pin::pin;
 
 use format::superblock::{BackingFormat, CacheFormat};
-use format::{BackingSuper, CacheSuper, Replacement, Uuid};
+use format::{BackingSuper, BucketNr, CacheSuper, Replacement, Uuid};
 use io::sync::{Either, select};
 use io::{Disk, Handle};
 
@@ -52,7 +52,7 @@ async fn set(rt: &Handle) -> (CacheSet, [Rc<Volume>; 2]) {
 
 /// Leaves `reclaimable` buckets that can be reused, and says that the allocator found none.
 fn starve(core: &Core, reclaimable: u32) {
-    let buckets = &mut *core.buckets.borrow_mut();
+    let buckets = &mut *core.alloc.buckets_mut();
     let all: Vec<BucketNr> = buckets.all().filter(|b| buckets.is_reclaimable(*b)).collect();
     for b in all {
         if buckets.reclaimable() > reclaimable {
@@ -60,7 +60,7 @@ fn starve(core: &Core, reclaimable: u32) {
         }
     }
     assert_eq!(buckets.reclaimable(), reclaimable);
-    core.alloc.starved.set(true);
+    core.alloc.starve();
 }
 
 /// A write to a flash-only volume waits while a walk of the index may make room. A write to a cached volume goes to the backing

@@ -1,0 +1,240 @@
+//! The list of buckets that are ready for use.
+//!
+//! Owns the list, the reserves for each purpose, who waits for a bucket, and which generations are durable. Must not know
+//! how buckets become ready.
+//!
+//! Invariants: a bucket in the ready list has a durable generation, or none that any durable pointer could match, so
+//! it may be written at once; data leaves the reserves for metadata untouched, and btree nodes leave those for
+//! priorities: what frees space always finds room.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use format::{BucketNr, Geometry};
+use io::Nanos;
+use io::sync::Event;
+
+use crate::policy::yielding::{self, Pulse};
+
+use super::Buckets;
+
+/// What a bucket is wanted for; later ones may use the reserves of earlier ones.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Purpose {
+    /// Cached data.
+    Data,
+    /// Data that the moving garbage collector packs together.
+    Moving,
+    /// Btree nodes and the UUID table.
+    Btree,
+    /// Prio sets.
+    Prio,
+}
+
+/// Buckets kept back for each purpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserves {
+    pub(crate) moving: usize,
+    pub(crate) btree: usize,
+    pub(crate) prio: usize,
+}
+
+impl Reserves {
+    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Reserves {
+        let n = nbuckets as usize;
+        let _ = geometry;
+        Reserves {
+            moving: (n / 128).clamp(1, 256),
+            btree: (n / 128).clamp(6, 64),
+            prio: prio_buckets as usize,
+        }
+    }
+
+    /// Buckets that must stay in the list when one is taken for `purpose`.
+    pub(super) fn below(&self, purpose: Purpose) -> usize {
+        match purpose {
+            Purpose::Data => self.prio + self.btree + self.moving,
+            Purpose::Moving => self.prio + self.btree,
+            Purpose::Btree => self.prio,
+            Purpose::Prio => 0,
+        }
+    }
+
+    pub(crate) fn total(&self) -> usize {
+        self.below(Purpose::Data)
+    }
+}
+
+/// Counts a wait for a bucket, until it ends or its future is dropped.
+struct Waiting<'a>(&'a Cell<usize>);
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a Cell<usize>) -> Waiting<'a> {
+        count.set(count.get() + 1);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// See the module head.
+pub(crate) struct Pool {
+    ready: RefCell<VecDeque<BucketNr>>,
+    pub(crate) reserves: Reserves,
+    /// Buckets to have ready beyond the reserves.
+    pub(crate) batch: usize,
+    /// Buckets taken for new dirty data so far, and how many that is in a second. What reads bring in does not count: it
+    /// can be given up again at once.
+    taken: Cell<u64>,
+    demand: Cell<Pulse>,
+    /// Somebody waits for a data bucket.
+    pub(super) waiting: Cell<usize>,
+    /// Buckets became ready.
+    refilled: Event,
+    /// Buckets were taken, or became reclaimable.
+    pub(crate) wanted: Event,
+    /// The last refill found nothing to invalidate.
+    pub(crate) starved: Cell<bool>,
+    /// Rounds of invalidation, and how many of them are durable.
+    invalidated: Cell<u64>,
+    settled: Cell<u64>,
+    settling: Event,
+}
+
+impl Pool {
+    pub(crate) fn new(geometry: &Geometry, nbuckets: u32, prio_buckets: u32) -> Pool {
+        Pool {
+            ready: RefCell::default(),
+            reserves: Reserves::new(geometry, nbuckets, prio_buckets),
+            batch: (nbuckets as usize / 32).clamp(4, 1024),
+            taken: Cell::new(0),
+            demand: Cell::default(),
+            waiting: Cell::new(0),
+            refilled: Event::default(),
+            wanted: Event::default(),
+            starved: Cell::new(false),
+            invalidated: Cell::new(0),
+            settled: Cell::new(0),
+            settling: Event::default(),
+        }
+    }
+
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.borrow().len()
+    }
+
+    /// Buckets that the refill task should get now.
+    pub(crate) fn missing(&self) -> usize {
+        let target = self.reserves.total() + self.batch;
+        let have = self.ready_len();
+        let low = self.reserves.total() + self.batch / 2;
+        if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
+    }
+
+    /// This many unused buckets are well above what is kept ready for what comes next.
+    pub(crate) fn is_plenty(&self, unused: u32) -> bool {
+        unused as usize > 2 * (self.reserves.total() + self.batch)
+    }
+
+    /// A bucket was taken for new dirty data.
+    pub(crate) fn fills(&self) {
+        self.taken.set(self.taken.get() + 1);
+    }
+
+    /// Whether new dirty data will soon have filled the buckets that can be reused.
+    pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
+        let mut demand = self.demand.get();
+        let per_second = demand.see(self.taken.get(), now);
+        self.demand.set(demand);
+        let spare = buckets.available().saturating_sub(self.reserves.total() as u32);
+        yielding::hurries(spare, per_second, buckets.in_use_percent())
+    }
+
+    /// No bucket is ready for a btree node.
+    pub(crate) fn is_short_of_btree(&self) -> bool {
+        self.ready_len() <= self.reserves.below(Purpose::Btree)
+    }
+
+    /// Puts buckets into the list. Their generations are durable.
+    pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
+        self.ready.borrow_mut().extend(buckets);
+        self.refilled.notify_all();
+    }
+
+    /// The newest `n` of the list are the next to be taken.
+    pub(crate) fn put_first(&self, n: usize) {
+        self.ready.borrow_mut().rotate_right(n);
+    }
+
+    /// Takes buckets out of the list that are `wanted`, at most so many. The caller puts them back.
+    pub(crate) fn take_out(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
+        let mut taken = Vec::with_capacity(most);
+        self.ready.borrow_mut().retain(|b| {
+            let takes = taken.len() < most && wanted(*b);
+            if takes {
+                taken.push(*b);
+            }
+            !takes
+        });
+        taken
+    }
+
+    /// Takes a bucket if the reserves allow it.
+    pub(crate) fn try_take(&self, purpose: Purpose, buckets: &mut Buckets) -> Option<BucketNr> {
+        let mut ready = self.ready.borrow_mut();
+        if ready.len() <= self.reserves.below(purpose) {
+            drop(ready);
+            self.wanted.notify_all();
+            return None;
+        }
+        let b = ready.pop_front()?;
+        drop(ready);
+        buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
+        self.wanted.notify_all();
+        Some(b)
+    }
+
+    /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
+    pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
+        let _waiting = Waiting::begin(&self.waiting);
+        self.wanted.notify_all();
+        let below = self.reserves.below(purpose);
+        self.refilled.wait_until(|| give_up() || self.ready.borrow().len() > below).await;
+    }
+
+    /// Buckets were invalidated; their new generations are not durable yet.
+    pub(crate) fn invalidated(&self) {
+        self.invalidated.set(self.invalidated.get() + 1);
+    }
+
+    /// All generations are durable as they are.
+    pub(crate) fn settled(&self) {
+        self.settled.set(self.invalidated.get());
+        self.settling.notify_all();
+    }
+
+    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or
+    /// `give_up` holds.
+    pub(crate) async fn generations_durable(&self, give_up: impl Fn() -> bool) {
+        let round = self.invalidated.get();
+        if self.settled.get() < round {
+            self.settling.wait_until(|| give_up() || self.settled.get() >= round).await;
+        }
+    }
+
+    /// Somebody waits for buckets.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.get() > 0
+    }
+
+    /// Wakes everybody who waits, to look again.
+    pub(crate) fn kick(&self) {
+        self.refilled.notify_all();
+        self.wanted.notify_all();
+        self.settling.notify_all();
+    }
+}
