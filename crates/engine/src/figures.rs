@@ -361,12 +361,13 @@ impl CacheSet {
 }
 
 fn btree_figures(core: &Core) -> BtreeFigures {
-    let tree = core.tree.borrow();
+    let tree = core.index.tree();
     let fill = tree.fill();
     let nodes = tree.node_count();
     let node = core.geometry.node_sectors;
-    let percent =
-        |words: usize, nodes: usize| (words * 100).checked_div(nodes * core.leaf_words()).unwrap_or(0) as u64;
+    let percent = |words: usize, nodes: usize| {
+        (words * 100).checked_div(nodes * core.index.leaf_words()).unwrap_or(0) as u64
+    };
     let live = core.alloc.buckets().live_total();
     BtreeFigures {
         depth: tree.depth(),

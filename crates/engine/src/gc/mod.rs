@@ -18,12 +18,10 @@ use std::rc::Rc;
 use format::{Gen, Inode};
 
 use crate::error::EngineError;
-use crate::index::{Bound, NodeId, Tree};
+use crate::index::{Bound, MAX_STALE_AGE, NodeId, Tree};
 use crate::journal::Urgency;
 use crate::set::Core;
 
-/// A node is rewritten when it has a stale pointer of more than this age (semantics section 8.4).
-pub(crate) const MAX_STALE_AGE: u8 = 10;
 /// Adjacent leaves that are looked at together.
 const COALESCE: usize = 4;
 
@@ -75,22 +73,22 @@ pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
 }
 
 async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
-    let void: BTreeSet<Inode> = core.void.borrow().clone();
-    let started = core.tree.borrow().next_birth();
+    let void: BTreeSet<Inode> = core.index.invalid_slots();
+    let started = core.index.tree().next_birth();
     let mut oldest: Vec<Gen> = core.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
     loop {
         core.device.check()?;
-        let id = core.tree.borrow().next_leaf(passed);
+        let id = core.index.tree().next_leaf(passed);
         let Some(id) = id else { break };
-        core.load_leaf(id).await?;
+        core.index.load_leaf(id).await?;
         core.rt.yield_now().await;
         if clean_leaf(core, id, &void, started).await? {
             // Replaced: look at what is there now.
             continue;
         }
         let bound = {
-            let tree = core.tree.borrow();
+            let tree = core.index.tree();
             // Loaded above; if it went away again, or was replaced, come back to it.
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
                 continue;
@@ -106,13 +104,13 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     let purged_seq = core.journal.open_seq();
     // Nothing from before is replayed any more once these are written, and no node on disk has pointers that the walk has
     // not seen because they were replaced in memory.
-    let changed: Vec<NodeId> = core.tree.borrow().changed_leaves();
-    core.write_leaves_unhurried(changed).await?;
+    let changed: Vec<NodeId> = core.index.tree().changed_leaves();
+    core.index.write_leaves_unhurried(changed).await?;
     core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
-    core.tree.borrow().oldest_dead_pointers(&core.alloc.buckets(), &mut oldest);
+    core.index.tree().oldest_dead_pointers(&core.alloc.buckets(), &mut oldest);
     core.alloc.buckets_mut().finish_gc(&oldest);
     if core.journal.oldest_needed() >= purged_seq {
-        core.void.borrow_mut().retain(|i| !void.contains(i));
+        core.index.slots_are_empty(&void);
     }
     Ok(())
 }
@@ -125,7 +123,7 @@ async fn clean_leaf(
     started: u64,
 ) -> Result<bool, EngineError> {
     let survey = {
-        let tree = &mut *core.tree.borrow_mut();
+        let tree = &mut *core.index.tree_mut();
         let loaded = tree.try_node(id).is_some_and(|n| n.level == 0 && n.leaf().extents.is_some());
         if !loaded {
             return Ok(false);
@@ -137,18 +135,18 @@ async fn clean_leaf(
         tree.survey(id, buckets)
     };
     let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
-    let must = core.tree.borrow().node(id).leaf().must_rewrite;
+    let must = core.index.tree().node(id).leaf().must_rewrite;
     // With the leaf, the nodes above it are replaced.
-    let dead_age = core.tree.borrow().dead_age_above(id, &core.alloc.buckets());
+    let dead_age = core.index.tree().dead_age_above(id, &core.alloc.buckets());
     if must || always || is_stale(&survey, dead_age) {
-        core.wait_room_for_roots().await?;
-        core.rewrite(&[id]).await?;
+        core.index.wait_room_for_roots().await?;
+        core.index.rewrite(&[id]).await?;
         return Ok(true);
     }
     let group = small_siblings(core, id, survey.live);
     if group.len() > 1 {
-        core.wait_room_for_roots().await?;
-        core.rewrite(&group).await?;
+        core.index.wait_room_for_roots().await?;
+        core.index.rewrite(&group).await?;
         return Ok(true);
     }
     Ok(false)
@@ -161,16 +159,16 @@ fn is_stale(survey: &Survey, dead_age: u8) -> bool {
 
 /// Each leaf is rewritten once by a walk, never what the walk itself has made (docs/compat.md, item 25).
 fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
-    core.tree.borrow().node(id).birth < started
+    core.index.tree().node(id).birth < started
 }
 
 /// The leaf and those behind it, under the same parent and in memory, that together fit into one node at two thirds.
 fn small_siblings(core: &Core, id: NodeId, live: usize) -> Vec<NodeId> {
-    let tree = core.tree.borrow();
+    let tree = core.index.tree();
     let buckets = core.alloc.buckets();
     let siblings = successors(Some(id), |at| next_sibling(&tree, *at));
     let behind = siblings.clone().skip(1).map(|s| tree.survey(s, &buckets).live);
-    let count = fitting(core.leaf_words(), once(live).chain(behind));
+    let count = fitting(core.index.leaf_words(), once(live).chain(behind));
     siblings.take(count).collect()
 }
 

@@ -78,7 +78,7 @@ fn is_fragmented(core: &Core) -> bool {
     if in_use_percent < COMPACT_FROM_PERCENT {
         return false;
     }
-    let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
+    let dirty: u64 = core.index.tree().all_dirty().map(|(_, n)| n.0).sum();
     let used = u64::from(buckets.len() - buckets.available()) * core.geometry.bucket_sectors.0;
     is_thin(in_use_percent, used, dirty)
 }
@@ -228,11 +228,11 @@ async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         core.device.check()?;
-        let id = core.tree.borrow().next_leaf(passed);
+        let id = core.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(()) };
-        core.load_leaf(id).await?;
+        core.index.load_leaf(id).await?;
         let mut found: Vec<Found> = {
-            let tree = core.tree.borrow();
+            let tree = core.index.tree();
             let buckets = core.alloc.buckets();
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
@@ -391,7 +391,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
     while at < end {
         core.device.check()?;
         let delta = at - start;
-        let blocked = match core.segment(f.inode, at, end) {
+        let blocked = match core.index.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty, may_be_durable }
@@ -400,7 +400,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let how = if dirty || may_be_durable { How::Journaled } else { how };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    match core.try_change(f.inode, at, seg.end, new, how) {
+                    match core.index.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -414,7 +414,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
                 }
             },
         };
-        core.unblock(blocked).await?;
+        core.index.unblock(blocked).await?;
     }
     Ok(())
 }

@@ -13,15 +13,16 @@ use format::bset::{BsetBuilder, appendable_words};
 use format::{Bkey, Inode, JournalSeq, Sector};
 use io::{Buffer, Nanos};
 
-use super::copies::Copies;
+use super::Index;
+use super::copies::{Copies, drop_unsettled, settle_copies};
 use super::entry::Entry;
 use super::merged::{Merged, words_of};
 use super::node::NodeId;
+use super::rewrite::rewrite;
 use super::tree::Tree;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::journal::Urgency;
-use crate::set::Core;
 
 /// Leaves are written when their oldest unwritten key is this old (semantics section 9).
 const WRITE_AGE: Nanos = Nanos::from_secs(30);
@@ -45,241 +46,237 @@ pub(super) fn key_of(inode: Inode, e: Entry) -> Bkey {
     }
 }
 
-impl Core {
-    /// Asks the writer tasks to write a leaf.
-    pub(crate) fn queue_leaf(&self, tree: &mut Tree, id: NodeId) {
-        let leaf = tree.node_mut(id).leaf_mut();
-        if !leaf.queued {
-            leaf.queued = true;
-            self.leaf_work.push(id);
-        }
-    }
-
-    /// Writes everything of a leaf that is not on disk yet.
-    pub(crate) async fn write_leaf(&self, id: NodeId) -> Result<(), EngineError> {
-        loop {
-            self.device.check()?;
-            self.settle_copies(id).await;
-            enum Next {
-                Done,
-                Wait,
-                Rewrite,
-                Append(Snapshot),
-            }
-            let next = {
-                let tree = &mut *self.tree.borrow_mut();
-                if tree.try_node(id).is_some_and(|n| n.level == 0 && !n.busy) {
-                    self.drop_unsettled(tree, id);
-                }
-                match tree.try_node(id) {
-                    Some(n) if n.level == 0 => {
-                        if n.busy {
-                            Next::Wait
-                        } else if n.leaf().is_clean() || n.leaf().extents.is_none() {
-                            Next::Done
-                        } else if n.leaf().must_rewrite {
-                            Next::Rewrite
-                        } else {
-                            self.snapshot(tree, id).map_or(Next::Rewrite, Next::Append)
-                        }
-                    }
-                    _ => Next::Done,
-                }
-            };
-            match next {
-                Next::Done => return Ok(()),
-                Next::Wait => self.wait_idle(id).await?,
-                Next::Rewrite => return self.rewrite(&[id]).await,
-                Next::Append(s) => return self.append(id, s).await,
-            }
-        }
-    }
-
-    /// Waits until nobody writes the node.
-    pub(crate) async fn wait_idle(&self, id: NodeId) -> Result<(), EngineError> {
-        let idle = || self.device.check().is_err() || self.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
-        self.index_changed.wait_until(idle).await;
-        self.device.check()
-    }
-
-    /// Takes the unwritten keys for the next set; `None` if the node has no room for them, or for what its sets would
-    /// amount to then.
-    fn snapshot(&self, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
-        let block = self.geometry.block_sectors;
-        let node = tree.node_mut(id);
-        let written_bytes = node.written.bytes() as usize;
-        let room = appendable_words(node.sectors, written_bytes, block)?;
-        let (set_seq, ptr) = (node.set_seq, node.ptr);
-        let sector = ptr.offset() + node.written;
-        let extents = node.leaf().extents.as_ref()?;
-        let new = extents.count_unwritten();
-        let merged = node.leaf().merged.with_set(new, extents.len());
-        let words = words_of(new);
-        if words > room {
-            return None;
-        }
-        let bytes = format::bset::padded_bytes(words.max(1), block)?;
-        if words > 0 && !merged.fits(written_bytes + bytes) {
-            return None;
-        }
-        // Header, keys and padding fill it.
-        let mut buffer = self.rt.pool().take(bytes);
-        if words > 0 {
-            let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
-            for (inode, e) in extents.iter_unwritten() {
-                assert!(set.push_key(&key_of(inode, e)), "the words were counted");
-            }
-            let len = set.finish(self.device.magic(), ptr);
-            assert_eq!(len, bytes, "a set is as large as its keys");
-        } else {
-            // Everything unwritten was replaced in memory before it was written: nothing to do but release.
-            buffer.set_len(0);
-        }
-        node.busy = true;
-        let leaf = node.leaf_mut();
-        if let Some(x) = leaf.extents.as_mut() {
-            x.mark_all_written();
-        }
-        leaf.unwritten_words = 0;
-        assert!(leaf.pin_inflight.is_none(), "one write at a time");
-        leaf.pin_inflight = leaf.pin_pending.take();
-        if bug(Bug::PinsReleasedEarly)
-            && let Some(seq) = leaf.pin_inflight.take()
-        {
-            self.journal.unpin(seq);
-        }
-        let (newest_seq, copies) = (leaf.newest_seq, std::mem::take(&mut leaf.copies));
-        Some(Snapshot { buffer, sector, newest_seq, copies, merged, has_holes: new.holes > 0 })
-    }
-
-    /// Makes everything durable that a set with keys up to these may name.
-    pub(super) async fn settle(&self, newest: JournalSeq, copies: &Copies) -> Result<(), EngineError> {
-        if newest > self.journal.durable() {
-            self.journal.commit(newest).await?;
-        }
-        match copies.data() {
-            Some(tick) => self.device.flush(tick).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Writes the next set of a leaf.
-    async fn append(&self, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
-        let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
-        let result = match self.settle(s.newest_seq, &s.copies).await {
-            Ok(()) if !s.buffer.is_empty() => self.device.write_metadata(s.sector, s.buffer).await,
-            other => other,
-        };
-        let mut tree = self.tree.borrow_mut();
-        // Replacing a node waits until nobody writes it, so it is still there.
-        let node = tree.node_mut(id);
-        node.busy = false;
-        match &result {
-            Ok(()) => {
-                node.written += sectors;
-                let leaf = node.leaf_mut();
-                if sectors > format::Sectors::ZERO {
-                    leaf.merged = s.merged;
-                }
-                let used = leaf.last_used;
-                if let Some(seq) = leaf.pin_inflight.take() {
-                    self.journal.unpin(seq);
-                    self.journal.pins_released();
-                }
-                if s.has_holes
-                    && let Some(mut x) = tree.take_extents(id)
-                {
-                    // What these holes hide on disk is hidden by the set from now on.
-                    x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
-                    tree.set_extents(id, x);
-                    tree.node_mut(id).leaf_mut().last_used = used;
-                }
-            }
-            Err(_) => {
-                // What is on disk behind the last set is not known: the keys go into a new node.
-                let leaf = node.leaf_mut();
-                leaf.must_rewrite = true;
-                leaf.copies.merge(&s.copies);
-                match (leaf.pin_inflight.take(), leaf.pin_pending) {
-                    (Some(old), Some(newer)) => {
-                        self.journal.unpin(newer);
-                        leaf.pin_pending = Some(old);
-                    }
-                    (old, newer) => leaf.pin_pending = old.or(newer),
-                }
-            }
-        }
-        drop(tree);
-        self.leaves_changed();
-        result
-    }
-
-    /// Leaves were written or replaced. If they take more memory than they may, some can be dropped from it now.
-    pub(super) fn leaves_changed(&self) {
-        self.index_changed.notify_all();
-        if self.tree.borrow().loaded_bytes() > self.node_cache_limit_bytes() {
-            self.memory_changed.notify_all();
-        }
-    }
-
-    /// Writes every leaf that has something unwritten, and waits for it.
-    pub(crate) async fn write_all_leaves(self: &Rc<Self>) -> Result<(), EngineError> {
-        loop {
-            let next = self.tree.borrow().changed_leaves();
-            if next.is_empty() {
-                return Ok(());
-            }
-            self.write_leaves(next).await?;
-        }
-    }
-
-    /// Writes leaves, several at a time.
-    pub(crate) async fn write_leaves(self: &Rc<Self>, ids: Vec<NodeId>) -> Result<(), EngineError> {
-        for group in ids.chunks(16) {
-            let tasks: Vec<_> = group
-                .iter()
-                .map(|id| {
-                    let (core, id) = (self.clone(), *id);
-                    self.rt.spawn(async move { core.write_leaf(id).await })
-                })
-                .collect();
-            for t in tasks {
-                t.await?;
-            }
-        }
-        Ok(())
+/// Asks the writer tasks to write a leaf.
+pub(crate) fn queue_leaf(index: &Index, tree: &mut Tree, id: NodeId) {
+    let leaf = tree.node_mut(id).leaf_mut();
+    if !leaf.queued {
+        leaf.queued = true;
+        index.leaf_work.push(id);
     }
 }
 
-impl Core {
-    /// Writes leaves that nothing waits for, each when the journal has room for its new root.
-    pub(crate) async fn write_leaves_unhurried(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
-        for id in ids {
-            self.wait_room_for_roots().await?;
-            self.write_leaf(id).await?;
+/// Writes everything of a leaf that is not on disk yet.
+pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineError> {
+    loop {
+        index.device.check()?;
+        settle_copies(index, id).await;
+        enum Next {
+            Done,
+            Wait,
+            Rewrite,
+            Append(Snapshot),
         }
-        Ok(())
+        let next = {
+            let tree = &mut *index.tree.borrow_mut();
+            if tree.try_node(id).is_some_and(|n| n.level == 0 && !n.busy) {
+                drop_unsettled(index, tree, id);
+            }
+            match tree.try_node(id) {
+                Some(n) if n.level == 0 => {
+                    if n.busy {
+                        Next::Wait
+                    } else if n.leaf().is_clean() || n.leaf().extents.is_none() {
+                        Next::Done
+                    } else if n.leaf().must_rewrite {
+                        Next::Rewrite
+                    } else {
+                        snapshot(index, tree, id).map_or(Next::Rewrite, Next::Append)
+                    }
+                }
+                _ => Next::Done,
+            }
+        };
+        match next {
+            Next::Done => return Ok(()),
+            Next::Wait => wait_idle(index, id).await?,
+            Next::Rewrite => return rewrite(index, &[id]).await,
+            Next::Append(s) => return append(index, id, s).await,
+        }
     }
+}
 
-    /// Waits until the journal has room for roots that can wait. They cannot when there are no buckets: what frees the
-    /// journal needs buckets too, and the walk that makes room for everybody must not be held up.
-    pub(crate) async fn wait_room_for_roots(&self) -> Result<(), EngineError> {
-        let urgent = || self.alloc.is_starved() || self.alloc.is_short_of_btree();
-        self.journal.wait_room_to_spare(urgent).await
+/// Waits until nobody writes the node.
+pub(crate) async fn wait_idle(index: &Index, id: NodeId) -> Result<(), EngineError> {
+    let idle = || index.device.check().is_err() || index.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
+    index.changed.wait_until(idle).await;
+    index.device.check()
+}
+
+/// Takes the unwritten keys for the next set; `None` if the node has no room for them, or for what its sets would
+/// amount to then.
+fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
+    let block = index.geometry.block_sectors;
+    let node = tree.node_mut(id);
+    let written_bytes = node.written.bytes() as usize;
+    let room = appendable_words(node.sectors, written_bytes, block)?;
+    let (set_seq, ptr) = (node.set_seq, node.ptr);
+    let sector = ptr.offset() + node.written;
+    let extents = node.leaf().extents.as_ref()?;
+    let new = extents.count_unwritten();
+    let merged = node.leaf().merged.with_set(new, extents.len());
+    let words = words_of(new);
+    if words > room {
+        return None;
     }
+    let bytes = format::bset::padded_bytes(words.max(1), block)?;
+    if words > 0 && !merged.fits(written_bytes + bytes) {
+        return None;
+    }
+    // Header, keys and padding fill it.
+    let mut buffer = index.rt.pool().take(bytes);
+    if words > 0 {
+        let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
+        for (inode, e) in extents.iter_unwritten() {
+            assert!(set.push_key(&key_of(inode, e)), "the words were counted");
+        }
+        let len = set.finish(index.device.magic(), ptr);
+        assert_eq!(len, bytes, "a set is as large as its keys");
+    } else {
+        // Everything unwritten was replaced in memory before it was written: nothing to do but release.
+        buffer.set_len(0);
+    }
+    node.busy = true;
+    let leaf = node.leaf_mut();
+    if let Some(x) = leaf.extents.as_mut() {
+        x.mark_all_written();
+    }
+    leaf.unwritten_words = 0;
+    assert!(leaf.pin_inflight.is_none(), "one write at a time");
+    leaf.pin_inflight = leaf.pin_pending.take();
+    if bug(Bug::PinsReleasedEarly)
+        && let Some(seq) = leaf.pin_inflight.take()
+    {
+        index.journal.unpin(seq);
+    }
+    let (newest_seq, copies) = (leaf.newest_seq, std::mem::take(&mut leaf.copies));
+    Some(Snapshot { buffer, sector, newest_seq, copies, merged, has_holes: new.holes > 0 })
+}
+
+/// Makes everything durable that a set with keys up to these may name.
+pub(super) async fn settle(index: &Index, newest: JournalSeq, copies: &Copies) -> Result<(), EngineError> {
+    if newest > index.journal.durable() {
+        index.journal.commit(newest).await?;
+    }
+    match copies.data() {
+        Some(tick) => index.device.flush(tick).await,
+        None => Ok(()),
+    }
+}
+
+/// Writes the next set of a leaf.
+async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
+    let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
+    let result = match settle(index, s.newest_seq, &s.copies).await {
+        Ok(()) if !s.buffer.is_empty() => index.device.write_metadata(s.sector, s.buffer).await,
+        other => other,
+    };
+    let mut tree = index.tree.borrow_mut();
+    // Replacing a node waits until nobody writes it, so it is still there.
+    let node = tree.node_mut(id);
+    node.busy = false;
+    match &result {
+        Ok(()) => {
+            node.written += sectors;
+            let leaf = node.leaf_mut();
+            if sectors > format::Sectors::ZERO {
+                leaf.merged = s.merged;
+            }
+            let used = leaf.last_used;
+            if let Some(seq) = leaf.pin_inflight.take() {
+                index.journal.unpin(seq);
+                index.journal.pins_released();
+            }
+            if s.has_holes
+                && let Some(mut x) = tree.take_extents(id)
+            {
+                // What these holes hide on disk is hidden by the set from now on.
+                x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
+                tree.set_extents(id, x);
+                tree.node_mut(id).leaf_mut().last_used = used;
+            }
+        }
+        Err(_) => {
+            // What is on disk behind the last set is not known: the keys go into a new node.
+            let leaf = node.leaf_mut();
+            leaf.must_rewrite = true;
+            leaf.copies.merge(&s.copies);
+            match (leaf.pin_inflight.take(), leaf.pin_pending) {
+                (Some(old), Some(newer)) => {
+                    index.journal.unpin(newer);
+                    leaf.pin_pending = Some(old);
+                }
+                (old, newer) => leaf.pin_pending = old.or(newer),
+            }
+        }
+    }
+    drop(tree);
+    leaves_changed(index);
+    result
+}
+
+/// Leaves were written or replaced. If they take more memory than they may, some can be dropped from it now.
+pub(super) fn leaves_changed(index: &Index) {
+    index.changed.notify_all();
+    if index.tree.borrow().loaded_bytes() > index.memory_limit_bytes.get() {
+        index.memory_changed.notify_all();
+    }
+}
+
+/// Writes every leaf that has something unwritten, and waits for it.
+pub(crate) async fn write_all_leaves(index: &Rc<Index>) -> Result<(), EngineError> {
+    loop {
+        let next = index.tree.borrow().changed_leaves();
+        if next.is_empty() {
+            return Ok(());
+        }
+        write_leaves(index, next).await?;
+    }
+}
+
+/// Writes leaves, several at a time.
+pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<(), EngineError> {
+    for group in ids.chunks(16) {
+        let tasks: Vec<_> = group
+            .iter()
+            .map(|id| {
+                let (theirs, id) = (index.clone(), *id);
+                index.rt.spawn(async move { write_leaf(&theirs, id).await })
+            })
+            .collect();
+        for t in tasks {
+            t.await?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes leaves that nothing waits for, each when the journal has room for its new root.
+pub(crate) async fn write_leaves_unhurried(index: &Index, ids: Vec<NodeId>) -> Result<(), EngineError> {
+    for id in ids {
+        wait_room_for_roots(index).await?;
+        write_leaf(index, id).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the journal has room for roots that can wait. They cannot when there are no buckets: what frees the
+/// journal needs buckets too, and the walk that makes room for everybody must not be held up.
+pub(crate) async fn wait_room_for_roots(index: &Index) -> Result<(), EngineError> {
+    let urgent = || index.alloc.is_starved() || index.alloc.is_short_of_btree();
+    index.journal.wait_room_to_spare(urgent).await
 }
 
 /// Writes the leaves that were queued. Several of these tasks run side by side.
-pub(crate) async fn leaf_writer_task(core: Rc<Core>) {
-    while let Some(id) = core.leaf_work.pop().await {
+pub(crate) async fn leaf_writer_task(index: Rc<Index>) {
+    while let Some(id) = index.leaf_work.pop().await {
         {
-            let tree = &mut *core.tree.borrow_mut();
+            let tree = &mut *index.tree.borrow_mut();
             if tree.try_node(id).is_some_and(|n| n.level == 0) {
                 tree.node_mut(id).leaf_mut().queued = false;
             }
         }
-        if let Err(e) = core.write_leaf(id).await {
-            core.device.fail(e);
+        if let Err(e) = write_leaf(&index, id).await {
+            index.device.fail(e);
         }
     }
 }
@@ -292,89 +289,89 @@ struct Holders {
 }
 
 impl Holders {
-    fn now(core: &Core) -> Holders {
-        let target = core.journal.reclaim_target();
-        let tree = core.tree.borrow();
+    fn now(index: &Index) -> Holders {
+        let target = index.journal.reclaim_target();
+        let tree = index.tree.borrow();
         let pins = |id: &NodeId| tree.node(*id).leaf().pins().any(|seq| seq <= target);
         Holders { target, leaves: tree.leaves().filter(pins).collect() }
     }
 }
 
 /// Frees journal space: writes the leaves that pin the oldest entries whenever the ring is more than half full.
-pub(crate) async fn reclaim_task(core: Rc<Core>) {
+pub(crate) async fn reclaim_task(index: Rc<Index>) {
     loop {
-        core.journal.wait_pressed(|| core.device.is_stopping()).await;
-        if core.device.is_stopping() {
+        index.journal.wait_pressed(|| index.device.is_stopping()).await;
+        if index.device.is_stopping() {
             return;
         }
-        let holders = Holders::now(&core);
+        let holders = Holders::now(&index);
         let result = async {
-            core.write_leaves(holders.leaves.clone()).await?;
-            if core.journal.can_advance() {
+            write_leaves(&index, holders.leaves.clone()).await?;
+            if index.journal.can_advance() {
                 // Says in the ring that the old entries are not needed any more.
-                core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
-            } else if core.journal.is_pressed()
-                && (Holders::now(&core) == holders || bug(Bug::ReclaimLooksOnce))
+                index.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
+            } else if index.journal.is_pressed()
+                && (Holders::now(&index) == holders || bug(Bug::ReclaimLooksOnce))
             {
                 // Nothing to free before something else happens. What has happened meanwhile is in the comparison: a leaf
                 // that was replaced while it was to be written has handed its entries on.
-                core.journal.changed().await;
+                index.journal.changed().await;
             }
             Ok::<(), EngineError>(())
         };
         if let Err(e) = result.await {
-            core.device.fail(e);
+            index.device.fail(e);
             return;
         }
     }
 }
 
 /// Writes leaves whose oldest unwritten key is 30 seconds old, so that what is not journaled is not lost by the hour.
-pub(crate) async fn write_old_leaves_task(core: Rc<Core>) {
+pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
     loop {
-        core.rt.sleep(Nanos::from_secs(10)).await;
-        if core.device.is_stopping() {
+        index.rt.sleep(Nanos::from_secs(10)).await;
+        if index.device.is_stopping() {
             return;
         }
-        let now = core.rt.now();
+        let now = index.rt.now();
         let old: Vec<NodeId> = {
-            let tree = core.tree.borrow();
+            let tree = index.tree.borrow();
             let is_old = |id: &NodeId| {
                 let leaf = tree.node(*id).leaf();
                 leaf.unwritten_words > 0 && now.since(leaf.unwritten_since) >= WRITE_AGE
             };
             tree.leaves().filter(is_old).collect()
         };
-        if let Err(e) = core.write_leaves_unhurried(old).await {
-            core.device.fail(e);
+        if let Err(e) = write_leaves_unhurried(&index, old).await {
+            index.device.fail(e);
             return;
         }
     }
 }
 
 /// Keeps the leaves in memory below the limit.
-pub(crate) async fn evict_task(core: Rc<Core>) {
+pub(crate) async fn evict_task(index: Rc<Index>) {
     loop {
-        let over = || core.tree.borrow().loaded_bytes() > core.node_cache_limit_bytes();
-        core.memory_changed.wait_until(|| core.device.is_stopping() || over()).await;
-        if core.device.is_stopping() {
+        let over = || index.tree.borrow().loaded_bytes() > index.memory_limit_bytes.get();
+        index.memory_changed.wait_until(|| index.device.is_stopping() || over()).await;
+        if index.device.is_stopping() {
             return;
         }
         while over() {
-            let coldest = core.tree.borrow().coldest_clean();
+            let coldest = index.tree.borrow().coldest_clean();
             match coldest {
-                Some(id) => drop(core.tree.borrow_mut().take_extents(id)),
+                Some(id) => drop(index.tree.borrow_mut().take_extents(id)),
                 None => {
                     // Everything in memory has unwritten keys: write the coldest of them.
-                    let coldest = core.tree.borrow().coldest_dirty();
+                    let coldest = index.tree.borrow().coldest_dirty();
                     let Some(id) = coldest else { break };
-                    if let Err(e) = core.write_leaf(id).await {
-                        core.device.fail(e);
+                    if let Err(e) = write_leaf(&index, id).await {
+                        index.device.fail(e);
                         return;
                     }
                 }
             }
         }
-        core.rt.sleep(Nanos::from_ms(10)).await;
+        index.rt.sleep(Nanos::from_ms(10)).await;
     }
 }

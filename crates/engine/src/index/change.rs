@@ -1,16 +1,16 @@
 //! Looking things up in the index and changing it, for the request paths.
 //!
-//! A change is one synchronous step ([`Core::try_change`]) that either happens completely, in the journal's open
+//! A change is one synchronous step ([`Index::try_change`]) that either happens completely, in the journal's open
 //! entry and in the tree at once, or says what it must wait for ([`Blocked`]); the caller waits with
-//! [`Core::unblock`] and then decides anew, because the index may have moved on.
+//! [`Index::unblock`] and then decides anew, because the index may have moved on.
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
+use super::Index;
 use super::node::NodeId;
 use super::tree::{NotLoaded, Segment, Via};
 use crate::device::Tick;
 use crate::error::EngineError;
-use crate::set::Core;
 
 /// Largest range of one pointer-less key (format section 4.2).
 const MAX_HOLE: Sectors = Sectors(32768);
@@ -71,7 +71,7 @@ impl From<NotLoaded> for Blocked {
     }
 }
 
-impl Core {
+impl Index {
     /// What the index says about the beginning of `[start, end)`.
     pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
         self.tree.borrow_mut().segment(inode, start, end, &self.alloc.buckets())
@@ -87,7 +87,7 @@ impl Core {
         loop {
             match self.segment(inode, start, end) {
                 Ok(s) => return Ok(s),
-                Err(NotLoaded(id)) => self.load_leaf(id).await?,
+                Err(NotLoaded(id)) => super::load::load_leaf(self, id).await?,
             }
         }
     }
@@ -115,7 +115,7 @@ impl Core {
         let leaf = node.leaf();
         let Some(extents) = &leaf.extents else { return Err(Blocked::NotLoaded(id)) };
         if extents.len() * 3 >= self.leaf_words() * 2 {
-            self.queue_leaf(tree, id);
+            super::append::queue_leaf(self, tree, id);
             return Err(Blocked::LeafFull(id));
         }
         let (via, seq) = match how {
@@ -128,7 +128,7 @@ impl Core {
                 (Via::Journal(seq), seq)
             }
             How::LeafOnly(data) => {
-                let (direct, durable) = (self.direct_tick(inode), self.journal.durable());
+                let (direct, durable) = (super::copies::direct_tick(self, inode), self.journal.durable());
                 (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
             }
         };
@@ -140,7 +140,7 @@ impl Core {
             self.alloc.look_again_if_wanted();
         }
         if unwritten_words >= self.leaf_write_words() {
-            self.queue_leaf(tree, id);
+            super::append::queue_leaf(self, tree, id);
         }
         Ok((end, seq))
     }
@@ -149,12 +149,12 @@ impl Core {
     pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
         self.device.check()?;
         match blocked {
-            Blocked::NotLoaded(id) => self.load_leaf(id).await,
+            Blocked::NotLoaded(id) => super::load::load_leaf(self, id).await,
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
                 // The wait ends when the leaf is replaced, and also when its extents take less than two nodes have words.
-                self.index_changed
+                self.changed
                     .wait_until(|| {
                         self.device.check().is_err()
                             || self.tree.borrow().try_node(id).is_none_or(|n| {

@@ -8,13 +8,14 @@
 //! the leaf holds journal entries of all devices of the set. A device that is late, or that failed a flush, loses the
 //! copies of the leaf: they become holes, which costs a miss each.
 //!
-//! Invariant: between [`Core::drop_unsettled`] and the writing of the leaf's keys into a set there is no await point.
+//! Invariant: between [`drop_unsettled`] and the writing of the leaf's keys into a set there is no await point.
 
 use std::rc::Rc;
 
 use format::{Inode, JournalSeq, Sector};
 use io::Nanos;
 
+use super::Index;
 use super::entry::Entry;
 use super::extents::Extents;
 use super::node::NodeId;
@@ -22,7 +23,6 @@ use super::tree::{Tree, Via};
 use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::device::Tick;
-use crate::set::Core;
 
 /// A backing device that has not answered a flush for so long is late. Longer than a disk takes to start its motor costs
 /// other devices more than the copies are worth.
@@ -74,92 +74,90 @@ impl Copies {
     }
 }
 
-impl Core {
-    /// Up to where a backing device must have been flushed before a copy of its present contents is named on disk.
-    pub(super) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
-        self.backings.direct_tick(inode)
-    }
+/// Up to where a backing device must have been flushed before a copy of its present contents is named on disk.
+pub(super) fn direct_tick(index: &Index, inode: Inode) -> Option<Tick> {
+    index.backings.direct_tick(inode)
+}
 
-    /// Waits until the backing devices have flushed what the leaf has copies of, or are late, or failed.
-    pub(super) async fn settle_copies(&self, id: NodeId) {
-        for _ in 0..MOST_FLUSHES {
-            let pending = self.unsettled(&self.tree.borrow(), id);
-            let mut late = true;
-            for (inode, tick) in pending {
-                late &= !self.settle_backing(inode, tick).await;
-            }
-            if late {
-                return;
-            }
+/// Waits until the backing devices have flushed what the leaf has copies of, or are late, or failed.
+pub(super) async fn settle_copies(index: &Index, id: NodeId) {
+    for _ in 0..MOST_FLUSHES {
+        let pending = unsettled(index, &index.tree.borrow(), id);
+        let mut late = true;
+        for (inode, tick) in pending {
+            late &= !settle_backing(index, inode, tick).await;
         }
-    }
-
-    /// The devices that have not flushed what the leaf has copies of.
-    fn unsettled(&self, tree: &Tree, id: NodeId) -> Vec<(Inode, Tick)> {
-        let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Vec::new() };
-        let devices = &node.leaf().copies.devices;
-        if devices.is_empty() || bug(Bug::LeafBeforeData) {
-            return Vec::new();
-        }
-        let settled = |(inode, tick): &(Inode, Tick)| self.backings.is_durable(*inode, *tick);
-        devices.iter().filter(|d| !settled(d)).copied().collect()
-    }
-
-    /// Waits until a backing device has flushed up to `tick`; false if it failed to, now or earlier, or is late.
-    pub(crate) async fn settle_backing(&self, inode: Inode, tick: Tick) -> bool {
-        let Some(backing) = self.backings.get(inode) else { return true };
-        if self.backings.flush_has_failed(inode) {
-            return false;
-        }
-        let began = self.rt.now();
-        let late = || {
-            let waited = self.rt.now().since(began);
-            waited >= FLUSH_DEADLINE || waited >= PRESSED_FLUSH_DEADLINE && self.journal.is_refusing()
-        };
-        match settle_in_time(&backing, tick, late).await {
-            Ok(settled) => settled,
-            Err(_) if bug(Bug::FailedFlushTrusted) => true,
-            Err(_) => {
-                self.backings.flush_failed(inode);
-                false
-            }
-        }
-    }
-
-    /// Makes holes of the leaf's copies whose backing device has not flushed what they are copies of. The leaf is in
-    /// memory, and nothing writes it.
-    pub(super) fn drop_unsettled(&self, tree: &mut Tree, id: NodeId) {
-        let unsettled = self.unsettled(tree, id);
-        let late = |(inode, _): &(Inode, Tick)| !self.backings.flush_has_failed(*inode);
-        let trusted = bug(Bug::LateFlushTrusted) && unsettled.iter().all(late);
-        if unsettled.is_empty() || bug(Bug::FailedFlushTrusted) || trusted {
+        if late {
             return;
         }
-        let is_copy = |inode: &Inode, e: &Entry| {
-            !e.is_tombstone()
-                && !e.dirty()
-                && !e.may_be_durable()
-                && unsettled.iter().any(|(late, _)| late == inode)
-        };
-        let node = tree.node(id);
-        let found: Vec<(Inode, Sector, Sector)> = node
-            .leaf()
-            .extents
-            .iter()
-            .flat_map(Extents::iter)
-            .filter(|(inode, e)| is_copy(inode, e))
-            .map(|(inode, e)| (inode, e.start(), e.end()))
-            .collect();
-        let via = Via::LeafOnly { data: Tick::default(), direct: None, durable: self.journal.durable() };
-        let now = self.rt.turn_time();
-        let buckets = &mut *self.alloc.buckets_mut();
-        let pin = &mut |_: JournalSeq| ();
-        for (inode, start, end) in found {
-            tree.change(id, inode, start, end, None, via, now, buckets, pin);
-        }
-        let devices = &mut tree.node_mut(id).leaf_mut().copies.devices;
-        devices.retain(|d| !unsettled.contains(d));
     }
+}
+
+/// The devices that have not flushed what the leaf has copies of.
+fn unsettled(index: &Index, tree: &Tree, id: NodeId) -> Vec<(Inode, Tick)> {
+    let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Vec::new() };
+    let devices = &node.leaf().copies.devices;
+    if devices.is_empty() || bug(Bug::LeafBeforeData) {
+        return Vec::new();
+    }
+    let settled = |(inode, tick): &(Inode, Tick)| index.backings.is_durable(*inode, *tick);
+    devices.iter().filter(|d| !settled(d)).copied().collect()
+}
+
+/// Waits until a backing device has flushed up to `tick`; false if it failed to, now or earlier, or is late.
+pub(crate) async fn settle_backing(index: &Index, inode: Inode, tick: Tick) -> bool {
+    let Some(backing) = index.backings.get(inode) else { return true };
+    if index.backings.flush_has_failed(inode) {
+        return false;
+    }
+    let began = index.rt.now();
+    let late = || {
+        let waited = index.rt.now().since(began);
+        waited >= FLUSH_DEADLINE || waited >= PRESSED_FLUSH_DEADLINE && index.journal.is_refusing()
+    };
+    match settle_in_time(&backing, tick, late).await {
+        Ok(settled) => settled,
+        Err(_) if bug(Bug::FailedFlushTrusted) => true,
+        Err(_) => {
+            index.backings.flush_failed(inode);
+            false
+        }
+    }
+}
+
+/// Makes holes of the leaf's copies whose backing device has not flushed what they are copies of. The leaf is in
+/// memory, and nothing writes it.
+pub(super) fn drop_unsettled(index: &Index, tree: &mut Tree, id: NodeId) {
+    let unsettled = unsettled(index, tree, id);
+    let late = |(inode, _): &(Inode, Tick)| !index.backings.flush_has_failed(*inode);
+    let trusted = bug(Bug::LateFlushTrusted) && unsettled.iter().all(late);
+    if unsettled.is_empty() || bug(Bug::FailedFlushTrusted) || trusted {
+        return;
+    }
+    let is_copy = |inode: &Inode, e: &Entry| {
+        !e.is_tombstone()
+            && !e.dirty()
+            && !e.may_be_durable()
+            && unsettled.iter().any(|(late, _)| late == inode)
+    };
+    let node = tree.node(id);
+    let found: Vec<(Inode, Sector, Sector)> = node
+        .leaf()
+        .extents
+        .iter()
+        .flat_map(Extents::iter)
+        .filter(|(inode, e)| is_copy(inode, e))
+        .map(|(inode, e)| (inode, e.start(), e.end()))
+        .collect();
+    let via = Via::LeafOnly { data: Tick::default(), direct: None, durable: index.journal.durable() };
+    let now = index.rt.turn_time();
+    let buckets = &mut *index.alloc.buckets_mut();
+    let pin = &mut |_: JournalSeq| ();
+    for (inode, start, end) in found {
+        tree.change(id, inode, start, end, None, via, now, buckets, pin);
+    }
+    let devices = &mut tree.node_mut(id).leaf_mut().copies.devices;
+    devices.retain(|d| !unsettled.contains(d));
 }
 
 /// Waits until a backing device has flushed up to `tick`; false once `late` says so. The flush goes on then, and the

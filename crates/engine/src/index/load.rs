@@ -14,6 +14,7 @@ use format::node::{DamageKind, NodeSummary};
 use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Ptr, Sector, Sectors, SetMagic, for_each_set};
 use io::{Buffer, Disk, IoFuture};
 
+use super::Index;
 use super::entry::{Entry, MAX_POSITION};
 use super::extents::Extents;
 use super::merged::Merged;
@@ -23,7 +24,6 @@ use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
-use crate::set::Core;
 
 /// Nodes that are read at once.
 pub(crate) const READ_AHEAD: usize = 16;
@@ -523,64 +523,62 @@ pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(
     }
 }
 
-impl Core {
-    /// Reads a leaf that is not in memory; returns at once if it is.
-    pub(crate) async fn load_leaf(&self, id: NodeId) -> Result<(), EngineError> {
-        loop {
-            self.device.check()?;
-            let (key, sector) = {
-                let tree = &mut *self.tree.borrow_mut();
-                // Gone, or loaded meanwhile: the caller looks again.
-                let leaf = tree.try_node(id).filter(|n| n.level == 0 && !n.replaced);
-                let Some(node) = leaf else { return Ok(()) };
-                if node.leaf().extents.is_some() {
-                    return Ok(());
-                }
-                let place = (node.key(), node.ptr.offset());
-                if node.leaf().loading {
-                    None
-                } else {
-                    tree.node_mut(id).leaf_mut().loading = true;
-                    Some(place)
-                }
+/// Reads a leaf that is not in memory; returns at once if it is.
+pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineError> {
+    loop {
+        index.device.check()?;
+        let (key, sector) = {
+            let tree = &mut *index.tree.borrow_mut();
+            // Gone, or loaded meanwhile: the caller looks again.
+            let leaf = tree.try_node(id).filter(|n| n.level == 0 && !n.replaced);
+            let Some(node) = leaf else { return Ok(()) };
+            if node.leaf().extents.is_some() {
+                return Ok(());
             }
-            .unzip();
-            let (Some(key), Some(sector)) = (key, sector) else {
-                let loaded = || {
-                    self.device.check().is_err()
-                        || self.tree.borrow().try_node(id).is_none_or(|n| n.level != 0 || !n.leaf().loading)
-                };
-                self.index_changed.wait_until(loaded).await;
-                continue;
-            };
-            let began = self.rt.now();
-            let buffer = self.rt.pool().take(key.size().bytes() as usize);
-            let (buffer, result) = self.device.disk().read(sector, buffer).await;
-            let reader = Reader {
-                disk: self.device.disk(),
-                place: self.device.place(),
-                geometry: &self.geometry,
-                magic: self.device.magic(),
-            };
-            let loaded = match result {
-                Ok(()) => reader.extents(&key, &buffer),
-                Err(e) => Err(e.into()),
-            };
-            let result = {
-                let tree = &mut *self.tree.borrow_mut();
-                // A leaf that is not in memory is clean and nobody replaces it without loading it.
-                tree.node_mut(id).leaf_mut().loading = false;
-                loaded.map(|(extents, merged)| {
-                    tree.set_extents(id, extents);
-                    tree.node_mut(id).leaf_mut().merged = merged;
-                    self.counters.borrow_mut().btree_reads += 1;
-                    self.work.borrow_mut().read.record(began, self.rt.now());
-                })
-            };
-            self.index_changed.notify_all();
-            self.memory_changed.notify_all();
-            return result.inspect_err(|e| self.device.fail(e.clone()));
+            let place = (node.key(), node.ptr.offset());
+            if node.leaf().loading {
+                None
+            } else {
+                tree.node_mut(id).leaf_mut().loading = true;
+                Some(place)
+            }
         }
+        .unzip();
+        let (Some(key), Some(sector)) = (key, sector) else {
+            let loaded = || {
+                index.device.check().is_err()
+                    || index.tree.borrow().try_node(id).is_none_or(|n| n.level != 0 || !n.leaf().loading)
+            };
+            index.changed.wait_until(loaded).await;
+            continue;
+        };
+        let began = index.rt.now();
+        let buffer = index.rt.pool().take(key.size().bytes() as usize);
+        let (buffer, result) = index.device.disk().read(sector, buffer).await;
+        let reader = Reader {
+            disk: index.device.disk(),
+            place: index.device.place(),
+            geometry: &index.geometry,
+            magic: index.device.magic(),
+        };
+        let loaded = match result {
+            Ok(()) => reader.extents(&key, &buffer),
+            Err(e) => Err(e.into()),
+        };
+        let result = {
+            let tree = &mut *index.tree.borrow_mut();
+            // A leaf that is not in memory is clean and nobody replaces it without loading it.
+            tree.node_mut(id).leaf_mut().loading = false;
+            loaded.map(|(extents, merged)| {
+                tree.set_extents(id, extents);
+                tree.node_mut(id).leaf_mut().merged = merged;
+                index.count(|c| c.reads += 1);
+                index.work.borrow_mut().read.record(began, index.rt.now());
+            })
+        };
+        index.changed.notify_all();
+        index.memory_changed.notify_all();
+        return result.inspect_err(|e| index.device.fail(e.clone()));
     }
 }
 

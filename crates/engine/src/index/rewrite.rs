@@ -10,18 +10,21 @@
 use format::bset::{BsetBuilder, appendable_words, padded_bytes};
 use format::{Bkey, BucketNr, Inode, JournalSeq, JsetRoots, Ptr, Sector, Sectors};
 
-use super::append::key_of;
-use super::copies::Copies;
+use super::Index;
+use super::append::{key_of, leaves_changed, settle, wait_idle};
+use super::copies::{Copies, drop_unsettled, settle_copies};
 use super::entry::Entry;
 use super::extents::Extents;
+use super::load::load_leaf;
 use super::merged::Merged;
 use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::gc::MAX_STALE_AGE;
 use crate::journal::Urgency;
-use crate::set::Core;
+
+/// A node is rewritten when it has a stale pointer of more than this age (semantics section 8.4).
+pub(crate) const MAX_STALE_AGE: u8 = 10;
 
 /// A new node gets at most this share of its words, so that it can take further sets.
 const FILL_NUMERATOR: usize = 5;
@@ -36,485 +39,483 @@ struct Replacement {
     copies: Copies,
 }
 
-impl Core {
-    /// Replaces adjacent leaves of one parent by as few new ones as hold their extents.
-    pub(crate) async fn rewrite(&self, ids: &[NodeId]) -> Result<(), EngineError> {
-        let _structure = self.structure.lock().await;
-        if !bug(Bug::JournalHoldersWait) {
-            self.replace_holders(ids).await?;
-        }
-        self.claim_and_replace(ids).await
+/// Replaces adjacent leaves of one parent by as few new ones as hold their extents.
+pub(crate) async fn rewrite(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
+    let _structure = index.structure.lock().await;
+    if !bug(Bug::JournalHoldersWait) {
+        replace_holders(index, ids).await?;
     }
+    claim_and_replace(index, ids).await
+}
 
-    /// A replacement may need a new root, and that a journal entry, but only one of a leaf that holds the oldest entries
-    /// frees any: while the journal has no room to spare, such leaves go before `ids`.
-    async fn replace_holders(&self, ids: &[NodeId]) -> Result<(), EngineError> {
-        while !self.journal.has_room_to_spare() {
-            let target = self.journal.reclaim_target();
-            let holder = {
-                let tree = self.tree.borrow();
-                let holds = |id: &NodeId| tree.node(*id).leaf().pins().any(|seq| seq <= target);
-                if ids.iter().any(|id| tree.try_node(*id).is_some_and(|n| n.level == 0) && holds(id)) {
-                    return Ok(());
-                }
-                tree.leaves().find(holds).map(|id| (id, tree.node(id).busy))
-            };
-            match holder {
-                None => return Ok(()),
-                Some((id, true)) => self.wait_idle(id).await?,
-                Some((id, false)) => self.claim_and_replace(&[id]).await?,
+/// A replacement may need a new root, and that a journal entry, but only one of a leaf that holds the oldest entries
+/// frees any: while the journal has no room to spare, such leaves go before `ids`.
+async fn replace_holders(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
+    while !index.journal.has_room_to_spare() {
+        let target = index.journal.reclaim_target();
+        let holder = {
+            let tree = index.tree.borrow();
+            let holds = |id: &NodeId| tree.node(*id).leaf().pins().any(|seq| seq <= target);
+            if ids.iter().any(|id| tree.try_node(*id).is_some_and(|n| n.level == 0) && holds(id)) {
+                return Ok(());
             }
-        }
-        Ok(())
-    }
-
-    /// As [`Core::rewrite`], with the structure lock held.
-    async fn claim_and_replace(&self, ids: &[NodeId]) -> Result<(), EngineError> {
-        if !self.claim(ids).await? {
-            return Ok(());
-        }
-        let result = self.replace_leaves(ids).await;
-        if let Err(e) = &result {
-            // The new leaves may be in use already, and cannot be reached on disk.
-            self.device.fail(e.clone());
-            let tree = &mut *self.tree.borrow_mut();
-            for id in ids {
-                if tree.try_node(*id).is_some() {
-                    tree.node_mut(*id).busy = false;
-                }
-            }
-        }
-        self.leaves_changed();
-        result
-    }
-
-    /// Loads the leaves and marks them busy; false if they are not what they were any more.
-    async fn claim(&self, ids: &[NodeId]) -> Result<bool, EngineError> {
-        loop {
-            self.device.check()?;
-            let mut wait = None;
-            let mut load = None;
-            {
-                let tree = &mut *self.tree.borrow_mut();
-                for id in ids {
-                    match tree.try_node(*id) {
-                        Some(n) if n.level == 0 && n.busy => wait = Some(*id),
-                        Some(n) if n.level == 0 && n.leaf().extents.is_none() => load = Some(*id),
-                        Some(n) if n.level == 0 => {}
-                        _ => return Ok(false),
-                    }
-                }
-                let parent = ids.first().and_then(|id| tree.node(*id).parent);
-                if !ids.iter().all(|id| tree.node(*id).parent == parent) {
-                    return Ok(false);
-                }
-                if wait.is_none() && load.is_none() {
-                    for id in ids {
-                        tree.node_mut(*id).busy = true;
-                    }
-                    return Ok(true);
-                }
-            }
-            if let Some(id) = wait {
-                self.wait_idle(id).await?;
-            } else if let Some(id) = load {
-                self.load_leaf(id).await?;
-            }
-        }
-    }
-
-    async fn replace_leaves(&self, ids: &[NodeId]) -> Result<(), EngineError> {
-        let began = self.rt.now();
-        // Holes whose journal entries are durable need not be carried over.
-        self.journal.commit_keys().await?;
-        let mut buckets: Vec<BucketNr> = Vec::new();
-        for id in ids {
-            self.settle_copies(*id).await;
-        }
-        loop {
-            let needed = self.nodes_needed(&self.tree.borrow(), ids);
-            if buckets.len() >= needed {
-                break;
-            }
-            match self.alloc.take_btree_bucket().await {
-                Ok(b) => buckets.push(b),
-                Err(e) => {
-                    self.alloc.give_back(&buckets);
-                    return Err(e);
-                }
-            }
-        }
-        let r = self.swap_leaves(ids, &mut buckets);
-        self.alloc.give_back(&buckets);
-        self.settle(r.newest_seq, &r.copies).await?;
-        self.write_nodes(r.writes).await?;
-        self.link(&r.new, &r.old).await?;
-        self.finish(&r.old, &r.new);
-        self.counters.borrow_mut().btree_rewrites += 1;
-        self.work.borrow_mut().split.record(began, self.rt.now());
-        Ok(())
-    }
-
-    /// Shows the entries that new leaves take over from these.
-    fn each_kept(&self, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
-        let durable = self.journal.durable();
-        let (buckets, void) = (self.alloc.buckets(), self.void.borrow());
-        for id in ids {
-            for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
-                let wanted = match e.is_tombstone() {
-                    true => e.hole_seq() > durable,
-                    false => buckets.is_current(e.ptr()) && (void.is_empty() || !void.contains(&inode)),
-                };
-                if wanted {
-                    see(inode, e);
-                }
-            }
-        }
-    }
-
-    fn fill_words(&self) -> usize {
-        self.leaf_words() * FILL_NUMERATOR / FILL_DENOMINATOR
-    }
-
-    fn nodes_needed(&self, tree: &Tree, ids: &[NodeId]) -> usize {
-        let mut kept = 0;
-        self.each_kept(tree, ids, |_, _| kept += 1);
-        self.nodes_for(kept)
-    }
-
-    fn nodes_for(&self, keys: usize) -> usize {
-        (3 * keys).div_ceil(self.fill_words()).max(1)
-    }
-
-    /// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
-    fn swap_leaves(&self, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Replacement {
-        let tree = &mut *self.tree.borrow_mut();
-        // Keys of void slots are not carried over, so they no longer count: a slot that is used again would have dirty
-        // sectors for ever that nobody finds.
-        let void = self.void.borrow();
-        if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
-            let buckets = &mut *self.alloc.buckets_mut();
-            ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
-        }
-        drop(void);
-        ids.iter().for_each(|id| self.drop_unsettled(tree, *id));
-        let mut kept: Vec<(Inode, Entry)> = Vec::new();
-        self.each_kept(tree, ids, |inode, e| kept.push((inode, e)));
-        let count = self.nodes_for(kept.len());
-        let share = kept.len().div_ceil(count).max(1);
-        let last = *ids.last().expect("at least one leaf is replaced");
-        let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
-        let mut newest_seq = JournalSeq(0);
-        let mut copies = Copies::default();
-        let mut pin: Option<JournalSeq> = None;
-        for id in ids {
-            let leaf = tree.node(*id).leaf();
-            newest_seq = newest_seq.max(leaf.newest_seq);
-            copies.merge(&leaf.copies);
-            for p in leaf.pins() {
-                pin = Some(pin.map_or(p, |q: JournalSeq| q.min(p)));
-            }
-        }
-        for id in ids {
-            tree.take_extents(*id);
-            tree.node_mut(*id).replaced = true;
-        }
-        let mut groups = kept.chunks(share);
-        let mut new = Vec::with_capacity(count);
-        let mut writes = Vec::with_capacity(count);
-        for i in 0..count {
-            let group = groups.next().unwrap_or(&[]);
-            // The last one ends where the old ones ended, the others behind their last extent.
-            let bound = match group.last() {
-                Some((inode, e)) if i + 1 < count => (*inode, e.end()),
-                _ => end,
-            };
-            let bucket = buckets.pop().expect("enough buckets were taken");
-            let (id, write) = self.new_leaf(tree, bucket, bound, parent, group, newest_seq, pin);
-            new.push(id);
-            writes.push(write);
-            if bound == end {
-                break;
-            }
-        }
-        tree.replace_leaves(ids, &new);
-        if let Some(p) = parent {
-            replace_children(tree.node_mut(p).children_mut(), ids, &new);
-        }
-        Replacement { old: ids.to_vec(), new, writes, newest_seq, copies }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn new_leaf(
-        &self,
-        tree: &mut Tree,
-        bucket: BucketNr,
-        bound: Bound,
-        parent: Option<NodeId>,
-        group: &[(Inode, Entry)],
-        newest_seq: JournalSeq,
-        pin: Option<JournalSeq>,
-    ) -> (NodeId, (Sector, io::Buffer)) {
-        let mut node = self.new_node(bucket, 0, bound, parent);
-        let mut extents = Extents::new(self.geometry.bucket_sectors);
-        let mut keys = Vec::with_capacity(group.len());
-        let mut carried_holes = 0;
-        let mut dirty_sectors = 0;
-        for (inode, e) in group {
-            let mut e = *e;
-            if e.is_tombstone() {
-                // Its entry may not be durable yet, so whoever asks must still see it. No set holds it: that one would
-                // have waited for the entry.
-                debug_assert!(e.is_unwritten());
-                carried_holes += 1;
-            } else {
-                e.mark_written();
-                keys.push(key_of(*inode, e));
-                dirty_sectors += if e.dirty() { e.size().0 } else { 0 };
-            }
-            extents.push_back(*inode, e);
-        }
-        let (buffer, written) = self.encode_set(&node, &keys);
-        node.written = written;
-        if let Some(seq) = pin {
-            self.journal.pin(seq);
-        }
-        node.body = Body::Leaf(Leaf {
-            dirty_sectors,
-            newest_seq,
-            merged: Merged::of_set(keys.len()),
-            unwritten_words: carried_holes * 3,
-            unwritten_since: self.rt.now(),
-            pin_inflight: pin,
-            ..Leaf::default()
-        });
-        let sector = node.ptr.offset();
-        let id = tree.add_node(node);
-        tree.set_extents(id, extents);
-        (id, (sector, buffer))
-    }
-
-    fn new_node(&self, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {
-        let generation = self.alloc.buckets().generation(bucket);
-        Node {
-            level,
-            bound,
-            ptr: Ptr::new(0, self.geometry.bucket_start(bucket), generation),
-            sectors: self.geometry.node_sectors,
-            set_seq: self.rt.random() | 1,
-            written: Sectors::ZERO,
-            parent,
-            busy: true,
-            birth: 0,
-            replaced: false,
-            dead: Vec::new(),
-            body: if level == 0 { Body::Leaf(Leaf::default()) } else { Body::Internal(Vec::new()) },
-        }
-    }
-
-    /// The first set of a new node, and how many sectors it takes.
-    fn encode_set(&self, node: &Node, keys: &[Bkey]) -> (io::Buffer, Sectors) {
-        let words = keys.iter().map(Bkey::words).sum();
-        let block = self.geometry.block_sectors;
-        let bytes = padded_bytes(words, block).expect("the keys of a node fit in memory");
-        assert!(bytes as u64 <= node.sectors.bytes(), "{words} words in a node of {} sectors", node.sectors);
-        // Header, keys and padding fill it.
-        let mut buffer = self.rt.pool().take(bytes);
-        let mut set = BsetBuilder::begin(buffer.as_mut(), node.set_seq, block);
-        for key in keys {
-            assert!(set.push_key(key), "the words were counted");
-        }
-        let len = set.finish(self.device.magic(), node.ptr);
-        assert_eq!(len, bytes, "a set is as large as its keys");
-        (buffer, Sectors::from_bytes_floor(bytes as u64))
-    }
-
-    async fn write_nodes(&self, writes: Vec<(Sector, io::Buffer)>) -> Result<(), EngineError> {
-        for (sector, buffer) in writes {
-            self.device.write_metadata(sector, buffer).await?;
-        }
-        Ok(())
-    }
-
-    /// Makes the way from the root to `new` durable, in place of `old`: their parent's next set, a new parent, or a
-    /// new root in the journal.
-    async fn link(&self, new: &[NodeId], old: &[NodeId]) -> Result<(), EngineError> {
-        let (new_leaves, old_leaves) = (new, old);
-        let (mut new, mut old) = (new.to_vec(), old.to_vec());
-        // Internal nodes replaced on the way up: freed once the top of the change is durable.
-        let mut replaced: Vec<NodeId> = Vec::new();
-        loop {
-            let parent = new.first().and_then(|id| self.tree.borrow().node(*id).parent);
-            let Some(parent) = parent else {
-                self.link_root(&new, new_leaves, old_leaves).await?;
-                break;
-            };
-            if let Some((sector, buffer)) = self.parent_set(parent, &new, &old) {
-                let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
-                if !bug(Bug::SplitWithoutParent) {
-                    self.device.write_metadata(sector, buffer).await?;
-                }
-                let tree = &mut *self.tree.borrow_mut();
-                let gone: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
-                let node = tree.node_mut(parent);
-                node.written += sectors;
-                node.dead.extend(gone);
-                break;
-            }
-            let halves = self.replace_internal(parent).await?;
-            replaced.push(parent);
-            (new, old) = (halves, vec![parent]);
-        }
-        for id in replaced {
-            let node = self.tree.borrow_mut().remove_node(id);
-            self.alloc.free_metadata(node.ptr);
-        }
-        Ok(())
-    }
-
-    /// The parent's next set: freeing keys of the old children, keys of the new ones. `None`: no room, or the sets that
-    /// are there have pointers that should go.
-    fn parent_set(&self, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> Option<(Sector, io::Buffer)> {
-        let tree = self.tree.borrow();
-        if tree.dead_age(parent, &self.alloc.buckets()) > MAX_STALE_AGE {
-            return None;
-        }
-        let node = tree.node(parent);
-        let freeing = |id: &NodeId| {
-            let n = tree.node(*id);
-            Bkey::freeing(n.ptr.with_generation(n.ptr.generation().next()), n.sectors)
+            tree.leaves().find(holds).map(|id| (id, tree.node(id).busy))
         };
-        let mut keys: Vec<Bkey> = old.iter().map(freeing).collect();
-        keys.extend(new.iter().map(|id| tree.node(*id).key()));
-        let words: usize = keys.iter().map(Bkey::words).sum();
-        let written_bytes = node.written.bytes() as usize;
-        if words > appendable_words(node.sectors, written_bytes, self.geometry.block_sectors)? {
-            return None;
+        match holder {
+            None => return Ok(()),
+            Some((id, true)) => wait_idle(index, id).await?,
+            Some((id, false)) => claim_and_replace(index, &[id]).await?,
         }
-        let (buffer, _) = self.encode_set(node, &keys);
-        Some((node.ptr.offset() + node.written, buffer))
     }
+    Ok(())
+}
 
-    /// Writes the children of a full internal node into one or more new nodes, which take its place in memory.
-    async fn replace_internal(&self, id: NodeId) -> Result<Vec<NodeId>, EngineError> {
-        let (children, level, bound, parent) = {
-            let tree = self.tree.borrow();
-            let n = tree.node(id);
-            (n.children().to_vec(), n.level, n.bound, n.parent)
-        };
-        let count = (children.len() * 3).div_ceil(self.fill_words()).max(1);
-        let share = children.len().div_ceil(count);
-        let mut new = Vec::with_capacity(count);
-        let mut writes = Vec::with_capacity(count);
-        for group in children.chunks(share.max(1)) {
-            let bucket = self.alloc.take_btree_bucket().await?;
-            let tree = &mut *self.tree.borrow_mut();
-            let last = *group.last().expect("chunks are not empty");
-            let group_bound = tree.node(last).bound;
-            let mut node = self.new_node(bucket, level, group_bound, parent);
-            let keys: Vec<Bkey> = group.iter().map(|c| tree.node(*c).key()).collect();
-            let (buffer, written) = self.encode_set(&node, &keys);
-            node.written = written;
-            node.busy = false;
-            node.body = Body::Internal(group.to_vec());
-            writes.push((node.ptr.offset(), buffer));
-            let new_id = tree.add_node(node);
-            for c in group {
-                tree.node_mut(*c).parent = Some(new_id);
+/// As [`rewrite`], with the structure lock held.
+async fn claim_and_replace(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
+    if !claim(index, ids).await? {
+        return Ok(());
+    }
+    let result = replace_leaves(index, ids).await;
+    if let Err(e) = &result {
+        // The new leaves may be in use already, and cannot be reached on disk.
+        index.device.fail(e.clone());
+        let tree = &mut *index.tree.borrow_mut();
+        for id in ids {
+            if tree.try_node(*id).is_some() {
+                tree.node_mut(*id).busy = false;
             }
-            new.push(new_id);
         }
+    }
+    leaves_changed(index);
+    result
+}
+
+/// Loads the leaves and marks them busy; false if they are not what they were any more.
+async fn claim(index: &Index, ids: &[NodeId]) -> Result<bool, EngineError> {
+    loop {
+        index.device.check()?;
+        let mut wait = None;
+        let mut load = None;
         {
-            let tree = &mut *self.tree.borrow_mut();
-            assert_eq!(
-                new.last().map(|n| tree.node(*n).bound),
-                Some(bound),
-                "the last child has its parent's bound"
-            );
-            if let Some(p) = parent {
-                replace_children(tree.node_mut(p).children_mut(), &[id], &new);
+            let tree = &mut *index.tree.borrow_mut();
+            for id in ids {
+                match tree.try_node(*id) {
+                    Some(n) if n.level == 0 && n.busy => wait = Some(*id),
+                    Some(n) if n.level == 0 && n.leaf().extents.is_none() => load = Some(*id),
+                    Some(n) if n.level == 0 => {}
+                    _ => return Ok(false),
+                }
+            }
+            let parent = ids.first().and_then(|id| tree.node(*id).parent);
+            if !ids.iter().all(|id| tree.node(*id).parent == parent) {
+                return Ok(false);
+            }
+            if wait.is_none() && load.is_none() {
+                for id in ids {
+                    tree.node_mut(*id).busy = true;
+                }
+                return Ok(true);
             }
         }
-        self.write_nodes(writes).await?;
-        Ok(new)
+        if let Some(id) = wait {
+            wait_idle(index, id).await?;
+        } else if let Some(id) = load {
+            load_leaf(index, id).await?;
+        }
     }
+}
 
-    /// `new` are the top of the tree: one is the root, several get a root above them. The journal says so, and in the
-    /// same entry gives up what the leaves were pinning: with the new root all their keys are in durable nodes. So in
-    /// the smallest of journals, too, a new root frees space.
-    async fn link_root(
-        &self,
-        new: &[NodeId],
-        new_leaves: &[NodeId],
-        old_leaves: &[NodeId],
-    ) -> Result<(), EngineError> {
-        let root = match new {
-            [one] => *one,
-            several => {
-                let bucket = self.alloc.take_btree_bucket().await?;
-                let (root, write) = {
-                    let tree = &mut *self.tree.borrow_mut();
-                    let level = several.first().map_or(0, |id| tree.node(*id).level) + 1;
-                    let mut node = self.new_node(bucket, level, MAX_BOUND, None);
-                    let keys: Vec<Bkey> = several.iter().map(|id| tree.node(*id).key()).collect();
-                    let (buffer, written) = self.encode_set(&node, &keys);
-                    node.written = written;
-                    node.busy = false;
-                    node.body = Body::Internal(several.to_vec());
-                    let write = (node.ptr.offset(), buffer);
-                    let root = tree.add_node(node);
-                    for id in several {
-                        tree.node_mut(*id).parent = Some(root);
-                    }
-                    (root, write)
-                };
-                self.write_nodes(vec![write]).await?;
-                root
-            }
-        };
-        let (key, level) = {
-            let tree = &mut *self.tree.borrow_mut();
-            tree.set_root(root);
-            let n = tree.node(root);
-            (n.key(), n.level)
-        };
-        self.release_pins(old_leaves, new_leaves);
-        let change = |r: &mut JsetRoots| {
-            r.btree_root = key;
-            r.btree_level = level;
-        };
-        self.journal.commit_roots(|| Urgency::Frees, change).await
+async fn replace_leaves(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
+    let began = index.rt.now();
+    // Holes whose journal entries are durable need not be carried over.
+    index.journal.commit_keys().await?;
+    let mut buckets: Vec<BucketNr> = Vec::new();
+    for id in ids {
+        settle_copies(index, *id).await;
     }
+    loop {
+        let needed = nodes_needed(index, &index.tree.borrow(), ids);
+        if buckets.len() >= needed {
+            break;
+        }
+        match index.alloc.take_btree_bucket().await {
+            Ok(b) => buckets.push(b),
+            Err(e) => {
+                index.alloc.give_back(&buckets);
+                return Err(e);
+            }
+        }
+    }
+    let r = swap_leaves(index, ids, &mut buckets);
+    index.alloc.give_back(&buckets);
+    settle(index, r.newest_seq, &r.copies).await?;
+    write_nodes(index, r.writes).await?;
+    link(index, &r.new, &r.old).await?;
+    finish(index, &r.old, &r.new);
+    index.count(|c| c.rewrites += 1);
+    index.work.borrow_mut().split.record(began, index.rt.now());
+    Ok(())
+}
 
-    /// Releases the journal entries of leaves that were replaced; what came to the new ones since stays pinned.
-    fn release_pins(&self, old: &[NodeId], new: &[NodeId]) {
-        let tree = &mut *self.tree.borrow_mut();
-        for id in new {
-            if let Some(seq) = tree.node_mut(*id).leaf_mut().pin_inflight.take() {
-                self.journal.unpin(seq);
-            }
-        }
-        for id in old {
-            let leaf = tree.node_mut(*id).leaf_mut();
-            for seq in leaf.pin_pending.take().into_iter().chain(leaf.pin_inflight.take()) {
-                self.journal.unpin(seq);
+/// Shows the entries that new leaves take over from these.
+fn each_kept(index: &Index, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
+    let durable = index.journal.durable();
+    let (buckets, void) = (index.alloc.buckets(), index.invalid_slots.borrow());
+    for id in ids {
+        for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
+            let wanted = match e.is_tombstone() {
+                true => e.hole_seq() > durable,
+                false => buckets.is_current(e.ptr()) && (void.is_empty() || !void.contains(&inode)),
+            };
+            if wanted {
+                see(inode, e);
             }
         }
     }
+}
 
-    /// The new leaves are durable and reachable: releases what the old ones held.
-    fn finish(&self, old: &[NodeId], new: &[NodeId]) {
-        self.release_pins(old, new);
-        let tree = &mut *self.tree.borrow_mut();
-        for id in new {
-            tree.node_mut(*id).busy = false;
-        }
-        for id in old {
-            let node = tree.remove_node(*id);
-            self.alloc.free_metadata(node.ptr);
-        }
-        self.journal.pins_released();
+fn fill_words(index: &Index) -> usize {
+    index.leaf_words() * FILL_NUMERATOR / FILL_DENOMINATOR
+}
+
+fn nodes_needed(index: &Index, tree: &Tree, ids: &[NodeId]) -> usize {
+    let mut kept = 0;
+    each_kept(index, tree, ids, |_, _| kept += 1);
+    nodes_for(index, kept)
+}
+
+fn nodes_for(index: &Index, keys: usize) -> usize {
+    (3 * keys).div_ceil(fill_words(index)).max(1)
+}
+
+/// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
+fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Replacement {
+    let tree = &mut *index.tree.borrow_mut();
+    // Keys of void slots are not carried over, so they no longer count: a slot that is used again would have dirty
+    // sectors for ever that nobody finds.
+    let void = index.invalid_slots.borrow();
+    if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
+        let buckets = &mut *index.alloc.buckets_mut();
+        ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
     }
+    drop(void);
+    ids.iter().for_each(|id| drop_unsettled(index, tree, *id));
+    let mut kept: Vec<(Inode, Entry)> = Vec::new();
+    each_kept(index, tree, ids, |inode, e| kept.push((inode, e)));
+    let count = nodes_for(index, kept.len());
+    let share = kept.len().div_ceil(count).max(1);
+    let last = *ids.last().expect("at least one leaf is replaced");
+    let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
+    let mut newest_seq = JournalSeq(0);
+    let mut copies = Copies::default();
+    let mut pin: Option<JournalSeq> = None;
+    for id in ids {
+        let leaf = tree.node(*id).leaf();
+        newest_seq = newest_seq.max(leaf.newest_seq);
+        copies.merge(&leaf.copies);
+        for p in leaf.pins() {
+            pin = Some(pin.map_or(p, |q: JournalSeq| q.min(p)));
+        }
+    }
+    for id in ids {
+        tree.take_extents(*id);
+        tree.node_mut(*id).replaced = true;
+    }
+    let mut groups = kept.chunks(share);
+    let mut new = Vec::with_capacity(count);
+    let mut writes = Vec::with_capacity(count);
+    for i in 0..count {
+        let group = groups.next().unwrap_or(&[]);
+        // The last one ends where the old ones ended, the others behind their last extent.
+        let bound = match group.last() {
+            Some((inode, e)) if i + 1 < count => (*inode, e.end()),
+            _ => end,
+        };
+        let bucket = buckets.pop().expect("enough buckets were taken");
+        let (id, write) = new_leaf(index, tree, bucket, bound, parent, group, newest_seq, pin);
+        new.push(id);
+        writes.push(write);
+        if bound == end {
+            break;
+        }
+    }
+    tree.replace_leaves(ids, &new);
+    if let Some(p) = parent {
+        replace_children(tree.node_mut(p).children_mut(), ids, &new);
+    }
+    Replacement { old: ids.to_vec(), new, writes, newest_seq, copies }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn new_leaf(
+    index: &Index,
+    tree: &mut Tree,
+    bucket: BucketNr,
+    bound: Bound,
+    parent: Option<NodeId>,
+    group: &[(Inode, Entry)],
+    newest_seq: JournalSeq,
+    pin: Option<JournalSeq>,
+) -> (NodeId, (Sector, io::Buffer)) {
+    let mut node = new_node(index, bucket, 0, bound, parent);
+    let mut extents = Extents::new(index.geometry.bucket_sectors);
+    let mut keys = Vec::with_capacity(group.len());
+    let mut carried_holes = 0;
+    let mut dirty_sectors = 0;
+    for (inode, e) in group {
+        let mut e = *e;
+        if e.is_tombstone() {
+            // Its entry may not be durable yet, so whoever asks must still see it. No set holds it: that one would
+            // have waited for the entry.
+            debug_assert!(e.is_unwritten());
+            carried_holes += 1;
+        } else {
+            e.mark_written();
+            keys.push(key_of(*inode, e));
+            dirty_sectors += if e.dirty() { e.size().0 } else { 0 };
+        }
+        extents.push_back(*inode, e);
+    }
+    let (buffer, written) = encode_set(index, &node, &keys);
+    node.written = written;
+    if let Some(seq) = pin {
+        index.journal.pin(seq);
+    }
+    node.body = Body::Leaf(Leaf {
+        dirty_sectors,
+        newest_seq,
+        merged: Merged::of_set(keys.len()),
+        unwritten_words: carried_holes * 3,
+        unwritten_since: index.rt.now(),
+        pin_inflight: pin,
+        ..Leaf::default()
+    });
+    let sector = node.ptr.offset();
+    let id = tree.add_node(node);
+    tree.set_extents(id, extents);
+    (id, (sector, buffer))
+}
+
+fn new_node(index: &Index, bucket: BucketNr, level: u16, bound: Bound, parent: Option<NodeId>) -> Node {
+    let generation = index.alloc.buckets().generation(bucket);
+    Node {
+        level,
+        bound,
+        ptr: Ptr::new(0, index.geometry.bucket_start(bucket), generation),
+        sectors: index.geometry.node_sectors,
+        set_seq: index.rt.random() | 1,
+        written: Sectors::ZERO,
+        parent,
+        busy: true,
+        birth: 0,
+        replaced: false,
+        dead: Vec::new(),
+        body: if level == 0 { Body::Leaf(Leaf::default()) } else { Body::Internal(Vec::new()) },
+    }
+}
+
+/// The first set of a new node, and how many sectors it takes.
+fn encode_set(index: &Index, node: &Node, keys: &[Bkey]) -> (io::Buffer, Sectors) {
+    let words = keys.iter().map(Bkey::words).sum();
+    let block = index.geometry.block_sectors;
+    let bytes = padded_bytes(words, block).expect("the keys of a node fit in memory");
+    assert!(bytes as u64 <= node.sectors.bytes(), "{words} words in a node of {} sectors", node.sectors);
+    // Header, keys and padding fill it.
+    let mut buffer = index.rt.pool().take(bytes);
+    let mut set = BsetBuilder::begin(buffer.as_mut(), node.set_seq, block);
+    for key in keys {
+        assert!(set.push_key(key), "the words were counted");
+    }
+    let len = set.finish(index.device.magic(), node.ptr);
+    assert_eq!(len, bytes, "a set is as large as its keys");
+    (buffer, Sectors::from_bytes_floor(bytes as u64))
+}
+
+async fn write_nodes(index: &Index, writes: Vec<(Sector, io::Buffer)>) -> Result<(), EngineError> {
+    for (sector, buffer) in writes {
+        index.device.write_metadata(sector, buffer).await?;
+    }
+    Ok(())
+}
+
+/// Makes the way from the root to `new` durable, in place of `old`: their parent's next set, a new parent, or a
+/// new root in the journal.
+async fn link(index: &Index, new: &[NodeId], old: &[NodeId]) -> Result<(), EngineError> {
+    let (new_leaves, old_leaves) = (new, old);
+    let (mut new, mut old) = (new.to_vec(), old.to_vec());
+    // Internal nodes replaced on the way up: freed once the top of the change is durable.
+    let mut replaced: Vec<NodeId> = Vec::new();
+    loop {
+        let parent = new.first().and_then(|id| index.tree.borrow().node(*id).parent);
+        let Some(parent) = parent else {
+            link_root(index, &new, new_leaves, old_leaves).await?;
+            break;
+        };
+        if let Some((sector, buffer)) = parent_set(index, parent, &new, &old) {
+            let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
+            if !bug(Bug::SplitWithoutParent) {
+                index.device.write_metadata(sector, buffer).await?;
+            }
+            let tree = &mut *index.tree.borrow_mut();
+            let gone: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
+            let node = tree.node_mut(parent);
+            node.written += sectors;
+            node.dead.extend(gone);
+            break;
+        }
+        let halves = replace_internal(index, parent).await?;
+        replaced.push(parent);
+        (new, old) = (halves, vec![parent]);
+    }
+    for id in replaced {
+        let node = index.tree.borrow_mut().remove_node(id);
+        index.alloc.free_metadata(node.ptr);
+    }
+    Ok(())
+}
+
+/// The parent's next set: freeing keys of the old children, keys of the new ones. `None`: no room, or the sets that
+/// are there have pointers that should go.
+fn parent_set(index: &Index, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> Option<(Sector, io::Buffer)> {
+    let tree = index.tree.borrow();
+    if tree.dead_age(parent, &index.alloc.buckets()) > MAX_STALE_AGE {
+        return None;
+    }
+    let node = tree.node(parent);
+    let freeing = |id: &NodeId| {
+        let n = tree.node(*id);
+        Bkey::freeing(n.ptr.with_generation(n.ptr.generation().next()), n.sectors)
+    };
+    let mut keys: Vec<Bkey> = old.iter().map(freeing).collect();
+    keys.extend(new.iter().map(|id| tree.node(*id).key()));
+    let words: usize = keys.iter().map(Bkey::words).sum();
+    let written_bytes = node.written.bytes() as usize;
+    if words > appendable_words(node.sectors, written_bytes, index.geometry.block_sectors)? {
+        return None;
+    }
+    let (buffer, _) = encode_set(index, node, &keys);
+    Some((node.ptr.offset() + node.written, buffer))
+}
+
+/// Writes the children of a full internal node into one or more new nodes, which take its place in memory.
+async fn replace_internal(index: &Index, id: NodeId) -> Result<Vec<NodeId>, EngineError> {
+    let (children, level, bound, parent) = {
+        let tree = index.tree.borrow();
+        let n = tree.node(id);
+        (n.children().to_vec(), n.level, n.bound, n.parent)
+    };
+    let count = (children.len() * 3).div_ceil(fill_words(index)).max(1);
+    let share = children.len().div_ceil(count);
+    let mut new = Vec::with_capacity(count);
+    let mut writes = Vec::with_capacity(count);
+    for group in children.chunks(share.max(1)) {
+        let bucket = index.alloc.take_btree_bucket().await?;
+        let tree = &mut *index.tree.borrow_mut();
+        let last = *group.last().expect("chunks are not empty");
+        let group_bound = tree.node(last).bound;
+        let mut node = new_node(index, bucket, level, group_bound, parent);
+        let keys: Vec<Bkey> = group.iter().map(|c| tree.node(*c).key()).collect();
+        let (buffer, written) = encode_set(index, &node, &keys);
+        node.written = written;
+        node.busy = false;
+        node.body = Body::Internal(group.to_vec());
+        writes.push((node.ptr.offset(), buffer));
+        let new_id = tree.add_node(node);
+        for c in group {
+            tree.node_mut(*c).parent = Some(new_id);
+        }
+        new.push(new_id);
+    }
+    {
+        let tree = &mut *index.tree.borrow_mut();
+        assert_eq!(
+            new.last().map(|n| tree.node(*n).bound),
+            Some(bound),
+            "the last child has its parent's bound"
+        );
+        if let Some(p) = parent {
+            replace_children(tree.node_mut(p).children_mut(), &[id], &new);
+        }
+    }
+    write_nodes(index, writes).await?;
+    Ok(new)
+}
+
+/// `new` are the top of the tree: one is the root, several get a root above them. The journal says so, and in the
+/// same entry gives up what the leaves were pinning: with the new root all their keys are in durable nodes. So in
+/// the smallest of journals, too, a new root frees space.
+async fn link_root(
+    index: &Index,
+    new: &[NodeId],
+    new_leaves: &[NodeId],
+    old_leaves: &[NodeId],
+) -> Result<(), EngineError> {
+    let root = match new {
+        [one] => *one,
+        several => {
+            let bucket = index.alloc.take_btree_bucket().await?;
+            let (root, write) = {
+                let tree = &mut *index.tree.borrow_mut();
+                let level = several.first().map_or(0, |id| tree.node(*id).level) + 1;
+                let mut node = new_node(index, bucket, level, MAX_BOUND, None);
+                let keys: Vec<Bkey> = several.iter().map(|id| tree.node(*id).key()).collect();
+                let (buffer, written) = encode_set(index, &node, &keys);
+                node.written = written;
+                node.busy = false;
+                node.body = Body::Internal(several.to_vec());
+                let write = (node.ptr.offset(), buffer);
+                let root = tree.add_node(node);
+                for id in several {
+                    tree.node_mut(*id).parent = Some(root);
+                }
+                (root, write)
+            };
+            write_nodes(index, vec![write]).await?;
+            root
+        }
+    };
+    let (key, level) = {
+        let tree = &mut *index.tree.borrow_mut();
+        tree.set_root(root);
+        let n = tree.node(root);
+        (n.key(), n.level)
+    };
+    release_pins(index, old_leaves, new_leaves);
+    let change = |r: &mut JsetRoots| {
+        r.btree_root = key;
+        r.btree_level = level;
+    };
+    index.journal.commit_roots(|| Urgency::Frees, change).await
+}
+
+/// Releases the journal entries of leaves that were replaced; what came to the new ones since stays pinned.
+fn release_pins(index: &Index, old: &[NodeId], new: &[NodeId]) {
+    let tree = &mut *index.tree.borrow_mut();
+    for id in new {
+        if let Some(seq) = tree.node_mut(*id).leaf_mut().pin_inflight.take() {
+            index.journal.unpin(seq);
+        }
+    }
+    for id in old {
+        let leaf = tree.node_mut(*id).leaf_mut();
+        for seq in leaf.pin_pending.take().into_iter().chain(leaf.pin_inflight.take()) {
+            index.journal.unpin(seq);
+        }
+    }
+}
+
+/// The new leaves are durable and reachable: releases what the old ones held.
+fn finish(index: &Index, old: &[NodeId], new: &[NodeId]) {
+    release_pins(index, old, new);
+    let tree = &mut *index.tree.borrow_mut();
+    for id in new {
+        tree.node_mut(*id).busy = false;
+    }
+    for id in old {
+        let node = tree.remove_node(*id);
+        index.alloc.free_metadata(node.ptr);
+    }
+    index.journal.pins_released();
 }
 
 /// Among `children`, the adjacent `old` become `new`.

@@ -48,7 +48,7 @@ impl CacheSet {
         if slot.new.is_none() {
             self.number_registration(inode, &backing).await?;
         }
-        if core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO {
+        if core.index.tree().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
             if backing.ensure_dirty(|| core.device.check()).await? {
                 mark(Mark::DirtyKeysOfClean);
@@ -191,7 +191,7 @@ impl CacheSet {
             }
             // The device ran without this state of the cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
-            core.void.borrow_mut().insert(inode);
+            core.index.invalidate_slot(inode);
             core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
             core.alloc.walks().request();
         }
@@ -228,9 +228,9 @@ impl CacheSet {
         let end = start + backing.data_sectors();
         for (from, inside) in [(format::Sector(0), true), (end, false)] {
             let found = loop {
-                let next = core.tree.borrow().next_dirty(inode, from, &core.alloc.buckets());
+                let next = core.index.tree().next_dirty(inode, from, &core.alloc.buckets());
                 match next {
-                    Err(NotLoaded(id)) => core.load_leaf(id).await?,
+                    Err(NotLoaded(id)) => core.index.load_leaf(id).await?,
                     Ok(found) => break found,
                 }
             };
@@ -317,7 +317,7 @@ impl CacheSet {
         }
         let now = core.rt.wall_seconds() as u32;
         core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.void.borrow_mut().insert(inode);
+        core.index.invalidate_slot(inode);
         core.volumes.borrow_mut().retain(|v| v.inode() != Some(inode));
         core.alloc.walks().request();
         Ok(())
@@ -399,7 +399,7 @@ impl CacheSet {
                 return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
             }
             // A write that had chosen the cache before the detaching began may have ended only now.
-            if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
+            if core.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
                 break guard;
             }
         };
@@ -413,7 +413,7 @@ impl CacheSet {
         // Only now: everything before waits for this device, and whoever holds the lock for the cache device alone.
         let _config = core.config_lock.lock().await;
         // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
-        core.void.borrow_mut().insert(inode);
+        core.index.invalidate_slot(inode);
         volume.detached();
         core.let_go(volume, inode);
         drop(guard);

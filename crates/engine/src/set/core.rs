@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::{Geometry, Inode, Sectors, Uuid, UuidEntry};
-use io::sync::{Event, Mutex, Queue};
+use io::sync::{Event, Mutex};
 use io::{Handle, Reservation};
 
 use crate::alloc::{Aged, Allocator};
 use crate::device::{BackingDevices, CacheDevice};
-use crate::index::{NodeId, Tree};
+use crate::index::Index;
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::writeback_rate::IdleCounter;
@@ -51,27 +51,18 @@ pub struct EngineCounters {
 pub(crate) struct Core {
     pub(crate) rt: Handle,
     pub(crate) device: Rc<CacheDevice>,
-    pub(crate) backings: BackingDevices,
+    pub(crate) backings: Rc<BackingDevices>,
     pub(crate) geometry: Geometry,
     /// What the tables of the set take.
     pub(crate) _memory: Reservation,
     /// Serialises writes of the cache superblock and the UUID table.
     pub(crate) config_lock: Mutex,
-    pub(crate) tree: RefCell<Tree>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) alloc: Rc<Allocator>,
-    /// Held while btree nodes are replaced.
-    pub(crate) structure: Mutex,
-    pub(crate) leaf_work: Queue<NodeId>,
-    /// A node was loaded, written or replaced.
-    pub(crate) index_changed: Event,
-    /// Leaves were loaded, or have grown.
-    pub(crate) memory_changed: Event,
+    pub(crate) index: Rc<Index>,
     pub(crate) gc_running: Cell<bool>,
     pub(crate) gc_lock: Mutex,
     pub(crate) uuids: RefCell<Vec<UuidEntry>>,
-    /// Slots whose keys must not be used: they are removed by and by.
-    pub(crate) void: RefCell<BTreeSet<Inode>>,
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
@@ -95,10 +86,8 @@ impl Core {
     pub(crate) fn wake_everybody(&self) {
         if let Err(e) = self.device.check() {
             self.journal.fail(e);
-            self.leaf_work.close();
         }
-        self.index_changed.notify_all();
-        self.memory_changed.notify_all();
+        self.index.kick();
         self.alloc.walks().look_again();
         self.alloc.kick();
         for v in self.volumes.borrow().iter() {
@@ -110,10 +99,6 @@ impl Core {
     /// under way, and a part of it would stay.
     pub(crate) async fn to_the_end<T: 'static>(&self, change: impl Future<Output = T> + 'static) -> T {
         self.rt.spawn(change).await
-    }
-
-    pub(crate) fn node_cache_limit_bytes(&self) -> usize {
-        usize::try_from(self.tunables.borrow().btree_cache_limit).unwrap_or(usize::MAX)
     }
 
     /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).

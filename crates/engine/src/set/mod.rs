@@ -70,7 +70,7 @@ impl CacheSet {
     pub fn status(&self) -> SetStatus {
         let core = &self.core;
         let buckets = core.alloc.buckets();
-        let tree = core.tree.borrow();
+        let tree = core.index.tree();
         SetStatus {
             set_uuid: self.uuid(),
             device: core.device.place().device.to_string(),
@@ -113,11 +113,14 @@ impl CacheSet {
 
     /// Counts of the engine's own work.
     pub fn counters(&self) -> EngineCounters {
-        let (core, alloc) = (*self.core.counters.borrow(), self.core.alloc.counters());
+        let (core, alloc, index) =
+            (*self.core.counters.borrow(), self.core.alloc.counters(), self.core.index.counters());
         EngineCounters {
             prio_writes: alloc.prio_writes,
             gen_wraps: alloc.gen_wraps,
             btree_waits: alloc.btree_waits,
+            btree_reads: index.reads,
+            btree_rewrites: index.rewrites,
             ..core
         }
     }
@@ -155,7 +158,7 @@ impl CacheSet {
 
     /// Live dirty sectors of a slot.
     pub fn dirty_sectors(&self, inode: Inode) -> Sectors {
-        self.core.tree.borrow().dirty_sectors(inode)
+        self.core.index.tree().dirty_sectors(inode)
     }
 
     /// Value of a tunable of the set, by the kernel's name.
@@ -231,8 +234,9 @@ impl Core {
         for v in self.volumes.borrow().iter() {
             v.tunables.borrow_mut().set_cutoff_writeback(t.cutoff_writeback);
         }
+        let memory_limit = usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX);
         drop(t);
-        self.memory_changed.notify_all();
+        self.index.set_memory_limit(memory_limit);
         self.alloc.walks().look_again();
     }
 }

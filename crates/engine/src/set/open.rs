@@ -4,7 +4,6 @@
 //! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use format::bset::BsetBuilder;
@@ -12,7 +11,7 @@ use format::{
     Bkey, BucketNr, BucketPrio, CacheSuper, Gen, Inode, Jset, JsetBuilder, JsetRoots, PrioHeader, Ptr,
     Replay, Sector, Sectors, encode_prio_set,
 };
-use io::sync::{Event, Mutex, Queue};
+use io::sync::{Event, Mutex};
 use io::{Disk, MemoryBudget, Reservation, SurvivorRef};
 
 use super::CacheSet;
@@ -25,8 +24,8 @@ use crate::device::{
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
 use crate::index::{
-    MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task, load_tree,
-    names_data, reclaim_task, write_old_leaves_task,
+    Index, MAX_POSITION, Reader, Tree, Via, Wiring, account_tree, claim_metadata, evict_task,
+    leaf_writer_task, load_tree, names_data, reclaim_task, write_old_leaves_task,
 };
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
@@ -431,6 +430,15 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let eviction = Eviction::new(geometry, tunables.cache_replacement_policy, options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
+    let (backings, work) = (Rc::new(BackingDevices::default()), Rc::default());
+    let wiring = Wiring {
+        device: device.clone(),
+        backings: Rc::clone(&backings),
+        journal: journal.clone(),
+        alloc: alloc.clone(),
+        work: Rc::clone(&work),
+    };
+    let index = Rc::new(Index::new(r.tree, wiring));
     let now = rt.now();
     let core = Rc::new(Core {
         congestion: RefCell::new(Congestion::new(
@@ -439,26 +447,21 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         )),
         _memory: memory,
         config_lock: Mutex::default(),
-        tree: RefCell::new(r.tree),
         journal,
         alloc,
-        structure: Mutex::default(),
-        leaf_work: Queue::default(),
-        index_changed: Event::default(),
-        memory_changed: Event::default(),
+        index,
         gc_running: Cell::new(false),
         gc_lock: Mutex::default(),
         uuids: RefCell::new(r.uuids),
-        void: RefCell::new(BTreeSet::new()),
         attaching: RefCell::default(),
-        backings: BackingDevices::default(),
+        backings,
         volumes: RefCell::default(),
         idle: RefCell::default(),
         tunables: RefCell::new(tunables),
         stats: RefCell::new(CacheStats::new(now)),
         pace: Cell::default(),
         counters: RefCell::new(EngineCounters::default()),
-        work: Rc::default(),
+        work,
         background: Cell::new(0),
         background_done: Event::default(),
         wiper: Wiper::default(),
@@ -480,19 +483,18 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
 fn void_unreachable(core: &Rc<Core>) {
     let uuids = core.uuids.borrow();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
-    let tree = core.tree.borrow();
-    let mut void = core.void.borrow_mut();
+    let tree = core.index.tree();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
             mark(Mark::VoidSlot);
-            void.insert(Inode(i as u32));
+            core.index.invalidate_slot(Inode(i as u32));
         }
     }
-    void.extend(
-        tree.all_dirty().map(|(i, _)| i).filter(|i| !live(*i)).inspect(|_| mark(Mark::UnreachableDirty)),
-    );
-    drop(void);
-    if !core.void.borrow().is_empty() {
+    for (inode, _) in tree.all_dirty().filter(|(i, _)| !live(*i)) {
+        mark(Mark::UnreachableDirty);
+        core.index.invalidate_slot(inode);
+    }
+    if !core.index.invalid_slots().is_empty() {
         core.alloc.walks().request();
     }
 }
@@ -505,11 +507,11 @@ fn start_tasks(core: &Rc<Core>) {
         }
     });
     for _ in 0..LEAF_WRITERS {
-        core.spawn_work(Work::Leaves, leaf_writer_task(core.clone()));
+        core.spawn_work(Work::Leaves, leaf_writer_task(core.index.clone()));
     }
-    core.spawn_work(Work::Leaves, reclaim_task(core.clone()));
-    core.spawn_work(Work::Leaves, write_old_leaves_task(core.clone()));
-    core.spawn_work(Work::Leaves, evict_task(core.clone()));
+    core.spawn_work(Work::Leaves, reclaim_task(core.index.clone()));
+    core.spawn_work(Work::Leaves, write_old_leaves_task(core.index.clone()));
+    core.spawn_work(Work::Leaves, evict_task(core.index.clone()));
     core.spawn_work(Work::Allocator, refill_task(core.alloc.clone()));
     core.spawn_work(Work::Gc, crate::gc::gc_task(core.clone()));
     core.spawn_work(Work::Gc, crate::gc::compact_task(core.clone()));

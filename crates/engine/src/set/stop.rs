@@ -27,7 +27,7 @@ impl CacheSet {
         }
         let result = async {
             core.device.check()?;
-            core.write_all_leaves().await?;
+            core.index.write_all_leaves().await?;
             core.journal.commit_keys().await?;
             core.device.settle_overwrites().await?;
             if core.journal.can_advance() {
@@ -38,7 +38,6 @@ impl CacheSet {
         let result = result.await;
         core.device.stop();
         core.journal.stop();
-        core.leaf_work.close();
         core.wake_everybody();
         // Volumes and set hold each other.
         core.volumes.borrow_mut().clear();

@@ -22,14 +22,13 @@ impl Core {
     /// which it would go.
     pub(crate) fn is_in_use(&self, inode: Inode) -> bool {
         let is_live = self.uuids.borrow().get(inode.0 as usize).is_some_and(UuidEntry::is_live);
-        is_live && !self.void.borrow().contains(&inode)
+        is_live && !self.index.is_invalid_slot(inode)
     }
 
     /// A slot that nothing uses: never used, or given up and without keys.
     pub(crate) fn free_slot(&self) -> Option<Inode> {
         let uuids = self.uuids.borrow();
-        let void = self.void.borrow();
-        let reusable = |i: usize| uuids[i].is_invalidated() && !void.contains(&Inode(i as u32));
+        let reusable = |i: usize| uuids[i].is_invalidated() && !self.index.is_invalid_slot(Inode(i as u32));
         let free = (0..uuids.len()).find(|i| uuids[*i].is_free());
         free.or_else(|| (0..uuids.len()).find(|i| reusable(*i))).map(|i| Inode(i as u32))
     }

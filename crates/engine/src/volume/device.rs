@@ -264,7 +264,7 @@ impl Volume {
         let (mut at, end) = (sector, sector + sectors);
         // Bounded: a client asks again from where the answer ends.
         while at < end && runs.len() < 1024 {
-            let seg = core.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
+            let seg = core.index.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
             let hole = matches!(seg.kind, Kind::Hole { .. });
             match runs.last_mut() {
                 Some(last) if last.hole == hole => last.sectors += seg.end - at,

@@ -204,9 +204,9 @@ impl Volume {
         let mut newest = JournalSeq(0);
         let mut at = start;
         while at < end {
-            let seg = core.segment_loaded(inode, at, end).await?;
+            let seg = core.index.segment_loaded(inode, at, end).await?;
             let seq = match seg.kind {
-                Kind::Hit { .. } => Some(core.change(inode, at, seg.end, None, How::Journaled).await?),
+                Kind::Hit { .. } => Some(core.index.change(inode, at, seg.end, None, How::Journaled).await?),
                 // What made the hole may be on its way still.
                 Kind::Hole { seq, .. } if !bug(Bug::HoleTakenForDurable) => seq,
                 Kind::Hole { .. } => None,
@@ -252,7 +252,7 @@ impl Volume {
         let mut at = start;
         while at < end {
             core.device.check()?;
-            let seg = core.segment_loaded(inode, at, end).await?;
+            let seg = core.index.segment_loaded(inode, at, end).await?;
             let how = match seg.kind {
                 Kind::Hit { dirty: true, .. } => {
                     over_dirty = true;
@@ -269,12 +269,12 @@ impl Volume {
                 at = seg.end;
                 continue;
             };
-            match core.try_change(inode, at, seg.end, None, how) {
+            match core.index.try_change(inode, at, seg.end, None, how) {
                 Ok((done, seq)) => {
                     newest = newest.max(seq);
                     at = done;
                 }
-                Err(blocked) => core.unblock(blocked).await?,
+                Err(blocked) => core.index.unblock(blocked).await?,
             }
         }
         if !bug(Bug::HoleNotDurable) {

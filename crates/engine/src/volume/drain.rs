@@ -54,7 +54,7 @@ impl Volume {
         let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
         let draining = self.writeback.drain();
         let dirty =
-            || core.tree.borrow().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
+            || core.index.tree().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
         self.writeback
             .progress
             .wait_until(|| {
@@ -64,7 +64,7 @@ impl Volume {
         drop(draining);
         core.device.check()?;
         if dirty() {
-            let left = core.tree.borrow().dirty_sectors(inode);
+            let left = core.index.tree().dirty_sectors(inode);
             let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
             return Err(EngineError::Invalid(format!(
                 "{}: {left} dirty sectors are left: {why}",
@@ -80,13 +80,13 @@ impl Volume {
             return Ok(());
         };
         let is_clean =
-            || core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
+            || core.index.tree().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
         let ignored = bug(Bug::CleanStateBeforeCleanKeys);
-        let is_durable = || core.tree.borrow().cleaned(inode) <= core.journal.durable() || ignored;
+        let is_durable = || core.index.tree().cleaned(inode) <= core.journal.durable() || ignored;
         while backing.state() == BackingState::Dirty && is_clean() {
             // The keys that say clean are durable before the superblock is. While another update of the superblock is waited
             // for, there may be new ones.
-            let cleaned = core.tree.borrow().cleaned(inode);
+            let cleaned = core.index.tree().cleaned(inode);
             if !is_durable() {
                 core.journal.commit(cleaned).await?;
             }

@@ -30,7 +30,7 @@ impl Volume {
         let failure =
             core.device.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
         let Some(backing) = self.backing() else { return Err(failure) };
-        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let dirty = core.index.tree().dirty_sectors(inode);
         let always = self.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
         if dirty > Sectors::ZERO || always {
             mark(Mark::LostDirty);

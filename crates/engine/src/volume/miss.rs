@@ -115,7 +115,7 @@ impl Volume {
                 collided = true;
                 break;
             }
-            let blocked = match core.segment(inode, at, end) {
+            let blocked = match core.index.segment(inode, at, end) {
                 Err(e) => e.into(),
                 Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
                     if seq > core.journal.durable() && !bug(Bug::MissOverPendingHole) =>
@@ -126,7 +126,7 @@ impl Volume {
                 }
                 Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                     let here = ptr.advanced(at - start);
-                    match core.try_change(inode, at, seg.end, Some((here, false)), how) {
+                    match core.index.try_change(inode, at, seg.end, Some((here, false)), how) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -140,7 +140,7 @@ impl Volume {
                     continue;
                 }
             };
-            if core.unblock(blocked).await.is_err() {
+            if core.index.unblock(blocked).await.is_err() {
                 return;
             }
         }
@@ -160,7 +160,7 @@ impl Volume {
         ptr: format::Ptr,
     ) -> Result<(), crate::error::EngineError> {
         let tick = core.device.gate().wrote();
-        core.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+        core.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
         Ok(())
     }
 }

@@ -259,7 +259,7 @@ impl Volume {
 
     /// Live dirty sectors.
     pub fn dirty_sectors(&self) -> Sectors {
-        self.attached().map_or(Sectors::ZERO, |(core, inode)| core.tree.borrow().dirty_sectors(inode))
+        self.attached().map_or(Sectors::ZERO, |(core, inode)| core.index.tree().dirty_sectors(inode))
     }
 
     /// Statistics, by the views of the kernel.

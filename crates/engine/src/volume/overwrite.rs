@@ -54,7 +54,7 @@ impl Core {
 impl Volume {
     /// Where the data is that the write replaces, if it may be written there.
     pub(super) fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
-        let seg = core.segment(inode, write.start, write.end).ok()?;
+        let seg = core.index.segment(inode, write.start, write.end).ok()?;
         let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
         let block = u64::from(core.device.disk().info().logical_block_bytes / 512).max(1);
         let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);

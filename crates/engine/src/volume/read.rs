@@ -111,9 +111,9 @@ impl Volume {
                 return (buffer, Err(e));
             }
             let turn = core.device.turn();
-            let seg = match core.segment(inode, start, end) {
+            let seg = match core.index.segment(inode, start, end) {
                 Ok(seg) => seg,
-                Err(NotLoaded(id)) => match core.load_leaf(id).await {
+                Err(NotLoaded(id)) => match core.index.load_leaf(id).await {
                     Ok(()) => continue,
                     Err(e) => return (buffer, Err(e)),
                 },
@@ -215,7 +215,7 @@ impl Volume {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut at = start;
         while at < end {
-            let seg = core.segment_loaded(inode, at, end).await?;
+            let seg = core.index.segment_loaded(inode, at, end).await?;
             let hit = match seg.kind {
                 Kind::Hit { ptr, dirty, .. } => Some((ptr, dirty)),
                 Kind::Hole { .. } => None,

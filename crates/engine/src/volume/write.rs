@@ -163,12 +163,12 @@ impl Volume {
         start: Sector,
         end: Sector,
     ) -> Result<bool, EngineError> {
-        if core.tree.borrow().dirty_sectors(inode) == Sectors::ZERO {
+        if core.index.tree().dirty_sectors(inode) == Sectors::ZERO {
             return Ok(false);
         }
         let mut at = start;
         while at < end {
-            let seg = core.segment_loaded(inode, at, end).await?;
+            let seg = core.index.segment_loaded(inode, at, end).await?;
             if matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
                 return Ok(true);
             }
@@ -360,8 +360,8 @@ impl Volume {
                 if let Ok(newest) = &mut outcome {
                     let new = Some((placed.ptr, true));
                     let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-                    let changed = match core.go_on(&mut change) {
-                        Ok(Progress::Blocked(blocked)) => core.complete(change, blocked).await,
+                    let changed = match core.index.go_on(&mut change) {
+                        Ok(Progress::Blocked(blocked)) => core.index.complete(change, blocked).await,
                         Ok(Progress::Done(seq)) => Ok(seq),
                         Err(e) => Err(e),
                     };

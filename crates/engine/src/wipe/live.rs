@@ -97,15 +97,15 @@ impl Live {
 pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
     let mut live = Live::none(&core.geometry, buckets);
     // Their keys are still there until a walk has removed them.
-    let void: BTreeSet<Inode> = core.void.borrow().clone();
+    let void: BTreeSet<Inode> = core.index.invalid_slots();
     let mut passed: Option<Bound> = None;
     loop {
         core.device.check()?;
-        let id = core.tree.borrow().next_leaf(passed);
+        let id = core.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(live) };
-        core.load_leaf(id).await?;
+        core.index.load_leaf(id).await?;
         {
-            let (tree, table) = (core.tree.borrow(), core.alloc.buckets());
+            let (tree, table) = (core.index.tree(), core.alloc.buckets());
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {

@@ -244,7 +244,7 @@ impl Wipe<'_> {
     async fn wipe_metadata(&mut self) -> Result<(), EngineError> {
         let core = self.core;
         let marked: Vec<NodeId> = {
-            let (tree, buckets) = (core.tree.borrow(), core.alloc.buckets());
+            let (tree, buckets) = (core.index.tree(), core.alloc.buckets());
             let is_marked = |id: &NodeId| buckets.is_to_wipe(buckets.bucket_of(tree.node(*id).ptr));
             tree.ids().filter(is_marked).collect()
         };
@@ -271,26 +271,8 @@ impl Wipe<'_> {
     /// The node is neither written nor replaced meanwhile.
     async fn wipe_behind_node(&mut self, id: NodeId) -> Result<(), EngineError> {
         let core = self.core;
-        let _structure = core.structure.lock().await;
-        let end = loop {
-            core.device.check()?;
-            {
-                let tree = &mut *core.tree.borrow_mut();
-                match tree.try_node(id).map(|n| (n.busy, n.ptr.offset() + n.written)) {
-                    None => return Ok(()),
-                    Some((true, _)) => {}
-                    Some((false, end)) => {
-                        tree.node_mut(id).busy = true;
-                        break end;
-                    }
-                }
-            }
-            core.wait_idle(id).await?;
-        };
-        let result = self.wipe_behind(end).await;
-        core.tree.borrow_mut().node_mut(id).busy = false;
-        core.index_changed.notify_all();
-        result
+        let Some(node) = core.index.claim_node(id).await? else { return Ok(()) };
+        self.wipe_behind(node.end).await
     }
 
     /// The rest of the bucket in which `end` is the end of metadata.

@@ -348,11 +348,11 @@ async fn mark_clean(
     while at < end {
         core.device.check()?;
         let here = ptr.advanced(at - start);
-        let blocked = match core.segment(inode, at, end) {
+        let blocked = match core.index.segment(inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
-                    match core.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
+                    match core.index.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -367,7 +367,7 @@ async fn mark_clean(
                 }
             },
         };
-        core.unblock(blocked).await?;
+        core.index.unblock(blocked).await?;
     }
     let counters = &mut *core.device.counters();
     if collided {

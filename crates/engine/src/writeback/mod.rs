@@ -180,7 +180,7 @@ impl Volume {
     /// Why writeback goes at its rate; in the order in which the task looks at things.
     fn pace(&self) -> Pace {
         let (Some((core, inode)), Some(_)) = (self.attached(), self.backing()) else { return Pace::Never };
-        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let dirty = core.index.tree().dirty_sectors(inode);
         let rate = self.writeback.rate.borrow();
         let (running, percent) = {
             let t = self.tunables.borrow();
@@ -223,7 +223,7 @@ impl Volume {
         if self.unlimited(core) || self.tunables.borrow().writeback_controller == Controller::Kernel {
             return 1.0;
         }
-        let dirty: u64 = core.tree.borrow().all_dirty().map(|(_, n)| n.0).sum();
+        let dirty: u64 = core.index.tree().all_dirty().map(|(_, n)| n.0).sum();
         let capacity = u64::from(core.geometry.nbuckets).saturating_mul(core.geometry.bucket_sectors.0);
         let t = core.tunables.borrow();
         let pressure = Pressure {
@@ -270,7 +270,7 @@ pub(crate) async fn run(volume: Rc<Volume>) {
         }
         count_stripes(&volume, &core, inode).await;
         sweep(&volume, &core, inode).await;
-        core.tree.borrow_mut().forget_stripes(inode);
+        core.index.tree_mut().forget_stripes(inode);
     }
     wb.running.set(false);
     wb.progress.notify_all();
@@ -280,15 +280,15 @@ pub(crate) async fn run(volume: Rc<Volume>) {
 /// everybody else as well.
 async fn count_stripes(volume: &Volume, core: &Core, inode: Inode) {
     let Some(geometry) = volume.expensive_stripes() else { return };
-    core.tree.borrow_mut().begin_stripes(inode, geometry);
+    core.index.tree_mut().begin_stripes(inode, geometry);
     let mut from = Some(Sector(0));
     while let Some(at) = from
         && core.device.check().is_ok()
     {
-        let counted = core.tree.borrow_mut().count_stripes(inode, at, &core.alloc.buckets());
+        let counted = core.index.tree_mut().count_stripes(inode, at, &core.alloc.buckets());
         match counted {
             Ok(next) => from = next,
-            Err(NotLoaded(id)) if core.load_leaf(id).await.is_ok() => {}
+            Err(NotLoaded(id)) if core.index.load_leaf(id).await.is_ok() => {}
             Err(NotLoaded(_)) => return,
         }
         core.rt.yield_now().await;
@@ -303,7 +303,7 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
             break;
         }
         let now = volume.rt.now();
-        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let dirty = core.index.tree().dirty_sectors(inode);
         if dirty == Sectors::ZERO {
             nothing_dirty(volume, core).await;
         } else if wb.dirty_since.get().is_none() {
@@ -356,7 +356,7 @@ async fn nothing_dirty(volume: &Volume, core: &Core) {
 /// Waits until writeback may be due: until then, or until something may have changed the answer.
 async fn wait_until_due(volume: &Volume, core: &Core, inode: Inode, due: Option<Nanos>, seen_dirty: bool) {
     let changed = || {
-        let dirty = core.tree.borrow().dirty_sectors(inode);
+        let dirty = core.index.tree().dirty_sectors(inode);
         core.device.is_stopping()
             || volume.is_stopping()
             || volume.attached().is_none()
@@ -447,7 +447,7 @@ pub(crate) async fn update_rate(volume: Rc<Volume>) {
 }
 
 fn rate_inputs(volume: &Volume, core: &Core, inode: format::Inode) -> RateInputs {
-    let tree = core.tree.borrow();
+    let tree = core.index.tree();
     let volumes_dirty =
         tree.all_dirty().filter(|(i, _)| !core.backings.has(*i)).fold(Sectors::ZERO, |n, (_, s)| n + s);
     let buckets = core.alloc.buckets();

@@ -170,7 +170,7 @@ async fn collect_stripes(
     let mut wrapped = first == Sector(0);
     while !picked.is_full() {
         let next = {
-            let tree = core.tree.borrow();
+            let tree = core.index.tree();
             let Some(stripes) = tree.dirty_stripes(inode) else { return Ok(()) };
             stripes.full_dirty_stripes(from).find(|(start, _)| *start >= from)
         };
@@ -205,7 +205,7 @@ async fn pick(
     while at < end && !(until_full && picked.is_full()) {
         core.device.check()?;
         match chain(volume, core, inode, at, end, picked) {
-            Err(NotLoaded(id)) => core.load_leaf(id).await?,
+            Err(NotLoaded(id)) => core.index.load_leaf(id).await?,
             Ok(Some(next)) => at = next,
             Ok(None) => return Ok(end),
         }
@@ -221,7 +221,7 @@ fn next_extent(
     end: Sector,
     most: Sectors,
 ) -> Result<Option<Extent>, NotLoaded> {
-    let next = core.tree.borrow().next_dirty(inode, from, &core.alloc.buckets())?;
+    let next = core.index.tree().next_dirty(inode, from, &core.alloc.buckets())?;
     Ok(next.filter(|(start, ..)| *start < end).map(|(start, size, ptr)| {
         let size = Sectors(size.0.min(most.0).min((end - start).0));
         Extent { start, size, ptr }
@@ -319,7 +319,7 @@ fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
         let known = copies.len();
         let mut at = start;
         while at < end {
-            match core.segment(inode, at, end) {
+            match core.index.segment(inode, at, end) {
                 Ok(seg) => match seg.kind {
                     Kind::Hit { ptr, dirty: false, .. } => {
                         copies.push(Extent { start: at, size: seg.end - at, ptr });
