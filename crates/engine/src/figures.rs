@@ -309,7 +309,7 @@ impl CacheSet {
             engine: self.counters(),
             times: TimeFigures {
                 journal_writes: core.journal.write_times(),
-                work: core.work.borrow().clone(),
+                work: core.tasks.times().borrow().clone(),
             },
             cache: self.with_stats(|s| CacheFigures::of(s)),
             device: core.device.disk().figures(),

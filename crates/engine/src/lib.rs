@@ -25,9 +25,11 @@ mod journal;
 pub mod policy;
 mod set;
 pub mod stats;
+mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod tunables;
+mod uuids;
 mod volume;
 mod wipe;
 mod writeback;

@@ -37,6 +37,8 @@ pub(crate) struct BackingDevice {
     events: Events,
     /// All requests fail: too many errors, or the operator said so.
     pub(crate) disabled: Cell<bool>,
+    /// Its data is admitted to the cache by what the device's requests cost.
+    by_cost: Cell<bool>,
 }
 
 impl BackingDevice {
@@ -53,7 +55,17 @@ impl BackingDevice {
             errors: RefCell::new(BackingErrors::new()),
             events: Events::default(),
             disabled: Cell::new(false),
+            by_cost: Cell::new(false),
         }
+    }
+
+    /// Sets whether its data is admitted to the cache by what its requests cost.
+    pub(crate) fn set_admits_by_cost(&self, by_cost: bool) {
+        self.by_cost.set(by_cost);
+    }
+
+    pub(crate) fn admits_by_cost(&self) -> bool {
+        self.by_cost.get()
     }
 
     pub(crate) fn uuid(&self) -> Uuid {

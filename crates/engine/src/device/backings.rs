@@ -15,6 +15,7 @@ use std::rc::Rc;
 use format::{Inode, Sectors};
 
 use super::{BackingDevice, Tick};
+use crate::policy::cost::Costs;
 
 /// See the module head.
 #[derive(Default)]
@@ -67,6 +68,14 @@ impl BackingDevices {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_slot.borrow().len()
+    }
+
+    /// Whether the costs of any device are known, whose data is admitted by its costs, and `worth` holds for them.
+    pub(crate) fn any_by_cost(&self, worth: impl Fn(Costs) -> bool) -> bool {
+        self.by_slot.borrow().values().filter(|d| d.admits_by_cost()).any(|d| {
+            let (known, costs) = d.meter.model(|m| (m.is_known(), m.costs()));
+            known && worth(costs)
+        })
     }
 
     /// Up to where a device must have been flushed before a copy of its present contents is named on disk.

@@ -9,18 +9,24 @@
 
 mod moving;
 
-pub(crate) use moving::{compact_task, keep};
+pub(crate) use moving::{compact_task, promote};
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::iter::{once, successors};
 use std::rc::Rc;
 
-use format::{Gen, Inode};
+use format::{Gen, Geometry, Inode};
+use io::Handle;
+use io::sync::Mutex;
 
+use crate::alloc::Allocator;
+use crate::device::{BackingDevices, CacheDevice};
 use crate::error::EngineError;
-use crate::index::{Bound, MAX_STALE_AGE, NodeId, Tree};
-use crate::journal::Urgency;
-use crate::set::Core;
+use crate::index::{Bound, Index, MAX_STALE_AGE, NodeId, Tree};
+use crate::journal::{Journal, Urgency};
+use crate::tasks::Tasks;
+use crate::uuids::UuidTable;
 
 /// Adjacent leaves that are looked at together.
 const COALESCE: usize = 4;
@@ -32,68 +38,152 @@ pub(crate) struct Survey {
     pub(crate) max_age: u8,
 }
 
+/// The tunables of the garbage collector.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct GcSettings {
+    /// `copy_gc_enabled`: data is packed after each walk.
+    pub(crate) packs: bool,
+    /// `gc_always_rewrite`: a walk replaces every leaf.
+    pub(crate) always_rewrites: bool,
+}
+
+/// Counts of the garbage collector's own work.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct GcCounters {
+    /// Walks of the index.
+    pub(crate) walks: u64,
+    /// Extents that were packed.
+    pub(crate) moved: u64,
+    /// Extents that were copied to another bucket because they were read.
+    pub(crate) promoted: u64,
+}
+
+/// What the garbage collector is wired to.
+pub(crate) struct Wiring {
+    pub(crate) device: Rc<CacheDevice>,
+    pub(crate) backings: Rc<BackingDevices>,
+    pub(crate) journal: Rc<Journal>,
+    pub(crate) alloc: Rc<Allocator>,
+    pub(crate) index: Rc<Index>,
+    pub(crate) uuids: Rc<UuidTable>,
+    pub(crate) tasks: Rc<Tasks>,
+}
+
+/// See the module head.
+pub(crate) struct Gc {
+    rt: Handle,
+    geometry: Geometry,
+    wiring: Wiring,
+    settings: Cell<GcSettings>,
+    /// One walk at a time.
+    lock: Mutex,
+    is_walking: Cell<bool>,
+    counters: Cell<GcCounters>,
+}
+
+impl Gc {
+    pub(crate) fn new(wiring: Wiring) -> Gc {
+        Gc {
+            rt: wiring.device.disk().runtime().clone(),
+            geometry: wiring.device.geometry(),
+            wiring,
+            settings: Cell::default(),
+            lock: Mutex::default(),
+            is_walking: Cell::new(false),
+            counters: Cell::default(),
+        }
+    }
+
+    pub(crate) fn set(&self, settings: GcSettings) {
+        self.settings.set(settings);
+    }
+
+    /// A walk is under way.
+    pub(crate) fn is_walking(&self) -> bool {
+        self.is_walking.get()
+    }
+
+    /// Counts of the garbage collector's own work.
+    pub(crate) fn counters(&self) -> GcCounters {
+        self.counters.get()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut GcCounters)) {
+        let mut c = self.counters.get();
+        change(&mut c);
+        self.counters.set(c);
+    }
+
+    /// Whether the slot is that of a device of the set. Data of others is not copied: a wipe may have passed the bucket to
+    /// which it would go.
+    fn is_in_use(&self, inode: Inode) -> bool {
+        self.wiring.uuids.is_live(inode) && !self.wiring.index.is_invalid_slot(inode)
+    }
+}
+
 /// Runs a walk whenever one is asked for or due.
-pub(crate) async fn gc_task(core: Rc<Core>) {
+pub(crate) async fn gc_task(gc: Rc<Gc>) {
     loop {
         let due = || {
-            let buckets = core.alloc.buckets();
+            let buckets = gc.wiring.alloc.buckets();
             // On average every bucket has been reused once.
             buckets.invalidated_since_gc() > u64::from(buckets.len())
         };
-        core.alloc
+        gc.wiring
+            .alloc
             .walks()
-            .wait_until(|| core.device.is_stopping() || core.alloc.walks().is_wanted() || due())
+            .wait_until(|| gc.wiring.device.is_stopping() || gc.wiring.alloc.walks().is_wanted() || due())
             .await;
-        if core.device.is_stopping() {
+        if gc.wiring.device.is_stopping() {
             return;
         }
-        if let Err(e) = collect(&core).await {
-            core.device.fail(e);
+        if let Err(e) = collect(&gc).await {
+            gc.wiring.device.fail(e);
             return;
         }
-        core.alloc.look_again();
+        gc.wiring.alloc.look_again();
     }
 }
 
 /// One whole walk.
-pub(crate) async fn collect(core: &Rc<Core>) -> Result<(), EngineError> {
-    let _one = core.gc_lock.lock().await;
-    core.alloc.walks().begun();
-    core.gc_running.set(true);
-    let began = core.rt.now();
-    let result = walk(core).await;
-    core.gc_running.set(false);
+pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
+    let _one = gc.lock.lock().await;
+    gc.wiring.alloc.walks().begun();
+    gc.is_walking.set(true);
+    let began = gc.rt.now();
+    let result = walk(gc).await;
+    gc.is_walking.set(false);
     result?;
-    core.work.borrow_mut().gc_ended(began, core.rt.now());
-    core.counters.borrow_mut().gc_runs += 1;
-    if core.tunables.borrow().copy_gc_enabled {
-        moving::run(core, moving::Victims::Partial).await?;
+    gc.wiring.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
+    gc.count(|c| c.walks += 1);
+    if gc.settings.get().packs {
+        moving::run(gc, moving::Victims::Partial).await?;
     }
     Ok(())
 }
 
-async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
-    let void: BTreeSet<Inode> = core.index.invalid_slots();
-    let started = core.index.tree().next_birth();
-    let mut oldest: Vec<Gen> = core.alloc.buckets().generations();
+async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
+    let void: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
+    let started = gc.wiring.index.tree().next_birth();
+    let mut oldest: Vec<Gen> = gc.wiring.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
     loop {
-        core.device.check()?;
-        let id = core.index.tree().next_leaf(passed);
+        gc.wiring.device.check()?;
+        let id = gc.wiring.index.tree().next_leaf(passed);
         let Some(id) = id else { break };
-        core.index.load_leaf(id).await?;
-        core.rt.yield_now().await;
-        if clean_leaf(core, id, &void, started).await? {
+        gc.wiring.index.load_leaf(id).await?;
+        gc.rt.yield_now().await;
+        if clean_leaf(gc, id, &void, started).await? {
             // Replaced: look at what is there now.
             continue;
         }
         let bound = {
-            let tree = core.index.tree();
+            let tree = gc.wiring.index.tree();
             // Loaded above; if it went away again, or was replaced, come back to it.
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
                 continue;
             };
-            let buckets = core.alloc.buckets();
+            let buckets = gc.wiring.alloc.buckets();
             tree.oldest_pointers(id, &buckets, &mut oldest);
             node.bound
         };
@@ -101,52 +191,52 @@ async fn walk(core: &Rc<Core>) -> Result<(), EngineError> {
     }
     // No leaf has keys of the void slots any more, so no later entry has. An entry from before may: data that is moved beside
     // the walk gets new keys until its leaf is purged.
-    let purged_seq = core.journal.open_seq();
+    let purged_seq = gc.wiring.journal.open_seq();
     // Nothing from before is replayed any more once these are written, and no node on disk has pointers that the walk has
     // not seen because they were replaced in memory.
-    let changed: Vec<NodeId> = core.index.tree().changed_leaves();
-    core.index.write_leaves_unhurried(changed).await?;
-    core.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
-    core.index.tree().oldest_dead_pointers(&core.alloc.buckets(), &mut oldest);
-    core.alloc.buckets_mut().finish_gc(&oldest);
-    if core.journal.oldest_needed() >= purged_seq {
-        core.index.slots_are_empty(&void);
+    let changed: Vec<NodeId> = gc.wiring.index.tree().changed_leaves();
+    gc.wiring.index.write_leaves_unhurried(changed).await?;
+    gc.wiring.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
+    gc.wiring.index.tree().oldest_dead_pointers(&gc.wiring.alloc.buckets(), &mut oldest);
+    gc.wiring.alloc.buckets_mut().finish_gc(&oldest);
+    if gc.wiring.journal.oldest_needed() >= purged_seq {
+        gc.wiring.index.slots_are_empty(&void);
     }
     Ok(())
 }
 
 /// Drops what must not stay in a leaf; true if the leaf was replaced.
 async fn clean_leaf(
-    core: &Rc<Core>,
+    gc: &Rc<Gc>,
     id: NodeId,
     void: &BTreeSet<Inode>,
     started: u64,
 ) -> Result<bool, EngineError> {
     let survey = {
-        let tree = &mut *core.index.tree_mut();
+        let tree = &mut *gc.wiring.index.tree_mut();
         let loaded = tree.try_node(id).is_some_and(|n| n.level == 0 && n.leaf().extents.is_some());
         if !loaded {
             return Ok(false);
         }
-        let buckets = &mut *core.alloc.buckets_mut();
+        let buckets = &mut *gc.wiring.alloc.buckets_mut();
         if !void.is_empty() {
             tree.purge(id, buckets, |inode, _| !void.contains(&inode));
         }
         tree.survey(id, buckets)
     };
-    let always = core.tunables.borrow().gc_always_rewrite && created_before(core, id, started);
-    let must = core.index.tree().node(id).leaf().must_rewrite;
+    let always = gc.settings.get().always_rewrites && created_before(gc, id, started);
+    let must = gc.wiring.index.tree().node(id).leaf().must_rewrite;
     // With the leaf, the nodes above it are replaced.
-    let dead_age = core.index.tree().dead_age_above(id, &core.alloc.buckets());
+    let dead_age = gc.wiring.index.tree().dead_age_above(id, &gc.wiring.alloc.buckets());
     if must || always || is_stale(&survey, dead_age) {
-        core.index.wait_room_for_roots().await?;
-        core.index.rewrite(&[id]).await?;
+        gc.wiring.index.wait_room_for_roots().await?;
+        gc.wiring.index.rewrite(&[id]).await?;
         return Ok(true);
     }
-    let group = small_siblings(core, id, survey.live);
+    let group = small_siblings(gc, id, survey.live);
     if group.len() > 1 {
-        core.index.wait_room_for_roots().await?;
-        core.index.rewrite(&group).await?;
+        gc.wiring.index.wait_room_for_roots().await?;
+        gc.wiring.index.rewrite(&group).await?;
         return Ok(true);
     }
     Ok(false)
@@ -158,17 +248,17 @@ fn is_stale(survey: &Survey, dead_age: u8) -> bool {
 }
 
 /// Each leaf is rewritten once by a walk, never what the walk itself has made (docs/compat.md, item 25).
-fn created_before(core: &Core, id: NodeId, started: u64) -> bool {
-    core.index.tree().node(id).birth < started
+fn created_before(gc: &Gc, id: NodeId, started: u64) -> bool {
+    gc.wiring.index.tree().node(id).birth < started
 }
 
 /// The leaf and those behind it, under the same parent and in memory, that together fit into one node at two thirds.
-fn small_siblings(core: &Core, id: NodeId, live: usize) -> Vec<NodeId> {
-    let tree = core.index.tree();
-    let buckets = core.alloc.buckets();
+fn small_siblings(gc: &Gc, id: NodeId, live: usize) -> Vec<NodeId> {
+    let tree = gc.wiring.index.tree();
+    let buckets = gc.wiring.alloc.buckets();
     let siblings = successors(Some(id), |at| next_sibling(&tree, *at));
     let behind = siblings.clone().skip(1).map(|s| tree.survey(s, &buckets).live);
-    let count = fitting(core.index.leaf_words(), once(live).chain(behind));
+    let count = fitting(gc.wiring.index.leaf_words(), once(live).chain(behind));
     siblings.take(count).collect()
 }
 

@@ -13,13 +13,12 @@ use std::rc::Rc;
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
 use io::Buffer;
 
+use super::Gc;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::index::{Bound, How, Kind};
 use crate::policy::cost::Costs;
-use crate::set::Core;
-use crate::tunables::Admission;
 
 /// A live extent in a bucket that is to be emptied.
 struct Found {
@@ -43,7 +42,7 @@ const BATCH_SECTORS: Sectors = Sectors(2048);
 const BATCH_PIECES: usize = 64;
 
 /// Copies of what was read, under way at most.
-const MAX_KEEPING: usize = 64;
+const MAX_PROMOTING: usize = 64;
 
 /// Largest read that collects several pieces.
 const MAX_READ: Sectors = Sectors(1024);
@@ -72,14 +71,14 @@ pub(super) enum Victims {
 
 /// Whether dirty data takes more than twice the buckets that it would fill (once room is short, half as many more), and
 /// enough of them to matter.
-fn is_fragmented(core: &Core) -> bool {
-    let buckets = core.alloc.buckets();
+fn is_fragmented(gc: &Gc) -> bool {
+    let buckets = gc.wiring.alloc.buckets();
     let in_use_percent = buckets.in_use_percent() as u8;
     if in_use_percent < COMPACT_FROM_PERCENT {
         return false;
     }
-    let dirty: u64 = core.index.tree().all_dirty().map(|(_, n)| n.0).sum();
-    let used = u64::from(buckets.len() - buckets.available()) * core.geometry.bucket_sectors.0;
+    let dirty: u64 = gc.wiring.index.tree().all_dirty().map(|(_, n)| n.0).sum();
+    let used = u64::from(buckets.len() - buckets.available()) * gc.geometry.bucket_sectors.0;
     is_thin(in_use_percent, used, dirty)
 }
 
@@ -90,22 +89,20 @@ fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
 
 /// Whether data is about to be given up although a quarter of what the buckets in use could hold is empty, and the data
 /// would cost more to read again than to move.
-fn is_wasteful(core: &Core) -> bool {
+fn is_wasteful(gc: &Gc) -> bool {
     {
-        let buckets = core.alloc.buckets();
-        let filled = u64::from(buckets.len() - buckets.unused()) * core.geometry.bucket_sectors.0;
-        if core.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
+        let buckets = gc.wiring.alloc.buckets();
+        let filled = u64::from(buckets.len() - buckets.unused()) * gc.geometry.bucket_sectors.0;
+        if gc.wiring.alloc.has_plenty() || !is_quarter_empty(filled, buckets.live_total()) {
             return false;
         }
     }
-    let Some(move_one) = core.device.meter().model(|m| m.is_known().then(|| m.costs().per_request())) else {
+    let Some(move_one) = gc.wiring.device.meter().model(|m| m.is_known().then(|| m.costs().per_request()))
+    else {
         return false;
     };
-    core.volumes.borrow().iter().any(|v| {
-        let by_cost = v.tunables.borrow().admission == Admission::Cost;
-        let costs = v.backing().filter(|_| by_cost).map(|b| b.meter.model(|m| (m.is_known(), m.costs())));
-        costs.is_some_and(|(known, c)| known && c.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING))
-    })
+    let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING);
+    gc.wiring.backings.any_by_cost(worth)
 }
 
 /// Whether a quarter of what buckets of `filled` sectors could hold is empty.
@@ -114,34 +111,34 @@ fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
 }
 
 /// Which buckets had better be packed now.
-fn due(core: &Core) -> Option<Victims> {
-    if is_fragmented(core) {
-        let short = core.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
+fn due(gc: &Gc) -> Option<Victims> {
+    if is_fragmented(gc) {
+        let short = gc.wiring.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
         Some(if short { Victims::DirtyAlone } else { Victims::ThinlyDirty })
     } else {
-        is_wasteful(core).then_some(Victims::Partial)
+        is_wasteful(gc).then_some(Victims::Partial)
     }
 }
 
 /// Packs thinly filled buckets whenever there are too many of them.
-pub(crate) async fn compact_task(core: Rc<Core>) {
+pub(crate) async fn compact_task(gc: Rc<Gc>) {
     loop {
-        core.alloc.walks().wait_until(|| core.device.is_stopping() || due(&core).is_some()).await;
-        if core.device.is_stopping() {
+        gc.wiring.alloc.walks().wait_until(|| gc.wiring.device.is_stopping() || due(&gc).is_some()).await;
+        if gc.wiring.device.is_stopping() {
             return;
         }
-        let Some(victims) = due(&core) else { continue };
-        let moved = core.counters.borrow().moved_extents;
-        if let Err(e) = run(&core, victims).await {
-            core.device.fail(e);
+        let Some(victims) = due(&gc) else { continue };
+        let moved = gc.counters().moved;
+        if let Err(e) = run(&gc, victims).await {
+            gc.wiring.device.fail(e);
             return;
         }
-        core.alloc.look_again();
-        if core.counters.borrow().moved_extents == moved {
+        gc.wiring.alloc.look_again();
+        if gc.counters().moved == moved {
             // Nothing to pack, or no room to pack into: look again when something has changed.
-            core.alloc.walks().changed().await;
+            gc.wiring.alloc.walks().changed().await;
         }
-        core.rt.yield_now().await;
+        gc.rt.yield_now().await;
     }
 }
 
@@ -159,9 +156,9 @@ impl Chosen {
 }
 
 /// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
-fn candidates(core: &Core, which: Victims) -> Chosen {
-    let buckets = core.alloc.buckets();
-    let bucket_sectors = core.geometry.bucket_sectors;
+fn candidates(gc: &Gc, which: Victims) -> Chosen {
+    let buckets = gc.wiring.alloc.buckets();
+    let bucket_sectors = gc.geometry.bucket_sectors;
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
@@ -169,7 +166,7 @@ fn candidates(core: &Core, which: Victims) -> Chosen {
         .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
         .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
         .collect();
-    let room = core.alloc.moving_reserve();
+    let room = gc.wiring.alloc.moving_reserve();
     let chosen = emptiest(partial, bucket_sectors, room);
     Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
 }
@@ -192,48 +189,48 @@ fn emptiest(mut buckets: Vec<(Sectors, BucketNr)>, bucket_sectors: Sectors, room
 /// Marks buckets that are being emptied: nobody writes into them meanwhile. The marks go with it, also when whoever
 /// asked for a walk of the index gives up waiting for it.
 struct Marked<'a> {
-    core: &'a Core,
+    gc: &'a Gc,
     buckets: &'a [BucketNr],
 }
 
 impl<'a> Marked<'a> {
-    fn new(core: &'a Core, buckets: &'a [BucketNr]) -> Marked<'a> {
+    fn new(gc: &'a Gc, buckets: &'a [BucketNr]) -> Marked<'a> {
         for b in buckets {
-            let began = core.alloc.buckets_mut().set_moving(*b, true);
+            let began = gc.wiring.alloc.buckets_mut().set_moving(*b, true);
             assert!(began, "bucket {b} is being emptied already");
         }
-        Marked { core, buckets }
+        Marked { gc, buckets }
     }
 }
 
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
         for b in self.buckets {
-            self.core.alloc.buckets_mut().set_moving(*b, false);
+            self.gc.wiring.alloc.buckets_mut().set_moving(*b, false);
         }
     }
 }
 
 /// Empties buckets.
-pub(super) async fn run(core: &Rc<Core>, which: Victims) -> Result<(), EngineError> {
-    let victims = candidates(core, which);
+pub(super) async fn run(gc: &Rc<Gc>, which: Victims) -> Result<(), EngineError> {
+    let victims = candidates(gc, which);
     if victims.buckets.len() < 2 {
         return Ok(());
     }
-    let _marked = Marked::new(core, &victims.buckets);
-    empty(core, &victims).await
+    let _marked = Marked::new(gc, &victims.buckets);
+    empty(gc, &victims).await
 }
 
-async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
+async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
-        core.device.check()?;
-        let id = core.index.tree().next_leaf(passed);
+        gc.wiring.device.check()?;
+        let id = gc.wiring.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(()) };
-        core.index.load_leaf(id).await?;
+        gc.wiring.index.load_leaf(id).await?;
         let mut found: Vec<Found> = {
-            let tree = core.index.tree();
-            let buckets = core.alloc.buckets();
+            let tree = gc.wiring.index.tree();
+            let buckets = gc.wiring.alloc.buckets();
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { continue };
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
@@ -245,66 +242,66 @@ async fn empty(core: &Rc<Core>, victims: &Chosen) -> Result<(), EngineError> {
         };
         // In the order of the device: what lies together is read together.
         found.sort_unstable_by_key(|f| f.ptr.offset());
-        if !move_extents(core, &found).await? {
+        if !move_extents(gc, &found).await? {
             return Ok(());
         }
-        core.rt.yield_now().await;
+        gc.rt.yield_now().await;
     }
 }
 
 /// Copies extents, many at once; false if there is no room for more.
-async fn move_extents(core: &Rc<Core>, found: &[Found]) -> Result<bool, EngineError> {
+async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError> {
     let mut batch = Vec::with_capacity(BATCH_PIECES);
     let mut left = BATCH_SECTORS;
     for f in found {
         let mut at = f.start;
         let end = f.start + f.size;
         while at < end {
-            core.device.check()?;
-            if !core.is_in_use(f.inode) {
+            gc.wiring.device.check()?;
+            if !gc.is_in_use(f.inode) {
                 break;
             }
             let want = Sectors((end - at).0.min(left.0));
-            let Some(placed) = core.alloc.try_place(Stream::Moving, (f.inode, at), want) else {
-                copy(core, &mut batch).await?;
+            let Some(placed) = gc.wiring.alloc.try_place(Stream::Moving, (f.inode, at), want) else {
+                copy(gc, &mut batch).await?;
                 // Without a bucket there is nothing to pack into.
-                core.alloc.wait(Purpose::Moving, || true).await;
+                gc.wiring.alloc.wait(Purpose::Moving, || true).await;
                 return Ok(false);
             };
             batch.push(Piece { found: f, at, from: f.ptr.advanced(at - f.start), placed });
             at += placed.size;
             left -= placed.size;
             if left == Sectors::ZERO || batch.len() == BATCH_PIECES {
-                copy(core, &mut batch).await?;
+                copy(gc, &mut batch).await?;
                 left = BATCH_SECTORS;
             }
         }
     }
-    copy(core, &mut batch).await?;
+    copy(gc, &mut batch).await?;
     Ok(true)
 }
 
 /// Reads what `batch` is to copy, its pieces being in the order of the device. Pieces that are near to each other are
 /// read together, if what lies between them takes less time than another request.
-async fn read(core: &Core, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
-    let costs = core.device.meter().model(|m| m.costs());
+async fn read(gc: &Gc, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
+    let costs = gc.wiring.device.meter().model(|m| m.costs());
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
     let read_one = |(pieces, start, size): (Range<usize>, Sector, Sectors)| {
-        let buffer = core.rt.pool().take(size.bytes() as usize);
-        (pieces, core.device.read_data(start, size, buffer, 0))
+        let buffer = gc.rt.pool().take(size.bytes() as usize);
+        (pieces, gc.wiring.device.read_data(start, size, buffer, 0))
     };
     let reads: Vec<_> = read_together(&places, &costs).into_iter().map(read_one).collect();
     let mut data = Vec::with_capacity(batch.len());
     for (range, read) in reads {
         let done = read.await;
-        core.device.observe_data(&done.result);
+        gc.wiring.device.observe_data(&done.result);
         let whole = done.buffer.filter(|_| done.result.is_ok());
         let pieces = batch.get(range).unwrap_or_default();
         let start = pieces.first().map_or(Sector(0), |p| p.from.offset());
         data.extend(pieces.iter().map(|p| {
             let at = (p.from.offset() - start).bytes() as usize;
             let bytes = whole.as_ref()?.as_slice().get(at..at + p.placed.size.bytes() as usize)?;
-            Some(core.rt.pool().copy_of(bytes))
+            Some(gc.rt.pool().copy_of(bytes))
         }));
     }
     data
@@ -330,24 +327,24 @@ fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usiz
 }
 
 /// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
-async fn copy(core: &Rc<Core>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
-    let data = read(core, batch).await;
-    let copied = write(core, batch, data).await;
-    let tick = core.device.gate().wrote();
+async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
+    let data = read(gc, batch).await;
+    let copied = write(gc, batch, data).await;
+    let tick = gc.wiring.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
-            replace(core, p, How::LeafOnly(tick)).await?;
-            core.counters.borrow_mut().moved_extents += 1;
+            replace(gc, p, How::LeafOnly(tick)).await?;
+            gc.count(|c| c.moved += 1);
         }
     }
     for p in batch.drain(..) {
-        core.alloc.release(p.placed);
+        gc.wiring.alloc.release(p.placed);
     }
     Ok(())
 }
 
 /// Writes what was read of each piece to its new place; says for each whether it is there.
-async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
+async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
     let mut copied = vec![false; batch.len()];
     let mut writes = Vec::new();
     let mut first = 0;
@@ -364,19 +361,19 @@ async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) 
             sectors += next.placed.size;
             last += 1;
         }
-        let mut buffer = core.rt.pool().take(sectors.bytes() as usize);
+        let mut buffer = gc.rt.pool().take(sectors.bytes() as usize);
         let mut at = 0;
         for part in data.iter().take(last).skip(first).flatten() {
             buffer.as_mut()[at..at + part.len()].copy_from_slice(part.as_slice());
             at += part.len();
         }
-        let write = core.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
+        let write = gc.wiring.device.write_data(piece.placed.ptr.offset(), sectors, buffer, 0);
         writes.push((first..last, write));
         first = last;
     }
     for (pieces, write) in writes {
         let done = write.await;
-        core.device.observe_data(&done.result);
+        gc.wiring.device.observe_data(&done.result);
         copied[pieces].fill(done.result.is_ok());
     }
     copied
@@ -384,14 +381,14 @@ async fn write(core: &Rc<Core>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) 
 
 /// Where the index still says `from`, it says `to` now; `how` is good enough for clean copies that no crash can bring
 /// back. For the others the journal must know: whoever forgets the new copy must not be surprised by the old one.
-async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), EngineError> {
+async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineError> {
     let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
     while at < end {
-        core.device.check()?;
+        gc.wiring.device.check()?;
         let delta = at - start;
-        let blocked = match core.index.segment(f.inode, at, end) {
+        let blocked = match gc.wiring.index.segment(f.inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty, may_be_durable }
@@ -400,7 +397,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
                     let how = if dirty || may_be_durable { How::Journaled } else { how };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    match core.index.try_change(f.inode, at, seg.end, new, how) {
+                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, how) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -414,7 +411,7 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
                 }
             },
         };
-        core.index.unblock(blocked).await?;
+        gc.wiring.index.unblock(blocked).await?;
     }
     Ok(())
 }
@@ -422,40 +419,41 @@ async fn replace(core: &Rc<Core>, piece: &Piece<'_>, how: How) -> Result<(), Eng
 /// Copies clean data that was just read from `from` to a bucket that is not reused soon, if there is room at once. `data`
 /// is what was read, at `at` of the volume. Happens behind the reader's back.
 #[cold]
-pub(crate) fn keep(core: &Rc<Core>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
+pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
     // Whole blocks only.
-    let block = core.geometry.block_sectors.0;
+    let block = gc.geometry.block_sectors.0;
     let start = Sector(at.0.next_multiple_of(block));
     let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
-    if start >= end || core.device.is_stopping() || core.background.get() >= MAX_KEEPING {
+    if start >= end || gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
         return;
     }
     let skip = start - at;
     let Some(data) = data.get(skip.bytes() as usize..(end - at).bytes() as usize) else { return };
     let found = Found { inode, start, size: end - start, ptr: from.advanced(skip), dirty: false };
-    let data = core.rt.pool().copy_of(data);
-    let (core, background) = (core.clone(), core.background());
-    core.clone().rt.spawn(async move {
+    let data = gc.rt.pool().copy_of(data);
+    let (gc, background) = (gc.clone(), gc.wiring.tasks.begin());
+    gc.clone().rt.spawn(async move {
         let mut at = start;
         while at < end
-            && core.is_in_use(inode)
-            && let Some(placed) = core.alloc.try_place(Stream::Kept, (inode, at), end - at)
+            && gc.is_in_use(inode)
+            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Kept, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
-            let done = core.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            core.device.observe_data(&done.result);
+            let done =
+                gc.wiring.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            gc.wiring.device.observe_data(&done.result);
             let mut kept = done.result.is_ok();
             if kept {
-                let tick = core.device.gate().wrote();
+                let tick = gc.wiring.device.gate().wrote();
                 let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
                 // If that fails, the set has failed.
-                kept = replace(&core, &piece, How::LeafOnly(tick)).await.is_ok();
+                kept = replace(&gc, &piece, How::LeafOnly(tick)).await.is_ok();
             }
-            core.alloc.release(placed);
+            gc.wiring.alloc.release(placed);
             if !kept {
                 break;
             }
-            core.counters.borrow_mut().kept_extents += 1;
+            gc.count(|c| c.promoted += 1);
             at += placed.size;
         }
         drop(background);

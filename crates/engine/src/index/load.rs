@@ -573,7 +573,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
                 tree.set_extents(id, extents);
                 tree.node_mut(id).leaf_mut().merged = merged;
                 index.count(|c| c.reads += 1);
-                index.work.borrow_mut().read.record(began, index.rt.now());
+                index.tasks.times().borrow_mut().read.record(began, index.rt.now());
             })
         };
         index.changed.notify_all();

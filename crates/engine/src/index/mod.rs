@@ -41,7 +41,7 @@ use crate::alloc::Allocator;
 use crate::device::{BackingDevices, CacheDevice};
 use crate::error::EngineError;
 use crate::journal::Journal;
-use crate::stats::WorkStats;
+use crate::tasks::Tasks;
 
 /// Counts of the index's own work.
 #[derive(Clone, Copy, Default, Debug)]
@@ -58,8 +58,7 @@ pub(crate) struct Wiring {
     pub(crate) backings: Rc<BackingDevices>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) alloc: Rc<Allocator>,
-    /// Times of background work.
-    pub(crate) work: Rc<RefCell<WorkStats>>,
+    pub(crate) tasks: Rc<Tasks>,
 }
 
 /// See the module head.
@@ -84,14 +83,14 @@ pub(crate) struct Index {
     /// Slots whose keys must not be used: a walk removes them.
     invalid_slots: RefCell<BTreeSet<Inode>>,
     counters: Cell<IndexCounters>,
-    work: Rc<RefCell<WorkStats>>,
+    tasks: Rc<Tasks>,
 }
 
 /// Wiring, and what others look at and ask for.
 impl Index {
     /// An index over the tree that recovery made.
     pub(crate) fn new(tree: Tree, wiring: Wiring) -> Index {
-        let Wiring { device, backings, journal, alloc, work } = wiring;
+        let Wiring { device, backings, journal, alloc, tasks } = wiring;
         Index {
             rt: device.disk().runtime().clone(),
             geometry: device.geometry(),
@@ -103,7 +102,7 @@ impl Index {
             memory_limit_bytes: Cell::new(usize::MAX),
             invalid_slots: RefCell::default(),
             counters: Cell::default(),
-            work,
+            tasks,
             device,
             backings,
             journal,

@@ -153,7 +153,7 @@ async fn replace_leaves(index: &Index, ids: &[NodeId]) -> Result<(), EngineError
     link(index, &r.new, &r.old).await?;
     finish(index, &r.old, &r.new);
     index.count(|c| c.rewrites += 1);
-    index.work.borrow_mut().split.record(began, index.rt.now());
+    index.tasks.times().borrow_mut().split.record(began, index.rt.now());
     Ok(())
 }
 

@@ -37,7 +37,7 @@ impl CacheSet {
             let backing = open_backing(disk).await?;
             set.attach(backing).await
         };
-        self.core.to_the_end(registered).await
+        self.core.tasks.to_the_end(registered).await
     }
 
     pub(crate) async fn attach(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
@@ -100,7 +100,7 @@ impl CacheSet {
         let config = core.config_lock.lock().await;
         // Both count until the superblock has the new one.
         let (before, number) = (backing.registration(), RegistrationNr::from_random(core.rt.random()));
-        let renewed = core.update_uuids_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+        let renewed = core.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
         drop(config);
         if !renewed {
             // A cache that is full must start: to become empty it needs its volumes. The numbers before go on to count.
@@ -118,8 +118,8 @@ impl CacheSet {
         let of_another_set = backing.set_uuid() != self.uuid();
         // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
         // A device without a number is one that a slot with numbers does not know, unless no number was before.
-        let unknown = self.core.slot_of(backing.uuid()).is_some_and(|inode| {
-            let numbers = self.core.uuids.borrow()[inode.0 as usize].registrations();
+        let unknown = self.core.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
+            let numbers = self.core.uuids.entries()[inode.0 as usize].registrations();
             numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
         });
         unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
@@ -183,7 +183,7 @@ impl CacheSet {
         if rolled_back && state == BackingState::Dirty {
             return self.refuse_rolled_back(backing);
         }
-        if let Some(inode) = core.slot_of(backing.uuid()) {
+        if let Some(inode) = core.uuids.slot_of(backing.uuid()) {
             let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
             if usable || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
@@ -192,7 +192,7 @@ impl CacheSet {
             // The device ran without this state of the cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
             core.index.invalidate_slot(inode);
-            core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+            core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
             core.alloc.walks().request();
         }
         if state == BackingState::Dirty {
@@ -207,17 +207,29 @@ impl CacheSet {
             );
         }
         mark(Mark::NewSlot);
-        let Some(inode) = core.free_slot_after_walk().await? else {
+        let Some(inode) = self.free_slot_after_walk().await? else {
             mark(Mark::RefusedNoSlot);
-            let slots = core.uuids.borrow().len();
+            let slots = core.uuids.entries().len();
             return refuse(backing, format!("all {slots} slots of the set are in use"));
         };
         let number = RegistrationNr::from_random(core.rt.random());
         let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
         // The number before is that of another set, or of a slot that is void.
         entry.register(number, None);
-        core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
+        core.uuids.update(|u| u[inode.0 as usize] = entry).await?;
         Ok(Slot { inode, new: Some(number) })
+    }
+
+    /// A slot that nothing uses, after a walk of the index if need be: at first every slot that was given up counts as used,
+    /// because keys of it may be left.
+    async fn free_slot_after_walk(&self) -> Result<Option<Inode>, EngineError> {
+        let core = &self.core;
+        let free = || core.uuids.free_slot(|inode| core.index.is_invalid_slot(inode));
+        if let Some(inode) = free() {
+            return Ok(Some(inode));
+        }
+        crate::gc::collect(&core.gc).await?;
+        Ok(free())
     }
 
     /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
@@ -259,7 +271,7 @@ impl CacheSet {
         label: &str,
     ) -> Result<Rc<Volume>, EngineError> {
         let (set, label) = (self.clone(), label.to_owned());
-        self.core.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
+        self.core.tasks.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
     }
 
     async fn create_volume_now(
@@ -275,10 +287,10 @@ impl CacheSet {
             return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
         }
         let _config = core.config_lock.lock().await;
-        let Some(inode) = core.free_slot_after_walk().await? else {
+        let Some(inode) = self.free_slot_after_walk().await? else {
             return Err(EngineError::Invalid(format!(
                 "all {} slots of the set are in use",
-                core.uuids.borrow().len()
+                core.uuids.entries().len()
             )));
         };
         let Some(bytes) = format::superblock::label_bytes(label) else {
@@ -288,7 +300,7 @@ impl CacheSet {
             )));
         };
         let entry = UuidEntry::volume(uuid, bytes, size, core.rt.wall_seconds() as u32);
-        core.update_uuids(|u| u[inode.0 as usize] = entry).await?;
+        core.uuids.update(|u| u[inode.0 as usize] = entry).await?;
         let volume = Volume::flash_only(core, inode, size, label.to_owned());
         core.volumes.borrow_mut().push(volume.clone());
         Ok(volume)
@@ -300,7 +312,7 @@ impl CacheSet {
     /// If the slot is no flash-only volume.
     pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
         let set = self.clone();
-        self.core.to_the_end(async move { set.delete_volume_now(inode).await }).await
+        self.core.tasks.to_the_end(async move { set.delete_volume_now(inode).await }).await
     }
 
     async fn delete_volume_now(&self, inode: Inode) -> Result<(), EngineError> {
@@ -316,7 +328,7 @@ impl CacheSet {
             return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
         }
         let now = core.rt.wall_seconds() as u32;
-        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+        core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.index.invalidate_slot(inode);
         core.volumes.borrow_mut().retain(|v| v.inode() != Some(inode));
         core.alloc.walks().request();
@@ -365,7 +377,7 @@ impl CacheSet {
     /// If data cannot be written back; the device stays attached then.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let (set, volume) = (self.clone(), volume.clone());
-        self.core.to_the_end(async move { set.detach_now(&volume).await }).await
+        self.core.tasks.to_the_end(async move { set.detach_now(&volume).await }).await
     }
 
     async fn detach_now(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
@@ -418,7 +430,7 @@ impl CacheSet {
         core.let_go(volume, inode);
         drop(guard);
         let now = core.rt.wall_seconds() as u32;
-        core.update_uuids(|u| u[inode.0 as usize].invalidate(now)).await?;
+        core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.alloc.walks().request();
         core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())

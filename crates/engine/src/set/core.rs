@@ -8,19 +8,22 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use format::{Geometry, Inode, Sectors, Uuid, UuidEntry};
-use io::sync::{Event, Mutex};
+use format::{Geometry, Inode, Sectors, Uuid};
+use io::sync::Mutex;
 use io::{Handle, Reservation};
 
 use crate::alloc::{Aged, Allocator};
 use crate::device::{BackingDevices, CacheDevice};
+use crate::gc::Gc;
 use crate::index::Index;
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::writeback_rate::IdleCounter;
 use crate::policy::yielding::Pace;
-use crate::stats::{CacheStats, Sliced, Work, WorkStats};
+use crate::stats::CacheStats;
+use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
+use crate::uuids::UuidTable;
 use crate::volume::Volume;
 use crate::wipe::Wiper;
 
@@ -60,9 +63,9 @@ pub(crate) struct Core {
     pub(crate) journal: Rc<Journal>,
     pub(crate) alloc: Rc<Allocator>,
     pub(crate) index: Rc<Index>,
-    pub(crate) gc_running: Cell<bool>,
-    pub(crate) gc_lock: Mutex,
-    pub(crate) uuids: RefCell<Vec<UuidEntry>>,
+    pub(crate) uuids: Rc<UuidTable>,
+    pub(crate) gc: Rc<Gc>,
+    pub(crate) tasks: Rc<Tasks>,
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
@@ -72,12 +75,8 @@ pub(crate) struct Core {
     pub(crate) congestion: RefCell<Congestion>,
     pub(crate) tunables: RefCell<SetTunables>,
     pub(crate) stats: RefCell<CacheStats>,
-    pub(crate) counters: RefCell<EngineCounters>,
-    /// Times of background work.
-    pub(crate) work: Rc<RefCell<WorkStats>>,
-    /// Background inserts of misses that are under way.
-    pub(crate) background: Cell<usize>,
-    pub(crate) background_done: Event,
+    /// Writes over dirty data in its place.
+    pub(crate) overwrites: Cell<u64>,
     pub(crate) wiper: Wiper,
 }
 
@@ -93,12 +92,6 @@ impl Core {
         for v in self.volumes.borrow().iter() {
             v.wake();
         }
-    }
-
-    /// Makes a change to its end, also if the caller gives up the wait for it: the next change could overtake what it has
-    /// under way, and a part of it would stay.
-    pub(crate) async fn to_the_end<T: 'static>(&self, change: impl Future<Output = T> + 'static) -> T {
-        self.rt.spawn(change).await
     }
 
     /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
@@ -120,26 +113,5 @@ impl Core {
         if let Some(backing) = volume.backing() {
             self.backings.remove(inode, &backing);
         }
-    }
-
-    /// Starts a background task.
-    pub(crate) fn spawn_work(&self, work: Work, task: impl Future<Output = ()> + 'static) {
-        self.rt.spawn(Sliced::new(&self.rt, &self.work, work, task));
-    }
-
-    /// A background operation begins; it ends when the guard is dropped.
-    pub(crate) fn background(self: &Rc<Self>) -> BackgroundGuard {
-        self.background.set(self.background.get() + 1);
-        BackgroundGuard(self.clone())
-    }
-}
-
-/// See [`Core::background`].
-pub(crate) struct BackgroundGuard(Rc<Core>);
-
-impl Drop for BackgroundGuard {
-    fn drop(&mut self) {
-        self.0.background.set(self.0.background.get() - 1);
-        self.0.background_done.notify_all();
     }
 }

@@ -1,13 +1,12 @@
 //! A cache set: one cache device, the backing devices attached to it, and its flash-only volumes.
 //!
 //! [`CacheSet`] is what shells hold: open (register) a cache device, attach and detach backing devices, create and
-//! delete volumes, stop. What it does is in `open`, `attach`, `uuids`; what the parts share is in `core`.
+//! delete volumes, stop. What it does is in `open` and `attach`; what the parts share is in `core`.
 
 mod attach;
 mod core;
 mod open;
 mod stop;
-mod uuids;
 mod weigh;
 
 use std::rc::Rc;
@@ -23,6 +22,7 @@ pub(crate) use open::open_backing;
 use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::events::SetEvent;
+use crate::gc::GcSettings;
 use crate::volume::Volume;
 
 /// A running cache set. Cheap to clone; it runs until [`CacheSet::stop`].
@@ -113,15 +113,18 @@ impl CacheSet {
 
     /// Counts of the engine's own work.
     pub fn counters(&self) -> EngineCounters {
-        let (core, alloc, index) =
-            (*self.core.counters.borrow(), self.core.alloc.counters(), self.core.index.counters());
+        let core = &self.core;
+        let (alloc, index, gc) = (core.alloc.counters(), core.index.counters(), core.gc.counters());
         EngineCounters {
             prio_writes: alloc.prio_writes,
             gen_wraps: alloc.gen_wraps,
             btree_waits: alloc.btree_waits,
             btree_reads: index.reads,
             btree_rewrites: index.rewrites,
-            ..core
+            gc_runs: gc.walks,
+            moved_extents: gc.moved,
+            kept_extents: gc.promoted,
+            overwrites: core.overwrites.get(),
         }
     }
 
@@ -152,8 +155,8 @@ impl CacheSet {
 
     /// Walks the index now: drops what is stale, packs small leaves together.
     pub async fn gc(&self) -> Result<(), EngineError> {
-        let core = self.core.clone();
-        self.core.to_the_end(async move { crate::gc::collect(&core).await }).await
+        let gc = self.core.gc.clone();
+        self.core.tasks.to_the_end(async move { crate::gc::collect(&gc).await }).await
     }
 
     /// Live dirty sectors of a slot.
@@ -192,7 +195,7 @@ impl CacheSet {
         };
         if stored {
             let (core, name, value) = (core.clone(), name.to_owned(), value.to_owned());
-            self.core.to_the_end(async move { core.store_tunable(&name, &value).await }).await?;
+            self.core.tasks.to_the_end(async move { core.store_tunable(&name, &value).await }).await?;
         } else {
             core.set_tunable(name, value)?;
         }
@@ -226,6 +229,7 @@ impl Core {
     pub(crate) fn tunables_changed(&self) {
         let t = self.tunables.borrow();
         self.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
+        self.gc.set(GcSettings { packs: t.copy_gc_enabled, always_rewrites: t.gc_always_rewrite });
         self.alloc.eviction().set_by_reuse(t.by_reuse());
         self.device.set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
         self.congestion

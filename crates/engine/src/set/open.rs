@@ -11,11 +11,11 @@ use format::{
     Bkey, BucketNr, BucketPrio, CacheSuper, Gen, Inode, Jset, JsetBuilder, JsetRoots, PrioHeader, Ptr,
     Replay, Sector, Sectors, encode_prio_set,
 };
-use io::sync::{Event, Mutex};
+use io::sync::Mutex;
 use io::{Disk, MemoryBudget, Reservation, SurvivorRef};
 
 use super::CacheSet;
-use super::core::{Core, EngineCounters};
+use super::core::Core;
 use crate::alloc::{Allocator, Buckets, Eviction, LoadedPrios, apply_prios, load_prios, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::{
@@ -23,16 +23,20 @@ use crate::device::{
 };
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
+use crate::gc::Gc;
 use crate::index::{
-    Index, MAX_POSITION, Reader, Tree, Via, Wiring, account_tree, claim_metadata, evict_task,
-    leaf_writer_task, load_tree, names_data, reclaim_task, write_old_leaves_task,
+    Index, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task,
+    load_tree, names_data, reclaim_task, write_old_leaves_task,
 };
 use crate::journal::{Journal, Layout, scan, surviving};
 use crate::policy::congestion::Congestion;
 use crate::stats::{CacheStats, Work};
+use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
+use crate::uuids::UuidTable;
 use crate::volume::Volume;
 use crate::wipe::Wiper;
+use crate::{gc, index};
 
 /// Tasks that write leaves behind.
 const LEAF_WRITERS: usize = 4;
@@ -132,7 +136,7 @@ impl CacheSet {
         if old_uuids {
             // Our journal entries promise slots of 128 bytes, so the table comes first (format section 7).
             let _lock = core.config_lock.lock().await;
-            core.update_uuids(|_| ()).await?;
+            core.uuids.update(|_| ()).await?;
         }
         start_volumes(core);
         Ok(set)
@@ -430,15 +434,26 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let eviction = Eviction::new(geometry, tunables.cache_replacement_policy, options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
-    let (backings, work) = (Rc::new(BackingDevices::default()), Rc::default());
-    let wiring = Wiring {
+    let (backings, tasks) = (Rc::new(BackingDevices::default()), Rc::new(Tasks::new(rt.clone())));
+    let wiring = index::Wiring {
         device: device.clone(),
-        backings: Rc::clone(&backings),
+        backings: backings.clone(),
         journal: journal.clone(),
         alloc: alloc.clone(),
-        work: Rc::clone(&work),
+        tasks: tasks.clone(),
     };
     let index = Rc::new(Index::new(r.tree, wiring));
+    let uuids = Rc::new(UuidTable::new(device.clone(), journal.clone(), alloc.clone(), r.uuids));
+    let wiring = gc::Wiring {
+        device: device.clone(),
+        backings: backings.clone(),
+        journal: journal.clone(),
+        alloc: alloc.clone(),
+        index: index.clone(),
+        uuids: uuids.clone(),
+        tasks: tasks.clone(),
+    };
+    let gc = Rc::new(Gc::new(wiring));
     let now = rt.now();
     let core = Rc::new(Core {
         congestion: RefCell::new(Congestion::new(
@@ -450,9 +465,6 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         journal,
         alloc,
         index,
-        gc_running: Cell::new(false),
-        gc_lock: Mutex::default(),
-        uuids: RefCell::new(r.uuids),
         attaching: RefCell::default(),
         backings,
         volumes: RefCell::default(),
@@ -460,10 +472,10 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         tunables: RefCell::new(tunables),
         stats: RefCell::new(CacheStats::new(now)),
         pace: Cell::default(),
-        counters: RefCell::new(EngineCounters::default()),
-        work,
-        background: Cell::new(0),
-        background_done: Event::default(),
+        overwrites: Cell::new(0),
+        uuids,
+        gc,
+        tasks,
         wiper: Wiper::default(),
         geometry,
         device,
@@ -481,7 +493,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
 
 /// Keys of slots that no device can claim any more are void, and go when the index is walked.
 fn void_unreachable(core: &Rc<Core>) {
-    let uuids = core.uuids.borrow();
+    let uuids = core.uuids.entries();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
     let tree = core.index.tree();
     for (i, u) in uuids.iter().enumerate() {
@@ -501,26 +513,26 @@ fn void_unreachable(core: &Rc<Core>) {
 
 fn start_tasks(core: &Rc<Core>) {
     let c = core.clone();
-    core.spawn_work(Work::Journal, async move {
+    core.tasks.spawn(Work::Journal, async move {
         if let Err(e) = c.journal.run().await {
             c.device.fail(e);
         }
     });
     for _ in 0..LEAF_WRITERS {
-        core.spawn_work(Work::Leaves, leaf_writer_task(core.index.clone()));
+        core.tasks.spawn(Work::Leaves, leaf_writer_task(core.index.clone()));
     }
-    core.spawn_work(Work::Leaves, reclaim_task(core.index.clone()));
-    core.spawn_work(Work::Leaves, write_old_leaves_task(core.index.clone()));
-    core.spawn_work(Work::Leaves, evict_task(core.index.clone()));
-    core.spawn_work(Work::Allocator, refill_task(core.alloc.clone()));
-    core.spawn_work(Work::Gc, crate::gc::gc_task(core.clone()));
-    core.spawn_work(Work::Gc, crate::gc::compact_task(core.clone()));
+    core.tasks.spawn(Work::Leaves, reclaim_task(core.index.clone()));
+    core.tasks.spawn(Work::Leaves, write_old_leaves_task(core.index.clone()));
+    core.tasks.spawn(Work::Leaves, evict_task(core.index.clone()));
+    core.tasks.spawn(Work::Allocator, refill_task(core.alloc.clone()));
+    core.tasks.spawn(Work::Gc, gc::gc_task(core.gc.clone()));
+    core.tasks.spawn(Work::Gc, gc::compact_task(core.gc.clone()));
 }
 
 fn start_volumes(core: &Rc<Core>) {
     let slots: Vec<(Inode, format::UuidEntry)> = core
         .uuids
-        .borrow()
+        .entries()
         .iter()
         .enumerate()
         .filter(|(_, u)| u.is_live() && u.is_flash_only())

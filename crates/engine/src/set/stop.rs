@@ -20,7 +20,7 @@ impl CacheSet {
             stopped = stopped.and(v.stop().await);
         }
         // Misses being inserted.
-        core.background_done.wait_until(|| core.background.get() == 0).await;
+        core.tasks.all_ended().await;
         // One that cannot be flushed does not keep what others wrote from becoming durable.
         for b in core.backings.all() {
             stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));

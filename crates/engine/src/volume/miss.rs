@@ -35,7 +35,7 @@ impl Volume {
         let block = core.geometry.block_sectors.0;
         let first = Sector(start.0.next_multiple_of(block));
         let last = Sector(end.0 / block * block);
-        if first >= last || core.background.get() >= MAX_BACKGROUND {
+        if first >= last || core.tasks.under_way() >= MAX_BACKGROUND {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
@@ -46,7 +46,7 @@ impl Volume {
             (false, false) => Stream::Clean,
         };
         let (volume, core) = (self.clone(), core.clone());
-        let background = core.background();
+        let background = core.tasks.begin();
         self.rt.spawn(async move {
             volume.insert_pieces(&core, stream, inode, first, last, data, skip, miss).await;
             drop(background);

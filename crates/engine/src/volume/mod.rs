@@ -86,6 +86,10 @@ impl Volume {
     ) -> Rc<Volume> {
         let mode = backing.as_ref().map_or(CacheMode::Writeback, |b| b.cache_mode());
         let now = rt.now();
+        let tunables = DeviceTunables::new(mode, label);
+        if let Some(b) = &backing {
+            b.set_admits_by_cost(tunables.admission == Admission::Cost);
+        }
         Rc::new(Volume {
             name: RefCell::new(if label.is_empty() { "bcache".into() } else { label.to_owned() }),
             sectors,
@@ -93,7 +97,7 @@ impl Volume {
             link: RefCell::new(link),
             backing,
             ranges: Rc::default(),
-            tunables: RefCell::new(DeviceTunables::new(mode, label)),
+            tunables: RefCell::new(tunables),
             stats: RefCell::new(CacheStats::new(now)),
             requests: RefCell::default(),
             served: RefCell::new(RequestStats::new(now)),
@@ -318,6 +322,7 @@ impl Volume {
         match (name, &self.backing) {
             ("writeback_rate", _) => self.writeback.set_rate(now.writeback_rate),
             ("io_disable", Some(b)) => b.disabled.set(now.io_disable),
+            ("admission", Some(b)) => b.set_admits_by_cost(now.admission == Admission::Cost),
             _ => {}
         }
         self.writeback.wake();
@@ -338,9 +343,9 @@ impl Volume {
             let theirs = core.clone();
             let labelled = async move {
                 let _config = theirs.config_lock.lock().await;
-                theirs.update_uuids(|u| u[inode.0 as usize].label = bytes).await
+                theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
             };
-            core.to_the_end(labelled).await?;
+            core.tasks.to_the_end(labelled).await?;
         }
         Ok(())
     }
@@ -510,7 +515,7 @@ impl Volume {
     pub(crate) fn start_writeback(self: &Rc<Self>) {
         if self.backing.is_some() {
             match self.attached() {
-                Some((core, _)) => core.spawn_work(Work::Writeback, crate::writeback::run(self.clone())),
+                Some((core, _)) => core.tasks.spawn(Work::Writeback, crate::writeback::run(self.clone())),
                 None => drop(self.rt.spawn(crate::writeback::run(self.clone()))),
             }
             self.rt.spawn(crate::writeback::update_rate(self.clone()));

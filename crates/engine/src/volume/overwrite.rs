@@ -97,7 +97,7 @@ impl Volume {
         let now = self.rt.turn_time();
         core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(began), now);
         core.device.counters().count_written(sectors);
-        core.counters.borrow_mut().overwrites += 1;
+        core.overwrites.set(core.overwrites.get() + 1);
         core.alloc.buckets_mut().touch(ptr);
         Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { core.journal.newest_keys() })
     }

@@ -138,7 +138,7 @@ impl Volume {
                         if core.alloc.used(ptr, sectors, self.saving_of(meta)) && !dirty {
                             let data =
                                 &buffer.as_slice()[offset_bytes..offset_bytes + sectors.bytes() as usize];
-                            crate::gc::keep(core, (inode, start), ptr, data);
+                            crate::gc::promote(&core.gc, (inode, start), ptr, data);
                         }
                         self.count_read(core, Outcome::Hit, decision, sectors, arrived);
                         return (buffer, Ok(()));
@@ -283,7 +283,7 @@ impl Volume {
                             if core.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
                                 if core.alloc.used(ptr, size, self.saving_of(meta)) && !dirty {
                                     let data = &data.as_slice()[r.skip..r.skip + len];
-                                    crate::gc::keep(core, (inode, r.piece.start), ptr, data);
+                                    crate::gc::promote(&core.gc, (inode, r.piece.start), ptr, data);
                                 }
                             } else if outcome.is_ok() {
                                 outcome = Ok(false);

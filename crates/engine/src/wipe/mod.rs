@@ -115,7 +115,7 @@ impl Wipe<'_> {
     async fn run(mut self) -> Result<Wiped, EngineError> {
         let core = self.core;
         let _one = core.wiper.lock.lock().await;
-        let _background = core.background();
+        let _background = core.tasks.begin();
         core.alloc.buckets_mut().mark_for_wipe();
         let all = core.alloc.buckets().to_wipe();
         core.wiper.progress.set((0, all));

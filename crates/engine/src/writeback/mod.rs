@@ -321,7 +321,7 @@ async fn sweep(volume: &Rc<Volume>, core: &Rc<Core>, inode: Inode) {
             Ok(batch) => {
                 wb.failures.set(0);
                 wb.written.set(wb.written.get() + batch.written);
-                core.work.borrow_mut().writeback_batches.record(volume.rt.now().since(began));
+                core.tasks.times().borrow_mut().writeback_batches.record(volume.rt.now().since(began));
                 wb.progress.notify_all();
                 rest(volume, core, &batch, began).await;
             }
@@ -438,7 +438,7 @@ pub(crate) async fn update_rate(volume: Rc<Volume>) {
         let idle = IdleInputs {
             attached_devices: core.backings.len() as u32,
             enabled: core.tunables.borrow().idle_max_writeback_rate,
-            gc_running: core.gc_running.get(),
+            gc_running: core.gc.is_walking(),
         };
         let params = volume.tunables.borrow().rate_params();
         let now = volume.rt.now();

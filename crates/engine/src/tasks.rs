@@ -1,0 +1,68 @@
+//! The tasks of a set.
+//!
+//! Owns how they are started, how many operations are under way behind the back of clients, and the times of background
+//! work. Must not know what a task does.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use io::Handle;
+use io::sync::Event;
+
+use crate::stats::{Sliced, Work, WorkStats};
+
+/// See the module head.
+pub(crate) struct Tasks {
+    rt: Handle,
+    times: Rc<RefCell<WorkStats>>,
+    under_way: Cell<usize>,
+    ended: Event,
+}
+
+impl Tasks {
+    pub(crate) fn new(rt: Handle) -> Tasks {
+        Tasks { rt, times: Rc::default(), under_way: Cell::new(0), ended: Event::default() }
+    }
+
+    /// Times of background work.
+    pub(crate) fn times(&self) -> &RefCell<WorkStats> {
+        &self.times
+    }
+
+    /// Starts a background task, whose slices are measured.
+    pub(crate) fn spawn(&self, work: Work, task: impl Future<Output = ()> + 'static) {
+        self.rt.spawn(Sliced::new(&self.rt, &self.times, work, task));
+    }
+
+    /// Makes a change to its end, also if the caller gives up the wait for it: the next change could overtake what it has
+    /// under way, and a part of it would stay.
+    pub(crate) async fn to_the_end<T: 'static>(&self, change: impl Future<Output = T> + 'static) -> T {
+        self.rt.spawn(change).await
+    }
+
+    /// A background operation begins; it ends when the guard is dropped. The set does not stop before.
+    pub(crate) fn begin(self: &Rc<Self>) -> UnderWay {
+        self.under_way.set(self.under_way.get() + 1);
+        UnderWay(self.clone())
+    }
+
+    /// Background operations under way.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way.get()
+    }
+
+    /// Waits until no background operation is under way.
+    pub(crate) async fn all_ended(&self) {
+        self.ended.wait_until(|| self.under_way.get() == 0).await;
+    }
+}
+
+/// A background operation; see [`Tasks::begin`].
+pub(crate) struct UnderWay(Rc<Tasks>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.set(self.0.under_way.get() - 1);
+        self.0.ended.notify_all();
+    }
+}
