@@ -276,7 +276,7 @@ impl Volume {
             stopping: self.is_stopping(),
             size: self.size(),
             dirty: self.dirty_sectors(),
-            dirty_target: self.dirty_target(),
+            dirty_target: crate::writeback::dirty_target(self),
             stripe: Sectors::from_bytes_floor(u64::from(stripe)),
             partial_stripes_expensive: self.expensive_stripes().is_some(),
             requests: self.request_counters(),
@@ -287,7 +287,7 @@ impl Volume {
             cache: self.with_stats(|s| CacheFigures::of(s)),
             device: self.backing().map(|b| b.disk.figures()).unwrap_or_default(),
             io_errors: self.io_errors(),
-            writeback: self.writeback_figures(),
+            writeback: crate::writeback::writeback_figures(self),
             tunables: {
                 let mut t = self.tunables();
                 t.writeback_rate = self.writeback.rate().max(1);
@@ -301,27 +301,32 @@ impl CacheSet {
     /// All figures at this moment; takes some ten microseconds for each volume.
     pub fn figures(&self) -> SetFigures {
         let core = &self.core;
-        let limit = core.congestion.borrow().limit(core.rt.now(), 0);
+        let limit = core.cache.congestion().limit(core.cache.rt.now(), 0);
         SetFigures {
             status: self.status(),
-            block_sectors: core.geometry.block_sectors,
+            block_sectors: core.cache.geometry.block_sectors,
             counters: self.set_counters(),
             engine: self.counters(),
             times: TimeFigures {
-                journal_writes: core.journal.write_times(),
-                work: core.tasks.times().borrow().clone(),
+                journal_writes: core.cache.journal.write_times(),
+                work: core.cache.tasks.times().borrow().clone(),
             },
             cache: self.with_stats(|s| CacheFigures::of(s)),
-            device: core.device.disk().figures(),
-            device_uuid: core.device.superblock().uuid(),
-            io_errors: core.device.error_count(),
+            device: core.cache.device.disk().figures(),
+            device_uuid: core.cache.device.superblock().uuid(),
+            io_errors: core.cache.device.error_count(),
             congested: limit,
-            available_buckets: core.alloc.buckets().available(),
-            journal_entries_in_use: core.journal.open_seq().0.saturating_sub(core.journal.oldest_needed().0)
+            available_buckets: core.cache.alloc.buckets().available(),
+            journal_entries_in_use: core
+                .cache
+                .journal
+                .open_seq()
+                .0
+                .saturating_sub(core.cache.journal.oldest_needed().0)
                 + 1,
             btree: btree_figures(core),
-            now: core.rt.now(),
-            tunables: core.tunables.borrow().clone(),
+            now: core.cache.rt.now(),
+            tunables: core.cache.tunables.borrow().clone(),
             volumes: self.volumes().iter().map(Volume::figures).collect(),
         }
     }
@@ -335,9 +340,10 @@ impl CacheSet {
     /// requests need not wait for all of it.
     pub async fn bucket_map(&self, cells: u32) -> BucketMap {
         let core = &self.core;
-        let total = core.alloc.buckets().len();
+        let total = core.cache.alloc.buckets().len();
         let cells = u64::from(cells.clamp(1, total.max(1)));
-        let mut map = BucketMap { total, bucket_sectors: core.geometry.bucket_sectors, cells: Vec::new() };
+        let mut map =
+            BucketMap { total, bucket_sectors: core.cache.geometry.bucket_sectors, cells: Vec::new() };
         // Below 2^64, for both are below 2^32.
         let begin = |cell: u64| (cell * u64::from(total) / cells) as usize;
         let mut seen = 0;
@@ -346,12 +352,12 @@ impl CacheSet {
             let mut at = begin(n);
             while at < begin(n + 1) {
                 let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
-                core.alloc.buckets().look_at(at..end, |holds, live| cell.count(holds, live));
+                core.cache.alloc.buckets().look_at(at..end, |holds, live| cell.count(holds, live));
                 seen += end - at;
                 at = end;
                 if seen >= BUCKETS_AT_ONCE {
                     seen = 0;
-                    core.rt.yield_now().await;
+                    core.cache.rt.yield_now().await;
                 }
             }
             map.cells.push(cell);
@@ -361,14 +367,14 @@ impl CacheSet {
 }
 
 fn btree_figures(core: &Core) -> BtreeFigures {
-    let tree = core.index.tree();
+    let tree = core.cache.index.tree();
     let fill = tree.fill();
     let nodes = tree.node_count();
-    let node = core.geometry.node_sectors;
+    let node = core.cache.geometry.node_sectors;
     let percent = |words: usize, nodes: usize| {
-        (words * 100).checked_div(nodes * core.index.leaf_words()).unwrap_or(0) as u64
+        (words * 100).checked_div(nodes * core.cache.index.leaf_words()).unwrap_or(0) as u64
     };
-    let live = core.alloc.buckets().live_total();
+    let live = core.cache.alloc.buckets().live_total();
     BtreeFigures {
         depth: tree.depth(),
         extents: fill.extents as u64,
@@ -401,7 +407,7 @@ impl BucketCell {
 const PARTS: usize = 32;
 
 fn bucket_figures(core: &Core) -> BucketFigures {
-    let buckets = core.alloc.buckets();
+    let buckets = core.cache.alloc.buckets();
     let mut figures =
         BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
     let mut ages = Vec::with_capacity(buckets.len() as usize);
@@ -420,7 +426,7 @@ fn bucket_figures(core: &Core) -> BucketFigures {
     ages.sort_unstable();
     let sum: u64 = ages.iter().map(|age| u64::from(*age)).sum();
     figures.average_age = sum / ages.len() as u64;
-    figures.sectors_per_quantile = ages.len() as u64 * core.geometry.bucket_sectors.0 / PARTS as u64;
+    figures.sectors_per_quantile = ages.len() as u64 * core.cache.geometry.bucket_sectors.0 / PARTS as u64;
     let at = |part: usize| ages.get(ages.len() * part / PARTS).copied();
     figures.quantiles = (1..PARTS).filter_map(at).collect();
     figures

@@ -2,12 +2,13 @@
 //!
 //! Owns the table in memory and its writing: as a whole, into a bucket of its own, effective with the next journal entry
 //! (format section 7). Slots of devices that are gone are used again once no key of theirs is left in the index, which the
-//! caller knows. Changes are made one at a time: the set holds its config lock.
+//! caller knows. Changes are made one at a time ([`UuidTable::lock`]).
 
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 
 use format::{Bkey, BucketNr, Inode, Ptr, Uuid, UuidEntry};
+use io::sync::{Mutex, Permit};
 
 use crate::alloc::Allocator;
 use crate::device::CacheDevice;
@@ -20,6 +21,7 @@ pub(crate) struct UuidTable {
     journal: Rc<Journal>,
     alloc: Rc<Allocator>,
     entries: RefCell<Vec<UuidEntry>>,
+    lock: Mutex,
 }
 
 impl UuidTable {
@@ -30,7 +32,12 @@ impl UuidTable {
         alloc: Rc<Allocator>,
         entries: Vec<UuidEntry>,
     ) -> UuidTable {
-        UuidTable { device, journal, alloc, entries: RefCell::new(entries) }
+        UuidTable { device, journal, alloc, entries: RefCell::new(entries), lock: Mutex::default() }
+    }
+
+    /// Changes of the table, and of the cache superblock, are made one at a time: while the permit is held.
+    pub(crate) async fn lock(&self) -> Permit {
+        self.lock.lock().await
     }
 
     /// Every slot, in order.

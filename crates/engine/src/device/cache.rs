@@ -313,7 +313,7 @@ impl CacheDevice {
         Ok(())
     }
 
-    /// Writes the superblock as it is in memory. One caller at a time: the set holds its config lock.
+    /// Writes the superblock as it is in memory. One caller at a time: the set holds the lock of the UUID table.
     pub(crate) async fn write_superblock(&self) -> Result<(), EngineError> {
         let (bytes, before, after) = {
             let sb = &mut *self.superblock.borrow_mut();

@@ -37,7 +37,7 @@ impl CacheSet {
             let backing = open_backing(disk).await?;
             set.attach(backing).await
         };
-        self.core.tasks.to_the_end(registered).await
+        self.core.cache.tasks.to_the_end(registered).await
     }
 
     pub(crate) async fn attach(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
@@ -48,20 +48,20 @@ impl CacheSet {
         if slot.new.is_none() {
             self.number_registration(inode, &backing).await?;
         }
-        if core.index.tree().dirty_sectors(inode) > Sectors::ZERO {
+        if core.cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
             mark(Mark::KnownDirty);
-            if backing.ensure_dirty(|| core.device.check()).await? {
+            if backing.ensure_dirty(|| core.cache.device.check()).await? {
                 mark(Mark::DirtyKeysOfClean);
                 let device = backing.disk.info().name.to_string();
-                core.device.emit(SetEvent::State { device, state: "dirty" });
+                core.cache.device.emit(SetEvent::State { device, state: "dirty" });
             }
         } else if backing.state() == BackingState::Dirty {
             mark(Mark::DirtyWithoutKeys);
         }
-        let volume = Volume::cached(core, inode, backing.clone());
-        core.backings.add(inode, backing);
-        core.volumes.borrow_mut().push(volume.clone());
-        volume.start_writeback();
+        let volume = Volume::cached(&core.cache, inode, backing.clone());
+        core.cache.backings.add(inode, backing);
+        core.add(volume.clone());
+        crate::writeback::start(&volume, &core.cache);
         Ok(volume)
     }
 
@@ -70,8 +70,8 @@ impl CacheSet {
     /// others.
     async fn claim_slot(&self, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
         let core = &self.core;
-        let config = core.config_lock.lock().await;
-        core.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
+        let config = core.cache.uuids.lock().await;
+        core.cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
         self.refuse_misfits(backing)?;
         let attaching = Attaching::begin(core, backing.uuid());
         let slot = self.slot_for(backing).await?;
@@ -97,10 +97,11 @@ impl CacheSet {
         backing: &Rc<BackingDevice>,
     ) -> Result<(), EngineError> {
         let core = &self.core;
-        let config = core.config_lock.lock().await;
+        let config = core.cache.uuids.lock().await;
         // Both count until the superblock has the new one.
-        let (before, number) = (backing.registration(), RegistrationNr::from_random(core.rt.random()));
-        let renewed = core.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+        let (before, number) = (backing.registration(), RegistrationNr::from_random(core.cache.rt.random()));
+        let renewed =
+            core.cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
         drop(config);
         if !renewed {
             // A cache that is full must start: to become empty it needs its volumes. The numbers before go on to count.
@@ -108,7 +109,7 @@ impl CacheSet {
         }
         // The device is served all the same: only a copy that is restored later is not noticed.
         if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
-            core.device.emit(SetEvent::DeviceError { what: e.to_string() });
+            core.cache.device.emit(SetEvent::DeviceError { what: e.to_string() });
         }
         Ok(())
     }
@@ -118,8 +119,8 @@ impl CacheSet {
         let of_another_set = backing.set_uuid() != self.uuid();
         // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
         // A device without a number is one that a slot with numbers does not know, unless no number was before.
-        let unknown = self.core.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
-            let numbers = self.core.uuids.entries()[inode.0 as usize].registrations();
+        let unknown = self.core.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
+            let numbers = self.core.cache.uuids.entries()[inode.0 as usize].registrations();
             numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
         });
         unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
@@ -134,7 +135,7 @@ impl CacheSet {
                  the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
                  reads what this one has; serving this device alone loses the dirty data",
                 self.uuid(),
-                self.core.device.place().device
+                self.core.cache.device.place().device
             ),
         )
     }
@@ -143,7 +144,7 @@ impl CacheSet {
     fn refuse_misfits(&self, backing: &BackingDevice) -> Result<(), EngineError> {
         let core = &self.core;
         let state = backing.state();
-        if core.volumes.borrow().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+        if core.volumes().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
             mark(Mark::RefusedTwice);
             let (device, set) = (backing.uuid(), self.uuid());
             return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
@@ -160,9 +161,9 @@ impl CacheSet {
                 format!("is {state} and attached to cache set {theirs}, expected set {ours}"),
             );
         }
-        if backing.block_sectors() < core.geometry.block_sectors {
+        if backing.block_sectors() < core.cache.geometry.block_sectors {
             mark(Mark::RefusedBlockSize);
-            let (least, found) = (core.geometry.block_sectors, backing.block_sectors());
+            let (least, found) = (core.cache.geometry.block_sectors, backing.block_sectors());
             return refuse(
                 backing,
                 format!("block size: expected at least the set's {least} sectors, found {found}"),
@@ -178,12 +179,12 @@ impl CacheSet {
     async fn slot_for(&self, backing: &BackingDevice) -> Result<Slot, EngineError> {
         let core = &self.core;
         let state = backing.state();
-        let now = core.rt.wall_seconds() as u32;
+        let now = core.cache.rt.wall_seconds() as u32;
         let rolled_back = self.is_rolled_back(backing);
         if rolled_back && state == BackingState::Dirty {
             return self.refuse_rolled_back(backing);
         }
-        if let Some(inode) = core.uuids.slot_of(backing.uuid()) {
+        if let Some(inode) = core.cache.uuids.slot_of(backing.uuid()) {
             let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
             if usable || bug(Bug::StaleSlotReused) {
                 mark(Mark::KnownSlot);
@@ -191,9 +192,9 @@ impl CacheSet {
             }
             // The device ran without this state of the cache: what the cache has of it is void.
             mark(Mark::SlotOfStale);
-            core.index.invalidate_slot(inode);
-            core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-            core.alloc.walks().request();
+            core.cache.index.invalidate_slot(inode);
+            core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+            core.cache.alloc.walks().request();
         }
         if state == BackingState::Dirty {
             mark(Mark::RefusedUnknownDirty);
@@ -209,14 +210,14 @@ impl CacheSet {
         mark(Mark::NewSlot);
         let Some(inode) = self.free_slot_after_walk().await? else {
             mark(Mark::RefusedNoSlot);
-            let slots = core.uuids.entries().len();
+            let slots = core.cache.uuids.entries().len();
             return refuse(backing, format!("all {slots} slots of the set are in use"));
         };
-        let number = RegistrationNr::from_random(core.rt.random());
+        let number = RegistrationNr::from_random(core.cache.rt.random());
         let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
         // The number before is that of another set, or of a slot that is void.
         entry.register(number, None);
-        core.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+        core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
         Ok(Slot { inode, new: Some(number) })
     }
 
@@ -224,11 +225,11 @@ impl CacheSet {
     /// because keys of it may be left.
     async fn free_slot_after_walk(&self) -> Result<Option<Inode>, EngineError> {
         let core = &self.core;
-        let free = || core.uuids.free_slot(|inode| core.index.is_invalid_slot(inode));
+        let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
         if let Some(inode) = free() {
             return Ok(Some(inode));
         }
-        crate::gc::collect(&core.gc).await?;
+        crate::gc::collect(&core.cache.gc).await?;
         Ok(free())
     }
 
@@ -240,9 +241,9 @@ impl CacheSet {
         let end = start + backing.data_sectors();
         for (from, inside) in [(format::Sector(0), true), (end, false)] {
             let found = loop {
-                let next = core.index.tree().next_dirty(inode, from, &core.alloc.buckets());
+                let next = core.cache.index.tree().next_dirty(inode, from, &core.cache.alloc.buckets());
                 match next {
-                    Err(NotLoaded(id)) => core.index.load_leaf(id).await?,
+                    Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
                     Ok(found) => break found,
                 }
             };
@@ -271,7 +272,7 @@ impl CacheSet {
         label: &str,
     ) -> Result<Rc<Volume>, EngineError> {
         let (set, label) = (self.clone(), label.to_owned());
-        self.core.tasks.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
+        self.core.cache.tasks.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
     }
 
     async fn create_volume_now(
@@ -281,16 +282,16 @@ impl CacheSet {
         label: &str,
     ) -> Result<Rc<Volume>, EngineError> {
         let core = &self.core;
-        let block = core.geometry.block_sectors.0;
+        let block = core.cache.geometry.block_sectors.0;
         let size = Sectors(size.0 / block * block);
         if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
             return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
         }
-        let _config = core.config_lock.lock().await;
+        let _config = core.cache.uuids.lock().await;
         let Some(inode) = self.free_slot_after_walk().await? else {
             return Err(EngineError::Invalid(format!(
                 "all {} slots of the set are in use",
-                core.uuids.entries().len()
+                core.cache.uuids.entries().len()
             )));
         };
         let Some(bytes) = format::superblock::label_bytes(label) else {
@@ -299,10 +300,10 @@ impl CacheSet {
                 label.len()
             )));
         };
-        let entry = UuidEntry::volume(uuid, bytes, size, core.rt.wall_seconds() as u32);
-        core.uuids.update(|u| u[inode.0 as usize] = entry).await?;
-        let volume = Volume::flash_only(core, inode, size, label.to_owned());
-        core.volumes.borrow_mut().push(volume.clone());
+        let entry = UuidEntry::volume(uuid, bytes, size, core.cache.rt.wall_seconds() as u32);
+        core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+        let volume = Volume::flash_only(&core.cache, inode, size, label.to_owned());
+        core.add(volume.clone());
         Ok(volume)
     }
 
@@ -312,7 +313,7 @@ impl CacheSet {
     /// If the slot is no flash-only volume.
     pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
         let set = self.clone();
-        self.core.tasks.to_the_end(async move { set.delete_volume_now(inode).await }).await
+        self.core.cache.tasks.to_the_end(async move { set.delete_volume_now(inode).await }).await
     }
 
     async fn delete_volume_now(&self, inode: Inode) -> Result<(), EngineError> {
@@ -322,16 +323,16 @@ impl CacheSet {
             return Err(EngineError::Invalid(format!("slot {inode} is no flash-only volume")));
         };
         volume.stop().await?;
-        let _config = core.config_lock.lock().await;
+        let _config = core.cache.uuids.lock().await;
         // Deleted by another caller meanwhile, the slot may be that of a new volume.
-        if !core.volumes.borrow().iter().any(|v| Rc::ptr_eq(v, &volume)) {
+        if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
             return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
         }
-        let now = core.rt.wall_seconds() as u32;
-        core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.index.invalidate_slot(inode);
-        core.volumes.borrow_mut().retain(|v| v.inode() != Some(inode));
-        core.alloc.walks().request();
+        let now = core.cache.rt.wall_seconds() as u32;
+        core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+        core.cache.index.invalidate_slot(inode);
+        core.remove(&volume);
+        core.cache.alloc.walks().request();
         Ok(())
     }
 
@@ -362,8 +363,8 @@ impl CacheSet {
         if let Some(backing) = volume.backing() {
             backing.settle_direct_writes().await?;
         }
-        core.journal.commit_keys().await?;
-        core.device.settle_overwrites().await?;
+        core.cache.journal.commit_keys().await?;
+        core.cache.device.settle_overwrites().await?;
         // One that is still on its way could bring old data over what the next owner of the device writes.
         volume.ranges.invalidate_misses();
         core.let_go(volume, inode);
@@ -377,7 +378,7 @@ impl CacheSet {
     /// If data cannot be written back; the device stays attached then.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let (set, volume) = (self.clone(), volume.clone());
-        self.core.tasks.to_the_end(async move { set.detach_now(&volume).await }).await
+        self.core.cache.tasks.to_the_end(async move { set.detach_now(&volume).await }).await
     }
 
     async fn detach_now(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
@@ -406,12 +407,13 @@ impl CacheSet {
                 volume.drained().await?;
             }
             let guard = volume.block_all().await;
-            core.device.check()?;
+            core.cache.device.check()?;
             if volume.inode() != Some(inode) {
                 return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
             }
             // A write that had chosen the cache before the detaching began may have ended only now.
-            if core.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
+            if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData)
+            {
                 break guard;
             }
         };
@@ -423,16 +425,18 @@ impl CacheSet {
             })
             .await?;
         // Only now: everything before waits for this device, and whoever holds the lock for the cache device alone.
-        let _config = core.config_lock.lock().await;
+        let _config = core.cache.uuids.lock().await;
         // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
-        core.index.invalidate_slot(inode);
+        core.cache.index.invalidate_slot(inode);
         volume.detached();
         core.let_go(volume, inode);
         drop(guard);
-        let now = core.rt.wall_seconds() as u32;
-        core.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.alloc.walks().request();
-        core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+        let now = core.cache.rt.wall_seconds() as u32;
+        core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+        core.cache.alloc.walks().request();
+        core.cache
+            .device
+            .emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
         Ok(())
     }
 }

@@ -1,30 +1,16 @@
-//! The heart of a cache set: everything its parts share.
+//! What a cache set has beside the components that its volumes use.
 //!
-//! Owns the one instance of each part (index, journal, bucket table, allocator) and the set's state (running,
-//! stopping, failed). The parts' work is in their own modules. Single-threaded: a `RefCell` is never borrowed across
-//! an await point.
+//! Owns the set's volumes, the devices that are being attached, and the wipe. Single-threaded: a `RefCell` is never borrowed
+//! across an await point.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use format::{Geometry, Inode, Sectors, Uuid};
-use io::sync::Mutex;
-use io::{Handle, Reservation};
+use format::{Inode, Uuid};
+use io::Reservation;
 
-use crate::alloc::{Aged, Allocator};
-use crate::device::{BackingDevices, CacheDevice};
-use crate::gc::Gc;
-use crate::index::Index;
-use crate::journal::Journal;
-use crate::policy::congestion::Congestion;
-use crate::policy::writeback_rate::IdleCounter;
-use crate::policy::yielding::Pace;
-use crate::stats::CacheStats;
-use crate::tasks::Tasks;
-use crate::tunables::SetTunables;
-use crate::uuids::UuidTable;
-use crate::volume::Volume;
+use crate::volume::{Cache, Volume};
 use crate::wipe::Wiper;
 
 /// Counts of the engine's own work, for tests, benches and metrics.
@@ -50,55 +36,45 @@ pub struct EngineCounters {
     pub gen_wraps: u64,
 }
 
-/// Everything that the parts of a set share.
+/// See the module head.
 pub(crate) struct Core {
-    pub(crate) rt: Handle,
-    pub(crate) device: Rc<CacheDevice>,
-    pub(crate) backings: Rc<BackingDevices>,
-    pub(crate) geometry: Geometry,
+    pub(crate) cache: Rc<Cache>,
     /// What the tables of the set take.
-    pub(crate) _memory: Reservation,
-    /// Serialises writes of the cache superblock and the UUID table.
-    pub(crate) config_lock: Mutex,
-    pub(crate) journal: Rc<Journal>,
-    pub(crate) alloc: Rc<Allocator>,
-    pub(crate) index: Rc<Index>,
-    pub(crate) uuids: Rc<UuidTable>,
-    pub(crate) gc: Rc<Gc>,
-    pub(crate) tasks: Rc<Tasks>,
+    _memory: Reservation,
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
-    pub(crate) volumes: RefCell<Vec<Rc<Volume>>>,
-    /// Holds writes back while the cache is nearly full.
-    pub(crate) pace: Cell<Pace>,
-    pub(crate) idle: RefCell<IdleCounter>,
-    pub(crate) congestion: RefCell<Congestion>,
-    pub(crate) tunables: RefCell<SetTunables>,
-    pub(crate) stats: RefCell<CacheStats>,
-    /// Writes over dirty data in its place.
-    pub(crate) overwrites: Cell<u64>,
+    volumes: RefCell<Vec<Rc<Volume>>>,
     pub(crate) wiper: Wiper,
 }
 
 impl Core {
+    pub(crate) fn new(cache: Rc<Cache>, memory: Reservation) -> Core {
+        Core {
+            cache,
+            _memory: memory,
+            attaching: RefCell::default(),
+            volumes: RefCell::default(),
+            wiper: Wiper::default(),
+        }
+    }
+
     /// Ends every wait whose condition looks at the set's state.
     pub(crate) fn wake_everybody(&self) {
-        if let Err(e) = self.device.check() {
-            self.journal.fail(e);
+        let cache = &self.cache;
+        if let Err(e) = cache.device.check() {
+            cache.journal.fail(e);
         }
-        self.index.kick();
-        self.alloc.walks().look_again();
-        self.alloc.kick();
+        cache.index.kick();
+        cache.alloc.walks().look_again();
+        cache.alloc.kick();
         for v in self.volumes.borrow().iter() {
             v.wake();
         }
     }
 
-    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
-    pub(crate) fn count_for_aging(&self, sectors: Sectors) {
-        if self.alloc.count_for_aging(sectors) == Aged::ByReuse {
-            self.volumes.borrow().iter().for_each(|v| v.measure_saving(self));
-        }
+    /// Every volume of the set.
+    pub(crate) fn volumes(&self) -> Vec<Rc<Volume>> {
+        self.volumes.borrow().clone()
     }
 
     /// The volume behind a slot.
@@ -106,12 +82,32 @@ impl Core {
         self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
     }
 
-    /// The volume in this slot is no part of the set any more.
-    pub(crate) fn let_go(&self, volume: &Rc<Volume>, inode: Inode) {
+    /// A volume became part of the set.
+    pub(crate) fn add(&self, volume: Rc<Volume>) {
+        self.cache.add_load(volume.load().clone());
+        self.volumes.borrow_mut().push(volume);
+    }
+
+    /// A volume is no part of the set any more.
+    pub(crate) fn remove(&self, volume: &Rc<Volume>) {
+        self.cache.remove_load(volume.load());
         self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
+    }
+
+    /// The volume in this slot, and its device, are no part of the set any more.
+    pub(crate) fn let_go(&self, volume: &Rc<Volume>, inode: Inode) {
+        self.remove(volume);
         // The slot may have another device by now.
         if let Some(backing) = volume.backing() {
-            self.backings.remove(inode, &backing);
+            self.cache.backings.remove(inode, &backing);
         }
+    }
+
+    /// The set is gone: what would keep itself alive goes.
+    pub(crate) fn clear(&self) {
+        for v in self.volumes.take() {
+            self.cache.remove_load(v.load());
+        }
+        self.cache.backings.clear();
     }
 }

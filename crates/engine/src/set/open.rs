@@ -3,7 +3,7 @@
 //! Recovery needs no free journal slot: replayed keys stay pinned at the entries in which they were found, and go to
 //! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use format::bset::BsetBuilder;
@@ -11,7 +11,6 @@ use format::{
     Bkey, BucketNr, BucketPrio, CacheSuper, Gen, Inode, Jset, JsetBuilder, JsetRoots, PrioHeader, Ptr,
     Replay, Sector, Sectors, encode_prio_set,
 };
-use io::sync::Mutex;
 use io::{Disk, MemoryBudget, Reservation, SurvivorRef};
 
 use super::CacheSet;
@@ -34,8 +33,7 @@ use crate::stats::{CacheStats, Work};
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
 use crate::uuids::UuidTable;
-use crate::volume::Volume;
-use crate::wipe::Wiper;
+use crate::volume::{Cache, Shared, Volume};
 use crate::{gc, index};
 
 /// Tasks that write leaves behind.
@@ -113,11 +111,11 @@ impl CacheSet {
         let set = CacheSet { core: assemble(device, r, options, memory) };
         let core = &set.core;
         for e in events {
-            core.device.emit(e);
+            core.cache.device.emit(e);
         }
         core.tunables_changed();
         void_unreachable(core);
-        let (ready, for_prios) = core.alloc.prime();
+        let (ready, for_prios) = core.cache.alloc.prime();
         // Exactly as many are enough: the buckets of the old priorities are free once the new ones are written.
         let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
         if ready < needed {
@@ -125,18 +123,18 @@ impl CacheSet {
             return Err(EngineError::NoSpace(format!(
                 "{}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
                  `ubcache extract` reads the volumes",
-                core.device.place().device,
+                core.cache.device.place().device,
             )));
         }
         {
-            let _lock = core.config_lock.lock().await;
-            core.device.write_superblock().await?;
+            let _lock = core.cache.uuids.lock().await;
+            core.cache.device.write_superblock().await?;
         }
         start_tasks(core);
         if old_uuids {
             // Our journal entries promise slots of 128 bytes, so the table comes first (format section 7).
-            let _lock = core.config_lock.lock().await;
-            core.uuids.update(|_| ()).await?;
+            let _lock = core.cache.uuids.lock().await;
+            core.cache.uuids.update(|_| ()).await?;
         }
         start_volumes(core);
         Ok(set)
@@ -455,35 +453,27 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     };
     let gc = Rc::new(Gc::new(wiring));
     let now = rt.now();
-    let core = Rc::new(Core {
-        congestion: RefCell::new(Congestion::new(
-            tunables.congested_read_threshold_us,
-            tunables.congested_write_threshold_us,
-        )),
-        _memory: memory,
-        config_lock: Mutex::default(),
+    let congestion =
+        Congestion::new(tunables.congested_read_threshold_us, tunables.congested_write_threshold_us);
+    let cache = Cache {
+        rt,
+        geometry,
+        device,
+        backings,
         journal,
         alloc,
         index,
-        attaching: RefCell::default(),
-        backings,
-        volumes: RefCell::default(),
-        idle: RefCell::default(),
-        tunables: RefCell::new(tunables),
-        stats: RefCell::new(CacheStats::new(now)),
-        pace: Cell::default(),
-        overwrites: Cell::new(0),
         uuids,
         gc,
         tasks,
-        wiper: Wiper::default(),
-        geometry,
-        device,
-        rt,
-    });
+        tunables: RefCell::new(tunables),
+        stats: RefCell::new(CacheStats::new(now)),
+        shared: Shared::new(congestion),
+    };
+    let core = Rc::new(Core::new(Rc::new(cache), memory));
     // The device outlives no set, but it must not keep the set alive.
     let weak = Rc::downgrade(&core);
-    core.device.set_wake(move || {
+    core.cache.device.set_wake(move || {
         if let Some(core) = weak.upgrade() {
             core.wake_everybody();
         }
@@ -493,44 +483,45 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
 
 /// Keys of slots that no device can claim any more are void, and go when the index is walked.
 fn void_unreachable(core: &Rc<Core>) {
-    let uuids = core.uuids.entries();
+    let uuids = core.cache.uuids.entries();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
-    let tree = core.index.tree();
+    let tree = core.cache.index.tree();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
             mark(Mark::VoidSlot);
-            core.index.invalidate_slot(Inode(i as u32));
+            core.cache.index.invalidate_slot(Inode(i as u32));
         }
     }
     for (inode, _) in tree.all_dirty().filter(|(i, _)| !live(*i)) {
         mark(Mark::UnreachableDirty);
-        core.index.invalidate_slot(inode);
+        core.cache.index.invalidate_slot(inode);
     }
-    if !core.index.invalid_slots().is_empty() {
-        core.alloc.walks().request();
+    if !core.cache.index.invalid_slots().is_empty() {
+        core.cache.alloc.walks().request();
     }
 }
 
 fn start_tasks(core: &Rc<Core>) {
     let c = core.clone();
-    core.tasks.spawn(Work::Journal, async move {
-        if let Err(e) = c.journal.run().await {
-            c.device.fail(e);
+    core.cache.tasks.spawn(Work::Journal, async move {
+        if let Err(e) = c.cache.journal.run().await {
+            c.cache.device.fail(e);
         }
     });
     for _ in 0..LEAF_WRITERS {
-        core.tasks.spawn(Work::Leaves, leaf_writer_task(core.index.clone()));
+        core.cache.tasks.spawn(Work::Leaves, leaf_writer_task(core.cache.index.clone()));
     }
-    core.tasks.spawn(Work::Leaves, reclaim_task(core.index.clone()));
-    core.tasks.spawn(Work::Leaves, write_old_leaves_task(core.index.clone()));
-    core.tasks.spawn(Work::Leaves, evict_task(core.index.clone()));
-    core.tasks.spawn(Work::Allocator, refill_task(core.alloc.clone()));
-    core.tasks.spawn(Work::Gc, gc::gc_task(core.gc.clone()));
-    core.tasks.spawn(Work::Gc, gc::compact_task(core.gc.clone()));
+    core.cache.tasks.spawn(Work::Leaves, reclaim_task(core.cache.index.clone()));
+    core.cache.tasks.spawn(Work::Leaves, write_old_leaves_task(core.cache.index.clone()));
+    core.cache.tasks.spawn(Work::Leaves, evict_task(core.cache.index.clone()));
+    core.cache.tasks.spawn(Work::Allocator, refill_task(core.cache.alloc.clone()));
+    core.cache.tasks.spawn(Work::Gc, gc::gc_task(core.cache.gc.clone()));
+    core.cache.tasks.spawn(Work::Gc, gc::compact_task(core.cache.gc.clone()));
 }
 
 fn start_volumes(core: &Rc<Core>) {
     let slots: Vec<(Inode, format::UuidEntry)> = core
+        .cache
         .uuids
         .entries()
         .iter()
@@ -540,8 +531,8 @@ fn start_volumes(core: &Rc<Core>) {
         .collect();
     for (inode, slot) in slots {
         mark(Mark::FlashVolume);
-        let volume = Volume::flash_only(core, inode, slot.sectors, slot.label());
-        core.volumes.borrow_mut().push(volume);
+        let volume = Volume::flash_only(&core.cache, inode, slot.sectors, slot.label());
+        core.add(volume);
     }
 }
 

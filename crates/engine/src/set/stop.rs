@@ -20,37 +20,36 @@ impl CacheSet {
             stopped = stopped.and(v.stop().await);
         }
         // Misses being inserted.
-        core.tasks.all_ended().await;
+        core.cache.tasks.all_ended().await;
         // One that cannot be flushed does not keep what others wrote from becoming durable.
-        for b in core.backings.all() {
+        for b in core.cache.backings.all() {
             stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
         }
         let result = async {
-            core.device.check()?;
-            core.index.write_all_leaves().await?;
-            core.journal.commit_keys().await?;
-            core.device.settle_overwrites().await?;
-            if core.journal.can_advance() {
-                core.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
+            core.cache.device.check()?;
+            core.cache.index.write_all_leaves().await?;
+            core.cache.journal.commit_keys().await?;
+            core.cache.device.settle_overwrites().await?;
+            if core.cache.journal.can_advance() {
+                core.cache.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             }
             Ok(())
         };
         let result = result.await;
-        core.device.stop();
-        core.journal.stop();
+        core.cache.device.stop();
+        core.cache.journal.stop();
         core.wake_everybody();
         // Volumes and set hold each other.
-        core.volumes.borrow_mut().clear();
-        core.backings.clear();
+        core.clear();
         stopped.and(result)
     }
 
     /// Gives the set up where it stands, as the death of the process does: nothing is written, nothing is waited
     /// for. The caller has dropped the runtime's tasks; this drops what would keep itself alive.
     pub fn abandon(self) {
-        for v in self.core.volumes.take() {
+        for v in self.core.volumes() {
             v.detached();
         }
-        self.core.backings.clear();
+        self.core.clear();
     }
 }

@@ -51,21 +51,21 @@ impl Volume {
         let began = self.rt.turn_time();
         let mut buffer = buffer;
         loop {
-            let Some((core, inode)) = self.attached() else {
+            let Some((cache, inode)) = self.attached() else {
                 let start = sector + Sectors(self.offset.0);
                 let (buffer, result) = self.read_directly(start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
-            if !core.device.is_failed() {
+            if !cache.device.is_failed() {
                 let start = sector + Sectors(self.offset.0);
                 let (b, result) =
-                    self.read_cached(&core, inode, (start, sectors), buffer, offset_bytes, flags).await;
+                    self.read_cached(&cache, inode, (start, sectors), buffer, offset_bytes, flags).await;
                 buffer = b;
-                if result.is_ok() || !core.device.is_failed() {
+                if result.is_ok() || !cache.device.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
                 }
             }
-            if let Err(e) = self.cache_lost(&core, inode).await {
+            if let Err(e) = self.cache_lost(&cache, inode).await {
                 return (buffer, Err(self.unanswered(OpKind::Read, e.to_volume_error())));
             }
         }
@@ -93,23 +93,23 @@ impl Volume {
         let WriteFlags { fua, meta } = flags;
         let write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta };
         loop {
-            let Some((core, inode)) = self.attached() else {
+            let Some((cache, inode)) = self.attached() else {
                 let result = self.write_uncached(start, sectors, write.buffer, offset_bytes, flags.fua).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
-            if !core.device.is_failed() {
-                match self.write_cached(&core, inode, &write).await {
+            if !cache.device.is_failed() {
+                match self.write_cached(&cache, inode, &write).await {
                     Ok(outcome) => {
                         self.answered(OpKind::Write, outcome, sectors, began);
                         return Ok(());
                     }
-                    Err(e) if !core.device.is_failed() => {
+                    Err(e) if !cache.device.is_failed() => {
                         return Err(self.unanswered(OpKind::Write, e.to_volume_error()));
                     }
                     Err(_) => {}
                 }
             }
-            let lost = self.cache_lost(&core, inode).await;
+            let lost = self.cache_lost(&cache, inode).await;
             lost.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
         }
     }
@@ -152,17 +152,17 @@ impl Volume {
                     None => Ok(()),
                 }
             };
-            let Some((core, inode)) = self.attached() else {
+            let Some((cache, inode)) = self.attached() else {
                 return settle.await.map_err(VolumeError::from);
             };
-            if !core.device.is_failed() {
+            if !cache.device.is_failed() {
                 let (journal, direct) = io::sync::join(
                     async {
                         if bug(Bug::FlushBeforeJournal) {
                             return Ok(());
                         }
-                        core.journal.commit_keys().await?;
-                        core.device.settle_overwrites().await
+                        cache.journal.commit_keys().await?;
+                        cache.device.settle_overwrites().await
                     },
                     settle,
                 )
@@ -170,11 +170,11 @@ impl Volume {
                 direct?;
                 match journal {
                     Ok(()) => return Ok(()),
-                    Err(e) if !core.device.is_failed() => return Err(e.to_volume_error()),
+                    Err(e) if !cache.device.is_failed() => return Err(e.to_volume_error()),
                     Err(_) => {}
                 }
             }
-            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+            self.cache_lost(&cache, inode).await.map_err(|e| e.to_volume_error())?;
         }
     }
 
@@ -232,12 +232,12 @@ impl Volume {
         }
         let start = sector + Sectors(self.offset.0);
         loop {
-            let Some((core, inode)) = self.attached() else {
+            let Some((cache, inode)) = self.attached() else {
                 return self.remove_uncached(start, sectors, &op).await.map(|()| Outcome::PassThrough);
             };
-            if !core.device.is_failed() {
-                let result = self.remove_cached(&core, inode, start, sectors, &op).await;
-                if result.is_ok() || !core.device.is_failed() {
+            if !cache.device.is_failed() {
+                let result = self.remove_cached(&cache, inode, start, sectors, &op).await;
+                if result.is_ok() || !cache.device.is_failed() {
                     let outcome = match self.is_flash_only() {
                         true => Outcome::Done,
                         false => Outcome::Bypass(BypassReason::Discard),
@@ -245,7 +245,7 @@ impl Volume {
                     return result.map(|()| outcome).map_err(|e| e.to_volume_error());
                 }
             }
-            self.cache_lost(&core, inode).await.map_err(|e| e.to_volume_error())?;
+            self.cache_lost(&cache, inode).await.map_err(|e| e.to_volume_error())?;
         }
     }
 
@@ -257,14 +257,14 @@ impl Volume {
     ) -> Result<Vec<RangeStatus>, VolumeError> {
         let _guard = self.enter(sector, sectors)?;
         let data = RangeStatus { sectors, hole: false, zero: false };
-        let Some((core, inode)) = self.attached().filter(|_| self.is_flash_only()) else {
+        let Some((cache, inode)) = self.attached().filter(|_| self.is_flash_only()) else {
             return Ok(vec![data]);
         };
         let mut runs: Vec<RangeStatus> = Vec::new();
         let (mut at, end) = (sector, sector + sectors);
         // Bounded: a client asks again from where the answer ends.
         while at < end && runs.len() < 1024 {
-            let seg = core.index.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
+            let seg = cache.index.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
             let hole = matches!(seg.kind, Kind::Hole { .. });
             match runs.last_mut() {
                 Some(last) if last.hole == hole => last.sectors += seg.end - at,

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use format::{Inode, JournalSeq, Sector, Sectors};
 use io::{Op, VolumeError};
 
+use super::Cache;
 use super::Volume;
 use super::write::{Write, into_engine};
 use crate::alloc::{Placed, Stream};
@@ -22,7 +23,6 @@ use crate::device::Watched;
 use crate::error::EngineError;
 use crate::index::{How, Kind};
 use crate::policy::bypass::BypassReason;
-use crate::set::Core;
 
 /// What is done to the backing device instead of a write.
 pub(super) enum Direct {
@@ -34,7 +34,7 @@ impl Volume {
     /// Carries out a write past the cache, or through it with a clean copy (`copy`). The caller holds the range.
     pub(super) async fn write_direct(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
         copy: bool,
@@ -42,19 +42,19 @@ impl Volume {
     ) -> Result<(), EngineError> {
         let Some(backing) = self.backing() else { return Ok(()) };
         self.ranges.writeback_done(write.start, write.end).await;
-        let (outer_start, outer_end) = self.widened(core, write.start, write.end);
-        self.forget_clean(core, inode, outer_start, outer_end).await?;
+        let (outer_start, outer_end) = self.widened(cache, write.start, write.end);
+        self.forget_clean(cache, inode, outer_start, outer_end).await?;
         let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
         if copy {
             let mut at = write.start;
             while at < write.end {
-                let Some(placed) = core.alloc.try_place(Stream::Clean, (inode, at), write.end - at) else {
+                let Some(placed) = cache.alloc.try_place(Stream::Clean, (inode, at), write.end - at) else {
                     self.not_cached(write.end - at);
                     break;
                 };
                 let offset = write.offset_bytes + (at - write.start).bytes() as usize;
                 let data = write.buffer.clone();
-                let future = core.device.write_data(placed.ptr.offset(), placed.size, data, offset);
+                let future = cache.device.write_data(placed.ptr.offset(), placed.size, data, offset);
                 copies.push((at, placed, future));
                 at += placed.size;
             }
@@ -67,18 +67,18 @@ impl Volume {
                 backing.failed(&e, self.tunables.borrow().io_error_limit);
                 Err(e.into())
             }
-            Ok(()) if over_dirty => self.drop_dirty(core, inode, write.start, write.end, write.fua).await,
+            Ok(()) if over_dirty => self.drop_dirty(cache, inode, write.start, write.end, write.fua).await,
             Ok(()) => Ok(()),
         };
         for (at, placed, future) in copies {
             let copied = future.await.result;
-            core.device.observe_data(&copied);
+            cache.device.observe_data(&copied);
             if copied.is_ok() && result.is_ok() {
-                core.device.counters().count_written(placed.size);
+                cache.device.counters().count_written(placed.size);
                 // Failing to remember a clean copy is no failure of the write.
-                let _ = self.insert_written(core, inode, at, placed.size, placed.ptr).await;
+                let _ = self.insert_written(cache, inode, at, placed.size, placed.ptr).await;
             }
-            core.alloc.release(placed);
+            cache.alloc.release(placed);
         }
         result
     }
@@ -86,41 +86,41 @@ impl Volume {
     /// Discards or zeroes a range of a cached device or flash-only volume.
     pub(super) async fn remove_cached(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         start: Sector,
         sectors: Sectors,
         op: &Direct,
     ) -> Result<(), EngineError> {
-        self.writeback.foreground(core);
+        cache.foreground_request();
         let end = start + sectors;
-        let (outer_start, outer_end) = self.widened(core, start, end);
+        let (outer_start, outer_end) = self.widened(cache, start, end);
         let range = self.ranges.change(outer_start, outer_end).await;
-        if !self.is_attached_to(core) {
+        if !self.is_attached_to(cache) {
             // Detached while waiting; the other path takes its own range.
             drop(range);
             return self.remove_uncached(start, sectors, op).await.map_err(into_engine);
         }
         let Some(backing) = self.backing() else {
-            return self.unmap(core, inode, start, end, op).await;
+            return self.unmap(cache, inode, start, end, op).await;
         };
-        self.count_bypass(core, BypassReason::Discard, sectors);
+        self.count_bypass(cache, BypassReason::Discard, sectors);
         // Only whole blocks: a discard is advice, and zeros at the edges are written like data.
         let block =
-            u64::from(backing.disk.info().logical_block_bytes / 512).max(core.geometry.block_sectors.0);
+            u64::from(backing.disk.info().logical_block_bytes / 512).max(cache.geometry.block_sectors.0);
         let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
         let whole = first < last;
         if let Direct::Zeroes { fua } = op {
             let edges = if whole { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
             for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
-                self.zero_edge(core, inode, a, b, *fua).await?;
+                self.zero_edge(cache, inode, a, b, *fua).await?;
             }
         }
         if !whole {
             return Ok(());
         }
         self.ranges.writeback_done(first, last).await;
-        self.forget_clean(core, inode, first, last).await?;
+        self.forget_clean(cache, inode, first, last).await?;
         let operation = match op {
             Direct::Zeroes { .. } => Some(Op::WriteZeroes),
             _ => backing.disk.info().discard.then_some(Op::Discard),
@@ -134,8 +134,8 @@ impl Volume {
             }
         }
         let fua = matches!(op, Direct::Zeroes { fua: true });
-        if self.overlaps_dirty(core, inode, first, last).await? {
-            self.drop_dirty(core, inode, first, last, fua).await?;
+        if self.overlaps_dirty(cache, inode, first, last).await? {
+            self.drop_dirty(cache, inode, first, last, fua).await?;
         } else if fua {
             backing.settle_direct_writes().await?;
         }
@@ -145,7 +145,7 @@ impl Volume {
     /// Zeros less than a block, as data.
     async fn zero_edge(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -153,22 +153,22 @@ impl Volume {
     ) -> Result<(), EngineError> {
         let buffer = self.rt.pool().zeroed((end - start).bytes() as usize);
         let write = Write { start, end, buffer, offset_bytes: 0, fua, meta: false };
-        let (outer_start, outer_end) = self.widened(core, start, end);
-        let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
-        let over_dirty = self.overlaps_dirty(core, inode, outer_start, outer_end).await?;
-        self.write_direct(core, inode, &write, false, over_dirty).await
+        let (outer_start, outer_end) = self.widened(cache, start, end);
+        let write = self.merge(cache, inode, &write, outer_start, outer_end).await?;
+        let over_dirty = self.overlaps_dirty(cache, inode, outer_start, outer_end).await?;
+        self.write_direct(cache, inode, &write, false, over_dirty).await
     }
 
     /// A flash-only volume forgets whole blocks; zeros at the edges are written.
     async fn unmap(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         start: Sector,
         end: Sector,
         op: &Direct,
     ) -> Result<(), EngineError> {
-        let block = core.geometry.block_sectors.0;
+        let block = cache.geometry.block_sectors.0;
         let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
         let fua = matches!(op, Direct::Zeroes { fua: true });
         let mut newest = JournalSeq(0);
@@ -179,16 +179,16 @@ impl Volume {
                 // What is overwritten in its place has no key whose entry could be waited for.
                 let fua = fua && !bug(Bug::EdgesNotDurable);
                 let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua, meta: false };
-                let (outer_start, outer_end) = self.widened(core, a, b);
-                let write = self.merge(core, inode, &write, outer_start, outer_end).await?;
-                newest = newest.max(self.write_volume(core, inode, &write).await?);
+                let (outer_start, outer_end) = self.widened(cache, a, b);
+                let write = self.merge(cache, inode, &write, outer_start, outer_end).await?;
+                newest = newest.max(self.write_volume(cache, inode, &write).await?);
             }
         }
         if first < last {
-            newest = newest.max(self.drop_mapped(core, inode, first, last).await?);
+            newest = newest.max(self.drop_mapped(cache, inode, first, last).await?);
         }
         if fua {
-            core.journal.commit(newest).await?;
+            cache.journal.commit(newest).await?;
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Volume {
     /// Makes every cached part of the range a hole, by the journal. Returns the entry with which all of it is one.
     async fn drop_mapped(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -204,9 +204,9 @@ impl Volume {
         let mut newest = JournalSeq(0);
         let mut at = start;
         while at < end {
-            let seg = core.index.segment_loaded(inode, at, end).await?;
+            let seg = cache.index.segment_loaded(inode, at, end).await?;
             let seq = match seg.kind {
-                Kind::Hit { .. } => Some(core.index.change(inode, at, seg.end, None, How::Journaled).await?),
+                Kind::Hit { .. } => Some(cache.index.change(inode, at, seg.end, None, How::Journaled).await?),
                 // What made the hole may be on its way still.
                 Kind::Hole { seq, .. } if !bug(Bug::HoleTakenForDurable) => seq,
                 Kind::Hole { .. } => None,
@@ -220,7 +220,7 @@ impl Volume {
     /// Step 4: the data that replaces dirty data is made durable, then the dirty keys go.
     async fn drop_dirty(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -230,9 +230,9 @@ impl Volume {
         if !bug(Bug::DirtyDroppedBeforeFlush) {
             backing.settle_direct_writes().await?;
         }
-        let newest = self.drop_mapped(core, inode, start, end).await?;
+        let newest = self.drop_mapped(cache, inode, start, end).await?;
         if fua {
-            core.journal.commit(newest).await?;
+            cache.journal.commit(newest).await?;
         }
         self.writeback.progress.notify_all();
         Ok(())
@@ -242,7 +242,7 @@ impl Volume {
     /// keys: those are durable before the backing device changes.
     async fn forget_clean(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -251,15 +251,15 @@ impl Volume {
         let mut over_dirty = false;
         let mut at = start;
         while at < end {
-            core.device.check()?;
-            let seg = core.index.segment_loaded(inode, at, end).await?;
+            cache.device.check()?;
+            let seg = cache.index.segment_loaded(inode, at, end).await?;
             let how = match seg.kind {
                 Kind::Hit { dirty: true, .. } => {
                     over_dirty = true;
                     None
                 }
                 Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
-                Kind::Hit { .. } => Some(How::LeafOnly(core.device.gate().latest())),
+                Kind::Hit { .. } => Some(How::LeafOnly(cache.device.gate().latest())),
                 Kind::Hole { seq, .. } => {
                     newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                     None
@@ -269,25 +269,25 @@ impl Volume {
                 at = seg.end;
                 continue;
             };
-            match core.index.try_change(inode, at, seg.end, None, how) {
+            match cache.index.try_change(inode, at, seg.end, None, how) {
                 Ok((done, seq)) => {
                     newest = newest.max(seq);
                     at = done;
                 }
-                Err(blocked) => core.index.unblock(blocked).await?,
+                Err(blocked) => cache.index.unblock(blocked).await?,
             }
         }
         if !bug(Bug::HoleNotDurable) {
-            core.journal.commit(newest).await?;
+            cache.journal.commit(newest).await?;
         }
         if over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
-            core.journal.commit_keys().await?;
+            cache.journal.commit_keys().await?;
         }
         // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
         if !bug(Bug::GenerationsNotAwaited) {
-            core.alloc.generations_durable(|| core.device.is_failed()).await;
+            cache.alloc.generations_durable(|| cache.device.is_failed()).await;
         }
-        core.device.check()
+        cache.device.check()
     }
 
     /// Discards or zeroes a range of a device that has no cache.

@@ -51,20 +51,20 @@ impl Volume {
     /// # Errors
     /// If the set fails, or the volume is stopped.
     pub async fn drained(&self) -> Result<(), EngineError> {
-        let (Some((core, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
+        let (Some((cache, inode)), Some(_)) = (self.attached(), &self.backing) else { return Ok(()) };
         let draining = self.writeback.drain();
         let dirty =
-            || core.index.tree().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
+            || cache.index.tree().dirty_sectors(inode) > Sectors::ZERO || self.dirty_in_flight.get() > 0;
         self.writeback
             .progress
             .wait_until(|| {
-                core.device.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty()
+                cache.device.is_failed() || self.stopping.get() || self.writeback.gave_up() || !dirty()
             })
             .await;
         drop(draining);
-        core.device.check()?;
+        cache.device.check()?;
         if dirty() {
-            let left = core.index.tree().dirty_sectors(inode);
+            let left = cache.index.tree().dirty_sectors(inode);
             let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
             return Err(EngineError::Invalid(format!(
                 "{}: {left} dirty sectors are left: {why}",
@@ -76,23 +76,23 @@ impl Volume {
 
     /// Makes the backing superblock say clean if nothing is dirty.
     pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
-        let (Some((core, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
+        let (Some((cache, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
             return Ok(());
         };
         let is_clean =
-            || core.index.tree().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
+            || cache.index.tree().dirty_sectors(inode) == Sectors::ZERO && self.dirty_in_flight.get() == 0;
         let ignored = bug(Bug::CleanStateBeforeCleanKeys);
-        let is_durable = || core.index.tree().cleaned(inode) <= core.journal.durable() || ignored;
+        let is_durable = || cache.index.tree().cleaned(inode) <= cache.journal.durable() || ignored;
         while backing.state() == BackingState::Dirty && is_clean() {
             // The keys that say clean are durable before the superblock is. While another update of the superblock is waited
             // for, there may be new ones.
-            let cleaned = core.index.tree().cleaned(inode);
+            let cleaned = cache.index.tree().cleaned(inode);
             if !is_durable() {
-                core.journal.commit(cleaned).await?;
+                cache.journal.commit(cleaned).await?;
             }
             if backing.ensure_clean(|| is_clean() && is_durable()).await? {
                 let device = backing.disk.info().name.to_string();
-                core.device.emit(SetEvent::State { device, state: "clean" });
+                cache.device.emit(SetEvent::State { device, state: "clean" });
             }
         }
         Ok(())

@@ -8,18 +8,18 @@ use std::rc::Rc;
 
 use format::{BackingState, BackingSuper, Inode, Sectors};
 
+use super::Cache;
 use super::Volume;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::events::SetEvent;
-use crate::set::Core;
 use crate::tunables::StopWhenFailed;
 
 impl Volume {
     /// The set has failed. `Ok`: the volume is served without it from now on.
     pub(super) async fn cache_lost(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
     ) -> Result<(), EngineError> {
         let _one = self.lost.lock().await;
@@ -28,9 +28,9 @@ impl Volume {
             return Ok(());
         }
         let failure =
-            core.device.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
+            cache.device.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
         let Some(backing) = self.backing() else { return Err(failure) };
-        let dirty = core.index.tree().dirty_sectors(inode);
+        let dirty = cache.index.tree().dirty_sectors(inode);
         let always = self.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;
         if dirty > Sectors::ZERO || always {
             mark(Mark::LostDirty);
@@ -49,7 +49,7 @@ impl Volume {
         };
         backing.update(changed).await?;
         let state = if backing.state() == BackingState::None { "no cache" } else { "inconsistent" };
-        core.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state });
+        cache.device.emit(SetEvent::State { device: backing.disk.info().name.to_string(), state });
         self.detached();
         Ok(())
     }

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use format::{Inode, Sector, Sectors};
 use io::Buffer;
 
+use super::Cache;
 use super::{RangeGuard, Volume};
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, How, Kind, Segment};
-use crate::set::Core;
 
 /// Inserts under way at most; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
@@ -23,7 +23,7 @@ impl Volume {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn insert_miss(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         (start, end): (Sector, Sector),
         data: Buffer,
@@ -32,23 +32,23 @@ impl Volume {
         meta: bool,
     ) {
         // Whole blocks only.
-        let block = core.geometry.block_sectors.0;
+        let block = cache.geometry.block_sectors.0;
         let first = Sector(start.0.next_multiple_of(block));
         let last = Sector(end.0 / block * block);
-        if first >= last || core.tasks.under_way() >= MAX_BACKGROUND {
+        if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
-        let again = core.alloc.eviction().miss(inode, start);
+        let again = cache.alloc.eviction().miss(inode, start);
         let stream = match (meta, again) {
             (true, _) => Stream::Meta,
             (false, true) => Stream::Kept,
             (false, false) => Stream::Clean,
         };
-        let (volume, core) = (self.clone(), core.clone());
-        let background = core.tasks.begin();
+        let (volume, cache) = (self.clone(), cache.clone());
+        let background = cache.tasks.begin();
         self.rt.spawn(async move {
-            volume.insert_pieces(&core, stream, inode, first, last, data, skip, miss).await;
+            volume.insert_pieces(&cache, stream, inode, first, last, data, skip, miss).await;
             drop(background);
         });
     }
@@ -56,7 +56,7 @@ impl Volume {
     #[allow(clippy::too_many_arguments)]
     async fn insert_pieces(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         stream: Stream,
         inode: Inode,
         start: Sector,
@@ -67,28 +67,28 @@ impl Volume {
     ) {
         let mut at = start;
         // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
-        while at < end && self.is_attached_as(core, inode) {
-            let Some(placed) = core.alloc.try_place(stream, (inode, at), end - at) else {
+        while at < end && self.is_attached_as(cache, inode) {
+            let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
                 // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
-                let give_up = || core.device.is_stopping() || core.alloc.is_starved();
+                let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
                 if miss.is_valid() && !give_up() {
-                    core.alloc.wait(Purpose::Data, give_up).await;
+                    cache.alloc.wait(Purpose::Data, give_up).await;
                     continue;
                 }
                 self.not_cached(end - at);
                 return;
             };
             let offset = skip + (at - start).bytes() as usize;
-            let done = core.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            core.device.observe_data(&done.result);
+            let done = cache.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+            cache.device.observe_data(&done.result);
             let ok = done.result.is_ok();
-            let tick = core.device.gate().wrote();
+            let tick = cache.device.gate().wrote();
             let piece_end = at + placed.size;
             if ok {
-                self.insert_where_hole(core, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
+                self.insert_where_hole(cache, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
                     .await;
             }
-            core.alloc.release(placed);
+            cache.alloc.release(placed);
             if !ok {
                 return;
             }
@@ -99,7 +99,7 @@ impl Volume {
     /// Inserts a clean copy where the index still has a hole and nothing changed the range.
     async fn insert_where_hole(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         (start, end): (Sector, Sector),
         ptr: format::Ptr,
@@ -110,15 +110,15 @@ impl Volume {
         let mut collided = false;
         while at < end {
             // Everything up to the change itself is looked at anew after each wait.
-            let mine = self.is_attached_as(core, inode);
-            if !mine || core.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
+            let mine = self.is_attached_as(cache, inode);
+            if !mine || cache.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
                 collided = true;
                 break;
             }
-            let blocked = match core.index.segment(inode, at, end) {
+            let blocked = match cache.index.segment(inode, at, end) {
                 Err(e) => e.into(),
                 Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
-                    if seq > core.journal.durable() && !bug(Bug::MissOverPendingHole) =>
+                    if seq > cache.journal.durable() && !bug(Bug::MissOverPendingHole) =>
                 {
                     // The hole hides an older key until its entry is durable, and the copy would hide the entry: a
                     // durable write past the cache must find it and wait for it.
@@ -126,7 +126,7 @@ impl Volume {
                 }
                 Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                     let here = ptr.advanced(at - start);
-                    match core.index.try_change(inode, at, seg.end, Some((here, false)), how) {
+                    match cache.index.try_change(inode, at, seg.end, Some((here, false)), how) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -140,27 +140,27 @@ impl Volume {
                     continue;
                 }
             };
-            if core.index.unblock(blocked).await.is_err() {
+            if cache.index.unblock(blocked).await.is_err() {
                 return;
             }
         }
         if collided {
             self.stats.borrow_mut().miss_collision();
-            core.stats.borrow_mut().miss_collision();
+            cache.stats.borrow_mut().miss_collision();
         }
     }
 
     /// Inserts clean copies that a write-through has just written to both devices. The caller holds the range.
     pub(super) async fn insert_written(
         &self,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         start: Sector,
         size: Sectors,
         ptr: format::Ptr,
     ) -> Result<(), crate::error::EngineError> {
-        let tick = core.device.gate().wrote();
-        core.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+        let tick = cache.device.gate().wrote();
+        cache.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
         Ok(())
     }
 }

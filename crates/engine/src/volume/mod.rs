@@ -7,8 +7,8 @@
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
 
+mod cache;
 mod device;
-pub use device::VolumeRef;
 mod direct;
 mod drain;
 mod lost;
@@ -17,6 +17,7 @@ mod overwrite;
 mod ranges;
 mod read;
 mod write;
+mod writeback_state;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,7 +26,10 @@ use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
 use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
+pub(crate) use cache::{Cache, Shared, VolumeLoad};
+pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
+pub(crate) use writeback_state::WritebackState;
 
 use crate::canary::{Mark, mark};
 use crate::device::BackingDevice;
@@ -35,14 +39,13 @@ use crate::policy::bypass::{
     BypassInputs, BypassReason, Comparison, Decision, RequestHints, RequestKind, decide_by_cost,
     dirty_limit_percent,
 };
-use crate::policy::cost::{CostModel, Costs, faster_for_stream};
+use crate::policy::cost::faster_for_stream;
 use crate::policy::reuse::Saving;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
-use crate::policy::yielding::{self, Busy};
-use crate::set::Core;
-use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats, Work};
+use crate::policy::writeback_rate::{RateDebug, WritebackRate};
+use crate::policy::yielding;
+use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
 use crate::tunables::{Admission, Controller, DeviceTunables};
-use crate::writeback::Writeback;
 
 /// A cached device or flash-only volume. See the module head.
 pub struct Volume {
@@ -51,7 +54,7 @@ pub struct Volume {
     sectors: Sectors,
     /// Where the volume begins in key positions: the data offset of the backing device.
     pub(crate) offset: Sector,
-    link: RefCell<Option<(Rc<Core>, Inode)>>,
+    link: RefCell<Option<(Rc<Cache>, Inode)>>,
     backing: Option<Rc<BackingDevice>>,
     pub(crate) ranges: Rc<Ranges>,
     pub(crate) tunables: RefCell<DeviceTunables>,
@@ -60,19 +63,16 @@ pub struct Volume {
     /// What became of them.
     pub(crate) served: RefCell<RequestStats>,
     detector: RefCell<SequentialDetector>,
-    /// What a hit saves.
-    pub(super) saving: Cell<Saving>,
     stopping: Cell<bool>,
     /// How many callers wait for its detach.
     pub(crate) detaching: Cell<u32>,
     in_flight: Cell<usize>,
-    /// How much of the time any request was.
-    busy: Cell<Busy>,
+    load: Rc<VolumeLoad>,
     /// Dirty writes that have begun and not yet put all their keys into the index.
     pub(crate) dirty_in_flight: Cell<usize>,
     idle: Event,
     lost: Mutex,
-    pub(crate) writeback: Writeback,
+    pub(crate) writeback: WritebackState,
 }
 
 impl Volume {
@@ -80,7 +80,7 @@ impl Volume {
         rt: Handle,
         sectors: Sectors,
         offset: Sector,
-        link: Option<(Rc<Core>, Inode)>,
+        link: Option<(Rc<Cache>, Inode)>,
         backing: Option<Rc<BackingDevice>>,
         label: &str,
     ) -> Rc<Volume> {
@@ -90,6 +90,7 @@ impl Volume {
         if let Some(b) = &backing {
             b.set_admits_by_cost(tunables.admission == Admission::Cost);
         }
+        let load = VolumeLoad::new(backing.clone(), WritebackRate::new(now));
         Rc::new(Volume {
             name: RefCell::new(if label.is_empty() { "bcache".into() } else { label.to_owned() }),
             sectors,
@@ -102,30 +103,29 @@ impl Volume {
             requests: RefCell::default(),
             served: RefCell::new(RequestStats::new(now)),
             detector: RefCell::new(SequentialDetector::new()),
-            saving: Cell::default(),
             stopping: Cell::new(false),
             detaching: Cell::new(0),
             in_flight: Cell::new(0),
-            busy: Cell::default(),
             dirty_in_flight: Cell::new(0),
             idle: Event::default(),
             lost: Mutex::default(),
-            writeback: Writeback::new(now),
+            writeback: WritebackState::new(load.clone()),
+            load,
             rt,
         })
     }
 
     /// A cached device.
-    pub(crate) fn cached(core: &Rc<Core>, inode: Inode, backing: Rc<BackingDevice>) -> Rc<Volume> {
+    pub(crate) fn cached(cache: &Rc<Cache>, inode: Inode, backing: Rc<BackingDevice>) -> Rc<Volume> {
         let block = backing.block_sectors().0.max(1);
         let sectors = Sectors(backing.data_sectors().0 / block * block);
         let (offset, label) = (backing.data_offset(), backing.label());
-        Volume::new(core.rt.clone(), sectors, offset, Some((core.clone(), inode)), Some(backing), &label)
+        Volume::new(cache.rt.clone(), sectors, offset, Some((cache.clone(), inode)), Some(backing), &label)
     }
 
     /// A flash-only volume.
-    pub(crate) fn flash_only(core: &Rc<Core>, inode: Inode, sectors: Sectors, label: String) -> Rc<Volume> {
-        Volume::new(core.rt.clone(), sectors, Sector(0), Some((core.clone(), inode)), None, &label)
+    pub(crate) fn flash_only(cache: &Rc<Cache>, inode: Inode, sectors: Sectors, label: String) -> Rc<Volume> {
+        Volume::new(cache.rt.clone(), sectors, Sector(0), Some((cache.clone(), inode)), None, &label)
     }
 
     /// A backing device that is served without a cache. One that was attached is marked stale first, so that its old
@@ -157,18 +157,18 @@ impl Volume {
     }
 
     /// The set and slot, while attached.
-    pub(crate) fn attached(&self) -> Option<(Rc<Core>, Inode)> {
+    pub(crate) fn attached(&self) -> Option<(Rc<Cache>, Inode)> {
         self.link.borrow().clone()
     }
 
     /// Whether it is attached to this set.
-    pub(super) fn is_attached_to(&self, core: &Rc<Core>) -> bool {
-        self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, core))
+    pub(super) fn is_attached_to(&self, cache: &Rc<Cache>) -> bool {
+        self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, cache))
     }
 
     /// Whether it has this slot of this set.
-    pub(super) fn is_attached_as(&self, core: &Rc<Core>, inode: Inode) -> bool {
-        self.link.borrow().as_ref().is_some_and(|(c, i)| Rc::ptr_eq(c, core) && *i == inode)
+    pub(super) fn is_attached_as(&self, cache: &Rc<Cache>, inode: Inode) -> bool {
+        self.link.borrow().as_ref().is_some_and(|(c, i)| Rc::ptr_eq(c, cache) && *i == inode)
     }
 
     /// Slot in the UUID table, while attached.
@@ -243,7 +243,7 @@ impl Volume {
     pub fn block_bytes(&self) -> u32 {
         let sectors = match (&self.backing, self.attached()) {
             (Some(b), _) => b.block_sectors(),
-            (None, Some((core, _))) => core.geometry.block_sectors,
+            (None, Some((cache, _))) => cache.geometry.block_sectors,
             (None, None) => Sectors(1),
         };
         sectors.bytes() as u32
@@ -252,7 +252,7 @@ impl Volume {
     /// Unit that is stored without reading what is around it, in bytes: the largest block of volume, set and devices.
     pub fn physical_block_bytes(&self) -> u32 {
         let backing = self.backing.as_ref().map_or(0, |b| b.disk.info().physical_block_bytes);
-        let cache = self.attached().map_or(0, |(core, _)| core.geometry.block_sectors.bytes() as u32);
+        let cache = self.attached().map_or(0, |(cache, _)| cache.geometry.block_sectors.bytes() as u32);
         self.block_bytes().max(backing).max(cache)
     }
 
@@ -263,7 +263,7 @@ impl Volume {
 
     /// Live dirty sectors.
     pub fn dirty_sectors(&self) -> Sectors {
-        self.attached().map_or(Sectors::ZERO, |(core, inode)| core.index.tree().dirty_sectors(inode))
+        self.attached().map_or(Sectors::ZERO, |(cache, inode)| cache.index.tree().dirty_sectors(inode))
     }
 
     /// Statistics, by the views of the kernel.
@@ -339,13 +339,13 @@ impl Volume {
         if let Some(b) = &self.backing {
             b.update(|sb| sb.set_label(bytes)).await?;
         }
-        if let Some((core, inode)) = self.attached() {
-            let theirs = core.clone();
+        if let Some((cache, inode)) = self.attached() {
+            let theirs = cache.clone();
             let labelled = async move {
-                let _config = theirs.config_lock.lock().await;
+                let _config = theirs.uuids.lock().await;
                 theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
             };
-            core.tasks.to_the_end(labelled).await?;
+            cache.tasks.to_the_end(labelled).await?;
         }
         Ok(())
     }
@@ -378,7 +378,7 @@ impl Volume {
                 self.label_or_name()
             )));
         }
-        if self.link.borrow().as_ref().is_some_and(|(core, _)| core.tunables.borrow().io_disable) {
+        if self.link.borrow().as_ref().is_some_and(|(cache, _)| cache.tunables.borrow().io_disable) {
             return Err(VolumeError::Failed(format!(
                 "{}: io_disable of the set is set",
                 self.label_or_name()
@@ -392,20 +392,24 @@ impl Volume {
     }
 
     fn set_busy(&self, waiting: bool) {
-        let mut busy = self.busy.get();
-        busy.waits(waiting, self.rt.turn_time());
-        self.busy.set(busy);
+        self.load.set_busy(waiting, self.rt.turn_time());
     }
 
-    /// The share of the time in which a request was under way, of late.
-    pub(crate) fn busy_share(&self) -> f64 {
-        self.busy.get().share(self.rt.turn_time())
+    /// What the other volumes of the set need to know.
+    pub(crate) fn load(&self) -> &Rc<VolumeLoad> {
+        &self.load
+    }
+
+    /// The terms behind the writeback rate.
+    pub fn writeback_debug(&self) -> RateDebug {
+        let running = self.tunables.borrow().writeback_running;
+        self.load.rate.borrow().debug(self.dirty_sectors(), running, self.rt.now())
     }
 
     /// Through the cache or past it?
     pub(super) fn decide(
         &self,
-        core: &Core,
+        cache: &Cache,
         kind: RequestKind,
         start: Sector,
         sectors: Sectors,
@@ -414,7 +418,7 @@ impl Volume {
         let now = self.rt.turn_time();
         let t = self.tunables.borrow();
         let congestion_limit = {
-            let c = core.congestion.borrow();
+            let c = cache.congestion();
             if c.is_calm() { None } else { c.limit(now, self.rt.random() as u32) }
         };
         let inputs = BypassInputs {
@@ -422,26 +426,26 @@ impl Volume {
             hints: RequestHints { meta, ..RequestHints::default() },
             start,
             sectors,
-            block: core.geometry.block_sectors,
+            block: cache.geometry.block_sectors,
             mode: t.cache_mode,
             detaching: self.is_detaching(),
-            stopping: core.device.is_stopping(),
-            in_use_percent: core.alloc.in_use_percent(),
+            stopping: cache.device.is_stopping(),
+            in_use_percent: cache.alloc.in_use_percent(),
             readahead_policy: t.readahead_cache_policy,
             sequential_cutoff_bytes: t.sequential_cutoff,
             congestion_limit,
         };
         let stream = || self.detector.borrow_mut().observe(start, sectors, now, StreamHint(0));
         let by_cost = t.admission == Admission::Cost;
-        decide_by_cost(&inputs, stream, || by_cost.then(|| self.compare(core, sectors)))
+        decide_by_cost(&inputs, stream, || by_cost.then(|| self.compare(cache, sectors)))
     }
 
     /// What requests of this size cost the two devices, and how much room is left. A device that is known too little
     /// does not win by that.
-    fn compare(&self, core: &Core, sectors: Sectors) -> Comparison {
-        let free_room = core.alloc.has_plenty();
+    fn compare(&self, cache: &Cache, sectors: Sectors) -> Comparison {
+        let free_room = cache.alloc.has_plenty();
         let (streams_faster, answers_first) = match self.backing() {
-            Some(b) => core.device.meter().model(|cache| {
+            Some(b) => cache.device.meter().model(|cache| {
                 b.meter.model(|backing| {
                     let unknown = !cache.is_known() || !backing.is_known();
                     let streams_faster = unknown || faster_for_stream(cache, backing, sectors);
@@ -457,31 +461,22 @@ impl Volume {
     /// What a hit saves.
     pub(super) fn saving_of(&self, meta: bool) -> Saving {
         match meta {
-            true => self.saving.get().of_metadata(),
-            false => self.saving.get(),
-        }
-    }
-
-    /// Measures anew what a hit saves: what the backing device takes beyond what the cache device takes.
-    pub(crate) fn measure_saving(&self, core: &Core) {
-        let Some(b) = self.backing() else { return };
-        let known = |m: &CostModel| m.is_known().then(|| m.costs());
-        if let (Some(cache), Some(backing)) = (core.device.meter().model(known), b.meter.model(known)) {
-            let more = |cost: &dyn Fn(&Costs) -> Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
-            let mib = more(&|c| c.transfer(Sectors(2048)));
-            self.saving.set(Saving::new(more(&Costs::per_request), mib));
+            true => self.load.saving().of_metadata(),
+            false => self.load.saving(),
         }
     }
 
     /// The share of used buckets up to which this write becomes dirty data, if that is for the costs to say.
-    pub(super) fn dirty_limit_percent(&self, core: &Core, sectors: Sectors) -> Option<u8> {
+    pub(super) fn dirty_limit_percent(&self, cache: &Cache, sectors: Sectors) -> Option<u8> {
         let cutoffs = {
-            let t = core.tunables.borrow();
+            let t = cache.tunables.borrow();
             (t.cutoff_writeback, t.cutoff_writeback_sync)
         };
         // Below both cutoffs there is nothing to say.
         let by_cost = self.tunables.borrow().admission == Admission::Cost;
-        if !by_cost || core.alloc.in_use_percent() <= cutoffs.0 || !self.compare(core, sectors).answers_first
+        if !by_cost
+            || cache.alloc.in_use_percent() <= cutoffs.0
+            || !self.compare(cache, sectors).answers_first
         {
             return None;
         }
@@ -509,17 +504,6 @@ impl Volume {
     pub(super) fn not_cached(&self, sectors: Sectors) {
         self.stats.borrow_mut().not_cached(BypassReason::NoBucket, sectors);
         self.served.borrow_mut().not_cached(sectors, self.rt.turn_time());
-    }
-
-    /// The writeback task of a cached device.
-    pub(crate) fn start_writeback(self: &Rc<Self>) {
-        if self.backing.is_some() {
-            match self.attached() {
-                Some((core, _)) => core.tasks.spawn(Work::Writeback, crate::writeback::run(self.clone())),
-                None => drop(self.rt.spawn(crate::writeback::run(self.clone()))),
-            }
-            self.rt.spawn(crate::writeback::update_rate(self.clone()));
-        }
     }
 
     pub(crate) fn wake(&self) {

@@ -16,12 +16,12 @@
 use format::{Inode, JournalSeq, Ptr};
 use io::Nanos;
 
+use super::Cache;
 use super::Volume;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;
 use crate::policy::congestion::Direction;
-use crate::set::Core;
 use crate::tunables::Overwrite;
 
 /// Where buckets without any live data are fewer than one in so many, packing is near.
@@ -31,38 +31,36 @@ const FEW_UNUSED: u32 = 4;
 /// requests a second hundreds; where between them the two are even was not measured.
 const CHEAP_REQUEST: Nanos = Nanos::from_us(50);
 
-impl Core {
-    /// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, and
-    /// requests cost the device something, elsewhere is better: small writes become large ones there.
-    pub(super) fn overwrites_in_place(&self) -> bool {
-        match self.tunables.borrow().overwrite_in_place {
-            Overwrite::Off => false,
-            Overwrite::Always => true,
-            Overwrite::Auto => {
-                let buckets = self.alloc.buckets();
-                let is_short_of_room = buckets.unused() < buckets.len() / FEW_UNUSED;
-                !self.device.disk().info().rotational && (is_short_of_room || self.requests_are_cheap())
-            }
+/// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, and
+/// requests cost the device something, elsewhere is better: small writes become large ones there.
+pub(super) fn overwrites_in_place(cache: &Cache) -> bool {
+    match cache.tunables.borrow().overwrite_in_place {
+        Overwrite::Off => false,
+        Overwrite::Always => true,
+        Overwrite::Auto => {
+            let buckets = cache.alloc.buckets();
+            let is_short_of_room = buckets.unused() < buckets.len() / FEW_UNUSED;
+            !cache.device.disk().info().rotational && (is_short_of_room || requests_are_cheap(cache))
         }
     }
+}
 
-    fn requests_are_cheap(&self) -> bool {
-        self.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
-    }
+fn requests_are_cheap(cache: &Cache) -> bool {
+    cache.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
 }
 
 impl Volume {
     /// Where the data is that the write replaces, if it may be written there.
-    pub(super) fn place_to_overwrite(&self, core: &Core, inode: Inode, write: &Write) -> Option<Ptr> {
-        let seg = core.index.segment(inode, write.start, write.end).ok()?;
+    pub(super) fn place_to_overwrite(&self, cache: &Cache, inode: Inode, write: &Write) -> Option<Ptr> {
+        let seg = cache.index.segment(inode, write.start, write.end).ok()?;
         let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
-        let block = u64::from(core.device.disk().info().logical_block_bytes / 512).max(1);
+        let block = u64::from(cache.device.disk().info().logical_block_bytes / 512).max(1);
         let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
         if seg.end != write.end || !aligned {
             return None;
         }
         let copied = self.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);
-        let buckets = core.alloc.buckets();
+        let buckets = cache.alloc.buckets();
         let moved = buckets.is_moving(buckets.bucket_of(ptr)) && !bug(Bug::OverwrittenWhileMoved);
         (!copied && !moved).then_some(ptr)
     }
@@ -72,33 +70,34 @@ impl Volume {
     /// journal entry that a durable write needs.
     pub(super) async fn overwrite(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         write: &Write,
         ptr: Ptr,
     ) -> Option<JournalSeq> {
-        let bucket = core.alloc.buckets().bucket_of(ptr);
-        core.alloc.buckets_mut().pin(bucket);
+        let bucket = cache.alloc.buckets().bucket_of(ptr);
+        cache.alloc.buckets_mut().pin(bucket);
         let began = self.rt.turn_time();
         let (data, offset) = (write.buffer.clone(), write.offset_bytes);
         let (at, sectors) = (ptr.offset(), write.sectors());
-        let done = core.device.meter().write(core.device.disk(), at, sectors, data, offset, write.fua).await;
+        let done =
+            cache.device.meter().write(cache.device.disk(), at, sectors, data, offset, write.fua).await;
         if !write.fua && !bug(Bug::OverwriteNotFlushed) {
-            core.device.overwrote();
+            cache.device.overwrote();
         }
-        core.alloc.unpin(bucket);
-        core.device.observe_data(&done.result);
+        cache.alloc.unpin(bucket);
+        cache.device.observe_data(&done.result);
         // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
         done.result.ok()?;
-        if self.place_to_overwrite(core, inode, write) != Some(ptr) {
+        if self.place_to_overwrite(cache, inode, write) != Some(ptr) {
             return None;
         }
         mark(Mark::OverwrittenInPlace);
         let now = self.rt.turn_time();
-        core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(began), now);
-        core.device.counters().count_written(sectors);
-        core.overwrites.set(core.overwrites.get() + 1);
-        core.alloc.buckets_mut().touch(ptr);
-        Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { core.journal.newest_keys() })
+        cache.congestion().observe_latency(Direction::Write, now.since(began), now);
+        cache.device.counters().count_written(sectors);
+        cache.count_overwrite();
+        cache.alloc.buckets_mut().touch(ptr);
+        Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { cache.journal.newest_keys() })
     }
 }

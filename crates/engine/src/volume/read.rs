@@ -10,6 +10,7 @@ use std::rc::Rc;
 use format::{Inode, Ptr, Sector, Sectors};
 use io::{Buffer, Disk, Nanos, ReadFlags, VolumeError};
 
+use super::Cache;
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::{Meter, Watched};
@@ -17,7 +18,6 @@ use crate::error::EngineError;
 use crate::index::{Kind, NotLoaded};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
-use crate::set::Core;
 use crate::stats::{OpKind, Outcome};
 
 /// A part of a request.
@@ -95,7 +95,7 @@ impl Volume {
     /// Reads through the cache.
     pub(super) async fn read_cached(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         (start, sectors): (Sector, Sectors),
         mut buffer: Buffer,
@@ -103,44 +103,44 @@ impl Volume {
         ReadFlags { meta }: ReadFlags,
     ) -> (Buffer, Result<(), EngineError>) {
         let arrived = self.rt.turn_time();
-        let decision = self.decide(core, RequestKind::Read, start, sectors, meta);
-        self.writeback.foreground(core);
+        let decision = self.decide(cache, RequestKind::Read, start, sectors, meta);
+        cache.foreground_request();
         let end = start + sectors;
         loop {
-            if let Err(e) = core.device.check() {
+            if let Err(e) = cache.device.check() {
                 return (buffer, Err(e));
             }
-            let turn = core.device.turn();
-            let seg = match core.index.segment(inode, start, end) {
+            let turn = cache.device.turn();
+            let seg = match cache.index.segment(inode, start, end) {
                 Ok(seg) => seg,
-                Err(NotLoaded(id)) => match core.index.load_leaf(id).await {
+                Err(NotLoaded(id)) => match cache.index.load_leaf(id).await {
                     Ok(()) => continue,
                     Err(e) => return (buffer, Err(e)),
                 },
             };
             if let Kind::Hit { ptr, dirty, .. } = seg.kind
                 && seg.end == end
-                && is_aligned(core.device.disk(), ptr.offset(), sectors)
+                && is_aligned(cache.device.disk(), ptr.offset(), sectors)
             {
                 let began = self.rt.turn_time();
                 let spare = buffer.len();
-                let done = core.device.read_data(ptr.offset(), sectors, buffer, offset_bytes).await;
+                let done = cache.device.read_data(ptr.offset(), sectors, buffer, offset_bytes).await;
                 buffer = done.buffer.unwrap_or_else(|| self.rt.pool().take(spare));
-                core.device.observe_data(&done.result);
+                cache.device.observe_data(&done.result);
                 match done.result {
                     Ok(()) => {
-                        self.observe_latency(core, Direction::Read, began);
-                        let reused = !core.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-                        if reused || core.device.turn() != turn {
-                            core.device.counters().cache_read_races += 1;
+                        self.observe_latency(cache, Direction::Read, began);
+                        let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
+                        if reused || cache.device.turn() != turn {
+                            cache.device.counters().cache_read_races += 1;
                             continue;
                         }
-                        if core.alloc.used(ptr, sectors, self.saving_of(meta)) && !dirty {
+                        if cache.alloc.used(ptr, sectors, self.saving_of(meta)) && !dirty {
                             let data =
                                 &buffer.as_slice()[offset_bytes..offset_bytes + sectors.bytes() as usize];
-                            crate::gc::promote(&core.gc, (inode, start), ptr, data);
+                            crate::gc::promote(&cache.gc, (inode, start), ptr, data);
                         }
-                        self.count_read(core, Outcome::Hit, decision, sectors, arrived);
+                        self.count_read(cache, Outcome::Hit, decision, sectors, arrived);
                         return (buffer, Ok(()));
                     }
                     Err(e) if dirty || self.backing().is_none() => return (buffer, Err(e.into())),
@@ -154,7 +154,7 @@ impl Volume {
                     }
                 }
             }
-            let pieces = match self.pieces(core, inode, start, end).await {
+            let pieces = match self.pieces(cache, inode, start, end).await {
                 Ok(p) => p,
                 Err(e) => return (buffer, Err(e)),
             };
@@ -165,29 +165,29 @@ impl Volume {
                 (false, false) => Outcome::Miss,
             };
             let (b, outcome) =
-                self.read_pieces(core, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
+                self.read_pieces(cache, inode, pieces, start, buffer, offset_bytes, decision, meta).await;
             buffer = b;
             match outcome {
-                Ok(true) if core.device.turn() == turn => {
-                    self.count_read(core, found, decision, sectors, arrived);
+                Ok(true) if cache.device.turn() == turn => {
+                    self.count_read(cache, found, decision, sectors, arrived);
                     return (buffer, Ok(()));
                 }
-                Ok(_) => core.device.counters().cache_read_races += 1,
+                Ok(_) => cache.device.counters().cache_read_races += 1,
                 Err(e) => return (buffer, Err(e)),
             }
         }
     }
 
-    fn observe_latency(&self, core: &Core, direction: Direction, began: io::Nanos) {
+    fn observe_latency(&self, cache: &Cache, direction: Direction, began: io::Nanos) {
         let now = self.rt.turn_time();
-        core.congestion.borrow_mut().observe_latency(direction, now.since(began), now);
+        cache.congestion().observe_latency(direction, now.since(began), now);
     }
 
     /// `found`: what the cache had of it.
-    fn count_read(&self, core: &Core, found: Outcome, decision: Decision, sectors: Sectors, began: Nanos) {
+    fn count_read(&self, cache: &Cache, found: Outcome, decision: Decision, sectors: Sectors, began: Nanos) {
         let hit = found == Outcome::Hit;
         let bypassed = matches!(decision, Decision::Bypass(_));
-        for stats in [&self.stats, &core.stats] {
+        for stats in [&self.stats, &cache.stats] {
             let s = &mut *stats.borrow_mut();
             s.read(hit, bypassed);
             if let Decision::Bypass(reason) = decision {
@@ -197,7 +197,7 @@ impl Volume {
         let outcome = match decision {
             Decision::Bypass(reason) => Outcome::Bypass(reason),
             Decision::Cache => {
-                core.count_for_aging(sectors);
+                cache.count_for_aging(sectors);
                 found
             }
         };
@@ -207,7 +207,7 @@ impl Volume {
     /// What the index knows about a request; adjacent holes are one piece.
     async fn pieces(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         start: Sector,
         end: Sector,
@@ -215,7 +215,7 @@ impl Volume {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut at = start;
         while at < end {
-            let seg = core.index.segment_loaded(inode, at, end).await?;
+            let seg = cache.index.segment_loaded(inode, at, end).await?;
             let hit = match seg.kind {
                 Kind::Hit { ptr, dirty, .. } => Some((ptr, dirty)),
                 Kind::Hole { .. } => None,
@@ -233,7 +233,7 @@ impl Volume {
     #[allow(clippy::too_many_arguments)]
     async fn read_pieces(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         pieces: Vec<Piece>,
         start: Sector,
@@ -244,7 +244,7 @@ impl Volume {
     ) -> (Buffer, Result<bool, EngineError>) {
         let missing = pieces.iter().any(|p| p.hit.is_none());
         let keep =
-            missing && self.backing().is_some() && decision == Decision::Cache && !core.device.is_stopping();
+            missing && self.backing().is_some() && decision == Decision::Cache && !cache.device.is_stopping();
         let mut reading = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let size = piece.end - piece.start;
@@ -252,7 +252,7 @@ impl Volume {
             let (future, skip) = match (piece.hit, self.backing()) {
                 (Some((ptr, _)), _) => {
                     let (f, skip) =
-                        start_aligned(core.device.disk(), core.device.meter(), ptr.offset(), size);
+                        start_aligned(cache.device.disk(), cache.device.meter(), ptr.offset(), size);
                     (Some(f), skip)
                 }
                 (None, Some(b)) => {
@@ -279,11 +279,11 @@ impl Volume {
                     buffer.as_mut()[at..at + len].copy_from_slice(&data.as_slice()[r.skip..r.skip + len]);
                     match (r.piece.hit, r.miss) {
                         (Some((ptr, dirty)), _) => {
-                            core.device.observe_data(&Ok(()));
-                            if core.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                                if core.alloc.used(ptr, size, self.saving_of(meta)) && !dirty {
+                            cache.device.observe_data(&Ok(()));
+                            if cache.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
+                                if cache.alloc.used(ptr, size, self.saving_of(meta)) && !dirty {
                                     let data = &data.as_slice()[r.skip..r.skip + len];
-                                    crate::gc::promote(&core.gc, (inode, r.piece.start), ptr, data);
+                                    crate::gc::promote(&cache.gc, (inode, r.piece.start), ptr, data);
                                 }
                             } else if outcome.is_ok() {
                                 outcome = Ok(false);
@@ -291,7 +291,7 @@ impl Volume {
                         }
                         (None, Some(miss)) => {
                             self.insert_miss(
-                                core,
+                                cache,
                                 inode,
                                 (r.piece.start, r.piece.end),
                                 data,
@@ -304,7 +304,7 @@ impl Volume {
                     }
                 }
                 (result, _) => {
-                    let e = self.piece_failed(core, r.piece, result, &mut buffer, at).await;
+                    let e = self.piece_failed(cache, r.piece, result, &mut buffer, at).await;
                     if let Err(e) = e {
                         outcome = Err(e);
                     }
@@ -317,7 +317,7 @@ impl Volume {
     /// A piece could not be read: clean data is on the backing device too.
     async fn piece_failed(
         &self,
-        core: &Core,
+        cache: &Cache,
         piece: Piece,
         result: Result<(), io::IoError>,
         buffer: &mut Buffer,
@@ -329,7 +329,7 @@ impl Volume {
         match (piece.hit, self.backing()) {
             (Some((_, dirty)), backing) => {
                 if let EngineError::Io(e) = &error {
-                    core.device.observe_data(&Err(e.clone()));
+                    cache.device.observe_data(&Err(e.clone()));
                 }
                 let Some(b) = backing.filter(|_| !dirty) else { return Err(error) };
                 let (future, skip) = start_aligned(&b.disk, &b.meter, piece.start, size);
@@ -354,21 +354,21 @@ impl Volume {
     /// Reads a range as it is now, for read-modify-write: nothing is inserted or counted.
     pub(super) async fn read_merged(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         start: Sector,
         end: Sector,
     ) -> Result<Buffer, EngineError> {
         let mut buffer = self.rt.pool().take((end - start).bytes() as usize);
         loop {
-            core.device.check()?;
-            let turn = core.device.turn();
-            let pieces = self.pieces(core, inode, start, end).await?;
+            cache.device.check()?;
+            let turn = cache.device.turn();
+            let pieces = self.pieces(cache, inode, start, end).await?;
             let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
             let (b, outcome) =
-                self.read_pieces(core, inode, pieces, start, buffer, 0, skip_insert, false).await;
+                self.read_pieces(cache, inode, pieces, start, buffer, 0, skip_insert, false).await;
             buffer = b;
-            if outcome? && core.device.turn() == turn {
+            if outcome? && cache.device.turn() == turn {
                 return Ok(buffer);
             }
         }

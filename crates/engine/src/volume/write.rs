@@ -10,6 +10,7 @@ use std::rc::Rc;
 use format::{BackingState, CacheMode, Inode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
+use super::Cache;
 use super::Volume;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
@@ -22,7 +23,6 @@ use crate::policy::bypass::{
 use crate::policy::congestion::Direction;
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::yielding;
-use crate::set::Core;
 use crate::stats::Outcome;
 use crate::tunables::Controller;
 
@@ -90,43 +90,43 @@ impl Volume {
     /// Writes through the cache or past it; says which.
     pub(super) async fn write_cached(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
     ) -> Result<Outcome, EngineError> {
-        self.writeback.foreground(core);
+        cache.foreground_request();
         let (start, end, sectors) = (write.start, write.end, write.sectors());
-        let (outer_start, outer_end) = self.widened(core, start, end);
+        let (outer_start, outer_end) = self.widened(cache, start, end);
         let range = match self.ranges.try_change(outer_start, outer_end) {
             Some(range) => range,
             None => self.ranges.change(outer_start, outer_end).await,
         };
-        if !self.is_attached_to(core) {
+        if !self.is_attached_to(cache) {
             // Detached while waiting; the other path takes its own range.
             drop(range);
             let data = write.buffer.clone();
             let done = self.write_uncached(start, sectors, data, write.offset_bytes, write.fua).await;
             return done.map(|()| Outcome::PassThrough).map_err(into_engine);
         }
-        let decision = self.decide(core, RequestKind::Write, start, sectors, write.meta);
+        let decision = self.decide(cache, RequestKind::Write, start, sectors, write.meta);
         let merged;
         let mut write = write;
         if (outer_start, outer_end) != (start, end)
             && (self.backing.is_none()
                 || !self.direct_is_aligned(start, sectors)
-                || self.overlaps_dirty(core, inode, outer_start, outer_end).await?)
+                || self.overlaps_dirty(cache, inode, outer_start, outer_end).await?)
         {
-            merged = self.merge(core, inode, write, outer_start, outer_end).await?;
+            merged = self.merge(cache, inode, write, outer_start, outer_end).await?;
             write = &merged;
         }
-        self.write_ready(core, inode, write, (outer_start, outer_end), decision).await
+        self.write_ready(cache, inode, write, (outer_start, outer_end), decision).await
     }
 
     /// A range widened to whole blocks of cache and backing device, inside the volume.
-    pub(super) fn widened(&self, core: &Core, start: Sector, end: Sector) -> (Sector, Sector) {
+    pub(super) fn widened(&self, cache: &Cache, start: Sector, end: Sector) -> (Sector, Sector) {
         let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
         let backing = self.backing.as_ref().map_or(1, |b| of(&b.disk));
-        let block = core.geometry.block_sectors.0.max(of(core.device.disk())).max(backing);
+        let block = cache.geometry.block_sectors.0.max(of(cache.device.disk())).max(backing);
         let volume_end = self.offset + self.size();
         let first = Sector(start.0 / block * block).max(self.offset);
         (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
@@ -141,13 +141,13 @@ impl Volume {
     /// Reads the blocks around a write and merges it into them.
     pub(super) async fn merge(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
         start: Sector,
         end: Sector,
     ) -> Result<Write, EngineError> {
-        let mut blocks = self.read_merged(core, inode, start, end).await?;
+        let mut blocks = self.read_merged(cache, inode, start, end).await?;
         let at = (write.start - start).bytes() as usize;
         let len = write.sectors().bytes() as usize;
         blocks.as_mut()[at..at + len]
@@ -158,17 +158,17 @@ impl Volume {
     /// Whether any live dirty data lies in the range.
     pub(super) async fn overlaps_dirty(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         start: Sector,
         end: Sector,
     ) -> Result<bool, EngineError> {
-        if core.index.tree().dirty_sectors(inode) == Sectors::ZERO {
+        if cache.index.tree().dirty_sectors(inode) == Sectors::ZERO {
             return Ok(false);
         }
         let mut at = start;
         while at < end {
-            let seg = core.index.segment_loaded(inode, at, end).await?;
+            let seg = cache.index.segment_loaded(inode, at, end).await?;
             if matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
                 return Ok(true);
             }
@@ -180,30 +180,30 @@ impl Volume {
     /// The write's range is held; it is the whole blocks `outer`, or may bypass as it is.
     async fn write_ready(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         mut write: &Write,
         outer: (Sector, Sector),
         decision: Decision,
     ) -> Result<Outcome, EngineError> {
         if self.backing.is_none() {
-            let seq = self.write_volume(core, inode, write).await?;
+            let seq = self.write_volume(cache, inode, write).await?;
             if write.fua {
-                self.finish_write(core, seq).await?;
+                self.finish_write(cache, seq).await?;
             }
-            core.device.check()?;
+            cache.device.check()?;
             return Ok(Outcome::Writeback);
         }
         let touches_dirty_stripe = match self.expensive_stripes() {
-            Some(stripes) => self.touches_dirty_stripe(core, inode, write, &stripes).await?,
+            Some(stripes) => self.touches_dirty_stripe(cache, inode, write, &stripes).await?,
             None => false,
         };
-        let mut inputs = WriteInputs { touches_dirty_stripe, ..self.inputs_of(core, write) };
+        let mut inputs = WriteInputs { touches_dirty_stripe, ..self.inputs_of(cache, write) };
         let mut path = write_path(&inputs, decision);
         if path != WritePath::Writeback {
             // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
             // write would have to wait for that.
-            inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?
+            inputs.overlaps_dirty = self.overlaps_dirty(cache, inode, write.start, write.end).await?
                 || inputs.mode == CacheMode::Writeback && self.ranges.is_written_back(write.start, write.end);
             path = write_path(&inputs, decision);
         }
@@ -212,46 +212,46 @@ impl Volume {
             // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
             let (first, last) = outer;
             if (first, last) != (write.start, write.end) {
-                merged = self.merge(core, inode, write, first, last).await?;
+                merged = self.merge(cache, inode, write, first, last).await?;
                 write = &merged;
             }
-            let block = core.geometry.block_sectors.0;
+            let block = cache.geometry.block_sectors.0;
             if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
                 // A volume may begin or end inside a block; such a block is never cached.
                 path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
             }
         }
         if path == WritePath::Writeback {
-            match self.write_back(core, inode, write, Stream::Dirty).await {
+            match self.write_back(cache, inode, write, Stream::Dirty).await {
                 Ok(seq) => {
-                    core.count_for_aging(write.sectors());
+                    cache.count_for_aging(write.sectors());
                     if write.fua {
-                        self.finish_write(core, seq).await?;
+                        self.finish_write(cache, seq).await?;
                     }
-                    core.device.check()?;
+                    cache.device.check()?;
                     return Ok(Outcome::Writeback);
                 }
                 Err(NotTaken::Failed(e)) => return Err(e),
                 Err(NotTaken::ByCache) => {
                     inputs.cache_takes_dirty = false;
-                    inputs.overlaps_dirty = self.overlaps_dirty(core, inode, write.start, write.end).await?;
+                    inputs.overlaps_dirty = self.overlaps_dirty(cache, inode, write.start, write.end).await?;
                     path = write_path(&inputs, Decision::Bypass(BypassReason::NoBucket));
                 }
             }
         }
-        self.write_past(core, inode, write, path).await
+        self.write_past(cache, inode, write, path).await
     }
 
     /// What a write's path depends on, as far as it is known at once.
-    fn inputs_of(&self, core: &Core, write: &Write) -> WriteInputs {
-        let dirty_limit_percent = self.dirty_limit_percent(core, write.sectors());
-        let t = core.tunables.borrow();
+    fn inputs_of(&self, cache: &Cache, write: &Write) -> WriteInputs {
+        let dirty_limit_percent = self.dirty_limit_percent(cache, write.sectors());
+        let t = cache.tunables.borrow();
         WriteInputs {
             kind: RequestKind::Write,
             hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
             mode: self.tunables.borrow().cache_mode,
             detaching: self.is_detaching(),
-            in_use_percent: core.alloc.in_use_percent(),
+            in_use_percent: cache.alloc.in_use_percent(),
             cutoff_writeback: t.cutoff_writeback,
             cutoff_writeback_sync: t.cutoff_writeback_sync,
             dirty_limit_percent,
@@ -264,46 +264,46 @@ impl Volume {
     /// A write that the backing device takes, for whatever reason.
     async fn write_past(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
         path: WritePath,
     ) -> Result<Outcome, EngineError> {
         let (reason, over_dirty) = match path {
             WritePath::Writethrough => {
-                core.count_for_aging(write.sectors());
-                self.write_direct(core, inode, write, true, false).await?;
+                cache.count_for_aging(write.sectors());
+                self.write_direct(cache, inode, write, true, false).await?;
                 return Ok(Outcome::Writethrough);
             }
             WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
             // The policy insists although the cache has no room.
             WritePath::Writeback => (BypassReason::NoBucket, true),
         };
-        self.count_bypass(core, reason, write.sectors());
-        self.write_direct(core, inode, write, false, over_dirty).await?;
+        self.count_bypass(cache, reason, write.sectors());
+        self.write_direct(cache, inode, write, false, over_dirty).await?;
         Ok(Outcome::Bypass(reason))
     }
 
-    pub(super) fn count_bypass(&self, core: &Core, reason: BypassReason, sectors: Sectors) {
+    pub(super) fn count_bypass(&self, cache: &Cache, reason: BypassReason, sectors: Sectors) {
         self.stats.borrow_mut().bypassed(reason, sectors);
-        core.stats.borrow_mut().bypassed(reason, sectors);
+        cache.stats.borrow_mut().bypassed(reason, sectors);
         if reason == BypassReason::CacheFull95 {
             self.writeback.wake();
         }
     }
 
     /// Makes a write durable whose newest key is in this entry.
-    async fn finish_write(&self, core: &Core, seq: JournalSeq) -> Result<(), EngineError> {
+    async fn finish_write(&self, cache: &Cache, seq: JournalSeq) -> Result<(), EngineError> {
         match bug(Bug::FuaBeforeJournal) {
             true => Ok(()),
-            false => core.journal.commit(seq).await,
+            false => cache.journal.commit(seq).await,
         }
     }
 
     /// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
     async fn write_back(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
         stream: Stream,
@@ -312,41 +312,41 @@ impl Volume {
         if let Some(backing) = &self.backing
             && !bug(Bug::DirtyStateForgotten)
             && backing.state() != BackingState::Dirty
-            && backing.ensure_dirty(|| core.device.check()).await?
+            && backing.ensure_dirty(|| cache.device.check()).await?
         {
             let device = backing.disk.info().name.to_string();
-            core.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
+            cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
         }
-        if core.overwrites_in_place()
-            && let Some(ptr) = self.place_to_overwrite(core, inode, write)
-            && let Some(newest) = self.overwrite(core, inode, write, ptr).await
+        if super::overwrite::overwrites_in_place(cache)
+            && let Some(ptr) = self.place_to_overwrite(cache, inode, write)
+            && let Some(newest) = self.overwrite(cache, inode, write, ptr).await
         {
             return Ok(newest);
         }
-        if core.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
-            self.keep_pace(core, write.sectors()).await;
+        if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
+            self.keep_pace(cache, write.sectors()).await;
         }
         let mut newest = JournalSeq(0);
         let mut at = write.start;
         while at < write.end {
-            core.device.check()?;
-            let Some(placed) = core.alloc.try_place(stream, (inode, at), write.end - at) else {
-                self.wait_for_room(core).await?;
+            cache.device.check()?;
+            let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at) else {
+                self.wait_for_room(cache).await?;
                 continue;
             };
-            let (first, future) = self.start_piece(core, write, at, placed);
+            let (first, future) = self.start_piece(cache, write, at, placed);
             at += placed.size;
             // The common write is one piece. The pieces of others travel together, as far as there is room at once.
             let mut more = Vec::new();
             while at < write.end
-                && let Some(placed) = core.alloc.try_place(stream, (inode, at), write.end - at)
+                && let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at)
             {
-                more.push(self.start_piece(core, write, at, placed));
+                more.push(self.start_piece(cache, write, at, placed));
                 at += placed.size;
             }
-            let mut written = self.piece_written(core, first, future.await.result);
+            let mut written = self.piece_written(cache, first, future.await.result);
             for (piece, future) in &mut more {
-                written = written.and(self.piece_written(core, *piece, future.await.result));
+                written = written.and(self.piece_written(cache, *piece, future.await.result));
             }
             // The keys of all pieces, or of none if one failed.
             let mut outcome = match written {
@@ -360,8 +360,8 @@ impl Volume {
                 if let Ok(newest) = &mut outcome {
                     let new = Some((placed.ptr, true));
                     let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-                    let changed = match core.index.go_on(&mut change) {
-                        Ok(Progress::Blocked(blocked)) => core.index.complete(change, blocked).await,
+                    let changed = match cache.index.go_on(&mut change) {
+                        Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
                         Ok(Progress::Done(seq)) => Ok(seq),
                         Err(e) => Err(e),
                     };
@@ -370,7 +370,7 @@ impl Volume {
                         Err(e) => outcome = Err(NotTaken::Failed(e)),
                     }
                 }
-                core.alloc.release(placed);
+                cache.alloc.release(placed);
             }
             newest = outcome?;
         }
@@ -380,10 +380,10 @@ impl Volume {
 
     /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
     /// writes would have to go around it, or wait much longer.
-    async fn keep_pace(&self, core: &Core, sectors: Sectors) {
-        let in_use_percent = core.alloc.buckets().in_use_percent();
+    async fn keep_pace(&self, cache: &Cache, sectors: Sectors) {
+        let in_use_percent = cache.alloc.buckets().in_use_percent();
         // What flash-only volumes hold makes no room, whatever is written back.
-        if self.backing.is_none() || self.dirty_sectors().0 < self.room_worth_waiting_for(core) {
+        if self.backing.is_none() || self.dirty_sectors().0 < self.room_worth_waiting_for(cache) {
             return;
         }
         let most = {
@@ -394,45 +394,45 @@ impl Volume {
             Nanos::from_ms(u64::from(t.writeback_latency_ms))
         };
         let now = self.rt.turn_time();
-        let mut pace = core.pace.get();
+        let mut pace = cache.shared.pace.get();
         let due = pace.due(now, sectors.0, self.writeback.cleaned_per_second(), in_use_percent, most);
-        core.pace.set(pace);
+        cache.shared.pace.set(pace);
         if due > now {
             self.rt.sleep_until(due).await;
         }
     }
 
     /// With less dirty data than this, in sectors, writeback of the volume hardly makes room.
-    fn room_worth_waiting_for(&self, core: &Core) -> u64 {
-        core.geometry.bucket_sectors.0 * u64::from(core.geometry.nbuckets) / 20
+    fn room_worth_waiting_for(&self, cache: &Cache) -> u64 {
+        cache.geometry.bucket_sectors.0 * u64::from(cache.geometry.nbuckets) / 20
     }
 
-    fn start_piece(&self, core: &Core, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {
+    fn start_piece(&self, cache: &Cache, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {
         let offset = write.offset_bytes + (at - write.start).bytes() as usize;
         let piece = Piece { at, placed, began: self.rt.turn_time() };
         let data = write.buffer.clone();
-        (piece, core.device.write_data(placed.ptr.offset(), placed.size, data, offset))
+        (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
     }
 
     /// The data of a piece is in the cache, or it failed.
-    fn piece_written(&self, core: &Core, piece: Piece, result: Result<(), IoError>) -> Result<(), IoError> {
-        core.device.gate().wrote();
-        core.device.observe_data(&result);
+    fn piece_written(&self, cache: &Cache, piece: Piece, result: Result<(), IoError>) -> Result<(), IoError> {
+        cache.device.gate().wrote();
+        cache.device.observe_data(&result);
         result?;
         let now = self.rt.turn_time();
-        core.congestion.borrow_mut().observe_latency(Direction::Write, now.since(piece.began), now);
-        core.device.counters().count_written(piece.placed.size);
+        cache.congestion().observe_latency(Direction::Write, now.since(piece.began), now);
+        cache.device.counters().count_written(piece.placed.size);
         Ok(())
     }
 
     /// Writes whole blocks of a flash-only volume.
     pub(super) async fn write_volume(
         self: &Rc<Self>,
-        core: &Rc<Core>,
+        cache: &Rc<Cache>,
         inode: Inode,
         write: &Write,
     ) -> Result<JournalSeq, EngineError> {
-        self.write_back(core, inode, write, Stream::Volume).await.map_err(|e| match e {
+        self.write_back(cache, inode, write, Stream::Volume).await.map_err(|e| match e {
             NotTaken::Failed(e) => e,
             NotTaken::ByCache => EngineError::NoSpace(format!(
                 "{}: every bucket of the cache holds dirty data or metadata",
@@ -443,18 +443,18 @@ impl Volume {
 
     /// There is no room in an open bucket. Waits until there may be, while buckets are being made ready; gives up when
     /// none can be.
-    async fn wait_for_room(&self, core: &Rc<Core>) -> Result<(), NotTaken> {
+    async fn wait_for_room(&self, cache: &Rc<Cache>) -> Result<(), NotTaken> {
         // With nothing left only writeback can make room, and the backing device need not wait for that; with
         // something left, a walk of the index, which only what has nowhere else to go waits for.
         let give_up = || {
-            let can_wait = self.backing.is_none() && core.alloc.buckets().reclaimable() > 0;
-            core.alloc.is_starved() && !can_wait
+            let can_wait = self.backing.is_none() && cache.alloc.buckets().reclaimable() > 0;
+            cache.alloc.is_starved() && !can_wait
         };
         if give_up() {
             self.writeback.wake();
             return Err(NotTaken::ByCache);
         }
-        core.alloc.wait(Purpose::Data, || core.device.is_failed() || give_up()).await;
+        cache.alloc.wait(Purpose::Data, || cache.device.is_failed() || give_up()).await;
         Ok(())
     }
 
@@ -505,14 +505,14 @@ impl Volume {
     /// Whether a stripe that the write touches has dirty data, on devices where partial stripes are expensive.
     async fn touches_dirty_stripe(
         &self,
-        core: &Core,
+        cache: &Cache,
         inode: Inode,
         write: &Write,
         stripes: &StripeGeometry,
     ) -> Result<bool, EngineError> {
         let (first, _) = stripes.extent(stripes.stripe_of(write.start));
         let (last, len) = stripes.extent(stripes.stripe_of(write.end - Sectors(1)));
-        self.overlaps_dirty(core, inode, first, last + len).await
+        self.overlaps_dirty(cache, inode, first, last + len).await
     }
 }
 

@@ -95,17 +95,17 @@ impl Live {
 /// Looks through the index for what is live in these buckets, which ascend. What is not found, is in no key in memory of
 /// a volume of the set, and stays so until the generation of its bucket changes.
 pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
-    let mut live = Live::none(&core.geometry, buckets);
+    let mut live = Live::none(&core.cache.geometry, buckets);
     // Their keys are still there until a walk has removed them.
-    let void: BTreeSet<Inode> = core.index.invalid_slots();
+    let void: BTreeSet<Inode> = core.cache.index.invalid_slots();
     let mut passed: Option<Bound> = None;
     loop {
-        core.device.check()?;
-        let id = core.index.tree().next_leaf(passed);
+        core.cache.device.check()?;
+        let id = core.cache.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(live) };
-        core.index.load_leaf(id).await?;
+        core.cache.index.load_leaf(id).await?;
         {
-            let (tree, table) = (core.index.tree(), core.alloc.buckets());
+            let (tree, table) = (core.cache.index.tree(), core.cache.alloc.buckets());
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {
@@ -116,7 +116,7 @@ pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Resu
                 passed = Some(node.bound);
             }
         }
-        core.rt.yield_now().await;
+        core.cache.rt.yield_now().await;
     }
 }
 

@@ -82,6 +82,7 @@ impl CacheSet {
         let core = self.core.clone();
         // A task of its own: a sector that is being overwritten must not become free before that has ended.
         let task = core
+            .cache
             .rt
             .clone()
             .spawn(async move { Wipe { core: &core, given_up, done: Wiped::default() }.run().await });
@@ -115,22 +116,22 @@ impl Wipe<'_> {
     async fn run(mut self) -> Result<Wiped, EngineError> {
         let core = self.core;
         let _one = core.wiper.lock.lock().await;
-        let _background = core.tasks.begin();
-        core.alloc.buckets_mut().mark_for_wipe();
-        let all = core.alloc.buckets().to_wipe();
+        let _background = core.cache.tasks.begin();
+        core.cache.alloc.buckets_mut().mark_for_wipe();
+        let all = core.cache.alloc.buckets().to_wipe();
         core.wiper.progress.set((0, all));
         let mut left = all;
         while left > 0 {
-            core.alloc.close_marked();
+            core.cache.alloc.close_marked();
             let result = self.pass().await;
-            let now = core.alloc.buckets().to_wipe();
+            let now = core.cache.alloc.buckets().to_wipe();
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
-                core.rt.sleep(LOOK_AGAIN).await;
+                core.cache.rt.sleep(LOOK_AGAIN).await;
             }
             left = now;
         }
-        core.device.flush(core.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
+        core.cache.device.flush(core.cache.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
         Ok(self.done)
     }
 
@@ -143,18 +144,18 @@ impl Wipe<'_> {
 
     fn check(&self) -> Result<(), EngineError> {
         let core = self.core;
-        core.device.check()?;
-        if self.given_up.0.get() || core.wiper.stopping.get() || core.device.is_stopping() {
+        core.cache.device.check()?;
+        if self.given_up.0.get() || core.wiper.stopping.get() || core.cache.device.is_stopping() {
             return Err(EngineError::Invalid("given up before its end".into()));
         }
         Ok(())
     }
 
     fn unfinished(&self, why: &EngineError) -> EngineError {
-        let left = self.core.alloc.buckets().to_wipe();
+        let left = self.core.cache.alloc.buckets().to_wipe();
         EngineError::Invalid(format!(
             "{}: wipe: {left} buckets may still hold data that nothing refers to: {why}: run `ubcache wipe` for this set",
-            self.core.device.place().device
+            self.core.cache.device.place().device
         ))
     }
 
@@ -163,22 +164,22 @@ impl Wipe<'_> {
         let core = self.core;
         loop {
             self.check()?;
-            let prios = core.alloc.hold_prios().await;
-            let taken = core.alloc.take_ready(MOST_HELD, |b| core.alloc.buckets().is_to_wipe(b));
+            let prios = core.cache.alloc.hold_prios().await;
+            let taken = core.cache.alloc.take_ready(MOST_HELD, |b| core.cache.alloc.buckets().is_to_wipe(b));
             if taken.is_empty() {
                 return Ok(());
             }
-            let size = core.geometry.bucket_sectors;
-            let whole: Vec<_> = taken.iter().map(|b| (core.geometry.bucket_start(*b), size)).collect();
+            let size = core.cache.geometry.bucket_sectors;
+            let whole: Vec<_> = taken.iter().map(|b| (core.cache.geometry.bucket_start(*b), size)).collect();
             let result = self.zero(&whole).await;
             if result.is_ok() {
                 taken.iter().for_each(|b| core.wiped(*b));
                 self.done.whole_buckets += taken.len() as u64;
             }
-            core.alloc.put_ready(taken);
+            core.cache.alloc.put_ready(taken);
             drop(prios);
             result?;
-            core.rt.yield_now().await;
+            core.cache.rt.yield_now().await;
         }
     }
 
@@ -186,11 +187,11 @@ impl Wipe<'_> {
     async fn wipe_data(&mut self) -> Result<(), EngineError> {
         let core = self.core;
         let chosen = {
-            let buckets = core.alloc.buckets();
+            let buckets = core.cache.alloc.buckets();
             let idle = |b: &BucketNr| {
                 buckets.is_to_wipe(*b) && buckets.used(*b) == Use::Data && buckets.pins(*b) == 0
             };
-            let most = live::most_buckets(&core.geometry);
+            let most = live::most_buckets(&core.cache.geometry);
             buckets.all().filter(idle).map(|b| (b, buckets.generation(b))).take(most).collect::<Vec<_>>()
         };
         if chosen.is_empty() {
@@ -198,13 +199,13 @@ impl Wipe<'_> {
         }
         let live = live::survey(core, &chosen).await?;
         // No crash brings back a key that names what is dead now.
-        core.journal.commit_keys().await?;
-        core.device.next_turn();
-        let most = (core.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
+        core.cache.journal.commit_keys().await?;
+        core.cache.device.next_turn();
+        let most = (core.cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;
             self.wipe_dead(group, &live).await?;
-            core.rt.yield_now().await;
+            core.cache.rt.yield_now().await;
         }
         Ok(())
     }
@@ -214,7 +215,7 @@ impl Wipe<'_> {
         let core = self.core;
         let mut held = Vec::with_capacity(group.len());
         {
-            let buckets = &mut *core.alloc.buckets_mut();
+            let buckets = &mut *core.cache.alloc.buckets_mut();
             for (b, generation) in group.iter().copied() {
                 let same = buckets.generation(b) == generation && buckets.used(b) == Use::Data;
                 if same && buckets.pins(b) == 0 {
@@ -226,7 +227,7 @@ impl Wipe<'_> {
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
         for b in held {
-            core.alloc.buckets_mut().unpin(b);
+            core.cache.alloc.buckets_mut().unpin(b);
             if result.is_ok() {
                 core.wiped(b);
                 if live.is_empty(b) {
@@ -236,7 +237,7 @@ impl Wipe<'_> {
                 }
             }
         }
-        core.alloc.look_again();
+        core.cache.alloc.look_again();
         result
     }
 
@@ -244,7 +245,7 @@ impl Wipe<'_> {
     async fn wipe_metadata(&mut self) -> Result<(), EngineError> {
         let core = self.core;
         let marked: Vec<NodeId> = {
-            let (tree, buckets) = (core.index.tree(), core.alloc.buckets());
+            let (tree, buckets) = (core.cache.index.tree(), core.cache.alloc.buckets());
             let is_marked = |id: &NodeId| buckets.is_to_wipe(buckets.bucket_of(tree.node(*id).ptr));
             tree.ids().filter(is_marked).collect()
         };
@@ -253,17 +254,17 @@ impl Wipe<'_> {
             self.wipe_behind_node(id).await?;
         }
         {
-            let _config = core.config_lock.lock().await;
-            let key = core.journal.roots().uuid_bucket;
+            let _config = core.cache.uuids.lock().await;
+            let key = core.cache.journal.roots().uuid_bucket;
             if let Some(p) = key.pointer() {
                 self.wipe_behind(p.offset() + key.size()).await?;
             }
         }
-        let _prios = core.alloc.hold_prios().await;
+        let _prios = core.cache.alloc.hold_prios().await;
         // Sets that were found at start may be of another size.
-        core.alloc.own_prios().await?;
-        for b in core.alloc.prio_chain() {
-            self.wipe_behind(core.geometry.bucket_start(b) + core.geometry.meta_sectors).await?;
+        core.cache.alloc.own_prios().await?;
+        for b in core.cache.alloc.prio_chain() {
+            self.wipe_behind(core.cache.geometry.bucket_start(b) + core.cache.geometry.meta_sectors).await?;
         }
         Ok(())
     }
@@ -271,16 +272,16 @@ impl Wipe<'_> {
     /// The node is neither written nor replaced meanwhile.
     async fn wipe_behind_node(&mut self, id: NodeId) -> Result<(), EngineError> {
         let core = self.core;
-        let Some(node) = core.index.claim_node(id).await? else { return Ok(()) };
+        let Some(node) = core.cache.index.claim_node(id).await? else { return Ok(()) };
         self.wipe_behind(node.end).await
     }
 
     /// The rest of the bucket in which `end` is the end of metadata.
     async fn wipe_behind(&mut self, end: Sector) -> Result<(), EngineError> {
         let core = self.core;
-        let size = core.geometry.bucket_sectors.0;
+        let size = core.cache.geometry.bucket_sectors.0;
         let bucket = BucketNr(((end.0 - 1) / size) as u32);
-        if !core.alloc.buckets().is_to_wipe(bucket) {
+        if !core.cache.alloc.buckets().is_to_wipe(bucket) {
             return Ok(());
         }
         let rest = Sector((u64::from(bucket.0) + 1) * size) - end;
@@ -300,7 +301,7 @@ impl Wipe<'_> {
                 .iter()
                 .map(|(at, size)| {
                     let (core, at, size) = (core.clone(), *at, *size);
-                    core.rt.clone().spawn(async move { erase(&core, at, size).await })
+                    core.cache.rt.clone().spawn(async move { erase(&core, at, size).await })
                 })
                 .collect();
             let mut result = Ok(());
@@ -310,7 +311,7 @@ impl Wipe<'_> {
                     Err(e) => result = Err(e),
                 }
             }
-            core.device.gate().wrote();
+            core.cache.device.gate().wrote();
             result?;
         }
         Ok(())
@@ -320,7 +321,7 @@ impl Wipe<'_> {
 impl Core {
     /// What is not needed in a bucket is zeros.
     fn wiped(&self, b: BucketNr) {
-        self.alloc.buckets_mut().wiped(b);
+        self.cache.alloc.buckets_mut().wiped(b);
         let (done, all) = self.wiper.progress.get();
         self.wiper.progress.set((done + 1, all));
     }
@@ -329,14 +330,14 @@ impl Core {
 /// Makes a range read as zeros.
 async fn erase(core: &Core, at: Sector, size: Sectors) -> Result<(), EngineError> {
     // Zeros would take room in a file with holes, which may have more buckets than there is room for.
-    if core.device.disk().info().sparse
-        && core.device.disk().info().discard
+    if core.cache.device.disk().info().sparse
+        && core.cache.device.disk().info().discard
         && makes_hole(core, at, size).await
     {
         return Ok(());
     }
-    let done = core.device.disk().start_plain(Op::WriteZeroes, at, size).await;
-    core.device.observe_data(&done.result);
+    let done = core.cache.device.disk().start_plain(Op::WriteZeroes, at, size).await;
+    core.cache.device.observe_data(&done.result);
     Ok(done.result?)
 }
 
@@ -344,15 +345,15 @@ async fn erase(core: &Core, at: Sector, size: Sectors) -> Result<(), EngineError
 async fn makes_hole(core: &Core, at: Sector, size: Sectors) -> bool {
     /// What is looked at at a time.
     const LOOK: Sectors = Sectors(2048);
-    if core.device.disk().discard(at, size).await.is_err() {
+    if core.cache.device.disk().discard(at, size).await.is_err() {
         return false;
     }
     let end = at + size;
     let mut from = at;
     while from < end {
         let part = LOOK.min(end - from);
-        let buffer = core.rt.pool().take(part.bytes() as usize);
-        let (buffer, result) = core.device.disk().read(from, buffer).await;
+        let buffer = core.cache.rt.pool().take(part.bytes() as usize);
+        let (buffer, result) = core.cache.device.disk().read(from, buffer).await;
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {
             return false;
         }

@@ -25,7 +25,7 @@ use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::index::{How, Kind};
-use crate::set::Core;
+use crate::volume::Cache;
 use crate::volume::{RangeGuard, Volume};
 
 /// Runs under way, at least and at most.
@@ -52,8 +52,8 @@ pub(super) struct Batch {
 impl Batch {
     /// How long the cache device was busy with it, by its model. That can be more than the batch took: devices with a limit
     /// of requests let some through at once after a rest, and those who come next wait for it.
-    pub(super) fn cost(&self, core: &Core) -> Nanos {
-        core.device.meter().model(|m| {
+    pub(super) fn cost(&self, cache: &Cache) -> Nanos {
+        cache.device.meter().model(|m| {
             if !m.is_known() {
                 return Nanos(0);
             }
@@ -67,13 +67,13 @@ impl Batch {
 /// Writes back up to `limit` sectors.
 pub(super) async fn write_back(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     inode: Inode,
     limit: Sectors,
 ) -> Result<Batch, EngineError> {
     let Some(backing) = volume.backing() else { return Ok(Batch::default()) };
-    let turn = core.device.turn();
-    let mut runs = collect(volume, core, &backing, inode, limit).await?;
+    let turn = cache.device.turn();
+    let mut runs = collect(volume, cache, &backing, inode, limit).await?;
     if runs.is_empty() {
         return Ok(Batch::default());
     }
@@ -81,9 +81,9 @@ pub(super) async fn write_back(
     // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
     // backing device would hold newer data behind it (contract 9).
     if !bug(Bug::WritebackBeforeDirtyKey) {
-        core.journal.commit_keys().await?;
+        cache.journal.commit_keys().await?;
     }
-    let done = write_out(volume, core, &backing, runs).await;
+    let done = write_out(volume, cache, &backing, runs).await;
     if done.iter().any(|w| !w.cleaned.is_empty()) && !bug(Bug::CleanBeforeBackingFlush) {
         // Contract 4: the flush begins after the writes and ends before any key says clean.
         let _busy = backing.meter.busy();
@@ -95,7 +95,7 @@ pub(super) async fn write_back(
         for e in w.cleaned {
             batch.written += e.size;
             batch.extents = batch.extents.saturating_add(1);
-            mark_clean(core, inode, e.start, e.size, e.ptr).await?;
+            mark_clean(cache, inode, e.start, e.size, e.ptr).await?;
         }
         // Only now may a change go past the cache: one that came earlier would find a dirty key, and behind its back
         // the key would become a clean one with old data.
@@ -108,7 +108,7 @@ pub(super) async fn write_back(
 /// Reads and writes all runs, some of them at once.
 async fn write_out(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     backing: &Rc<BackingDevice>,
     runs: Vec<Run>,
 ) -> Vec<Written> {
@@ -120,7 +120,7 @@ async fn write_out(
         {
             done.push(first.await);
         }
-        let (v, c, b) = (volume.clone(), core.clone(), backing.clone());
+        let (v, c, b) = (volume.clone(), cache.clone(), backing.clone());
         under_way.push_back(volume.rt.spawn(async move { write_run(&v, &c, &b, run).await }));
     }
     while let Some(first) = under_way.pop_front() {
@@ -143,23 +143,23 @@ fn in_time(queue_time: Nanos, each: Nanos) -> usize {
 }
 
 /// Reads and writes one run; without its gaps, if it does not work out with them.
-async fn write_run(volume: &Rc<Volume>, core: &Rc<Core>, backing: &Rc<BackingDevice>, run: Run) -> Written {
+async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingDevice>, run: Run) -> Written {
     let gaps = run.gaps();
     if gaps > Sectors::ZERO {
-        return match write_whole(volume, core, backing, &run).await {
+        return match write_whole(volume, cache, backing, &run).await {
             Ok(written) => {
                 let read = run.filling.disk.map_or(Sectors::ZERO, |(_, size)| size);
                 let gaps = gaps - (run.size - written);
-                core.device.counters().count_bridged(read, gaps);
+                cache.device.counters().count_bridged(read, gaps);
                 Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
             }
             // Packing took a part of it elsewhere. A later sweep finds all of it, and one by one the extents would
             // take as long as dozens of runs.
             Err(Failure::Replaced) => Written { cleaned: Vec::new(), guard: run.guard, result: Ok(()) },
-            Err(_) => write_groups(volume, core, backing, run).await,
+            Err(_) => write_groups(volume, cache, backing, run).await,
         };
     }
-    match write_whole(volume, core, backing, &run).await {
+    match write_whole(volume, cache, backing, &run).await {
         Ok(_) => Written { cleaned: run.extents, guard: run.guard, result: Ok(()) },
         Err(e) => {
             Written { cleaned: Vec::new(), guard: run.guard, result: count_failure(volume, backing, e) }
@@ -191,7 +191,7 @@ fn count_failure(volume: &Volume, backing: &BackingDevice, why: Failure) -> Resu
 /// Writes the extents of a run without its gaps.
 async fn write_groups(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     backing: &Rc<BackingDevice>,
     run: Run,
 ) -> Written {
@@ -202,7 +202,7 @@ async fn write_groups(
         let start = first.start;
         let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
         let filling = Filling { turn: run.filling.turn, ..Filling::default() };
-        match write_range(volume, core, backing, (start, size), &extents, &filling).await {
+        match write_range(volume, cache, backing, (start, size), &extents, &filling).await {
             Ok(_) => cleaned.extend(extents),
             Err(e) => result = result.and(count_failure(volume, backing, e)),
         }
@@ -212,18 +212,18 @@ async fn write_groups(
 
 async fn write_whole(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     backing: &Rc<BackingDevice>,
     run: &Run,
 ) -> Result<Sectors, Failure> {
-    write_range(volume, core, backing, (run.start, run.size), &run.extents, &run.filling).await
+    write_range(volume, cache, backing, (run.start, run.size), &run.extents, &run.filling).await
 }
 
 /// Reads a range, of which each sector is in an extent or in the filling, and writes it; returns how much of it was
 /// written. The caller holds it.
 async fn write_range(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     backing: &Rc<BackingDevice>,
     (start, size): (Sector, Sectors),
     extents: &[Extent],
@@ -238,12 +238,12 @@ async fn write_range(
         whole = done.buffer.unwrap_or_else(|| volume.rt.pool().take(spare));
     }
     whole = match (extents, filling.copies.as_slice(), filling.disk) {
-        ([only], [], None) => read_piece(core, only, whole).await?,
-        _ => read_pieces(volume, core, start, extents, &filling.copies, whole).await?,
+        ([only], [], None) => read_piece(cache, only, whole).await?,
+        _ => read_pieces(volume, cache, start, extents, &filling.copies, whole).await?,
     };
     // What was replaced meanwhile may have lost its bucket: what was read is not its data.
-    let usable = filling.copies.iter().chain(extents).all(|p| core.alloc.buckets().is_current(p.ptr));
-    if !usable || core.device.turn() != filling.turn {
+    let usable = filling.copies.iter().chain(extents).all(|p| cache.alloc.buckets().is_current(p.ptr));
+    if !usable || cache.device.turn() != filling.turn {
         return Err(Failure::Replaced);
     }
     if backing.disk.info().sparse {
@@ -297,9 +297,9 @@ async fn write_parts(
 }
 
 /// Reads an extent, into the begin of a buffer.
-async fn read_piece(core: &Core, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
-    let done = core.device.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
-    core.device.observe_data(&done.result);
+async fn read_piece(cache: &Cache, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
+    let done = cache.device.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
+    cache.device.observe_data(&done.result);
     done.result.map_err(|e| Failure::Cache(e.into()))?;
     done.buffer.ok_or(Failure::Replaced)
 }
@@ -307,7 +307,7 @@ async fn read_piece(core: &Core, piece: &Extent, buffer: Buffer) -> Result<Buffe
 /// Reads extents and copies, each to its place in the buffer of a range from `start` on.
 async fn read_pieces(
     volume: &Volume,
-    core: &Core,
+    cache: &Cache,
     start: Sector,
     extents: &[Extent],
     copies: &[Extent],
@@ -319,12 +319,12 @@ async fn read_pieces(
             .iter()
             .map(|p| {
                 let buffer = volume.rt.pool().take(p.size.bytes() as usize);
-                core.device.read_data(p.ptr.offset(), p.size, buffer, 0)
+                cache.device.read_data(p.ptr.offset(), p.size, buffer, 0)
             })
             .collect();
         for (p, future) in some.iter().zip(reading) {
             let done = future.await;
-            core.device.observe_data(&done.result);
+            cache.device.observe_data(&done.result);
             done.result.map_err(|e| Failure::Cache(e.into()))?;
             let piece = done.buffer.ok_or(Failure::Replaced)?;
             let at = (p.start - start).bytes() as usize;
@@ -336,7 +336,7 @@ async fn read_pieces(
 
 /// What is still the very extent that was written back becomes clean.
 async fn mark_clean(
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     inode: Inode,
     start: Sector,
     size: Sectors,
@@ -346,13 +346,13 @@ async fn mark_clean(
     let mut at = start;
     let mut collided = false;
     while at < end {
-        core.device.check()?;
+        cache.device.check()?;
         let here = ptr.advanced(at - start);
-        let blocked = match core.index.segment(inode, at, end) {
+        let blocked = match cache.index.segment(inode, at, end) {
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
-                    match core.index.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
+                    match cache.index.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -367,9 +367,9 @@ async fn mark_clean(
                 }
             },
         };
-        core.index.unblock(blocked).await?;
+        cache.index.unblock(blocked).await?;
     }
-    let counters = &mut *core.device.counters();
+    let counters = &mut *cache.device.counters();
     if collided {
         counters.writeback_keys_failed += 1;
     } else {

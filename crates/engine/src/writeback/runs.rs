@@ -16,7 +16,7 @@ use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::set::Core;
+use crate::volume::Cache;
 use crate::volume::{RangeGuard, Volume};
 
 /// Most keys in one batch: 32 MiB of single blocks.
@@ -110,7 +110,7 @@ impl Picked {
 /// expensive; without any, the next dirty extents of the sweep.
 pub(super) async fn collect(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     backing: &BackingDevice,
     inode: Inode,
     limit: Sectors,
@@ -131,9 +131,9 @@ pub(super) async fn collect(
         limit,
         time: Nanos(0),
     };
-    collect_stripes(volume, core, inode, &mut picked).await?;
+    collect_stripes(volume, cache, inode, &mut picked).await?;
     if picked.runs.is_empty() {
-        collect_sweep(volume, core, inode, &mut picked).await?;
+        collect_sweep(volume, cache, inode, &mut picked).await?;
     }
     Ok(picked.runs)
 }
@@ -141,17 +141,17 @@ pub(super) async fn collect(
 /// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
 async fn collect_sweep(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     inode: Inode,
     picked: &mut Picked,
 ) -> Result<(), EngineError> {
     let first = volume.writeback.cursor.get();
-    let mut at = pick(volume, core, inode, first, MAX_POSITION, true, picked).await?;
+    let mut at = pick(volume, cache, inode, first, MAX_POSITION, true, picked).await?;
     // A sweep ends at the end of the device; what lies before goes into the next batch, in order.
     if at == MAX_POSITION {
         at = Sector(0);
         if picked.runs.is_empty() {
-            at = pick(volume, core, inode, Sector(0), first, true, picked).await?;
+            at = pick(volume, cache, inode, Sector(0), first, true, picked).await?;
         }
     }
     volume.writeback.cursor.set(at);
@@ -161,7 +161,7 @@ async fn collect_sweep(
 /// Stripes of which every sector is dirty, whole ones only; none where nobody counts stripes.
 async fn collect_stripes(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     inode: Inode,
     picked: &mut Picked,
 ) -> Result<(), EngineError> {
@@ -170,7 +170,7 @@ async fn collect_stripes(
     let mut wrapped = first == Sector(0);
     while !picked.is_full() {
         let next = {
-            let tree = core.index.tree();
+            let tree = cache.index.tree();
             let Some(stripes) = tree.dirty_stripes(inode) else { return Ok(()) };
             stripes.full_dirty_stripes(from).find(|(start, _)| *start >= from)
         };
@@ -178,7 +178,7 @@ async fn collect_stripes(
             Some((start, _)) if wrapped && start >= first && first > Sector(0) => break,
             Some((start, size)) => {
                 from = start + size;
-                pick(volume, core, inode, start, from, false, picked).await?;
+                pick(volume, cache, inode, start, from, false, picked).await?;
             }
             None if wrapped => break,
             None => {
@@ -194,7 +194,7 @@ async fn collect_stripes(
 /// Picks runs in `[from, end)`, ascending, until the batch is full if it is to look at that. Returns where it stopped.
 async fn pick(
     volume: &Rc<Volume>,
-    core: &Rc<Core>,
+    cache: &Rc<Cache>,
     inode: Inode,
     from: Sector,
     end: Sector,
@@ -203,9 +203,9 @@ async fn pick(
 ) -> Result<Sector, EngineError> {
     let mut at = from;
     while at < end && !(until_full && picked.is_full()) {
-        core.device.check()?;
-        match chain(volume, core, inode, at, end, picked) {
-            Err(NotLoaded(id)) => core.index.load_leaf(id).await?,
+        cache.device.check()?;
+        match chain(volume, cache, inode, at, end, picked) {
+            Err(NotLoaded(id)) => cache.index.load_leaf(id).await?,
             Ok(Some(next)) => at = next,
             Ok(None) => return Ok(end),
         }
@@ -215,13 +215,13 @@ async fn pick(
 
 /// The next dirty extent of `[from, end)`, of at most `most` sectors.
 fn next_extent(
-    core: &Core,
+    cache: &Cache,
     inode: Inode,
     from: Sector,
     end: Sector,
     most: Sectors,
 ) -> Result<Option<Extent>, NotLoaded> {
-    let next = core.index.tree().next_dirty(inode, from, &core.alloc.buckets())?;
+    let next = cache.index.tree().next_dirty(inode, from, &cache.alloc.buckets())?;
     Ok(next.filter(|(start, ..)| *start < end).map(|(start, size, ptr)| {
         let size = Sectors(size.0.min(most.0).min((end - start).0));
         Extent { start, size, ptr }
@@ -233,13 +233,13 @@ fn next_extent(
 /// index and the hold on the ranges nothing happens.
 fn chain(
     volume: &Rc<Volume>,
-    core: &Core,
+    cache: &Cache,
     inode: Inode,
     from: Sector,
     end: Sector,
     picked: &mut Picked,
 ) -> Result<Option<Sector>, NotLoaded> {
-    let Some(first) = next_extent(core, inode, from, end, MAX_RUN)? else { return Ok(None) };
+    let Some(first) = next_extent(cache, inode, from, end, MAX_RUN)? else { return Ok(None) };
     if volume.ranges.is_busy(first.start, first.end()) {
         return Ok(Some(first.end()));
     }
@@ -253,7 +253,7 @@ fn chain(
     let room = picked.limit - picked.sectors.min(picked.limit);
     let mut dirty = first.size;
     // A leaf that is not in memory ends the run: the next one begins there.
-    while let Ok(Some(next)) = next_extent(core, inode, last.end(), end, MAX_RUN) {
+    while let Ok(Some(next)) = next_extent(cache, inode, last.end(), end, MAX_RUN) {
         let gap = next.start - last.end();
         let fits = next.end() - first.start <= MAX_RUN && dirty + next.size <= room.max(first.size);
         let joins = gap == Sectors::ZERO || picked.bridging.goes_over(gap, next.size);
@@ -264,15 +264,15 @@ fn chain(
         extents.push(next);
         last = next;
     }
-    add_runs(volume, core, inode, extents, picked);
+    add_runs(volume, cache, inode, extents, picked);
     Ok(Some(last.end()))
 }
 
 /// Adds a chain of extents to the batch, as one run or as one for each group of adjacent extents.
-fn add_runs(volume: &Rc<Volume>, core: &Core, inode: Inode, extents: Vec<Extent>, picked: &mut Picked) {
+fn add_runs(volume: &Rc<Volume>, cache: &Cache, inode: Inode, extents: Vec<Extent>, picked: &mut Picked) {
     let groups = groups(&extents);
     if groups.len() > 1 {
-        let filling = filling(core, inode, &extents);
+        let filling = filling(cache, inode, &extents);
         let (start, end) = ends(&extents);
         let shape = Shape {
             groups: groups.len() as u64,
@@ -310,7 +310,7 @@ pub(super) fn groups(extents: &[Extent]) -> Vec<Vec<Extent>> {
 
 /// Where the gaps between extents can be read: from the cache if it has clean copies of the whole gap; the others from
 /// the backing device, together with what lies between them.
-fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
+fn filling(cache: &Cache, inode: Inode, extents: &[Extent]) -> Filling {
     let mut copies: Vec<Extent> = Vec::new();
     let mut disk: Option<(Sector, Sector)> = None;
     for pair in extents.windows(2) {
@@ -319,7 +319,7 @@ fn filling(core: &Core, inode: Inode, extents: &[Extent]) -> Filling {
         let known = copies.len();
         let mut at = start;
         while at < end {
-            match core.index.segment(inode, at, end) {
+            match cache.index.segment(inode, at, end) {
                 Ok(seg) => match seg.kind {
                     Kind::Hit { ptr, dirty: false, .. } => {
                         copies.push(Extent { start: at, size: seg.end - at, ptr });

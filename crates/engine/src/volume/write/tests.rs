@@ -51,8 +51,8 @@ async fn set(rt: &Handle) -> (CacheSet, [Rc<Volume>; 2]) {
 }
 
 /// Leaves `reclaimable` buckets that can be reused, and says that the allocator found none.
-fn starve(core: &Core, reclaimable: u32) {
-    let buckets = &mut *core.alloc.buckets_mut();
+fn starve(cache: &Cache, reclaimable: u32) {
+    let buckets = &mut *cache.alloc.buckets_mut();
     let all: Vec<BucketNr> = buckets.all().filter(|b| buckets.is_reclaimable(*b)).collect();
     for b in all {
         if buckets.reclaimable() > reclaimable {
@@ -60,7 +60,7 @@ fn starve(core: &Core, reclaimable: u32) {
         }
     }
     assert_eq!(buckets.reclaimable(), reclaimable);
-    core.alloc.starve();
+    cache.alloc.starve();
 }
 
 /// A write to a flash-only volume waits while a walk of the index may make room. A write to a cached volume goes to the backing
@@ -73,8 +73,8 @@ fn only_writes_to_flash_only_volumes_wait_for_a_walk() {
         run(move |rt| async move {
             let (set, [with, without]) = set(&rt).await;
             let volume = if cached { with } else { without };
-            starve(&set.core, reclaimable);
-            let room = pin!(volume.wait_for_room(&set.core));
+            starve(&set.core.cache, reclaimable);
+            let room = pin!(volume.wait_for_room(&set.core.cache));
             let taken = match select(room, rt.sleep(Nanos(1))).await {
                 Either::Left(done) => done.is_ok(),
                 Either::Right(()) => true,

@@ -1,0 +1,164 @@
+//! The cache as a volume uses it: the components of a running set, and what its volumes share.
+//!
+//! Owns the set's tunables, the statistics of all volumes together, the congestion of the cache device, and the load of each
+//! volume. Must not know any volume: what one needs to know about the others is in their [`VolumeLoad`].
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use format::{Geometry, Sectors};
+use io::Handle;
+
+use crate::alloc::{Aged, Allocator};
+use crate::device::{BackingDevice, BackingDevices, CacheDevice};
+use crate::gc::Gc;
+use crate::index::Index;
+use crate::journal::Journal;
+use crate::policy::congestion::Congestion;
+use crate::policy::cost::{CostModel, Costs};
+use crate::policy::reuse::Saving;
+use crate::policy::writeback_rate::{IdleCounter, WritebackRate};
+use crate::policy::yielding::{Busy, Pace};
+use crate::stats::CacheStats;
+use crate::tasks::Tasks;
+use crate::tunables::SetTunables;
+use crate::uuids::UuidTable;
+
+/// See the module head.
+pub(crate) struct Cache {
+    pub(crate) rt: Handle,
+    pub(crate) geometry: Geometry,
+    pub(crate) device: Rc<CacheDevice>,
+    pub(crate) backings: Rc<BackingDevices>,
+    pub(crate) journal: Rc<Journal>,
+    pub(crate) alloc: Rc<Allocator>,
+    pub(crate) index: Rc<Index>,
+    pub(crate) uuids: Rc<UuidTable>,
+    pub(crate) gc: Rc<Gc>,
+    pub(crate) tasks: Rc<Tasks>,
+    pub(crate) tunables: RefCell<SetTunables>,
+    pub(crate) stats: RefCell<CacheStats>,
+    pub(crate) shared: Shared,
+}
+
+/// What the volumes of a set share beside the components.
+pub(crate) struct Shared {
+    congestion: RefCell<Congestion>,
+    /// Holds writes back while the cache is nearly full.
+    pub(crate) pace: Cell<Pace>,
+    idle: RefCell<IdleCounter>,
+    /// Writes over dirty data in its place.
+    overwrites: Cell<u64>,
+    loads: RefCell<Vec<Rc<VolumeLoad>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(congestion: Congestion) -> Shared {
+        Shared {
+            congestion: RefCell::new(congestion),
+            pace: Cell::default(),
+            idle: RefCell::default(),
+            overwrites: Cell::new(0),
+            loads: RefCell::default(),
+        }
+    }
+}
+
+impl Cache {
+    /// A volume became part of the set.
+    pub(crate) fn add_load(&self, load: Rc<VolumeLoad>) {
+        self.shared.loads.borrow_mut().push(load);
+    }
+
+    /// A volume is no part of the set any more.
+    pub(crate) fn remove_load(&self, load: &Rc<VolumeLoad>) {
+        self.shared.loads.borrow_mut().retain(|l| !Rc::ptr_eq(l, load));
+    }
+
+    /// The congestion of the cache device.
+    pub(crate) fn congestion(&self) -> std::cell::RefMut<'_, Congestion> {
+        self.shared.congestion.borrow_mut()
+    }
+
+    /// Requests of clients since the last one, for the controllers of idle devices.
+    pub(crate) fn idle(&self) -> std::cell::RefMut<'_, IdleCounter> {
+        self.shared.idle.borrow_mut()
+    }
+
+    /// A client's request: idle devices slow down their writeback.
+    pub(crate) fn foreground_request(&self) {
+        if self.shared.idle.borrow_mut().foreground_request() {
+            for load in self.shared.loads.borrow().iter() {
+                load.rate.borrow_mut().leave_idle();
+            }
+        }
+    }
+
+    /// The share of the time in which the busiest volume had a request under way, of late.
+    pub(crate) fn busiest_share(&self) -> f64 {
+        let now = self.rt.turn_time();
+        self.shared.loads.borrow().iter().map(|load| load.busy.get().share(now)).fold(0.0, f64::max)
+    }
+
+    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
+    pub(crate) fn count_for_aging(&self, sectors: Sectors) {
+        if self.alloc.count_for_aging(sectors) == Aged::ByReuse {
+            self.shared.loads.borrow().iter().for_each(|load| load.measure_saving(&self.device));
+        }
+    }
+
+    /// Dirty data was overwritten in its place.
+    pub(crate) fn count_overwrite(&self) {
+        self.shared.overwrites.set(self.shared.overwrites.get() + 1);
+    }
+
+    /// Writes over dirty data in its place.
+    pub(crate) fn overwrites(&self) -> u64 {
+        self.shared.overwrites.get()
+    }
+}
+
+/// What the other volumes of a set need to know about one.
+pub(crate) struct VolumeLoad {
+    backing: Option<Rc<BackingDevice>>,
+    /// How much of the time any request of a client was under way.
+    busy: Cell<Busy>,
+    /// The controller of its writeback.
+    pub(crate) rate: RefCell<WritebackRate>,
+    /// What a hit saves.
+    saving: Cell<Saving>,
+}
+
+impl VolumeLoad {
+    pub(crate) fn new(backing: Option<Rc<BackingDevice>>, rate: WritebackRate) -> Rc<VolumeLoad> {
+        Rc::new(VolumeLoad {
+            backing,
+            busy: Cell::default(),
+            rate: RefCell::new(rate),
+            saving: Cell::default(),
+        })
+    }
+
+    /// From now on some request is under way, or none is.
+    pub(crate) fn set_busy(&self, waiting: bool, now: io::Nanos) {
+        let mut busy = self.busy.get();
+        busy.waits(waiting, now);
+        self.busy.set(busy);
+    }
+
+    /// What a hit saves.
+    pub(crate) fn saving(&self) -> Saving {
+        self.saving.get()
+    }
+
+    /// Measures anew what a hit saves: what the backing device takes beyond what the cache device takes.
+    pub(crate) fn measure_saving(&self, device: &CacheDevice) {
+        let Some(b) = &self.backing else { return };
+        let known = |m: &CostModel| m.is_known().then(|| m.costs());
+        if let (Some(cache), Some(backing)) = (device.meter().model(known), b.meter.model(known)) {
+            let more = |cost: &dyn Fn(&Costs) -> io::Nanos| cost(&backing).0.saturating_sub(cost(&cache).0);
+            let mib = more(&|c| c.transfer(Sectors(2048)));
+            self.saving.set(Saving::new(more(&Costs::per_request), mib));
+        }
+    }
+}
