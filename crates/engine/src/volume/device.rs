@@ -5,9 +5,10 @@ use std::rc::Rc;
 use format::{Sector, Sectors};
 use io::{BlockVolume, Buffer, Nanos, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
 
-use super::Volume;
 use super::direct::Direct;
+use super::read::Read;
 use super::write::Write;
+use super::{Volume, direct, lost, read, write};
 use crate::canary::{Bug, bug};
 use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
@@ -53,19 +54,19 @@ impl Volume {
         loop {
             let Some((cache, inode)) = self.attached() else {
                 let start = sector + Sectors(self.offset.0);
-                let (buffer, result) = self.read_directly(start, sectors, buffer, offset_bytes).await;
+                let (buffer, result) = read::read_directly(self, start, sectors, buffer, offset_bytes).await;
                 return (buffer, self.passed_through(OpKind::Read, sectors, began, result));
             };
             if !cache.device.is_failed() {
                 let start = sector + Sectors(self.offset.0);
-                let (b, result) =
-                    self.read_cached(&cache, inode, (start, sectors), buffer, offset_bytes, flags).await;
+                let read = Read { start, end: start + sectors, offset_bytes, meta: flags.meta };
+                let (b, result) = read::read_cached(self.target(&cache, inode), &read, buffer).await;
                 buffer = b;
                 if result.is_ok() || !cache.device.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));
                 }
             }
-            if let Err(e) = self.cache_lost(&cache, inode).await {
+            if let Err(e) = lost::cache_lost(self.target(&cache, inode)).await {
                 return (buffer, Err(self.unanswered(OpKind::Read, e.to_volume_error())));
             }
         }
@@ -94,11 +95,12 @@ impl Volume {
         let write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta };
         loop {
             let Some((cache, inode)) = self.attached() else {
-                let result = self.write_uncached(start, sectors, write.buffer, offset_bytes, flags.fua).await;
+                let result =
+                    write::write_uncached(self, start, sectors, write.buffer, offset_bytes, flags.fua).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
             if !cache.device.is_failed() {
-                match self.write_cached(&cache, inode, &write).await {
+                match write::write_cached(self.target(&cache, inode), &write).await {
                     Ok(outcome) => {
                         self.answered(OpKind::Write, outcome, sectors, began);
                         return Ok(());
@@ -109,7 +111,7 @@ impl Volume {
                     Err(_) => {}
                 }
             }
-            let lost = self.cache_lost(&cache, inode).await;
+            let lost = lost::cache_lost(self.target(&cache, inode)).await;
             lost.map_err(|e| self.unanswered(OpKind::Write, e.to_volume_error()))?;
         }
     }
@@ -174,7 +176,7 @@ impl Volume {
                     Err(_) => {}
                 }
             }
-            self.cache_lost(&cache, inode).await.map_err(|e| e.to_volume_error())?;
+            lost::cache_lost(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
         }
     }
 
@@ -233,10 +235,12 @@ impl Volume {
         let start = sector + Sectors(self.offset.0);
         loop {
             let Some((cache, inode)) = self.attached() else {
-                return self.remove_uncached(start, sectors, &op).await.map(|()| Outcome::PassThrough);
+                return direct::remove_uncached(self, start, sectors, &op)
+                    .await
+                    .map(|()| Outcome::PassThrough);
             };
             if !cache.device.is_failed() {
-                let result = self.remove_cached(&cache, inode, start, sectors, &op).await;
+                let result = direct::remove_cached(self.target(&cache, inode), start, sectors, &op).await;
                 if result.is_ok() || !cache.device.is_failed() {
                     let outcome = match self.is_flash_only() {
                         true => Outcome::Done,
@@ -245,7 +249,7 @@ impl Volume {
                     return result.map(|()| outcome).map_err(|e| e.to_volume_error());
                 }
             }
-            self.cache_lost(&cache, inode).await.map_err(|e| e.to_volume_error())?;
+            lost::cache_lost(self.target(&cache, inode)).await.map_err(|e| e.to_volume_error())?;
         }
     }
 

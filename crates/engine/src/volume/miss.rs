@@ -4,13 +4,11 @@
 //! overlapped it, the copy may be old and is dropped (`cache_miss_collisions`). The key goes to its leaf only, not
 //! to the journal: losing it costs a miss.
 
-use std::rc::Rc;
-
-use format::{Inode, Sector, Sectors};
+use format::{Sector, Sectors};
 use io::Buffer;
 
-use super::Cache;
-use super::{RangeGuard, Volume};
+use super::RangeGuard;
+use super::Target;
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, How, Kind, Segment};
@@ -18,149 +16,142 @@ use crate::index::{Blocked, How, Kind, Segment};
 /// Inserts under way at most; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
 
-impl Volume {
-    /// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on. `meta`: it is a file system's metadata.
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn insert_miss(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        (start, end): (Sector, Sector),
-        data: Buffer,
-        skip: usize,
-        miss: RangeGuard,
-        meta: bool,
-    ) {
-        // Whole blocks only.
-        let block = cache.geometry.block_sectors.0;
-        let first = Sector(start.0.next_multiple_of(block));
-        let last = Sector(end.0 / block * block);
-        if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND {
+/// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on. `meta`: it is a file system's metadata.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn insert_miss(
+    target: Target<'_>,
+    (start, end): (Sector, Sector),
+    data: Buffer,
+    skip: usize,
+    miss: RangeGuard,
+    meta: bool,
+) {
+    let Target { volume, cache, inode } = target;
+    // Whole blocks only.
+    let block = cache.geometry.block_sectors.0;
+    let first = Sector(start.0.next_multiple_of(block));
+    let last = Sector(end.0 / block * block);
+    if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND {
+        return;
+    }
+    let skip = skip + (first - start).bytes() as usize;
+    let again = cache.alloc.eviction().miss(inode, start);
+    let stream = match (meta, again) {
+        (true, _) => Stream::Meta,
+        (false, true) => Stream::Kept,
+        (false, false) => Stream::Clean,
+    };
+    let (volume, cache) = (volume.clone(), cache.clone());
+    let background = cache.tasks.begin();
+    target.volume.rt.spawn(async move {
+        let target = volume.target(&cache, inode);
+        insert_pieces(target, stream, (first, last), data, skip, miss).await;
+        drop(background);
+    });
+}
+
+#[allow(clippy::too_many_arguments)]
+async fn insert_pieces(
+    target: Target<'_>,
+    stream: Stream,
+    (start, end): (Sector, Sector),
+    data: Buffer,
+    skip: usize,
+    miss: RangeGuard,
+) {
+    let Target { volume, cache, inode } = target;
+    let mut at = start;
+    // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
+    while at < end && volume.is_attached_as(cache, inode) {
+        let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
+            // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
+            let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
+            if miss.is_valid() && !give_up() {
+                cache.alloc.wait(Purpose::Data, give_up).await;
+                continue;
+            }
+            volume.not_cached(end - at);
+            return;
+        };
+        let offset = skip + (at - start).bytes() as usize;
+        let done = cache.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
+        cache.device.observe_data(&done.result);
+        let ok = done.result.is_ok();
+        let tick = cache.device.gate().wrote();
+        let piece_end = at + placed.size;
+        if ok {
+            insert_where_hole(target, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss).await;
+        }
+        cache.alloc.release(placed);
+        if !ok {
             return;
         }
-        let skip = skip + (first - start).bytes() as usize;
-        let again = cache.alloc.eviction().miss(inode, start);
-        let stream = match (meta, again) {
-            (true, _) => Stream::Meta,
-            (false, true) => Stream::Kept,
-            (false, false) => Stream::Clean,
-        };
-        let (volume, cache) = (self.clone(), cache.clone());
-        let background = cache.tasks.begin();
-        self.rt.spawn(async move {
-            volume.insert_pieces(&cache, stream, inode, first, last, data, skip, miss).await;
-            drop(background);
-        });
+        at = piece_end;
     }
+}
 
-    #[allow(clippy::too_many_arguments)]
-    async fn insert_pieces(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        stream: Stream,
-        inode: Inode,
-        start: Sector,
-        end: Sector,
-        data: Buffer,
-        skip: usize,
-        miss: RangeGuard,
-    ) {
-        let mut at = start;
-        // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
-        while at < end && self.is_attached_as(cache, inode) {
-            let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
-                // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
-                let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
-                if miss.is_valid() && !give_up() {
-                    cache.alloc.wait(Purpose::Data, give_up).await;
-                    continue;
-                }
-                self.not_cached(end - at);
-                return;
-            };
-            let offset = skip + (at - start).bytes() as usize;
-            let done = cache.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
-            cache.device.observe_data(&done.result);
-            let ok = done.result.is_ok();
-            let tick = cache.device.gate().wrote();
-            let piece_end = at + placed.size;
-            if ok {
-                self.insert_where_hole(cache, inode, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss)
-                    .await;
-            }
-            cache.alloc.release(placed);
-            if !ok {
-                return;
-            }
-            at = piece_end;
+/// Inserts a clean copy where the index still has a hole and nothing changed the range.
+async fn insert_where_hole(
+    target: Target<'_>,
+    (start, end): (Sector, Sector),
+    ptr: format::Ptr,
+    how: How,
+    miss: &RangeGuard,
+) {
+    let Target { volume, cache, inode } = target;
+    let mut at = start;
+    let mut collided = false;
+    while at < end {
+        // Everything up to the change itself is looked at anew after each wait.
+        let mine = volume.is_attached_as(cache, inode);
+        if !mine || cache.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
+            collided = true;
+            break;
         }
-    }
-
-    /// Inserts a clean copy where the index still has a hole and nothing changed the range.
-    async fn insert_where_hole(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        (start, end): (Sector, Sector),
-        ptr: format::Ptr,
-        how: How,
-        miss: &RangeGuard,
-    ) {
-        let mut at = start;
-        let mut collided = false;
-        while at < end {
-            // Everything up to the change itself is looked at anew after each wait.
-            let mine = self.is_attached_as(cache, inode);
-            if !mine || cache.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
-                collided = true;
-                break;
+        let blocked = match cache.index.segment(inode, at, end) {
+            Err(e) => e.into(),
+            Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
+                if seq > cache.journal.durable() && !bug(Bug::MissOverPendingHole) =>
+            {
+                // The hole hides an older key until its entry is durable, and the copy would hide the entry: a
+                // durable write past the cache must find it and wait for it.
+                Blocked::NotDurable(seq)
             }
-            let blocked = match cache.index.segment(inode, at, end) {
-                Err(e) => e.into(),
-                Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
-                    if seq > cache.journal.durable() && !bug(Bug::MissOverPendingHole) =>
-                {
-                    // The hole hides an older key until its entry is durable, and the copy would hide the entry: a
-                    // durable write past the cache must find it and wait for it.
-                    Blocked::NotDurable(seq)
-                }
-                Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
-                    let here = ptr.advanced(at - start);
-                    match cache.index.try_change(inode, at, seg.end, Some((here, false)), how) {
-                        Ok((done, _)) => {
-                            at = done;
-                            continue;
-                        }
-                        Err(b) => b,
+            Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
+                let here = ptr.advanced(at - start);
+                match cache.index.try_change(inode, at, seg.end, Some((here, false)), how) {
+                    Ok((done, _)) => {
+                        at = done;
+                        continue;
                     }
+                    Err(b) => b,
                 }
-                Ok(seg) => {
-                    collided = true;
-                    at = seg.end;
-                    continue;
-                }
-            };
-            if cache.index.unblock(blocked).await.is_err() {
-                return;
             }
-        }
-        if collided {
-            self.stats.borrow_mut().miss_collision();
-            cache.stats.borrow_mut().miss_collision();
+            Ok(seg) => {
+                collided = true;
+                at = seg.end;
+                continue;
+            }
+        };
+        if cache.index.unblock(blocked).await.is_err() {
+            return;
         }
     }
+    if collided {
+        volume.stats.borrow_mut().miss_collision();
+        cache.stats.borrow_mut().miss_collision();
+    }
+}
 
-    /// Inserts clean copies that a write-through has just written to both devices. The caller holds the range.
-    pub(super) async fn insert_written(
-        &self,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        start: Sector,
-        size: Sectors,
-        ptr: format::Ptr,
-    ) -> Result<(), crate::error::EngineError> {
-        let tick = cache.device.gate().wrote();
-        cache.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
-        Ok(())
-    }
+/// Inserts clean copies that a write-through has just written to both devices. The caller holds the range.
+pub(super) async fn insert_written(
+    target: Target<'_>,
+    start: Sector,
+    size: Sectors,
+    ptr: format::Ptr,
+) -> Result<(), crate::error::EngineError> {
+    let Target { cache, inode, .. } = target;
+    let tick = cache.device.gate().wrote();
+    cache.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+    Ok(())
 }

@@ -42,6 +42,7 @@ use crate::policy::bypass::{
 use crate::policy::cost::faster_for_stream;
 use crate::policy::reuse::Saving;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
+use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};
 use crate::policy::yielding;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
@@ -73,6 +74,14 @@ pub struct Volume {
     idle: Event,
     lost: Mutex,
     pub(crate) writeback: WritebackState,
+}
+
+/// Where a request goes: a volume, the cache that it is attached to, and its slot there.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(super) volume: &'a Rc<Volume>,
+    pub(super) cache: &'a Rc<Cache>,
+    pub(super) inode: Inode,
 }
 
 impl Volume {
@@ -159,6 +168,11 @@ impl Volume {
     /// The set and slot, while attached.
     pub(crate) fn attached(&self) -> Option<(Rc<Cache>, Inode)> {
         self.link.borrow().clone()
+    }
+
+    /// A request to the volume, by way of the cache and the slot that it is attached to.
+    pub(crate) fn target<'a>(self: &'a Rc<Self>, cache: &'a Rc<Cache>, inode: Inode) -> Target<'a> {
+        Target { volume: self, cache, inode }
     }
 
     /// Whether it is attached to this set.
@@ -504,6 +518,14 @@ impl Volume {
     pub(super) fn not_cached(&self, sectors: Sectors) {
         self.stats.borrow_mut().not_cached(BypassReason::NoBucket, sectors);
         self.served.borrow_mut().not_cached(sectors, self.rt.turn_time());
+    }
+
+    /// The stripes of the backing device, if it is expensive to write a part of one.
+    pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
+        let info = self.backing.as_ref()?.disk.info();
+        let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
+        let expensive = info.partial_stripes_expensive && optimal > Sectors::ZERO;
+        expensive.then(|| StripeGeometry::new(optimal, self.offset, self.size()))
     }
 
     pub(crate) fn wake(&self) {

@@ -13,11 +13,11 @@
 //!   with writes past the cache.)
 //! * a flush covers it by [`CacheDevice::overwrote`](crate::device::CacheDevice::overwrote), and FUA by itself, together with keys that are not durable yet.
 
-use format::{Inode, JournalSeq, Ptr};
+use format::{JournalSeq, Ptr};
 use io::Nanos;
 
 use super::Cache;
-use super::Volume;
+use super::Target;
 use super::write::Write;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::index::Kind;
@@ -49,55 +49,48 @@ fn requests_are_cheap(cache: &Cache) -> bool {
     cache.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
 }
 
-impl Volume {
-    /// Where the data is that the write replaces, if it may be written there.
-    pub(super) fn place_to_overwrite(&self, cache: &Cache, inode: Inode, write: &Write) -> Option<Ptr> {
-        let seg = cache.index.segment(inode, write.start, write.end).ok()?;
-        let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
-        let block = u64::from(cache.device.disk().info().logical_block_bytes / 512).max(1);
-        let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
-        if seg.end != write.end || !aligned {
-            return None;
-        }
-        let copied = self.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);
-        let buckets = cache.alloc.buckets();
-        let moved = buckets.is_moving(buckets.bucket_of(ptr)) && !bug(Bug::OverwrittenWhileMoved);
-        (!copied && !moved).then_some(ptr)
+/// Where the data is that the write replaces, if it may be written there.
+pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Ptr> {
+    let Target { volume, cache, inode } = target;
+    let seg = cache.index.segment(inode, write.start, write.end).ok()?;
+    let Kind::Hit { ptr, dirty: true, .. } = seg.kind else { return None };
+    let block = u64::from(cache.device.disk().info().logical_block_bytes / 512).max(1);
+    let aligned = ptr.offset().0.is_multiple_of(block) && write.sectors().0.is_multiple_of(block);
+    if seg.end != write.end || !aligned {
+        return None;
     }
+    let copied = volume.ranges.is_written_back(write.start, write.end) && !bug(Bug::OverwrittenInWriteback);
+    let buckets = cache.alloc.buckets();
+    let moved = buckets.is_moving(buckets.bucket_of(ptr)) && !bug(Bug::OverwrittenWhileMoved);
+    (!copied && !moved).then_some(ptr)
+}
 
-    /// Writes over dirty data in its place, just found by [`Volume::place_to_overwrite`]. If that fails, nothing has
-    /// happened that counts, and the write goes another way. The caller holds the range as a change. Returns the newest
-    /// journal entry that a durable write needs.
-    pub(super) async fn overwrite(
-        &self,
-        cache: &Cache,
-        inode: Inode,
-        write: &Write,
-        ptr: Ptr,
-    ) -> Option<JournalSeq> {
-        let bucket = cache.alloc.buckets().bucket_of(ptr);
-        cache.alloc.buckets_mut().pin(bucket);
-        let began = self.rt.turn_time();
-        let (data, offset) = (write.buffer.clone(), write.offset_bytes);
-        let (at, sectors) = (ptr.offset(), write.sectors());
-        let done =
-            cache.device.meter().write(cache.device.disk(), at, sectors, data, offset, write.fua).await;
-        if !write.fua && !bug(Bug::OverwriteNotFlushed) {
-            cache.device.overwrote();
-        }
-        cache.alloc.unpin(bucket);
-        cache.device.observe_data(&done.result);
-        // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
-        done.result.ok()?;
-        if self.place_to_overwrite(cache, inode, write) != Some(ptr) {
-            return None;
-        }
-        mark(Mark::OverwrittenInPlace);
-        let now = self.rt.turn_time();
-        cache.congestion().observe_latency(Direction::Write, now.since(began), now);
-        cache.device.counters().count_written(sectors);
-        cache.count_overwrite();
-        cache.alloc.buckets_mut().touch(ptr);
-        Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { cache.journal.newest_keys() })
+/// Writes over dirty data in its place, just found by [`Volume::place_to_overwrite`]. If that fails, nothing has
+/// happened that counts, and the write goes another way. The caller holds the range as a change. Returns the newest
+/// journal entry that a durable write needs.
+pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Option<JournalSeq> {
+    let Target { volume, cache, .. } = target;
+    let bucket = cache.alloc.buckets().bucket_of(ptr);
+    cache.alloc.buckets_mut().pin(bucket);
+    let began = volume.rt.turn_time();
+    let (data, offset) = (write.buffer.clone(), write.offset_bytes);
+    let (at, sectors) = (ptr.offset(), write.sectors());
+    let done = cache.device.meter().write(cache.device.disk(), at, sectors, data, offset, write.fua).await;
+    if !write.fua && !bug(Bug::OverwriteNotFlushed) {
+        cache.device.overwrote();
     }
+    cache.alloc.unpin(bucket);
+    cache.device.observe_data(&done.result);
+    // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
+    done.result.ok()?;
+    if place_to_overwrite(target, write) != Some(ptr) {
+        return None;
+    }
+    mark(Mark::OverwrittenInPlace);
+    let now = volume.rt.turn_time();
+    cache.congestion().observe_latency(Direction::Write, now.since(began), now);
+    cache.device.counters().count_written(sectors);
+    cache.count_overwrite();
+    cache.alloc.buckets_mut().touch(ptr);
+    Some(if bug(Bug::OverwriteForgetsKeys) { JournalSeq(0) } else { cache.journal.newest_keys() })
 }

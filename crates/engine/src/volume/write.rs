@@ -7,11 +7,15 @@
 
 use std::rc::Rc;
 
-use format::{BackingState, CacheMode, Inode, JournalSeq, Sector, Sectors};
+use format::{BackingState, CacheMode, JournalSeq, Sector, Sectors};
 use io::{Buffer, IoError, Nanos, VolumeError};
 
 use super::Cache;
+use super::Target;
 use super::Volume;
+use super::direct::write_direct;
+use super::overwrite::{overwrite, place_to_overwrite};
+use super::read::{read_directly, read_merged};
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
@@ -86,434 +90,410 @@ impl Write {
     }
 }
 
-impl Volume {
-    /// Writes through the cache or past it; says which.
-    pub(super) async fn write_cached(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        write: &Write,
-    ) -> Result<Outcome, EngineError> {
-        cache.foreground_request();
-        let (start, end, sectors) = (write.start, write.end, write.sectors());
-        let (outer_start, outer_end) = self.widened(cache, start, end);
-        let range = match self.ranges.try_change(outer_start, outer_end) {
-            Some(range) => range,
-            None => self.ranges.change(outer_start, outer_end).await,
-        };
-        if !self.is_attached_to(cache) {
-            // Detached while waiting; the other path takes its own range.
-            drop(range);
-            let data = write.buffer.clone();
-            let done = self.write_uncached(start, sectors, data, write.offset_bytes, write.fua).await;
-            return done.map(|()| Outcome::PassThrough).map_err(into_engine);
+/// Writes through the cache or past it; says which.
+pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Outcome, EngineError> {
+    let Target { volume, cache, .. } = target;
+    cache.foreground_request();
+    let (start, end, sectors) = (write.start, write.end, write.sectors());
+    let (outer_start, outer_end) = widened(volume, cache, start, end);
+    let range = match volume.ranges.try_change(outer_start, outer_end) {
+        Some(range) => range,
+        None => volume.ranges.change(outer_start, outer_end).await,
+    };
+    if !volume.is_attached_to(cache) {
+        // Detached while waiting; the other path takes its own range.
+        drop(range);
+        let data = write.buffer.clone();
+        let done = write_uncached(volume, start, sectors, data, write.offset_bytes, write.fua).await;
+        return done.map(|()| Outcome::PassThrough).map_err(into_engine);
+    }
+    let decision = volume.decide(cache, RequestKind::Write, start, sectors, write.meta);
+    let merged;
+    let mut write = write;
+    if (outer_start, outer_end) != (start, end)
+        && (volume.backing.is_none()
+            || !direct_is_aligned(volume, start, sectors)
+            || overlaps_dirty(target, outer_start, outer_end).await?)
+    {
+        merged = merge(target, write, outer_start, outer_end).await?;
+        write = &merged;
+    }
+    write_ready(target, write, (outer_start, outer_end), decision).await
+}
+
+/// A range widened to whole blocks of cache and backing device, inside the volume.
+pub(super) fn widened(volume: &Volume, cache: &Cache, start: Sector, end: Sector) -> (Sector, Sector) {
+    let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
+    let backing = volume.backing.as_ref().map_or(1, |b| of(&b.disk));
+    let block = cache.geometry.block_sectors.0.max(of(cache.device.disk())).max(backing);
+    let volume_end = volume.offset + volume.size();
+    let first = Sector(start.0 / block * block).max(volume.offset);
+    (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
+}
+
+fn direct_is_aligned(volume: &Volume, start: Sector, sectors: Sectors) -> bool {
+    let Some(b) = &volume.backing else { return false };
+    let block = u64::from(b.disk.info().logical_block_bytes / 512).max(1);
+    start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
+}
+
+/// Reads the blocks around a write and merges it into them.
+pub(super) async fn merge(
+    target: Target<'_>,
+    write: &Write,
+    start: Sector,
+    end: Sector,
+) -> Result<Write, EngineError> {
+    let mut blocks = read_merged(target, start, end).await?;
+    let at = (write.start - start).bytes() as usize;
+    let len = write.sectors().bytes() as usize;
+    blocks.as_mut()[at..at + len]
+        .copy_from_slice(&write.buffer.as_slice()[write.offset_bytes..write.offset_bytes + len]);
+    Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua, meta: write.meta })
+}
+
+/// Whether any live dirty data lies in the range.
+pub(super) async fn overlaps_dirty(
+    target: Target<'_>,
+    start: Sector,
+    end: Sector,
+) -> Result<bool, EngineError> {
+    let Target { cache, inode, .. } = target;
+    if cache.index.tree().dirty_sectors(inode) == Sectors::ZERO {
+        return Ok(false);
+    }
+    let mut at = start;
+    while at < end {
+        let seg = cache.index.segment_loaded(inode, at, end).await?;
+        if matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
+            return Ok(true);
         }
-        let decision = self.decide(cache, RequestKind::Write, start, sectors, write.meta);
-        let merged;
-        let mut write = write;
-        if (outer_start, outer_end) != (start, end)
-            && (self.backing.is_none()
-                || !self.direct_is_aligned(start, sectors)
-                || self.overlaps_dirty(cache, inode, outer_start, outer_end).await?)
-        {
-            merged = self.merge(cache, inode, write, outer_start, outer_end).await?;
+        at = seg.end;
+    }
+    Ok(false)
+}
+
+/// The write's range is held; it is the whole blocks `outer`, or may bypass as it is.
+async fn write_ready(
+    target: Target<'_>,
+    mut write: &Write,
+    outer: (Sector, Sector),
+    decision: Decision,
+) -> Result<Outcome, EngineError> {
+    let Target { volume, cache, .. } = target;
+    if volume.backing.is_none() {
+        let seq = write_volume(target, write).await?;
+        if write.fua {
+            finish_write(cache, seq).await?;
+        }
+        cache.device.check()?;
+        return Ok(Outcome::Writeback);
+    }
+    let touches_dirty_stripe = match volume.expensive_stripes() {
+        Some(stripes) => touches_dirty_stripe(target, write, &stripes).await?,
+        None => false,
+    };
+    let mut inputs = WriteInputs { touches_dirty_stripe, ..inputs_of(volume, cache, write) };
+    let mut path = write_path(&inputs, decision);
+    if path != WritePath::Writeback {
+        // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
+        // write would have to wait for that.
+        inputs.overlaps_dirty = overlaps_dirty(target, write.start, write.end).await?
+            || inputs.mode == CacheMode::Writeback && volume.ranges.is_written_back(write.start, write.end);
+        path = write_path(&inputs, decision);
+    }
+    let merged;
+    if path == WritePath::Writeback {
+        // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
+        let (first, last) = outer;
+        if (first, last) != (write.start, write.end) {
+            merged = merge(target, write, first, last).await?;
             write = &merged;
         }
-        self.write_ready(cache, inode, write, (outer_start, outer_end), decision).await
-    }
-
-    /// A range widened to whole blocks of cache and backing device, inside the volume.
-    pub(super) fn widened(&self, cache: &Cache, start: Sector, end: Sector) -> (Sector, Sector) {
-        let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
-        let backing = self.backing.as_ref().map_or(1, |b| of(&b.disk));
-        let block = cache.geometry.block_sectors.0.max(of(cache.device.disk())).max(backing);
-        let volume_end = self.offset + self.size();
-        let first = Sector(start.0 / block * block).max(self.offset);
-        (first, Sector(end.0.next_multiple_of(block)).min(volume_end).max(end))
-    }
-
-    fn direct_is_aligned(&self, start: Sector, sectors: Sectors) -> bool {
-        let Some(b) = &self.backing else { return false };
-        let block = u64::from(b.disk.info().logical_block_bytes / 512).max(1);
-        start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
-    }
-
-    /// Reads the blocks around a write and merges it into them.
-    pub(super) async fn merge(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        write: &Write,
-        start: Sector,
-        end: Sector,
-    ) -> Result<Write, EngineError> {
-        let mut blocks = self.read_merged(cache, inode, start, end).await?;
-        let at = (write.start - start).bytes() as usize;
-        let len = write.sectors().bytes() as usize;
-        blocks.as_mut()[at..at + len]
-            .copy_from_slice(&write.buffer.as_slice()[write.offset_bytes..write.offset_bytes + len]);
-        Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua, meta: write.meta })
-    }
-
-    /// Whether any live dirty data lies in the range.
-    pub(super) async fn overlaps_dirty(
-        &self,
-        cache: &Cache,
-        inode: Inode,
-        start: Sector,
-        end: Sector,
-    ) -> Result<bool, EngineError> {
-        if cache.index.tree().dirty_sectors(inode) == Sectors::ZERO {
-            return Ok(false);
-        }
-        let mut at = start;
-        while at < end {
-            let seg = cache.index.segment_loaded(inode, at, end).await?;
-            if matches!(seg.kind, Kind::Hit { dirty: true, .. }) {
-                return Ok(true);
-            }
-            at = seg.end;
-        }
-        Ok(false)
-    }
-
-    /// The write's range is held; it is the whole blocks `outer`, or may bypass as it is.
-    async fn write_ready(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        mut write: &Write,
-        outer: (Sector, Sector),
-        decision: Decision,
-    ) -> Result<Outcome, EngineError> {
-        if self.backing.is_none() {
-            let seq = self.write_volume(cache, inode, write).await?;
-            if write.fua {
-                self.finish_write(cache, seq).await?;
-            }
-            cache.device.check()?;
-            return Ok(Outcome::Writeback);
-        }
-        let touches_dirty_stripe = match self.expensive_stripes() {
-            Some(stripes) => self.touches_dirty_stripe(cache, inode, write, &stripes).await?,
-            None => false,
-        };
-        let mut inputs = WriteInputs { touches_dirty_stripe, ..self.inputs_of(cache, write) };
-        let mut path = write_path(&inputs, decision);
-        if path != WritePath::Writeback {
-            // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
-            // write would have to wait for that.
-            inputs.overlaps_dirty = self.overlaps_dirty(cache, inode, write.start, write.end).await?
-                || inputs.mode == CacheMode::Writeback && self.ranges.is_written_back(write.start, write.end);
-            path = write_path(&inputs, decision);
-        }
-        let merged;
-        if path == WritePath::Writeback {
-            // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
-            let (first, last) = outer;
-            if (first, last) != (write.start, write.end) {
-                merged = self.merge(cache, inode, write, first, last).await?;
-                write = &merged;
-            }
-            let block = cache.geometry.block_sectors.0;
-            if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
-                // A volume may begin or end inside a block; such a block is never cached.
-                path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
-            }
-        }
-        if path == WritePath::Writeback {
-            match self.write_back(cache, inode, write, Stream::Dirty).await {
-                Ok(seq) => {
-                    cache.count_for_aging(write.sectors());
-                    if write.fua {
-                        self.finish_write(cache, seq).await?;
-                    }
-                    cache.device.check()?;
-                    return Ok(Outcome::Writeback);
-                }
-                Err(NotTaken::Failed(e)) => return Err(e),
-                Err(NotTaken::ByCache) => {
-                    inputs.cache_takes_dirty = false;
-                    inputs.overlaps_dirty = self.overlaps_dirty(cache, inode, write.start, write.end).await?;
-                    path = write_path(&inputs, Decision::Bypass(BypassReason::NoBucket));
-                }
-            }
-        }
-        self.write_past(cache, inode, write, path).await
-    }
-
-    /// What a write's path depends on, as far as it is known at once.
-    fn inputs_of(&self, cache: &Cache, write: &Write) -> WriteInputs {
-        let dirty_limit_percent = self.dirty_limit_percent(cache, write.sectors());
-        let t = cache.tunables.borrow();
-        WriteInputs {
-            kind: RequestKind::Write,
-            hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
-            mode: self.tunables.borrow().cache_mode,
-            detaching: self.is_detaching(),
-            in_use_percent: cache.alloc.in_use_percent(),
-            cutoff_writeback: t.cutoff_writeback,
-            cutoff_writeback_sync: t.cutoff_writeback_sync,
-            dirty_limit_percent,
-            touches_dirty_stripe: false,
-            overlaps_dirty: false,
-            cache_takes_dirty: true,
+        let block = cache.geometry.block_sectors.0;
+        if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
+            // A volume may begin or end inside a block; such a block is never cached.
+            path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
         }
     }
-
-    /// A write that the backing device takes, for whatever reason.
-    async fn write_past(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        write: &Write,
-        path: WritePath,
-    ) -> Result<Outcome, EngineError> {
-        let (reason, over_dirty) = match path {
-            WritePath::Writethrough => {
+    if path == WritePath::Writeback {
+        match write_back(target, write, Stream::Dirty).await {
+            Ok(seq) => {
                 cache.count_for_aging(write.sectors());
-                self.write_direct(cache, inode, write, true, false).await?;
-                return Ok(Outcome::Writethrough);
-            }
-            WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
-            // The policy insists although the cache has no room.
-            WritePath::Writeback => (BypassReason::NoBucket, true),
-        };
-        self.count_bypass(cache, reason, write.sectors());
-        self.write_direct(cache, inode, write, false, over_dirty).await?;
-        Ok(Outcome::Bypass(reason))
-    }
-
-    pub(super) fn count_bypass(&self, cache: &Cache, reason: BypassReason, sectors: Sectors) {
-        self.stats.borrow_mut().bypassed(reason, sectors);
-        cache.stats.borrow_mut().bypassed(reason, sectors);
-        if reason == BypassReason::CacheFull95 {
-            self.writeback.wake();
-        }
-    }
-
-    /// Makes a write durable whose newest key is in this entry.
-    async fn finish_write(&self, cache: &Cache, seq: JournalSeq) -> Result<(), EngineError> {
-        match bug(Bug::FuaBeforeJournal) {
-            true => Ok(()),
-            false => cache.journal.commit(seq).await,
-        }
-    }
-
-    /// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
-    async fn write_back(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        write: &Write,
-        stream: Stream,
-    ) -> Result<JournalSeq, NotTaken> {
-        let _dirty = DirtyWrite::begin(self);
-        if let Some(backing) = &self.backing
-            && !bug(Bug::DirtyStateForgotten)
-            && backing.state() != BackingState::Dirty
-            && backing.ensure_dirty(|| cache.device.check()).await?
-        {
-            let device = backing.disk.info().name.to_string();
-            cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
-        }
-        if super::overwrite::overwrites_in_place(cache)
-            && let Some(ptr) = self.place_to_overwrite(cache, inode, write)
-            && let Some(newest) = self.overwrite(cache, inode, write, ptr).await
-        {
-            return Ok(newest);
-        }
-        if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
-            self.keep_pace(cache, write.sectors()).await;
-        }
-        let mut newest = JournalSeq(0);
-        let mut at = write.start;
-        while at < write.end {
-            cache.device.check()?;
-            let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at) else {
-                self.wait_for_room(cache).await?;
-                continue;
-            };
-            let (first, future) = self.start_piece(cache, write, at, placed);
-            at += placed.size;
-            // The common write is one piece. The pieces of others travel together, as far as there is room at once.
-            let mut more = Vec::new();
-            while at < write.end
-                && let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at)
-            {
-                more.push(self.start_piece(cache, write, at, placed));
-                at += placed.size;
-            }
-            let mut written = self.piece_written(cache, first, future.await.result);
-            for (piece, future) in &mut more {
-                written = written.and(self.piece_written(cache, *piece, future.await.result));
-            }
-            // The keys of all pieces, or of none if one failed.
-            let mut outcome = match written {
-                Ok(()) => Ok(newest),
-                Err(_) if self.backing.is_some() => Err(NotTaken::ByCache),
-                Err(e) => Err(NotTaken::Failed(e.into())),
-            };
-            for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece))
-            {
-                let (at, placed) = (*at, *placed);
-                if let Ok(newest) = &mut outcome {
-                    let new = Some((placed.ptr, true));
-                    let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-                    let changed = match cache.index.go_on(&mut change) {
-                        Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
-                        Ok(Progress::Done(seq)) => Ok(seq),
-                        Err(e) => Err(e),
-                    };
-                    match changed {
-                        Ok(seq) => *newest = (*newest).max(seq),
-                        Err(e) => outcome = Err(NotTaken::Failed(e)),
-                    }
+                if write.fua {
+                    finish_write(cache, seq).await?;
                 }
-                cache.alloc.release(placed);
+                cache.device.check()?;
+                return Ok(Outcome::Writeback);
             }
-            newest = outcome?;
+            Err(NotTaken::Failed(e)) => return Err(e),
+            Err(NotTaken::ByCache) => {
+                inputs.cache_takes_dirty = false;
+                inputs.overlaps_dirty = overlaps_dirty(target, write.start, write.end).await?;
+                path = write_path(&inputs, Decision::Bypass(BypassReason::NoBucket));
+            }
         }
-        self.writeback.dirtied();
-        Ok(newest)
     }
+    write_past(target, write, path).await
+}
 
-    /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
-    /// writes would have to go around it, or wait much longer.
-    async fn keep_pace(&self, cache: &Cache, sectors: Sectors) {
-        let in_use_percent = cache.alloc.buckets().in_use_percent();
-        // What flash-only volumes hold makes no room, whatever is written back.
-        if self.backing.is_none() || self.dirty_sectors().0 < self.room_worth_waiting_for(cache) {
+/// What a write's path depends on, as far as it is known at once.
+fn inputs_of(volume: &Volume, cache: &Cache, write: &Write) -> WriteInputs {
+    let dirty_limit_percent = volume.dirty_limit_percent(cache, write.sectors());
+    let t = cache.tunables.borrow();
+    WriteInputs {
+        kind: RequestKind::Write,
+        hints: RequestHints { sync: write.fua, meta: write.meta, ..RequestHints::default() },
+        mode: volume.tunables.borrow().cache_mode,
+        detaching: volume.is_detaching(),
+        in_use_percent: cache.alloc.in_use_percent(),
+        cutoff_writeback: t.cutoff_writeback,
+        cutoff_writeback_sync: t.cutoff_writeback_sync,
+        dirty_limit_percent,
+        touches_dirty_stripe: false,
+        overlaps_dirty: false,
+        cache_takes_dirty: true,
+    }
+}
+
+/// A write that the backing device takes, for whatever reason.
+async fn write_past(target: Target<'_>, write: &Write, path: WritePath) -> Result<Outcome, EngineError> {
+    let Target { volume, cache, .. } = target;
+    let (reason, over_dirty) = match path {
+        WritePath::Writethrough => {
+            cache.count_for_aging(write.sectors());
+            write_direct(target, write, true, false).await?;
+            return Ok(Outcome::Writethrough);
+        }
+        WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
+        // The policy insists although the cache has no room.
+        WritePath::Writeback => (BypassReason::NoBucket, true),
+    };
+    count_bypass(volume, cache, reason, write.sectors());
+    write_direct(target, write, false, over_dirty).await?;
+    Ok(Outcome::Bypass(reason))
+}
+
+pub(super) fn count_bypass(volume: &Volume, cache: &Cache, reason: BypassReason, sectors: Sectors) {
+    volume.stats.borrow_mut().bypassed(reason, sectors);
+    cache.stats.borrow_mut().bypassed(reason, sectors);
+    if reason == BypassReason::CacheFull95 {
+        volume.writeback.wake();
+    }
+}
+
+/// Makes a write durable whose newest key is in this entry.
+async fn finish_write(cache: &Cache, seq: JournalSeq) -> Result<(), EngineError> {
+    match bug(Bug::FuaBeforeJournal) {
+        true => Ok(()),
+        false => cache.journal.commit(seq).await,
+    }
+}
+
+/// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
+async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result<JournalSeq, NotTaken> {
+    let Target { volume, cache, inode } = target;
+    let _dirty = DirtyWrite::begin(volume);
+    if let Some(backing) = &volume.backing
+        && !bug(Bug::DirtyStateForgotten)
+        && backing.state() != BackingState::Dirty
+        && backing.ensure_dirty(|| cache.device.check()).await?
+    {
+        let device = backing.disk.info().name.to_string();
+        cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
+    }
+    if super::overwrite::overwrites_in_place(cache)
+        && let Some(ptr) = place_to_overwrite(target, write)
+        && let Some(newest) = overwrite(target, write, ptr).await
+    {
+        return Ok(newest);
+    }
+    if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
+        keep_pace(volume, cache, write.sectors()).await;
+    }
+    let mut newest = JournalSeq(0);
+    let mut at = write.start;
+    while at < write.end {
+        cache.device.check()?;
+        let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at) else {
+            wait_for_room(volume, cache).await?;
+            continue;
+        };
+        let (first, future) = start_piece(volume, cache, write, at, placed);
+        at += placed.size;
+        // The common write is one piece. The pieces of others travel together, as far as there is room at once.
+        let mut more = Vec::new();
+        while at < write.end
+            && let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at)
+        {
+            more.push(start_piece(volume, cache, write, at, placed));
+            at += placed.size;
+        }
+        let mut written = piece_written(volume, cache, first, future.await.result);
+        for (piece, future) in &mut more {
+            written = written.and(piece_written(volume, cache, *piece, future.await.result));
+        }
+        // The keys of all pieces, or of none if one failed.
+        let mut outcome = match written {
+            Ok(()) => Ok(newest),
+            Err(_) if volume.backing.is_some() => Err(NotTaken::ByCache),
+            Err(e) => Err(NotTaken::Failed(e.into())),
+        };
+        for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece)) {
+            let (at, placed) = (*at, *placed);
+            if let Ok(newest) = &mut outcome {
+                let new = Some((placed.ptr, true));
+                let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
+                let changed = match cache.index.go_on(&mut change) {
+                    Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
+                    Ok(Progress::Done(seq)) => Ok(seq),
+                    Err(e) => Err(e),
+                };
+                match changed {
+                    Ok(seq) => *newest = (*newest).max(seq),
+                    Err(e) => outcome = Err(NotTaken::Failed(e)),
+                }
+            }
+            cache.alloc.release(placed);
+        }
+        newest = outcome?;
+    }
+    volume.writeback.dirtied();
+    Ok(newest)
+}
+
+/// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
+/// writes would have to go around it, or wait much longer.
+async fn keep_pace(volume: &Volume, cache: &Cache, sectors: Sectors) {
+    let in_use_percent = cache.alloc.buckets().in_use_percent();
+    // What flash-only volumes hold makes no room, whatever is written back.
+    if volume.backing.is_none() || volume.dirty_sectors().0 < room_worth_waiting_for(cache) {
+        return;
+    }
+    let most = {
+        let t = volume.tunables.borrow();
+        if t.writeback_controller == Controller::Kernel || !t.writeback_running {
             return;
         }
-        let most = {
-            let t = self.tunables.borrow();
-            if t.writeback_controller == Controller::Kernel || !t.writeback_running {
-                return;
-            }
-            Nanos::from_ms(u64::from(t.writeback_latency_ms))
-        };
-        let now = self.rt.turn_time();
-        let mut pace = cache.shared.pace.get();
-        let due = pace.due(now, sectors.0, self.writeback.cleaned_per_second(), in_use_percent, most);
-        cache.shared.pace.set(pace);
-        if due > now {
-            self.rt.sleep_until(due).await;
-        }
+        Nanos::from_ms(u64::from(t.writeback_latency_ms))
+    };
+    let now = volume.rt.turn_time();
+    let mut pace = cache.shared.pace.get();
+    let due = pace.due(now, sectors.0, volume.writeback.cleaned_per_second(), in_use_percent, most);
+    cache.shared.pace.set(pace);
+    if due > now {
+        volume.rt.sleep_until(due).await;
     }
+}
 
-    /// With less dirty data than this, in sectors, writeback of the volume hardly makes room.
-    fn room_worth_waiting_for(&self, cache: &Cache) -> u64 {
-        cache.geometry.bucket_sectors.0 * u64::from(cache.geometry.nbuckets) / 20
+/// With less dirty data than this, in sectors, writeback of the volume hardly makes room.
+fn room_worth_waiting_for(cache: &Cache) -> u64 {
+    cache.geometry.bucket_sectors.0 * u64::from(cache.geometry.nbuckets) / 20
+}
+
+fn start_piece(
+    volume: &Volume,
+    cache: &Cache,
+    write: &Write,
+    at: Sector,
+    placed: Placed,
+) -> (Piece, Watched) {
+    let offset = write.offset_bytes + (at - write.start).bytes() as usize;
+    let piece = Piece { at, placed, began: volume.rt.turn_time() };
+    let data = write.buffer.clone();
+    (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
+}
+
+/// The data of a piece is in the cache, or it failed.
+fn piece_written(
+    volume: &Volume,
+    cache: &Cache,
+    piece: Piece,
+    result: Result<(), IoError>,
+) -> Result<(), IoError> {
+    cache.device.gate().wrote();
+    cache.device.observe_data(&result);
+    result?;
+    let now = volume.rt.turn_time();
+    cache.congestion().observe_latency(Direction::Write, now.since(piece.began), now);
+    cache.device.counters().count_written(piece.placed.size);
+    Ok(())
+}
+
+/// Writes whole blocks of a flash-only volume.
+pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<JournalSeq, EngineError> {
+    let volume = target.volume;
+    write_back(target, write, Stream::Volume).await.map_err(|e| match e {
+        NotTaken::Failed(e) => e,
+        NotTaken::ByCache => EngineError::NoSpace(format!(
+            "{}: every bucket of the cache holds dirty data or metadata",
+            volume.name()
+        )),
+    })
+}
+
+/// There is no room in an open bucket. Waits until there may be, while buckets are being made ready; gives up when
+/// none can be.
+async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTaken> {
+    // With nothing left only writeback can make room, and the backing device need not wait for that; with
+    // something left, a walk of the index, which only what has nowhere else to go waits for.
+    let give_up = || {
+        let can_wait = volume.backing.is_none() && cache.alloc.buckets().reclaimable() > 0;
+        cache.alloc.is_starved() && !can_wait
+    };
+    if give_up() {
+        volume.writeback.wake();
+        return Err(NotTaken::ByCache);
     }
+    cache.alloc.wait(Purpose::Data, || cache.device.is_failed() || give_up()).await;
+    Ok(())
+}
 
-    fn start_piece(&self, cache: &Cache, write: &Write, at: Sector, placed: Placed) -> (Piece, Watched) {
-        let offset = write.offset_bytes + (at - write.start).bytes() as usize;
-        let piece = Piece { at, placed, began: self.rt.turn_time() };
-        let data = write.buffer.clone();
-        (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
-    }
-
-    /// The data of a piece is in the cache, or it failed.
-    fn piece_written(&self, cache: &Cache, piece: Piece, result: Result<(), IoError>) -> Result<(), IoError> {
-        cache.device.gate().wrote();
-        cache.device.observe_data(&result);
+/// Writes to a device that has no cache.
+pub(super) async fn write_uncached(
+    volume: &Rc<Volume>,
+    start: Sector,
+    sectors: Sectors,
+    buffer: Buffer,
+    offset_bytes: usize,
+    fua: bool,
+) -> Result<(), VolumeError> {
+    let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
+    let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
+    let (first, last) =
+        (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
+    let _range = volume.ranges.change(first, last).await;
+    volume.ranges.writeback_done(first, last).await;
+    let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta: false };
+    if (first, last) != (start, start + sectors) {
+        let span = last - first;
+        let around = volume.rt.pool().take(span.bytes() as usize);
+        let (mut blocks, result) = read_directly(volume, first, span, around, 0).await;
         result?;
-        let now = self.rt.turn_time();
-        cache.congestion().observe_latency(Direction::Write, now.since(piece.began), now);
-        cache.device.counters().count_written(piece.placed.size);
-        Ok(())
+        let at = (start - first).bytes() as usize;
+        let len = sectors.bytes() as usize;
+        blocks.as_mut()[at..at + len]
+            .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
+        write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua, meta: false };
     }
+    let (at, size) = (write.start, write.sectors());
+    let done = backing.write_data(at, size, write.buffer, write.offset_bytes, fua).await;
+    backing.wrote_directly();
+    if let Err(e) = &done.result {
+        backing.failed(e, volume.tunables.borrow().io_error_limit);
+    }
+    done.result.map_err(VolumeError::from)
+}
 
-    /// Writes whole blocks of a flash-only volume.
-    pub(super) async fn write_volume(
-        self: &Rc<Self>,
-        cache: &Rc<Cache>,
-        inode: Inode,
-        write: &Write,
-    ) -> Result<JournalSeq, EngineError> {
-        self.write_back(cache, inode, write, Stream::Volume).await.map_err(|e| match e {
-            NotTaken::Failed(e) => e,
-            NotTaken::ByCache => EngineError::NoSpace(format!(
-                "{}: every bucket of the cache holds dirty data or metadata",
-                self.name()
-            )),
-        })
-    }
-
-    /// There is no room in an open bucket. Waits until there may be, while buckets are being made ready; gives up when
-    /// none can be.
-    async fn wait_for_room(&self, cache: &Rc<Cache>) -> Result<(), NotTaken> {
-        // With nothing left only writeback can make room, and the backing device need not wait for that; with
-        // something left, a walk of the index, which only what has nowhere else to go waits for.
-        let give_up = || {
-            let can_wait = self.backing.is_none() && cache.alloc.buckets().reclaimable() > 0;
-            cache.alloc.is_starved() && !can_wait
-        };
-        if give_up() {
-            self.writeback.wake();
-            return Err(NotTaken::ByCache);
-        }
-        cache.alloc.wait(Purpose::Data, || cache.device.is_failed() || give_up()).await;
-        Ok(())
-    }
-
-    /// Writes to a device that has no cache.
-    pub(super) async fn write_uncached(
-        self: &Rc<Self>,
-        start: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-        fua: bool,
-    ) -> Result<(), VolumeError> {
-        let Some(backing) = self.backing() else { return Err(VolumeError::Stopped(self.name())) };
-        let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
-        let (first, last) =
-            (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
-        let _range = self.ranges.change(first, last).await;
-        self.ranges.writeback_done(first, last).await;
-        let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta: false };
-        if (first, last) != (start, start + sectors) {
-            let span = last - first;
-            let around = self.rt.pool().take(span.bytes() as usize);
-            let (mut blocks, result) = self.read_directly(first, span, around, 0).await;
-            result?;
-            let at = (start - first).bytes() as usize;
-            let len = sectors.bytes() as usize;
-            blocks.as_mut()[at..at + len]
-                .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
-            write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua, meta: false };
-        }
-        let (at, size) = (write.start, write.sectors());
-        let done = backing.write_data(at, size, write.buffer, write.offset_bytes, fua).await;
-        backing.wrote_directly();
-        if let Err(e) = &done.result {
-            backing.failed(e, self.tunables.borrow().io_error_limit);
-        }
-        done.result.map_err(VolumeError::from)
-    }
-
-    /// The stripes of the backing device, if it is expensive to write a part of one.
-    pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
-        let info = self.backing.as_ref()?.disk.info();
-        let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
-        let expensive = info.partial_stripes_expensive && optimal > Sectors::ZERO;
-        expensive.then(|| StripeGeometry::new(optimal, self.offset, self.size()))
-    }
-
-    /// Whether a stripe that the write touches has dirty data, on devices where partial stripes are expensive.
-    async fn touches_dirty_stripe(
-        &self,
-        cache: &Cache,
-        inode: Inode,
-        write: &Write,
-        stripes: &StripeGeometry,
-    ) -> Result<bool, EngineError> {
-        let (first, _) = stripes.extent(stripes.stripe_of(write.start));
-        let (last, len) = stripes.extent(stripes.stripe_of(write.end - Sectors(1)));
-        self.overlaps_dirty(cache, inode, first, last + len).await
-    }
+/// Whether a stripe that the write touches has dirty data, on devices where partial stripes are expensive.
+async fn touches_dirty_stripe(
+    target: Target<'_>,
+    write: &Write,
+    stripes: &StripeGeometry,
+) -> Result<bool, EngineError> {
+    let (first, _) = stripes.extent(stripes.stripe_of(write.start));
+    let (last, len) = stripes.extent(stripes.stripe_of(write.end - Sectors(1)));
+    overlaps_dirty(target, first, last + len).await
 }
 
 /// An error of the uncached path, seen from the cached one.

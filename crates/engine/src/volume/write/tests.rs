@@ -74,7 +74,7 @@ fn only_writes_to_flash_only_volumes_wait_for_a_walk() {
             let (set, [with, without]) = set(&rt).await;
             let volume = if cached { with } else { without };
             starve(&set.core.cache, reclaimable);
-            let room = pin!(volume.wait_for_room(&set.core.cache));
+            let room = pin!(wait_for_room(&volume, &set.core.cache));
             let taken = match select(room, rt.sleep(Nanos(1))).await {
                 Either::Left(done) => done.is_ok(),
                 Either::Right(()) => true,
