@@ -100,7 +100,7 @@ impl UuidTable {
         self.journal.commit_roots(|| Urgency::CanWait, |r| r.uuid_bucket = key).await?;
         match old.pointer() {
             Some(p) => self.alloc.free_metadata(p),
-            None => self.alloc.look_again(),
+            None => self.alloc.recheck(),
         }
         Ok(())
     }

@@ -17,18 +17,18 @@ pub(crate) enum Aged {
     No,
     /// They were.
     Yes,
-    /// They were, and replacement by reuse wants to know what hits save now.
-    ByReuse,
+    /// They were, and cost-benefit replacement wants to know what hits save now.
+    ByCostBenefit,
 }
 
 /// See the module head.
 pub(crate) struct Eviction {
     geometry: Geometry,
     selector: Selector,
-    /// Replacement by reuse is wanted.
-    by_reuse: bool,
+    /// Cost-benefit replacement is wanted.
+    by_cost_benefit: bool,
     /// What it knows: from when it is first asked for to the first aging after it is not wanted any more.
-    reuse: Option<Reuse>,
+    cost_benefit: Option<Reuse>,
     aging: Aging,
     /// The smallest priority that aging left.
     min_prio: u16,
@@ -39,8 +39,8 @@ impl Eviction {
     pub(crate) fn new(geometry: Geometry, policy: Replacement, seed: u64) -> Eviction {
         Eviction {
             selector: Selector::new(policy, geometry.first_dynamic(), geometry.nbuckets),
-            by_reuse: false,
-            reuse: None,
+            by_cost_benefit: false,
+            cost_benefit: None,
             aging: Aging::new(),
             min_prio: 0,
             rng: Rng::new(seed),
@@ -53,23 +53,23 @@ impl Eviction {
         self.selector.set_policy(policy);
     }
 
-    /// Sets whether replacement by reuse takes the place of that policy.
-    pub(crate) fn set_by_reuse(&mut self, wanted: bool) {
-        self.by_reuse = wanted;
+    /// Sets whether cost-benefit replacement takes the place of that policy.
+    pub(crate) fn set_by_cost_benefit(&mut self, wanted: bool) {
+        self.by_cost_benefit = wanted;
     }
 
-    pub(super) fn by_reuse(&self) -> bool {
-        self.by_reuse
+    pub(super) fn by_cost_benefit(&self) -> bool {
+        self.by_cost_benefit
     }
 
-    /// Replacement by reuse, if that is wanted. It begins to learn when it is first asked for.
-    fn reuse(&mut self) -> Option<&mut Reuse> {
-        if !self.by_reuse {
+    /// Cost-benefit replacement, if that is wanted. It begins to learn when it is first asked for.
+    fn cost_benefit(&mut self) -> Option<&mut Reuse> {
+        if !self.by_cost_benefit {
             return None;
         }
         let g = &self.geometry;
         let begin = || Reuse::new(g.first_dynamic(), g.nbuckets, g.bucket_sectors, g.block_sectors);
-        Some(self.reuse.get_or_insert_with(begin))
+        Some(self.cost_benefit.get_or_insert_with(begin))
     }
 
     /// Chooses up to `wanted` buckets of those that `candidate` calls eligible.
@@ -79,31 +79,31 @@ impl Eviction {
         candidate: impl Fn(BucketNr) -> Candidate,
         chosen: &mut Vec<BucketNr>,
     ) {
-        match self.reuse() {
-            Some(reuse) => reuse.choose(wanted, candidate, chosen),
+        match self.cost_benefit() {
+            Some(policy) => policy.choose(wanted, candidate, chosen),
             None => self.selector.pick(wanted, self.min_prio, &mut self.rng, candidate, chosen),
         }
     }
 
     /// A bucket was taken, to be filled with data of this kind.
     pub(super) fn fills(&mut self, bucket: BucketNr, segment: Segment) {
-        if let Some(reuse) = &mut self.reuse {
-            reuse.fills(bucket, segment);
+        if let Some(policy) = &mut self.cost_benefit {
+            policy.fills(bucket, segment);
         }
     }
 
     /// Cached data was read, which saved so much. True if its bucket will be reused soon.
     #[cold]
     pub(super) fn hit(&mut self, buckets: &Buckets, ptr: Ptr, worth: u32) -> bool {
-        let Some(reuse) = self.reuse() else { return false };
+        let Some(policy) = self.cost_benefit() else { return false };
         let b = buckets.bucket_of(ptr);
         // What is still being filled is not reused soon.
-        reuse.hit(b, worth) && buckets.pins(b) == 0
+        policy.hit(b, worth) && buckets.pins(b) == 0
     }
 
     /// Data that is not cached was read. True if it was cached not long ago.
     pub(crate) fn miss(&mut self, inode: Inode, at: Sector) -> bool {
-        self.reuse().is_some_and(|reuse| reuse.miss(inode, at))
+        self.cost_benefit().is_some_and(|policy| policy.miss(inode, at))
     }
 
     /// Whether priorities are to be aged, after so many more foreground sectors.
@@ -115,13 +115,13 @@ impl Eviction {
     #[cold]
     pub(super) fn age(&mut self, min: u16) -> Aged {
         self.min_prio = min;
-        match self.reuse() {
-            Some(reuse) => {
-                reuse.tick();
-                Aged::ByReuse
+        match self.cost_benefit() {
+            Some(policy) => {
+                policy.tick();
+                Aged::ByCostBenefit
             }
             None => {
-                self.reuse = None;
+                self.cost_benefit = None;
                 Aged::Yes
             }
         }

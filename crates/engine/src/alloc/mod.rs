@@ -175,7 +175,7 @@ impl Allocator {
             }
             self.count(|c| c.btree_waits += 1);
             // Priorities that wait for the journal must not wait any more.
-            self.journal.look_again();
+            self.journal.recheck();
             self.wait(Purpose::Btree, || self.device.check().is_err()).await;
         }
     }
@@ -214,12 +214,12 @@ impl Allocator {
     }
 
     /// Buckets may have become reclaimable: the refill looks again.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn recheck(&self) {
         self.pool.wanted.notify_all();
     }
 
     /// The same, if somebody waits for buckets.
-    pub(crate) fn look_again_if_wanted(&self) {
+    pub(crate) fn recheck_if_wanted(&self) {
         if self.pool.is_wanted() {
             self.pool.wanted.notify_all();
         }
@@ -269,7 +269,7 @@ impl Allocator {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.unpin(b);
         if buckets.is_reclaimable(b) {
-            self.look_again_if_wanted();
+            self.recheck_if_wanted();
         }
     }
 
@@ -279,7 +279,7 @@ impl Allocator {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
         let eviction = &mut *self.eviction.borrow_mut();
-        eviction.by_reuse() && eviction.hit(buckets, ptr, saving.of(sectors))
+        eviction.by_cost_benefit() && eviction.hit(buckets, ptr, saving.of(sectors))
     }
 
     /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).

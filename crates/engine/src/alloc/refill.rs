@@ -91,7 +91,7 @@ pub(crate) async fn refill_task(alloc: Rc<Allocator>) {
                 // needs writeback. Either wakes this task.
                 alloc.pool.starved.set(true);
                 // A walk that waits for the journal must not wait any more.
-                alloc.journal.look_again();
+                alloc.journal.recheck();
                 if alloc.buckets.borrow().reclaimable() > 0 {
                     alloc.walks.request();
                 }
@@ -101,7 +101,7 @@ pub(crate) async fn refill_task(alloc: Rc<Allocator>) {
             Ok(_) => {
                 alloc.pool.starved.set(false);
                 // Buckets were used up: packing may be due.
-                alloc.walks.look_again();
+                alloc.walks.recheck();
             }
             Err(e) => {
                 alloc.device.fail(e);

@@ -22,7 +22,7 @@ impl WalkRequests {
     }
 
     /// A walk may be due, or packing: whoever decides that looks again.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn recheck(&self) {
         self.event.notify_all();
     }
 

@@ -129,7 +129,7 @@ impl BackingDevice {
         offset_bytes: usize,
         fua: bool,
     ) -> Watched {
-        self.meter.write(&self.disk, sector, sectors, buffer, offset_bytes, fua)
+        self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, fua)
     }
 
     /// Starts a read for writeback.
@@ -147,7 +147,7 @@ impl BackingDevice {
     /// Starts a write of dirty data.
     pub(crate) fn write_back(&self, sector: Sector, sectors: Sectors, buffer: Buffer) -> Watched {
         let disk = self.disk.with_purpose(Purpose::Writeback);
-        self.meter.write(&disk, sector, sectors, buffer, 0, false)
+        self.meter.write(&disk, (sector, sectors), buffer, 0, false)
     }
 
     /// A client's write (or discard) went to the device.

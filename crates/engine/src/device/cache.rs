@@ -297,7 +297,7 @@ impl CacheDevice {
         buffer: Buffer,
         offset_bytes: usize,
     ) -> Watched {
-        self.meter.write(&self.disk, sector, sectors, buffer, offset_bytes, false)
+        self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, false)
     }
 
     /// Writes metadata durably; the set fails if that fails.

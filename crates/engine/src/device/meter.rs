@@ -26,9 +26,9 @@ impl Meter {
         Rc::new(Meter { rt: disk.runtime().clone(), model: RefCell::new(model) })
     }
 
-    /// Looks at the model.
-    pub(crate) fn model<T>(&self, look: impl FnOnce(&CostModel) -> T) -> T {
-        look(&self.model.borrow())
+    /// What `read` finds in the model.
+    pub(crate) fn model<T>(&self, read: impl FnOnce(&CostModel) -> T) -> T {
+        read(&self.model.borrow())
     }
 
     fn begin(self: &Rc<Self>, start: Sector, sectors: Sectors) -> Watch {
@@ -53,8 +53,7 @@ impl Meter {
     pub(crate) fn write(
         self: &Rc<Self>,
         disk: &Disk,
-        start: Sector,
-        sectors: Sectors,
+        (start, sectors): (Sector, Sectors),
         buffer: Buffer,
         offset_bytes: usize,
         fua: bool,

@@ -141,7 +141,7 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
             gc.wiring.device.fail(e);
             return;
         }
-        gc.wiring.alloc.look_again();
+        gc.wiring.alloc.recheck();
     }
 }
 

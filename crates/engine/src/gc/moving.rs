@@ -133,7 +133,7 @@ pub(crate) async fn compact_task(gc: Rc<Gc>) {
             gc.wiring.device.fail(e);
             return;
         }
-        gc.wiring.alloc.look_again();
+        gc.wiring.alloc.recheck();
         if gc.counters().moved == moved {
             // Nothing to pack, or no room to pack into: look again when something has changed.
             gc.wiring.alloc.walks().changed().await;

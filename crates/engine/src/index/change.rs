@@ -137,7 +137,7 @@ impl Index {
         let pin = &mut |seq| self.journal.pin(seq);
         let unwritten_words = tree.change(id, inode, start, end, new, via, now, buckets, pin);
         if buckets.reclaimable() > reclaimable {
-            self.alloc.look_again_if_wanted();
+            self.alloc.recheck_if_wanted();
         }
         if unwritten_words >= self.leaf_write_words() {
             super::append::queue_leaf(self, tree, id);

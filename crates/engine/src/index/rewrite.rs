@@ -221,6 +221,7 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
         tree.take_extents(*id);
         tree.node_mut(*id).replaced = true;
     }
+    let old = Heritage { parent, newest_seq, pin };
     let mut groups = kept.chunks(share);
     let mut new = Vec::with_capacity(count);
     let mut writes = Vec::with_capacity(count);
@@ -232,7 +233,7 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
             _ => end,
         };
         let bucket = buckets.pop().expect("enough buckets were taken");
-        let (id, write) = new_leaf(index, tree, bucket, bound, parent, group, newest_seq, pin);
+        let (id, write) = new_leaf(index, tree, (bucket, bound), group, &old);
         new.push(id);
         writes.push(write);
         if bound == end {
@@ -246,17 +247,23 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
     Replacement { old: ids.to_vec(), new, writes, newest_seq, copies }
 }
 
-#[allow(clippy::too_many_arguments)]
+/// What new leaves take over from the old ones.
+struct Heritage {
+    parent: Option<NodeId>,
+    newest_seq: JournalSeq,
+    /// The oldest journal entry that the old ones needed.
+    pin: Option<JournalSeq>,
+}
+
+/// Adds a leaf with these extents to the tree; returns what is to be written for it.
 fn new_leaf(
     index: &Index,
     tree: &mut Tree,
-    bucket: BucketNr,
-    bound: Bound,
-    parent: Option<NodeId>,
+    (bucket, bound): (BucketNr, Bound),
     group: &[(Inode, Entry)],
-    newest_seq: JournalSeq,
-    pin: Option<JournalSeq>,
+    old: &Heritage,
 ) -> (NodeId, (Sector, io::Buffer)) {
+    let Heritage { parent, newest_seq, pin } = *old;
     let mut node = new_node(index, bucket, 0, bound, parent);
     let mut extents = Extents::new(index.geometry.bucket_sectors);
     let mut keys = Vec::with_capacity(group.len());

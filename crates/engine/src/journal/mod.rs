@@ -375,7 +375,7 @@ impl Journal {
     }
 
     /// Ends the waits of whoever may not have to wait any more.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn recheck(&self) {
         self.progress.notify_all();
     }
 

@@ -178,7 +178,7 @@ fn a_wait_for_room_looks_again_when_it_is_told_to() {
         urgent.set(true);
         some_turns(&rt).await;
         assert!(waiting.try_take().is_none(), "nobody said that something changed");
-        j.look_again();
+        j.recheck();
         waiting.await.unwrap();
     });
 }

@@ -65,7 +65,7 @@ impl Core {
             cache.journal.fail(e);
         }
         cache.index.kick();
-        cache.alloc.walks().look_again();
+        cache.alloc.walks().recheck();
         cache.alloc.kick();
         for v in self.volumes.borrow().iter() {
             v.wake();

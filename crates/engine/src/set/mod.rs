@@ -231,7 +231,7 @@ impl Core {
         let t = self.cache.tunables.borrow();
         self.cache.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
         self.cache.gc.set(GcSettings { packs: t.copy_gc_enabled, always_rewrites: t.gc_always_rewrite });
-        self.cache.alloc.eviction().set_by_reuse(t.by_reuse());
+        self.cache.alloc.eviction().set_by_cost_benefit(t.by_reuse());
         self.cache
             .device
             .set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });
@@ -242,6 +242,6 @@ impl Core {
         let memory_limit = usize::try_from(t.btree_cache_limit).unwrap_or(usize::MAX);
         drop(t);
         self.cache.index.set_memory_limit(memory_limit);
-        self.cache.alloc.walks().look_again();
+        self.cache.alloc.walks().recheck();
     }
 }

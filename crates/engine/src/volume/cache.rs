@@ -45,7 +45,7 @@ pub(crate) struct Cache {
 pub(crate) struct Shared {
     congestion: RefCell<Congestion>,
     /// Holds writes back while the cache is nearly full.
-    pub(crate) pace: Cell<Pace>,
+    pub(crate) throttle: Cell<Pace>,
     idle: RefCell<IdleCounter>,
     /// Writes over dirty data in its place.
     overwrites: Cell<u64>,
@@ -56,7 +56,7 @@ impl Shared {
     pub(crate) fn new(congestion: Congestion) -> Shared {
         Shared {
             congestion: RefCell::new(congestion),
-            pace: Cell::default(),
+            throttle: Cell::default(),
             idle: RefCell::default(),
             overwrites: Cell::new(0),
             loads: RefCell::default(),
@@ -102,7 +102,7 @@ impl Cache {
 
     /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
-        if self.alloc.count_for_aging(sectors) == Aged::ByReuse {
+        if self.alloc.count_for_aging(sectors) == Aged::ByCostBenefit {
             self.shared.loads.borrow().iter().for_each(|load| load.measure_saving(&self.device));
         }
     }

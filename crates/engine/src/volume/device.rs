@@ -95,8 +95,7 @@ impl Volume {
         let write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta };
         loop {
             let Some((cache, inode)) = self.attached() else {
-                let result =
-                    write::write_uncached(self, start, sectors, write.buffer, offset_bytes, flags.fua).await;
+                let result = write::write_uncached(self, &write).await;
                 return self.passed_through(OpKind::Write, sectors, began, result);
             };
             if !cache.device.is_failed() {

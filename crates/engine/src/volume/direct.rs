@@ -275,7 +275,8 @@ pub(super) async fn remove_uncached(
         let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
         for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
             let zeros = volume.rt.pool().zeroed((b - a).bytes() as usize);
-            write_uncached(volume, a, b - a, zeros, 0, *fua).await?;
+            let write = Write { start: a, end: b, buffer: zeros, offset_bytes: 0, fua: *fua, meta: false };
+            write_uncached(volume, &write).await?;
         }
     }
     if first >= last {

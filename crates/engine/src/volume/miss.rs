@@ -16,25 +16,30 @@ use crate::index::{Blocked, How, Kind, Segment};
 /// Inserts under way at most; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
 
-/// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on. `meta`: it is a file system's metadata.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn insert_miss(
-    target: Target<'_>,
-    (start, end): (Sector, Sector),
-    data: Buffer,
-    skip: usize,
-    miss: RangeGuard,
-    meta: bool,
-) {
+/// What a read found missing, and read from the backing device.
+pub(super) struct Missed {
+    pub(super) start: Sector,
+    pub(super) end: Sector,
+    /// Has the data from byte `skip` on.
+    pub(super) data: Buffer,
+    pub(super) skip: usize,
+    /// Says whether a change has overlapped the range since it was read.
+    pub(super) range: RangeGuard,
+}
+
+/// Starts inserting what a read found missing. `meta`: it is a file system's metadata.
+pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let Target { volume, cache, inode } = target;
     // Whole blocks only.
     let block = cache.geometry.block_sectors.0;
+    let start = missed.start;
     let first = Sector(start.0.next_multiple_of(block));
-    let last = Sector(end.0 / block * block);
+    let last = Sector(missed.end.0 / block * block);
     if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND {
         return;
     }
-    let skip = skip + (first - start).bytes() as usize;
+    let skip = missed.skip + (first - start).bytes() as usize;
+    let missed = Missed { start: first, end: last, skip, ..missed };
     let again = cache.alloc.eviction().miss(inode, start);
     let stream = match (meta, again) {
         (true, _) => Stream::Meta,
@@ -45,21 +50,15 @@ pub(super) fn insert_miss(
     let background = cache.tasks.begin();
     target.volume.rt.spawn(async move {
         let target = volume.target(&cache, inode);
-        insert_pieces(target, stream, (first, last), data, skip, miss).await;
+        insert_pieces(target, stream, missed).await;
         drop(background);
     });
 }
 
-#[allow(clippy::too_many_arguments)]
-async fn insert_pieces(
-    target: Target<'_>,
-    stream: Stream,
-    (start, end): (Sector, Sector),
-    data: Buffer,
-    skip: usize,
-    miss: RangeGuard,
-) {
+/// Places, writes and inserts whole blocks, in as many pieces as there are places.
+async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
     let Target { volume, cache, inode } = target;
+    let Missed { start, end, data, skip, range: miss } = missed;
     let mut at = start;
     // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
     while at < end && volume.is_attached_as(cache, inode) {

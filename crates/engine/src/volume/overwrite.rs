@@ -75,7 +75,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     let began = volume.rt.turn_time();
     let (data, offset) = (write.buffer.clone(), write.offset_bytes);
     let (at, sectors) = (ptr.offset(), write.sectors());
-    let done = cache.device.meter().write(cache.device.disk(), at, sectors, data, offset, write.fua).await;
+    let done = cache.device.meter().write(cache.device.disk(), (at, sectors), data, offset, write.fua).await;
     if !write.fua && !bug(Bug::OverwriteNotFlushed) {
         cache.device.overwrote();
     }

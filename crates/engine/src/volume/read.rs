@@ -12,7 +12,7 @@ use io::{Buffer, Disk, Nanos, VolumeError};
 
 use super::Cache;
 use super::Target;
-use super::miss::insert_miss;
+use super::miss::{Missed, insert_miss};
 use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::{Meter, Turn, Watched};
@@ -149,31 +149,40 @@ pub(super) async fn read_cached(
                     }
                     let data = buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
-                    count_read(volume, cache, Outcome::Hit, decision, sectors, arrived);
+                    count_read(target, sectors, Outcome::Hit, decision, arrived);
                     return (buffer, Ok(()));
                 }
                 Err(e) if dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
-                Err(_) => {
-                    // The backing device has the same data.
-                    let (b, r) = read_directly(volume, start, sectors, buffer, read.offset_bytes).await;
-                    if r.is_ok() {
-                        volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
-                    }
-                    return (b, r.map_err(|e| EngineError::Invalid(e.to_string())));
-                }
+                // The backing device has the same data.
+                Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
         let (b, outcome) = read_parts(target, read, buffer, decision).await;
         buffer = b;
         match outcome {
             Ok(Some(found)) if cache.device.turn() == turn => {
-                count_read(volume, cache, found, decision, sectors, arrived);
+                count_read(target, sectors, found, decision, arrived);
                 return (buffer, Ok(()));
             }
             Ok(_) => cache.device.counters().cache_read_races += 1,
             Err(e) => return (buffer, Err(e)),
         }
     }
+}
+
+/// The cache device could not be read: reads clean data from the backing device.
+async fn read_instead(
+    volume: &Volume,
+    read: &Read,
+    buffer: Buffer,
+    arrived: Nanos,
+) -> (Buffer, Result<(), EngineError>) {
+    let sectors = read.sectors();
+    let (buffer, result) = read_directly(volume, read.start, sectors, buffer, read.offset_bytes).await;
+    if result.is_ok() {
+        volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
+    }
+    (buffer, result.map_err(|e| EngineError::Invalid(e.to_string())))
 }
 
 /// Whether data that was read from `ptr` is what was there when the key was looked up, at `turn`.
@@ -207,14 +216,8 @@ fn observe_latency(volume: &Volume, cache: &Cache, direction: Direction, began: 
 }
 
 /// `found`: what the cache had of it.
-fn count_read(
-    volume: &Volume,
-    cache: &Cache,
-    found: Outcome,
-    decision: Decision,
-    sectors: Sectors,
-    began: Nanos,
-) {
+fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: Decision, began: Nanos) {
+    let Target { volume, cache, .. } = target;
     let hit = found == Outcome::Hit;
     let bypassed = matches!(decision, Decision::Bypass(_));
     for stats in [&volume.stats, &cache.stats] {
@@ -331,7 +334,8 @@ async fn read_pieces(
                         }
                     }
                     (None, Some(miss)) => {
-                        insert_miss(target, (r.piece.start, r.piece.end), data, r.skip, miss, read.meta);
+                        let (start, end, skip) = (r.piece.start, r.piece.end, r.skip);
+                        insert_miss(target, Missed { start, end, data, skip, range: miss }, read.meta);
                     }
                     (None, None) => {}
                 }

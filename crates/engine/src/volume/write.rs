@@ -88,6 +88,15 @@ impl Write {
     pub(super) fn sectors(&self) -> Sectors {
         self.end - self.start
     }
+
+    /// The write of `[start, end)`, which is around this one: its data over what `blocks` has.
+    fn over(&self, mut blocks: Buffer, start: Sector, end: Sector) -> Write {
+        let at = (self.start - start).bytes() as usize;
+        let len = self.sectors().bytes() as usize;
+        blocks.as_mut()[at..at + len]
+            .copy_from_slice(&self.buffer.as_slice()[self.offset_bytes..self.offset_bytes + len]);
+        Write { start, end, buffer: blocks, offset_bytes: 0, fua: self.fua, meta: self.meta }
+    }
 }
 
 /// Writes through the cache or past it; says which.
@@ -103,9 +112,7 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
     if !volume.is_attached_to(cache) {
         // Detached while waiting; the other path takes its own range.
         drop(range);
-        let data = write.buffer.clone();
-        let done = write_uncached(volume, start, sectors, data, write.offset_bytes, write.fua).await;
-        return done.map(|()| Outcome::PassThrough).map_err(into_engine);
+        return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(into_engine);
     }
     let decision = volume.decide(cache, RequestKind::Write, start, sectors, write.meta);
     let merged;
@@ -144,12 +151,7 @@ pub(super) async fn merge(
     start: Sector,
     end: Sector,
 ) -> Result<Write, EngineError> {
-    let mut blocks = read_merged(target, start, end).await?;
-    let at = (write.start - start).bytes() as usize;
-    let len = write.sectors().bytes() as usize;
-    blocks.as_mut()[at..at + len]
-        .copy_from_slice(&write.buffer.as_slice()[write.offset_bytes..write.offset_bytes + len]);
-    Ok(Write { start, end, buffer: blocks, offset_bytes: 0, fua: write.fua, meta: write.meta })
+    Ok(write.over(read_merged(target, start, end).await?, start, end))
 }
 
 /// Whether any live dirty data lies in the range.
@@ -183,11 +185,7 @@ async fn write_ready(
     let Target { volume, cache, .. } = target;
     if volume.backing.is_none() {
         let seq = write_volume(target, write).await?;
-        if write.fua {
-            finish_write(cache, seq).await?;
-        }
-        cache.device.check()?;
-        return Ok(Outcome::Writeback);
+        return written_back(cache, write, seq).await;
     }
     let touches_dirty_stripe = match volume.expensive_stripes() {
         Some(stripes) => touches_dirty_stripe(target, write, &stripes).await?,
@@ -220,11 +218,7 @@ async fn write_ready(
         match write_back(target, write, Stream::Dirty).await {
             Ok(seq) => {
                 cache.count_for_aging(write.sectors());
-                if write.fua {
-                    finish_write(cache, seq).await?;
-                }
-                cache.device.check()?;
-                return Ok(Outcome::Writeback);
+                return written_back(cache, write, seq).await;
             }
             Err(NotTaken::Failed(e)) => return Err(e),
             Err(NotTaken::ByCache) => {
@@ -282,12 +276,13 @@ pub(super) fn count_bypass(volume: &Volume, cache: &Cache, reason: BypassReason,
     }
 }
 
-/// Makes a write durable whose newest key is in this entry.
-async fn finish_write(cache: &Cache, seq: JournalSeq) -> Result<(), EngineError> {
-    match bug(Bug::FuaBeforeJournal) {
-        true => Ok(()),
-        false => cache.journal.commit(seq).await,
+/// The cache has the data of a write, whose newest key is in this entry: durably, if that is asked for.
+async fn written_back(cache: &Cache, write: &Write, newest: JournalSeq) -> Result<Outcome, EngineError> {
+    if write.fua && !bug(Bug::FuaBeforeJournal) {
+        cache.journal.commit(newest).await?;
     }
+    cache.device.check()?;
+    Ok(Outcome::Writeback)
 }
 
 /// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
@@ -309,7 +304,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
         return Ok(newest);
     }
     if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
-        keep_pace(volume, cache, write.sectors()).await;
+        throttle_write(volume, cache, write.sectors()).await;
     }
     let mut newest = JournalSeq(0);
     let mut at = write.start;
@@ -333,38 +328,47 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
         for (piece, future) in &mut more {
             written = written.and(piece_written(volume, cache, *piece, future.await.result));
         }
-        // The keys of all pieces, or of none if one failed.
-        let mut outcome = match written {
-            Ok(()) => Ok(newest),
-            Err(_) if volume.backing.is_some() => Err(NotTaken::ByCache),
-            Err(e) => Err(NotTaken::Failed(e.into())),
-        };
-        for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece)) {
-            let (at, placed) = (*at, *placed);
-            if let Ok(newest) = &mut outcome {
-                let new = Some((placed.ptr, true));
-                let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-                let changed = match cache.index.go_on(&mut change) {
-                    Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
-                    Ok(Progress::Done(seq)) => Ok(seq),
-                    Err(e) => Err(e),
-                };
-                match changed {
-                    Ok(seq) => *newest = (*newest).max(seq),
-                    Err(e) => outcome = Err(NotTaken::Failed(e)),
-                }
-            }
-            cache.alloc.release(placed);
-        }
-        newest = outcome?;
+        let pieces = std::iter::once(first).chain(more.iter().map(|(piece, _)| *piece));
+        newest = newest.max(insert_keys(target, pieces, written).await?);
     }
     volume.writeback.dirtied();
     Ok(newest)
 }
 
+/// Puts the keys of all pieces into the index, or of none if one was not written, and gives their places free. Returns the
+/// newest journal entry.
+async fn insert_keys(
+    Target { volume, cache, inode }: Target<'_>,
+    pieces: impl Iterator<Item = Piece>,
+    written: Result<(), IoError>,
+) -> Result<JournalSeq, NotTaken> {
+    let mut outcome = match written {
+        Ok(()) => Ok(JournalSeq(0)),
+        Err(_) if volume.backing.is_some() => Err(NotTaken::ByCache),
+        Err(e) => Err(NotTaken::Failed(e.into())),
+    };
+    for Piece { at, placed, .. } in pieces {
+        if let Ok(newest) = &mut outcome {
+            let new = Some((placed.ptr, true));
+            let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
+            let changed = match cache.index.go_on(&mut change) {
+                Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
+                Ok(Progress::Done(seq)) => Ok(seq),
+                Err(e) => Err(e),
+            };
+            match changed {
+                Ok(seq) => *newest = (*newest).max(seq),
+                Err(e) => outcome = Err(NotTaken::Failed(e)),
+            }
+        }
+        cache.alloc.release(placed);
+    }
+    outcome
+}
+
 /// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
 /// writes would have to go around it, or wait much longer.
-async fn keep_pace(volume: &Volume, cache: &Cache, sectors: Sectors) {
+async fn throttle_write(volume: &Volume, cache: &Cache, sectors: Sectors) {
     let in_use_percent = cache.alloc.buckets().in_use_percent();
     // What flash-only volumes hold makes no room, whatever is written back.
     if volume.backing.is_none() || volume.dirty_sectors().0 < room_worth_waiting_for(cache) {
@@ -378,9 +382,9 @@ async fn keep_pace(volume: &Volume, cache: &Cache, sectors: Sectors) {
         Nanos::from_ms(u64::from(t.writeback_latency_ms))
     };
     let now = volume.rt.turn_time();
-    let mut pace = cache.shared.pace.get();
-    let due = pace.due(now, sectors.0, volume.writeback.cleaned_per_second(), in_use_percent, most);
-    cache.shared.pace.set(pace);
+    let mut throttle = cache.shared.throttle.get();
+    let due = throttle.due(now, sectors.0, volume.writeback.cleaned_per_second(), in_use_percent, most);
+    cache.shared.throttle.set(throttle);
     if due > now {
         volume.rt.sleep_until(due).await;
     }
@@ -450,34 +454,24 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
 }
 
 /// Writes to a device that has no cache.
-pub(super) async fn write_uncached(
-    volume: &Rc<Volume>,
-    start: Sector,
-    sectors: Sectors,
-    buffer: Buffer,
-    offset_bytes: usize,
-    fua: bool,
-) -> Result<(), VolumeError> {
+pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
     let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
-    let (first, last) =
-        (Sector(start.0 / block * block), Sector((start + sectors).0.next_multiple_of(block)));
+    let (first, last) = (Sector(write.start.0 / block * block), Sector(write.end.0.next_multiple_of(block)));
     let _range = volume.ranges.change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
-    let mut write = Write { start, end: start + sectors, buffer, offset_bytes, fua, meta: false };
-    if (first, last) != (start, start + sectors) {
+    let blocks;
+    let mut write = write;
+    if (first, last) != (write.start, write.end) {
         let span = last - first;
         let around = volume.rt.pool().take(span.bytes() as usize);
-        let (mut blocks, result) = read_directly(volume, first, span, around, 0).await;
+        let (around, result) = read_directly(volume, first, span, around, 0).await;
         result?;
-        let at = (start - first).bytes() as usize;
-        let len = sectors.bytes() as usize;
-        blocks.as_mut()[at..at + len]
-            .copy_from_slice(&write.buffer.as_slice()[offset_bytes..offset_bytes + len]);
-        write = Write { start: first, end: last, buffer: blocks, offset_bytes: 0, fua, meta: false };
+        blocks = write.over(around, first, last);
+        write = &blocks;
     }
     let (at, size) = (write.start, write.sectors());
-    let done = backing.write_data(at, size, write.buffer, write.offset_bytes, fua).await;
+    let done = backing.write_data(at, size, write.buffer.clone(), write.offset_bytes, write.fua).await;
     backing.wrote_directly();
     if let Err(e) = &done.result {
         backing.failed(e, volume.tunables.borrow().io_error_limit);

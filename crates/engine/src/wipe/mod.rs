@@ -237,7 +237,7 @@ impl Wipe<'_> {
                 }
             }
         }
-        core.cache.alloc.look_again();
+        core.cache.alloc.recheck();
         result
     }
 

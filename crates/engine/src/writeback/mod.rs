@@ -259,7 +259,7 @@ async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos
     let (written, now) = (batch.written, volume.rt.now());
     wb.took(written, now.since(began));
     // What is clean now may leave buckets that are worth packing.
-    cache.alloc.walks().look_again();
+    cache.alloc.walks().recheck();
     let delay = volume.load().rate.borrow_mut().delay_after(written, unlimited(volume, cache), now);
     // Its cost may come later than it: see `Batch::cost`.
     let took = now.since(began).max(batch.cost(cache));
