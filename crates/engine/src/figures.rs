@@ -9,7 +9,6 @@ use format::{BackingState, Inode, Sectors};
 use io::{DeviceFigures, Histogram};
 
 use crate::policy::bypass::BypassReason;
-use crate::policy::writeback_rate::RateDebug;
 use crate::set::{CacheSet, Core, EngineCounters, SetStatus};
 use crate::stats::{
     CacheStats, Latencies, OpKind, ReasonCount, RequestCounters, SetCounters, Tallies, View, ViewValues,
@@ -17,6 +16,7 @@ use crate::stats::{
 };
 use crate::tunables::{DeviceTunables, SetTunables};
 use crate::volume::Volume;
+pub use crate::writeback::{Pace, WritebackFigures};
 
 /// Hits, misses and bypasses.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -156,52 +156,6 @@ pub struct SetFigures {
     pub tunables: SetTunables,
     /// Its volumes.
     pub volumes: Vec<VolumeFigures>,
-}
-
-/// Why writeback goes at the rate it does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pace {
-    /// The volume lives in the cache alone, or has no cache.
-    Never,
-    /// Nothing is dirty.
-    NothingDirty,
-    /// `writeback_running` is 0.
-    Stopped,
-    /// The device is being detached: as fast as possible.
-    Detaching,
-    /// Somebody waits for everything to be written back: as fast as possible.
-    Draining,
-    /// The cache has no bucket left to take: as fast as possible.
-    CacheStarved,
-    /// The cache fills up: as fast as possible.
-    Filling,
-    /// `writeback_percent` is 0: as fast as possible.
-    Unthrottled,
-    /// Dirty data is younger than `writeback_delay`.
-    Delayed,
-    /// The set had no requests for a while: as fast as possible.
-    Idle,
-    /// By the controller, and its fragmentation term decides.
-    Fragmented,
-    /// By the controller.
-    Controlled,
-}
-
-/// A volume's writeback.
-#[derive(Clone, Debug)]
-pub struct WritebackFigures {
-    /// Why it goes at its rate.
-    pub pace: Pace,
-    /// The share of the time that it takes at most, because clients wait; 1 is all.
-    pub share: f64,
-    /// The rate and its terms.
-    pub rate: RateDebug,
-    /// Sectors written back since the start.
-    pub written: Sectors,
-    /// Batches that failed in a row.
-    pub failures: u32,
-    /// What the last failure was.
-    pub last_error: Option<String>,
 }
 
 /// A volume and its backing device.

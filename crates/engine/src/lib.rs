@@ -20,6 +20,7 @@ mod error;
 mod events;
 pub mod figures;
 mod gc;
+mod human;
 mod index;
 mod journal;
 pub mod policy;

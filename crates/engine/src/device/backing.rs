@@ -11,7 +11,7 @@ use format::{BackingState, BackingSuper, CacheMode, RegistrationNr, Sector, Sect
 use io::sync::{Mutex, Permit};
 use io::{Buffer, Disk, IoError, JoinHandle, Purpose};
 
-use super::{FlushGate, Meter, SUPERBLOCK_SECTOR, Tick, Watched};
+use super::{FlushGate, Meter, SUPERBLOCK_SECTOR, Tick, Watched, read_backing};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::{Events, SetEvent};
@@ -42,6 +42,14 @@ pub(crate) struct BackingDevice {
 }
 
 impl BackingDevice {
+    /// Opens a device without deciding anything about it.
+    pub(crate) async fn open(disk: Disk) -> Result<Rc<BackingDevice>, EngineError> {
+        let superblock = read_backing(&disk).await?;
+        // As for the cache: what is read from now on must stay, the superblock's state above all.
+        disk.flush().await?;
+        Ok(Rc::new(BackingDevice::new(disk, superblock)))
+    }
+
     pub(crate) fn new(disk: Disk, superblock: BackingSuper) -> BackingDevice {
         BackingDevice {
             gate: FlushGate::new(disk.clone()),

@@ -23,20 +23,13 @@ use io::sync::Mutex;
 use crate::alloc::Allocator;
 use crate::device::{BackingDevices, CacheDevice};
 use crate::error::EngineError;
-use crate::index::{Bound, Index, MAX_STALE_AGE, NodeId, Tree};
+use crate::index::{Bound, Index, MAX_STALE_AGE, NodeId, Survey, Tree};
 use crate::journal::{Journal, Urgency};
 use crate::tasks::Tasks;
 use crate::uuids::UuidTable;
 
 /// Adjacent leaves that are looked at together.
 const COALESCE: usize = 4;
-
-/// What one leaf holds.
-pub(crate) struct Survey {
-    pub(crate) live: usize,
-    pub(crate) stale: usize,
-    pub(crate) max_age: u8,
-}
 
 /// The tunables of the garbage collector.
 #[derive(Clone, Copy, Default, Debug)]

@@ -25,7 +25,7 @@ pub(crate) use entry::MAX_POSITION;
 pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use rewrite::MAX_STALE_AGE;
-pub(crate) use tree::{Kind, NotLoaded, Segment, Tree, Via};
+pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree, Via};
 
 pub(crate) use append::{evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
 

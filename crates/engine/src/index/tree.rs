@@ -17,7 +17,6 @@ use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
 use crate::device::Tick;
-use crate::gc::Survey;
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
 /// The greatest position: bound of the last leaf and of the root.
@@ -84,6 +83,13 @@ pub(crate) struct Tree {
     clock: u64,
     next_birth: u64,
     loaded_bytes: usize,
+}
+
+/// What one leaf holds.
+pub(crate) struct Survey {
+    pub(crate) live: usize,
+    pub(crate) stale: usize,
+    pub(crate) max_age: u8,
 }
 
 impl Tree {

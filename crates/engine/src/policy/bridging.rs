@@ -8,8 +8,8 @@
 use format::Sectors;
 use io::Nanos;
 
+use super::choices::Bridge;
 use super::cost::Costs;
-use crate::tunables::Bridge;
 
 /// Requests that cost less than this cost nothing, as far as gaps are concerned: writing more than was asked for would
 /// wear out a flash device for little.

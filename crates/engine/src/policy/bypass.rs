@@ -12,7 +12,7 @@
 
 use format::{CacheMode, Sector, Sectors};
 
-use crate::tunables::ReadaheadPolicy;
+use super::choices::ReadaheadPolicy;
 
 /// Above this share of used buckets, in percent, everything bypasses (semantics section 4, rule 2).
 pub const CUTOFF_CACHE_ADD_PERCENT: u8 = 95;

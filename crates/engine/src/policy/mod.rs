@@ -9,6 +9,7 @@
 
 pub mod bridging;
 pub mod bypass;
+pub mod choices;
 pub mod congestion;
 pub mod cost;
 pub mod replacement;

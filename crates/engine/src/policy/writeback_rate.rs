@@ -15,7 +15,7 @@ use std::fmt;
 use format::{SECTOR_BYTES, Sectors};
 use io::Nanos;
 
-use crate::stats::human::Human;
+use crate::human::Human;
 
 /// Rate before the first update, in sectors/s (semantics section 11.4).
 pub const INITIAL_RATE: u32 = 1024;

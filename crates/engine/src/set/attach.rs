@@ -9,7 +9,6 @@ use std::rc::Rc;
 use format::{BackingState, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
-use super::open::open_backing;
 use super::{CacheSet, Core};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
@@ -34,7 +33,7 @@ impl CacheSet {
     pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
         let set = self.clone();
         let registered = async move {
-            let backing = open_backing(disk).await?;
+            let backing = BackingDevice::open(disk).await?;
             set.attach(backing).await
         };
         self.core.cache.tasks.to_the_end(registered).await

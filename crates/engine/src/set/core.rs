@@ -44,7 +44,7 @@ pub(crate) struct Core {
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
     volumes: RefCell<Vec<Rc<Volume>>>,
-    pub(crate) wiper: Wiper,
+    pub(crate) wiper: Rc<Wiper>,
 }
 
 impl Core {
@@ -54,7 +54,7 @@ impl Core {
             _memory: memory,
             attaching: RefCell::default(),
             volumes: RefCell::default(),
-            wiper: Wiper::default(),
+            wiper: Rc::default(),
         }
     }
 

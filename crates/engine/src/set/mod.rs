@@ -17,13 +17,13 @@ pub(crate) use self::core::Core;
 pub use self::core::EngineCounters;
 pub use attach::Detaching;
 pub use open::SetOptions;
-pub(crate) use open::open_backing;
 
 use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::gc::GcSettings;
 use crate::volume::Volume;
+use crate::wipe::Wiped;
 
 /// A running cache set. Cheap to clone; it runs until [`CacheSet::stop`].
 #[derive(Clone)]
@@ -158,6 +158,20 @@ impl CacheSet {
     pub async fn gc(&self) -> Result<(), EngineError> {
         let gc = self.core.cache.gc.clone();
         self.core.cache.tasks.to_the_end(async move { crate::gc::collect(&gc).await }).await
+    }
+
+    /// Overwrites with zeros whatever no volume of the set needs, durably. Dropping the future gives it up; what is done
+    /// stays done.
+    ///
+    /// # Errors
+    /// If the device refuses, or the set fails or is stopped: some of the data is still there, and another wipe removes it.
+    pub async fn wipe(&self) -> Result<Wiped, EngineError> {
+        crate::wipe::wipe(&self.core.cache, &self.core.wiper).await
+    }
+
+    /// How many buckets the wipe that is under way has done, and how many there are.
+    pub fn wipe_progress(&self) -> (u32, u32) {
+        self.core.wiper.progress()
     }
 
     /// Live dirty sectors of a slot.

@@ -17,9 +17,7 @@ use super::CacheSet;
 use super::core::Core;
 use crate::alloc::{Allocator, Buckets, Eviction, LoadedPrios, apply_prios, load_prios, refill_task};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::device::{
-    BackingDevice, BackingDevices, CacheDevice, SUPERBLOCK_SECTOR, Tick, read_backing, read_cache,
-};
+use crate::device::{BackingDevices, CacheDevice, SUPERBLOCK_SECTOR, Tick, read_cache};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
 use crate::gc::Gc;
@@ -534,12 +532,4 @@ fn start_volumes(core: &Rc<Core>) {
         let volume = Volume::flash_only(&core.cache, inode, slot.sectors, slot.label());
         core.add(volume);
     }
-}
-
-/// Opens a backing device without deciding anything about it.
-pub(crate) async fn open_backing(disk: Disk) -> Result<Rc<BackingDevice>, EngineError> {
-    let superblock = read_backing(&disk).await?;
-    // As for the cache: what is read from now on must stay, the superblock's state above all.
-    disk.flush().await?;
-    Ok(Rc::new(BackingDevice::new(disk, superblock)))
 }

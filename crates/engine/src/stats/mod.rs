@@ -7,15 +7,14 @@
 
 pub mod counters;
 pub mod errors;
-pub mod human;
 pub mod latency;
 pub mod time;
 pub mod views;
 pub mod work;
 
+pub use crate::human::Human;
 pub use counters::{OpCount, RequestCounters, SetCounters};
 pub use errors::{BackingErrors, CacheErrors, ErrorVerdict};
-pub use human::Human;
 pub use io::{DeviceFigures, Histogram, OpFigures};
 pub use latency::{Latencies, OpKind, Outcome, RequestStats, Tallies, Tally};
 pub use time::{TimeStats, TimeUnit};

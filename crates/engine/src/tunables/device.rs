@@ -5,10 +5,10 @@
 
 use format::CacheMode;
 
-use super::choices::{Admission, Bridge, Controller, ReadaheadPolicy, StopWhenFailed};
 use super::error::TunableError;
 use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
 use super::set::DEFAULT_CUTOFF_WRITEBACK;
+use crate::policy::choices::{Admission, Bridge, Controller, ReadaheadPolicy, StopWhenFailed};
 use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 
 /// Most bytes in a label (semantics section 16.2).

@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::error::TunableError;
 use super::parse;
-use crate::stats::human::Human;
+use crate::human::Human;
 
 /// What a setting is counted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -320,10 +320,10 @@ macro_rules! flag {
 macro_rules! choice_of {
     ($field:ident: $type:ty) => {
         $crate::tunables::knob::Field::Choice {
-            names: <$type as $crate::tunables::choices::Choice>::NAMES,
-            get: |t| $crate::tunables::choices::Choice::position(t.$field),
+            names: <$type as $crate::policy::choices::Choice>::NAMES,
+            get: |t| $crate::policy::choices::Choice::position(t.$field),
             put: |t, position| {
-                if let Some(value) = <$type as $crate::tunables::choices::Choice>::at(position) {
+                if let Some(value) = <$type as $crate::policy::choices::Choice>::at(position) {
                     t.$field = value;
                 }
             },

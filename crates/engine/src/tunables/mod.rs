@@ -15,14 +15,13 @@
 //! *Invariants:* every field is in its range, and so are the fields that limit each other, whatever was
 //! set in which order. *Must not know:* what a setting does, and where it is stored.
 
-mod choices;
 mod device;
 mod error;
 mod knob;
 mod parse;
 mod set;
 
-pub use choices::{
+pub use crate::policy::choices::{
     Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed, Victims,
 };
 pub use device::DeviceTunables;

@@ -5,9 +5,9 @@
 
 use format::Replacement;
 
-use super::choices::{OnError, Overwrite, Victims};
 use super::error::TunableError;
 use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
+use crate::policy::choices::{OnError, Overwrite, Victims};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
 
 /// Percent of used buckets up to which all writes become dirty data (semantics section 16.6).

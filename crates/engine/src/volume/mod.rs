@@ -143,7 +143,7 @@ impl Volume {
     /// # Errors
     /// If the device has dirty data in a cache, unless `lose_dirty` says to give it up.
     pub async fn pass_through(disk: Disk, lose_dirty: bool) -> Result<Rc<Volume>, EngineError> {
-        let backing = crate::set::open_backing(disk).await?;
+        let backing = BackingDevice::open(disk).await?;
         let name = backing.disk.info().name.clone();
         match backing.state() {
             BackingState::Dirty if !lose_dirty => {

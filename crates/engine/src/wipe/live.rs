@@ -9,7 +9,7 @@ use format::{BucketNr, Gen, Geometry, Inode, Sector, Sectors};
 
 use crate::error::EngineError;
 use crate::index::Bound;
-use crate::set::Core;
+use crate::volume::Cache;
 
 /// Blocks that are surveyed at a time: 4 MiB of bits.
 const MOST_BLOCKS: u64 = 32 << 20;
@@ -94,18 +94,18 @@ impl Live {
 
 /// Looks through the index for what is live in these buckets, which ascend. What is not found, is in no key in memory of
 /// a volume of the set, and stays so until the generation of its bucket changes.
-pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
-    let mut live = Live::none(&core.cache.geometry, buckets);
+pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
+    let mut live = Live::none(&cache.geometry, buckets);
     // Their keys are still there until a walk has removed them.
-    let void: BTreeSet<Inode> = core.cache.index.invalid_slots();
+    let void: BTreeSet<Inode> = cache.index.invalid_slots();
     let mut passed: Option<Bound> = None;
     loop {
-        core.cache.device.check()?;
-        let id = core.cache.index.tree().next_leaf(passed);
+        cache.device.check()?;
+        let id = cache.index.tree().next_leaf(passed);
         let Some(id) = id else { return Ok(live) };
-        core.cache.index.load_leaf(id).await?;
+        cache.index.load_leaf(id).await?;
         {
-            let (tree, table) = (core.cache.index.tree(), core.cache.alloc.buckets());
+            let (tree, table) = (cache.index.tree(), cache.alloc.buckets());
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {
@@ -116,7 +116,7 @@ pub(super) async fn survey(core: &Rc<Core>, buckets: &[(BucketNr, Gen)]) -> Resu
                 passed = Some(node.bound);
             }
         }
-        core.cache.rt.yield_now().await;
+        cache.rt.yield_now().await;
     }
 }
 

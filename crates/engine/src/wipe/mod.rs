@@ -33,7 +33,7 @@ use self::live::Live;
 use crate::alloc::Use;
 use crate::error::EngineError;
 use crate::index::NodeId;
-use crate::set::{CacheSet, Core};
+use crate::volume::Cache;
 
 /// Requests under way at most, so that those of clients find room between them.
 const AT_ONCE: usize = 16;
@@ -53,6 +53,11 @@ pub(crate) struct Wiper {
 }
 
 impl Wiper {
+    /// How many buckets the wipe that is under way has done, and how many there are.
+    pub(crate) fn progress(&self) -> (u32, u32) {
+        self.progress.get()
+    }
+
     /// The set is being stopped: a wipe ends where it is.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
@@ -70,29 +75,20 @@ pub struct Wiped {
     pub zeroed: Sectors,
 }
 
-impl CacheSet {
-    /// Overwrites with zeros whatever no volume of the set needs, durably: see the module head. Dropping the future gives
-    /// it up; what is done stays done.
-    ///
-    /// # Errors
-    /// If the device refuses, or the set fails or is stopped: some of the data is still there, and another wipe removes it.
-    pub async fn wipe(&self) -> Result<Wiped, EngineError> {
-        let given_up = Rc::new(GivenUp::default());
-        let _request = Request(given_up.clone());
-        let core = self.core.clone();
-        // A task of its own: a sector that is being overwritten must not become free before that has ended.
-        let task = core
-            .cache
-            .rt
-            .clone()
-            .spawn(async move { Wipe { core: &core, given_up, done: Wiped::default() }.run().await });
-        task.await
-    }
-
-    /// How many buckets the wipe that is under way has done, and how many there are.
-    pub fn wipe_progress(&self) -> (u32, u32) {
-        self.core.wiper.progress.get()
-    }
+/// Overwrites with zeros whatever no volume of the set needs, durably: see the module head. Dropping the future gives it up;
+/// what is done stays done.
+///
+/// # Errors
+/// If the device refuses, or the set fails or is stopped: some of the data is still there, and another wipe removes it.
+pub(crate) async fn wipe(cache: &Rc<Cache>, wiper: &Rc<Wiper>) -> Result<Wiped, EngineError> {
+    let given_up = Rc::new(GivenUp::default());
+    let _request = Request(given_up.clone());
+    let (theirs, wiper) = (cache.clone(), wiper.clone());
+    // A task of its own: a sector that is being overwritten must not become free before that has ended.
+    let task = cache.rt.spawn(async move {
+        Wipe { cache: &theirs, wiper: &wiper, given_up, done: Wiped::default() }.run().await
+    });
+    task.await
 }
 
 #[derive(Default)]
@@ -107,31 +103,32 @@ impl Drop for Request {
 }
 
 struct Wipe<'a> {
-    core: &'a Rc<Core>,
+    cache: &'a Rc<Cache>,
+    wiper: &'a Wiper,
     given_up: Rc<GivenUp>,
     done: Wiped,
 }
 
 impl Wipe<'_> {
     async fn run(mut self) -> Result<Wiped, EngineError> {
-        let core = self.core;
-        let _one = core.wiper.lock.lock().await;
-        let _background = core.cache.tasks.begin();
-        core.cache.alloc.buckets_mut().mark_for_wipe();
-        let all = core.cache.alloc.buckets().to_wipe();
-        core.wiper.progress.set((0, all));
+        let cache = self.cache;
+        let _one = self.wiper.lock.lock().await;
+        let _background = cache.tasks.begin();
+        cache.alloc.buckets_mut().mark_for_wipe();
+        let all = cache.alloc.buckets().to_wipe();
+        self.wiper.progress.set((0, all));
         let mut left = all;
         while left > 0 {
-            core.cache.alloc.close_marked();
+            cache.alloc.close_marked();
             let result = self.pass().await;
-            let now = core.cache.alloc.buckets().to_wipe();
+            let now = cache.alloc.buckets().to_wipe();
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
-                core.cache.rt.sleep(LOOK_AGAIN).await;
+                cache.rt.sleep(LOOK_AGAIN).await;
             }
             left = now;
         }
-        core.cache.device.flush(core.cache.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
+        cache.device.flush(cache.device.gate().latest()).await.map_err(|e| self.unfinished(&e))?;
         Ok(self.done)
     }
 
@@ -143,79 +140,86 @@ impl Wipe<'_> {
     }
 
     fn check(&self) -> Result<(), EngineError> {
-        let core = self.core;
-        core.cache.device.check()?;
-        if self.given_up.0.get() || core.wiper.stopping.get() || core.cache.device.is_stopping() {
+        let cache = self.cache;
+        cache.device.check()?;
+        if self.given_up.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
             return Err(EngineError::Invalid("given up before its end".into()));
         }
         Ok(())
     }
 
+    /// What is not needed in a bucket is zeros.
+    fn wiped(&self, b: BucketNr) {
+        self.cache.alloc.buckets_mut().wiped(b);
+        let (done, all) = self.wiper.progress.get();
+        self.wiper.progress.set((done + 1, all));
+    }
+
     fn unfinished(&self, why: &EngineError) -> EngineError {
-        let left = self.core.cache.alloc.buckets().to_wipe();
+        let left = self.cache.alloc.buckets().to_wipe();
         EngineError::Invalid(format!(
             "{}: wipe: {left} buckets may still hold data that nothing refers to: {why}: run `ubcache wipe` for this set",
-            self.core.cache.device.place().device
+            self.cache.device.place().device
         ))
     }
 
     /// Buckets that are ready for use. Nobody writes prio sets meanwhile: their reserve may be among those taken out.
     async fn wipe_ready(&mut self) -> Result<(), EngineError> {
-        let core = self.core;
+        let cache = self.cache;
         loop {
             self.check()?;
-            let prios = core.cache.alloc.hold_prios().await;
-            let taken = core.cache.alloc.take_ready(MOST_HELD, |b| core.cache.alloc.buckets().is_to_wipe(b));
+            let prios = cache.alloc.hold_prios().await;
+            let taken = cache.alloc.take_ready(MOST_HELD, |b| cache.alloc.buckets().is_to_wipe(b));
             if taken.is_empty() {
                 return Ok(());
             }
-            let size = core.cache.geometry.bucket_sectors;
-            let whole: Vec<_> = taken.iter().map(|b| (core.cache.geometry.bucket_start(*b), size)).collect();
+            let size = cache.geometry.bucket_sectors;
+            let whole: Vec<_> = taken.iter().map(|b| (cache.geometry.bucket_start(*b), size)).collect();
             let result = self.zero(&whole).await;
             if result.is_ok() {
-                taken.iter().for_each(|b| core.wiped(*b));
+                taken.iter().for_each(|b| self.wiped(*b));
                 self.done.whole_buckets += taken.len() as u64;
             }
-            core.cache.alloc.put_ready(taken);
+            cache.alloc.put_ready(taken);
             drop(prios);
             result?;
-            core.cache.rt.yield_now().await;
+            cache.rt.yield_now().await;
         }
     }
 
     /// Buckets that hold data, or nothing.
     async fn wipe_data(&mut self) -> Result<(), EngineError> {
-        let core = self.core;
+        let cache = self.cache;
         let chosen = {
-            let buckets = core.cache.alloc.buckets();
+            let buckets = cache.alloc.buckets();
             let idle = |b: &BucketNr| {
                 buckets.is_to_wipe(*b) && buckets.used(*b) == Use::Data && buckets.pins(*b) == 0
             };
-            let most = live::most_buckets(&core.cache.geometry);
+            let most = live::most_buckets(&cache.geometry);
             buckets.all().filter(idle).map(|b| (b, buckets.generation(b))).take(most).collect::<Vec<_>>()
         };
         if chosen.is_empty() {
             return Ok(());
         }
-        let live = live::survey(core, &chosen).await?;
+        let live = live::survey(cache, &chosen).await?;
         // No crash brings back a key that names what is dead now.
-        core.cache.journal.commit_keys().await?;
-        core.cache.device.next_turn();
-        let most = (core.cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
+        cache.journal.commit_keys().await?;
+        cache.device.next_turn();
+        let most = (cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
         for group in chosen.chunks(most) {
             self.check()?;
             self.wipe_dead(group, &live).await?;
-            core.cache.rt.yield_now().await;
+            cache.rt.yield_now().await;
         }
         Ok(())
     }
 
     /// Overwrites what is dead in a few buckets that are as they were when that was looked at.
     async fn wipe_dead(&mut self, group: &[(BucketNr, Gen)], live: &Live) -> Result<(), EngineError> {
-        let core = self.core;
+        let cache = self.cache;
         let mut held = Vec::with_capacity(group.len());
         {
-            let buckets = &mut *core.cache.alloc.buckets_mut();
+            let buckets = &mut *cache.alloc.buckets_mut();
             for (b, generation) in group.iter().copied() {
                 let same = buckets.generation(b) == generation && buckets.used(b) == Use::Data;
                 if same && buckets.pins(b) == 0 {
@@ -227,9 +231,9 @@ impl Wipe<'_> {
         let dead: Vec<_> = held.iter().flat_map(|b| live.dead_in(*b)).collect();
         let result = self.zero(&dead).await;
         for b in held {
-            core.cache.alloc.buckets_mut().unpin(b);
+            cache.alloc.buckets_mut().unpin(b);
             if result.is_ok() {
-                core.wiped(b);
+                self.wiped(b);
                 if live.is_empty(b) {
                     self.done.whole_buckets += 1;
                 } else {
@@ -237,15 +241,15 @@ impl Wipe<'_> {
                 }
             }
         }
-        core.cache.alloc.recheck();
+        cache.alloc.recheck();
         result
     }
 
     /// What lies behind the end of metadata.
     async fn wipe_metadata(&mut self) -> Result<(), EngineError> {
-        let core = self.core;
+        let cache = self.cache;
         let marked: Vec<NodeId> = {
-            let (tree, buckets) = (core.cache.index.tree(), core.cache.alloc.buckets());
+            let (tree, buckets) = (cache.index.tree(), cache.alloc.buckets());
             let is_marked = |id: &NodeId| buckets.is_to_wipe(buckets.bucket_of(tree.node(*id).ptr));
             tree.ids().filter(is_marked).collect()
         };
@@ -254,54 +258,54 @@ impl Wipe<'_> {
             self.wipe_behind_node(id).await?;
         }
         {
-            let _config = core.cache.uuids.lock().await;
-            let key = core.cache.journal.roots().uuid_bucket;
+            let _config = cache.uuids.lock().await;
+            let key = cache.journal.roots().uuid_bucket;
             if let Some(p) = key.pointer() {
                 self.wipe_behind(p.offset() + key.size()).await?;
             }
         }
-        let _prios = core.cache.alloc.hold_prios().await;
+        let _prios = cache.alloc.hold_prios().await;
         // Sets that were found at start may be of another size.
-        core.cache.alloc.own_prios().await?;
-        for b in core.cache.alloc.prio_chain() {
-            self.wipe_behind(core.cache.geometry.bucket_start(b) + core.cache.geometry.meta_sectors).await?;
+        cache.alloc.own_prios().await?;
+        for b in cache.alloc.prio_chain() {
+            self.wipe_behind(cache.geometry.bucket_start(b) + cache.geometry.meta_sectors).await?;
         }
         Ok(())
     }
 
     /// The node is neither written nor replaced meanwhile.
     async fn wipe_behind_node(&mut self, id: NodeId) -> Result<(), EngineError> {
-        let core = self.core;
-        let Some(node) = core.cache.index.claim_node(id).await? else { return Ok(()) };
+        let cache = self.cache;
+        let Some(node) = cache.index.claim_node(id).await? else { return Ok(()) };
         self.wipe_behind(node.end).await
     }
 
     /// The rest of the bucket in which `end` is the end of metadata.
     async fn wipe_behind(&mut self, end: Sector) -> Result<(), EngineError> {
-        let core = self.core;
-        let size = core.cache.geometry.bucket_sectors.0;
+        let cache = self.cache;
+        let size = cache.geometry.bucket_sectors.0;
         let bucket = BucketNr(((end.0 - 1) / size) as u32);
-        if !core.cache.alloc.buckets().is_to_wipe(bucket) {
+        if !cache.alloc.buckets().is_to_wipe(bucket) {
             return Ok(());
         }
         let rest = Sector((u64::from(bucket.0) + 1) * size) - end;
         if rest > Sectors::ZERO {
             self.zero(&[(end, rest)]).await?;
         }
-        core.wiped(bucket);
+        self.wiped(bucket);
         self.done.shared_buckets += 1;
         Ok(())
     }
 
     /// Overwrites ranges. All requests have ended when this returns.
     async fn zero(&mut self, ranges: &[(Sector, Sectors)]) -> Result<(), EngineError> {
-        let core = self.core;
+        let cache = self.cache;
         for some in ranges.chunks(AT_ONCE) {
             let tasks: Vec<_> = some
                 .iter()
                 .map(|(at, size)| {
-                    let (core, at, size) = (core.clone(), *at, *size);
-                    core.cache.rt.clone().spawn(async move { erase(&core, at, size).await })
+                    let (cache, at, size) = (cache.clone(), *at, *size);
+                    cache.rt.clone().spawn(async move { erase(&cache, at, size).await })
                 })
                 .collect();
             let mut result = Ok(());
@@ -311,49 +315,40 @@ impl Wipe<'_> {
                     Err(e) => result = Err(e),
                 }
             }
-            core.cache.device.gate().wrote();
+            cache.device.gate().wrote();
             result?;
         }
         Ok(())
     }
 }
 
-impl Core {
-    /// What is not needed in a bucket is zeros.
-    fn wiped(&self, b: BucketNr) {
-        self.cache.alloc.buckets_mut().wiped(b);
-        let (done, all) = self.wiper.progress.get();
-        self.wiper.progress.set((done + 1, all));
-    }
-}
-
 /// Makes a range read as zeros.
-async fn erase(core: &Core, at: Sector, size: Sectors) -> Result<(), EngineError> {
+async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineError> {
     // Zeros would take room in a file with holes, which may have more buckets than there is room for.
-    if core.cache.device.disk().info().sparse
-        && core.cache.device.disk().info().discard
-        && makes_hole(core, at, size).await
+    if cache.device.disk().info().sparse
+        && cache.device.disk().info().discard
+        && makes_hole(cache, at, size).await
     {
         return Ok(());
     }
-    let done = core.cache.device.disk().start_plain(Op::WriteZeroes, at, size).await;
-    core.cache.device.observe_data(&done.result);
+    let done = cache.device.disk().start_plain(Op::WriteZeroes, at, size).await;
+    cache.device.observe_data(&done.result);
     Ok(done.result?)
 }
 
 /// Discards a range, and looks whether that has made it zeros.
-async fn makes_hole(core: &Core, at: Sector, size: Sectors) -> bool {
+async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
     /// What is looked at at a time.
     const LOOK: Sectors = Sectors(2048);
-    if core.cache.device.disk().discard(at, size).await.is_err() {
+    if cache.device.disk().discard(at, size).await.is_err() {
         return false;
     }
     let end = at + size;
     let mut from = at;
     while from < end {
         let part = LOOK.min(end - from);
-        let buffer = core.cache.rt.pool().take(part.bytes() as usize);
-        let (buffer, result) = core.cache.device.disk().read(from, buffer).await;
+        let buffer = cache.rt.pool().take(part.bytes() as usize);
+        let (buffer, result) = cache.device.disk().read(from, buffer).await;
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {
             return false;
         }

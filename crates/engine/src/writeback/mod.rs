@@ -8,7 +8,10 @@
 //! became dirty, and the device's state says clean as soon as nothing is dirty.
 
 mod batch;
+mod figures;
 mod runs;
+
+pub use self::figures::{Pace, WritebackFigures};
 
 use std::rc::Rc;
 
@@ -16,7 +19,6 @@ use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
 
-use crate::figures::{Pace, WritebackFigures};
 use crate::index::NotLoaded;
 use crate::policy::writeback_rate::{IdleInputs, RateInputs};
 use crate::policy::yielding::{self, Pressure};

@@ -6,7 +6,7 @@
 use format::{CacheMode, Replacement};
 
 /// A type with a fixed list of named values.
-pub(super) trait Choice: Copy + PartialEq + 'static {
+pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// All values with their names, in the order in which they are listed.
     const ALL: &'static [(Self, &'static str)];
     /// The names, in the same order.
