@@ -6,6 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use format::Sectors;
+mod set;
+
+pub(crate) use set::{Watching, open_set};
+
 use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
 
 struct TestClock(Cell<Nanos>);

@@ -203,17 +203,13 @@ impl Allocator {
 
     /// Takes a bucket if the reserves allow it.
     pub(crate) fn try_take(&self, purpose: Purpose, buckets: &mut Buckets) -> Option<BucketNr> {
-        let mut ready = self.ready.borrow_mut();
-        if ready.len() <= self.reserves.below(purpose) {
-            drop(ready);
-            self.wanted.notify_all();
-            return None;
+        let allowed = self.ready_len() > self.reserves.below(purpose);
+        let taken = if allowed { self.ready.borrow_mut().pop_front() } else { None };
+        if let Some(b) = taken {
+            buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         }
-        let b = ready.pop_front()?;
-        drop(ready);
-        buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         self.wanted.notify_all();
-        Some(b)
+        taken
     }
 
     /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).

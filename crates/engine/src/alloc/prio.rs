@@ -204,3 +204,6 @@ pub(crate) fn apply_prios(buckets: &mut Buckets, loaded: &LoadedPrios) {
         buckets.mark_metadata(*b);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,3 +126,6 @@ pub(crate) fn prime(core: &Core, wanted: usize) {
     }
     core.alloc.put_ready(empty);
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! What the allocator counts, against what there is.
 
 use std::pin::pin;
+use std::rc::Rc;
 
 use format::{Gen, Inode, Ptr, Sector, Sectors};
 use io::sync::{Either, select};
@@ -381,6 +382,130 @@ fn buckets_are_taken_down_to_the_reserves() {
         assert_eq!(alloc.take_out(4, |b| b.0 % 2 == 0), rest[..most]);
         assert_eq!(alloc.ready_len(), left - most);
     }
+}
+
+/// A wait ends when a bucket more is ready than is kept back for others, or when it is given up.
+#[test]
+fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
+    for (purpose, kept) in
+        [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
+    {
+        run(move |rt| async move {
+            let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
+            let give_up = Rc::new(Cell::new(false));
+            let wait = || {
+                let (alloc, give_up) = (alloc.clone(), give_up.clone());
+                rt.spawn(async move { alloc.wait(purpose, || give_up.get()).await })
+            };
+            let asked = alloc.clone();
+            let asked = rt.spawn(async move { asked.wanted.changed().await });
+            rt.yield_now().await;
+            let (first, second) = (wait(), wait());
+            turns(&rt).await;
+            assert!(asked.try_take().is_some(), "{purpose:?}: whoever refills the list is told");
+            alloc.put_ready((0..kept).map(BucketNr));
+            turns(&rt).await;
+            assert!(first.try_take().is_none() && alloc.is_wanted(), "{purpose:?}");
+            alloc.put_ready([BucketNr(kept)]);
+            turns(&rt).await;
+            assert!(first.try_take().is_some() && second.try_take().is_some(), "{purpose:?}");
+            assert!(!alloc.is_wanted());
+            alloc.take_out(99, |_| true);
+            let third = wait();
+            turns(&rt).await;
+            give_up.set(true);
+            turns(&rt).await;
+            assert!(third.try_take().is_none(), "nobody said that something changed");
+            alloc.kick();
+            turns(&rt).await;
+            assert!(third.try_take().is_some());
+        });
+    }
+}
+
+async fn turns(rt: &io::Handle) {
+    for _ in 0..10 {
+        rt.yield_now().await;
+    }
+}
+
+/// What was invalidated before the call is waited for, and nothing else.
+#[test]
+fn generations_are_waited_for_until_they_are_durable() {
+    run(|rt| async move {
+        let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
+        let give_up = Rc::new(Cell::new(false));
+        let wait = || {
+            let (alloc, give_up) = (alloc.clone(), give_up.clone());
+            rt.spawn(async move { alloc.generations_durable(|| give_up.get()).await })
+        };
+        let none = wait();
+        turns(&rt).await;
+        assert!(none.try_take().is_some(), "nothing was invalidated");
+        alloc.invalidated();
+        let one = wait();
+        turns(&rt).await;
+        assert!(one.try_take().is_none());
+        alloc.settled();
+        turns(&rt).await;
+        assert!(one.try_take().is_some());
+        let again = wait();
+        turns(&rt).await;
+        assert!(again.try_take().is_some(), "all are durable");
+        alloc.invalidated();
+        let given_up = wait();
+        turns(&rt).await;
+        give_up.set(true);
+        alloc.kick();
+        turns(&rt).await;
+        assert!(given_up.try_take().is_some());
+        // Whoever refills the list waits for `wanted`.
+        let refills = alloc.clone();
+        let refills = rt.spawn(async move { refills.wanted.changed().await });
+        turns(&rt).await;
+        assert!(refills.try_take().is_none());
+        alloc.kick();
+        turns(&rt).await;
+        assert!(refills.try_take().is_some());
+    });
+}
+
+/// Each try to take a bucket tells whoever refills the list, also one that takes nothing.
+#[test]
+fn tries_to_take_are_told() {
+    run(|rt| async move {
+        for ready in [0, 30] {
+            let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
+            let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+            let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
+            all.iter().for_each(|b| buckets.invalidate(*b));
+            alloc.put_ready(all);
+            let refills = alloc.clone();
+            let refills = rt.spawn(async move { refills.wanted.changed().await });
+            turns(&rt).await;
+            assert_eq!(alloc.try_take(Purpose::Data, &mut buckets).is_some(), ready > 0);
+            turns(&rt).await;
+            assert!(refills.try_take().is_some());
+        }
+    });
+}
+
+/// 106 buckets are to spare; what was taken in the last seconds would fill them within twelve, or not.
+#[test]
+fn a_cache_fills_up_by_what_is_taken() {
+    let buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+    let at = |seconds| Nanos::from_secs(seconds);
+    for (taken, filling) in [(0, false), (35, false), (36, true)] {
+        let alloc = Allocator::new(&geometry(), 1024, 2);
+        (0..taken).for_each(|_| alloc.fills());
+        // After two seconds half of the mean rate counts.
+        assert_eq!(alloc.is_filling(&buckets, at(2)), filling, "{taken}");
+    }
+    let alloc = Allocator::new(&geometry(), 1024, 2);
+    (0..80).for_each(|_| alloc.fills());
+    // 20 a second, then half of it, then half of that.
+    assert!(alloc.is_filling(&buckets, at(2)) && alloc.is_filling(&buckets, at(4)));
+    assert!(!alloc.is_filling(&buckets, at(6)));
 }
 
 /// An open bucket by what was put into it: the volume, the end of the piece, the hint and the moment.
