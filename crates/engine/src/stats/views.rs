@@ -76,7 +76,8 @@ impl ViewValues {
         if reads == 0 {
             return 0;
         }
-        u64::try_from(u128::from(self.cache_hits) * 100 / reads).unwrap_or(100)
+        // At most 100.
+        (u128::from(self.cache_hits) * 100 / reads) as u64
     }
 }
 
