@@ -290,7 +290,7 @@ impl Volume {
             writeback: self.writeback_figures(),
             tunables: {
                 let mut t = self.tunables();
-                t.writeback_rate = self.writeback.rate().max(1);
+                t.writeback_rate = self.writeback.rate();
                 t
             },
         }
@@ -431,3 +431,6 @@ impl TimeFigures {
         Work::ALL.into_iter().map(|work| (work, self.work.slices(work)))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -295,3 +295,6 @@ impl Backing {
         self.errors.borrow().errors()
     }
 }
+
+#[cfg(test)]
+mod tests;

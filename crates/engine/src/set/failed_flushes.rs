@@ -36,3 +36,23 @@ impl FailedFlushes {
         self.inodes.borrow_mut().remove(&inode);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_device_is_remembered_until_it_is_forgotten() {
+        let failed = FailedFlushes::default();
+        let are = || [1, 2, 3].map(|n| failed.contains(Inode(n)));
+        assert_eq!(are(), [false; 3]);
+        failed.add(Inode(2));
+        assert_eq!(are(), [false, true, false]);
+        failed.forget(Inode(1));
+        failed.add(Inode(3));
+        failed.add(Inode(2));
+        assert_eq!(are(), [false, true, true]);
+        failed.forget(Inode(2));
+        assert_eq!(are(), [false, false, true], "another device has the slot");
+    }
+}

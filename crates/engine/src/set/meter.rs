@@ -120,3 +120,6 @@ impl Future for Watched {
         done
     }
 }
+
+#[cfg(test)]
+mod tests;

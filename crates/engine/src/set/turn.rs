@@ -33,3 +33,30 @@ impl Core {
         Turn { number: self.turns.0.get(), flush_failed: self.gate.has_failed() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use io::Op;
+
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, open_set, run};
+
+    #[test]
+    fn moments_differ_after_each_turn_and_after_a_failed_flush() {
+        run(|rt| async move {
+            let device = Watching::new(1024 * 16);
+            let core = open_set(&device, &rt, (16, false), SetOptions::default()).await.core;
+            let first = core.turn();
+            assert_eq!(core.turn(), first);
+            core.turns.next();
+            let second = core.turn();
+            core.turns.next();
+            let third = core.turn();
+            assert!(first != second && second != third && third != first);
+            assert_eq!(core.turn(), third);
+            device.refuses.set(|r| (r.op == Op::Flush).then_some(5));
+            assert!(core.gate.ensure(core.gate.wrote()).await.is_err());
+            assert!(core.turn() != third, "nobody has told the set yet");
+        });
+    }
+}
