@@ -265,7 +265,7 @@ impl Volume {
     pub fn figures(self: &Rc<Self>) -> VolumeFigures {
         let now = self.rt.now();
         let served = &mut *self.served.borrow_mut();
-        let stripe = self.backing().map_or(0, |b| b.disk.info().optimal_io_bytes);
+        let stripe = self.backing().map(|b| b.disk.info().optimal_io_bytes).unwrap_or_default();
         VolumeFigures {
             name: self.name(),
             inode: self.inode(),

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use format::Sectors;
+#[cfg(test)]
 mod set;
 
 pub(crate) use set::{Watching, open_set};

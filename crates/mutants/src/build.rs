@@ -66,8 +66,16 @@ pub fn rewrite_until_it_compiles(
 
 /// Builds the simulator and the tests, or the unit tests of the engine alone.
 pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program>, String> {
-    let all: &[&str] =
-        &["test", "--no-run", "-p", "ubcache-sim", "-p", "ubcache-engine", "--features", "ubcache-sim/canary"];
+    let all: &[&str] = &[
+        "test",
+        "--no-run",
+        "-p",
+        "ubcache-sim",
+        "-p",
+        "ubcache-engine",
+        "--features",
+        "ubcache-sim/canary",
+    ];
     let alone: &[&str] = &["test", "--no-run", "--lib", "-p", "ubcache-engine", "--features", "canary"];
     let (ok, messages) = cargo(copy, build_dir, if unit { alone } else { all })?;
     if !ok {

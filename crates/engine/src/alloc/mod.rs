@@ -14,6 +14,8 @@ mod prio;
 mod refill;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waits;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -130,18 +132,18 @@ impl Allocator {
             reserves: Reserves::new(geometry, nbuckets, prio_buckets),
             batch: (nbuckets as usize / 32).clamp(4, 1024),
             open: RefCell::new(OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)),
-            taken: Cell::new(0),
+            taken: Cell::default(),
             demand: Cell::default(),
-            waiting: Cell::new(0),
+            waiting: Cell::default(),
             refilled: Event::default(),
             wanted: Event::default(),
             prio_chain: RefCell::default(),
-            prio_seq: Cell::new(0),
+            prio_seq: Cell::default(),
             prios: Mutex::default(),
             prio_chain_is_ours: Cell::new(false),
             starved: Cell::new(false),
-            invalidated: Cell::new(0),
-            settled: Cell::new(0),
+            invalidated: Cell::default(),
+            settled: Cell::default(),
             settling: Event::default(),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) async fn load_prios(
             ));
         };
         let sector = geometry.bucket_start(bucket);
-        let (header, read) = read_set(disk, place, geometry, magic, bucket, size, &loaded.prios, at).await?;
+        let (header, read) = read_set(disk, place, geometry, magic, bucket, size).await?;
         if index > 0 && header.seq != loaded.seq {
             return Err(place.damage_at(
                 sector,
@@ -93,8 +93,6 @@ async fn read_set(
     magic: format::SetMagic,
     bucket: BucketNr,
     known: Option<Sectors>,
-    all: &[BucketPrio],
-    from: usize,
 ) -> Result<(PrioHeader, ReadSet), EngineError> {
     let sector = geometry.bucket_start(bucket);
     let mut first_error = None;
@@ -105,7 +103,8 @@ async fn read_set(
         let buffer = disk.runtime().pool().take(size.bytes() as usize);
         let (buffer, result) = disk.read(sector, buffer).await;
         result?;
-        let count = (all.len() - from).min(format::prio::prio_capacity(buffer.len()));
+        // The last one may have more than there are buckets.
+        let count = format::prio::prio_capacity(buffer.len());
         let mut prios = vec![BucketPrio { prio: 0, generation: Gen(0) }; count];
         match parse_prio_set(buffer.as_slice(), magic, &mut prios) {
             Ok(header) => return Ok((header, ReadSet { prios, size })),

@@ -1,14 +1,9 @@
 //! What the allocator counts, against what there is.
 
-use std::pin::pin;
-use std::rc::Rc;
-
 use format::{Gen, Inode, Ptr, Sector, Sectors};
-use io::sync::{Either, select};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::run;
 
 const BUCKET: Sectors = Sectors(64);
 const NBUCKETS: u32 = 128;
@@ -80,20 +75,6 @@ fn the_list_is_refilled_up_to_its_target() {
         alloc.waiting.set(1);
         assert_eq!(alloc.missing(), target.saturating_sub(have), "{have} of {target}, waited for");
     }
-}
-
-/// A wait that is given up no longer counts.
-#[test]
-fn a_wait_that_is_given_up_does_not_count() {
-    run(|rt| async move {
-        let alloc = Allocator::new(&geometry(), 1024, 2);
-        {
-            let wait = pin!(alloc.wait(Purpose::Data, || false));
-            assert!(matches!(select(wait, rt.sleep(Nanos(1))).await, Either::Right(())));
-            assert!(alloc.is_wanted());
-        }
-        assert!(!alloc.is_wanted());
-    });
 }
 
 /// A bucket as the table should have it, changed one field at a time.
@@ -384,112 +365,6 @@ fn buckets_are_taken_down_to_the_reserves() {
     }
 }
 
-/// A wait ends when a bucket more is ready than is kept back for others, or when it is given up.
-#[test]
-fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
-    for (purpose, kept) in
-        [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
-    {
-        run(move |rt| async move {
-            let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
-            let give_up = Rc::new(Cell::new(false));
-            let wait = || {
-                let (alloc, give_up) = (alloc.clone(), give_up.clone());
-                rt.spawn(async move { alloc.wait(purpose, || give_up.get()).await })
-            };
-            let asked = alloc.clone();
-            let asked = rt.spawn(async move { asked.wanted.changed().await });
-            rt.yield_now().await;
-            let (first, second) = (wait(), wait());
-            turns(&rt).await;
-            assert!(asked.try_take().is_some(), "{purpose:?}: whoever refills the list is told");
-            alloc.put_ready((0..kept).map(BucketNr));
-            turns(&rt).await;
-            assert!(first.try_take().is_none() && alloc.is_wanted(), "{purpose:?}");
-            alloc.put_ready([BucketNr(kept)]);
-            turns(&rt).await;
-            assert!(first.try_take().is_some() && second.try_take().is_some(), "{purpose:?}");
-            assert!(!alloc.is_wanted());
-            alloc.take_out(99, |_| true);
-            let third = wait();
-            turns(&rt).await;
-            give_up.set(true);
-            turns(&rt).await;
-            assert!(third.try_take().is_none(), "nobody said that something changed");
-            alloc.kick();
-            turns(&rt).await;
-            assert!(third.try_take().is_some());
-        });
-    }
-}
-
-async fn turns(rt: &io::Handle) {
-    for _ in 0..10 {
-        rt.yield_now().await;
-    }
-}
-
-/// What was invalidated before the call is waited for, and nothing else.
-#[test]
-fn generations_are_waited_for_until_they_are_durable() {
-    run(|rt| async move {
-        let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
-        let give_up = Rc::new(Cell::new(false));
-        let wait = || {
-            let (alloc, give_up) = (alloc.clone(), give_up.clone());
-            rt.spawn(async move { alloc.generations_durable(|| give_up.get()).await })
-        };
-        let none = wait();
-        turns(&rt).await;
-        assert!(none.try_take().is_some(), "nothing was invalidated");
-        alloc.invalidated();
-        let one = wait();
-        turns(&rt).await;
-        assert!(one.try_take().is_none());
-        alloc.settled();
-        turns(&rt).await;
-        assert!(one.try_take().is_some());
-        let again = wait();
-        turns(&rt).await;
-        assert!(again.try_take().is_some(), "all are durable");
-        alloc.invalidated();
-        let given_up = wait();
-        turns(&rt).await;
-        give_up.set(true);
-        alloc.kick();
-        turns(&rt).await;
-        assert!(given_up.try_take().is_some());
-        // Whoever refills the list waits for `wanted`.
-        let refills = alloc.clone();
-        let refills = rt.spawn(async move { refills.wanted.changed().await });
-        turns(&rt).await;
-        assert!(refills.try_take().is_none());
-        alloc.kick();
-        turns(&rt).await;
-        assert!(refills.try_take().is_some());
-    });
-}
-
-/// Each try to take a bucket tells whoever refills the list, also one that takes nothing.
-#[test]
-fn tries_to_take_are_told() {
-    run(|rt| async move {
-        for ready in [0, 30] {
-            let alloc = Rc::new(Allocator::new(&geometry(), 1024, 3));
-            let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-            let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
-            all.iter().for_each(|b| buckets.invalidate(*b));
-            alloc.put_ready(all);
-            let refills = alloc.clone();
-            let refills = rt.spawn(async move { refills.wanted.changed().await });
-            turns(&rt).await;
-            assert_eq!(alloc.try_take(Purpose::Data, &mut buckets).is_some(), ready > 0);
-            turns(&rt).await;
-            assert!(refills.try_take().is_some());
-        }
-    });
-}
-
 /// 106 buckets are to spare; what was taken in the last seconds would fill them within twelve, or not.
 #[test]
 fn a_cache_fills_up_by_what_is_taken() {
@@ -596,5 +471,52 @@ proptest! {
         open.close_marked(&mut buckets);
         naive.iter().skip(2).for_each(|o| pins[o.bucket.0 as usize] -= 1);
         prop_assert!(buckets.all().all(|b| buckets.pins(b) == pins[b.0 as usize]));
+    }
+}
+
+/// Two open buckets, of which a wipe has one before it: nothing more goes there, and the other goes on being filled.
+#[test]
+fn a_wipe_closes_what_it_has_before_it() {
+    for marked in [10, 11] {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut open = OpenBuckets::new(4);
+        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, stream, at, fresh: u32| {
+            let fresh = BucketNr(fresh);
+            let placed =
+                open.place(stream, (Inode(1), Sector(at)), Sectors(8), 0, BUCKET, Sectors(1), buckets, |b| {
+                    b.invalidate(fresh);
+                    b.take(fresh, false);
+                    Some(fresh)
+                });
+            buckets.bucket_of(placed.unwrap().ptr).0
+        };
+        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 0, 10), 10);
+        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 100, 11), 11);
+        buckets.mark_for_wipe();
+        buckets.wiped(BucketNr(21 - marked));
+        open.close_marked(&mut buckets);
+        let is = |bucket| if bucket == marked { bucket + 10 } else { bucket };
+        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 8, 20), is(10));
+        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 108, 21), is(11));
+    }
+}
+
+/// A pointer that is older than any before by one generation is what the distance is counted from.
+#[test]
+fn the_oldest_pointer_decides() {
+    for (pointers, newest, may) in [
+        (vec![], 95, true),
+        (vec![], 96, false),
+        (vec![255], 94, true),
+        (vec![255], 95, false),
+        (vec![255, 1, 0], 94, true),
+    ] {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let b = BucketNr(FIRST);
+        buckets.load(b, Gen(0), 9);
+        for pointer in pointers.iter().chain([&newest]) {
+            buckets.raise(b, Gen(*pointer));
+        }
+        assert_eq!((buckets.generation(b), buckets.may_invalidate(b)), (Gen(newest), may), "{pointers:?}");
     }
 }

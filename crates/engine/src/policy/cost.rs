@@ -211,7 +211,7 @@ impl CostModel {
         }
         self.in_flight += 1;
         self.sectors_in_flight = self.sectors_in_flight.saturating_add(sectors.0);
-        let seek = sectors > Sectors::ZERO && start != self.last_end;
+        let seek = start != self.last_end;
         if sectors > Sectors::ZERO {
             self.last_end = Sector(start.0.saturating_add(sectors.0));
         }

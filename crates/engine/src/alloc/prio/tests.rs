@@ -75,7 +75,7 @@ fn a_damaged_chain_is_refused_with_its_place() {
                 [8, 9, 10],
                 [5; 3],
                 7,
-                "prio set 0 of 3: bucket number: expected an unused one in 8..3000, found 7",
+                "sector 0: prio set 0 of 3: bucket number: expected an unused one in 8..3000, found 7",
             ),
             ([8, 9, 10], [5; 3], 3000, "found 3000"),
             ([8, 9, 10], [5; 3], (1 << 32) + 8, "found 4294967304"),
@@ -190,6 +190,11 @@ fn a_chain_takes_the_place_of_the_one_before() {
             let loaded =
                 load_prios(&core.cache, &core.place, &core.geometry, core.magic, first).await.unwrap();
             assert_eq!((&loaded.chain, loaded.seq), (&chain, seq + 1));
+            // The last one names none.
+            let last = core.geometry.bucket_start(chain[3]);
+            let (buffer, _) = core.cache.read(last, rt.pool().take(4096)).await;
+            let header = parse_prio_set(buffer.as_slice(), core.magic, &mut [prio(0); 1]).unwrap();
+            assert_eq!((header.next_bucket, header.seq), (0, seq + 1));
             let buckets = core.buckets.borrow();
             for (b, p) in buckets.all().zip(&loaded.prios) {
                 let (prio, generation) = before[b.0 as usize];

@@ -428,3 +428,41 @@ fn what_drains_is_a_share_of_the_protected_segment() {
         assert_eq!(left, (first..first + drains).collect::<Vec<_>>(), "{nbuckets} buckets, {wanted} wanted");
     }
 }
+
+/// What is hit on probation is copied only while fewer buckets hold nothing than are wanted, and a quarter of all.
+#[test]
+fn nothing_is_copied_while_there_is_room() {
+    for (empty, wanted, copies) in
+        [(12, 3, true), (13, 3, false), (10, 0, false), (9, 0, true), (38, 28, false)]
+    {
+        let mut policy = policy();
+        let mut cache = full();
+        policy.fills(BucketNr(BUCKETS - 1), Segment::Probation);
+        (FIRST..FIRST + empty).for_each(|b| cache[b as usize].live_sectors = 0);
+        choose(&mut policy, wanted, &cache);
+        assert_eq!(policy.hit(BucketNr(BUCKETS - 1), 1), copies, "{empty} empty, {wanted} wanted");
+        assert!(!policy.hit(BucketNr(BUCKETS), 1), "there is no such bucket");
+    }
+}
+
+/// The first window of a bucket is as long as the bucket is old, at least a quarter of a whole one.
+#[test]
+fn the_first_rate_is_by_the_age_of_the_bucket() {
+    let (hits, parts) = (10, 16 * 128);
+    for (age, ticks) in [(1, 32), (25, 32), (31, 32), (32, 32), (33, 33), (127, 127), (128, 128), (200, 128)]
+    {
+        let mut policy = policy();
+        let b = BucketNr(FIRST);
+        // Filled so many ticks before the end of a window in which it is hit ten times.
+        (0..256 - age).for_each(|_| policy.tick());
+        policy.fills(b, Segment::Protected);
+        (0..age - 1).for_each(|_| policy.tick());
+        let before = if age > 128 { 0 } else { hits };
+        for _ in 0..before {
+            policy.hit(b, 1);
+        }
+        policy.tick();
+        let rate = policy.rate(&policy.heat[FIRST as usize]);
+        assert_eq!(rate, before * parts / ticks, "{age} ticks old");
+    }
+}
