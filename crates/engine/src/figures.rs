@@ -288,11 +288,7 @@ impl Volume {
             device: self.backing().map(|b| b.disk.figures()).unwrap_or_default(),
             io_errors: self.io_errors(),
             writeback: self.writeback_figures(),
-            tunables: {
-                let mut t = self.tunables();
-                t.writeback_rate = self.writeback.rate();
-                t
-            },
+            tunables: self.tunables(),
         }
     }
 }

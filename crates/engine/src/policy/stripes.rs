@@ -284,6 +284,7 @@ mod tests {
     #[test]
     fn sums_are_those_of_what_was_added_and_removed() {
         let mut d = DirtyStripes::new(StripeGeometry::new(Sectors(8192), Sector(16), Sectors(8184)), true);
+        assert!(d.partial_stripes_expensive());
         assert_eq!(d.dirty(), Sectors(0));
         d.add(Sector(8190), Sectors(4));
         assert_eq!((d.dirty(), d.counts.get(&0), d.counts.get(&1)), (Sectors(4), Some(&2), Some(&2)));

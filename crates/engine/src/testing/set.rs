@@ -15,8 +15,10 @@ pub(crate) struct Watching {
     inner: Rc<TestDisk>,
     /// The error of a request, if it is to fail.
     pub(crate) refuses: Cell<fn(&Request) -> Option<i32>>,
+    /// From the first request of this kind on, all are held back by the disk.
+    pub(crate) holds: Cell<Option<Op>>,
     /// Every request so far.
-    pub(crate) seen: RefCell<Vec<(Op, Sector, Sectors)>>,
+    pub(crate) requests: RefCell<Vec<(Op, Sector, Sectors)>>,
 }
 
 impl Watching {
@@ -24,14 +26,15 @@ impl Watching {
         Rc::new(Watching {
             inner: TestDisk::new(sectors),
             refuses: Cell::new(|_| None),
-            seen: RefCell::default(),
+            holds: Cell::new(None),
+            requests: RefCell::default(),
         })
     }
 
     /// The requests of one kind since the last call of `take`, by position and length.
     pub(crate) fn take(&self, op: Op) -> Vec<(u64, u64)> {
-        let seen = self.seen.take();
-        seen.into_iter().filter(|r| r.0 == op).map(|(_, sector, sectors)| (sector.0, sectors.0)).collect()
+        let requests = self.requests.take();
+        requests.into_iter().filter(|r| r.0 == op).map(|(_, sector, sectors)| (sector.0, sectors.0)).collect()
     }
 
     pub(crate) fn disk(&self) -> &Rc<TestDisk> {
@@ -45,7 +48,10 @@ impl Device for Watching {
     }
 
     fn submit(&self, request: Request, completer: Completer) {
-        self.seen.borrow_mut().push((request.op, request.sector, request.sectors));
+        self.requests.borrow_mut().push((request.op, request.sector, request.sectors));
+        if self.holds.get() == Some(request.op) {
+            self.inner.hold(true);
+        }
         match self.refuses.get()(&request) {
             None => self.inner.submit(request, completer),
             Some(errno) => {

@@ -144,6 +144,46 @@ fn generations_are_durable_before_their_buckets_are_ready() {
     });
 }
 
+/// While the new generations are on their way, nobody may rely on them, and the buckets are not ready.
+#[test]
+fn generations_on_their_way_are_waited_for() {
+    run(|rt| async move {
+        let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let core = set_on(&device, &rt, false).await.core;
+        let ready = core.alloc.ready_len();
+        device.disk().hold(true);
+        let refills = core.clone();
+        let refills = rt.spawn(async move { refill(&refills, 3).await.unwrap() });
+        device.disk().held(1, &rt).await;
+        let waiting = core.clone();
+        let waiting = rt.spawn(async move { waiting.alloc.generations_durable(|| false).await });
+        turns(&rt).await;
+        assert!(waiting.try_take().is_none() && refills.try_take().is_none());
+        assert!(core.alloc.ready_len() < ready, "one is taken for the priorities, and none is there yet");
+        device.disk().hold(false);
+        assert_eq!(refills.await, 3);
+        waiting.await;
+        assert_eq!(core.alloc.ready_len(), ready + 3);
+    });
+}
+
+/// While buckets are discarded, others may write priorities: it is the device that takes its time.
+#[test]
+fn discards_hold_up_no_priorities() {
+    run(|rt| async move {
+        let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let core = set_on(&device, &rt, true).await.core;
+        device.holds.set(Some(Op::Discard));
+        let refills = core.clone();
+        let refills = rt.spawn(async move { refill(&refills, 3).await.unwrap() });
+        device.disk().held(3, &rt).await;
+        assert!(core.alloc.prios.try_lock().is_some());
+        device.holds.set(None);
+        device.disk().hold(false);
+        assert_eq!(refills.await, 3);
+    });
+}
+
 /// Whether the crash log of a set was given up.
 #[derive(Default)]
 struct Log(Cell<u32>);

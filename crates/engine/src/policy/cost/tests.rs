@@ -500,6 +500,24 @@ fn costs_change_at_their_limits() {
     }
 }
 
+/// After costs were computed, 16 more answers are needed for the next time.
+#[test]
+fn answers_are_counted_anew_after_costs_were_computed() {
+    let mut m = CostModel::new(Costs::usual(true));
+    let mut now = 5;
+    let mut costs = Vec::new();
+    for n in 1..=64 {
+        let o = m.begin(Sector(n * 1000), Sectors(8), Nanos(now));
+        now += 1_000_000 + n * 1000;
+        m.end(o, Nanos(now));
+        if costs.last() != Some(&(m.costs())) {
+            costs.push(m.costs());
+            assert!(n == 1 || n.is_multiple_of(16), "{n}");
+        }
+    }
+    assert_eq!(costs.len(), 5);
+}
+
 /// What failed is not counted: the answers of its window are, if others are in flight.
 #[test]
 fn a_window_that_ends_with_a_failure_is_forgotten() {

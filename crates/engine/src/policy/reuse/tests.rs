@@ -466,3 +466,44 @@ fn the_first_rate_is_by_the_age_of_the_bucket() {
         assert_eq!(rate, before * parts / ticks, "{age} ticks old");
     }
 }
+
+/// A new bucket is credited with eight hits of the mean worth of late; of hits that are too few, with eight of the worth
+/// that is usual.
+#[test]
+fn a_new_bucket_is_credited_with_the_usual_hits() {
+    let b = BucketNr(FIRST);
+    for (hits, worth, windows, usual) in [
+        (0, 0, 0, 16),
+        (10, 40, 0, 40),
+        (10, 40, 1, 40),
+        (10, 40, 2, 50),
+        (10, 40, 3, 50),
+        (10, 40, 4, 16),
+        (1, 7, 1, 16),
+    ] {
+        let mut policy = policy();
+        for _ in 0..hits {
+            policy.hit(BucketNr(FIRST + 1), worth);
+        }
+        (0..windows * 128).for_each(|_| policy.tick());
+        policy.fills(b, Segment::Protected);
+        for age in 0..3 {
+            let rate = policy.rate(&policy.heat[FIRST as usize]);
+            assert_eq!(rate, 8 * usual * 16 * 128 / (64 + age), "{hits} hits, {windows} windows ago");
+            policy.tick();
+        }
+    }
+}
+
+/// On probation all hits count, by the age of the bucket.
+#[test]
+fn a_rate_on_probation_is_by_the_age_of_the_bucket() {
+    let mut policy = policy();
+    policy.fills(BucketNr(FIRST), Segment::Probation);
+    policy.hit(BucketNr(FIRST), 3);
+    for age in 0..300_u32 {
+        let rate = policy.rate(&policy.heat[FIRST as usize]);
+        assert_eq!(rate, 3 * 16 * 128 / age.max(1), "{age} ticks old");
+        policy.tick();
+    }
+}

@@ -434,3 +434,36 @@ fn the_integral_winds_up_by_its_rules() {
         assert_eq!(rate.integral, after, "{late:?} late, {before}, error {error}");
     }
 }
+
+/// Where both terms are the same, the fragmentation term decides nothing.
+#[test]
+fn an_equal_fragmentation_term_does_not_decide() {
+    // A target of 119 900: P = 3000 with a divisor of 1. 100 sectors for each used bucket, times 30.
+    let case = RateInputs {
+        available_buckets: 819,
+        in_use_percent: 60,
+        volumes_dirty: Sectors(2_097_152 - 1_199_000),
+        ..inputs(122_900)
+    };
+    for (divisor, term, decides) in [(1, 3000, false), (2, 3000, true)] {
+        let params = RateParams { p_term_inverse: divisor, ..params() };
+        let mut rate = WritebackRate::new(T0);
+        rate.update(&case, &params, &mut IdleCounter::default(), &set(), T0);
+        assert_eq!((rate.target, rate.proportional, rate.is_fragmented()), (119_900, term, decides));
+    }
+}
+
+/// What an update says is what it did, whatever the one before it did.
+#[test]
+fn an_update_without_dirty_data_ends_what_was_before() {
+    let spread = RateInputs { available_buckets: 819, in_use_percent: 60, ..inputs(122_900) };
+    let clean = RateInputs { has_dirty: false, ..spread };
+    let unthrottled = RateParams { percent: 0, ..params() };
+    for (case, params) in [(clean, params()), (spread, unthrottled)] {
+        let (mut rate, mut idle) = (WritebackRate::new(T0), IdleCounter::default());
+        update(&mut rate, &spread, T0);
+        assert!(rate.is_fragmented());
+        assert_eq!(rate.update(&case, &params, &mut idle, &set(), T0), RateUpdate::Unchanged);
+        assert!(!rate.is_fragmented() && !rate.is_idle());
+    }
+}
