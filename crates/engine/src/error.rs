@@ -131,3 +131,71 @@ impl Place {
         self.damage_at(sector, Some((bucket, generation)), path, format!("btree node: {what}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn io_error(errno: i32) -> IoError {
+        let request = io::Request {
+            op: io::Op::Flush,
+            sector: Sector(0),
+            sectors: format::Sectors(0),
+            buffer: None,
+            buffer_offset_bytes: 0,
+        };
+        IoError::of(&"ssd".into(), &request, errno)
+    }
+
+    fn place() -> Place {
+        Place { device: "ssd".into(), set: "a-set".into() }
+    }
+
+    /// Missing room, also as the reason for which a set was disabled; and the answer of an export.
+    #[test]
+    fn missing_room_is_no_loss() {
+        let disabled = |why: EngineError| EngineError::Disabled { set: "a-set".into(), why: Arc::new(why) };
+        for (error, is_out_of_room) in [
+            (EngineError::Io(io_error(28)), true),
+            (EngineError::Io(io_error(5)), false),
+            (EngineError::NoSpace("full".into()), true),
+            (EngineError::Invalid("no".into()), false),
+            (place().damage(Sector(1), "torn"), false),
+        ] {
+            assert_eq!(error.is_out_of_room(), is_out_of_room, "{error}");
+            assert_eq!(disabled(error.clone()).is_out_of_room(), is_out_of_room, "{error}");
+        }
+        assert_eq!(EngineError::Io(io_error(5)).to_volume_error(), VolumeError::Io(io_error(5)));
+        assert_eq!(
+            EngineError::NoSpace("full".into()).to_volume_error(),
+            VolumeError::NoSpace("full".into())
+        );
+        let failed = "cache set a-set is disabled: full";
+        let answer = disabled(EngineError::NoSpace("full".into())).to_volume_error();
+        assert_eq!(answer, VolumeError::Failed(failed.into()));
+    }
+
+    /// Each part of the place of a damage, as far as it is known.
+    #[test]
+    fn damage_says_where_it_is() {
+        let at = |bucket, path: &[u32]| {
+            place()
+                .damage_at(Sector(9), bucket, path.iter().map(|n| BucketNr(*n)).collect(), "torn")
+                .to_string()
+        };
+        assert_eq!(at(None, &[]), "ssd (cache set a-set): sector 9: torn");
+        assert_eq!(at(Some((BucketNr(3), None)), &[]), "ssd (cache set a-set): sector 9, bucket 3: torn");
+        let with_path = at(Some((BucketNr(3), Some(Gen(7)))), &[1, 2]);
+        assert_eq!(with_path, "ssd (cache set a-set): sector 9, bucket 3 gen 7, path 1→2: torn");
+        let key =
+            |key: Bkey| place().bad_node(&key, vec![BucketNr(5)], BucketNr(3), "short".into()).to_string();
+        let hole = Bkey::hole(format::Inode(0), Sector(8), format::Sectors(8));
+        assert_eq!(key(hole), "ssd (cache set a-set): sector 0, bucket 3, path 5: btree node: short");
+        let ptr = format::Ptr::new(0, Sector(96), Gen(7));
+        let extent = Bkey::extent(format::Inode(0), Sector(8), format::Sectors(8), false, ptr);
+        assert_eq!(
+            key(extent),
+            "ssd (cache set a-set): sector 96, bucket 3 gen 7, path 5: btree node: short"
+        );
+    }
+}

@@ -79,13 +79,14 @@ pub(crate) struct Events {
 impl Events {
     /// Adds one. If there are too many, the oldest failed request goes.
     pub(crate) fn push(&self, event: SetEvent) {
-        let mut events = self.queue.borrow_mut();
-        if events.len() >= MOST {
-            let failure = events.iter().position(|e| matches!(e, SetEvent::DeviceError { .. }));
-            events.remove(failure.unwrap_or(0));
+        {
+            let events = &mut *self.queue.borrow_mut();
+            if events.len() >= MOST {
+                let failure = events.iter().position(|e| matches!(e, SetEvent::DeviceError { .. }));
+                events.remove(failure.unwrap_or(0));
+            }
+            events.push_back(event);
         }
-        events.push_back(event);
-        drop(events);
         self.arrived.notify_all();
     }
 
@@ -102,7 +103,33 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
+    use crate::testing::run;
+
+    #[test]
+    fn whoever_waits_is_told_of_the_first_event() {
+        run(|rt| async move {
+            let events = Rc::new(Events::default());
+            let arrived = || {
+                let events = events.clone();
+                rt.spawn(async move { events.arrived().await })
+            };
+            let waits = arrived();
+            for _ in 0..5 {
+                rt.yield_now().await;
+            }
+            assert!(waits.try_take().is_none(), "nothing has happened");
+            events.push(SetEvent::Initialised);
+            waits.await;
+            arrived().await;
+            assert_eq!(events.take(), [SetEvent::Initialised]);
+            let again = arrived();
+            rt.yield_now().await;
+            assert!(again.try_take().is_none(), "it was taken");
+        });
+    }
 
     /// A device was given up in the middle of a flood of errors, and the flood had washed the message away.
     #[test]

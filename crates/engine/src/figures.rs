@@ -219,7 +219,7 @@ impl Volume {
     pub fn figures(self: &Rc<Self>) -> VolumeFigures {
         let now = self.rt.now();
         let served = &mut *self.served.borrow_mut();
-        let stripe = self.backing().map_or(0, |b| b.disk.info().optimal_io_bytes);
+        let stripe = self.backing().map(|b| b.disk.info().optimal_io_bytes).unwrap_or_default();
         VolumeFigures {
             name: self.name(),
             inode: self.inode(),
@@ -242,11 +242,7 @@ impl Volume {
             device: self.backing().map(|b| b.disk.figures()).unwrap_or_default(),
             io_errors: self.io_errors(),
             writeback: crate::writeback::writeback_figures(self),
-            tunables: {
-                let mut t = self.tunables();
-                t.writeback_rate = self.writeback.rate().max(1);
-                t
-            },
+            tunables: self.tunables(),
         }
     }
 }
@@ -392,3 +388,6 @@ impl TimeFigures {
         Work::ALL.into_iter().map(|work| (work, self.work.slices(work)))
     }
 }
+
+#[cfg(test)]
+mod tests;

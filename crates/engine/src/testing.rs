@@ -5,17 +5,46 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::superblock::CacheFormat;
-use format::{CacheSuper, Replacement, Sectors, Uuid};
+#[cfg(test)]
+mod set;
+
+pub(crate) use set::{Watching, components, open_set};
+
+use format::superblock::{BackingFormat, CacheFormat};
+use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 use io::{Clock, Completer, Device, DeviceInfo, Fifo, Handle, IoError, Nanos, Op, Request, Runtime};
 
-use crate::device::CacheDevice;
+use crate::device::{BackingDevice, CacheDevice};
 use crate::error::Place;
 
 /// A cache device with buckets of `bucket` sectors and blocks of one, on a disk in memory.
 pub(crate) fn cache_device(disk: &Rc<TestDisk>, rt: &Handle, bucket: Sectors) -> Rc<CacheDevice> {
-    let want = CacheFormat {
+    cache_device_on(io::Disk::new(disk.clone(), rt.clone()), bucket)
+}
+
+/// The same on a disk that is watched.
+pub(crate) fn watched_cache_device(disk: &Rc<Watching>, rt: &Handle, bucket: Sectors) -> Rc<CacheDevice> {
+    cache_device_on(io::Disk::new(disk.clone(), rt.clone()), bucket)
+}
+
+/// A backing device in no set.
+pub(crate) fn backing_device(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<BackingDevice> {
+    let superblock = BackingSuper::format(&BackingFormat {
+        uuid: Uuid([3; 16]),
+        set_uuid: Uuid([0; 16]),
         device_sectors: disk.info.sectors,
+        block_sectors: Sectors(1),
+        bucket_sectors: Sectors(64),
+        data_offset: Sector(16),
+        cache_mode: CacheMode::Writeback,
+        label: [0; 32],
+    });
+    Rc::new(BackingDevice::new(io::Disk::new(disk.clone(), rt.clone()), superblock.unwrap()))
+}
+
+fn cache_device_on(disk: io::Disk, bucket: Sectors) -> Rc<CacheDevice> {
+    let want = CacheFormat {
+        device_sectors: disk.info().sectors,
         bucket_sectors: bucket,
         block_sectors: Sectors(1),
         uuid: Uuid([1; 16]),
@@ -23,8 +52,7 @@ pub(crate) fn cache_device(disk: &Rc<TestDisk>, rt: &Handle, bucket: Sectors) ->
         replacement: Replacement::Lru,
         discard: false,
     };
-    let place = Place { device: disk.info.name.clone(), set: "a set".into() };
-    let disk = io::Disk::new(disk.clone(), rt.clone());
+    let place = Place { device: disk.info().name.clone(), set: "a set".into() };
     Rc::new(CacheDevice::new(disk, place, CacheSuper::format(&want).unwrap()))
 }
 

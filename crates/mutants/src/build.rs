@@ -64,11 +64,20 @@ pub fn rewrite_until_it_compiles(
     Err(format!("the rewritten engine does not compile after {ROUNDS} rounds"))
 }
 
-/// Builds the simulator and the tests.
-pub fn programs(copy: &Copy, build_dir: &Path) -> Result<Vec<Program>, String> {
-    let args =
-        ["test", "--no-run", "-p", "ubcache-sim", "-p", "ubcache-engine", "--features", "ubcache-sim/canary"];
-    let (ok, messages) = cargo(copy, build_dir, &args)?;
+/// Builds the simulator and the tests, or the unit tests of the engine alone.
+pub fn programs(copy: &Copy, build_dir: &Path, unit: bool) -> Result<Vec<Program>, String> {
+    let all: &[&str] = &[
+        "test",
+        "--no-run",
+        "-p",
+        "ubcache-sim",
+        "-p",
+        "ubcache-engine",
+        "--features",
+        "ubcache-sim/canary",
+    ];
+    let alone: &[&str] = &["test", "--no-run", "--lib", "-p", "ubcache-engine", "--features", "canary"];
+    let (ok, messages) = cargo(copy, build_dir, if unit { alone } else { all })?;
     if !ok {
         let texts: Vec<String> = messages.iter().filter_map(error).map(|e| e.rendered).collect();
         return Err(format!("the tests of the rewritten engine do not build:\n{}", texts.join("\n")));

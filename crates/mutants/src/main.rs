@@ -65,6 +65,9 @@ struct Args {
     /// Run those again that survived
     #[arg(long)]
     again: bool,
+    /// Build and run the unit tests of the engine alone
+    #[arg(long)]
+    unit: bool,
 }
 
 impl Args {
@@ -109,7 +112,7 @@ fn work(args: &Args) -> Result<(), String> {
         // What suites reach is written down as numbers, which excluded mutants shift.
         let keys: String = mutants.iter().map(|m| format!("{}\n", m.key)).collect();
         let table = format!("{fingerprint} {:016x}", hash(keys.as_bytes()));
-        let suites = prepare(&copy, &dir, &table, longest)?;
+        let suites = prepare(&copy, &dir, &table, longest, args.unit)?;
         let attack = Attack { suites, dir: &dir, results: &results };
         let open = |m: &&Mutant| match results.known.get(&m.key) {
             Some(v) => args.again && matches!(v.fate, Fate::Survived | Fate::Unreached),
@@ -168,10 +171,11 @@ fn prepare(
     dir: &Path,
     fingerprint: &str,
     longest: Duration,
+    unit: bool,
 ) -> Result<Vec<(Suite, Baseline)>, String> {
     eprintln!("building");
     let begun = Instant::now();
-    let suites = suites::suites(&build::programs(copy, &dir.join("build"))?);
+    let suites = suites::suites(&build::programs(copy, &dir.join("build"), unit)?);
     eprintln!("built in {} s", begun.elapsed().as_secs());
     let file = dir.join("baseline.json");
     let text = fs::read_to_string(&file).unwrap_or_default();

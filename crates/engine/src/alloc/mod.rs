@@ -15,6 +15,8 @@ mod prio;
 mod refill;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waits;
 mod walks;
 
 use std::cell::{Cell, Ref, RefCell, RefMut};

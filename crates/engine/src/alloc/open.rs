@@ -63,7 +63,7 @@ impl OpenBuckets {
     }
 
     pub(crate) fn new(limit: usize) -> OpenBuckets {
-        OpenBuckets { open: Vec::with_capacity(limit + 1), limit, clock: 0 }
+        OpenBuckets { open: Vec::with_capacity(limit), limit, clock: 0 }
     }
 
     /// The open bucket that suits a write best, by index.

@@ -111,14 +111,14 @@ impl Pool {
             ready: RefCell::default(),
             reserves: Reserves::new(geometry, nbuckets, prio_buckets),
             batch: (nbuckets as usize / 32).clamp(4, 1024),
-            taken: Cell::new(0),
+            taken: Cell::default(),
             demand: Cell::default(),
-            waiting: Cell::new(0),
+            waiting: Cell::default(),
             refilled: Event::default(),
             wanted: Event::default(),
             starved: Cell::new(false),
-            invalidated: Cell::new(0),
-            settled: Cell::new(0),
+            invalidated: Cell::default(),
+            settled: Cell::default(),
             settling: Event::default(),
         }
     }
@@ -185,17 +185,13 @@ impl Pool {
 
     /// Takes a bucket if the reserves allow it.
     pub(crate) fn try_take(&self, purpose: Purpose, buckets: &mut Buckets) -> Option<BucketNr> {
-        let mut ready = self.ready.borrow_mut();
-        if ready.len() <= self.reserves.below(purpose) {
-            drop(ready);
-            self.wanted.notify_all();
-            return None;
+        let allowed = self.ready_len() > self.reserves.below(purpose);
+        let taken = if allowed { self.ready.borrow_mut().pop_front() } else { None };
+        if let Some(b) = taken {
+            buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         }
-        let b = ready.pop_front()?;
-        drop(ready);
-        buckets.take(b, matches!(purpose, Purpose::Btree | Purpose::Prio));
         self.wanted.notify_all();
-        Some(b)
+        taken
     }
 
     /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).

@@ -24,12 +24,12 @@ pub(crate) struct LoadedPrios {
 
 /// The newest durable chain.
 pub(super) struct PrioChain {
-    buckets: RefCell<Vec<BucketNr>>,
-    seq: Cell<u64>,
+    pub(super) buckets: RefCell<Vec<BucketNr>>,
+    pub(super) seq: Cell<u64>,
     /// The chain was written by this run, so its buckets were in use with their present generations.
-    is_ours: Cell<bool>,
+    pub(super) is_ours: Cell<bool>,
     /// Held from the invalidation of buckets until prio sets with their generations are durable.
-    lock: Mutex,
+    pub(super) lock: Mutex,
 }
 
 impl PrioChain {
@@ -90,7 +90,7 @@ pub(crate) async fn load_prios(
             ));
         };
         let sector = geometry.bucket_start(bucket);
-        let (header, read) = read_set(disk, place, geometry, magic, bucket, size, &loaded.prios, at).await?;
+        let (header, read) = read_set(disk, place, geometry, magic, bucket, size).await?;
         if index > 0 && header.seq != loaded.seq {
             return Err(place.damage_at(
                 sector,
@@ -127,8 +127,6 @@ async fn read_set(
     magic: format::SetMagic,
     bucket: BucketNr,
     known: Option<Sectors>,
-    all: &[BucketPrio],
-    from: usize,
 ) -> Result<(PrioHeader, ReadSet), EngineError> {
     let sector = geometry.bucket_start(bucket);
     let mut first_error = None;
@@ -139,7 +137,8 @@ async fn read_set(
         let buffer = disk.runtime().pool().take(size.bytes() as usize);
         let (buffer, result) = disk.read(sector, buffer).await;
         result?;
-        let count = (all.len() - from).min(format::prio::prio_capacity(buffer.len()));
+        // The last one may have more than there are buckets.
+        let count = format::prio::prio_capacity(buffer.len());
         let mut prios = vec![BucketPrio { prio: 0, generation: Gen(0) }; count];
         match parse_prio_set(buffer.as_slice(), magic, &mut prios) {
             Ok(header) => return Ok((header, ReadSet { prios, size })),
@@ -238,3 +237,6 @@ pub(crate) fn apply_prios(buckets: &mut Buckets, loaded: &LoadedPrios) {
         buckets.mark_metadata(*b);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -125,3 +125,6 @@ pub(super) fn prime(alloc: &Allocator, wanted: usize) {
     }
     alloc.pool.put_ready(empty);
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,10 @@
 //! What the allocator counts, against what there is.
 
-use std::pin::pin;
-
 use format::{Gen, Inode, Ptr, Sector, Sectors};
-use io::sync::{Either, select};
 use proptest::prelude::*;
 
 use super::pool::Pool;
 use super::*;
-use crate::testing::run;
 
 const BUCKET: Sectors = Sectors(64);
 const NBUCKETS: u32 = 128;
@@ -80,20 +76,6 @@ fn the_list_is_refilled_up_to_its_target() {
         alloc.waiting.set(1);
         assert_eq!(alloc.missing(), target.saturating_sub(have), "{have} of {target}, waited for");
     }
-}
-
-/// A wait that is given up no longer counts.
-#[test]
-fn a_wait_that_is_given_up_does_not_count() {
-    run(|rt| async move {
-        let alloc = Pool::new(&geometry(), 1024, 2);
-        {
-            let wait = pin!(alloc.wait(Purpose::Data, || false));
-            assert!(matches!(select(wait, rt.sleep(Nanos(1))).await, Either::Right(())));
-            assert!(alloc.is_wanted());
-        }
-        assert!(!alloc.is_wanted());
-    });
 }
 
 /// A bucket as the table should have it, changed one field at a time.
@@ -383,6 +365,24 @@ fn buckets_are_taken_down_to_the_reserves() {
     }
 }
 
+/// 106 buckets are to spare; what was taken in the last seconds would fill them within twelve, or not.
+#[test]
+fn a_cache_fills_up_by_what_is_taken() {
+    let buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+    let at = |seconds| Nanos::from_secs(seconds);
+    for (taken, filling) in [(0, false), (35, false), (36, true)] {
+        let alloc = Pool::new(&geometry(), 1024, 2);
+        (0..taken).for_each(|_| alloc.fills());
+        // After two seconds half of the mean rate counts.
+        assert_eq!(alloc.is_filling(&buckets, at(2)), filling, "{taken}");
+    }
+    let alloc = Pool::new(&geometry(), 1024, 2);
+    (0..80).for_each(|_| alloc.fills());
+    // 20 a second, then half of it, then half of that.
+    assert!(alloc.is_filling(&buckets, at(2)) && alloc.is_filling(&buckets, at(4)));
+    assert!(!alloc.is_filling(&buckets, at(6)));
+}
+
 /// An open bucket by what was put into it: the volume, the end of the piece, the hint and the moment.
 struct OpenedBucket {
     bucket: BucketNr,
@@ -471,5 +471,52 @@ proptest! {
         open.close_marked(&mut buckets);
         naive.iter().skip(2).for_each(|o| pins[o.bucket.0 as usize] -= 1);
         prop_assert!(buckets.all().all(|b| buckets.pins(b) == pins[b.0 as usize]));
+    }
+}
+
+/// Two open buckets, of which a wipe has one before it: nothing more goes there, and the other goes on being filled.
+#[test]
+fn a_wipe_closes_what_it_has_before_it() {
+    for marked in [10, 11] {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let mut open = OpenBuckets::new(4);
+        let place = |open: &mut OpenBuckets, buckets: &mut Buckets, stream, at, fresh: u32| {
+            let fresh = BucketNr(fresh);
+            let placed =
+                open.place(stream, (Inode(1), Sector(at)), Sectors(8), 0, BUCKET, Sectors(1), buckets, |b| {
+                    b.invalidate(fresh);
+                    b.take(fresh, false);
+                    Some(fresh)
+                });
+            buckets.bucket_of(placed.unwrap().ptr).0
+        };
+        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 0, 10), 10);
+        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 100, 11), 11);
+        buckets.mark_for_wipe();
+        buckets.wiped(BucketNr(21 - marked));
+        open.close_marked(&mut buckets);
+        let is = |bucket| if bucket == marked { bucket + 10 } else { bucket };
+        assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 8, 20), is(10));
+        assert_eq!(place(&mut open, &mut buckets, Stream::Clean, 108, 21), is(11));
+    }
+}
+
+/// A pointer that is older than any before by one generation is what the distance is counted from.
+#[test]
+fn the_oldest_pointer_decides() {
+    for (pointers, newest, may) in [
+        (vec![], 95, true),
+        (vec![], 96, false),
+        (vec![255], 94, true),
+        (vec![255], 95, false),
+        (vec![255, 1, 0], 94, true),
+    ] {
+        let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+        let b = BucketNr(FIRST);
+        buckets.load(b, Gen(0), 9);
+        for pointer in pointers.iter().chain([&newest]) {
+            buckets.raise(b, Gen(*pointer));
+        }
+        assert_eq!((buckets.generation(b), buckets.may_invalidate(b)), (Gen(newest), may), "{pointers:?}");
     }
 }

@@ -232,13 +232,12 @@ impl BackingDevice {
         }
         let backing = self.clone();
         let write = async move {
-            let lock = lock;
+            let _lock = lock;
             let buffer = backing.disk.runtime().pool().copy_of(&bytes);
             let disk = backing.disk.with_purpose(Purpose::Metadata);
             disk.write(SUPERBLOCK_SECTOR, buffer, true).await?;
             *backing.superblock.borrow_mut() = next;
             backing.durable_state.set(state);
-            drop(lock);
             Ok(())
         };
         if bug(Bug::GivenUpUpdateForgotten) {
@@ -313,3 +312,6 @@ impl BackingDevice {
         self.errors.borrow().errors()
     }
 }
+
+#[cfg(test)]
+mod tests;

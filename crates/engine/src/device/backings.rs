@@ -99,3 +99,25 @@ impl BackingDevices {
         self.failed_flushes.borrow_mut().insert(inode);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{TestDisk, backing_device, run};
+
+    #[test]
+    fn a_failed_flush_is_remembered_until_the_slot_has_another_device() {
+        run(|rt| async move {
+            let devices = BackingDevices::default();
+            let failed = || [1, 2, 3].map(|n| devices.flush_has_failed(Inode(n)));
+            assert_eq!(failed(), [false; 3]);
+            devices.flush_failed(Inode(2));
+            assert_eq!(failed(), [false, true, false]);
+            devices.flush_failed(Inode(3));
+            devices.flush_failed(Inode(2));
+            assert_eq!(failed(), [false, true, true]);
+            devices.add(Inode(2), backing_device(&TestDisk::new(2048), &rt));
+            assert_eq!(failed(), [false, false, true], "another device has the slot");
+        });
+    }
+}

@@ -151,6 +151,40 @@ mod tests {
         });
     }
 
+    /// Writes before a flush begins are covered, later ones are not; a flush is sent for each that is not covered.
+    #[test]
+    fn a_flush_covers_what_was_written_before_it() {
+        run(|rt| async move {
+            let disk = TestDisk::new(64);
+            let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
+            assert_eq!((gate.count(), gate.has_failed()), (0, false));
+            assert!(gate.is_durable(Tick::default()), "nothing was written");
+            assert!(!gate.is_durable(gate.latest()), "what another process wrote may not be durable");
+            let (first, second) = (gate.wrote(), gate.wrote());
+            assert!(first < second && gate.latest() == second);
+            gate.ensure(first).await.unwrap();
+            assert!(gate.is_durable(first) && gate.is_durable(second));
+            gate.ensure(second).await.unwrap();
+            assert_eq!(gate.count(), 1);
+            let third = gate.wrote();
+            assert!(!gate.is_durable(third) && gate.is_durable(second));
+            disk.hold(true);
+            let waiting = gate.clone();
+            let waiting = rt.spawn(async move { waiting.ensure(third).await });
+            disk.held(1, &rt).await;
+            let fourth = gate.wrote();
+            disk.hold(false);
+            waiting.await.unwrap();
+            assert!(gate.is_durable(third) && !gate.is_durable(fourth));
+            assert_eq!((gate.count(), gate.has_failed()), (2, false));
+            disk.fail_flushes(1);
+            assert!(gate.ensure(fourth).await.is_err());
+            assert!(gate.has_failed() && gate.is_durable(third) && !gate.is_durable(fourth));
+            assert_eq!(gate.ensure(third).await, Ok(()), "it was durable before");
+            assert_eq!(gate.count(), 3);
+        });
+    }
+
     /// Begins to wait for a flush, and gives that up while the flush is under way.
     async fn give_up(disk: &Rc<TestDisk>, gate: &FlushGate, tick: Tick, rt: &io::Handle) {
         disk.hold(true);

@@ -119,3 +119,6 @@ impl Future for Watched {
         done
     }
 }
+
+#[cfg(test)]
+mod tests;

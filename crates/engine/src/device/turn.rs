@@ -13,3 +13,30 @@ pub(crate) struct Turn {
     /// The device failed a flush, and the set may not know it yet: tasks that wait for the flush run one after the other.
     pub(super) flush_failed: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use format::Sectors;
+    use io::Op;
+
+    use crate::testing::{Watching, run, watched_cache_device};
+
+    #[test]
+    fn moments_differ_after_each_turn_and_after_a_failed_flush() {
+        run(|rt| async move {
+            let disk = Watching::new(1024 * 16);
+            let device = watched_cache_device(&disk, &rt, Sectors(16));
+            let first = device.turn();
+            assert_eq!(device.turn(), first);
+            device.next_turn();
+            let second = device.turn();
+            device.next_turn();
+            let third = device.turn();
+            assert!(first != second && second != third && third != first);
+            assert_eq!(device.turn(), third);
+            disk.refuses.set(|r| (r.op == Op::Flush).then_some(5));
+            assert!(device.gate().ensure(device.gate().wrote()).await.is_err());
+            assert!(device.turn() != third, "nobody has told the set yet");
+        });
+    }
+}

@@ -68,7 +68,60 @@ impl Pins {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Against a count for each entry that was ever pinned.
+        #[test]
+        fn agrees_with_a_map_of_counts(steps in prop::collection::vec((0u8..4, 0u64..6), 1..200)) {
+            let (mut pins, mut naive) = (Pins::new(JournalSeq(5)), BTreeMap::<u64, u32>::new());
+            let (mut base, mut open) = (5, 5);
+            for (what, n) in steps {
+                match what {
+                    0 => {
+                        let seq = base + n % (open - base + 1);
+                        pins.pin(JournalSeq(seq));
+                        *naive.entry(seq).or_default() += 1;
+                    }
+                    1 if !naive.is_empty() => {
+                        let seq = *naive.keys().nth(n as usize % naive.len()).unwrap();
+                        pins.unpin(JournalSeq(seq));
+                        let count = naive.get_mut(&seq).unwrap();
+                        *count -= 1;
+                        if *count == 0 {
+                            naive.remove(&seq);
+                        }
+                    }
+                    2 => open += n,
+                    _ => {
+                        // What is not pinned is given up, but for the open entry.
+                        base = naive.keys().next().copied().unwrap_or(open);
+                        prop_assert_eq!(pins.oldest(JournalSeq(open)), JournalSeq(base));
+                    }
+                }
+                prop_assert_eq!(pins.total(), u64::from(naive.values().sum::<u32>()));
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "journal entry 6 is not pinned")]
+    fn an_entry_is_unpinned_as_often_as_pinned() {
+        let mut p = Pins::new(JournalSeq(5));
+        p.pin(JournalSeq(6));
+        p.unpin(JournalSeq(6));
+        p.unpin(JournalSeq(6));
+    }
+
+    #[test]
+    #[should_panic(expected = "journal entry 4 was given up, the oldest is 5")]
+    fn an_entry_that_was_given_up_cannot_be_pinned() {
+        Pins::new(JournalSeq(5)).pin(JournalSeq(4));
+    }
 
     #[test]
     fn the_oldest_pinned_entry_holds_the_rest() {

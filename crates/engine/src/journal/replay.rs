@@ -107,3 +107,6 @@ fn tear_mended(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::B
     }
     buffer
 }
+
+#[cfg(test)]
+mod tests;

@@ -129,4 +129,40 @@ mod tests {
             assert!(!b.goes_over(BLOCK, BLOCK) && !b.pays(&shape(100, 8, 0)));
         }
     }
+
+    /// 1 ms for each request, and 1 ms for each MiB of 2048 sectors: each rule where both sides are equal, and beside it.
+    #[test]
+    fn what_costs_as_much_is_not_worth_it() {
+        let at = |request_ms: f64, known| {
+            let costs = Costs::of(request_ms, 0.0, 1.0);
+            Bridging::new(Bridge::Auto, Sectors(4096), costs, known)
+        };
+        let b = at(1.0, true);
+        // Reading 1536 sectors and writing 512 takes 1 ms.
+        assert!(!b.goes_over(Sectors(512), Sectors(1024)));
+        assert!(b.goes_over(Sectors(512), Sectors(1016)));
+        assert!(b.goes_over(Sectors(504), Sectors(1024)));
+        assert!(!at(0.999, true).goes_over(Sectors(8), Sectors(8)), "requests that cost less cost nothing");
+        assert!(!at(1.0, false).goes_over(Sectors(8), Sectors(8)));
+        // Two groups of 8 sectors: 2 ms and 16 sectors. One write of 2064 sectors takes 1 ms and 2064 sectors.
+        let two = |span, missing| Shape {
+            groups: 2,
+            dirty: Sectors(16),
+            span: Sectors(span),
+            missing: Sectors(missing),
+        };
+        assert!(!b.pays(&two(2064, 0)));
+        assert!(b.pays(&two(2056, 0)));
+        // A nanosecond less for the one write than for two: nothing has to be read.
+        let odd = Bridging::new(Bridge::Auto, Sectors(4096), Costs::of(1.000_001_2, 0.0, 1.0), true);
+        assert!(odd.pays(&two(2064, 0)));
+        // Three groups: a read of 1024 sectors in the place of one of them.
+        let three = |span, missing| Shape { groups: 3, ..two(span, missing) };
+        assert!(!b.pays(&three(1040, 1024)));
+        assert!(b.pays(&three(1032, 1024)) && b.pays(&three(1040, 1016)));
+        assert!(!b.pays(&three(2056, 8)) && b.pays(&three(2048, 8)));
+        assert!(b.goes_over(Sectors(0), Sectors(8)));
+        let narrow = Bridging::new(Bridge::Always, Sectors(16), Costs::usual(true), false);
+        assert!(narrow.goes_over(Sectors(16), Sectors(9999)) && !narrow.goes_over(Sectors(17), Sectors(1)));
+    }
 }

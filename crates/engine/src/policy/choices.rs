@@ -14,7 +14,7 @@ pub(crate) trait Choice: Copy + PartialEq + 'static {
 
     /// Position in the list.
     fn position(self) -> usize {
-        Self::ALL.iter().position(|(value, _)| *value == self).unwrap_or(0)
+        Self::ALL.iter().position(|(value, _)| *value == self).unwrap_or_default()
     }
 
     /// The value at a position of the list.

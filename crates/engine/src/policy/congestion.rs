@@ -26,7 +26,7 @@ pub enum Direction {
 }
 
 /// The congestion level of a cache set.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Congestion {
     read_threshold: u64,
     write_threshold: u64,
@@ -40,7 +40,7 @@ impl Congestion {
     /// Not congested; thresholds in units of 1024 ns (`congested_read_threshold_us` and
     /// `congested_write_threshold_us`), 0 to ignore that kind of I/O.
     pub fn new(read_threshold_us: u32, write_threshold_us: u32) -> Congestion {
-        let mut c = Congestion { read_threshold: 0, write_threshold: 0, last_slow: 0, level: 0 };
+        let mut c = Congestion::default();
         c.set_thresholds(read_threshold_us, write_threshold_us);
         c
     }
@@ -90,10 +90,8 @@ impl Congestion {
         if level >= 0 {
             return None;
         }
-        let room = level + DEPTH;
-        let scaled = if room > 0 { fractional_exponent(room) } else { room };
-        let limit = scaled - i64::from(random.count_ones());
-        Some(Sectors(u64::try_from(limit).unwrap_or(0).max(1)))
+        let limit = fractional_exponent(level + DEPTH) - i64::from(random.count_ones());
+        Some(Sectors(limit.max(1).unsigned_abs()))
     }
 }
 
@@ -187,6 +185,50 @@ mod tests {
         assert_eq!(c.limit(ms(2000), 0), None);
         c.set_thresholds(2000, 0);
         assert!(c.limit(ms(2000), 0).is_some(), "the level stays");
+    }
+
+    /// Slow requests of 2000 ms, and how the level returns: by one for each fast request and each millisecond.
+    #[test]
+    fn levels_by_hand() {
+        let mut c = kernel_default();
+        assert!(c.is_calm());
+        c.observe_latency(Direction::Read, ms(3), ms(50));
+        assert!(!c.is_calm());
+        assert_eq!(c.level, -3);
+        // 1021 = 15 * 64 + 61: (64 + 61) << 15 >> 6.
+        assert_eq!(c.limit(ms(50), 0), Some(Sectors(64_000)));
+        assert_eq!(c.limit(ms(50), 1), Some(Sectors(63_999)), "one random bit");
+        assert_eq!(c.limit(ms(51), 0), Some(Sectors(64_512)));
+        assert_eq!(c.limit(ms(52), 0), Some(Sectors(65_024)));
+        assert_eq!(c.limit(ms(53), 0), None);
+        assert_eq!(c.limit(Nanos(ms(53).0 - 1), 0), Some(Sectors(65_024)), "whole milliseconds");
+        for level in [-2, -1, 0, 0] {
+            c.observe_latency(Direction::Read, us(1), ms(50));
+            assert_eq!(c.level, level);
+            assert_eq!(c.is_calm(), level == 0);
+        }
+        // Of one kind of request only, and of the least threshold.
+        let mut c = Congestion::new(1, 0);
+        c.observe_latency(Direction::Write, ms(900), ms(50));
+        assert!(c.is_calm(), "writes do not count");
+        c.observe_latency(Direction::Read, us(1), ms(50));
+        assert!(c.is_calm());
+        c.observe_latency(Direction::Read, us(2), ms(50));
+        assert!(c.is_calm(), "less than a millisecond");
+        c.observe_latency(Direction::Read, ms(1), ms(50));
+        assert_eq!(c.limit(ms(50), 0), Some(Sectors(65_024)));
+        let mut c = Congestion::new(0, 1);
+        c.observe_latency(Direction::Write, ms(1), ms(50));
+        assert_eq!(c.limit(ms(50), 0), Some(Sectors(65_024)));
+        // The bottom: room for one sector, whatever the random bits say.
+        c.observe_latency(Direction::Write, ms(1022), ms(50));
+        assert_eq!((c.level, c.limit(ms(50), 0)), (-1023, Some(Sectors(1))));
+        c.observe_latency(Direction::Write, ms(1), ms(50));
+        assert_eq!(
+            (c.level, c.limit(ms(50), 0), c.limit(ms(50), 7)),
+            (-1024, Some(Sectors(1)), Some(Sectors(1)))
+        );
+        assert_eq!(c.limit(ms(50 + 64), 0), Some(Sectors(2)));
     }
 
     proptest! {

@@ -145,6 +145,27 @@ fn kind([requests, seeks, mib]: [f64; COSTS]) -> usize {
     2 * size + usize::from(seeks * 2.0 >= requests)
 }
 
+/// The window that is open.
+#[derive(Clone, Default, Debug)]
+struct Window {
+    began: Nanos,
+    /// What was answered in it: requests, seeks, sectors.
+    answers: u32,
+    seeks: u32,
+    sectors: u64,
+}
+
+impl Window {
+    fn begin(now: Nanos) -> Window {
+        Window { began: now, ..Window::default() }
+    }
+
+    /// It ends with this answer although requests are in flight.
+    fn is_long_enough(&self, now: Nanos) -> bool {
+        now.since(self.began) >= WINDOW || self.answers >= WINDOW_ANSWERS
+    }
+}
+
 /// See the module head.
 #[derive(Clone, Debug)]
 pub struct CostModel {
@@ -154,12 +175,7 @@ pub struct CostModel {
     sectors_in_flight: u64,
     /// Where the last request ended.
     last_end: Sector,
-    /// Begin of the window.
-    began: Nanos,
-    /// What was answered in it: requests, seeks, sectors.
-    answers: u32,
-    seeks: u32,
-    sectors: u64,
+    window: Window,
     kinds: [Sums; KINDS],
     /// All windows together.
     busy_ms: f64,
@@ -177,10 +193,7 @@ impl CostModel {
             in_flight: 0,
             sectors_in_flight: 0,
             last_end: Sector(0),
-            began: Nanos(0),
-            answers: 0,
-            seeks: 0,
-            sectors: 0,
+            window: Window::default(),
             kinds: [Sums::default(); KINDS],
             busy_ms: 0.0,
             seen: 0,
@@ -194,12 +207,11 @@ impl CostModel {
     pub fn begin(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Observed {
         if self.in_flight == 0 {
             // What is left of a window that ended with a failure.
-            (self.answers, self.seeks, self.sectors) = (0, 0, 0);
-            self.began = now;
+            self.window = Window::begin(now);
         }
         self.in_flight += 1;
         self.sectors_in_flight = self.sectors_in_flight.saturating_add(sectors.0);
-        let seek = sectors > Sectors::ZERO && start != self.last_end;
+        let seek = start != self.last_end;
         if sectors > Sectors::ZERO {
             self.last_end = Sector(start.0.saturating_add(sectors.0));
         }
@@ -210,12 +222,13 @@ impl CostModel {
     pub fn end(&mut self, request: Observed, now: Nanos) {
         self.forget(request);
         if request.sectors > Sectors::ZERO {
-            self.answers += 1;
-            self.seeks += u32::from(request.seek);
-            self.sectors = self.sectors.saturating_add(request.sectors.0);
+            let w = &mut self.window;
+            w.answers += 1;
+            w.seeks += u32::from(request.seek);
+            w.sectors = w.sectors.saturating_add(request.sectors.0);
             self.seen = self.seen.saturating_add(1);
         }
-        if self.in_flight == 0 || now.since(self.began) >= WINDOW || self.answers >= WINDOW_ANSWERS {
+        if self.in_flight == 0 || self.window.is_long_enough(now) {
             self.close_window(now);
         }
     }
@@ -227,17 +240,16 @@ impl CostModel {
     }
 
     fn close_window(&mut self, now: Nanos) {
-        let ms = now.since(self.began).0 as f64 / 1_000_000.0;
-        let done = [f64::from(self.answers), f64::from(self.seeks), mib(Sectors(self.sectors))];
+        let w = std::mem::replace(&mut self.window, Window::begin(now));
+        let ms = now.since(w.began).0 as f64 / 1_000_000.0;
+        let done = [f64::from(w.answers), f64::from(w.seeks), mib(Sectors(w.sectors))];
         self.busy_ms += ms;
         if let Some(sums) = self.kinds.get_mut(kind(done)) {
             sums.add(done, ms);
             sums.last_ms = self.busy_ms;
         }
-        self.stale_answers = self.stale_answers.saturating_add(self.answers);
+        self.stale_answers = self.stale_answers.saturating_add(w.answers);
         self.stale_ms += ms;
-        self.began = now;
-        (self.answers, self.seeks, self.sectors) = (0, 0, 0);
         if self.stale_answers >= STALE_ANSWERS || self.stale_ms >= STALE_MS {
             (self.stale_answers, self.stale_ms) = (0, 0.0);
             self.solve();

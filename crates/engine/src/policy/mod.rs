@@ -26,7 +26,8 @@ pub fn in_use_percent(nbuckets: u64, available: u64) -> u8 {
         return 100;
     }
     let used = u128::from(nbuckets.saturating_sub(available));
-    u8::try_from(used * 100 / u128::from(nbuckets)).unwrap_or(100)
+    // At most 100.
+    (used * 100 / u128::from(nbuckets)) as u8
 }
 
 #[cfg(test)]

@@ -132,8 +132,7 @@ impl Selector {
                     }
                 }
                 Replacement::Random => {
-                    let offset = rng.below(u64::from(self.end - self.first));
-                    let nr = self.first + u32::try_from(offset).unwrap_or(0);
+                    let nr = self.first + rng.below(u64::from(self.end - self.first)) as u32;
                     if candidate(BucketNr(nr)).eligible && scan.seen.insert(nr) {
                         scan.found.push(nr);
                     }
@@ -168,8 +167,8 @@ impl Selector {
 
 impl Scan {
     fn is_complete(&self) -> bool {
-        // lru has to see every bucket before it knows the lightest ones.
-        self.left == 0 || self.wanted == 0 || self.found.len() >= self.wanted
+        // lru, which finds nothing before it has seen every bucket, ends early only if nothing is wanted.
+        self.left == 0 || self.found.len() >= self.wanted
     }
 
     fn weigh(&mut self, nr: u32, candidate: Candidate) {

@@ -82,6 +82,13 @@ struct Heat {
     long: u32,
 }
 
+impl Heat {
+    /// Of a bucket of which nothing is known yet but when it began to be filled.
+    fn new(segment: Segment, born: u32) -> Heat {
+        Heat { segment, windows: 0, born, drains: 0, hits: 0, short: 0, long: 0 }
+    }
+}
+
 /// What hits were in the last windows, on average.
 #[derive(Clone, Copy, Default, Debug)]
 struct Mean {
@@ -142,16 +149,25 @@ impl Ghosts {
 
     /// Notes a miss; says whether it is known that there was one before.
     fn note(&mut self, inode: Inode, at: Sector) -> bool {
-        let key = (at.0 >> self.granule_shift) ^ (u64::from(inode.0) << 48);
-        let mut hash = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        hash ^= hash >> 31;
-        // Never 0: that is an empty slot.
-        let print = (hash >> 48) as u16 | 1;
-        let index = (hash & (self.slots.len() as u64 - 1)) as usize;
+        let (index, print) = self.place(inode, at);
         self.slots.get_mut(index).is_some_and(|slot| std::mem::replace(slot, print) == print)
     }
+
+    /// The slot of a granule, and its fingerprint.
+    fn place(&self, inode: Inode, at: Sector) -> (usize, u16) {
+        let hash = splitmix64((at.0 >> self.granule_shift) ^ (u64::from(inode.0) << 48));
+        // Never 0: that is an empty slot.
+        let print = (hash >> 48) as u16 | 1;
+        ((hash & (self.slots.len() as u64 - 1)) as usize, print)
+    }
+}
+
+/// The number that the generator SplitMix64 yields from this state.
+fn splitmix64(state: u64) -> u64 {
+    let mut hash = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
 }
 
 /// The state of the policy. See the module head.
@@ -174,10 +190,8 @@ impl Reuse {
 
     /// Nothing is known about the buckets `first_bucket..nbuckets`: they count as protected.
     pub fn new(first_bucket: BucketNr, nbuckets: u32, bucket_sectors: Sectors, block: Sectors) -> Reuse {
-        let unknown =
-            Heat { segment: Segment::Protected, windows: 0, born: 0, drains: 0, hits: 0, short: 0, long: 0 };
         Reuse {
-            heat: vec![unknown; nbuckets as usize],
+            heat: vec![Heat::new(Segment::Protected, 0); nbuckets as usize],
             first: first_bucket.0.min(nbuckets),
             ticks: 0,
             ghosts: Ghosts::new(u64::from(nbuckets).saturating_mul(bucket_sectors.0), block.0),
@@ -189,9 +203,8 @@ impl Reuse {
 
     /// A bucket begins to be filled.
     pub fn fills(&mut self, b: BucketNr, segment: Segment) {
-        let born = self.ticks;
         if let Some(h) = self.heat.get_mut(b.0 as usize) {
-            *h = Heat { segment, windows: 0, born, drains: 0, hits: 0, short: 0, long: 0 };
+            *h = Heat::new(segment, self.ticks);
         }
     }
 
@@ -306,10 +319,13 @@ impl Reuse {
     /// Whether the next bucket is to come from the probation segment, of which `limits` says how much is to stay at least
     /// and at most.
     fn is_probation_next(&self, left: &Sorted, (least, most): (usize, usize)) -> bool {
-        if left.probation.len() > most || left.probation.len() <= least {
-            return left.probation.len() > most;
+        if left.probation.len() > most {
+            return true;
         }
-        let rate = |nr: u32| self.heat.get(nr as usize).map_or(0, |h| u64::from(self.rate(h)));
+        if left.probation.len() <= least {
+            return false;
+        }
+        let rate = |nr: u32| self.heat.get(nr as usize).map(|h| u64::from(self.rate(h))).unwrap_or_default();
         match (left.probation.last(), left.draining.last()) {
             (Some((_, oldest)), Some((_, coldest))) => rate(*oldest) <= rate(*coldest) * PROBATION_HANDICAP,
             _ => true,
@@ -334,7 +350,8 @@ impl Sorted {
     fn sort(&mut self, drain: usize) {
         self.probation.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
         self.draining.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));
-        let matter = 2 * drain + 1;
+        // At most `drain` of them are chosen, and then at most `drain` begin to drain.
+        let matter = 2 * drain;
         if self.protected.len() > matter {
             self.protected.select_nth_unstable(matter);
             self.protected.truncate(matter);

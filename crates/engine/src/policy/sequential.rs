@@ -367,6 +367,50 @@ mod tests {
         assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX), A), Sectors(2));
     }
 
+    /// The records of streams at places of all kinds are spread over the chains: a look at one is short.
+    #[test]
+    fn chains_are_short() {
+        for step in [8, 128, 1000, 1 << 20, (1 << 20) + 8] {
+            let mut chains = Chains::new();
+            let mut slots = Vec::new();
+            for slot in 0..128 {
+                chains.push(Sector(u64::from(slot) * step), slot);
+            }
+            for slot in 0..128 {
+                let found: Vec<u8> = chains.iter(Sector(u64::from(slot) * step)).collect();
+                assert!(found.contains(&slot) && found.len() <= 16, "{step}: {found:?}");
+                slots.extend((found[0] == slot).then_some(slot));
+            }
+            assert!(slots.len() > 40, "{step}: {} chains are in use", slots.len());
+        }
+    }
+
+    /// The least recently used record goes first, also after some were joined and given up.
+    #[test]
+    fn records_are_taken_in_the_order_of_their_use() {
+        let mut order = UseOrder::new();
+        let mut naive: Vec<u8> = (0..128).collect();
+        let mut number: u64 = 1;
+        for _ in 0..2000 {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let slot = (number >> 57) as u8;
+            naive.retain(|s| *s != slot);
+            if number >> 56 & 1 == 0 {
+                order.make_most_recent(slot);
+                naive.push(slot);
+            } else {
+                order.make_least_recent(slot);
+                naive.insert(0, slot);
+            }
+            assert_eq!(order.least_recent(), naive[0]);
+        }
+        let mut at = ENDS;
+        for slot in naive {
+            at = order.newer[usize::from(at)];
+            assert_eq!((at, order.newer[usize::from(order.older[usize::from(at)])]), (slot, slot));
+        }
+    }
+
     proptest! {
         /// Dense positions give matches and joins, wide ones evictions.
         #[test]

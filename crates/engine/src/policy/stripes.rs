@@ -40,8 +40,7 @@ impl StripeGeometry {
     pub fn new(optimal_io: Sectors, data_offset: Sector, data: Sectors) -> StripeGeometry {
         let stripe = match optimal_io.0 {
             0 => DEFAULT_STRIPE,
-            n if n < MIN_STRIPE => n * MIN_STRIPE.div_ceil(n),
-            n => n,
+            n => n * MIN_STRIPE.div_ceil(n),
         };
         let data_end = data_offset.0.saturating_add(data.0);
         StripeGeometry { stripe, data_start: data_offset.0, data_end }
@@ -260,6 +259,45 @@ mod tests {
         assert!(full(&d, 0).is_empty() && d.counts.is_empty());
         assert!(!d.partial_stripes_expensive());
         assert_eq!(d.geometry().stripe_sectors(), Sectors(1 << 31));
+    }
+
+    /// Optimal I/O sizes around the least stripe, and around its parts.
+    #[test]
+    fn small_stripes_are_taken_several_at_a_time() {
+        for (optimal, stripe) in [
+            (1, 8192),
+            (2, 8192),
+            (4095, 12_285),
+            (4096, 8192),
+            (4097, 8194),
+            (8191, 16_382),
+            (8192, 8192),
+            (8193, 8193),
+            (1 << 31, 1 << 31),
+        ] {
+            let g = StripeGeometry::new(Sectors(optimal), Sector(0), Sectors(1));
+            assert_eq!(g.stripe_sectors(), Sectors(stripe), "{optimal}");
+        }
+    }
+
+    /// Stripes of 8192 sectors over a data area from 16 to 8200: each sum of an `add` and a `remove`.
+    #[test]
+    fn sums_are_those_of_what_was_added_and_removed() {
+        let mut d = DirtyStripes::new(StripeGeometry::new(Sectors(8192), Sector(16), Sectors(8184)), true);
+        assert!(d.partial_stripes_expensive());
+        assert_eq!(d.dirty(), Sectors(0));
+        d.add(Sector(8190), Sectors(4));
+        assert_eq!((d.dirty(), d.counts.get(&0), d.counts.get(&1)), (Sectors(4), Some(&2), Some(&2)));
+        assert!(d.touches_dirty_stripe(Sector(0), Sectors(1)));
+        d.remove(Sector(8191), Sectors(2));
+        assert_eq!((d.counts.get(&0), d.counts.get(&1)), (Some(&1), Some(&1)));
+        d.remove(Sector(8190), Sectors(1));
+        assert!(!d.touches_dirty_stripe(Sector(0), Sectors(8192)));
+        assert!(d.touches_dirty_stripe(Sector(0), Sectors(8193)));
+        d.add(Sector(8192), Sectors(1));
+        d.add(Sector(8194), Sectors(6));
+        assert_eq!(full(&d, 0), [(8192, 8)]);
+        assert_eq!(d.dirty(), Sectors(8));
     }
 
     proptest! {

@@ -144,7 +144,7 @@ impl Pace {
             return now;
         }
         let span = sectors as f64 / cleaned_per_second * (over / PACE_EVEN).min(PACE_MOST) * 1e9;
-        let from = if self.due > now { self.due } else { now };
+        let from = self.due.max(now);
         // Whoever has waited long enough goes on, and others do not have to wait for what was not waited for.
         self.due = from.after(Nanos(span as u64)).min(now.after(most));
         self.due

@@ -89,6 +89,10 @@ mod tests {
         // Beside them the largest buffer: a bucket, or the nodes that are read ahead.
         let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);
         assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);
+        // Twice what it takes is a budget, and a byte less is none.
+        let wanted = bytes(1000);
+        let within = |limit| reserve(&MemoryBudget::new(limit), &geometry(1000, 1024), &place).is_ok();
+        assert!(within(2 * wanted) && !within(2 * wanted - 1));
         for hostile in [geometry(1 << 31, 8), geometry(128, 1 << 40)] {
             let error = reserve(&budget, &hostile, &place).unwrap_err().to_string();
             assert!(error.contains("ssd") && error.contains("4294967296 bytes here"), "{error}");

@@ -149,6 +149,31 @@ mod tests {
     }
 
     #[test]
+    fn runs_over_gaps_are_counted() {
+        let mut c = SetCounters::default();
+        c.count_bridged(Sectors(8), Sectors(24));
+        c.count_bridged(Sectors(0), Sectors(3));
+        let expected = SetCounters {
+            writeback_bridged_runs: 2,
+            writeback_bridge_read: Sectors(8),
+            writeback_bridge_written: Sectors(27),
+            ..SetCounters::default()
+        };
+        assert_eq!(c, expected);
+        c.clear_for_set();
+        c.clear_for_cache_device();
+        assert_eq!(c, expected, "neither clears these");
+        c.count_bridged(Sectors(u64::MAX), Sectors(u64::MAX));
+        assert_eq!(
+            (c.writeback_bridge_read, c.writeback_bridge_written),
+            (Sectors(u64::MAX), Sectors(u64::MAX))
+        );
+        let mut r = RequestCounters { flushes: u64::MAX, ..RequestCounters::default() };
+        r.flush();
+        assert_eq!(r.flushes, u64::MAX);
+    }
+
+    #[test]
     fn each_clear_has_its_part() {
         let mut c = SetCounters::default();
         c.count_written(Sectors(100));
@@ -164,7 +189,9 @@ mod tests {
         let mut of_set = c;
         of_set.clear_for_set();
         assert_eq!(of_set, SetCounters { writeback_keys_done: 0, writeback_keys_failed: 0, ..c });
+        let before = c;
         c.clear_for_cache_device();
-        assert_eq!((c.written, c.metadata_written, c.writeback_keys_done), (Sectors(0), Sectors(0), 7));
+        let none = Sectors(0);
+        assert_eq!(c, SetCounters { written: none, btree_written: none, metadata_written: none, ..before });
     }
 }

@@ -103,6 +103,8 @@ impl BackingErrors {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -157,6 +159,38 @@ mod tests {
         assert_eq!(e.observe(false, 8, 88), ErrorVerdict::Fine);
         assert_eq!((e.scaled, e.ios), (0, 1));
         assert_eq!(e.observe(true, 8, 87), ErrorVerdict::Tolerated, "below 88: none");
+    }
+
+    proptest! {
+        /// Against a loop that decays whenever more than a period of I/Os has passed.
+        #[test]
+        fn errors_fade_by_the_period(
+            steps in prop::collection::vec((prop::bool::weighted(0.3), 0u32..5, 0u8..8), 1..400)
+        ) {
+            let mut e = CacheErrors::new();
+            let (mut scaled, mut ios, mut period) = (0u64, 0u32, 3);
+            for (failed, limit, change) in steps {
+                if change < 5 {
+                    period = u32::from(change);
+                }
+                let halflife = period * 88 + 87;
+                if period > 0 {
+                    ios += 1;
+                    while ios > period {
+                        ios -= period;
+                        scaled = scaled * 127 / 128;
+                    }
+                }
+                scaled += u64::from(failed) << 20;
+                let verdict = match (failed, scaled >> 20 >= u64::from(limit)) {
+                    (false, _) => ErrorVerdict::Fine,
+                    (true, false) => ErrorVerdict::Tolerated,
+                    (true, true) => ErrorVerdict::LimitReached,
+                };
+                prop_assert_eq!(e.observe(failed, limit, halflife), verdict);
+                prop_assert_eq!((e.scaled, e.ios, e.errors()), (scaled, ios, scaled >> 20));
+            }
+        }
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl TimeStats {
     /// Average time between the ends of two events; zero before the second one. (The kernel calls this
     /// `average_frequency`.)
     pub fn average_period(&self) -> Nanos {
-        Nanos(self.average_period.unwrap_or(0) >> FRACTION_BITS)
+        Nanos(self.average_period.unwrap_or_default() >> FRACTION_BITS)
     }
 
     /// Longest time that an event took.
@@ -158,6 +158,37 @@ mod tests {
         );
         t.clear();
         assert_eq!(t.since_last(ms(9000)), None);
+    }
+
+    #[test]
+    fn units_round_down() {
+        for (span, seconds, millis, micros) in [
+            (0, 0, 0, 0),
+            (999, 0, 0, 0),
+            (1000, 0, 0, 1),
+            (1_000_999, 0, 1, 1000),
+            (999_999_999, 0, 999, 999_999),
+            (1_000_000_000, 1, 1000, 1_000_000),
+            (u64::MAX, 18_446_744_073, 18_446_744_073_709, 18_446_744_073_709_551),
+        ] {
+            let of = [TimeUnit::Seconds, TimeUnit::Millis, TimeUnit::Micros].map(|unit| unit.of(Nanos(span)));
+            assert_eq!(of, [seconds, millis, micros], "{span} ns");
+        }
+    }
+
+    /// Eight events of 8 ns after one of none: an eighth of what is missing each time, in parts of a 256th.
+    #[test]
+    fn averages_keep_fractions() {
+        let mut t = TimeStats::new();
+        t.record(Nanos(0), Nanos(0));
+        let mut expected = 0;
+        for n in 1..9 {
+            t.record(Nanos(100 * n), Nanos(100 * n + 8));
+            expected = (expected * 7 + 8 * 256) / 8;
+            assert_eq!(t.average_duration(), Nanos(expected / 256), "{n}");
+        }
+        // The ends are 108, then 100 apart.
+        assert_eq!((t.average_period().0 / 10, t.max_duration()), (10, Nanos(8)));
     }
 
     #[test]

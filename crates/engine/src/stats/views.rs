@@ -76,7 +76,8 @@ impl ViewValues {
         if reads == 0 {
             return 0;
         }
-        u64::try_from(u128::from(self.cache_hits) * 100 / reads).unwrap_or(100)
+        // At most 100.
+        (u128::from(self.cache_hits) * 100 / reads) as u64
     }
 }
 
@@ -293,6 +294,12 @@ mod tests {
         assert_eq!(total, expected);
         assert_eq!(total.cache_hit_ratio(), 57, "4 of 7");
         assert_eq!(ViewValues::default().cache_hit_ratio(), 0);
+        for (cache_hits, cache_misses, percent) in
+            [(1, 0, 100), (0, 1, 0), (1, 99, 1), (1, 100, 0), (99, 1, 99), (999, 1, 99), (7, 7, 50)]
+        {
+            let v = ViewValues { cache_hits, cache_misses, ..ViewValues::default() };
+            assert_eq!(v.cache_hit_ratio(), percent, "{cache_hits} of {cache_misses} more");
+        }
         let all = ViewValues { cache_hits: u64::MAX, cache_misses: u64::MAX, ..expected };
         assert_eq!(all.cache_hit_ratio(), 50);
         assert_eq!(s.reason(BypassReason::Sequential), ReasonCount { requests: 1, bytes: 4096 });

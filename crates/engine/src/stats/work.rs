@@ -101,6 +101,40 @@ impl<F: Future> Future for Sliced<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::run;
+
+    /// A task that waits twice runs three times; its result is what it was.
+    #[test]
+    fn each_run_of_a_task_is_a_slice() {
+        run(|rt| async move {
+            let stats = Rc::new(RefCell::new(WorkStats::default()));
+            let other = rt.clone();
+            let task = async move {
+                other.yield_now().await;
+                other.sleep(Nanos::from_ms(7)).await;
+                42
+            };
+            assert_eq!(Sliced::new(&rt, &stats, Work::Allocator, task).await, 42);
+            let stats = stats.borrow();
+            for work in Work::ALL {
+                let slices = stats.slices(work);
+                assert_eq!(slices.count(), if work == Work::Allocator { 3 } else { 0 }, "{}", work.name());
+                assert_eq!(slices.max(), Nanos(0), "a wait is no work");
+            }
+        });
+    }
+
+    #[test]
+    fn walks_are_averaged_and_counted() {
+        let mut stats = WorkStats::default();
+        stats.gc_ended(Nanos::from_ms(5), Nanos::from_ms(9));
+        stats.gc_ended(Nanos::from_ms(20), Nanos::from_ms(32));
+        assert_eq!(
+            (stats.gc.max_duration(), stats.gc_durations.max()),
+            (Nanos::from_ms(12), Nanos::from_ms(12))
+        );
+        assert_eq!((stats.gc.average_duration(), stats.gc_durations.count()), (Nanos::from_ms(5), 2));
+    }
 
     #[test]
     fn kinds_are_listed_by_their_index() {

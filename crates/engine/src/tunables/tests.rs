@@ -330,3 +330,20 @@ proptest! {
         prop_assert_eq!(restored, set);
     }
 }
+
+/// Only in the place of lru, and only if that is wanted.
+#[test]
+fn replacement_by_reuse_takes_the_place_of_lru() {
+    for (policy, replacement, by_reuse) in [
+        ("lru", "reuse", true),
+        ("lru", "kernel", false),
+        ("fifo", "reuse", false),
+        ("random", "reuse", false),
+        ("fifo", "kernel", false),
+    ] {
+        let mut t = SetTunables::default();
+        t.set("cache_replacement_policy", policy).unwrap();
+        t.set("replacement", replacement).unwrap();
+        assert_eq!(t.by_reuse(), by_reuse, "{policy}, {replacement}");
+    }
+}

@@ -8,6 +8,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+impl Costs {
+    /// Of a request, of a seek and of a MiB, in ms.
+    pub(in crate::policy) fn of(request_ms: f64, seek_ms: f64, mib_ms: f64) -> Costs {
+        Costs { request_ms, seek_ms, mib_ms }
+    }
+}
+
 /// A device in virtual time: when it answers a request that is sent now.
 trait Synthetic {
     fn answer(&mut self, start: Sector, sectors: Sectors, now: u64, rng: &mut Rng) -> u64;
@@ -459,4 +466,75 @@ fn costs_add_up() {
         faster_for_stream(&cheap, &dear, Sectors(1024)) && !faster_for_stream(&dear, &cheap, Sectors(1024))
     );
     assert!(!faster_for_stream(&dear, &dear, Sectors(1024)), "as fast is not faster");
+}
+
+/// A window ends with the 64th answer, and after 100 ms, although a request is in flight; costs are computed anew after the
+/// 16th answer, and after 20 ms.
+#[test]
+fn costs_change_at_their_limits() {
+    let prior = Costs::usual(true);
+    let at = |us: u64| Nanos(us * 1000);
+    // One request after the other: each answer ends a window.
+    for (answers, us, changes) in [(15, 1300, false), (16, 1200, true), (1, 19_999, false), (1, 20_000, true)]
+    {
+        let (mut m, mut now) = (CostModel::new(prior), 5);
+        for n in 0..answers {
+            assert_eq!(m.costs(), prior, "{n} of {answers}");
+            let o = m.begin(Sector(n * 1000), Sectors(8), at(now));
+            now += us;
+            m.end(o, at(now));
+        }
+        assert_eq!(m.costs() != prior, changes, "{answers} answers of {us} us");
+    }
+    // Beside a request that is not answered.
+    for (answers, us, changes) in [(63, 100, false), (64, 100, true), (2, 49_999, false), (2, 50_000, true)] {
+        let (mut m, mut now) = (CostModel::new(prior), 5);
+        let _ = m.begin(Sector(1 << 30), Sectors(8), at(now));
+        for n in 0..answers {
+            assert_eq!(m.costs(), prior, "{n} of {answers}");
+            let o = m.begin(Sector(n * 1000), Sectors(8), at(now));
+            now += us;
+            m.end(o, at(now));
+        }
+        assert_eq!(m.costs() != prior, changes, "{answers} answers of {us} us");
+    }
+}
+
+/// After costs were computed, 16 more answers are needed for the next time.
+#[test]
+fn answers_are_counted_anew_after_costs_were_computed() {
+    let mut m = CostModel::new(Costs::usual(true));
+    let mut now = 5;
+    let mut costs = Vec::new();
+    for n in 1..=64 {
+        let o = m.begin(Sector(n * 1000), Sectors(8), Nanos(now));
+        now += 1_000_000 + n * 1000;
+        m.end(o, Nanos(now));
+        if costs.last() != Some(&(m.costs())) {
+            costs.push(m.costs());
+            assert!(n == 1 || n.is_multiple_of(16), "{n}");
+        }
+    }
+    assert_eq!(costs.len(), 5);
+}
+
+/// What failed is not counted: the answers of its window are, if others are in flight.
+#[test]
+fn a_window_that_ends_with_a_failure_is_forgotten() {
+    let prior = Costs::usual(true);
+    let (second, tenth) = (Nanos::from_secs(1), Nanos::from_ms(90));
+    let mut m = CostModel::new(prior);
+    let (one, two) = (m.begin(Sector(0), Sectors(8), Nanos(0)), m.begin(Sector(8), Sectors(8), Nanos(0)));
+    m.end(one, tenth);
+    m.forget(two);
+    assert_eq!((m.costs(), m.in_flight()), (prior, 0));
+    // The next window begins with the next request, and has its answer alone: 21 ms for one request of 4 KiB.
+    let mut fresh = CostModel::new(prior);
+    let o = fresh.begin(Sector(16), Sectors(0), second);
+    fresh.forget(o);
+    for m in [&mut m, &mut fresh] {
+        let o = m.begin(Sector(1 << 20), Sectors(8), second);
+        m.end(o, second.after(Nanos::from_ms(21)));
+    }
+    assert_eq!(m.costs(), fresh.costs());
 }

@@ -251,3 +251,71 @@ fn priorities_age_except_those_of_metadata() {
     assert_eq!(Aging::age_all(prios[3..].iter_mut()), 32766);
     assert_eq!(Aging::age_all(std::iter::empty()), 0);
 }
+
+/// The request that uses up the period is the one after it is used up exactly.
+#[test]
+fn aging_is_due_when_more_than_the_period_was_used() {
+    let due = |requests: &[u64]| {
+        let mut aging = Aging::new();
+        requests.iter().map(|sectors| aging.count(*sectors, 10 * 1024)).collect::<Vec<_>>()
+    };
+    assert_eq!(due(&[0, 0]), [false, false], "nothing was used");
+    assert_eq!(due(&[1, 9, 1, 9, 1]), [true, false, true, false, true]);
+    assert_eq!(due(&[1, 10, 9, 1]), [true, true, false, true]);
+    assert_eq!(due(&[25, 0, 0, 0]), [true, true, true, false]);
+}
+
+/// Ages below the least priority, and caches without aging.
+#[test]
+fn the_least_priority_is_that_of_what_ages() {
+    for (before, after, least) in [
+        (vec![5, 3, 9], vec![4, 2, 8], 2),
+        (vec![0, 7, BTREE_PRIO], vec![0, 6, BTREE_PRIO], 6),
+        (vec![1, 7], vec![0, 6], 0),
+        (vec![0, BTREE_PRIO], vec![0, BTREE_PRIO], 0),
+        (vec![BTREE_PRIO - 1], vec![BTREE_PRIO - 2], BTREE_PRIO - 2),
+    ] {
+        let mut prios = before.clone();
+        assert_eq!(Aging::age_all(prios.iter_mut()), least, "{before:?}");
+        assert_eq!(prios, after);
+    }
+}
+
+/// A scan that wants nothing is complete before it has looked at anything; a step without a budget looks at nothing.
+#[test]
+fn scans_look_at_no_more_than_they_must() {
+    let cache = uniform(10);
+    for policy in POLICIES {
+        let mut selector = cache.selector(policy);
+        let mut rng = Rng::new(3);
+        let looks = Cell::new(0);
+        let look = |nr: BucketNr| {
+            looks.set(looks.get() + 1);
+            cache.at(nr)
+        };
+        let mut nothing = selector.begin(0, 0);
+        assert!(selector.step(&mut nothing, 100, &mut rng, look), "{policy:?}");
+        let mut scan = selector.begin(1, 0);
+        assert!(!selector.step(&mut scan, 0, &mut rng, look), "{policy:?}");
+        assert_eq!(looks.get(), 0, "{policy:?}");
+        assert_eq!(selector.step(&mut scan, 1, &mut rng, look), policy != Replacement::Lru);
+        assert_eq!(looks.get(), 1, "{policy:?}");
+        assert!(selector.step(&mut scan, 6, &mut rng, look), "seven buckets in all");
+    }
+}
+
+/// Numbers of buckets that random selection tries: half of them, rounded up.
+#[test]
+fn random_tries_half_of_the_buckets() {
+    for (buckets, most) in [(1, 1), (2, 1), (3, 2), (4, 2), (999, 500)] {
+        let tries = Cell::new(0);
+        let mut selector = Selector::new(Replacement::Random, BucketNr(3), 3 + buckets);
+        let look = |nr: BucketNr| {
+            assert!((3..3 + buckets).contains(&nr.0));
+            tries.set(tries.get() + 1);
+            bucket(false, 0, 0)
+        };
+        selector.pick(9, 0, &mut Rng::new(1), look, &mut Vec::new());
+        assert_eq!(tries.get(), most, "{buckets} buckets");
+    }
+}

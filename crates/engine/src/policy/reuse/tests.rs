@@ -8,14 +8,20 @@ use proptest::prelude::*;
 use super::{
     BucketNr, CREDIT_HITS, Candidate, DRAINING_PART, Ghosts, Inode, LONG_WINDOWS, PROBATION_HANDICAP,
     PROBATION_LEAST_PART, PROBATION_MOST_PART, RATE_PARTS, Reuse, SHORT_WINDOWS, SPARE_PART, Saving, Sector,
-    Sectors, Segment, UNKNOWN_WORTH, WINDOW_TICKS,
+    Sectors, Segment, UNKNOWN_WORTH, WINDOW_TICKS, splitmix64,
 };
 
 const FIRST: u32 = 2;
 const BUCKETS: u32 = 40;
+/// Buckets of a cache of which each share of some has several.
+const MANY: u32 = 402;
 
 fn policy() -> Reuse {
-    Reuse::new(BucketNr(FIRST), BUCKETS, Sectors(1024), Sectors(8))
+    policy_of(BUCKETS)
+}
+
+fn policy_of(nbuckets: u32) -> Reuse {
+    Reuse::new(BucketNr(FIRST), nbuckets, Sectors(1024), Sectors(8))
 }
 
 fn choose(policy: &mut Reuse, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
@@ -25,7 +31,11 @@ fn choose(policy: &mut Reuse, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
 }
 
 fn full() -> Vec<Candidate> {
-    vec![Candidate { eligible: true, prio: 30_000, live_sectors: 1000 }; BUCKETS as usize]
+    full_of(BUCKETS)
+}
+
+fn full_of(nbuckets: u32) -> Vec<Candidate> {
+    vec![Candidate { eligible: true, prio: 30_000, live_sectors: 1000 }; nbuckets as usize]
 }
 
 #[derive(Clone, Debug)]
@@ -38,8 +48,9 @@ enum Step {
     Miss(u16, u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let bucket = FIRST..BUCKETS;
+/// Changes of a cache of so many buckets, of which up to `most` are wanted at once.
+fn steps(nbuckets: u32, most: usize) -> impl Strategy<Value = Vec<Step>> {
+    let bucket = FIRST..nbuckets;
     let candidate = (prop::bool::weighted(0.9), 0_u16..3, prop_oneof![1 => Just(0), 9 => 1_u32..1000])
         .prop_map(|(eligible, prio, live_sectors)| Candidate { eligible, prio, live_sectors });
     let step = prop_oneof![
@@ -47,7 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (bucket.clone(), 1_u32..2000).prop_map(|(b, w)| Step::Hit(b, w)),
         4 => (0_u32..200).prop_map(Step::Ticks),
         2 => (bucket, candidate).prop_map(|(b, c)| Step::Changes(b, c)),
-        3 => (0_usize..12).prop_map(Step::Choose),
+        3 => (0..most).prop_map(Step::Choose),
         2 => (0_u16..2, 0_u64..3).prop_map(|(inode, n)| Step::Miss(inode, n * 8)),
     ];
     prop::collection::vec(step, 1..200)
@@ -75,6 +86,11 @@ struct Bucket {
 }
 
 impl Oracle {
+    fn new(nbuckets: u32) -> Oracle {
+        let buckets = vec![Bucket::default(); nbuckets as usize];
+        Oracle { now: 0, buckets, hits: 0, worth: 0, is_full: false, has_room: true, missed: BTreeSet::new() }
+    }
+
     fn rate(&self, b: &Bucket) -> u64 {
         let parts = RATE_PARTS * u64::from(WINDOW_TICKS);
         let age = u64::from(self.now - b.born);
@@ -118,14 +134,15 @@ impl Oracle {
     }
 
     fn choose(&mut self, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
-        let eligible: Vec<u32> = (FIRST..BUCKETS).filter(|b| cache[*b as usize].eligible).collect();
+        let nbuckets = self.buckets.len();
+        let eligible: Vec<u32> = (FIRST..nbuckets as u32).filter(|b| cache[*b as usize].eligible).collect();
         let (empty, mut clean): (Vec<u32>, Vec<u32>) =
             eligible.into_iter().partition(|b| cache[*b as usize].live_sectors == 0);
         let all = clean.len();
         let drains = |o: &Oracle, b: u32| o.buckets[b as usize].drains.is_some();
         let probation = |o: &Oracle, b: u32| o.buckets[b as usize].probation;
         let protected = clean.iter().filter(|b| !probation(self, **b)).count();
-        self.is_full = empty.len() < wanted + BUCKETS as usize / SPARE_PART;
+        self.is_full = empty.len() < wanted + nbuckets / SPARE_PART;
         // What probation has at least is not for protected buckets.
         self.has_room = protected + all / PROBATION_LEAST_PART + all / 64 < all;
         let mut chosen: Vec<u32> = empty.into_iter().take(wanted).collect();
@@ -163,50 +180,67 @@ impl Oracle {
     }
 }
 
-proptest! {
-    #[test]
-    fn chooses_as_described(steps in steps()) {
-        let mut policy = policy();
-        let buckets = vec![Bucket::default(); BUCKETS as usize];
-        let mut oracle =
-            Oracle { now: 0, buckets, hits: 0, worth: 0, is_full: false, has_room: true, missed: BTreeSet::new() };
-        let mut cache = full();
-        for step in steps {
-            match step {
-                Step::Fills(b, probation) => {
-                    policy.fills(BucketNr(b), if probation { Segment::Probation } else { Segment::Protected });
-                    oracle.buckets[b as usize] = Bucket { probation, born: oracle.now, ..Bucket::default() };
-                }
-                Step::Hit(b, worth) => {
-                    let leaves = policy.hit(BucketNr(b), worth);
-                    let bucket = &mut oracle.buckets[b as usize];
-                    prop_assert_eq!(leaves, oracle.is_full && (bucket.probation || bucket.drains.is_some()));
-                    bucket.hits += u64::from(worth);
-                    oracle.hits += 1;
-                    oracle.worth += u64::from(worth);
-                }
-                Step::Ticks(n) => for _ in 0..n {
+/// Does the same to the policy and to its description.
+fn compare(nbuckets: u32, cache: &mut [Candidate], steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let (mut policy, mut oracle) = (policy_of(nbuckets), Oracle::new(nbuckets));
+    for step in steps {
+        match step {
+            Step::Fills(b, probation) => {
+                policy.fills(BucketNr(b), if probation { Segment::Probation } else { Segment::Protected });
+                oracle.buckets[b as usize] = Bucket { probation, born: oracle.now, ..Bucket::default() };
+            }
+            Step::Hit(b, worth) => {
+                let leaves = policy.hit(BucketNr(b), worth);
+                let bucket = &mut oracle.buckets[b as usize];
+                prop_assert_eq!(leaves, oracle.is_full && (bucket.probation || bucket.drains.is_some()));
+                bucket.hits += u64::from(worth);
+                oracle.hits += 1;
+                oracle.worth += u64::from(worth);
+            }
+            Step::Ticks(n) => {
+                for _ in 0..n {
                     policy.tick();
                     oracle.tick();
-                },
-                Step::Changes(b, c) => cache[b as usize] = c,
-                Step::Miss(inode, at) => {
-                    let again = !oracle.missed.insert((inode, at));
-                    let protect = policy.miss(Inode(inode.into()), Sector(at));
-                    prop_assert_eq!(protect, again && oracle.has_room);
-                }
-                Step::Choose(wanted) => {
-                    let chosen = choose(&mut policy, wanted, &cache);
-                    let mut distinct = chosen.clone();
-                    distinct.sort_by_key(|b| Reverse(*b));
-                    distinct.dedup();
-                    prop_assert_eq!(distinct.len(), chosen.len());
-                    let eligible = cache.iter().skip(FIRST as usize).filter(|c| c.eligible).count();
-                    prop_assert_eq!(chosen.len(), wanted.min(eligible));
-                    prop_assert_eq!(chosen, oracle.choose(wanted, &cache));
                 }
             }
+            Step::Changes(b, c) => cache[b as usize] = c,
+            Step::Miss(inode, at) => {
+                let again = !oracle.missed.insert((inode, at));
+                let protect = policy.miss(Inode(inode.into()), Sector(at));
+                prop_assert_eq!(protect, again && oracle.has_room);
+            }
+            Step::Choose(wanted) => {
+                let chosen = choose(&mut policy, wanted, cache);
+                let mut distinct = chosen.clone();
+                distinct.sort_by_key(|b| Reverse(*b));
+                distinct.dedup();
+                prop_assert_eq!(distinct.len(), chosen.len());
+                let eligible = cache.iter().skip(FIRST as usize).filter(|c| c.eligible).count();
+                prop_assert_eq!(chosen.len(), wanted.min(eligible));
+                prop_assert_eq!(chosen, oracle.choose(wanted, cache));
+            }
         }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A cache of which every share has several buckets, most of them on probation or not.
+    #[test]
+    fn chooses_as_described_of_many(
+        steps in steps(MANY, 40), young in prop::collection::vec(any::<bool>(), MANY as usize), lean: bool,
+    ) {
+        let fills = (FIRST..MANY).map(|b| Step::Fills(b, if lean { b % 16 == 0 } else { young[b as usize] }));
+        compare(MANY, &mut full_of(MANY), fills.chain(steps).collect())?;
+    }
+}
+
+proptest! {
+    #[test]
+    fn chooses_as_described(steps in steps(BUCKETS, 12)) {
+        compare(BUCKETS, &mut full(), steps)?;
     }
 
     #[test]
@@ -287,4 +321,189 @@ fn a_hit_is_worth_what_the_request_would_take() {
     assert_eq!(Saving::new(9_999, 9_999).of(Sectors(8)), 1, "nothing is worth nothing");
     assert_eq!(Saving::new(u64::MAX, 0).of(Sectors(8)), 1 << 20);
     assert_eq!(Saving::default().of(Sectors(2048)), UNKNOWN_WORTH);
+}
+
+/// The first numbers of the generator SplitMix64 from the state 0, as they are published; each state is one step further.
+#[test]
+fn ghosts_are_placed_by_splitmix64() {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let published = [
+        0xe220_a839_7b1d_cdaf,
+        0x6e78_9e6a_a1b9_65f4,
+        0x06c4_5d18_8009_454f,
+        0xf88b_b8a8_724c_81ec,
+        0x1b39_896a_51a8_749b,
+    ];
+    // Sectors are granules, and 2^19 slots.
+    let ghosts = Ghosts { granule_shift: 0, ..Ghosts::new(1 << 20, 8) };
+    for (state, number) in (0..).map(|n: u64| n.wrapping_mul(STEP)).zip(published) {
+        assert_eq!(splitmix64(state), number);
+        let (index, print) = ghosts.place(Inode(0), Sector(state));
+        assert_eq!((index as u64, u64::from(print)), (number & 0x7_ffff, number >> 48 | 1));
+    }
+    // The number of the device is in the upper bits, and the sectors of a granule are one.
+    let ghosts = Ghosts::new(1 << 20, 8);
+    assert_eq!(ghosts.granule_shift, 3);
+    let number = splitmix64(0x0007_0000_0000_0005);
+    for sector in 40..48 {
+        let (index, print) = ghosts.place(Inode(7), Sector(sector));
+        assert_eq!((index as u64, u64::from(print)), (number & 0x7_ffff, number >> 48 | 1), "{sector}");
+    }
+    // Beyond 2^48 granules both are in the same bits.
+    let far = ghosts.place(Inode(7), Sector(3 << 51));
+    assert_eq!(far, ghosts.place(Inode(4), Sector(0)), "7 ^ 3");
+}
+
+/// Sizes of caches and blocks around their limits: slots, and sectors in a granule.
+#[test]
+fn ghosts_by_the_size_of_the_cache() {
+    for (cache, block, slots, granule) in [
+        (1 << 10, 1, 1 << 12, 1),
+        (1 << 10, 2, 1 << 11, 2),
+        (1 << 10, 3, 1 << 10, 4),
+        (16 * 8, 8, 64, 8),
+        (17 * 8, 8, 128, 8),
+        // As many as there may be, and more.
+        (1 << 22, 1, 1 << 24, 1),
+        (1 << 23, 1, 1 << 24, 2),
+        (1 << 28, 1, 1 << 24, 64),
+        (1 << 29, 1, 1 << 24, 128),
+        (1 << 30, 1, 1 << 24, 128),
+        (1 << 40, 256, 1 << 24, 256),
+    ] {
+        let g = Ghosts::new(cache, block);
+        assert_eq!(
+            (g.slots.len(), 1 << g.granule_shift),
+            (slots, granule),
+            "{cache} sectors, blocks of {block}"
+        );
+    }
+}
+
+/// The most that counts of each part, and the least.
+#[test]
+fn savings_have_a_most() {
+    let most = 1 << 20;
+    // 10 us are a unit; of a MiB, what a sector takes is a 2048th.
+    assert_eq!(Saving::new(10_000, 0).of(Sectors(0)), 1);
+    assert_eq!(Saving::new(29_999, 0).of(Sectors(0)), 2);
+    assert_eq!(Saving::new(30_000, 0).of(Sectors(0)), 3);
+    assert_eq!(Saving::new(0, u64::MAX).of(Sectors(1)), 512, "2^20 units a MiB");
+    assert_eq!(Saving::new(0, u64::MAX).of_metadata().of(Sectors(1)), 512);
+    assert_eq!(Saving::new(0, 10_000 << 18).of_metadata().of(Sectors(1)), 512, "four times 2^18 are 2^20");
+    assert_eq!(Saving::new(0, 10_000 << 17).of_metadata().of(Sectors(1)), 256);
+    assert_eq!(Saving::new(10_000 << 20, 0).of(Sectors(8)), most);
+    assert_eq!(Saving::new(10_000 * ((1 << 20) - 1), 0).of(Sectors(8)), most - 1);
+    assert_eq!(Saving::new(10_000 * ((1 << 20) - 1), 10_000 * 2048).of(Sectors(5)), most, "and five more");
+    assert_eq!(Saving::default().of(Sectors(1 << 30)), UNKNOWN_WORTH, "no more for more sectors");
+}
+
+/// Where the pool of protected buckets is as large as its share, the next miss again goes to probation.
+#[test]
+fn the_protected_segment_has_its_share() {
+    // 1280 clean buckets: 64 are for probation at least, and 20 more keep the segments from moving to and fro.
+    for (protected, has_room) in [(1195, true), (1196, false), (1197, false)] {
+        let mut policy = Reuse::new(BucketNr(0), 1280, Sectors(1024), Sectors(8));
+        (protected..1280).for_each(|b| policy.fills(BucketNr(b), Segment::Probation));
+        policy.miss(Inode(1), Sector(800));
+        choose(&mut policy, 0, &full_of(1280));
+        assert_eq!(policy.miss(Inode(1), Sector(800)), has_room, "{protected} protected");
+    }
+}
+
+/// As many begin to drain as are wanted next, at least a 32nd of the protected segment.
+#[test]
+fn what_drains_is_a_share_of_the_protected_segment() {
+    for (nbuckets, wanted, drains) in
+        [(62, 1, 1), (640, 1, 20), (640, 30, 30), (640, 0, 20), (63, 0, 1), (31, 0, 0)]
+    {
+        let mut policy = Reuse::new(BucketNr(0), nbuckets, Sectors(1024), Sectors(8));
+        let cache = full_of(nbuckets);
+        let chosen = choose(&mut policy, wanted, &cache);
+        assert_eq!(chosen.len(), wanted);
+        // Equally cold, with the same priority: the smallest numbers go first.
+        assert_eq!(chosen, (0..wanted as u32).collect::<Vec<_>>());
+        let left: Vec<u32> = (0..nbuckets).filter(|b| policy.hit(BucketNr(*b), 1)).collect();
+        let first = wanted as u32;
+        assert_eq!(left, (first..first + drains).collect::<Vec<_>>(), "{nbuckets} buckets, {wanted} wanted");
+    }
+}
+
+/// What is hit on probation is copied only while fewer buckets hold nothing than are wanted, and a quarter of all.
+#[test]
+fn nothing_is_copied_while_there_is_room() {
+    for (empty, wanted, copies) in
+        [(12, 3, true), (13, 3, false), (10, 0, false), (9, 0, true), (38, 28, false)]
+    {
+        let mut policy = policy();
+        let mut cache = full();
+        policy.fills(BucketNr(BUCKETS - 1), Segment::Probation);
+        (FIRST..FIRST + empty).for_each(|b| cache[b as usize].live_sectors = 0);
+        choose(&mut policy, wanted, &cache);
+        assert_eq!(policy.hit(BucketNr(BUCKETS - 1), 1), copies, "{empty} empty, {wanted} wanted");
+        assert!(!policy.hit(BucketNr(BUCKETS), 1), "there is no such bucket");
+    }
+}
+
+/// The first window of a bucket is as long as the bucket is old, at least a quarter of a whole one.
+#[test]
+fn the_first_rate_is_by_the_age_of_the_bucket() {
+    let (hits, parts) = (10, 16 * 128);
+    for (age, ticks) in [(1, 32), (25, 32), (31, 32), (32, 32), (33, 33), (127, 127), (128, 128), (200, 128)]
+    {
+        let mut policy = policy();
+        let b = BucketNr(FIRST);
+        // Filled so many ticks before the end of a window in which it is hit ten times.
+        (0..256 - age).for_each(|_| policy.tick());
+        policy.fills(b, Segment::Protected);
+        (0..age - 1).for_each(|_| policy.tick());
+        let before = if age > 128 { 0 } else { hits };
+        for _ in 0..before {
+            policy.hit(b, 1);
+        }
+        policy.tick();
+        let rate = policy.rate(&policy.heat[FIRST as usize]);
+        assert_eq!(rate, before * parts / ticks, "{age} ticks old");
+    }
+}
+
+/// A new bucket is credited with eight hits of the mean worth of late; of hits that are too few, with eight of the worth
+/// that is usual.
+#[test]
+fn a_new_bucket_is_credited_with_the_usual_hits() {
+    let b = BucketNr(FIRST);
+    for (hits, worth, windows, usual) in [
+        (0, 0, 0, 16),
+        (10, 40, 0, 40),
+        (10, 40, 1, 40),
+        (10, 40, 2, 50),
+        (10, 40, 3, 50),
+        (10, 40, 4, 16),
+        (1, 7, 1, 16),
+    ] {
+        let mut policy = policy();
+        for _ in 0..hits {
+            policy.hit(BucketNr(FIRST + 1), worth);
+        }
+        (0..windows * 128).for_each(|_| policy.tick());
+        policy.fills(b, Segment::Protected);
+        for age in 0..3 {
+            let rate = policy.rate(&policy.heat[FIRST as usize]);
+            assert_eq!(rate, 8 * usual * 16 * 128 / (64 + age), "{hits} hits, {windows} windows ago");
+            policy.tick();
+        }
+    }
+}
+
+/// On probation all hits count, by the age of the bucket.
+#[test]
+fn a_rate_on_probation_is_by_the_age_of_the_bucket() {
+    let mut policy = policy();
+    policy.fills(BucketNr(FIRST), Segment::Probation);
+    policy.hit(BucketNr(FIRST), 3);
+    for age in 0..300_u32 {
+        let rate = policy.rate(&policy.heat[FIRST as usize]);
+        assert_eq!(rate, 3 * 16 * 128 / age.max(1), "{age} ticks old");
+        policy.tick();
+    }
 }

@@ -1,0 +1,363 @@
+//! Buckets made ready, in a whole set: which, in what order, and what happens when there are none.
+
+use std::cell::Cell;
+
+use format::{Ptr, Replacement, Sector};
+use io::{Handle, Op, Survivor, SurvivorRef};
+
+use super::*;
+use crate::alloc::{Purpose, Use, load_prios};
+use crate::events::SetEvent;
+use crate::set::{CacheSet, SetOptions};
+use crate::testing::{Watching, components, open_set, run};
+use crate::volume::Cache;
+
+const BUCKET: u64 = 16;
+const NBUCKETS: u32 = 1024;
+
+async fn set_on(device: &Rc<Watching>, rt: &Handle, discard: bool) -> CacheSet {
+    let set = open_set(device, rt, (BUCKET, discard), SetOptions::default()).await;
+    // So that its bucket is ready again when another takes its place.
+    set.core.cache.alloc.prios.is_ours.set(true);
+    set
+}
+
+async fn core(rt: &Handle) -> Rc<Cache> {
+    components(set_on(&Watching::new(u64::from(NBUCKETS) * BUCKET), rt, false).await, rt)
+}
+
+/// Puts live data into a bucket that holds nothing.
+fn fill(core: &Cache, b: u32, sectors: u64, dirty: bool) {
+    let buckets = &mut *core.alloc.buckets_mut();
+    let ptr = Ptr::new(0, Sector(u64::from(b) * BUCKET), buckets.generation(BucketNr(b)));
+    assert!(buckets.add(ptr, Sectors(sectors), dirty));
+}
+
+/// Buckets that may be invalidated now.
+fn free(core: &Cache) -> Vec<BucketNr> {
+    let buckets = core.alloc.buckets();
+    buckets.all().filter(|b| buckets.may_invalidate(*b)).collect()
+}
+
+/// Keeps every bucket from being invalidated.
+fn pin_all(core: &Cache) -> Vec<BucketNr> {
+    let all = free(core);
+    all.iter().for_each(|b| core.alloc.buckets_mut().pin(*b));
+    all
+}
+
+async fn turns(rt: &Handle) {
+    for _ in 0..200 {
+        rt.yield_now().await;
+    }
+}
+
+/// At a start, buckets without live data are ready, and no others; as many as are wanted, the first ones first.
+#[test]
+fn empty_buckets_are_ready_at_once() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let ready = core.alloc.pool.ready_len();
+        let first: Vec<u32> = free(&core).iter().map(|b| b.0).collect();
+        fill(&core, first[0], 1, false);
+        fill(&core, first[1], 1, true);
+        core.alloc.buckets_mut().pin(BucketNr(first[2]));
+        let before = core.alloc.buckets().generations();
+        prime(&core.alloc, 3);
+        assert_eq!(core.alloc.pool.ready_len(), ready + 3);
+        let taken = core.alloc.pool.take_out(5000, |_| true);
+        assert_eq!(taken[ready..], [first[3], first[4], first[5]].map(BucketNr));
+        let buckets = core.alloc.buckets();
+        for b in buckets.all() {
+            let is_new = taken[ready..].contains(&b);
+            let was = before[b.0 as usize];
+            assert_eq!(buckets.generation(b), if is_new { was.next() } else { was }, "{b}");
+            assert!(!is_new || buckets.used(b) == Use::Ready);
+        }
+    });
+}
+
+/// Chosen buckets get new generations; those whose generations went around are counted.
+#[test]
+fn invalidated_buckets_get_new_generations() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let all = free(&core);
+        let (around, others) = (&all[..3], &all[3..]);
+        around.iter().for_each(|b| core.alloc.buckets_mut().load(*b, Gen(255), 9));
+        others.iter().for_each(|b| core.alloc.buckets_mut().load(*b, Gen(9), 9));
+        assert_eq!(invalidate(&core.alloc, 0), []);
+        let picked = invalidate(&core.alloc, 10);
+        assert_eq!(picked, all[..10], "nothing is in them, so by number");
+        assert_eq!(core.alloc.counters().gen_wraps, 3);
+        let generations = |bs: &[BucketNr]| -> Vec<u8> {
+            bs.iter().map(|b| core.alloc.buckets().generation(*b).0).collect()
+        };
+        assert_eq!(generations(&picked), [0, 0, 0, 10, 10, 10, 10, 10, 10, 10]);
+        assert!(picked.iter().all(|b| core.alloc.buckets().used(*b) == Use::Ready));
+        // Those with the least in them go first.
+        let rest = free(&core);
+        rest.iter().for_each(|b| fill(&core, b.0, if b.0 % 3 == 0 { 2 } else { 3 }, false));
+        let light: Vec<BucketNr> = rest.iter().filter(|b| b.0 % 3 == 0).copied().collect();
+        assert_eq!(invalidate(&core.alloc, light.len()), light);
+        assert_eq!(core.alloc.counters().gen_wraps, 3);
+    });
+}
+
+/// A random choice that finds none of the few that there are finds them all the same.
+#[test]
+fn the_last_bucket_is_found() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        core.alloc.eviction().set_policy(Replacement::Random);
+        let all = pin_all(&core);
+        assert_eq!(invalidate(&core.alloc, 1), []);
+        for b in all.iter().step_by(29) {
+            core.alloc.buckets_mut().unpin(*b);
+            assert_eq!(invalidate(&core.alloc, 2), [*b]);
+        }
+    });
+}
+
+/// Before a bucket is ready, its new generation is on the device, and whoever waits for that goes on.
+#[test]
+fn generations_are_durable_before_their_buckets_are_ready() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let (ready, expected) = (core.alloc.pool.ready_len(), free(&core)[..5].to_vec());
+        assert_eq!(refill(&core.alloc, 5).await.unwrap(), 5);
+        assert_eq!(core.alloc.pool.ready_len(), ready + 5);
+        let (chain, place) = (core.alloc.prios.buckets.borrow()[0], core.device.place());
+        let loaded =
+            load_prios(core.device.disk(), place, &core.geometry, core.device.magic(), chain.0.into())
+                .await
+                .unwrap();
+        for b in &expected {
+            let (on_device, now) =
+                (loaded.prios[b.0 as usize].generation, core.alloc.buckets().generation(*b));
+            assert_eq!(on_device, now, "{b}");
+        }
+        core.alloc.generations_durable(|| false).await;
+        let taken = core.alloc.pool.take_out(5000, |b| expected.contains(&b));
+        assert_eq!(taken, expected);
+        let writes = core.alloc.counters().prio_writes;
+        pin_all(&core);
+        assert_eq!(refill(&core.alloc, 5).await.unwrap(), 0);
+        assert_eq!(core.alloc.counters().prio_writes, writes, "nothing has changed");
+        assert!(core.alloc.prios.lock.try_lock().is_some(), "others may write");
+    });
+}
+
+/// While the new generations are on their way, nobody may rely on them, and the buckets are not ready.
+#[test]
+fn generations_on_their_way_are_waited_for() {
+    run(|rt| async move {
+        let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let core = components(set_on(&device, &rt, false).await, &rt);
+        let ready = core.alloc.pool.ready_len();
+        device.disk().hold(true);
+        let refills = core.clone();
+        let refills = rt.spawn(async move { refill(&refills.alloc, 3).await.unwrap() });
+        device.disk().held(1, &rt).await;
+        let waiting = core.clone();
+        let waiting = rt.spawn(async move { waiting.alloc.generations_durable(|| false).await });
+        turns(&rt).await;
+        assert!(waiting.try_take().is_none() && refills.try_take().is_none());
+        assert!(
+            core.alloc.pool.ready_len() < ready,
+            "one is taken for the priorities, and none is there yet"
+        );
+        device.disk().hold(false);
+        assert_eq!(refills.await, 3);
+        waiting.await;
+        assert_eq!(core.alloc.pool.ready_len(), ready + 3);
+    });
+}
+
+/// While buckets are discarded, others may write priorities: it is the device that takes its time.
+#[test]
+fn discards_hold_up_no_priorities() {
+    run(|rt| async move {
+        let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let core = components(set_on(&device, &rt, true).await, &rt);
+        device.holds.set(Some(Op::Discard));
+        let refills = core.clone();
+        let refills = rt.spawn(async move { refill(&refills.alloc, 3).await.unwrap() });
+        device.disk().held(3, &rt).await;
+        assert!(core.alloc.prios.lock.try_lock().is_some());
+        device.holds.set(None);
+        device.disk().hold(false);
+        assert_eq!(refills.await, 3);
+    });
+}
+
+/// Whether the crash log of a set was given up.
+#[derive(Default)]
+struct Log(Cell<u32>);
+
+impl Survivor for Log {
+    fn keep(&self, _: u64, _: &[u64]) {}
+
+    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+        Vec::new()
+    }
+
+    fn reset(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+
+    fn tie(&self, _: [u64; 2]) {}
+
+    fn tied(&self) -> [u64; 2] {
+        [0, 0]
+    }
+}
+
+/// Each bucket is discarded, if the superblock says so. A device that cannot is no worse for it; one that fails may have lost
+/// its power.
+#[test]
+fn buckets_are_discarded_before_they_are_ready() {
+    run(|rt| async move {
+        let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let log = Rc::new(Log::default());
+        let survivor = Some(SurvivorRef(log.clone()));
+        let options = SetOptions { survivor, ..SetOptions::default() };
+        let core = components(open_set(&device, &rt, (BUCKET, true), options).await, &rt);
+        core.alloc.prios.is_ours.set(true);
+        let resets = log.0.get();
+        device.take(Op::Discard);
+        for (refuses, is_bad) in [
+            ((|_| None) as fn(&io::Request) -> Option<i32>, false),
+            (|r| (r.op == Op::Discard).then_some(95), false),
+            (|r| (r.op == Op::Discard).then_some(5), true),
+        ] {
+            device.refuses.set(refuses);
+            let (ready, expected) = (core.alloc.pool.ready_len(), free(&core)[..4].to_vec());
+            core.device.events().take();
+            assert_eq!(refill(&core.alloc, 4).await.unwrap(), 4);
+            let places: Vec<(u64, u64)> =
+                expected.iter().map(|b| (u64::from(b.0) * BUCKET, BUCKET)).collect();
+            assert_eq!(device.take(Op::Discard), places);
+            assert_eq!(core.alloc.pool.ready_len(), ready + 4);
+            let invalid =
+                core.device.events().take().iter().any(|e| matches!(e, SetEvent::CrashLogInvalid { .. }));
+            assert_eq!((invalid, log.0.get() - resets), (is_bad, u32::from(is_bad)));
+            assert!(!core.device.is_failed());
+        }
+        let other = Watching::new(u64::from(NBUCKETS) * BUCKET);
+        let core = components(set_on(&other, &rt, false).await, &rt);
+        refill(&core.alloc, 4).await.unwrap();
+        assert_eq!(other.take(Op::Discard), []);
+    });
+}
+
+/// The list is filled up again when it gets short, and not before.
+#[test]
+fn a_short_list_is_refilled() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let (total, batch) = (core.alloc.pool.reserves.total(), core.alloc.pool.batch);
+        assert_eq!(core.alloc.pool.ready_len(), total + batch);
+        let take = || core.alloc.pool.try_take(Purpose::Data, &mut core.alloc.buckets_mut());
+        for _ in 0..batch / 2 {
+            take().unwrap();
+        }
+        turns(&rt).await;
+        assert_eq!(core.alloc.pool.ready_len(), total + batch / 2, "not short yet");
+        let packing = core.clone();
+        let packing = rt.spawn(async move { packing.alloc.walks.changed().await });
+        turns(&rt).await;
+        assert!(packing.try_take().is_none());
+        take().unwrap();
+        turns(&rt).await;
+        assert_eq!(core.alloc.pool.ready_len(), total + batch);
+        assert!(packing.try_take().is_some(), "packing may be due");
+        assert!(!core.alloc.pool.starved.get());
+    });
+}
+
+/// Nothing can be invalidated: the allocator starves until there is something. Buckets whose generations ran ahead need a
+/// walk of the index; where there is nothing but pinned ones, a walk is no help.
+#[test]
+fn an_allocator_that_starves_goes_on_when_there_is_something() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let all = pin_all(&core);
+        let taken = core.alloc.pool.take_out(5000, |_| true);
+        let walks = || core.tasks.times().borrow().gc_durations.count();
+        let begun = walks();
+        core.alloc.kick();
+        turns(&rt).await;
+        assert!(core.alloc.pool.starved.get());
+        assert_eq!((walks(), core.alloc.walks.is_wanted()), (begun, false), "no walk was asked for");
+
+        // One that is 96 generations ahead of its oldest pointer.
+        for b in &all[..1] {
+            core.alloc.buckets_mut().load(*b, Gen(0), 9);
+            core.alloc.buckets_mut().raise(*b, Gen(96));
+            core.alloc.buckets_mut().unpin(*b);
+        }
+        core.alloc.pool.put_ready(taken[..20].iter().copied());
+        assert_eq!((free(&core).len(), core.alloc.buckets().reclaimable()), (0, 1));
+        core.alloc.kick();
+        turns(&rt).await;
+        assert!(walks() > begun, "a walk was asked for");
+        core.alloc.kick();
+        turns(&rt).await;
+        assert_eq!((core.alloc.pool.ready_len(), core.alloc.pool.starved.get()), (21, true));
+        all[1..].iter().for_each(|b| core.alloc.buckets_mut().unpin(*b));
+        core.alloc.kick();
+        turns(&rt).await;
+        let full = core.alloc.pool.reserves.total() + core.alloc.pool.batch;
+        assert_eq!((core.alloc.pool.ready_len(), core.alloc.pool.starved.get()), (full, false));
+    });
+}
+
+/// Waiters of a starving allocator look again: what they wait for may not come.
+#[test]
+fn those_who_wait_are_told_that_there_is_nothing() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        pin_all(&core);
+        core.alloc.pool.take_out(5000, |_| true);
+        let waiting = core.clone();
+        let waits = rt.spawn(async move {
+            waiting.alloc.wait(Purpose::Data, || waiting.alloc.pool.starved.get()).await;
+        });
+        turns(&rt).await;
+        assert!(waits.try_take().is_some());
+    });
+}
+
+/// Buckets are there but none for the priorities: the set fails.
+#[test]
+fn a_set_that_cannot_write_priorities_fails() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        core.alloc.pool.take_out(5000, |_| true);
+        core.alloc.kick();
+        turns(&rt).await;
+        assert!(core.device.is_failed());
+        let why = core.device.check().unwrap_err().to_string();
+        assert!(why.contains("buckets are free for priorities"), "{why}");
+    });
+}
+
+/// A stop ends the task, whatever is missing.
+#[test]
+fn a_stop_ends_the_refilling() {
+    run(|rt| async move {
+        let core = core(&rt).await;
+        let task = rt.spawn(refill_task(core.alloc.clone()));
+        turns(&rt).await;
+        assert!(task.try_take().is_none());
+        core.device.stop();
+        core.alloc.kick();
+        turns(&rt).await;
+        assert!(task.try_take().is_some());
+        core.alloc.pool.take_out(5000, |_| true);
+        let late = rt.spawn(refill_task(core.alloc.clone()));
+        turns(&rt).await;
+        assert!(late.try_take().is_some() && !core.device.is_failed());
+    });
+}

@@ -1,0 +1,136 @@
+//! What ends a wait for buckets, and who is told.
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use io::sync::{Either, select};
+
+use super::*;
+use crate::testing::run;
+
+const FIRST: u32 = 4;
+const NBUCKETS: u32 = 128;
+
+fn geometry() -> Geometry {
+    Geometry::new(format::Sectors(64), format::Sectors(1), NBUCKETS.into(), FIRST as u16, 4).unwrap()
+}
+
+/// A wait that is given up no longer counts.
+#[test]
+fn a_wait_that_is_given_up_does_not_count() {
+    run(|rt| async move {
+        let alloc = Pool::new(&geometry(), 1024, 2);
+        {
+            let wait = pin!(alloc.wait(Purpose::Data, || false));
+            assert!(matches!(select(wait, rt.sleep(Nanos(1))).await, Either::Right(())));
+            assert!(alloc.is_wanted());
+        }
+        assert!(!alloc.is_wanted());
+    });
+}
+
+/// A wait ends when a bucket more is ready than is kept back for others, or when it is given up.
+#[test]
+fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
+    for (purpose, kept) in
+        [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
+    {
+        run(move |rt| async move {
+            let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+            let give_up = Rc::new(Cell::new(false));
+            let wait = || {
+                let (alloc, give_up) = (alloc.clone(), give_up.clone());
+                rt.spawn(async move { alloc.wait(purpose, || give_up.get()).await })
+            };
+            let asked = alloc.clone();
+            let asked = rt.spawn(async move { asked.wanted.changed().await });
+            rt.yield_now().await;
+            let (first, second) = (wait(), wait());
+            turns(&rt).await;
+            assert!(asked.try_take().is_some(), "{purpose:?}: whoever refills the list is told");
+            alloc.put_ready((0..kept).map(BucketNr));
+            turns(&rt).await;
+            assert!(first.try_take().is_none() && alloc.is_wanted(), "{purpose:?}");
+            alloc.put_ready([BucketNr(kept)]);
+            turns(&rt).await;
+            assert!(first.try_take().is_some() && second.try_take().is_some(), "{purpose:?}");
+            assert!(!alloc.is_wanted());
+            alloc.take_out(99, |_| true);
+            let third = wait();
+            turns(&rt).await;
+            give_up.set(true);
+            turns(&rt).await;
+            assert!(third.try_take().is_none(), "nobody said that something changed");
+            alloc.kick();
+            turns(&rt).await;
+            assert!(third.try_take().is_some());
+        });
+    }
+}
+
+async fn turns(rt: &io::Handle) {
+    for _ in 0..10 {
+        rt.yield_now().await;
+    }
+}
+
+/// What was invalidated before the call is waited for, and nothing else.
+#[test]
+fn generations_are_waited_for_until_they_are_durable() {
+    run(|rt| async move {
+        let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+        let give_up = Rc::new(Cell::new(false));
+        let wait = || {
+            let (alloc, give_up) = (alloc.clone(), give_up.clone());
+            rt.spawn(async move { alloc.generations_durable(|| give_up.get()).await })
+        };
+        let none = wait();
+        turns(&rt).await;
+        assert!(none.try_take().is_some(), "nothing was invalidated");
+        alloc.invalidated();
+        let one = wait();
+        turns(&rt).await;
+        assert!(one.try_take().is_none());
+        alloc.settled();
+        turns(&rt).await;
+        assert!(one.try_take().is_some());
+        let again = wait();
+        turns(&rt).await;
+        assert!(again.try_take().is_some(), "all are durable");
+        alloc.invalidated();
+        let given_up = wait();
+        turns(&rt).await;
+        give_up.set(true);
+        alloc.kick();
+        turns(&rt).await;
+        assert!(given_up.try_take().is_some());
+        // Whoever refills the list waits for `wanted`.
+        let refills = alloc.clone();
+        let refills = rt.spawn(async move { refills.wanted.changed().await });
+        turns(&rt).await;
+        assert!(refills.try_take().is_none());
+        alloc.kick();
+        turns(&rt).await;
+        assert!(refills.try_take().is_some());
+    });
+}
+
+/// Each try to take a bucket tells whoever refills the list, also one that takes nothing.
+#[test]
+fn tries_to_take_are_told() {
+    run(|rt| async move {
+        for ready in [0, 30] {
+            let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));
+            let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
+            let all: Vec<BucketNr> = (FIRST..FIRST + ready).map(BucketNr).collect();
+            all.iter().for_each(|b| buckets.invalidate(*b));
+            alloc.put_ready(all);
+            let refills = alloc.clone();
+            let refills = rt.spawn(async move { refills.wanted.changed().await });
+            turns(&rt).await;
+            assert_eq!(alloc.try_take(Purpose::Data, &mut buckets).is_some(), ready > 0);
+            turns(&rt).await;
+            assert!(refills.try_take().is_some());
+        }
+    });
+}
