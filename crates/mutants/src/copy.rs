@@ -58,14 +58,16 @@ impl Copy {
             let dir = directory_of_modules(file);
             for name in test_modules(&text).map_err(|e| format!("{}: {e}", file.display()))? {
                 of_tests.insert(dir.join(format!("{name}.rs")));
-                of_tests.insert(dir.join(name).join("mod.rs"));
+                // Everything below it, too.
+                of_tests.insert(dir.join(name));
             }
         }
         let mut mutants: Vec<Mutant> = Vec::new();
         for file in &files {
             let name = file.strip_prefix(&engine).map_err(|e| e.to_string())?;
             let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-            let left_alone = of_tests.contains(file) || name == Path::new("canary.rs");
+            let of_test = file.ancestors().any(|part| of_tests.contains(part));
+            let left_alone = of_test || name == Path::new("canary.rs");
             let mut out = if left_alone {
                 text
             } else {

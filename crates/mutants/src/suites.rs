@@ -134,6 +134,11 @@ impl Suite {
         }))
     }
 
+    /// Whether it runs the tests of one part of the engine only.
+    pub fn is_of_own_part(&self) -> bool {
+        self.own_part
+    }
+
     /// Where it stands among the suites.
     pub fn order(&self, baseline: &Baseline) -> (bool, u64) {
         (!self.own_part, baseline.millis)

@@ -1,6 +1,19 @@
 //! What happened in runs, in numbers.
 
-use crate::disk::Landmark;
+use io::Nanos;
+
+use crate::disk::{Counters, Landmark};
+
+/// What a run cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cost {
+    /// Requests to the cache device.
+    pub cache: Counters,
+    /// Requests to the backing devices.
+    pub backing: Counters,
+    /// When the last boot ended.
+    pub ended: Nanos,
+}
 
 /// What happened in a run, or in many.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -13,12 +13,12 @@ use std::sync::Once;
 use io::{Nanos, Rng};
 
 use crate::client::Client;
-use crate::disk::{Fault, Kind, Matching};
+use crate::disk::{Counters, Fault, Kind, Matching};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings, Substitute};
-use crate::report::Report;
+use crate::report::{Cost, Report};
 use crate::rig::Rig;
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
@@ -60,9 +60,17 @@ pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Failure> {
 /// # Errors
 /// If anything is not as it must be.
 pub fn run(plan: &Plan, verbose: bool) -> Result<Report, Failure> {
+    run_and_count(plan, verbose).map(|(report, _)| report)
+}
+
+/// Runs a plan, and says what that cost.
+///
+/// # Errors
+/// If anything is not as it must be.
+pub fn run_and_count(plan: &Plan, verbose: bool) -> Result<(Report, Cost), Failure> {
     let run = AssertUnwindSafe(|| {
         let mut run = Run::new(plan, verbose);
-        run.all().map(|()| run.report)
+        run.all().map(|()| (run.report, run.cost()))
     });
     note_panics();
     PANIC.with(|p| *p.borrow_mut() = Some(String::new()));
@@ -198,6 +206,12 @@ impl<'a> Run<'a> {
         self.report.hash = self.world.hash();
         self.report.next_random = self.world.random(Rng::next_u64);
         Ok(())
+    }
+
+    fn cost(&self) -> Cost {
+        let mut backing = Counters::default();
+        self.rig.backings.iter().for_each(|b| backing.add(&b.counters()));
+        Cost { cache: self.rig.cache.counters(), backing, ended: self.world.now() }
     }
 
     /// Returns whether everything was stopped in order.

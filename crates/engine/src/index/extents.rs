@@ -350,6 +350,9 @@ impl Chunk {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 

@@ -9,6 +9,8 @@ use super::*;
 use crate::error::Place;
 use crate::testing::{TestDisk, cache_device, run};
 
+mod writer;
+
 const BUCKET: Sectors = Sectors(64);
 /// Longer than any test lasts if nothing waits for it.
 const HOUR: Nanos = Nanos::from_secs(3600);

@@ -179,6 +179,9 @@ impl Drop for RangeGuard {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::run;

@@ -121,6 +121,9 @@ pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Re
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

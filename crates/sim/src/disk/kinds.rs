@@ -135,3 +135,16 @@ pub struct Counters {
     /// Requests that were made to fail.
     pub failed: u64,
 }
+
+impl Counters {
+    /// Adds those of another disk.
+    pub fn add(&mut self, other: &Counters) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.durable_writes += other.durable_writes;
+        self.flushes += other.flushes;
+        self.plain += other.plain;
+        self.sectors_written += other.sectors_written;
+        self.failed += other.failed;
+    }
+}

@@ -12,4 +12,5 @@ mod mixed;
 mod page;
 mod requests;
 mod space;
+mod troubles;
 mod writeback;

@@ -16,7 +16,7 @@ use crate::page::{Detail, page, sums};
 /// Requests of each client in a round.
 const REQUESTS: u64 = 120;
 
-fn layout(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
+pub fn layout(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
     let mut layout = Layout::small(mode);
     (layout.bucket_sectors, layout.nbuckets) = (bucket_sectors, nbuckets);
     layout.backings[0].data_sectors = 16384;
@@ -26,8 +26,8 @@ fn layout(mode: CacheMode, bucket_sectors: u64, nbuckets: u64) -> Layout {
     layout
 }
 
-/// One client's requests of a round: mostly small ones in a hot part, and some streams.
-async fn load(b: &Boot, client: usize, round: u64, writes_percent: u64) {
+/// One client's requests of a round: mostly small ones in a hot part, and some streams. `may_fail`: they need not succeed.
+pub async fn load(b: &Boot, client: usize, round: u64, writes_percent: u64, may_fail: bool) {
     let c = &b.clients[client];
     let mut rng = Rng::new(round * 10 + client as u64 + 1);
     let size = c.size();
@@ -51,17 +51,22 @@ async fn load(b: &Boot, client: usize, round: u64, writes_percent: u64) {
             97..99 => c.flush().await,
             _ => c.read(start, sectors).await.is_some(),
         };
-        assert!(done, "client {client}, round {round}: {start}+{sectors}");
+        assert!(done || may_fail, "client {client}, round {round}: {start}+{sectors}");
         b.rt.sleep(Nanos(rng.below(3_000_000))).await;
     }
 }
 
 async fn rounds(b: &Boot, count: u64, writes_percent: u64) {
-    for round in 0..count {
+    rounds_from(b, 0..count, writes_percent, false).await;
+}
+
+/// Rounds of all clients side by side, and what each round cost.
+pub async fn rounds_from(b: &Boot, rounds: std::ops::Range<u64>, writes_percent: u64, may_fail: bool) {
+    for round in rounds {
         let clients: Vec<_> = (0..b.clients.len())
             .map(|client| {
                 let theirs = b.clone();
-                b.rt.spawn(async move { load(&theirs, client, round, writes_percent).await })
+                b.rt.spawn(async move { load(&theirs, client, round, writes_percent, may_fail).await })
             })
             .collect();
         for client in clients {

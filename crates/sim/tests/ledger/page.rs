@@ -78,11 +78,26 @@ fn figures(b: &Boot) -> Vec<String> {
     let set = b.set();
     let mut lines = flat("set", &format!("{:#?}", set.figures()));
     lines.extend(flat("buckets", &format!("{:#?}", set.bucket_figures())));
-    lines.extend(set.take_events().iter().map(|e| format!("event of the set: {e:?}")));
+    let mut events: Vec<String> =
+        set.take_events().iter().map(|e| format!("event of the set: {e:?}")).collect();
     for v in set.volumes() {
-        lines.extend(v.take_events().iter().map(|e| format!("event of {}: {e:?}", v.name())));
+        events.extend(v.take_events().iter().map(|e| format!("event of {}: {e:?}", v.name())));
     }
+    lines.extend(counted(&events));
     lines
+}
+
+/// Each line once, where it came first, with how often it came.
+fn counted(lines: &[String]) -> Vec<String> {
+    let mut counts: Vec<(&String, usize)> = Vec::new();
+    for line in lines {
+        match counts.iter_mut().find(|(l, _)| *l == line) {
+            Some((_, n)) => *n += 1,
+            None => counts.push((line, 1)),
+        }
+    }
+    let times = |n: usize| if n > 1 { format!(" ({n} times)") } else { String::new() };
+    counts.into_iter().map(|(line, n)| format!("{line}{}", times(n))).collect()
 }
 
 /// The lines of a pretty-printed value as paths with their values, without zeros and settings.

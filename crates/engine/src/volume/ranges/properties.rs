@@ -1,0 +1,145 @@
+//! Ranges against a list of what is held.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::run;
+
+/// What is held: class, range, and for misses whether nothing has changed it.
+struct Known {
+    class: Class,
+    start: u64,
+    end: u64,
+    valid: bool,
+    guard: RangeGuard,
+}
+
+impl Known {
+    fn overlaps(&self, class: Class, start: u64, end: u64) -> bool {
+        self.class == class && (start..end).any(|at| (self.start..self.end).contains(&at))
+    }
+}
+
+#[derive(Default)]
+struct Both {
+    ranges: Rc<Ranges>,
+    known: Vec<Known>,
+}
+
+impl Both {
+    fn any(&self, class: Class, start: u64, end: u64) -> bool {
+        self.known.iter().any(|k| k.overlaps(class, start, end))
+    }
+
+    fn take(&mut self, what: u8, (start, size): (u64, u64)) {
+        let end = start + size;
+        let (first, last) = (Sector(start), Sector(end));
+        let changed = self.any(Class::Change, start, end);
+        let written_back = self.any(Class::Writeback, start, end);
+        assert_eq!(self.ranges.is_busy(first, last), changed || written_back);
+        assert_eq!(self.ranges.is_written_back(first, last), written_back);
+        let (class, valid, guard) = match what {
+            0 | 1 => (Class::Change, true, self.ranges.try_change(first, last)),
+            2 | 3 => (Class::Writeback, true, self.ranges.try_writeback(first, last)),
+            4 | 5 => (Class::Miss, !changed, Some(self.ranges.miss(first, last))),
+            6 => {
+                self.ranges.invalidate_misses();
+                self.known.iter_mut().filter(|k| k.class == Class::Miss).for_each(|k| k.valid = false);
+                return;
+            }
+            _ => {
+                if !self.known.is_empty() {
+                    drop(self.known.remove(start as usize % self.known.len()));
+                }
+                return;
+            }
+        };
+        let refused =
+            class == Class::Change && changed || class == Class::Writeback && (changed || written_back);
+        assert_eq!(guard.is_none(), refused);
+        let Some(guard) = guard else { return };
+        if class == Class::Change {
+            let misses = self.known.iter_mut().filter(|k| k.overlaps(Class::Miss, start, end));
+            misses.for_each(|k| k.valid = false);
+        }
+        self.known.push(Known { class, start, end, valid, guard });
+    }
+
+    fn compare(&self) {
+        for k in &self.known {
+            assert_eq!(k.guard.is_valid(), k.valid);
+        }
+        assert_eq!(self.ranges.held.borrow().len(), self.known.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn ranges_agree_with_a_list(steps in prop::collection::vec((0u8..10, (0u64..12, 1u64..5)), 1..60)) {
+        let mut both = Both::default();
+        for (what, range) in steps {
+            both.take(what, range);
+            both.compare();
+        }
+    }
+}
+
+/// A change of everything waits for the others, and no new one begins meanwhile; a wait that is given up lets them begin.
+#[test]
+fn a_change_of_everything_keeps_others_out() {
+    run(|rt| async move {
+        let r = Rc::new(Ranges::default());
+        let first = r.change(Sector(5), Sector(6)).await;
+        let writeback = r.try_writeback(Sector(90), Sector(95));
+        let theirs = r.clone();
+        let all = rt.spawn(async move { theirs.change_all().await });
+        rt.yield_now().await;
+        assert!(r.try_change(Sector(50), Sector(51)).is_none(), "it would have to be waited for");
+        let theirs = r.clone();
+        let second = rt.spawn(async move { theirs.change(Sector(50), Sector(51)).await });
+        let theirs = r.clone();
+        let all_again = rt.spawn(async move { theirs.change_all().await });
+        rt.yield_now().await;
+        assert!(all.try_take().is_none() && second.try_take().is_none());
+        drop(first);
+        let all = all.await;
+        assert!(r.is_busy(Sector(1 << 40), Sector(1 << 41)) && writeback.is_some());
+        rt.yield_now().await;
+        assert!(second.try_take().is_none() && all_again.try_take().is_none());
+        drop(all);
+        // The second of these has waited for the others to end since before the change could begin.
+        drop(all_again.await);
+        drop(second.await);
+        assert!(r.try_change(Sector(50), Sector(51)).is_some());
+        // Given up.
+        let first = r.change(Sector(5), Sector(6)).await;
+        {
+            let wait = std::pin::pin!(r.change_all());
+            let sleep = std::pin::pin!(rt.sleep(io::Nanos::from_ms(1)));
+            io::sync::select(wait, sleep).await;
+        }
+        assert!(r.try_change(Sector(50), Sector(51)).is_some());
+        drop(first);
+    });
+}
+
+/// Who waits for a release is told of the next one, whatever it was.
+#[test]
+fn a_release_is_told() {
+    run(|rt| async move {
+        let r = Rc::new(Ranges::default());
+        for class in 0..3 {
+            let guard = match class {
+                0 => r.miss(Sector(0), Sector(1)),
+                1 => r.change(Sector(0), Sector(1)).await,
+                _ => r.try_writeback(Sector(0), Sector(1)).unwrap(),
+            };
+            let theirs = r.clone();
+            let told = rt.spawn(async move { theirs.released().await });
+            rt.yield_now().await;
+            assert!(told.try_take().is_none());
+            drop(guard);
+            told.await;
+        }
+    });
+}
