@@ -97,7 +97,7 @@ fn roots_wait_while_the_ring_is_full() {
         assert_eq!((j.written().0, j.roots().btree_level), (written + 1, 2));
         assert!(waits.try_take().is_none());
         urgent.set(Urgency::Frees);
-        j.look_again();
+        j.recheck();
         waits.await.unwrap();
         assert_eq!((j.written().0, j.roots().btree_level), (written + 2, 7));
         assert!(!j.is_refusing());
@@ -168,7 +168,7 @@ fn a_failed_journal_tells_everybody() {
         let writer = start(&j, &rt);
         let seq = j.try_add(&extent(8), rt.now()).unwrap();
         j.commit(seq).await.unwrap();
-        j.gate.wrote();
+        j.device.gate().wrote();
         disk.fail_flushes(1);
         let next = j.try_add(&extent(8), rt.now()).unwrap();
         assert!(j.commit(next).await.is_err());
@@ -252,11 +252,11 @@ fn keys_survive() {
         let j = journal(&TestDisk::new(8192), &rt);
         j.adopt(&[extent(8), hole(16)]).await.unwrap();
         assert_eq!((j.durable(), j.written()), (JournalSeq(2), (1, 512)));
-        assert!(!j.invalidate_survivor(), "nothing survives yet");
+        assert!(!j.device.crash_log().invalidate(), "nothing survives yet");
         let memory = Rc::new(Memory::default());
-        j.tie_survivor([1, 2]);
-        j.set_survivor(SurvivorRef(memory.clone()));
-        j.tie_survivor([4, 5]);
+        j.device.crash_log().tie([1, 2]);
+        j.device.crash_log().begin(io::SurvivorRef(memory.clone()));
+        j.device.crash_log().tie([4, 5]);
         assert_eq!((memory.resets.get(), memory.tied.get()), (1, [4, 5]));
         start(&j, &rt);
         let seq = j.try_add(&extent(24), rt.now()).unwrap();
@@ -267,7 +267,7 @@ fn keys_survive() {
         j.try_add(&hole(24), rt.now()).unwrap();
         let lengths: Vec<_> = memory.words.borrow().iter().map(|(seq, words)| (*seq, words.len())).collect();
         assert_eq!(lengths, [(3, 3), (4, 2)]);
-        assert!(j.invalidate_survivor() && !j.invalidate_survivor());
+        assert!(j.device.crash_log().invalidate() && !j.device.crash_log().invalidate());
         j.try_add(&hole(32), rt.now()).unwrap();
         assert_eq!((memory.resets.get(), memory.words.borrow().len()), (2, 0));
     });
