@@ -36,6 +36,7 @@ mod signature;
 mod slots;
 mod socket_op;
 mod sync;
+mod transfers;
 mod uring;
 pub mod users;
 mod wake;
