@@ -30,6 +30,7 @@ pub mod mountinfo;
 mod net;
 mod polled;
 mod reactor;
+pub mod refill;
 mod registered;
 mod signals;
 mod signature;

@@ -398,7 +398,7 @@ fn swap_on_a_volume_while_memory_is_short() {
     // Those that serve are marked, their rings' workers too, and what they touch stays in memory.
     let marked = format!(
         "for task in /proc/$(cat /tmp/up.pid)/task/*; do \
-             case $(cat $task/comm) in ubcache-log|ubcache-stdin) continue;; esac; \
+             case $(cat $task/comm) in ubcache-log|ubcache-heap|ubcache-stdin) continue;; esac; \
              flags=$(sed 's/.*) //' $task/stat | cut -d' ' -f7); \
              [ $((flags & {NOIO})) -ne 0 ] || {{ echo $(cat $task/comm) $flags >&2; exit 1; }}; \
          done; \
