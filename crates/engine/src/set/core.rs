@@ -120,6 +120,8 @@ pub(crate) struct Core {
     /// Background inserts of misses that are under way.
     pub(crate) background: Cell<usize>,
     pub(crate) background_done: Event,
+    /// Memory that the data of these inserts holds.
+    pub(crate) inserting_bytes: Cell<usize>,
     pub(crate) wiper: Wiper,
     pub(crate) turns: Turns,
 }

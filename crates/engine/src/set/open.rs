@@ -496,6 +496,7 @@ fn assemble(
         stopping: Cell::new(false),
         background: Cell::new(0),
         background_done: Event::default(),
+        inserting_bytes: Cell::new(0),
         wiper: Wiper::default(),
         turns: Turns::default(),
         gate,

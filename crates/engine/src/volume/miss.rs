@@ -15,8 +15,9 @@ use crate::canary::{Bug, bug};
 use crate::index::{Blocked, How, Kind, Segment};
 use crate::set::Core;
 
-/// Inserts under way at most; beyond that a miss is just answered.
+/// Inserts under way at most, and how much memory their data may hold; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
+const MAX_BACKGROUND_BYTES: usize = 16 << 20;
 
 impl Volume {
     /// Starts inserting `[start, end)`, whose data is in `data` from byte `skip` on. `meta`: it is a file system's metadata.
@@ -35,7 +36,8 @@ impl Volume {
         let block = core.geometry.block_sectors.0;
         let first = Sector(start.0.next_multiple_of(block));
         let last = Sector(end.0 / block * block);
-        if first >= last || core.background.get() >= MAX_BACKGROUND {
+        let held_bytes = core.inserting_bytes.get() + data.capacity();
+        if first >= last || core.background.get() >= MAX_BACKGROUND || held_bytes > MAX_BACKGROUND_BYTES {
             return;
         }
         let skip = skip + (first - start).bytes() as usize;
@@ -47,8 +49,11 @@ impl Volume {
         };
         let (volume, core) = (self.clone(), core.clone());
         let background = core.background();
+        core.inserting_bytes.set(held_bytes);
+        let bytes = data.capacity();
         self.rt.spawn(async move {
             volume.insert_pieces(&core, stream, inode, first, last, data, skip, miss).await;
+            core.inserting_bytes.set(core.inserting_bytes.get() - bytes);
             drop(background);
         });
     }
