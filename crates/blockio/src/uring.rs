@@ -31,7 +31,7 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// Entries in order of arrival that wait for room in the submission queue.
     overflow: VecDeque<squeue::Entry>,
-    /// Reads and writes, of which the kernel gets so many at a time.
+    /// Reads and writes, of which the kernel gets so many of each device at a time.
     transfers: Transfers,
     /// Entries handed over whose completion has not been reaped.
     outstanding: usize,
@@ -130,7 +130,7 @@ impl Uring {
         let entry = entry.user_data(user_data);
         if !cmd.is_transfer() {
             self.push(entry);
-        } else if let Some(entry) = self.transfers.begin(user_data, entry) {
+        } else if let Some(entry) = self.transfers.begin(cmd.fd(), user_data, entry) {
             self.push(entry);
         }
         true
