@@ -41,8 +41,9 @@ struct State {
     /// Calls of [`Refill::keep`], and those of them that were answered.
     asked: u64,
     answered: u64,
-    /// What was resident ahead at the last look.
+    /// What was resident ahead at the last look, and how many there were.
     ahead: usize,
+    looks: u64,
 }
 
 #[derive(Default)]
@@ -96,6 +97,11 @@ impl Refill {
     pub fn ahead(&self) -> usize {
         self.shared.lock().ahead
     }
+
+    /// How many times it has looked.
+    pub fn looks(&self) -> u64 {
+        self.shared.lock().looks
+    }
 }
 
 fn run(shared: &Shared) {
@@ -115,6 +121,7 @@ fn run(shared: &Shared) {
             period = if resident.begins == began_at { longest.min(2 * period) } else { shortest };
             state = shared.lock();
             state.ahead = ahead;
+            state.looks += 1;
             state.answered = asked;
             shared.changed.notify_all();
         }
