@@ -100,6 +100,11 @@ impl Cmd {
         matches!(self, Cmd::Accept { .. } | Cmd::Recv { .. } | Cmd::Send { .. })
     }
 
+    /// Whether this reads from or writes to a device.
+    pub(crate) fn is_transfer(self) -> bool {
+        matches!(self, Cmd::Read { .. } | Cmd::Write { .. } | Cmd::WriteGathered { .. })
+    }
+
     /// The file.
     pub(crate) fn fd(self) -> RawFd {
         self.readiness().0

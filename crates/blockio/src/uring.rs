@@ -17,6 +17,7 @@ use ::io::Nanos;
 
 use crate::cmd::Cmd;
 use crate::gather::MAX_PIECES;
+use crate::transfers::Transfers;
 use crate::wake::Wake;
 
 /// `user_data` from here on never names an operation of the reactor.
@@ -30,6 +31,8 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// Entries in order of arrival that wait for room in the submission queue.
     overflow: VecDeque<squeue::Entry>,
+    /// Reads and writes, of which the kernel gets so many of each device at a time.
+    transfers: Transfers,
     /// Entries handed over whose completion has not been reaped.
     outstanding: usize,
     wake_armed: bool,
@@ -92,6 +95,7 @@ impl Uring {
         Ok(Uring {
             ring,
             overflow: VecDeque::new(),
+            transfers: Transfers::default(),
             outstanding: 0,
             wake_armed: false,
             wake_count: Box::new(0),
@@ -123,7 +127,12 @@ impl Uring {
     /// Queues a command under `user_data`; false if io_uring has no such operation.
     pub(crate) fn push_cmd(&mut self, user_data: u64, cmd: Cmd) -> bool {
         let Some(entry) = cmd.entry() else { return false };
-        self.push(entry.user_data(user_data));
+        let entry = entry.user_data(user_data);
+        if !cmd.is_transfer() {
+            self.push(entry);
+        } else if let Some(entry) = self.transfers.begin(cmd.fd(), user_data, entry) {
+            self.push(entry);
+        }
         true
     }
 
@@ -246,8 +255,14 @@ impl Uring {
                 WAKE_READ => self.wake_armed = false,
                 ALARM => self.alarm = None,
                 CANCEL | ALARM_MOVED => {}
-                user_data => out.push((user_data, cqe.result())),
+                user_data => {
+                    self.transfers.ended(user_data);
+                    out.push((user_data, cqe.result()));
+                }
             }
+        }
+        while let Some(entry) = self.transfers.next() {
+            self.push(entry);
         }
     }
 

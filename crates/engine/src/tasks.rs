@@ -16,12 +16,20 @@ pub(crate) struct Tasks {
     rt: Handle,
     times: Rc<RefCell<WorkStats>>,
     under_way: Cell<usize>,
+    /// Memory that the data of operations under way holds.
+    held_bytes: Cell<usize>,
     ended: Event,
 }
 
 impl Tasks {
     pub(crate) fn new(rt: Handle) -> Tasks {
-        Tasks { rt, times: Rc::default(), under_way: Cell::new(0), ended: Event::default() }
+        Tasks {
+            rt,
+            times: Rc::default(),
+            under_way: Cell::new(0),
+            held_bytes: Cell::new(0),
+            ended: Event::default(),
+        }
     }
 
     /// Times of background work.
@@ -42,8 +50,19 @@ impl Tasks {
 
     /// A background operation begins; it ends when the guard is dropped. The set does not stop before.
     pub(crate) fn begin(self: &Rc<Self>) -> UnderWay {
+        self.begin_with(0)
+    }
+
+    /// A background operation begins whose data holds so much memory until the guard is dropped.
+    pub(crate) fn begin_with(self: &Rc<Self>, bytes: usize) -> UnderWay {
         self.under_way.set(self.under_way.get() + 1);
-        UnderWay(self.clone())
+        self.held_bytes.set(self.held_bytes.get() + bytes);
+        UnderWay { tasks: self.clone(), bytes }
+    }
+
+    /// Memory that the data of operations under way holds.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes.get()
     }
 
     /// Background operations under way.
@@ -58,11 +77,16 @@ impl Tasks {
 }
 
 /// A background operation; see [`Tasks::begin`].
-pub(crate) struct UnderWay(Rc<Tasks>);
+pub(crate) struct UnderWay {
+    tasks: Rc<Tasks>,
+    bytes: usize,
+}
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.under_way.set(self.0.under_way.get() - 1);
-        self.0.ended.notify_all();
+        let tasks = &self.tasks;
+        tasks.under_way.set(tasks.under_way.get() - 1);
+        tasks.held_bytes.set(tasks.held_bytes.get() - self.bytes);
+        tasks.ended.notify_all();
     }
 }

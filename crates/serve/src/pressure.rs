@@ -2,23 +2,32 @@
 //!
 //! Owns the preparation of a process and of its threads that serve block devices: how much memory is taken before it is needed,
 //! and what the operator is told about what could not be had. Must not know how it is done (`blockio::flusher`,
-//! `blockio::heap`).
+//! `blockio::heap`, `blockio::refill`).
 
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
+use blockio::refill::Refill;
 use blockio::{flusher, heap};
 use export_ublk::Shape;
 
 use crate::message;
 use crate::ram;
 
-/// Heap that is free and resident when an export has started: for the index, which grows by 16 to 32
-/// bytes for each extent (24 MiB for a million), for the 16 MiB of its own requests that may be under way (journal, leaves,
-/// writeback), and for the data of 24 MiB of requests over NBD.
+/// Heap that is free and resident from the start of an export on, whatever is in use: more than what can be used before the
+/// thread that fills it up looks again. Of that writeback takes 16 MiB to 32 MiB (8 MiB of runs under way), misses that are
+/// put into the cache 16 MiB, and the index 24 MiB for a million extents.
 const RESERVE_BYTES: u64 = 64 << 20;
 
 /// The process takes no more than this part of the memory for that.
 const SHARE_OF_RESERVE: u64 = 16;
+
+/// The heap grows by this part of the memory, at most by [`MOST_GROWTH_BYTES`], and by no more than the reserve where address
+/// space is limited.
+const SHARE_OF_GROWTH: u64 = 2;
+const MOST_GROWTH_BYTES: u64 = 1 << 30;
+
+/// The thread that keeps the reserve.
+static REFILL: OnceLock<Refill> = OnceLock::new();
 
 /// The part of the memory that the buffers of one block device take when the depth of its queues is not configured.
 const SHARE_OF_DEVICE: u64 = 16;
@@ -35,8 +44,15 @@ pub fn prepare_process() {
              requests can wait for memory, and for ever if swap is on a volume of this process",
         );
     }
-    // The allocator was told before there is a second thread, and this one is not among those that serve.
+    // The allocator was told before there is a second thread, and these two are not among those that serve.
     message::write_elsewhere();
+    match Refill::start() {
+        Ok(refill) => drop(REFILL.set(refill)),
+        Err(e) => message::warn(format!(
+            "cannot start the thread that keeps memory for requests ({e}): when memory is short, requests can wait for memory, \
+             and for ever if swap is on a volume of this process"
+        )),
+    }
 }
 
 /// Prepares the calling thread for serving block devices, before it starts any other thread or opens a ring. What could not
@@ -63,11 +79,14 @@ pub fn prepare_this_thread() {
     heap::touch_stack();
 }
 
-/// Takes heap for the requests of the process; the calling thread has just started an export. Threads that serve share a heap:
-/// what is free behind the start of one export is taken into account at the start of the next.
+/// Takes heap for the requests of the process, and keeps so much free from now on; the calling thread has just started an
+/// export. Threads that serve share a heap: what is free behind the start of one export is taken into account at the start of
+/// the next.
 pub(crate) fn reserve_heap() {
-    let wanted = heap_for(ram::available_bytes());
-    let had = heap::reserve(wanted);
+    let available = ram::available_bytes();
+    let wanted = heap_for(available);
+    let growth = growth_for(available, ram::addresses_are_limited());
+    let had = REFILL.get().map_or_else(|| heap::reserve(wanted), |refill| refill.keep(wanted, growth));
     if had < wanted {
         message::warn(format!(
             "{} MiB of memory for requests were wanted, and {} MiB could be had: when memory is short, requests can wait for \
@@ -80,6 +99,12 @@ pub(crate) fn reserve_heap() {
 
 fn heap_for(available_bytes: u64) -> usize {
     usize::try_from(RESERVE_BYTES.min(available_bytes / SHARE_OF_RESERVE)).unwrap_or(usize::MAX)
+}
+
+fn growth_for(available_bytes: u64, addresses_are_limited: bool) -> usize {
+    let reserve = heap_for(available_bytes);
+    let growth = MOST_GROWTH_BYTES.min(available_bytes / SHARE_OF_GROWTH);
+    if addresses_are_limited { reserve } else { reserve.max(usize::try_from(growth).unwrap_or(0)) }
 }
 
 /// Queues and depth of a block device for which none are configured: its buffers stay in memory.
@@ -96,6 +121,8 @@ mod tests {
         const MIB: u64 = 1 << 20;
         assert_eq!(heap_for(768 * MIB), 48 << 20);
         assert_eq!(heap_for(8192 * MIB), 64 << 20);
+        assert_eq!([768, 8192].map(|mib| growth_for(mib * MIB, false)), [384 << 20, 1 << 30]);
+        assert_eq!([768, 8192].map(|mib| growth_for(mib * MIB, true)), [48 << 20, 64 << 20]);
         for bytes in [64 * MIB, 768 * MIB, 16384 * MIB] {
             let shape = Shape::within(bytes / SHARE_OF_DEVICE);
             assert!(Shape::DEPTH.contains(&shape.depth) && shape.depth <= 128, "{bytes}: {shape:?}");

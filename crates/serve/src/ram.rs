@@ -21,8 +21,19 @@ pub fn available_bytes() -> u64 {
     let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
     let limit = group.and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), &group));
-    let own = [Resource::As, Resource::Data].into_iter().filter_map(|which| getrlimit(which).current);
-    own.chain(limit).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
+    own_limits().chain(limit).fold(host.unwrap_or(ASSUMED_BYTES), u64::min)
+}
+
+/// Bytes of addresses that the process may have, where it has such limits.
+fn own_limits() -> impl Iterator<Item = u64> {
+    [Resource::As, Resource::Data].into_iter().filter_map(|which| getrlimit(which).current)
+}
+
+/// Whether addresses without memory behind them count: the process has a limit of them, or the system takes them for memory
+/// (`vm.overcommit_memory` is 2).
+pub(crate) fn addresses_are_limited() -> bool {
+    let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    own_limits().next().is_some() || mode.trim() == "2"
 }
 
 /// The budget from which every set of the process takes what its superblock asks for.

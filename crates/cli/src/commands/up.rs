@@ -133,8 +133,8 @@ impl Up {
         interrupt::exit_at_second_signal(GRACE)?;
         let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
-        // Room for the fetches of a device at once.
-        let ring_entries = (u32::from(queues) * u32::from(depth) + 64).next_power_of_two().clamp(256, 8192);
+        // Room for the fetches of a device at once, and for what they cause: the ring keeps memory for as many requests.
+        let ring_entries = (u32::from(queues) * u32::from(depth) + 192).next_power_of_two().clamp(256, 8192);
         let (seed, busy_poll) = (session::seed(), self.busy_poll);
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
         let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;

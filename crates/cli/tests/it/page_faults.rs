@@ -1,14 +1,18 @@
 //! Page faults of a process that serves: a fault waits for memory, which may wait for the volume.
 
+use std::path::Path;
+
+use ubcache_cli::nbd_client::Client;
+
 use crate::load::{Load, Traffic};
 use crate::world::*;
 
 const SECTORS: usize = (96 << 20) / SECTOR - 16;
 
-/// Faults of all threads of a process that were served without reading a device.
+/// Faults of the thread that serves which were served without reading a device. Another one fills the heap up.
 #[track_caller]
 fn minor_faults(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).expect("it runs");
     let (_, behind_name) = stat.rsplit_once(") ").expect("the name in parentheses");
     let faults = behind_name.split(' ').nth(7).and_then(|word| word.parse().ok());
     faults.unwrap_or_else(|| panic!("{stat}"))
@@ -33,5 +37,37 @@ fn requests_are_served_without_page_faults() {
     assert!(faults < 100, "{faults} page faults during 8000 requests");
     traffic.settle(&mut load);
     drop(traffic);
+    up.stop();
+}
+
+/// Writeback of many runs at a time stays within the memory that is resident, and what it used is filled up behind it.
+#[test]
+fn bursts_of_writeback_are_served_without_page_faults() {
+    const MIB: usize = 1 << 20;
+    const PIECE: usize = 64 << 10;
+    const PIECES: usize = 192 * MIB / PIECE;
+    let dir = Dir::new();
+    let (ssd, hdd) = (dir.sparse("ssd", 768 << 20), dir.sparse("hdd", 256 << 20));
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "256k", "--writeback"]).ok();
+    let socket = dir.path("s");
+    let export = format!("--export=nbd={socket}");
+    let stopped = ["--set=sequential_cutoff=0", "--set=writeback_running=0", "--set=writeback_percent=0"];
+    // The reserve is a sixteenth of it. As many runs at once as there may be.
+    let by = ["prlimit", "--data=536870912"];
+    let args = ["-C", &ssd, "-B", &hdd, &export, "--set=writeback_latency_ms=10000"];
+    let mut up = Up::try_start_by(&by, &dir, 1, &[&args[..], &stopped].concat()).expect("it starts");
+    let mut client = Client::connect(Path::new(&socket), "").expect("a server");
+    client.set_timeout(Some(PATIENCE)).expect("a socket");
+    // Neighbours come at different times, so that each is an extent of its own.
+    for n in 0..PIECES {
+        let at = n * 1021 % PIECES;
+        client.write((at * PIECE) as u64, &vec![n as u8; PIECE]).expect("a write");
+    }
+    let before = minor_faults(up.pid());
+    up.ask("set writeback_running=1");
+    wait_until("the end of writeback", || up.stats()["volumes"][0]["dirty_bytes"] == 0);
+    let faults = minor_faults(up.pid()) - before;
+    assert!(faults < 200, "{faults} page faults during writeback of {} MiB", PIECES * PIECE / MIB);
+    drop(client);
     up.stop();
 }

@@ -13,8 +13,9 @@ use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::index::{Blocked, How, Kind, Segment};
 
-/// Inserts under way at most; beyond that a miss is just answered.
+/// Inserts under way at most, and how much memory their data may hold; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
+const MAX_BACKGROUND_BYTES: usize = 16 << 20;
 
 /// What a read found missing, and read from the backing device.
 pub(super) struct Missed {
@@ -35,7 +36,9 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let start = missed.start;
     let first = Sector(start.0.next_multiple_of(block));
     let last = Sector(missed.end.0 / block * block);
-    if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND {
+    let data_bytes = missed.data.capacity();
+    let held_bytes = cache.tasks.held_bytes() + data_bytes;
+    if first >= last || cache.tasks.under_way() >= MAX_BACKGROUND || held_bytes > MAX_BACKGROUND_BYTES {
         return;
     }
     let skip = missed.skip + (first - start).bytes() as usize;
@@ -47,7 +50,7 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
         (false, false) => Stream::Clean,
     };
     let (volume, cache) = (volume.clone(), cache.clone());
-    let background = cache.tasks.begin();
+    let background = cache.tasks.begin_with(data_bytes);
     target.volume.rt.spawn(async move {
         let target = volume.target(&cache, inode);
         insert_pieces(target, stream, missed).await;

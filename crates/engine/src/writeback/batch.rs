@@ -30,6 +30,9 @@ use crate::volume::{RangeGuard, Volume};
 
 /// Runs under way, at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
+/// Sectors of runs under way, unless it is one run: they and their pieces take up to four times as much memory, as buffers have
+/// sizes of powers of two. On a host with swap on a volume that memory must be there before (decision 028).
+const SECTORS_AT_ONCE: Sectors = Sectors(16384);
 /// Pieces that a run reads from the cache at once.
 const READS_AT_ONCE: usize = 32;
 
@@ -113,20 +116,30 @@ async fn write_out(
     runs: Vec<Run>,
 ) -> Vec<Written> {
     let mut done = Vec::with_capacity(runs.len());
-    let mut under_way: VecDeque<JoinHandle<Written>> = VecDeque::new();
+    let mut under_way: VecDeque<(Sectors, JoinHandle<Written>)> = VecDeque::new();
+    let mut sectors = Sectors::ZERO;
     for run in runs {
-        if under_way.len() >= runs_at_once(volume, backing, run.size)
-            && let Some(first) = under_way.pop_front()
+        let size = run.size;
+        let most = runs_at_once(volume, backing, size);
+        while !has_room(under_way.len(), sectors, size, most)
+            && let Some((size, first)) = under_way.pop_front()
         {
             done.push(first.await);
+            sectors = sectors - size;
         }
         let (v, c, b) = (volume.clone(), cache.clone(), backing.clone());
-        under_way.push_back(volume.rt.spawn(async move { write_run(&v, &c, &b, run).await }));
+        under_way.push_back((size, volume.rt.spawn(async move { write_run(&v, &c, &b, run).await })));
+        sectors += size;
     }
-    while let Some(first) = under_way.pop_front() {
+    while let Some((_, first)) = under_way.pop_front() {
         done.push(first.await);
     }
     done
+}
+
+/// Whether another run may begin beside so many, which have so many sectors; `most`: how many may be under way.
+fn has_room(runs: usize, sectors: Sectors, next: Sectors, most: usize) -> bool {
+    runs == 0 || runs < most && sectors + next <= SECTORS_AT_ONCE
 }
 
 /// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
@@ -391,6 +404,14 @@ mod tests {
         assert_eq!([40_000, 25_000, 20_001, 20_000, 3125, 3000, 0].map(runs), [4, 4, 4, 5, 32, 32, 32]);
         assert_eq!(in_time(Nanos(0), Nanos(0)), 4);
         assert_eq!(in_time(Nanos(5), Nanos(0)), 5);
+    }
+
+    #[test]
+    fn runs_under_way_are_limited_by_their_sectors() {
+        let sectors = |n: u64| Sectors(n * 2048);
+        assert!(has_room(7, sectors(7), sectors(1), 32) && !has_room(8, sectors(8), Sectors(1), 32));
+        assert!(has_room(31, Sectors(31), Sectors(1), 32) && !has_room(32, Sectors(32), Sectors(1), 32));
+        assert!(has_room(0, Sectors::ZERO, sectors(100), 4), "one may always begin");
     }
 
     proptest! {

@@ -1,0 +1,203 @@
+//! A thread that keeps free memory of the heap resident ahead of need.
+//!
+//! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]). What is made
+//! resident once is in use sooner or later: by an index that grows, by buffers of a burst, by pieces between others. So
+//! a thread that may wait looks at the free end of the heap from time to time, and populates the next pages of it
+//! (`MADV_POPULATE_WRITE`, which changes no contents, so that others may allocate from them meanwhile).
+//!
+//! Owns that thread, and how much is kept ahead. Invariants: no thread waits for it but those that start an export; it
+//! holds no lock while it waits for memory; it is not marked as a flusher (module [`crate::flusher`]), so that the kernel swaps
+//! and ends processes to give it memory. Must not know what the memory is for.
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use crate::heap::{self, PAGE_BYTES};
+
+/// Pages are populated in pieces, as the kernel lets no other thread change the address space while it populates one.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// An eighth of what is kept ahead may be used before it is filled up: small gaps are not worth a system call.
+const GAP_PART: usize = 8;
+
+/// The heap grows before less of its addresses is free: memory of a larger size does not come from its end.
+const LEAST_ADDRESSES: usize = 24 << 20;
+
+/// Time between two looks at the heap: the shorter one after the heap was in motion. Nobody is woken for less.
+const PERIODS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// How long the start of an export waits for the first fill.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// The thread makes a few calls, none of them deep.
+const STACK_BYTES: usize = 64 << 10;
+
+#[derive(Default)]
+struct State {
+    /// So much is kept ahead; nothing before the first call of [`Refill::keep`].
+    bytes: usize,
+    /// Calls of [`Refill::keep`], and those of them that were answered.
+    asked: u64,
+    answered: u64,
+    /// What was resident ahead at the last look, and how many there were.
+    ahead: usize,
+    looks: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See the module head. The thread runs until the process ends.
+pub struct Refill {
+    shared: Arc<Shared>,
+}
+
+impl Refill {
+    /// Starts the thread, which does nothing yet: to be called after [`heap::keep_freed_memory`], by a thread that is not
+    /// marked as a flusher.
+    ///
+    /// # Errors
+    /// If the system refuses the thread.
+    pub fn start() -> io::Result<Refill> {
+        let shared = Arc::<Shared>::default();
+        let theirs = shared.clone();
+        let builder = thread::Builder::new().name("ubcache-heap".into()).stack_size(STACK_BYTES);
+        builder.spawn(move || run(&theirs))?;
+        Ok(Refill { shared })
+    }
+
+    /// From now on so many bytes of free heap are kept resident, or as many as were asked for before if those were more; the
+    /// heap grows by `step` bytes of address space. Returns how many are resident: fewer, if the system refuses more, or
+    /// does not give them within 10 s.
+    pub fn keep(&self, bytes: usize, step: usize) -> usize {
+        heap::grow_in_steps_of(step);
+        let mut state = self.shared.lock();
+        state.bytes = state.bytes.max(bytes);
+        state.asked += 1;
+        let mine = state.asked;
+        self.shared.changed.notify_all();
+        let waiting = |state: &mut State| state.answered < mine;
+        let waited = self.shared.changed.wait_timeout_while(state, LONGEST_WAIT, waiting);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.answered < mine { 0 } else { state.ahead.min(bytes) }
+    }
+
+    /// How much free heap was resident when the thread looked last.
+    pub fn ahead(&self) -> usize {
+        self.shared.lock().ahead
+    }
+
+    /// How many times it has looked.
+    pub fn looks(&self) -> u64 {
+        self.shared.lock().looks
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut resident = Resident::default();
+    let (shortest, longest) = PERIODS;
+    let mut period = longest;
+    let mut state = shared.lock();
+    loop {
+        let (bytes, asked) = (state.bytes, state.asked);
+        if asked > 0 {
+            if state.answered < asked {
+                resident.taken = None;
+            }
+            drop(state);
+            let began_at = resident.begins;
+            let ahead = resident.refill(bytes);
+            period = if resident.begins == began_at { longest.min(2 * period) } else { shortest };
+            state = shared.lock();
+            state.ahead = ahead;
+            state.looks += 1;
+            state.answered = asked;
+            shared.changed.notify_all();
+        }
+        let until = Instant::now() + period;
+        while state.asked == asked
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            state = match asked {
+                0 => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                _ => shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+}
+
+/// How far the heap is resident.
+#[derive(Default)]
+struct Resident {
+    /// Where the free end began at the last look.
+    begins: usize,
+    /// All of the heap before this address is resident.
+    to: usize,
+    /// What was taken at once, where a range of the heap cannot be populated: before Linux 5.14, or with another allocator.
+    taken: Option<usize>,
+}
+
+impl Resident {
+    /// Makes so many free bytes resident, unless most of them are. Returns how many are.
+    fn refill(&mut self, bytes: usize) -> usize {
+        if let Some(taken) = self.taken {
+            return taken;
+        }
+        let Some(mut free) = heap::free_end() else { return self.take(bytes) };
+        // Given back below, when the pages behind it are populated: others may need some of them at once.
+        let mut grown = None;
+        if free.len() < LEAST_ADDRESSES.min(bytes) {
+            grown = heap::grow(&free);
+            free = heap::free_end().unwrap_or(free);
+        }
+        if self.ahead(&free) < bytes - bytes / GAP_PART && !self.populate(&free, bytes) {
+            return self.take(bytes);
+        }
+        drop(grown);
+        let free = heap::free_end().unwrap_or(free);
+        self.begins = free.start;
+        self.ahead(&free)
+    }
+
+    fn take(&mut self, bytes: usize) -> usize {
+        *self.taken.insert(heap::reserve(bytes))
+    }
+
+    fn ahead(&self, free: &Range<usize>) -> usize {
+        self.to.min(free.end).saturating_sub(free.start)
+    }
+
+    /// Returns whether the kernel can do that at all.
+    fn populate(&mut self, free: &Range<usize>, bytes: usize) -> bool {
+        let end = free.start.saturating_add(bytes).min(free.end) / PAGE_BYTES * PAGE_BYTES;
+        let mut at = self.to.max(free.start / PAGE_BYTES * PAGE_BYTES);
+        while at < end {
+            let piece = PIECE_BYTES.min(end - at);
+            if let Err(e) = populate(at, piece) {
+                // Otherwise no memory, or the heap does not end where the allocator says: it is tried again.
+                return e.raw_os_error() != Some(libc::EINVAL);
+            }
+            at += piece;
+            self.to = at;
+        }
+        true
+    }
+}
+
+fn populate(address: usize, bytes: usize) -> io::Result<()> {
+    let start = std::ptr::without_provenance_mut(address);
+    // SAFETY: it changes neither contents nor mappings, whatever the range is; the kernel checks the addresses.
+    let result = unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

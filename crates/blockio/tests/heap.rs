@@ -1,0 +1,56 @@
+//! The heap is resident ahead of need. A process of its own without a test harness: the settings of the allocator are the
+//! process's, and a harness has threads before they are made.
+
+use std::time::{Duration, Instant};
+
+use blockio::heap;
+use blockio::refill::Refill;
+
+const MIB: usize = 1 << 20;
+const RESERVE: usize = 16 * MIB;
+
+/// Page faults of this thread that were served without reading a device.
+fn minor_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("procfs");
+    let (_, behind_name) = stat.rsplit_once(") ").expect("the name in parentheses");
+    let faults = behind_name.split(' ').nth(7).and_then(|word| word.parse().ok());
+    faults.unwrap_or_else(|| panic!("{stat}"))
+}
+
+/// Waits until the thread has looked at the heap as it is now, and found enough of it resident.
+fn until_filled_up(refill: &Refill) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let looks = refill.looks();
+    // The first of them may have begun before.
+    while refill.looks() < looks + 2 || refill.ahead() < RESERVE - RESERVE / 8 {
+        assert!(
+            Instant::now() < deadline,
+            "{} bytes are ahead after {} looks",
+            refill.ahead(),
+            refill.looks()
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// Much more is used than what is kept ahead, and each page is there before it is used.
+fn main() {
+    if !heap::keep_freed_memory() {
+        return println!("NOT CHECKED: another C library than glibc");
+    }
+    let refill = Refill::start().expect("a thread");
+    let had = refill.keep(RESERVE, 32 * MIB);
+    assert!(had >= RESERVE - RESERVE / 8, "{had} bytes");
+    let mut used: Vec<Vec<u8>> = Vec::with_capacity(100);
+    let before = minor_faults();
+    for n in 0..12 {
+        // Large and small, as an index and buffers are.
+        used.push(vec![n; 4 * MIB]);
+        used.extend((0..8).map(|_| vec![n; MIB / 4]));
+        until_filled_up(&refill);
+    }
+    let faults = minor_faults() - before;
+    // 72 MiB are 18432 pages; 16 MiB of them are there without the thread that fills up.
+    assert!(faults < 500, "{faults} page faults while {} pieces were used", used.len());
+    println!("{faults} page faults for 72 MiB");
+}
