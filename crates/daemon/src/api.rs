@@ -1,36 +1,37 @@
 //! The control API: paths, what they take and what they answer.
 //!
-//! Owns the table of routes, which is the one that a test compares with the OpenAPI document, and the shape of errors:
-//! `{"schema_version": 1, "error": "…"}`, whatever went wrong. Must not know who may ask (module `server`).
+//! Owns the table of routes, which is the one that a test compares with the OpenAPI document, and what each answers. Must not know
+//! who may ask (module `server`), nor the shape of errors (module `answer`).
 
 mod change;
+mod context;
+mod pictures;
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
-use axum::body::Bytes;
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use axum::{Json, Router};
 use futures_core::Stream;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use serve::Failure;
 use tokio::sync::mpsc;
 
-use crate::audit::{self, Why};
+use crate::answer::{Answered, Refusal, ok};
+use crate::audit;
 use crate::hub::Event;
 use crate::jobs::JobView;
-use crate::names::Unresolved;
-use crate::pictures::{buckets, disk_trace, set_history, volume_history};
-use crate::registry::{Found, Registry, SetView};
+use crate::registry::{Found, SetView};
 use crate::web;
+
+pub(crate) use context::Api;
+
+use context::Shared;
+use pictures::{buckets, disk_trace, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, create, detach, flush,
@@ -42,78 +43,6 @@ use change::{
 const BODY_BYTES: usize = 64 << 10;
 /// Errors in `status`.
 const LAST_ERRORS: usize = 10;
-
-/// What the handlers share.
-pub(crate) struct Api {
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) config_path: PathBuf,
-    pub(crate) began: Instant,
-}
-
-/// An answer that is none.
-pub(crate) struct Refusal(StatusCode, String);
-
-impl Refusal {
-    /// The request makes no sense.
-    pub(crate) fn malformed(why: String) -> Refusal {
-        Refusal(StatusCode::BAD_REQUEST, why)
-    }
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        let text = failure.message().unwrap_or("it found a problem").to_owned();
-        match failure {
-            Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
-            _ => Refusal(StatusCode::CONFLICT, text),
-        }
-    }
-}
-
-impl From<Unresolved> for Refusal {
-    fn from(unresolved: Unresolved) -> Refusal {
-        let status = match unresolved {
-            Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
-            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
-            Unresolved::Refused(_) => StatusCode::CONFLICT,
-        };
-        let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
-        Refusal(status, text)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = (self.0, Json(json!({"schema_version": 1, "error": &self.1}))).into_response();
-        response.extensions_mut().insert(Why(self.1));
-        response
-    }
-}
-
-pub(crate) type Answered = Result<Json<Value>, Refusal>;
-pub(crate) type Shared = State<Arc<Api>>;
-
-fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
-    let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(bytes).map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {e}")))
-}
-
-pub(crate) fn ok(mut value: Value) -> Answered {
-    if let Some(map) = value.as_object_mut() {
-        map.insert("schema_version".into(), 1.into());
-    }
-    Ok(Json(value))
-}
-
-/// What has begun is ended, also when the client goes away meanwhile.
-async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Refusal> {
-    match tokio::spawn(work).await {
-        Ok(result) => Ok(result?),
-        Err(e) => Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("internal error: {e}"))),
-    }
-}
 
 /// The table of routes, once for the router and once for the test that compares it with the document.
 macro_rules! routes {

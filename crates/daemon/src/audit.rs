@@ -13,10 +13,10 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use serde::Serialize;
 use serve::{message, plain};
 
-use crate::hub::Hub;
+use crate::answer::Why;
+use crate::hub::{Change, Hub};
 use crate::names::Named;
 
 /// Lines about clients that may not connect, in a [`WINDOW`]: anybody can make more of them.
@@ -45,26 +45,6 @@ impl fmt::Display for Peer {
             Peer::Other(who) => write!(f, "{who}"),
         }
     }
-}
-
-/// What an event says of a change, beside the words.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Change {
-    /// Of a client over the unix socket.
-    uid: Option<u32>,
-    pid: Option<i32>,
-    /// Of a client over TCP.
-    address: Option<SocketAddr>,
-    /// Who it was, in words.
-    by: String,
-    /// What was asked for.
-    action: String,
-    /// What was meant by that.
-    devices: Vec<Named>,
-    /// `done`, `begun` or `refused`.
-    outcome: &'static str,
-    /// Why it was refused.
-    why: Option<String>,
 }
 
 /// Writes the line and tells the event.
@@ -120,10 +100,6 @@ impl Audit {
     }
 }
 
-/// Why a request was refused, for the line.
-#[derive(Clone)]
-pub(crate) struct Why(pub(crate) String);
-
 /// Sees to it that every request which may change something has its line. It is carried out to its end, also when its
 /// client goes away.
 pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
@@ -150,7 +126,7 @@ pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next
     });
     match work.await {
         Ok(response) => response,
-        Err(e) => crate::server::internal_error(&e),
+        Err(e) => crate::answer::internal_error(&e),
     }
 }
 

@@ -17,8 +17,9 @@ use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
 use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 
+use crate::order::Order;
 use crate::registry::Registry;
-use crate::worker::{Order, Phase, Worker};
+use crate::worker::{Phase, Worker};
 
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);

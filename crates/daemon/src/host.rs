@@ -23,9 +23,9 @@ use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::Key;
 use crate::jobs::{End, Job, Running};
-use crate::pictures::{DiskTrace, TRACE_LEASE};
+use crate::order::{DiskTrace, Order, Plan};
+use crate::places;
 use crate::shared::Shared;
-use crate::worker::{Order, Plan};
 
 /// How often a job says how far it is, and looks whether it is to be given up.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
@@ -33,6 +33,8 @@ const JOB_TICK: Nanos = Nanos::from_ms(100);
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
 /// How long those who held a volume may take to let it go, once it is stopped.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
+/// How long requests to a backing device are recorded after somebody has asked for them.
+const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.
 struct Served {
@@ -122,7 +124,7 @@ impl<'a> Host<'a> {
         }
         let mut exports = Vec::new();
         let mut problem = None;
-        for (spec, allowed) in self.shared.claim(&key, &name)? {
+        for (spec, allowed) in places::claim(self.shared, &key, &name)? {
             let export = match allowed {
                 Ok(()) => self.export(&spec, &name, &volume).await,
                 Err(refused) => Err(refused),

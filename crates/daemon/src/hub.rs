@@ -4,13 +4,14 @@
 //! whose queue is full is dropped. Publishing never blocks.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::audit::Change;
+use crate::names::Named;
 
 /// Events that a listener may be behind.
 const QUEUE: usize = 256;
@@ -38,6 +39,26 @@ pub(crate) struct Event {
     /// Of `audit`: who changed what.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change: Option<Change>,
+}
+
+/// What an event says of a change, beside the words.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Change {
+    /// Of a client over the unix socket.
+    pub(crate) uid: Option<u32>,
+    pub(crate) pid: Option<i32>,
+    /// Of a client over TCP.
+    pub(crate) address: Option<SocketAddr>,
+    /// Who it was, in words.
+    pub(crate) by: String,
+    /// What was asked for.
+    pub(crate) action: String,
+    /// What was meant by that.
+    pub(crate) devices: Vec<Named>,
+    /// `done`, `begun` or `refused`.
+    pub(crate) outcome: &'static str,
+    /// Why it was refused.
+    pub(crate) why: Option<String>,
 }
 
 #[derive(Default)]

@@ -4,25 +4,13 @@
 //! restarts, as long as the configuration says so and its device is registered. Any other volume is refused there. Else a
 //! client could get another volume after each start. Must not know how a place is made.
 
-use std::sync::PoisonError;
-
-use serde::{Deserialize, Serialize};
 use serve::exports::Spec;
 use serve::{Failure, message};
 
 use crate::config::{Config, Key};
 use crate::names::Named;
 use crate::shared::Shared;
-
-/// The volume that has a place.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Owner {
-    /// By what its name is remembered: UUID of the backing device, or set and slot.
-    pub(crate) volume: String,
-    /// Its label, which may name its section of the configuration.
-    pub(crate) label: String,
-}
+use crate::state::Owner;
 
 /// A volume that is known, by its name.
 pub(crate) type Known = (Key, String);
@@ -66,51 +54,49 @@ pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     None
 }
 
-impl Shared {
-    /// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
-    ///
-    /// # Errors
-    /// If the configuration cannot be understood.
-    pub(crate) fn claim(&self, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
-        let specs = self.exports(key, name)?;
-        let this = (key.clone(), name.to_owned());
-        // Of two volumes that come up at once one is first.
-        let _one = self.claiming.lock().unwrap_or_else(PoisonError::into_inner);
-        let config = self.config().clone();
-        let places = self.state().places();
-        let others: Vec<(Known, Spec)> = places
-            .into_iter()
-            .filter(|(_, owner)| owner.volume != key.id)
-            .filter_map(|(place, owner)| self.still(&config, &place, owner))
-            .collect();
-        let mut decided = Vec::new();
-        for spec in specs {
-            let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
-            let result = match taken {
-                Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
-                None => Ok(()),
-            };
-            decided.push((spec, result));
-        }
-        let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
-        let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
-        let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
-        if let Err(e) = self.state().set_places(&owner, &mine) {
-            message::warn(format!(
-                "{name}: its exports cannot be remembered as its own: {}",
-                e.message().unwrap_or_default()
-            ));
-        }
-        Ok(decided)
+/// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
+///
+/// # Errors
+/// If the configuration cannot be understood.
+pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
+    let specs = shared.exports(key, name)?;
+    let this = (key.clone(), name.to_owned());
+    // Of two volumes that come up at once one is first.
+    let _one = shared.claim_places();
+    let config = shared.config().clone();
+    let places = shared.state().places();
+    let others: Vec<(Known, Spec)> = places
+        .into_iter()
+        .filter(|(_, owner)| owner.volume != key.id)
+        .filter_map(|(place, owner)| still(shared, &config, &place, owner))
+        .collect();
+    let mut decided = Vec::new();
+    for spec in specs {
+        let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
+        let result = match taken {
+            Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
+            None => Ok(()),
+        };
+        decided.push((spec, result));
     }
+    let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
+    let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
+    let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
+    if let Err(e) = shared.state().set_places(&owner, &mine) {
+        message::warn(format!(
+            "{name}: its exports cannot be remembered as its own: {}",
+            e.message().unwrap_or_default()
+        ));
+    }
+    Ok(decided)
+}
 
-    /// The volume that has a place, if the configuration still says so.
-    fn still(&self, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
-        let place: Spec = place.parse().ok()?;
-        let name = self.state().known_name(&owner.volume)?;
-        let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
-        wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
-    }
+/// The volume that has a place, if the configuration still says so.
+fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
+    let place: Spec = place.parse().ok()?;
+    let name = shared.state().known_name(&owner.volume)?;
+    let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
+    wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
 }
 
 #[cfg(test)]
@@ -129,7 +115,7 @@ mod tests {
     /// Comes up with its name; why it is refused at its first place.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
         let name = shared.state().name(id).unwrap();
-        let decided = shared.claim(&key(id, label), &name).unwrap();
+        let decided = claim(shared, &key(id, label), &name).unwrap();
         decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
     }
 

@@ -25,9 +25,10 @@ use crate::devices::{Bond, Role, Seen, look, look_at_all};
 use crate::history::History;
 use crate::jobs::Jobs;
 use crate::names::Named;
+use crate::order::{Order, Plan};
 use crate::shared::Shared;
 use crate::state::Known;
-use crate::worker::{self, Order, Phase, Plan, Worker};
+use crate::worker::{self, Phase, Worker};
 
 pub(crate) use admit::By;
 pub(crate) use find::Found;

@@ -18,19 +18,19 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde_json::json;
 use serve::Failure;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 
+use crate::answer::words;
 use crate::audit::{Peer, Strangers};
 use crate::hub::Hub;
 
@@ -178,16 +178,6 @@ fn no_entry(why: String) -> Router {
         let close = [(axum::http::header::CONNECTION, "close")];
         (StatusCode::FORBIDDEN, close, words(&why)).into_response()
     })
-}
-
-/// The answer where a handler has not come to its end.
-pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
-    (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
-}
-
-/// The body of an answer that is none.
-pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
-    Json(json!({"schema_version": 1, "error": why}))
 }
 
 /// Answers one client until it goes, or is let go.

@@ -12,7 +12,7 @@ use serve::{Command, Failure};
 
 use crate::config::{Config, Key, Values};
 use crate::registry::{By, Found, Registry};
-use crate::tcp::Remote;
+use crate::remote::Remote;
 use crate::worker::{Phase, Worker};
 
 /// Whose tunables.
@@ -192,8 +192,8 @@ impl Registry {
         // configuration, not by two.
         let alone = self.nothing_changes().await;
         let (read, path) = (path.to_owned(), path.display().to_string());
-        let read = tokio::task::spawn_blocking(move || crate::read(&read)).await;
-        let crate::Read { config: next, remote, nbd } =
+        let read = tokio::task::spawn_blocking(move || crate::load::read(&read)).await;
+        let crate::load::Read { config: next, remote, nbd } =
             read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
         if let Some(why) = self.conflicts(&next).await {
             return Err(Failure::Failed(format!("{path}: {why}")));

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
 use crate::hub::Hub;
+use crate::remote::Remote;
 use crate::state::State;
-use crate::tcp::Remote;
 
 /// See the module head.
 pub(crate) struct Shared {
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     /// Who may connect by NBD; its memory is that of all sets together.
     nbd: Mutex<NbdAccess>,
     /// Held while it is decided whose a place is.
-    pub(crate) claiming: Mutex<()>,
+    claiming: Mutex<()>,
 }
 
 impl Shared {
@@ -62,6 +62,11 @@ impl Shared {
     /// There are other certificates for NBD.
     pub(crate) fn set_nbd_tls(&self, tls: Option<TlsConfig>) {
         self.nbd.lock().unwrap_or_else(PoisonError::into_inner).tls = tls;
+    }
+
+    /// Held by whoever decides whose a place is: of two volumes that come up at once one is first.
+    pub(crate) fn claim_places(&self) -> MutexGuard<'_, ()> {
+        self.claiming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is to be set.

@@ -16,7 +16,6 @@ use serve::Failure;
 
 use crate::config::Values;
 use crate::identity::Identity;
-use crate::places::Owner;
 
 /// A device that was registered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -31,6 +30,16 @@ pub(crate) struct Known {
 
 fn yes() -> bool {
     true
+}
+
+/// The volume that has a place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Owner {
+    /// By what its name is remembered: UUID of the backing device, or set and slot.
+    pub(crate) volume: String,
+    /// Its label, which may name its section of the configuration.
+    pub(crate) label: String,
 }
 
 /// By what a device is told from its copies, and from older states of itself.

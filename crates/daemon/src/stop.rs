@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use serve::{Failure, message};
 
-use crate::Signals;
 use crate::jobs::Job;
 use crate::notify;
+use crate::order::Order;
 use crate::registry::Registry;
-use crate::worker::{Order, Phase};
+use crate::signals::Signals;
+use crate::worker::Phase;
 
 /// How long those who use a volume are given once a second signal says so.
 const GRACE: Duration = Duration::from_secs(3);

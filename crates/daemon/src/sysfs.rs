@@ -16,9 +16,9 @@ use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView
 use tokio::runtime::Handle;
 
 use crate::audit::{self, Peer};
+use crate::order::Order as ThreadOrder;
 use crate::registry::{By, Found, Registry};
 use crate::settings::Of;
-use crate::worker;
 
 /// How long a file may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -150,7 +150,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
         }
         DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await.map(drop),
         DeviceOrder::Detach => {
-            let order = |job| worker::Order::Detach(volume.clone(), false, job);
+            let order = |job| ThreadOrder::Detach(volume.clone(), false, job);
             registry.begin_job(&thread, "detach", &volume, Some(&named), order).map(|_| ())
         }
         DeviceOrder::Stop => registry.stop_volume(&volume).await.map(drop),

@@ -15,13 +15,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use serve::{Command, Failure};
 
-use super::{Answered, Api, Refusal, Shared, ok, parse, to_the_end};
+use super::context::{Api, Shared};
+use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::jobs::{End, Job, Running};
 use crate::names::Named;
+use crate::order::Order;
 use crate::registry::{By, Found, Registered};
 use crate::settings::Of;
-use crate::worker::{Order, Worker};
+use crate::worker::Worker;
 
 type Audited = Extension<Audit>;
 

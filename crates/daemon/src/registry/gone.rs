@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::{ANSWER_WITHIN, Device, FIGURES_WITHIN, Registry, Standing, ask, failed};
 use crate::devices::{Role, Seen, look_at_all};
-use crate::worker::Order;
+use crate::order::Order;
 use serve::{Failure, message};
 
 /// How often it is looked whether somebody still uses a volume.

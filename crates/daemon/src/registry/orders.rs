@@ -11,8 +11,8 @@ use serve::{Answer, Command, Failure, Snapshot};
 use super::{ANSWER_WITHIN, FIGURES_WITHIN, Found, Registry, ask, failed};
 use crate::jobs::{Job, Running};
 use crate::names::Named;
-use crate::pictures::DiskTrace;
-use crate::worker::{Order, Phase, Worker};
+use crate::order::{DiskTrace, Order};
+use crate::worker::{Phase, Worker};
 
 impl Registry {
     /// Has a thread carry out a command.

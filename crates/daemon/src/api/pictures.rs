@@ -5,26 +5,16 @@
 
 use axum::extract::{Path, RawQuery, State};
 use engine::figures::BucketMap;
-use io::{Nanos, Op, Purpose, TraceFigures, Traced};
+use io::{Op, Purpose, Traced};
 use serde_json::{Map, Value, json};
 
-use crate::api::{Answered, Refusal, Shared, ok};
+use super::context::Shared;
+use crate::answer::{Answered, Refusal, ok};
 use crate::history::{self, Whose};
 use crate::registry::Found;
 
-/// How long requests to a backing device are recorded after somebody has asked for them.
-pub(crate) const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 /// Cells of the bucket picture unless another number is asked for, and at most.
 const CELLS: (u64, u64) = (1024, 4096);
-
-/// What a set's thread says of the requests to a backing device.
-pub(crate) struct DiskTrace {
-    /// Name of the device.
-    pub(crate) device: String,
-    /// Its size.
-    pub(crate) size_sectors: u64,
-    pub(crate) trace: TraceFigures,
-}
 
 /// The one number that a query may have: `name=number`.
 fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
@@ -45,7 +35,7 @@ fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
     ok(json!({whose: name, "every_ms": every, "columns": columns}))
 }
 
-pub(crate) async fn volume_history(
+pub(super) async fn volume_history(
     State(api): Shared,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
@@ -55,7 +45,7 @@ pub(crate) async fn volume_history(
     samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
 }
 
-pub(crate) async fn set_history(
+pub(super) async fn set_history(
     State(api): Shared,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
@@ -65,7 +55,7 @@ pub(crate) async fn set_history(
     samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
 }
 
-pub(crate) async fn buckets(
+pub(super) async fn buckets(
     State(api): Shared,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
@@ -99,7 +89,7 @@ fn map_of(map: &BucketMap) -> Value {
     })
 }
 
-pub(crate) async fn disk_trace(
+pub(super) async fn disk_trace(
     State(api): Shared,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
@@ -140,6 +130,7 @@ fn kind(request: &Traced) -> &'static str {
 mod tests {
     use engine::figures::BucketCell;
     use format::{Sector, Sectors};
+    use io::Nanos;
 
     use super::*;
 
