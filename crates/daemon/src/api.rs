@@ -114,7 +114,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(axum::middleware::map_response(errors_are_json))
-        .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::keep))
+        .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::log_changes))
         .with_state(api)
 }
 

@@ -102,7 +102,7 @@ impl Audit {
 
 /// Sees to it that every request which may change something has its line. It is carried out to its end, also when its
 /// client goes away.
-pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
     let audit = Audit::default();
     request.extensions_mut().insert(audit.clone());
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {

@@ -24,7 +24,7 @@ use crate::worker::{Phase, Worker};
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// Samples that are kept of each: a quarter of an hour.
-const KEPT: usize = 900;
+const SAMPLES: usize = 900;
 /// The same for what has nothing to do, while nobody looks: three ticks, which may come a little early. Charts draw a line over it.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
 /// Who has asked for samples looks for so long: a page that is open asks every second.
@@ -74,16 +74,16 @@ impl History {
         let (columns, values) = values.into_iter().unzip();
         series.columns = columns;
         series.samples.push_back(Sample { time_ms, values });
-        if series.samples.len() > KEPT {
+        if series.samples.len() > SAMPLES {
             series.samples.pop_front();
         }
     }
 
     /// Forgets what has had no sample for as long as samples are kept.
     fn forget(&self, now_ms: u64) {
-        let patience = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(KEPT as u64);
+        let span = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(SAMPLES as u64);
         self.lock().retain(|_, series| {
-            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(patience) >= now_ms)
+            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(span) >= now_ms)
         });
     }
 
@@ -146,7 +146,7 @@ fn work(figures: &metrics::Figures) -> u64 {
 }
 
 /// Takes samples until it is dropped.
-pub(crate) async fn keep(registry: Arc<Registry>) {
+pub(crate) async fn record(registry: Arc<Registry>) {
     let began = std::time::Instant::now();
     let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
     let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
@@ -315,14 +315,14 @@ mod tests {
     fn the_latest_samples_are_kept_and_asked_for_in_parts() {
         let history = History::default();
         assert!(history.after(Whose::Volume, "a", 0).is_empty());
-        for n in 0..KEPT as u64 + 10 {
+        for n in 0..SAMPLES as u64 + 10 {
             history.add(Whose::Volume, "a", 1000 + n, one(n as f32 / 4.0));
         }
         let all = history.after(Whose::Volume, "a", 0);
-        assert_eq!(all["time_ms"].as_array().unwrap().len(), KEPT);
+        assert_eq!(all["time_ms"].as_array().unwrap().len(), SAMPLES);
         assert_eq!(all["time_ms"][0], 1010);
         assert_eq!((&all["reads"][0], &all["read_p50_us"][0]), (&json!(2.5), &Value::Null));
-        let rest = history.after(Whose::Volume, "a", 1000 + KEPT as u64 + 7);
+        let rest = history.after(Whose::Volume, "a", 1000 + SAMPLES as u64 + 7);
         assert_eq!(rest["time_ms"], json!([1908, 1909]));
         assert_eq!(rest["reads"], json!([227, 227.3]));
         assert!(history.after(Whose::Set, "a", 0).is_empty(), "a set is no volume");

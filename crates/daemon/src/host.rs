@@ -176,8 +176,8 @@ impl<'a> Host<'a> {
                 })
                 .await
             };
-            let news = pin!(self.session.until_events(&rt));
-            let event = select(pin!(next), news).await;
+            let events = pin!(self.session.until_events(&rt));
+            let event = select(pin!(next), events).await;
             self.session.log_events();
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
@@ -283,8 +283,8 @@ impl<'a> Host<'a> {
             clients.extend(one.exports.iter().filter_map(Export::clients));
             ways.extend(one.exports.iter().flat_map(|e| e.ways(&one.volume.name())));
         }
-        let look = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
-        let users = self.driver.reactor().blocking(look).await;
+        let probe = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
+        let users = self.driver.reactor().blocking(probe).await;
         if !users.is_empty() {
             clients.push(users::in_words(&users));
         }

@@ -11,12 +11,11 @@
 
 mod answer;
 mod api;
-mod appear;
 mod audit;
 mod config;
-mod devices;
 mod history;
 mod host;
+mod hotplug;
 mod hub;
 mod identity;
 mod jobs;
@@ -25,6 +24,7 @@ mod names;
 mod notify;
 mod order;
 mod places;
+mod probe;
 mod registry;
 mod remote;
 mod server;
@@ -115,7 +115,7 @@ async fn control(
     message::note(format!("control socket {}", socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
-    let sampling = tokio::spawn(history::keep(registry.clone()));
+    let sampling = tokio::spawn(history::record(registry.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // Before the devices are looked at that are there already: none is missed.
@@ -124,8 +124,8 @@ async fn control(
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
         let found =
-            if scan { tokio::task::spawn_blocking(appear::free_devices).await } else { Ok(Vec::new()) };
-        beginning.begin(found.unwrap_or_default(), devices::block_devices).await;
+            if scan { tokio::task::spawn_blocking(hotplug::free_devices).await } else { Ok(Vec::new()) };
+        beginning.begin(found.unwrap_or_default(), probe::block_devices).await;
         message::note("ready");
         notify::ready();
         beginning.say_unmatched().await;

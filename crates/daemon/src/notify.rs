@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long the service manager may take to make room for a word.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SEND_WITHIN: Duration = Duration::from_secs(1);
 
 static READY: AtomicBool = AtomicBool::new(false);
 
@@ -23,7 +23,7 @@ pub(crate) fn say(what: &str) {
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
         // One that does not read is not waited for for long.
-        let _ = socket.set_write_timeout(Some(PATIENCE));
+        let _ = socket.set_write_timeout(Some(SEND_WITHIN));
         let _ = socket.send_to_addr(what.as_bytes(), &address);
     }
 }

@@ -7,9 +7,9 @@
 mod admit;
 mod begin;
 mod find;
-mod gone;
 mod orders;
 mod reached;
+mod unplugged;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,11 +21,11 @@ use std::time::Duration;
 use blockio::bridge::{Answer as Awaited, Reply, oneshot};
 use serve::{Failure, message};
 
-use crate::devices::{Bond, Role, Seen, look, look_at_all};
 use crate::history::History;
 use crate::jobs::Jobs;
 use crate::names::Named;
 use crate::order::{Order, Plan};
+use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::shared::Shared;
 use crate::state::Known;
 use crate::worker::{self, Phase, Worker};
@@ -45,32 +45,32 @@ const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
 /// A registered device that has no volume at the moment, or that is one's.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Standing {
+enum DeviceState {
     /// Its thread has it.
     Served,
     /// For something that is missing.
-    Waits(String),
+    Waiting(String),
     /// It was refused.
     Failed(String),
     /// Its volume was stopped.
     Stopped,
     /// It went away while its thread had it; what becomes of its volume.
-    Gone(String),
+    Unplugged(String),
     /// It is there again, and waits until nobody uses what it was for.
-    Back(String),
+    Replugged(String),
 }
 
-impl Standing {
+impl DeviceState {
     /// A thread may have it, or one of that name.
     fn has_thread(&self) -> bool {
-        matches!(self, Standing::Served | Standing::Gone(_) | Standing::Back(_))
+        matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
     }
 }
 
 #[derive(Clone, Debug)]
 struct Device {
-    seen: Option<Seen>,
-    standing: Standing,
+    probe: Option<Probe>,
+    state: DeviceState,
 }
 
 /// What came of registering devices.
@@ -155,17 +155,19 @@ impl Registry {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stand(&self, seen: &Seen, standing: Standing) {
-        if let Standing::Waits(why) | Standing::Failed(why) | Standing::Gone(why) | Standing::Back(why) =
-            &standing
+    fn stand(&self, probe: &Probe, state: DeviceState) {
+        if let DeviceState::Waiting(why)
+        | DeviceState::Failed(why)
+        | DeviceState::Unplugged(why)
+        | DeviceState::Replugged(why) = &state
         {
-            let bad = matches!(standing, Standing::Failed(_) | Standing::Gone(_));
+            let bad = matches!(state, DeviceState::Failed(_) | DeviceState::Unplugged(_));
             let level = if bad { "error" } else { "warning" };
-            let text = format!("{}: {why}", seen.path.display());
+            let text = format!("{}: {why}", probe.path.display());
             serve::message::message(level, &text);
             self.shared.hub.publish("device", None, level, &text);
         }
-        self.devices().insert(seen.path.clone(), Device { seen: Some(seen.clone()), standing });
+        self.devices().insert(probe.path.clone(), Device { probe: Some(probe.clone()), state });
     }
 
     /// Every thread that has not ended in good order, by its id.
@@ -189,43 +191,43 @@ impl Registry {
     ) -> Result<Registered, Failure> {
         let _one = self.changing.lock().await;
         let known = self.shared.state().devices();
-        let seen = self.look_at_new(paths, &known, by.is_quiet()).await?;
-        self.note_gone();
-        let accepted = self.admit_all(&seen, by)?;
+        let probe = self.probe_new(paths, &known, by.is_quiet()).await?;
+        self.note_unplugged();
+        let accepted = self.admit_all(&probe, by)?;
         accepted.iter().for_each(message::note);
         if by.is_operator() {
-            self.named_uuids().extend(seen.iter().map(|s| s.uuid.clone()));
+            self.named_uuids().extend(probe.iter().map(|s| s.uuid.clone()));
         }
-        let paths: Vec<PathBuf> = seen.iter().map(|s| s.path.clone()).collect();
-        let (back, seen): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(|s| self.misses(s));
-        for seen in back {
-            self.came_back(seen).await?;
+        let paths: Vec<PathBuf> = probe.iter().map(|s| s.path.clone()).collect();
+        let (back, probe): (Vec<Probe>, Vec<Probe>) = probe.into_iter().partition(|s| self.was_unplugged(s));
+        for probe in back {
+            self.replugged(probe).await?;
         }
         // One that a scan or the configuration brought is served already, and only to be remembered.
-        let is_served = |s: &Seen| {
-            self.devices().get(&s.path).is_some_and(|d| d.standing == Standing::Served)
+        let is_served = |s: &Probe| {
+            self.devices().get(&s.path).is_some_and(|d| d.state == DeviceState::Served)
                 && self.worker_of(s).is_some()
         };
-        let (served, new): (Vec<Seen>, Vec<Seen>) = seen.into_iter().partition(is_served);
+        let (served, new): (Vec<Probe>, Vec<Probe>) = probe.into_iter().partition(is_served);
         let before: Vec<PathBuf> = self.devices().keys().cloned().collect();
         let mut placed = self.place(new).await;
-        placed.extend(served.into_iter().map(|seen| (seen, Ok(()))));
+        placed.extend(served.into_iter().map(|probe| (probe, Ok(()))));
         let mut first = Ok(());
-        for (seen, result) in placed {
+        for (probe, result) in placed {
             let result = match result {
-                Err(e) if !self.comes_up_late(&seen) => {
-                    if before.contains(&seen.path) {
+                Err(e) if !self.comes_up_late(&probe) => {
+                    if before.contains(&probe.path) {
                         let why = e.message().unwrap_or_default().to_owned();
-                        self.stand(&seen, Standing::Failed(why));
+                        self.stand(&probe, DeviceState::Failed(why));
                     } else {
-                        self.devices().remove(&seen.path);
+                        self.devices().remove(&probe.path);
                     }
                     Err(e)
                 }
                 result => {
-                    self.forget_missing(&known, &seen);
-                    self.forget_other_places(&seen);
-                    result.and(self.remember(&seen))
+                    self.forget_missing(&known, &probe);
+                    self.forget_other_places(&probe);
+                    result.and(self.remember(&probe))
                 }
             };
             first = first.and(result);
@@ -236,53 +238,53 @@ impl Registry {
     }
 
     /// Looks at devices that are to be registered, each once.
-    async fn look_at_new(
+    async fn probe_new(
         &self,
         paths: Vec<PathBuf>,
         known: &BTreeMap<PathBuf, Known>,
         quiet: bool,
-    ) -> Result<Vec<Seen>, Failure> {
-        let mut seen = Vec::new();
-        for (_, looked) in look_at_all(paths).await {
-            let looked = looked?;
-            if seen.iter().any(|s: &Seen| s.path == looked.path) {
+    ) -> Result<Vec<Probe>, Failure> {
+        let mut probe = Vec::new();
+        for (_, probed) in probe_all(paths).await {
+            let probed = probed?;
+            if probe.iter().any(|s: &Probe| s.path == probed.path) {
                 continue;
             }
-            let is_served = self.devices().get(&looked.path).is_some_and(|d| d.standing == Standing::Served);
-            let is_known = known.contains_key(&looked.path) && !quiet;
-            if is_served && is_known && self.worker_of(&looked).is_some() {
-                return failed(format!("{}: is registered already", looked.path.display()));
+            let is_served = self.devices().get(&probed.path).is_some_and(|d| d.state == DeviceState::Served);
+            let is_known = known.contains_key(&probed.path) && !quiet;
+            if is_served && is_known && self.worker_of(&probed).is_some() {
+                return failed(format!("{}: is registered already", probed.path.display()));
             }
-            seen.push(looked);
+            probe.push(probed);
         }
-        Ok(seen)
+        Ok(probe)
     }
 
-    fn remember(&self, seen: &Seen) -> Result<(), Failure> {
-        let named = self.named_uuids().contains(&seen.uuid);
-        self.shared.state().add_device(&seen.path, &seen.uuid, named).map_err(|e| {
+    fn remember(&self, probe: &Probe) -> Result<(), Failure> {
+        let named = self.named_uuids().contains(&probe.uuid);
+        self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
             let why = e.message().unwrap_or_default();
             Failure::Failed(format!(
                 "{}: is registered, but only until the daemon ends: {why}: register it again when that is put right",
-                seen.path.display()
+                probe.path.display()
             ))
         })
     }
 
     /// A thread that takes longer than whoever asked for it could wait has this device, and goes on: what waits for it gets
     /// its turn when it is up.
-    fn comes_up_late(self: &Arc<Self>, seen: &Seen) -> bool {
-        let of_cache = match &seen.role {
+    fn comes_up_late(self: &Arc<Self>, probe: &Probe) -> bool {
+        let of_cache = match &probe.role {
             Role::Cache { set } => set,
-            Role::Backing { .. } => &seen.uuid,
+            Role::Backing { .. } => &probe.uuid,
         };
         let Some(worker) = self.serving(of_cache) else { return false };
         let its = [&worker.plan.cache, &worker.plan.alone];
-        if !its.into_iter().any(|path| path.as_ref() == Some(&seen.path)) {
+        if !its.into_iter().any(|path| path.as_ref() == Some(&probe.path)) {
             return false;
         }
-        self.stand(seen, Standing::Served);
-        let (this, late) = (self.clone(), seen.clone());
+        self.stand(probe, DeviceState::Served);
+        let (this, late) = (self.clone(), probe.clone());
         tokio::spawn(async move {
             while worker.phase() == Phase::Starting {
                 tokio::time::sleep(LATE_LOOKS_EVERY).await;
@@ -302,65 +304,65 @@ impl Registry {
     }
 
     /// Gives devices to threads: caches first, at the same time, and then the rest.
-    async fn place(self: &Arc<Self>, seen: Vec<Seen>) -> Vec<(Seen, Result<(), Failure>)> {
-        let (caches, backings): (Vec<Seen>, Vec<Seen>) =
-            seen.into_iter().partition(|s| matches!(s.role, Role::Cache { .. }));
+    async fn place(self: &Arc<Self>, probe: Vec<Probe>) -> Vec<(Probe, Result<(), Failure>)> {
+        let (caches, backings): (Vec<Probe>, Vec<Probe>) =
+            probe.into_iter().partition(|s| matches!(s.role, Role::Cache { .. }));
         let mut results = Vec::new();
         for batch in [caches, backings] {
             let tasks: Vec<_> = batch
                 .into_iter()
-                .map(|seen| {
-                    let (this, copy) = (self.clone(), seen.clone());
-                    (seen, tokio::spawn(async move { this.place_one(&copy).await }))
+                .map(|probe| {
+                    let (this, copy) = (self.clone(), probe.clone());
+                    (probe, tokio::spawn(async move { this.place_one(&copy).await }))
                 })
                 .collect();
-            for (seen, task) in tasks {
+            for (probe, task) in tasks {
                 let result = task.await.unwrap_or_else(|e| failed(format!("internal error: {e}")));
-                results.push((seen, result));
+                results.push((probe, result));
             }
         }
         results
     }
 
-    async fn place_one(self: &Arc<Self>, seen: &Seen) -> Result<(), Failure> {
-        self.admit(seen)?;
-        match &seen.role {
+    async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
+        self.admit(probe)?;
+        match &probe.role {
             Role::Cache { set } => {
-                let plan = Plan { id: set.clone(), cache: Some(seen.path.clone()), alone: None };
+                let plan = Plan { id: set.clone(), cache: Some(probe.path.clone()), alone: None };
                 self.start(plan).await?;
-                self.stand(seen, Standing::Served);
-                self.note(seen).await;
+                self.stand(probe, DeviceState::Served);
+                self.note(probe).await;
                 self.add_waiting(set).await;
                 Ok(())
             }
-            Role::Backing { set, bond, .. } => {
+            Role::Backing { set, attachment, .. } => {
                 if let Some(worker) = set.as_ref().and_then(|set| self.serving(set)) {
-                    if !self.may_be_attached(seen) {
-                        self.waits_for_a_word(seen, &worker.plan.id);
+                    if !self.may_be_attached(probe) {
+                        self.waits_for_a_word(probe, &worker.plan.id);
                         return Ok(());
                     }
-                    let path = seen.path.clone();
+                    let path = probe.path.clone();
                     ask(&worker, ANSWER_WITHIN, |reply| Order::Add(path, reply)).await?;
-                    self.stand(seen, Standing::Served);
-                    self.note(seen).await;
+                    self.stand(probe, DeviceState::Served);
+                    self.note(probe).await;
                     return Ok(());
                 }
-                let what = match bond {
-                    Bond::Free | Bond::Stale => {
-                        let alone = Some(seen.path.clone());
-                        self.start(Plan { id: seen.uuid.clone(), cache: None, alone }).await?;
-                        self.stand(seen, Standing::Served);
-                        self.note(seen).await;
+                let what = match attachment {
+                    Attachment::Free | Attachment::Stale => {
+                        let alone = Some(probe.path.clone());
+                        self.start(Plan { id: probe.uuid.clone(), cache: None, alone }).await?;
+                        self.stand(probe, DeviceState::Served);
+                        self.note(probe).await;
                         return Ok(());
                     }
-                    Bond::Made => "was made for",
-                    Bond::Clean => "is attached to",
-                    Bond::Dirty => "has dirty data in",
+                    Attachment::Made => "was made for",
+                    Attachment::Clean => "is attached to",
+                    Attachment::Dirty => "has dirty data in",
                 };
                 let set = set.as_deref().unwrap_or_default();
                 let why =
                     format!("{what} cache set {set}, whose cache device is not registered: waits for it");
-                self.stand(seen, Standing::Waits(why));
+                self.stand(probe, DeviceState::Waiting(why));
                 Ok(())
             }
         }
@@ -374,8 +376,8 @@ impl Registry {
         let old = self.workers().remove(&id);
         if let Some(old) = old {
             // It has ended, as far as its phase says; what it held is free only when the thread is gone.
-            let gone = tokio::task::spawn_blocking(move || old.join());
-            let _ = tokio::time::timeout(ANSWER_WITHIN, gone).await;
+            let joined = tokio::task::spawn_blocking(move || old.join());
+            let _ = tokio::time::timeout(ANSWER_WITHIN, joined).await;
         }
         let up = {
             let mut workers = self.workers();
@@ -395,17 +397,17 @@ impl Registry {
 
     /// The cache is there: so can be what waited for it. What is at its place may be another device by now.
     async fn add_waiting(self: &Arc<Self>, set: &str) {
-        let waiting: BTreeMap<PathBuf, Seen> = {
+        let waiting: BTreeMap<PathBuf, Probe> = {
             let devices = self.devices();
-            let mine = devices.values().filter(|d| matches!(d.standing, Standing::Waits(_)));
-            let mine = mine.filter_map(|d| d.seen.clone());
+            let mine = devices.values().filter(|d| matches!(d.state, DeviceState::Waiting(_)));
+            let mine = mine.filter_map(|d| d.probe.clone());
             let mine = mine.filter(|s| matches!(&s.role, Role::Backing { set: Some(s), .. } if s == set));
-            mine.map(|seen| (seen.path.clone(), seen)).collect()
+            mine.map(|probe| (probe.path.clone(), probe)).collect()
         };
         let Some(worker) = self.serving(set) else { return };
-        for (path, looked) in look_at_all(waiting.keys().cloned().collect()).await {
+        for (path, probed) in probe_all(waiting.keys().cloned().collect()).await {
             let Some(was) = waiting.get(&path) else { continue };
-            let now = match looked {
+            let now = match probed {
                 Ok(now) if now.uuid == was.uuid => self.admit(&now).map(|()| now),
                 Ok(now) => {
                     failed(format!("expected the device with UUID {}, found UUID {}", was.uuid, now.uuid))
@@ -422,57 +424,57 @@ impl Registry {
             };
             match added {
                 Ok(()) => {
-                    self.stand(was, Standing::Served);
+                    self.stand(was, DeviceState::Served);
                     self.note(was).await;
                 }
-                Err(e) => self.stand(was, Standing::Failed(e.message().unwrap_or_default().to_owned())),
+                Err(e) => self.stand(was, DeviceState::Failed(e.message().unwrap_or_default().to_owned())),
             }
         }
     }
 
     /// Whether a device that appears is one to register: nobody has it yet, and it was not let go on purpose. `came`: it
     /// was not there before, so that it may be tried again.
-    pub(crate) fn is_news(&self, seen: &Seen, came: bool) -> bool {
+    pub(crate) fn is_new(&self, probe: &Probe, came: bool) -> bool {
         let is_it = |path: &PathBuf, d: &Device| {
-            *path == seen.path || d.seen.as_ref().is_some_and(|s| s.uuid == seen.uuid)
+            *path == probe.path || d.probe.as_ref().is_some_and(|s| s.uuid == probe.uuid)
         };
         let same: Vec<Device> =
             self.devices().iter().filter(|(p, d)| is_it(p, d)).map(|(_, d)| d.clone()).collect();
-        let has = |d: &Device| match d.standing {
-            Standing::Served => d.seen.as_ref().is_none_or(|s| self.worker_of(s).is_some()),
-            Standing::Waits(_) | Standing::Stopped | Standing::Back(_) => true,
-            Standing::Failed(_) | Standing::Gone(_) => false,
+        let has = |d: &Device| match d.state {
+            DeviceState::Served => d.probe.as_ref().is_none_or(|s| self.worker_of(s).is_some()),
+            DeviceState::Waiting(_) | DeviceState::Stopped | DeviceState::Replugged(_) => true,
+            DeviceState::Failed(_) | DeviceState::Unplugged(_) => false,
         };
         if same.iter().any(has) {
             return false;
         }
-        came || (same.iter().all(|d| d.seen.is_none()) && !self.left().contains(&seen.uuid))
+        came || (same.iter().all(|d| d.probe.is_none()) && !self.left().contains(&probe.uuid))
     }
 
     /// What was said of a device while it could not be found has come to an end.
-    fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, seen: &Seen) {
+    fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, probe: &Probe) {
         let is_it = |path: &PathBuf| {
-            known.get(path).is_some_and(|k| k.uuid == seen.uuid)
-                || path.canonicalize().is_ok_and(|found| found == seen.path)
+            known.get(path).is_some_and(|k| k.uuid == probe.uuid)
+                || path.canonicalize().is_ok_and(|found| found == probe.path)
         };
-        self.devices().retain(|path, d| d.seen.is_some() || *path == seen.path || !is_it(path));
+        self.devices().retain(|path, d| d.probe.is_some() || *path == probe.path || !is_it(path));
     }
 
     /// A device has one place: where its UUID was before, and is not served, there is nothing any more.
-    fn forget_other_places(&self, seen: &Seen) {
+    fn forget_other_places(&self, probe: &Probe) {
         self.devices().retain(|path, d| {
-            let same = d.seen.as_ref().is_some_and(|s| s.key() == seen.key());
-            *path == seen.path || !same || d.standing.has_thread()
+            let same = d.probe.as_ref().is_some_and(|s| s.key() == probe.key());
+            *path == probe.path || !same || d.state.has_thread()
         });
     }
 
     /// The thread that has this device.
-    fn worker_of(&self, seen: &Seen) -> Option<Arc<Worker>> {
-        let in_set = match &seen.role {
+    fn worker_of(&self, probe: &Probe) -> Option<Arc<Worker>> {
+        let in_set = match &probe.role {
             Role::Cache { set } => Some(set),
             Role::Backing { set, .. } => set.as_ref(),
         };
-        let alone = || self.serving(&seen.uuid).filter(|w| w.plan.alone.is_some());
+        let alone = || self.serving(&probe.uuid).filter(|w| w.plan.alone.is_some());
         alone().or_else(|| in_set.and_then(|set| self.serving(set)))
     }
 
@@ -483,22 +485,22 @@ impl Registry {
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.devices().get(&path).cloned();
         let Some(known) = known else { return failed(format!("{named}: is not registered")) };
-        if known.standing.has_thread()
-            && let Some(seen) = &known.seen
+        if known.state.has_thread()
+            && let Some(probe) = &known.probe
         {
-            match &seen.role {
+            match &probe.role {
                 Role::Cache { set } => {
                     self.stop_worker(set).await?;
                     self.devices().remove(&path);
                     self.orphans(set).await;
                 }
                 Role::Backing { .. } => {
-                    self.stop_backing(seen).await?;
+                    self.stop_backing(probe).await?;
                 }
             }
         }
         self.devices().remove(&path);
-        known.seen.map_or(Ok(()), |seen| self.let_go_of(seen))?;
+        known.probe.map_or(Ok(()), |probe| self.let_go_of(probe))?;
         self.shared.state().remove_device(&path)?;
         Ok(named)
     }
@@ -507,8 +509,8 @@ impl Registry {
         let Some(worker) = self.serving(id) else { return Ok(()) };
         worker.order(Order::Stop)?;
         let joined = worker.clone();
-        let gone = tokio::task::spawn_blocking(move || joined.join());
-        if tokio::time::timeout(ANSWER_WITHIN, gone).await.is_err() {
+        let joined = tokio::task::spawn_blocking(move || joined.join());
+        if tokio::time::timeout(ANSWER_WITHIN, joined).await.is_err() {
             return failed(format!(
                 "set {id} has not stopped within {} seconds: is a volume in use?",
                 ANSWER_WITHIN.as_secs()
@@ -524,8 +526,8 @@ impl Registry {
     }
 
     /// Stops the volume of a backing device; whether there was one.
-    async fn stop_backing(&self, seen: &Seen) -> Result<bool, Failure> {
-        let Some((worker, volume)) = self.volume_of(&seen.uuid).await else { return Ok(false) };
+    async fn stop_backing(&self, probe: &Probe) -> Result<bool, Failure> {
+        let Some((worker, volume)) = self.volume_of(&probe.uuid).await else { return Ok(false) };
         if worker.plan.alone.is_some() {
             self.stop_worker(&worker.plan.id).await?;
         } else {
@@ -541,37 +543,37 @@ impl Registry {
         let set = self.set_of(cache).await?;
         let Some(worker) = self.serving(&set) else { return failed(format!("set {set} is not served")) };
         let path = self.device_path(backing).await?;
-        let seen = look(&path).await?;
-        self.admit(&seen)?;
-        match &seen.role {
+        let probe = probe_device(&path).await?;
+        self.admit(&probe)?;
+        match &probe.role {
             Role::Cache { .. } => {
                 return failed(format!("{backing}: expected a backing device, found a cache device"));
             }
-            Role::Backing { set: Some(other), bond: Bond::Clean | Bond::Dirty, .. } => {
+            Role::Backing { set: Some(other), attachment: Attachment::Clean | Attachment::Dirty, .. } => {
                 let already = if *other == set { "already " } else { "" };
                 return failed(format!("{backing}: is {already}attached to cache set {other}"));
             }
             Role::Backing { .. } => {}
         }
-        let was_served = self.stop_backing(&seen).await?;
-        let added = ask(&worker, ANSWER_WITHIN, |reply| Order::Add(seen.path.clone(), reply)).await;
-        let looked = look(&path).await;
+        let was_served = self.stop_backing(&probe).await?;
+        let added = ask(&worker, ANSWER_WITHIN, |reply| Order::Add(probe.path.clone(), reply)).await;
+        let probed = probe_device(&path).await;
         if let Err(e) = added {
             // It goes on as it was.
-            let now = looked.unwrap_or(seen);
+            let now = probed.unwrap_or(probe);
             if was_served && let Err(why) = self.place_one(&now).await {
-                self.stand(&now, Standing::Failed(why.message().unwrap_or_default().to_owned()));
+                self.stand(&now, DeviceState::Failed(why.message().unwrap_or_default().to_owned()));
             }
             return Err(e);
         }
-        let now = looked.unwrap_or_else(|_| {
-            let label = match &seen.role {
+        let now = probed.unwrap_or_else(|_| {
+            let label = match &probe.role {
                 Role::Backing { label, .. } => label.clone(),
                 Role::Cache { .. } => String::new(),
             };
-            Seen { role: Role::Backing { set: Some(set), bond: Bond::Clean, label }, ..seen }
+            Probe { role: Role::Backing { set: Some(set), attachment: Attachment::Clean, label }, ..probe }
         });
-        self.stand(&now, Standing::Served);
+        self.stand(&now, DeviceState::Served);
         self.named_uuids().insert(now.uuid.clone());
         self.note(&now).await;
         self.remember(&now)?;
@@ -588,9 +590,9 @@ impl Registry {
             ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await?;
         }
         for device in self.devices().values_mut() {
-            let is_it = device.seen.as_ref().is_some_and(|s| Some(&s.uuid) == named.uuid.as_ref());
-            if is_it && device.standing.has_thread() {
-                device.standing = Standing::Stopped;
+            let is_it = device.probe.as_ref().is_some_and(|s| Some(&s.uuid) == named.uuid.as_ref());
+            if is_it && device.state.has_thread() {
+                device.state = DeviceState::Stopped;
             }
         }
         Ok(named)

@@ -100,11 +100,11 @@ impl Remote {
             return Entry::Known;
         }
         let path = uri.path();
-        let looks = *method == Method::GET || *method == Method::HEAD;
-        if looks && (path == "/" || path.starts_with("/assets/")) {
+        let probes = *method == Method::GET || *method == Method::HEAD;
+        if probes && (path == "/" || path.starts_with("/assets/")) {
             return Entry::Page;
         }
-        if looks && path == "/metrics" && self.metrics_without_token {
+        if probes && path == "/metrics" && self.metrics_without_token {
             return Entry::Metrics;
         }
         if first.is_some() { Entry::Wrong } else { Entry::Missing }

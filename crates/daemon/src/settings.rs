@@ -68,7 +68,7 @@ struct Target {
 }
 
 /// Tunables that are of the moment.
-const NEVER_KEPT: [&str; 2] = ["writeback_rate", "label"];
+const NOT_REMEMBERED: [&str; 2] = ["writeback_rate", "label"];
 
 pub(crate) fn key_of(worker: &Worker, volume: &VolumeFigures) -> Key {
     let slot = || format!("{}/{}", worker.plan.id, volume.slot.unwrap_or(0));
@@ -129,13 +129,13 @@ impl Registry {
         self.target(of).await?.figure(key).cloned()
     }
 
-    /// Sets one; `keep`: it holds after a restart, too.
+    /// Sets one; `persistent`: it holds after a restart, too.
     pub(crate) async fn set_tunable(
         self: &Arc<Self>,
         of: Of<'_>,
         key: &str,
         value: &str,
-        keep: bool,
+        persistent: bool,
     ) -> Result<Changed, Failure> {
         if key == "label" && !value.is_empty() {
             label_is_fit(value)?;
@@ -147,8 +147,8 @@ impl Registry {
         let now = self.tunable(of_same(&target), key).await?.value;
         // What the configuration says would come back over what the superblock keeps.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
-        let kept_by_us = keep && !NEVER_KEPT.contains(&key) && (!in_superblock || configured);
-        if kept_by_us {
+        let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
+        if remembered {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
         }
         if key == "label" {
@@ -156,9 +156,9 @@ impl Registry {
         }
         let text = format!("{}: {key} is {now} now", target.name);
         self.shared.hub.publish("configuration", Some(&target.worker.plan.id), "", &text);
-        let limited = (!NEVER_KEPT.contains(&key) && is_limited(value, &now))
+        let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
             .then(|| format!("{key}={value}: {range}: limited to {now}"));
-        Ok(Changed { key: key.to_owned(), value: now, persistent: kept_by_us || in_superblock, limited })
+        Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
     }
 
     /// Takes back what was set at run time: the configuration or the default holds again.

@@ -42,7 +42,7 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         let config = registry.shared.config();
         (config.drain_on_stop, config.drain_deadline_s)
     };
-    let mut kept_bytes = None;
+    let mut dirty_bytes = None;
     if wanted {
         let drain = Drain::begin(registry);
         let (problems, signal) = tokio::select! {
@@ -53,11 +53,11 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         if let Some(name) = signal {
             message::warn(format!("{name}: what is still dirty stays dirty"));
         } else if !problems.is_empty() {
-            kept_bytes = Some(what_stays(registry, &problems).await);
+            dirty_bytes = Some(what_stays(registry, &problems).await);
         }
     }
     down(signals, registry).await?;
-    kept_bytes.map_or(Ok(()), |bytes| {
+    dirty_bytes.map_or(Ok(()), |bytes| {
         Err(Failure::Failed(format!(
             "stopped before everything was written back: up to {bytes} bytes stay dirty"
         )))
@@ -71,8 +71,8 @@ async fn down(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Fai
     }
     message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
     registry.force();
-    let patience = tokio::time::timeout(GRACE, registry.stop_all());
-    patience.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
+    let deadline = tokio::time::timeout(GRACE, registry.stop_all());
+    deadline.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
 }
 
 impl Drain {
@@ -101,14 +101,14 @@ impl Drain {
     }
 
     /// Waits until nothing is dirty any more, or has waited long enough. Why not everything was written back.
-    async fn ended(&self, patience: Duration) -> Vec<String> {
+    async fn ended(&self, deadline: Duration) -> Vec<String> {
         let began = Instant::now();
         let mut said = None;
         while self.jobs.iter().any(|j| j.is_running()) {
-            if began.elapsed() >= patience {
+            if began.elapsed() >= deadline {
                 let mut problems = self.problems.clone();
                 problems.extend(self.jobs.iter().filter_map(|j| j.problem()));
-                problems.push(format!("time is up after {} seconds", patience.as_secs()));
+                problems.push(format!("time is up after {} seconds", deadline.as_secs()));
                 return problems;
             }
             if said.is_none_or(|at: Instant| at.elapsed() >= SAYS_EVERY) && began.elapsed() >= FIRST_AFTER {

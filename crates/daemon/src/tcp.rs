@@ -105,8 +105,8 @@ fn make_room(clients: &mut VecDeque<Client>, most: usize) -> bool {
         return true;
     }
     let oldest = clients.iter().position(|c| !c.known.load(Ordering::Relaxed));
-    let gone = oldest.and_then(|at| clients.remove(at));
-    gone.map(|c| c.talk.abort()).is_some()
+    let oldest = oldest.and_then(|at| clients.remove(at));
+    oldest.map(|c| c.talk.abort()).is_some()
 }
 
 async fn accept(listener: TcpListener, remote: Arc<Remote>, router: Router) {

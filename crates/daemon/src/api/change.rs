@@ -443,7 +443,7 @@ pub(super) async fn check(
 
 /// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
 fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
-    let look = || -> Result<End, Failure> {
+    let probe = || -> Result<End, Failure> {
         let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
         let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
@@ -463,7 +463,7 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
             (false, false) => End::Failed("problems were found: see the report".into()),
         })
     };
-    job.0.ended(look().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
+    job.0.ended(probe().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
 }
 
 pub(super) async fn jobs(State(api): Shared) -> Answered {

@@ -96,20 +96,20 @@ pub(super) async fn disk_trace(
 ) -> Answered {
     let since = number(query.as_deref(), "since")?.unwrap_or(0);
     let Found { worker, name, .. } = api.registry.find(&volume).await?;
-    let seen = api.registry.disk_trace(&worker, &name, since).await?;
-    let of = |of: fn(&Traced) -> u64| seen.trace.requests.iter().map(of).collect::<Vec<_>>();
+    let probe = api.registry.disk_trace(&worker, &name, since).await?;
+    let of = |of: fn(&Traced) -> u64| probe.trace.requests.iter().map(of).collect::<Vec<_>>();
     ok(json!({
         "volume": name,
-        "device": seen.device,
-        "size_sectors": seen.size_sectors,
-        "now_us": seen.trace.now.0 / 1000,
-        "next": seen.trace.next,
-        "missed": seen.trace.missed,
+        "device": probe.device,
+        "size_sectors": probe.size_sectors,
+        "now_us": probe.trace.now.0 / 1000,
+        "next": probe.trace.next,
+        "missed": probe.trace.missed,
         "columns": {
             "at_us": of(|r| r.at.0 / 1000),
             "sector": of(|r| r.sector.0),
             "sectors": of(|r| r.sectors.0),
-            "kind": seen.trace.requests.iter().map(kind).collect::<Vec<_>>(),
+            "kind": probe.trace.requests.iter().map(kind).collect::<Vec<_>>(),
         },
     }))
 }

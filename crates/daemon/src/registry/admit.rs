@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use serve::{Failure, message};
 
-use super::{Registry, Standing};
-use crate::devices::{Bond, Role, Seen, look};
+use super::{DeviceState, Registry};
 use crate::identity::Likeness;
+use crate::probe::{Attachment, Probe, Role, probe_device};
 use crate::state::{Known, Mark};
 
 /// On whose word a device is registered.
@@ -56,33 +56,33 @@ const ACCEPT: &str = "ubcache register --accept-replacement";
 
 impl Registry {
     /// What tells this device from the one that is remembered for its UUID; nothing if it is that one, or none is.
-    pub(super) fn difference(&self, seen: &Seen) -> Option<String> {
-        let mark = self.shared.state().mark(seen.key())?;
-        if let Likeness::Other(why) = mark.identity.compare(&seen.identity) {
+    pub(super) fn difference(&self, probe: &Probe) -> Option<String> {
+        let mark = self.shared.state().mark(probe.key())?;
+        if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
             return Some(format!(
                 "is another device than the one that is remembered for {}: {why}",
-                what(seen)
+                what(probe)
             ));
         }
-        (seen.sequence < mark.sequence).then(|| {
+        (probe.sequence < mark.sequence).then(|| {
             format!(
                 "is older than {} was seen before: sequence number of the superblock: expected {} or later, found {}",
-                what(seen),
+                what(probe),
                 mark.sequence,
-                seen.sequence
+                probe.sequence
             )
         })
     }
 
     /// Whether its hardware, or its file, is that which is remembered.
-    pub(super) fn is_surely(&self, seen: &Seen) -> bool {
-        let mark = self.shared.state().mark(seen.key());
-        mark.is_some_and(|m| m.identity.compare(&seen.identity) == Likeness::Same)
+    pub(super) fn is_surely(&self, probe: &Probe) -> bool {
+        let mark = self.shared.state().mark(probe.key());
+        mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
     }
 
     /// Whether nothing has been noted of a device with its UUID.
-    pub(super) fn is_unknown(&self, seen: &Seen) -> bool {
-        self.shared.state().mark(seen.key()).is_none()
+    pub(super) fn is_unknown(&self, probe: &Probe) -> bool {
+        self.shared.state().mark(probe.key()).is_none()
     }
 
     /// Whether the operator wants devices to be looked for that he has not named.
@@ -92,14 +92,14 @@ impl Registry {
     }
 
     /// Where the same UUID is served from, if it is served from somewhere else.
-    fn served_twin(&self, seen: &Seen) -> Option<PathBuf> {
+    fn served_twin(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.devices().clone();
         let twin = devices.into_iter().find(|(path, d)| {
-            *path != seen.path
-                && matches!(d.standing, Standing::Served | Standing::Back(_))
-                && d.seen
-                    .as_ref()
-                    .is_some_and(|s| s.key() == seen.key() && !s.is_gone() && self.worker_of(s).is_some())
+            *path != probe.path
+                && matches!(d.state, DeviceState::Served | DeviceState::Replugged(_))
+                && d.probe.as_ref().is_some_and(|s| {
+                    s.key() == probe.key() && !s.is_unplugged() && self.worker_of(s).is_some()
+                })
         });
         twin.map(|(path, _)| path)
     }
@@ -108,17 +108,17 @@ impl Registry {
     ///
     /// # Errors
     /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
-    pub(super) fn admit(&self, seen: &Seen) -> Result<(), Failure> {
-        let path = seen.path.display();
-        if let Some(twin) = self.served_twin(seen) {
+    pub(super) fn admit(&self, probe: &Probe) -> Result<(), Failure> {
+        let path = probe.path.display();
+        if let Some(twin) = self.served_twin(probe) {
             return Err(Failure::Failed(format!(
                 "{path}: {} is served already, from {}: is one a copy of the other? unregister that one first if \
                  this one is to be served",
-                what(seen),
+                what(probe),
                 twin.display()
             )));
         }
-        match self.difference(seen) {
+        match self.difference(probe) {
             None => Ok(()),
             Some(why) => Err(Failure::Failed(format!(
                 "{path}: {why}: if it is to take that one's place: {ACCEPT} {path}"
@@ -127,14 +127,14 @@ impl Registry {
     }
 
     /// Refuses devices that may not come up; with the word of the operator, what differs is returned and forgotten.
-    pub(super) fn admit_all(&self, seen: &[Seen], by: By) -> Result<Vec<String>, Failure> {
-        for (n, one) in seen.iter().enumerate() {
-            if let Some(other) = seen.iter().skip(n + 1).find(|other| other.key() == one.key()) {
+    pub(super) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
+        for (n, one) in probe.iter().enumerate() {
+            if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
                 return Err(Failure::Failed(copies(one, &[one, other])));
             }
         }
         let mut accepted = Vec::new();
-        for one in seen {
+        for one in probe {
             let refused = self.admit(one);
             match self.difference(one).filter(|_| by.accepts() && self.served_twin(one).is_none()) {
                 Some(why) => accepted.push((one, why)),
@@ -155,17 +155,17 @@ impl Registry {
     /// same UUID it is the one that is remembered.
     pub(super) fn sift(
         &self,
-        seen: Vec<Seen>,
+        probe: Vec<Probe>,
         known: &BTreeMap<PathBuf, Known>,
-    ) -> (Vec<Seen>, Vec<(Seen, String)>) {
+    ) -> (Vec<Probe>, Vec<(Probe, String)>) {
         let (mut good, mut refused) = (Vec::new(), Vec::new());
-        let mut by_key: BTreeMap<String, Vec<Seen>> = BTreeMap::new();
-        for one in seen {
+        let mut by_key: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
+        for one in probe {
             by_key.entry(one.key().to_owned()).or_default().push(one);
         }
         for same in by_key.into_values() {
-            let all: Vec<&Seen> = same.iter().collect();
-            let only = |wanted: &dyn Fn(&Seen) -> bool| -> Option<PathBuf> {
+            let all: Vec<&Probe> = same.iter().collect();
+            let only = |wanted: &dyn Fn(&Probe) -> bool| -> Option<PathBuf> {
                 let mut found = same.iter().filter(|s| wanted(s));
                 found.next().filter(|_| found.next().is_none()).map(|s| s.path.clone())
             };
@@ -186,51 +186,51 @@ impl Registry {
 
     /// Remembers by what a device that is served is told from others. The set counts up the superblock of its cache device
     /// when it starts, so that is read again.
-    pub(super) async fn note(&self, seen: &Seen) {
-        let mut sequence = seen.sequence;
-        if matches!(seen.role, Role::Cache { .. })
-            && let Ok(now) = look(&seen.path).await
-            && now.uuid == seen.uuid
+    pub(super) async fn note(&self, probe: &Probe) {
+        let mut sequence = probe.sequence;
+        if matches!(probe.role, Role::Cache { .. })
+            && let Ok(now) = probe_device(&probe.path).await
+            && now.uuid == probe.uuid
         {
             sequence = sequence.max(now.sequence);
         }
         let mut state = self.shared.state();
-        let mark = match state.mark(seen.key()) {
+        let mark = match state.mark(probe.key()) {
             Some(mark) => {
-                Mark { identity: mark.identity.and(&seen.identity), sequence: mark.sequence.max(sequence) }
+                Mark { identity: mark.identity.and(&probe.identity), sequence: mark.sequence.max(sequence) }
             }
-            None => Mark { identity: seen.identity.clone(), sequence },
+            None => Mark { identity: probe.identity.clone(), sequence },
         };
-        if let Err(e) = state.set_mark(seen.key(), mark) {
+        if let Err(e) = state.set_mark(probe.key(), mark) {
             message::warn(e.message().unwrap_or_default());
         }
     }
 
     /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
     /// for, but whoever made it may not be the operator.
-    pub(super) fn may_be_attached(&self, seen: &Seen) -> bool {
-        !matches!(seen.role, Role::Backing { bond: Bond::Made, .. })
-            || self.named_uuids().contains(&seen.uuid)
+    pub(super) fn may_be_attached(&self, probe: &Probe) -> bool {
+        !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
+            || self.named_uuids().contains(&probe.uuid)
     }
 
     /// A device that may not be attached waits for the word of the operator.
-    pub(super) fn waits_for_a_word(self: &Arc<Self>, seen: &Seen, set: &str) {
+    pub(super) fn waits_for_a_word(self: &Arc<Self>, probe: &Probe, set: &str) {
         let why = format!(
             "was made for cache set {set}, and was found without having been named: to attach it: ubcache register {}",
-            seen.path.display()
+            probe.path.display()
         );
-        self.stand(seen, Standing::Waits(why));
+        self.stand(probe, DeviceState::Waiting(why));
     }
 }
 
-fn what(seen: &Seen) -> String {
-    match &seen.role {
+fn what(probe: &Probe) -> String {
+    match &probe.role {
         Role::Cache { set } => format!("cache set {set}"),
-        Role::Backing { .. } => format!("UUID {}", seen.uuid),
+        Role::Backing { .. } => format!("UUID {}", probe.uuid),
     }
 }
 
-fn copies(one: &Seen, all: &[&Seen]) -> String {
+fn copies(one: &Probe, all: &[&Probe]) -> String {
     let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
     let places = places.join(" and at ");
     format!("{} is at {places}: is one a copy of the other? register the right one", what(one))

@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Device, Registry, Standing};
-use crate::devices::{Seen, look_at_all};
+use super::{Device, DeviceState, Registry};
+use crate::probe::{Probe, probe_all};
 use crate::state::Known;
 
 /// What was found at the places that are known.
 #[derive(Default)]
 struct Found {
     /// To be served.
-    right: Vec<Seen>,
+    right: Vec<Probe>,
     /// Another device than the one that was there.
-    displaced: Vec<(PathBuf, Seen)>,
+    displaced: Vec<(PathBuf, Probe)>,
     /// The UUID is right, and the device is another one, or older; why.
-    copies: Vec<(Seen, String)>,
+    copies: Vec<(Probe, String)>,
     /// Asked for, and not to be had; why.
     missing: Vec<(PathBuf, String)>,
 }
@@ -38,50 +38,50 @@ impl Registry {
     ) {
         let _one = self.changing.lock().await;
         let known = self.shared.state().devices();
-        let mut found = self.look_at_known(&scanned, &known).await;
+        let mut found = self.probe_known(&scanned, &known).await;
         let moved = self.find_moved(&known, &mut found, elsewhere).await;
         let configured = self.shared.config().devices.clone();
-        for (path, seen) in std::mem::take(&mut found.displaced) {
+        for (path, probe) in std::mem::take(&mut found.displaced) {
             let expected = known.get(&path).map_or("", |k| &k.uuid);
             if !moved.contains_key(expected) {
                 let why = format!(
                     "expected the device with UUID {expected}, found UUID {}: register it again",
-                    seen.uuid
+                    probe.uuid
                 );
-                self.stand(&seen, Standing::Failed(why));
+                self.stand(&probe, DeviceState::Failed(why));
             } else if configured.contains(&path) || scanned.contains(&path) {
-                found.right.push(seen);
+                found.right.push(probe);
             }
         }
-        for (seen, why) in found.copies {
-            self.stand(&seen, Standing::Failed(why));
+        for (probe, why) in found.copies {
+            self.stand(&probe, DeviceState::Failed(why));
         }
         for (path, why) in found.missing {
             serve::message::message("error", &why);
             self.shared.hub.publish("device", None, "error", &why);
-            self.devices().insert(path, Device { seen: None, standing: Standing::Failed(why) });
+            self.devices().insert(path, Device { probe: None, state: DeviceState::Failed(why) });
         }
-        let mut unique: Vec<Seen> = Vec::new();
-        for seen in found.right {
-            if !unique.iter().any(|u| u.path == seen.path) {
-                unique.push(seen);
+        let mut unique: Vec<Probe> = Vec::new();
+        for probe in found.right {
+            if !unique.iter().any(|u| u.path == probe.path) {
+                unique.push(probe);
             }
         }
         let (unique, refused) = self.sift(unique, &known);
-        for (seen, why) in refused {
-            self.stand(&seen, Standing::Failed(why));
+        for (probe, why) in refused {
+            self.stand(&probe, DeviceState::Failed(why));
         }
-        for (seen, result) in self.place(unique).await {
+        for (probe, result) in self.place(unique).await {
             if let Err(e) = result
-                && !self.comes_up_late(&seen)
+                && !self.comes_up_late(&probe)
             {
-                self.stand(&seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
+                self.stand(&probe, DeviceState::Failed(e.message().unwrap_or_default().to_owned()));
             }
         }
     }
 
     /// Looks at what is remembered, configured and found, and notes what the operator has named.
-    async fn look_at_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
+    async fn probe_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
         let configured = self.shared.config().devices.clone();
         self.named_uuids().extend(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
         let mut paths: Vec<PathBuf> = known.keys().chain(&configured).cloned().collect();
@@ -90,9 +90,9 @@ impl Registry {
         let asked_for = paths.len();
         paths.extend(scanned.iter().filter(|p| !known.contains_key(*p)).cloned());
         let mut found = Found::default();
-        for (n, (path, looked)) in look_at_all(paths).await.into_iter().enumerate() {
-            let seen = match looked {
-                Ok(seen) => seen,
+        for (n, (path, probed)) in probe_all(paths).await.into_iter().enumerate() {
+            let probe = match probed {
+                Ok(probe) => probe,
                 Err(e) if n < asked_for => {
                     found.missing.push((path, e.message().unwrap_or_default().to_owned()));
                     continue;
@@ -101,15 +101,15 @@ impl Registry {
                 Err(_) => continue,
             };
             if configured.contains(&path) {
-                self.named_uuids().insert(seen.uuid.clone());
+                self.named_uuids().insert(probe.uuid.clone());
             }
-            if known.get(&path).is_some_and(|k| k.uuid != seen.uuid) {
-                found.displaced.push((path, seen));
-            } else if self.difference(&seen).is_some() {
-                let why = self.admit(&seen).err().and_then(|e| e.message().map(str::to_owned));
-                found.copies.push((seen, why.unwrap_or_default()));
+            if known.get(&path).is_some_and(|k| k.uuid != probe.uuid) {
+                found.displaced.push((path, probe));
+            } else if self.difference(&probe).is_some() {
+                let why = self.admit(&probe).err().and_then(|e| e.message().map(str::to_owned));
+                found.copies.push((probe, why.unwrap_or_default()));
             } else {
-                found.right.push(seen);
+                found.right.push(probe);
             }
         }
         found
@@ -129,24 +129,24 @@ impl Registry {
             return moved;
         }
         let paths = tokio::task::spawn_blocking(elsewhere).await.unwrap_or_default();
-        let mut candidates: Vec<Seen> = found.displaced.iter().map(|(_, seen)| seen.clone()).collect();
-        for (_, looked) in look_at_all(paths).await {
-            candidates.extend(looked.ok().filter(|s| candidates.iter().all(|c| c.path != s.path)));
+        let mut candidates: Vec<Probe> = found.displaced.iter().map(|(_, probe)| probe.clone()).collect();
+        for (_, probed) in probe_all(paths).await {
+            candidates.extend(probed.ok().filter(|s| candidates.iter().all(|c| c.path != s.path)));
         }
         for (old, Known { uuid, named }) in wanted {
-            let places: Vec<&Seen> = candidates.iter().filter(|s| s.uuid == *uuid).collect();
+            let places: Vec<&Probe> = candidates.iter().filter(|s| s.uuid == *uuid).collect();
             match self.choose(&places, known) {
                 Ok(None) => {}
-                Ok(Some(seen)) => {
-                    let now = seen.path.display();
+                Ok(Some(probe)) => {
+                    let now = probe.path.display();
                     serve::message::note(format!("{}: is called {now} now, by its UUID", old.display()));
-                    if let Err(e) = self.shared.state().add_device(&seen.path, uuid, *named) {
+                    if let Err(e) = self.shared.state().add_device(&probe.path, uuid, *named) {
                         serve::message::warn(e.message().unwrap_or_default());
                     }
-                    found.displaced.retain(|(path, _)| *path != seen.path);
+                    found.displaced.retain(|(path, _)| *path != probe.path);
                     found.missing.retain(|(path, _)| path != old);
-                    found.right.push(seen.clone());
-                    moved.insert(uuid.clone(), seen.path.clone());
+                    found.right.push(probe.clone());
+                    moved.insert(uuid.clone(), probe.path.clone());
                 }
                 Err(why) => {
                     let why = format!("{}: UUID {uuid}: {why}", old.display());
@@ -164,17 +164,17 @@ impl Registry {
     /// If none of them may be taken for it, or several may; why.
     fn choose<'s>(
         &self,
-        places: &[&'s Seen],
+        places: &[&'s Probe],
         known: &BTreeMap<PathBuf, Known>,
-    ) -> Result<Option<&'s Seen>, String> {
-        let fits = |s: &&&Seen| self.difference(s).is_none();
-        let sure: Vec<&Seen> = places.iter().filter(fits).filter(|s| self.is_surely(s)).copied().collect();
+    ) -> Result<Option<&'s Probe>, String> {
+        let fits = |s: &&&Probe| self.difference(s).is_none();
+        let sure: Vec<&Probe> = places.iter().filter(fits).filter(|s| self.is_surely(s)).copied().collect();
         // Where nothing tells, a device at a place that was named is as good as it was there.
         let configured = self.shared.config().devices.clone();
-        let is_named = |s: &Seen| known.contains_key(&s.path) || configured.contains(&s.path);
-        let may = |s: &Seen| self.searches() || self.is_unknown(s) || is_named(s);
+        let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
+        let may = |s: &Probe| self.searches() || self.is_unknown(s) || is_named(s);
         let fitting = || places.iter().filter(fits).filter(|s| may(s)).copied().collect();
-        let left: Vec<&Seen> = if sure.is_empty() { fitting() } else { sure };
+        let left: Vec<&Probe> = if sure.is_empty() { fitting() } else { sure };
         match (&left[..], places) {
             ([], []) => Ok(None),
             ([one], _) => Ok(Some(one)),

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Device, Registry};
-use crate::devices::Role;
 use crate::names::{Named, Unresolved, resolve};
+use crate::probe::Role;
 use crate::worker::{Phase, Worker};
 
 /// A volume that was named.
@@ -50,18 +50,18 @@ impl Registry {
 
     fn named_device(&self, path: PathBuf, device: Device) -> Named {
         let mut named = Named { device: Some(path.clone()), ..Named::default() };
-        let Some(seen) = device.seen else { return named };
-        named.displaced = seen.is_gone() && path.exists();
-        let worker = device.standing.has_thread().then(|| self.worker_of(&seen)).flatten();
-        match seen.role {
+        let Some(probe) = device.probe else { return named };
+        named.displaced = probe.is_unplugged() && path.exists();
+        let worker = device.state.has_thread().then(|| self.worker_of(&probe)).flatten();
+        match probe.role {
             Role::Cache { set } => named.set = Some(set),
             Role::Backing { label, .. } => {
-                named.name = self.shared.state().known_name(&seen.uuid);
+                named.name = self.shared.state().known_name(&probe.uuid);
                 named.label = label;
                 named.served_by = worker.map(|w| w.plan.id.clone());
             }
         }
-        named.uuid = Some(seen.uuid);
+        named.uuid = Some(probe.uuid);
         named
     }
 

@@ -9,8 +9,8 @@ use serve::{Failure, message};
 
 use super::{DeviceView, Registry};
 use crate::config::{Config, Key};
-use crate::devices::{Role, Seen};
 use crate::places::{self, Known};
+use crate::probe::{Probe, Role};
 use crate::settings::{key_of, set_key};
 use crate::worker::Phase;
 
@@ -23,7 +23,7 @@ pub(crate) struct NotExported {
 
 impl Registry {
     /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
-    pub(super) fn let_go_of(&self, device: Seen) -> Result<(), Failure> {
+    pub(super) fn let_go_of(&self, device: Probe) -> Result<(), Failure> {
         self.named_uuids().remove(&device.uuid);
         self.left().insert(device.uuid.clone());
         self.shared.state().forget_places(device.key())
@@ -69,13 +69,13 @@ impl Registry {
         let mut known: Vec<(Key, Option<String>)> =
             self.all_workers().iter().map(|w| (set_key(w), None)).collect();
         known.extend(self.volumes().await.into_iter().map(|(key, name)| (key, Some(name))));
-        for seen in self.devices().values().filter_map(|d| d.seen.as_ref()) {
-            let (label, set) = match &seen.role {
+        for probe in self.devices().values().filter_map(|d| d.probe.as_ref()) {
+            let (label, set) = match &probe.role {
                 Role::Cache { .. } => (String::new(), true),
                 Role::Backing { label, .. } => (label.clone(), false),
             };
-            let name = self.shared.state().known_name(seen.key());
-            known.push((Key { id: seen.key().to_owned(), label, set }, name));
+            let name = self.shared.state().known_name(probe.key());
+            known.push((Key { id: probe.key().to_owned(), label, set }, name));
         }
         config.unmatched(&known)
     }

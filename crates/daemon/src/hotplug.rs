@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serve::message;
 
 use crate::audit::{self, Peer};
-use crate::devices::{Seen, block_devices, look_at_all};
 use crate::names::Named;
+use crate::probe::{Probe, block_devices, probe_all};
 use crate::registry::{By, Registry};
-use crate::uevents::{Monitor, News, is_taken};
+use crate::uevents::{Monitor, Uevents, is_taken};
 
 /// The block devices of this host that may be ours and that nobody else has.
 pub(crate) fn free_devices() -> Vec<PathBuf> {
@@ -27,13 +27,13 @@ impl Registry {
     /// had gone.
     pub(crate) async fn watch(self: Arc<Self>, mut monitor: Monitor, all: bool) {
         loop {
-            let devices = match monitor.news().await {
-                Ok(News::Devices(devices)) => devices,
-                Ok(News::Gone) => {
-                    self.note_gone();
+            let devices = match monitor.uevents().await {
+                Ok(Uevents::Devices(devices)) => devices,
+                Ok(Uevents::Unplugged) => {
+                    self.note_unplugged();
                     continue;
                 }
-                Ok(News::Everything) => {
+                Ok(Uevents::Everything) => {
                     let all = tokio::task::spawn_blocking(block_devices).await.unwrap_or_default();
                     all.into_iter().map(|path| (path, false)).collect()
                 }
@@ -42,46 +42,46 @@ impl Registry {
                     return;
                 }
             };
-            self.note_gone();
-            if !all && !self.misses_any() {
+            self.note_unplugged();
+            if !all && !self.has_unplugged() {
                 continue;
             }
             let free = devices.into_iter().filter(|(path, _)| !is_taken(path));
-            self.appeared(free.collect(), all).await;
+            self.hotplugged(free.collect(), all).await;
         }
     }
 
     /// Registers those of these devices that are ours and not known; `true`: it has just come. Without `all` only those that
     /// were served and had gone. Whatever is wrong with one is said and keeps none of the others.
-    pub(crate) async fn appeared(self: &Arc<Self>, devices: Vec<(PathBuf, bool)>, all: bool) {
+    pub(crate) async fn hotplugged(self: &Arc<Self>, devices: Vec<(PathBuf, bool)>, all: bool) {
         let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
-        for ((_, looked), came) in look_at_all(paths).await.into_iter().zip(came) {
+        for ((_, probed), came) in probe_all(paths).await.into_iter().zip(came) {
             // Most of what appears has no superblock of bcache, or is gone again.
-            let Ok(seen) = looked else { continue };
-            let is_back = self.misses(&seen) && (all || self.is_expected(&seen));
+            let Ok(probe) = probed else { continue };
+            let is_back = self.was_unplugged(&probe) && (all || self.is_expected(&probe));
             // One that was refused is tried again when it comes again.
-            let may_be_tried = came || !self.left().contains(&seen.uuid);
-            if is_back && may_be_tried || all && self.is_news(&seen, came) {
-                self.register_seen(&seen).await;
+            let may_be_tried = came || !self.left().contains(&probe.uuid);
+            if is_back && may_be_tried || all && self.is_new(&probe, came) {
+                self.register_hotplugged(&probe).await;
             }
         }
     }
 
-    async fn register_seen(self: &Arc<Self>, seen: &Seen) {
-        message::note(format!("{}: has appeared", seen.path.display()));
-        let registered = self.register(vec![seen.path.clone()], By::Search).await;
+    async fn register_hotplugged(self: &Arc<Self>, probe: &Probe) {
+        message::note(format!("{}: has appeared", probe.path.display()));
+        let registered = self.register(vec![probe.path.clone()], By::Search).await;
         let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
         let what =
-            Named { device: Some(seen.path.clone()), uuid: Some(seen.uuid.clone()), ..Named::default() };
+            Named { device: Some(probe.path.clone()), uuid: Some(probe.uuid.clone()), ..Named::default() };
         audit::tell(&self.shared.hub, Peer::Other("the device"), "register by appearing", &[what], result);
         match registered {
-            Ok(_) => self.left().remove(&seen.uuid),
+            Ok(_) => self.left().remove(&probe.uuid),
             Err(e) => {
                 let text =
-                    format!("{}: cannot be registered: {}", seen.path.display(), e.message().unwrap_or(""));
+                    format!("{}: cannot be registered: {}", probe.path.display(), e.message().unwrap_or(""));
                 message::message("error", &text);
                 self.shared.hub.publish("device", None, "error", &text);
-                self.left().insert(seen.uuid.clone())
+                self.left().insert(probe.uuid.clone())
             }
         };
     }
@@ -110,7 +110,7 @@ mod tests {
         registry.begin(Vec::new(), Vec::new).await;
         assert_eq!(served(&registry), 0);
         std::fs::rename(&away, &cache).unwrap();
-        registry.appeared(vec![(cache, true)], true).await;
+        registry.hotplugged(vec![(cache, true)], true).await;
         assert_eq!((registry.device_views().len(), served(&registry)), (1, 1));
         registry.stop_all().await.unwrap();
     }
@@ -136,16 +136,16 @@ mod tests {
         let (foreign, missing) = (dir.path().join("foreign"), dir.path().join("missing"));
         std::fs::write(&foreign, vec![7; 1 << 20]).unwrap();
         let all = vec![(foreign, true), (one.clone(), true), (missing, true), (two.clone(), false)];
-        registry.appeared(all, true).await;
+        registry.hotplugged(all, true).await;
         assert_eq!(served(&registry), 2, "a change is enough for one that was never seen");
         assert_eq!(registry.shared.state().devices().len(), 2, "they are remembered");
 
-        registry.appeared(vec![(one.clone(), true), (two.clone(), false)], true).await;
+        registry.hotplugged(vec![(one.clone(), true), (two.clone(), false)], true).await;
         assert!(registry.shared.hub.last(9, |e| e.level == "error").is_empty());
         registry.unregister(two.to_str().unwrap()).await.unwrap();
-        registry.appeared(vec![(two.clone(), false)], true).await;
+        registry.hotplugged(vec![(two.clone(), false)], true).await;
         assert_eq!(served(&registry), 1, "that it was closed changed it, and is no reason");
-        registry.appeared(vec![(two.clone(), true)], true).await;
+        registry.hotplugged(vec![(two.clone(), true)], true).await;
         assert_eq!(served(&registry), 2, "it was taken out and put in again");
 
         // A copy is left alone as long as what it is a copy of is there.
@@ -153,14 +153,14 @@ mod tests {
         std::fs::copy(&one, &copy).unwrap();
         let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
         for (came, wanted) in [(false, 0), (true, 0)] {
-            registry.appeared(vec![(copy.clone(), came)], true).await;
+            registry.hotplugged(vec![(copy.clone(), came)], true).await;
             assert_eq!((served(&registry), errors()), (2, wanted));
         }
         // With that one let go it is refused, said once, and tried again only if it comes again.
         registry.unregister(one.to_str().unwrap()).await.unwrap();
         registry.left().clear();
         for (came, wanted) in [(false, 1), (false, 1), (true, 2)] {
-            registry.appeared(vec![(copy.clone(), came)], true).await;
+            registry.hotplugged(vec![(copy.clone(), came)], true).await;
             assert_eq!((served(&registry), errors()), (1, wanted), "{came}");
         }
         registry.stop_all().await.unwrap();

@@ -11,29 +11,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ANSWER_WITHIN, Device, FIGURES_WITHIN, Registry, Standing, ask, failed};
-use crate::devices::{Role, Seen, look_at_all};
+use super::{ANSWER_WITHIN, Device, DeviceState, FIGURES_WITHIN, Registry, ask, failed};
 use crate::order::Order;
+use crate::probe::{Probe, Role, probe_all};
 use serve::{Failure, message};
 
 /// How often it is looked whether somebody still uses a volume.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-fn waits_for_users(why: &str) -> Standing {
-    Standing::Back(format!("is back, and served again when nobody uses it any more: {why}"))
+fn waits_for_users(why: &str) -> DeviceState {
+    DeviceState::Replugged(format!("is back, and served again when nobody uses it any more: {why}"))
 }
 
 impl Registry {
     /// Says of every served device that has gone what becomes of its volume.
-    pub(crate) fn note_gone(&self) {
-        let gone: Vec<Seen> = {
+    pub(crate) fn note_unplugged(&self) {
+        let unplugged: Vec<Probe> = {
             let devices = self.devices();
-            let served =
-                devices.values().filter(|d| matches!(d.standing, Standing::Served | Standing::Back(_)));
-            served.filter_map(|d| d.seen.clone()).filter(Seen::is_gone).collect()
+            let served = devices
+                .values()
+                .filter(|d| matches!(d.state, DeviceState::Served | DeviceState::Replugged(_)));
+            served.filter_map(|d| d.probe.clone()).filter(Probe::is_unplugged).collect()
         };
-        for seen in gone {
-            let why = match &seen.role {
+        for probe in unplugged {
+            let why = match &probe.role {
                 Role::Cache { set } => format!(
                     "has gone away, with the cache of set {set}: volumes with dirty data there fail until it is back"
                 ),
@@ -41,46 +42,49 @@ impl Registry {
                     "has gone away: what the cache does not have fails until it is back".into()
                 }
             };
-            self.stand(&seen, Standing::Gone(why));
+            self.stand(&probe, DeviceState::Unplugged(why));
         }
     }
 
     /// Whether any device has gone.
-    pub(crate) fn misses_any(&self) -> bool {
-        self.devices().values().any(|d| matches!(d.standing, Standing::Gone(_)))
+    pub(crate) fn has_unplugged(&self) -> bool {
+        self.devices().values().any(|d| matches!(d.state, DeviceState::Unplugged(_)))
     }
 
     /// Whether this is a device that had gone.
-    pub(crate) fn misses(&self, seen: &Seen) -> bool {
-        self.gone_as(seen).is_some()
+    pub(crate) fn was_unplugged(&self, probe: &Probe) -> bool {
+        self.unplugged_as(probe).is_some()
     }
 
     /// Whether it is the device that had gone, as far as anything tells that: it has the serial number, or the place. With
     /// neither it is taken only where devices are to be looked for.
-    pub(crate) fn is_expected(&self, seen: &Seen) -> bool {
-        self.is_surely(seen) || self.is_unknown(seen) || self.gone_as(seen).as_ref() == Some(&seen.path)
+    pub(crate) fn is_expected(&self, probe: &Probe) -> bool {
+        self.is_surely(probe)
+            || self.is_unknown(probe)
+            || self.unplugged_as(probe).as_ref() == Some(&probe.path)
     }
 
     /// What it was called before it went.
-    fn gone_as(&self, seen: &Seen) -> Option<PathBuf> {
+    fn unplugged_as(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.devices();
         let same = devices.iter().find(|(_, d)| {
-            matches!(d.standing, Standing::Gone(_)) && d.seen.as_ref().is_some_and(|s| s.uuid == seen.uuid)
+            matches!(d.state, DeviceState::Unplugged(_))
+                && d.probe.as_ref().is_some_and(|s| s.uuid == probe.uuid)
         });
         same.map(|(path, _)| path.clone())
     }
 
     /// A device that had gone is there again: it is served as soon as nobody uses what it was for. The caller lets nothing
     /// else change.
-    pub(super) async fn came_back(self: &Arc<Self>, seen: Seen) -> Result<(), Failure> {
-        let Some(before) = self.gone_as(&seen) else { return Ok(()) };
+    pub(super) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
+        let Some(before) = self.unplugged_as(&probe) else { return Ok(()) };
         self.devices().remove(&before);
-        message::note(format!("{}: is back; it was {}", seen.path.display(), before.display()));
-        let remembered = self.remember(&seen);
-        if let Some(why) = self.renew(&seen).await {
-            self.stand(&seen, waits_for_users(&why));
+        message::note(format!("{}: is back; it was {}", probe.path.display(), before.display()));
+        let remembered = self.remember(&probe);
+        if let Some(why) = self.renew(&probe).await {
+            self.stand(&probe, waits_for_users(&why));
             let this = self.clone();
-            tokio::spawn(async move { this.renew_later(seen).await });
+            tokio::spawn(async move { this.renew_later(probe).await });
         }
         remembered
     }
@@ -90,60 +94,59 @@ impl Registry {
         let served: Vec<PathBuf> = {
             let devices = self.devices();
             let mine = devices.iter().filter(|(_, d)| {
-                d.standing == Standing::Served
-                    && d.seen.as_ref().is_some_and(|s| match &s.role {
+                d.state == DeviceState::Served
+                    && d.probe.as_ref().is_some_and(|s| match &s.role {
                         Role::Backing { set: Some(s), .. } => s == set,
                         _ => false,
                     })
             });
             mine.map(|(path, _)| path.clone()).collect()
         };
-        for (path, looked) in look_at_all(served).await {
-            let result = match &looked {
-                Ok(seen) => self.place_one(seen).await,
+        for (path, probed) in probe_all(served).await {
+            let result = match &probed {
+                Ok(probe) => self.place_one(probe).await,
                 Err(e) => failed(e.message().unwrap_or_default()),
             };
             if let Err(e) = result {
                 let why = e.message().unwrap_or_default().to_owned();
-                self.devices().insert(path, Device { seen: looked.ok(), standing: Standing::Failed(why) });
+                self.devices().insert(path, Device { probe: probed.ok(), state: DeviceState::Failed(why) });
             }
         }
     }
 
-    async fn renew_later(self: &Arc<Self>, seen: Seen) {
+    async fn renew_later(self: &Arc<Self>, probe: Probe) {
         loop {
             tokio::time::sleep(LOOKS_EVERY).await;
             let _one = self.nothing_changes().await;
-            let still = self
-                .devices()
-                .get(&seen.path)
-                .is_some_and(|d| matches!(d.standing, Standing::Back(_)) && d.seen.as_ref() == Some(&seen));
+            let still = self.devices().get(&probe.path).is_some_and(|d| {
+                matches!(d.state, DeviceState::Replugged(_)) && d.probe.as_ref() == Some(&probe)
+            });
             if !still {
                 return;
             }
-            let Some(why) = self.renew(&seen).await else { return };
+            let Some(why) = self.renew(&probe).await else { return };
             // Others may be in the way now. That is shown to who asks, but said once: users come and go.
-            if let Some(Device { standing: standing @ Standing::Back(_), .. }) =
-                self.devices().get_mut(&seen.path)
+            if let Some(Device { state: state @ DeviceState::Replugged(_), .. }) =
+                self.devices().get_mut(&probe.path)
             {
-                *standing = waits_for_users(&why);
+                *state = waits_for_users(&why);
             }
         }
     }
 
     /// Serves a device anew that has come back; else why that has to wait.
-    async fn renew(self: &Arc<Self>, seen: &Seen) -> Option<String> {
+    async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<String> {
         let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
-        let Some(worker) = self.worker_of(seen) else {
-            self.settled(seen, self.place_one(seen).await);
+        let Some(worker) = self.worker_of(probe) else {
+            self.settled(probe, self.place_one(probe).await);
             return None;
         };
         let users = |of: Option<String>| ask(&worker, FIGURES_WITHIN, |reply| Order::Users(of, reply));
         let in_the_way =
             |answer: Result<Option<String>, Failure>| answer.unwrap_or_else(|e| Some(in_words(e)));
         let mut refused = None;
-        if matches!(seen.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
-            let volume = self.volume_of(&seen.uuid).await;
+        if matches!(probe.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
+            let volume = self.volume_of(&probe.uuid).await;
             let mut stopped = Ok(());
             if let Some((_, name)) = volume {
                 if let Some(why) = in_the_way(users(Some(name.clone())).await) {
@@ -152,7 +155,7 @@ impl Registry {
                 stopped = ask(&worker, ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await;
             }
             let placed = match stopped {
-                Ok(()) => self.place_one(seen).await,
+                Ok(()) => self.place_one(probe).await,
                 Err(e) => Err(e),
             };
             let Err(e) = placed else { return None };
@@ -163,19 +166,19 @@ impl Registry {
         }
         // What it was asked to keep may be lost, as by a power cut: only a start of the set makes that good.
         if let Some(e) = refused {
-            message::warn(format!("{}: its set begins anew: {}", seen.path.display(), in_words(e)));
+            message::warn(format!("{}: its set begins anew: {}", probe.path.display(), in_words(e)));
         }
-        self.begin_anew(&worker.plan.id, seen).await.err().map(in_words)
+        self.begin_anew(&worker.plan.id, probe).await.err().map(in_words)
     }
 
-    fn settled(&self, seen: &Seen, result: Result<(), Failure>) {
+    fn settled(&self, probe: &Probe, result: Result<(), Failure>) {
         if let Err(e) = result {
-            self.stand(seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
+            self.stand(probe, DeviceState::Failed(e.message().unwrap_or_default().to_owned()));
         }
     }
 
     /// Stops a thread, whatever it says to that, and serves its devices anew, with this one among them.
-    async fn begin_anew(self: &Arc<Self>, id: &str, back: &Seen) -> Result<(), Failure> {
+    async fn begin_anew(self: &Arc<Self>, id: &str, back: &Probe) -> Result<(), Failure> {
         let stopped = self.stop_worker(id).await;
         if self.serving(id).is_some() {
             return stopped;
@@ -183,30 +186,34 @@ impl Registry {
         let mut paths: Vec<PathBuf> = {
             let devices = self.devices();
             let mine = devices.iter().filter(|(_, d)| {
-                let of_set = d.seen.as_ref().is_some_and(|s| match &s.role {
+                let of_set = d.probe.as_ref().is_some_and(|s| match &s.role {
                     Role::Cache { set } => set == id,
                     Role::Backing { set, .. } => s.uuid == id || set.as_deref() == Some(id),
                 });
-                of_set && matches!(d.standing, Standing::Served | Standing::Waits(_) | Standing::Back(_))
+                of_set
+                    && matches!(
+                        d.state,
+                        DeviceState::Served | DeviceState::Waiting(_) | DeviceState::Replugged(_)
+                    )
             });
             mine.map(|(path, _)| path.clone()).collect()
         };
         paths.retain(|path| *path != back.path);
         paths.push(back.path.clone());
-        let mut seen = Vec::new();
-        for (path, looked) in look_at_all(paths).await {
-            match looked {
-                Ok(looked) => seen.push(looked),
+        let mut probe = Vec::new();
+        for (path, probed) in probe_all(paths).await {
+            match probed {
+                Ok(probed) => probe.push(probed),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
                     if let Some(device) = self.devices().get_mut(&path) {
-                        device.standing = Standing::Failed(why);
+                        device.state = DeviceState::Failed(why);
                     }
                 }
             }
         }
-        for (seen, result) in self.place(seen).await {
-            self.settled(&seen, result);
+        for (probe, result) in self.place(probe).await {
+            self.settled(&probe, result);
         }
         Ok(())
     }
