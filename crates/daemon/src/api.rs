@@ -142,7 +142,7 @@ async fn openapi() -> Response {
 // ---- looking ----
 
 async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
-    let mut views = api.registry.device_views();
+    let mut views = api.registry.views.devices();
     for view in &mut views {
         // Attaching and detaching change what was seen when the device came.
         for set in sets {
@@ -158,7 +158,7 @@ async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
 }
 
 async fn status(State(api): Shared) -> Answered {
-    let sets = api.registry.sets().await;
+    let sets = api.registry.views.sets().await;
     let devices = all_devices(&api, &sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
@@ -174,12 +174,12 @@ async fn status(State(api): Shared) -> Answered {
 }
 
 async fn sets(State(api): Shared) -> Answered {
-    ok(json!({"sets": api.registry.sets().await}))
+    ok(json!({"sets": api.registry.views.sets().await}))
 }
 
 async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
-    let id = api.registry.set_of(&set).await?;
-    let found = api.registry.sets().await.into_iter().find(|s| s.id == id);
+    let id = api.registry.lookup.set_of(&set).await?;
+    let found = api.registry.views.sets().await.into_iter().find(|s| s.id == id);
     match found {
         Some(set) => ok(json!({"set": set})),
         None => Err(Refusal(StatusCode::NOT_FOUND, format!("there is no set {set}"))),
@@ -188,7 +188,7 @@ async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
 
 async fn volumes(State(api): Shared) -> Answered {
     let mut volumes = Vec::new();
-    for set in api.registry.sets().await {
+    for set in api.registry.views.sets().await {
         for volume in set.figures.volumes {
             let mut value = json!(volume);
             value["set"] = json!(volume.attached.then(|| set.id.clone()));
@@ -199,8 +199,8 @@ async fn volumes(State(api): Shared) -> Answered {
 }
 
 async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let Found { worker, name, .. } = api.registry.find(&volume).await?;
-    let figures = api.registry.figures_of(&worker).await?;
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let figures = worker.snapshot().await?;
     match figures.volumes.into_iter().find(|v| v.name == name) {
         Some(found) => {
             let mut value = json!(found);
@@ -213,24 +213,31 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
 
 /// What a name stands for.
 async fn name(State(api): Shared, Path(name): Path<String>) -> Answered {
-    ok(json!({"resolved": api.registry.named(&name).await?}))
+    ok(json!({"resolved": api.registry.lookup.named(&name).await?}))
 }
 
 async fn devices(State(api): Shared) -> Answered {
-    let sets = api.registry.sets().await;
+    let sets = api.registry.views.sets().await;
     ok(json!({"devices": all_devices(&api, &sets).await}))
 }
 
 async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let Found { name, .. } = api.registry.find(&volume).await?;
-    let said = api.registry.explain(&name).await?;
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let figures = worker.figures().await?;
+    let of_set =
+        figures.sets.iter().find_map(|s| Some((s.volumes.iter().find(|v| v.name == name)?, Some(s))));
+    let alone = || figures.alone.iter().find(|v| v.name == name).map(|v| (v, None));
+    let Some((found, set)) = of_set.or_else(alone) else {
+        return Err(Refusal(StatusCode::CONFLICT, format!("there is no volume {name}")));
+    };
+    let said = metrics::explain(found, set);
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
 }
 
 async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or("");
     let format = metrics::Format::accepted(accept);
-    let text = metrics::render(&api.registry.engine_figures().await, format);
+    let text = metrics::render(&api.registry.inventory.workers.engine_figures().await, format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

@@ -18,7 +18,7 @@ use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 
 use crate::order::Order;
-use crate::registry::Registry;
+use crate::registry::workers::Workers;
 use crate::worker::{Phase, Worker};
 
 /// Time between samples.
@@ -146,7 +146,7 @@ fn work(figures: &metrics::Figures) -> u64 {
 }
 
 /// Takes samples until it is dropped.
-pub(crate) async fn record(registry: Arc<Registry>) {
+pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
     let began = std::time::Instant::now();
     let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
     let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
@@ -155,24 +155,24 @@ pub(crate) async fn record(registry: Arc<Registry>) {
     let since_start = move || Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     loop {
         ticks.tick().await;
-        let workers = registry.all_workers();
-        locked(&before).retain(|id, _| workers.iter().any(|w| w.plan.id == *id));
-        registry.history.forget(wall_ms());
-        let watched = registry.history.is_watched(wall_ms());
-        for worker in workers {
+        let all = workers.all();
+        locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
+        history.forget(wall_ms());
+        let watched = history.is_watched(wall_ms());
+        for worker in all {
             let id = worker.plan.id.clone();
             let is_due = is_due(locked(&before).get(&id), since_start(), watched);
             if !is_due || worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
                 continue;
             }
-            let (registry, before, asked) = (registry.clone(), before.clone(), asked.clone());
+            let (history, before, asked) = (history.clone(), before.clone(), asked.clone());
             tokio::spawn(async move {
                 if let Some(figures) = figures_of(&worker).await {
                     let at = since_start();
                     let then = locked(&before).remove(&id);
                     let at_rest = then.as_ref().is_some_and(|then| work(&then.figures) == work(&figures));
                     if let Some(then) = then {
-                        take(&registry.history, &figures, &then.figures, at.since(then.at));
+                        take(&history, &figures, &then.figures, at.since(then.at));
                     }
                     locked(&before).insert(id.clone(), Last { at, figures, at_rest });
                 }

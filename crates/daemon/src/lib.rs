@@ -3,10 +3,12 @@
 //! Owns the control thread (this crate is the only one that knows tokio) and the threads of the sets, which it talks to
 //! by bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
-//! Where things are: `config` and `state` are what holds and what is remembered; `devices` looks, `uevents` says
-//! where to, `registry` decides, `worker` and `host` serve; `names` says what is meant, `identity` which
-//! device it is; `settings`, `jobs` and `hub` are tunables, long operations and events, `audit` who changed something; `server` and
-//! `tcp` let clients in and `api` answers them; `stop` is the end. The decisions are in `docs/decisions/010-daemon.md`.
+//! Where things are: `config` has what the operator wants and `state` what the daemon remembers; `probe` reads superblocks
+//! and `uevents` hears of devices; `registry` decides what is served; `worker` is the thread of a set and `host` what lives
+//! on it; `names` resolves what an operator calls a device and `identity` tells it from its copies; `settings` and `reload`
+//! change tunables; `jobs` has long operations, `hub` events, `audit` who changed something; `server` and `tcp` let clients
+//! in and `api` answers them; `stop` is the end. Modules name each other in one direction only. The decisions are in
+//! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -15,7 +17,6 @@ mod audit;
 mod config;
 mod history;
 mod host;
-mod hotplug;
 mod hub;
 mod identity;
 mod jobs;
@@ -26,6 +27,7 @@ mod order;
 mod places;
 mod probe;
 mod registry;
+mod reload;
 mod remote;
 mod server;
 mod settings;
@@ -115,7 +117,8 @@ async fn control(
     message::note(format!("control socket {}", socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
-    let sampling = tokio::spawn(history::record(registry.clone()));
+    let sampling =
+        tokio::spawn(history::record(registry.inventory.workers.clone(), registry.history.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // Before the devices are looked at that are there already: none is missed.
@@ -123,14 +126,17 @@ async fn control(
     let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
-        let found =
-            if scan { tokio::task::spawn_blocking(hotplug::free_devices).await } else { Ok(Vec::new()) };
-        beginning.begin(found.unwrap_or_default(), probe::block_devices).await;
+        let found = if scan {
+            tokio::task::spawn_blocking(registry::hotplug::free_devices).await
+        } else {
+            Ok(Vec::new())
+        };
+        beginning.startup.begin(found.unwrap_or_default(), probe::block_devices).await;
         message::note("ready");
         notify::ready();
-        beginning.say_unmatched().await;
+        beginning.exports.say_unmatched().await;
         match monitor {
-            Ok(monitor) => beginning.watch(monitor, take_all).await,
+            Ok(monitor) => beginning.hotplug.watch(monitor, take_all).await,
             Err(e) => message::warn(format!("devices that appear and go away are not seen: {e}")),
         }
     });
@@ -162,7 +168,7 @@ async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Pa
         }
         let (registry, config) = (registry.clone(), config.to_owned());
         tokio::spawn(async move {
-            let reloaded = registry.reload(&config).await;
+            let reloaded = registry.reload.reload(&config).await;
             let (hub, peer) = (&registry.shared.hub, audit::Peer::Other("a signal"));
             let result = reloaded.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
             audit::tell(hub, peer, "reload", &[], result);

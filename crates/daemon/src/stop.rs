@@ -66,24 +66,24 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
 
 async fn down(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Failure> {
     tokio::select! {
-        result = registry.stop_all() => return result,
+        result = registry.inventory.workers.stop_all() => return result,
         _ = signals.stop() => {}
     }
     message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
-    registry.force();
-    let deadline = tokio::time::timeout(GRACE, registry.stop_all());
+    registry.inventory.workers.force();
+    let deadline = tokio::time::timeout(GRACE, registry.inventory.workers.stop_all());
     deadline.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
 }
 
 impl Drain {
     fn begin(registry: &Arc<Registry>) -> Drain {
         let mut drain = Drain { jobs: Vec::new(), problems: Vec::new() };
-        for worker in registry.all_workers() {
+        for worker in registry.inventory.workers.all() {
             if worker.plan.cache.is_none() || worker.phase() != Phase::Serving {
                 continue;
             }
             let id = worker.plan.id.clone();
-            match registry.begin_job(&worker, "drain", &id, None, |job| Order::Flush(None, job)) {
+            match worker.begin_job(&registry.jobs, "drain", &id, None, |job| Order::Flush(None, job)) {
                 Ok(job) => drain.jobs.push(job),
                 Err(e) => drain.problems.push(e.message().unwrap_or_default().to_owned()),
             }
@@ -129,7 +129,7 @@ impl Drain {
 async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
     let mut bytes = 0;
     let mut volumes = Vec::new();
-    for set in registry.sets().await {
+    for set in registry.views.sets().await {
         let cached = set.figures.volumes.into_iter();
         for volume in cached.filter(|v| v.attached && !v.flash_only && v.dirty_bytes > 0) {
             bytes += volume.dirty_bytes;

@@ -2,26 +2,37 @@
 //!
 //! Owns everything that must not leave that thread, and the end of it: whatever happens there, a panic too, the thread
 //! says how it ended and takes nobody with it. Orders come through a bounded queue; each is carried out beside the
-//! others, and answered. A backing device that cannot be served does not keep the others from being served.
+//! others, and answered. [`Worker`] is the thread from outside, with the deadlines of what it is asked. A backing device that cannot be served does not keep the others from being served.
 //!
 //! Must not know who gives orders.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use blockio::bridge::{
     Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
 };
 use blockio::{Driver, DriverOptions};
-use serve::{Failure, message, session};
+use engine::figures::{BucketFigures, BucketMap};
+use serve::snapshot::VolumeFigures;
+use serve::{Answer, Command, Failure, Snapshot, message, session};
 
+use crate::config::Key;
 use crate::host::{Host, Tasks};
-use crate::order::{Order, Plan};
+use crate::jobs::{Job, Jobs, Running};
+use crate::names::Named;
+use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 /// Orders that wait for their thread.
 const QUEUE: usize = 64;
+/// How long a set may take for its figures.
+const FIGURES_WITHIN: Duration = Duration::from_secs(3);
+/// How long a set may take for anything short.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Room for the requests of several ublk devices.
 const RING_ENTRIES: u32 = 4096;
 
@@ -111,6 +122,106 @@ impl Worker {
         })
     }
 
+    /// By what the configuration names its set.
+    pub(crate) fn key(&self) -> Key {
+        Key { id: self.plan.id.clone(), label: String::new(), set: true }
+    }
+
+    /// By what the configuration names one of its volumes.
+    pub(crate) fn volume_key(&self, volume: &VolumeFigures) -> Key {
+        let slot = || format!("{}/{}", self.plan.id, volume.slot.unwrap_or(0));
+        let id = volume.backing_uuid.clone().unwrap_or_else(slot);
+        Key { id, label: volume.label.clone(), set: false }
+    }
+
+    /// Sends an order with a place for its answer, and waits for that.
+    async fn ask<T: Send>(
+        &self,
+        deadline: Duration,
+        order: impl FnOnce(Reply<Result<T, Failure>>) -> Order,
+    ) -> Result<T, Failure> {
+        let (reply, answer) = oneshot();
+        self.order(order(reply))?;
+        within(&self.plan.id, deadline, answer).await
+    }
+
+    /// Has the thread carry out a command.
+    pub(crate) async fn command(&self, command: Command) -> Result<Answer, Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Do(command, reply)).await
+    }
+
+    /// Has the thread serve this backing device, too.
+    pub(crate) async fn add(&self, path: PathBuf) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
+    }
+
+    /// Stops a volume; its backing device is let go as it is.
+    pub(crate) async fn stop_volume(&self, name: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await
+    }
+
+    /// Makes a flash-only volume.
+    pub(crate) async fn create(&self, sectors: u64, label: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
+    }
+
+    /// Who uses the block device of this volume, or that of any, in words.
+    pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<String>, Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
+    }
+
+    /// What status shows of the set and its volumes.
+    pub(crate) async fn snapshot(&self) -> Result<Snapshot, Failure> {
+        match self.ask(FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
+            Answer::Stats(figures) => Ok(*figures),
+            Answer::Done | Answer::Wiped(_) => Err(Failure::Failed("expected figures".into())),
+        }
+    }
+
+    /// Every figure that the engine counts.
+    pub(crate) async fn figures(&self) -> Result<metrics::Figures, Failure> {
+        self.ask(FIGURES_WITHIN, Order::Figures).await
+    }
+
+    /// What the buckets of the set hold.
+    pub(crate) async fn buckets(&self) -> Result<BucketFigures, Failure> {
+        self.ask(FIGURES_WITHIN, Order::Buckets).await
+    }
+
+    /// What the buckets hold, in so many parts of the device.
+    pub(crate) async fn bucket_map(&self, cells: u32) -> Result<BucketMap, Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::BucketMap(cells, reply)).await
+    }
+
+    /// What reached the backing device of a volume since the request of this number.
+    pub(crate) async fn disk_trace(&self, volume: &str, since: u64) -> Result<DiskTrace, Failure> {
+        let name = volume.to_owned();
+        self.ask(FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
+    }
+
+    /// Has the counts of the cache device begin anew.
+    pub(crate) async fn clear_device_stats(&self) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, Order::ClearDeviceStats).await
+    }
+
+    /// Begins a job on the thread.
+    pub(crate) fn begin_job(
+        &self,
+        jobs: &Jobs,
+        kind: &'static str,
+        target: &str,
+        on: Option<&Named>,
+        order: impl FnOnce(Running) -> Order,
+    ) -> Result<Arc<Job>, Failure> {
+        let Some(job) = jobs.begin(kind, target, on) else {
+            return Err(Failure::Failed(
+                "too many jobs are running: wait for one to end, or cancel one".into(),
+            ));
+        };
+        self.order(order(Running(job.clone())))?;
+        Ok(job)
+    }
+
     /// Waits for the end of the thread, whoever else waits for it. Blocks; not for the control thread.
     pub(crate) fn join(&self) {
         // Held meanwhile: the next one to come has to wait as well.
@@ -118,6 +229,21 @@ impl Worker {
         if let Some(thread) = thread.take() {
             // It catches its panics itself.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Waits for an answer of the set with this id.
+pub(crate) async fn within<T: Send>(
+    id: &str,
+    deadline: Duration,
+    answer: Awaited<Result<T, Failure>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(deadline, answer).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) => Err(Failure::Failed(format!("set {id} went away before it answered"))),
+        Err(_) => {
+            Err(Failure::Failed(format!("set {id} has not answered within {} seconds", deadline.as_secs())))
         }
     }
 }
@@ -187,10 +313,6 @@ fn serve(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use serve::{Answer, Command};
-
     use super::*;
     use crate::config::Config;
     use crate::state::State;

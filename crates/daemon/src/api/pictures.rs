@@ -41,7 +41,7 @@ pub(super) async fn volume_history(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let Found { name, .. } = api.registry.find(&volume).await?;
+    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
     samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
 }
 
@@ -51,7 +51,7 @@ pub(super) async fn set_history(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let id = api.registry.set_of(&set).await?;
+    let id = api.registry.lookup.set_of(&set).await?;
     samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
 }
 
@@ -62,8 +62,8 @@ pub(super) async fn buckets(
 ) -> Answered {
     let (usual, most) = CELLS;
     let cells = number(query.as_deref(), "cells")?.unwrap_or(usual).clamp(1, most);
-    let worker = api.registry.set(&set).await?;
-    let map = api.registry.bucket_map(&worker, u32::try_from(cells).unwrap_or(1)).await?;
+    let worker = api.registry.lookup.set(&set).await?;
+    let map = worker.bucket_map(u32::try_from(cells).unwrap_or(1)).await?;
     let mut value = map_of(&map);
     value["set"] = json!(worker.plan.id);
     ok(value)
@@ -95,8 +95,8 @@ pub(super) async fn disk_trace(
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since")?.unwrap_or(0);
-    let Found { worker, name, .. } = api.registry.find(&volume).await?;
-    let probe = api.registry.disk_trace(&worker, &name, since).await?;
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let probe = worker.disk_trace(&name, since).await?;
     let of = |of: fn(&Traced) -> u64| probe.trace.requests.iter().map(of).collect::<Vec<_>>();
     ok(json!({
         "volume": name,

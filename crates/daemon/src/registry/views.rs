@@ -1,12 +1,12 @@
 //! Devices and threads as clients see them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::Serialize;
 use serve::Snapshot;
 
-use super::{DeviceState, Registry};
+use super::devices::DeviceState;
+use super::inventory::Inventory;
 use crate::probe::{Probe, Role};
 use crate::worker::Phase;
 
@@ -40,14 +40,25 @@ pub(crate) struct SetView {
     pub(crate) figures: Snapshot,
 }
 
-impl Registry {
+/// Shows what the tables hold. See the module head.
+#[derive(Clone)]
+pub(crate) struct Views {
+    inventory: Inventory,
+}
+
+impl Views {
+    pub(crate) fn new(inventory: Inventory) -> Views {
+        Views { inventory }
+    }
+
     /// Every thread with its figures, asked at the same time.
-    pub(crate) async fn sets(self: &Arc<Self>) -> Vec<SetView> {
+    pub(crate) async fn sets(&self) -> Vec<SetView> {
         let asked: Vec<_> = self
-            .all_workers()
+            .inventory
+            .workers
+            .all()
             .into_iter()
             .map(|worker| {
-                let this = self.clone();
                 tokio::spawn(async move {
                     let phase = worker.phase();
                     let mut view = SetView {
@@ -58,7 +69,7 @@ impl Registry {
                         figures: Snapshot::default(),
                     };
                     match phase {
-                        Phase::Serving => match this.figures_of(&worker).await {
+                        Phase::Serving => match worker.snapshot().await {
                             Ok(figures) => view.figures = figures,
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },
@@ -77,18 +88,18 @@ impl Registry {
     }
 
     /// Every registered device.
-    pub(crate) fn device_views(&self) -> Vec<DeviceView> {
+    pub(crate) fn devices(&self) -> Vec<DeviceView> {
         let phase_of = |probe: &Option<Probe>| {
             let probe = probe.as_ref()?;
             let set = match &probe.role {
                 Role::Cache { set } => Some(set),
                 Role::Backing { set, .. } => set.as_ref(),
             };
-            let workers = self.workers();
+            let workers = &self.inventory.workers;
             let mine = workers.get(&probe.uuid).or_else(|| workers.get(set?));
             mine.map(|worker| worker.phase())
         };
-        let devices = self.devices().clone();
+        let devices = self.inventory.devices.all();
         let failed_caches: Vec<(String, String)> = devices
             .iter()
             .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {

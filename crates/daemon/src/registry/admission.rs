@@ -7,15 +7,17 @@
 //!
 //! Must not know how a device was found.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::{Failure, message};
 
-use super::{DeviceState, Registry};
+use super::devices::DeviceState;
+use super::inventory::Inventory;
 use crate::identity::Likeness;
 use crate::probe::{Attachment, Probe, Role, probe_device};
+use crate::shared::Shared;
 use crate::state::{Known, Mark};
 
 /// On whose word a device is registered.
@@ -38,7 +40,7 @@ impl By {
     /// Named, and as good if it is registered already.
     pub(crate) const QUIET: By = By::Operator { quiet: true, accept: false };
 
-    pub(super) fn is_quiet(self) -> bool {
+    pub(crate) fn is_quiet(self) -> bool {
         !matches!(self, By::Operator { quiet: false, .. })
     }
 
@@ -46,7 +48,7 @@ impl By {
         matches!(self, By::Operator { accept: true, .. })
     }
 
-    pub(super) fn is_operator(self) -> bool {
+    pub(crate) fn is_operator(self) -> bool {
         self != By::Search
     }
 }
@@ -54,9 +56,85 @@ impl By {
 /// How the operator says that a device is to take the place of the remembered one.
 const ACCEPT: &str = "ubcache register --accept-replacement";
 
-impl Registry {
+/// Admits devices. See the module head.
+pub(crate) struct Admission {
+    shared: Arc<Shared>,
+    inventory: Inventory,
+    /// UUIDs of devices that the operator has named.
+    named: Mutex<BTreeSet<String>>,
+    /// UUIDs of devices that were let go by order, or refused when they appeared: that something about them changes is no
+    /// reason to take them again.
+    released: Mutex<BTreeSet<String>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Admission {
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Admission {
+        Admission { shared, inventory, named: Mutex::default(), released: Mutex::default() }
+    }
+
+    /// The devices that are remembered, by their paths.
+    pub(crate) fn remembered(&self) -> BTreeMap<PathBuf, Known> {
+        self.shared.state().devices()
+    }
+
+    /// The operator has named this device.
+    pub(crate) fn name(&self, uuid: String) {
+        locked(&self.named).insert(uuid);
+    }
+
+    /// The operator has named these devices.
+    pub(crate) fn name_all(&self, uuids: impl Iterator<Item = String>) {
+        locked(&self.named).extend(uuids);
+    }
+
+    /// A device is not to be taken again because something about it changes.
+    pub(crate) fn refuse(&self, uuid: &str) {
+        locked(&self.released).insert(uuid.to_owned());
+    }
+
+    /// A device that was refused or released has been registered.
+    pub(crate) fn welcome(&self, uuid: &str) {
+        locked(&self.released).remove(uuid);
+    }
+
+    /// Whether a device was let go by order, or refused when it appeared.
+    pub(crate) fn is_released(&self, uuid: &str) -> bool {
+        locked(&self.released).contains(uuid)
+    }
+
+    /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
+    pub(crate) fn release(&self, device: &Probe) -> Result<(), Failure> {
+        locked(&self.named).remove(&device.uuid);
+        self.refuse(&device.uuid);
+        self.shared.state().forget_places(device.key())
+    }
+
+    /// A path is remembered no more.
+    pub(crate) fn forget(&self, path: &Path) -> Result<(), Failure> {
+        self.shared.state().remove_device(path)
+    }
+
+    /// Remembers a device at its path.
+    ///
+    /// # Errors
+    /// If that cannot be written; the device is registered nevertheless.
+    pub(crate) fn remember(&self, probe: &Probe) -> Result<(), Failure> {
+        let named = locked(&self.named).contains(&probe.uuid);
+        self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
+            let why = e.message().unwrap_or_default();
+            Failure::Failed(format!(
+                "{}: is registered, but only until the daemon ends: {why}: register it again when that is put right",
+                probe.path.display()
+            ))
+        })
+    }
+
     /// What tells this device from the one that is remembered for its UUID; nothing if it is that one, or none is.
-    pub(super) fn difference(&self, probe: &Probe) -> Option<String> {
+    pub(crate) fn difference(&self, probe: &Probe) -> Option<String> {
         let mark = self.shared.state().mark(probe.key())?;
         if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
             return Some(format!(
@@ -75,30 +153,32 @@ impl Registry {
     }
 
     /// Whether its hardware, or its file, is that which is remembered.
-    pub(super) fn is_surely(&self, probe: &Probe) -> bool {
+    pub(crate) fn is_surely(&self, probe: &Probe) -> bool {
         let mark = self.shared.state().mark(probe.key());
         mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
     }
 
     /// Whether nothing has been noted of a device with its UUID.
-    pub(super) fn is_unknown(&self, probe: &Probe) -> bool {
+    pub(crate) fn is_unknown(&self, probe: &Probe) -> bool {
         self.shared.state().mark(probe.key()).is_none()
     }
 
     /// Whether the operator wants devices to be looked for that he has not named.
-    pub(super) fn searches(&self) -> bool {
+    pub(crate) fn searches(&self) -> bool {
         let config = self.shared.config();
         config.scan || config.scan_on_events
     }
 
     /// Where the same UUID is served from, if it is served from somewhere else.
     fn served_twin(&self, probe: &Probe) -> Option<PathBuf> {
-        let devices = self.devices().clone();
+        let devices = self.inventory.devices.all();
         let twin = devices.into_iter().find(|(path, d)| {
             *path != probe.path
                 && matches!(d.state, DeviceState::Served | DeviceState::Replugged(_))
                 && d.probe.as_ref().is_some_and(|s| {
-                    s.key() == probe.key() && !s.is_unplugged() && self.worker_of(s).is_some()
+                    s.key() == probe.key()
+                        && !s.is_unplugged()
+                        && self.inventory.workers.of_device(s).is_some()
                 })
         });
         twin.map(|(path, _)| path)
@@ -108,7 +188,7 @@ impl Registry {
     ///
     /// # Errors
     /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
-    pub(super) fn admit(&self, probe: &Probe) -> Result<(), Failure> {
+    pub(crate) fn admit(&self, probe: &Probe) -> Result<(), Failure> {
         let path = probe.path.display();
         if let Some(twin) = self.served_twin(probe) {
             return Err(Failure::Failed(format!(
@@ -127,7 +207,7 @@ impl Registry {
     }
 
     /// Refuses devices that may not come up; with the word of the operator, what differs is returned and forgotten.
-    pub(super) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
+    pub(crate) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
         for (n, one) in probe.iter().enumerate() {
             if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
                 return Err(Failure::Failed(copies(one, &[one, other])));
@@ -153,7 +233,7 @@ impl Registry {
 
     /// Of devices that were found at the same time those that may come up, and why the others may not. Of several with the
     /// same UUID it is the one that is remembered.
-    pub(super) fn sift(
+    pub(crate) fn sift(
         &self,
         probe: Vec<Probe>,
         known: &BTreeMap<PathBuf, Known>,
@@ -186,7 +266,7 @@ impl Registry {
 
     /// Remembers by what a device that is served is told from others. The set counts up the superblock of its cache device
     /// when it starts, so that is read again.
-    pub(super) async fn note(&self, probe: &Probe) {
+    pub(crate) async fn record(&self, probe: &Probe) {
         let mut sequence = probe.sequence;
         if matches!(probe.role, Role::Cache { .. })
             && let Ok(now) = probe_device(&probe.path).await
@@ -208,18 +288,18 @@ impl Registry {
 
     /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
     /// for, but whoever made it may not be the operator.
-    pub(super) fn may_be_attached(&self, probe: &Probe) -> bool {
+    pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
         !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
-            || self.named_uuids().contains(&probe.uuid)
+            || locked(&self.named).contains(&probe.uuid)
     }
 
     /// A device that may not be attached waits for the word of the operator.
-    pub(super) fn waits_for_a_word(self: &Arc<Self>, probe: &Probe, set: &str) {
+    pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
         let why = format!(
             "was made for cache set {set}, and was found without having been named: to attach it: ubcache register {}",
             probe.path.display()
         );
-        self.stand(probe, DeviceState::Waiting(why));
+        self.inventory.devices.set(probe, DeviceState::Waiting(why));
     }
 }
 
