@@ -185,11 +185,11 @@ pub(crate) enum Stream {
 
 impl Stream {
     /// How long the other side may say nothing.
-    pub(crate) fn set_read_timeout(&self, patience: Duration) -> io::Result<()> {
+    pub(crate) fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => s.set_read_timeout(Some(patience)),
-            Stream::Plain(s) => s.set_read_timeout(Some(patience)),
-            Stream::Tls(s) => s.sock.set_read_timeout(Some(patience)),
+            Stream::Unix(s) => s.set_read_timeout(Some(timeout)),
+            Stream::Plain(s) => s.set_read_timeout(Some(timeout)),
+            Stream::Tls(s) => s.sock.set_read_timeout(Some(timeout)),
         }
     }
 }

@@ -126,8 +126,9 @@ fn every_tunable_is_explained_and_none_that_is_not_there() {
     let (set, device) = (SetTunables::default(), DeviceTunables::default());
     let there: BTreeSet<&str> = set.iter().chain(device.iter()).map(|knob| knob.name).collect();
     let first_cells = text.lines().filter_map(|l| l.strip_prefix("| ")?.split(" | ").next());
-    let told: BTreeSet<&str> = first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
-    assert_eq!(told, there);
+    let explained: BTreeSet<&str> =
+        first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert_eq!(explained, there);
 }
 
 /// Source files of the program, without its tests.

@@ -61,7 +61,7 @@ impl Control {
 }
 
 impl Owner for Control {
-    fn look(&self) -> Result<Snapshot, Errno> {
+    fn snapshot(&self) -> Result<Snapshot, Errno> {
         let registry = self.registry.clone();
         let figures = self.wait(async move { registry.inventory.workers.engine_figures().await })?;
         Ok(Snapshot { sets: figures.sets, alone: figures.alone })

@@ -18,10 +18,10 @@ use crate::failure::Failure;
 use crate::{message, superblock};
 
 /// How long a process may take to answer what is under way and to make it durable.
-const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+const HANDOVER_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// Opens a device that somebody else owns, for a look.
-fn look_at(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
+fn open_read_only(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
     let options = OpenOptions { access: Access::ReadOnly, claim: Claim::None, ..OpenOptions::default() };
     let device = FileDevice::open(driver.reactor(), path, &options)?;
     Ok(Disk::new(Rc::new(device), driver.handle()))
@@ -32,10 +32,10 @@ fn look_at(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
 /// # Errors
 /// If the devices are not what they should be, or the other process does not end; it serves on then.
 pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
-    let set = superblock::cache(&look_at(driver, cache)?, cache).await?.set_uuid();
+    let set = superblock::cache(&open_read_only(driver, cache)?, cache).await?.set_uuid();
     let mut uuids = Vec::new();
     for path in backings {
-        let disk = look_at(driver, path)?;
+        let disk = open_read_only(driver, path)?;
         let superblock = superblock::backing(&disk, path).await?;
         superblock::belongs(&disk.info().name, &superblock, set)?;
         uuids.push(superblock.uuid().to_string());
@@ -59,7 +59,7 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
     message::note(format!("process {pid} hands over"));
     let ended = driver.reactor().blocking(move || {
         loop {
-            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&PATIENCE)) {
+            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&HANDOVER_WITHIN)) {
                 Err(rustix::io::Errno::INTR) => {}
                 other => return other,
             }
@@ -68,7 +68,7 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
     match ended.await {
         Ok(0) => Err(Failure::Failed(format!(
             "process {pid} has not handed over within {} seconds; it still serves",
-            PATIENCE.tv_sec
+            HANDOVER_WITHIN.tv_sec
         ))),
         Ok(_) => Ok(()),
         Err(e) => Err(refused("cannot be waited for", e)),

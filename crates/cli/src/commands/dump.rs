@@ -8,7 +8,7 @@ use inspect::{Mode, SetView};
 
 use super::IN_USE;
 use crate::failure::Failure;
-use crate::look::Looker;
+use crate::read_only::ReadOnlyOpener;
 use crate::{out, superblock};
 
 /// A structure.
@@ -63,7 +63,7 @@ impl Dump {
             "" => Vec::new(),
             text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
         };
-        let device = Looker::new(self.in_use, IN_USE)?.open(&self.device)?;
+        let device = ReadOnlyOpener::new(self.in_use, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;
         if self.what == What::Superblock {
             let doc = dump::superblock(&device.source)?;

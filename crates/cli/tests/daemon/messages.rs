@@ -10,8 +10,8 @@ fn a_set_without_a_crash_log_is_told() {
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
-    let told = daemon.said().matches(NO_CRASH_LOG).count();
-    assert_eq!(told, usize::from(!has_crash_log(&set)), "{}", daemon.said());
+    let warnings = daemon.said().matches(NO_CRASH_LOG).count();
+    assert_eq!(warnings, usize::from(!has_crash_log(&set)), "{}", daemon.said());
     daemon.stop();
 }
 

@@ -49,8 +49,8 @@ fn url(daemon: &Daemon, n: usize) -> String {
 
 fn connect(url: &str) -> TcpStream {
     let stream = TcpStream::connect(url.split_once("://").unwrap().1).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.set_write_timeout(Some(DEADLINE)).unwrap();
     stream
 }
 

@@ -447,8 +447,8 @@ pub(super) async fn check(
 /// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
 fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
     let probe = || -> Result<End, Failure> {
-        let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
-        let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
+        let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;
+        let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
         let options = inspect::CheckOptions { compare_clean: !quick };
         let report = inspect::check(&sources, options, &mut |p| {
