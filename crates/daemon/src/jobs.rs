@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::hub::Hub;
+use crate::hub::{Hub, Kind};
 use crate::names::Named;
 
 /// Jobs that are remembered.
@@ -108,7 +108,7 @@ impl Job {
             End::Failed(why) => ("error", format!("failed: {why}")),
         };
         self.hub.publish(
-            "job",
+            Kind::Job,
             None,
             level,
             &format!("job {}: {} {}: {how}", self.id, self.kind, self.target),

@@ -50,8 +50,10 @@ use std::time::{Duration, Instant};
 use serve::{Failure, message};
 
 pub use crate::config::DEFAULT_CONFIG;
+pub use crate::hub::EVENT_KINDS;
 
 use crate::api::Api;
+use crate::hub::Kind;
 use crate::load::{Read, read};
 use crate::registry::Registry;
 use crate::server::Access;
@@ -175,7 +177,7 @@ async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Pa
             if let Err(e) = reloaded {
                 let why = e.message().unwrap_or_default();
                 message::message("error", why);
-                registry.shared.hub.publish("configuration", None, "error", why);
+                registry.shared.hub.publish(Kind::Configuration, None, "error", why);
             }
         });
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serve::Failure;
 
 use crate::config::Config;
+use crate::hub::Kind;
 use crate::load::{self, Read};
 use crate::notify;
 use crate::registry::admission::By;
@@ -79,7 +80,7 @@ impl Reload {
         }
         said.extend(self.exports.unmatched(&next).await);
         for line in &said {
-            self.shared.hub.publish("configuration", None, "", line);
+            self.shared.hub.publish(Kind::Configuration, None, "", line);
             serve::message::note(format!("configuration: {line}"));
         }
         Ok(said)

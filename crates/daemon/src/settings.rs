@@ -10,6 +10,7 @@ use serve::snapshot::{Snapshot, TunableFigure};
 use serve::{Command, Failure};
 
 use crate::config::{Config, Key, Values};
+use crate::hub::Kind;
 use crate::registry::lookup::{Found, Lookup};
 use crate::shared::Shared;
 use crate::worker::Worker;
@@ -154,7 +155,7 @@ impl Settings {
             self.shared.state().relabel(&target.key.id, &now)?;
         }
         let text = format!("{}: {key} is {now} now", target.name);
-        self.shared.hub.publish("configuration", Some(&target.worker.plan.id), "", &text);
+        self.shared.hub.publish(Kind::Configuration, Some(&target.worker.plan.id), "", &text);
         let limited = (!NOT_REMEMBERED.contains(&key) && is_limited(value, &now))
             .then(|| format!("{key}={value}: {range}: limited to {now}"));
         Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })

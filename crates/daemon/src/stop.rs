@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serve::{Failure, message};
 
+use crate::hub::Kind;
 use crate::jobs::Job;
 use crate::notify;
 use crate::order::Order;
@@ -142,6 +143,6 @@ async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
         volumes.join(", ")
     );
     message::message("error", &text);
-    registry.shared.hub.publish("message", None, "error", &text);
+    registry.shared.hub.publish(Kind::Message, None, "error", &text);
     bytes
 }

@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use crate::answer::words;
 use crate::audit::Peer;
+use crate::hub::Kind;
 use crate::remote::{Entry, Remote};
 use crate::server;
 use crate::shared::Shared;
@@ -84,7 +85,7 @@ async fn bound(address: SocketAddr, remote: &Remote, shared: &Shared) -> TcpList
         };
         if failed != last {
             message::message("error", &failed);
-            shared.hub.publish("configuration", None, "error", &failed);
+            shared.hub.publish(Kind::Configuration, None, "error", &failed);
             last = failed;
         }
         tokio::time::sleep(RETRY_EVERY).await;

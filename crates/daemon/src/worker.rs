@@ -22,6 +22,7 @@ use serve::{Answer, Command, Failure, Snapshot, message, session};
 
 use crate::config::Key;
 use crate::host::{Host, Tasks};
+use crate::hub::Kind;
 use crate::jobs::{Job, Jobs, Running};
 use crate::names::Named;
 use crate::order::{DiskTrace, Order, Plan};
@@ -256,7 +257,7 @@ fn run(
     ready: Reply<Result<(), Failure>>,
 ) {
     let (hub, id) = (shared.hub.clone(), plan.id.clone());
-    message::listen(move |level, text| hub.publish("message", Some(&id), level, text));
+    message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
     let mut ready = Some(ready);
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
@@ -275,7 +276,7 @@ fn run(
     // Once as an event is enough.
     message::listen(|_, _| ());
     message::message(level, &text);
-    shared.hub.publish("set", Some(&plan.id), level, &text);
+    shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
         ready.send(Err(Failure::Failed(why)));
     }
@@ -300,7 +301,7 @@ fn serve(
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
         phase.set(Phase::Serving);
-        shared.hub.publish("set", Some(&plan.id), "", &format!("{} is served", plan.title()));
+        shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", plan.title()));
         if let Some(ready) = ready.take() {
             ready.send(Ok(()));
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serve::Failure;
 
-use crate::hub::Hub;
+use crate::hub::{Hub, Kind};
 use crate::probe::{Probe, Role};
 use crate::state::Known;
 
@@ -121,7 +121,7 @@ impl DeviceTable {
             let level = if bad { "error" } else { "warning" };
             let text = format!("{}: {why}", probe.path.display());
             serve::message::message(level, &text);
-            self.hub.publish("device", None, level, &text);
+            self.hub.publish(Kind::Device, None, level, &text);
         }
         self.lock().insert(probe.path.clone(), Device { probe: Some(probe.clone()), state });
     }

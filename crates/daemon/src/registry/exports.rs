@@ -10,6 +10,7 @@ use serve::message;
 use super::inventory::Inventory;
 use super::views::{DeviceView, Views};
 use crate::config::{Config, Key};
+use crate::hub::Kind;
 use crate::places::{self, Known};
 use crate::probe::Role;
 use crate::shared::Shared;
@@ -90,7 +91,7 @@ impl Exports {
     pub(crate) async fn say_unmatched(&self) {
         let config = self.shared.config().clone();
         for line in self.unmatched(&config).await {
-            self.shared.hub.publish("configuration", None, "warning", &line);
+            self.shared.hub.publish(Kind::Configuration, None, "warning", &line);
             message::warn(format!("configuration: {line}"));
         }
     }

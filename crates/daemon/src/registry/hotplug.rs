@@ -14,7 +14,7 @@ use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::registration::Registration;
 use crate::audit::{self, Peer};
-use crate::hub::Hub;
+use crate::hub::{Hub, Kind};
 use crate::names::Named;
 use crate::probe::{Probe, block_devices, probe_all};
 use crate::uevents::{Monitor, Uevents, is_taken};
@@ -101,7 +101,7 @@ impl Hotplug {
                 let text =
                     format!("{}: cannot be registered: {}", probe.path.display(), e.message().unwrap_or(""));
                 message::message("error", &text);
-                self.hub.publish("device", None, "error", &text);
+                self.hub.publish(Kind::Device, None, "error", &text);
                 self.admission.refuse(&probe.uuid)
             }
         };

@@ -14,6 +14,7 @@ use super::admission::Admission;
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
+use crate::hub::Kind;
 use crate::probe::{Probe, probe_all};
 use crate::shared::Shared;
 use crate::state::Known;
@@ -79,7 +80,7 @@ impl Startup {
         }
         for (path, why) in found.missing {
             serve::message::message("error", &why);
-            self.shared.hub.publish("device", None, "error", &why);
+            self.shared.hub.publish(Kind::Device, None, "error", &why);
             self.inventory.devices.set_failed(path, None, why);
         }
         let mut unique: Vec<Probe> = Vec::new();
@@ -174,7 +175,7 @@ impl Startup {
                 Err(why) => {
                     let why = format!("{}: UUID {uuid}: {why}", old.display());
                     serve::message::message("error", &why);
-                    self.shared.hub.publish("device", None, "error", &why);
+                    self.shared.hub.publish(Kind::Device, None, "error", &why);
                 }
             }
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serve::Failure;
 
+use crate::hub::Kind;
 use crate::order::{Order, Plan};
 use crate::probe::{Probe, Role};
 use crate::shared::Shared;
@@ -156,7 +157,7 @@ impl Workers {
                 }
                 Err(e) => {
                     let why = e.message().unwrap_or_default();
-                    self.shared.hub.publish("set", Some(&worker.plan.id), "warning", why);
+                    self.shared.hub.publish(Kind::Set, Some(&worker.plan.id), "warning", why);
                 }
             }
         }
