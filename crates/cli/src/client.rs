@@ -133,7 +133,10 @@ impl Incoming {
             }
         }
         status.ok_or_else(|| {
-            Failure::Failed(format!("{from}: the daemon broke off: is it too busy, or is it https:// there?"))
+            Failure::Failed(format!(
+                "{from}: the daemon closed the connection before it answered; it has too many \
+                                     clients, or it expects https://"
+            ))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The shape of answers: of good ones, and of errors.
+//! The shape of answers and of errors.
 //!
 //! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error, whatever went wrong. Must not
 //! know what is asked, nor by whom.
@@ -86,7 +86,7 @@ pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
 }
 
-/// The body of an answer that is none.
+/// The body of an error.
 pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
     Json(json!({"schema_version": 1, "error": why}))
 }

@@ -1,7 +1,7 @@
 //! The control API: paths, what they take and what they answer.
 //!
-//! Owns the table of routes, which is the one that a test compares with the OpenAPI document, and what each answers. Must not know
-//! who may ask (module `server`), nor the shape of errors (module `answer`).
+//! Owns the table of routes, which a test compares with the OpenAPI document, and the answer of each route. Must not know
+//! which clients may ask (module `server`), nor the shape of errors (module `answer`).
 
 mod change;
 mod context;

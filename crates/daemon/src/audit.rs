@@ -1,8 +1,8 @@
-//! Who did what to which device: one line in the log and one event for each change, and for each that was refused.
+//! The audit: one line in the log and one event for each change that a client made, and for each that was refused.
 //!
-//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not anybody is there
-//! to read it. A client over the unix socket is who the kernel says it was when it connected; one over TCP is an address
-//! that has shown the token. Must not know what a request does.
+//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not the client still
+//! waits for it. A client over the unix socket is the process that the kernel named when it connected; a client over TCP is
+//! an address that has shown the token. Must not know what a request does.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::answer::Why;
 use crate::hub::{Change, Hub};
 use crate::names::Named;
 
-/// Lines about clients that may not connect, in a [`WINDOW`]: anybody can make more of them.
+/// Lines about clients that may not connect, in a [`WINDOW`]: every user of the host can cause them.
 const MOST_STRANGERS: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Longest part of a request that is repeated in a line.
@@ -32,7 +32,7 @@ pub(crate) enum Peer {
     Local { uid: u32, gid: u32, pid: Option<i32> },
     /// Over TCP, with the token.
     Remote(SocketAddr),
-    /// Nobody over a connection; who it is instead.
+    /// No client; the text names what asked instead.
     Other(&'static str),
 }
 

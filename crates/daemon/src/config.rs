@@ -1,9 +1,8 @@
 //! The configuration file: what the operator wants of the whole host, of single sets and of single volumes.
 //!
 //! Owns the file's syntax, the presets, and the order in which they count: preset < `[tunables]` < the section of a set
-//! or volume. Unknown keys, unknown tunables and values that cannot be are errors with the line they stand in. TCP is
-//! for those who have a token only, and beyond this host only under TLS: a file that says otherwise is a mistake. Must not
-//! know what is running.
+//! or volume. Unknown keys, unknown tunables and impossible values are errors with their line. TCP requires a token, and
+//! beyond this host TLS; a file without them is refused. Must not know what is running.
 
 mod key;
 mod places;
@@ -24,7 +23,7 @@ pub(crate) use key::Key;
 
 use presets::PRESETS;
 
-/// Where the configuration is if nothing else is said.
+/// Path of the configuration unless another is given.
 pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Texts of tunables by name.
 pub(crate) type Values = BTreeMap<String, String>;
@@ -111,7 +110,7 @@ pub(crate) struct Nbd {
 }
 
 impl Nbd {
-    /// Whether somebody decided who may come in over TCP.
+    /// Whether the configuration says which clients may connect over TCP.
     fn opens_tcp(&self) -> bool {
         self.allow_unauthenticated || self.has_certificates()
     }
@@ -334,7 +333,7 @@ impl Parser<'_> {
             return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
         }
         let Some(token_file) = &file.token_file else {
-            let text = "listen: expected token_file as well: over TCP only those who have a token may come";
+            let text = "listen: expected token_file as well: TCP requires a token";
             return Err(self.at(first, text));
         };
         let mut listen = Vec::new();

@@ -1,10 +1,10 @@
-//! The last minutes of each set and volume, second by second, for whoever comes to look later.
+//! Samples of each set and volume, one a second, of the last fifteen minutes.
 //!
 //! Owns the rings of samples and the task that fills them: once a second the engines' figures are asked for, and what was
-//! counted since the second before becomes a sample. While nobody looks, a thread that has nothing to do is asked every three
-//! seconds only: it sleeps, and to wake it is most of what a sample costs. A thread that does not answer leaves a gap, is not asked again before
-//! it has, and holds up nobody. Samples of what is gone for as long as the ring is are dropped. Must not know how samples
-//! are shown.
+//! counted since the second before becomes a sample. While no client asks for samples, an idle thread is asked every three
+//! seconds only: it sleeps, and waking it is most of what a sample costs. A thread that does not answer leaves a gap, and is
+//! not asked again before it has answered. The samples of a volume that has had none for as long as a ring lasts are dropped.
+//! Must not know how samples are shown.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,9 +23,10 @@ use crate::worker::{Phase, Worker};
 
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// Samples that are kept of each: a quarter of an hour.
+/// Samples in a ring: those of a quarter of an hour.
 const SAMPLES: usize = 900;
-/// The same for what has nothing to do, while nobody looks: three ticks, which may come a little early. Charts draw a line over it.
+/// Time between samples of an idle thread while no client asks for them: three ticks, which may come a little early. Charts
+/// draw a line over it.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
 /// Who has asked for samples looks for so long: a page that is open asks every second.
 const LOOKS_FOR_MS: u64 = 10_000;
@@ -87,7 +88,7 @@ impl History {
         });
     }
 
-    /// Whether somebody looks at samples.
+    /// Whether a client asks for samples.
     fn is_watched(&self, now_ms: u64) -> bool {
         now_ms.abs_diff(self.asked_for_ms.load(Ordering::Relaxed)) < LOOKS_FOR_MS
     }
@@ -129,7 +130,7 @@ struct Last {
     at_rest: bool,
 }
 
-/// Whether a thread is to be asked: after a second, and if there is nothing to be seen, and nobody to see it, later.
+/// Whether a thread is to be asked: after a second; later, if it is idle and no client asks for samples.
 fn is_due(last: Option<&Last>, now: Nanos, watched: bool) -> bool {
     last.is_none_or(|last| watched || !last.at_rest || now.since(last.at) >= AT_REST_EVERY)
 }

@@ -33,7 +33,7 @@ const JOB_TICK: Nanos = Nanos::from_ms(100);
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
 /// How long those who held a volume may take to let it go, once it is stopped.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
-/// How long requests to a backing device are recorded after somebody has asked for them.
+/// How long requests to a backing device are recorded after a client has asked for them.
 const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.
@@ -164,7 +164,7 @@ impl<'a> Host<'a> {
         exports::start(spec, &context).await
     }
 
-    /// Carries out orders until one says stop, or nobody is there to give any.
+    /// Carries out orders until one says stop, or no sender of orders is left.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
         while !self.stopping.get() {

@@ -1,7 +1,7 @@
-//! Events: from any thread to whoever listens.
+//! Events, which any thread publishes and clients listen to.
 //!
-//! Owns the numbering, the last events for those who come later, and the rule that nobody is waited for: a listener
-//! whose queue is full is dropped. Publishing never blocks.
+//! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never blocks:
+//! a listener whose queue is full is dropped.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -111,12 +111,12 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody.
+    /// Sends an event to all listeners.
     pub(crate) fn publish(&self, kind: Kind, set: Option<&str>, level: &str, text: &str) {
         self.tell(kind, set, level, text, None);
     }
 
-    /// Tells everybody that something was changed, or was to be.
+    /// Sends the event of a change, or of a refused one, to all listeners.
     pub(crate) fn publish_change(&self, text: &str, change: Change) {
         self.tell(Kind::Audit, None, "info", text, Some(change));
     }

@@ -139,7 +139,9 @@ async fn control(
         beginning.exports.say_unmatched().await;
         match monitor {
             Ok(monitor) => beginning.hotplug.watch(monitor, take_all).await,
-            Err(e) => message::warn(format!("devices that appear and go away are not seen: {e}")),
+            Err(e) => {
+                message::warn(format!("cannot watch for devices that are plugged in and unplugged: {e}"))
+            }
         }
     });
     let alive = tokio::spawn(async {

@@ -1,7 +1,7 @@
 //! The orders that the thread of a set takes, and the plan that it is started with.
 //!
-//! Owns these types alone: whoever gives orders and the thread that carries them out both name them. An order that is
-//! answered carries the place for its answer.
+//! Owns these types alone, which both the sender of an order and the thread name. An order that is answered carries the
+//! channel for its answer.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ pub(crate) enum Order {
     Figures(Reply<Result<metrics::Figures, Failure>>),
     /// What the buckets of the set hold.
     Buckets(Reply<Result<BucketFigures, Failure>>),
-    /// The same, in so many parts of the device.
+    /// What the buckets hold, in so many parts of the device.
     BucketMap(u32, Reply<Result<BucketMap, Failure>>),
     /// What reached the backing device of a volume, from the request of this number on.
     DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
@@ -51,7 +51,7 @@ pub(crate) enum Order {
     Add(PathBuf, Reply<Result<(), Failure>>),
     /// Make a flash-only volume of so many sectors and with this label, and serve it.
     Create(u64, String, Reply<Result<(), Failure>>),
-    /// Say who uses the block device of this volume, or that of any; nobody, if nothing is said.
+    /// Name the users of the block device of this volume, or of all volumes; no answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
     /// Stop a volume and let its backing device go as it is.
     StopVolume(String, Reply<Result<(), Failure>>),

@@ -1,8 +1,8 @@
-//! Whose a place is at which volumes are reached: a socket, a port, the number of a ublk device, a directory.
+//! Which volume a place belongs to: a socket, a port, the number of a ublk device, a directory.
 //!
-//! Owns the rule that a place has one volume, whichever comes up first: the volume that was exported there first keeps it over
-//! restarts, as long as the configuration says so and its device is registered. Any other volume is refused there. Else a
-//! client could get another volume after each start. Must not know how a place is made.
+//! Owns the rule that a place belongs to one volume: the first that was exported there has it over restarts, as long as the
+//! configuration says so and its device is registered. Any other volume is refused there. Otherwise a client could get
+//! another volume after each start. Must not know how an export is started.
 
 use serve::exports::Spec;
 use serve::{Failure, message};
@@ -26,7 +26,8 @@ fn described((key, name): &Known) -> Named {
 
 fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
     format!(
-        "{place}: is the place of {}, and {} is to be exported there, too: clients could get the wrong volume; give each its \
+        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong \
+         volume; give each its \
          own, with {{volume}} in `exports` or with `exports` in [volume.\"{}\"], or forget a device that does not come \
          back (ubcache unregister)",
         described(has),
@@ -84,7 +85,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
     if let Err(e) = shared.state().set_places(&owner, &mine) {
         message::warn(format!(
-            "{name}: its exports cannot be remembered as its own: {}",
+            "{name}: cannot remember which exports belong to it: {}",
             e.message().unwrap_or_default()
         ));
     }
@@ -127,8 +128,7 @@ mod tests {
         let first = shared(dir.path(), ONE_SOCKET);
         assert_eq!(comes_up(&first, "u1", "one"), None);
         let said = comes_up(&first, "u2", "").unwrap();
-        for words in ["nbd=/run/one.sock: is the place of bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"]
-        {
+        for words in ["nbd=/run/one.sock: belongs to bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"] {
             assert!(said.contains(words), "{said}");
         }
         drop(first);

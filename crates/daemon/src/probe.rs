@@ -1,7 +1,7 @@
-//! What a device says of itself, before anything is done with it.
+//! Probes of devices: what the superblock of a device says.
 //!
-//! Owns the look at a superblock and the scan of the host's block devices. Nothing here writes, and a device that hangs
-//! holds up nobody: every look has a thread of its own and a deadline.
+//! Owns the reading of a superblock and the scan of the host's block devices. Nothing here writes. Every probe has a thread
+//! of its own and a deadline, so that a device that hangs delays no other.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -110,7 +110,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     Ok(Probe { path, uuid, role, appearance, identity, sequence })
 }
 
-/// Looks at a device.
+/// Probes a device.
 ///
 /// # Errors
 /// If it is none of bcache's, cannot be read, or does not answer in time.
@@ -119,16 +119,16 @@ pub(crate) async fn probe_device(path: &Path) -> Result<Probe, Failure> {
     let probed = tokio::task::spawn_blocking(move || probe_now(&owned));
     match tokio::time::timeout(PROBE_WITHIN, probed).await {
         Ok(Ok(probe)) => probe,
-        Ok(Err(e)) => Err(Failure::at(path, "cannot be looked at", e)),
+        Ok(Err(e)) => Err(Failure::at(path, "cannot be probed", e)),
         Err(_) => Err(Failure::Failed(format!(
-            "{}: has not shown its superblock within {} seconds",
+            "{}: reading the superblock took longer than {} seconds",
             path.display(),
             PROBE_WITHIN.as_secs()
         ))),
     }
 }
 
-/// Looks at many devices at once. The order is kept.
+/// Probes many devices at once; the results have the order of the paths.
 pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe, Failure>)> {
     let probes: Vec<_> = paths
         .into_iter()
@@ -139,13 +139,13 @@ pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe
         .collect();
     let mut probed = Vec::new();
     for (path, probe) in probes {
-        let result = probe.await.unwrap_or_else(|e| Err(Failure::at(&path, "cannot be looked at", e)));
+        let result = probe.await.unwrap_or_else(|e| Err(Failure::at(&path, "cannot be probed", e)));
         probed.push((path, result));
     }
     probed
 }
 
-/// Whether a device with this name is one to look at without having been told to: not our own, nor what somebody else has
+/// Whether a device with this name may be probed unasked: not our own, nor what another program has
 /// already made of bcache's devices, nor one with a medium that comes and goes.
 pub(crate) fn may_be_ours(name: &OsStr) -> bool {
     let name = name.as_bytes();

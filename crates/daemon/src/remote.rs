@@ -64,7 +64,7 @@ impl Remote {
     pub(crate) fn differences(old: Option<&Remote>, new: Option<&Remote>) -> Vec<String> {
         let (old, new) = match (old, new) {
             (None, None) => return Vec::new(),
-            (Some(_), None) => return vec!["listen: nothing is listened to over TCP any more".into()],
+            (Some(_), None) => return vec!["listen: the daemon does not listen on TCP any more".into()],
             (None, Some(new)) => return vec![format!("listen: {}", new.in_words())],
             (Some(old), Some(new)) => (old, new),
         };
@@ -73,11 +73,11 @@ impl Remote {
             said.push(format!("listen: {}", new.in_words()));
         }
         if old.token.0 != new.token.0 {
-            said.push("token_file: there is another token, and the old one is worth nothing any more".into());
+            said.push("token_file: the token has changed; the old one is refused from now on".into());
         }
         let certificates = |r: &Remote| r.tls.as_ref().map(|t| t.certificates.clone());
         if old.tls.is_some() && new.tls.is_some() && certificates(old) != certificates(new) {
-            said.push("tls_certificate: there is another certificate".into());
+            said.push("tls_certificate: the certificate has changed".into());
         }
         if old.metrics_without_token != new.metrics_without_token {
             said.push(format!("metrics_without_token: {}", new.metrics_without_token));

@@ -1,7 +1,7 @@
 //! Tunables of what is running: read, set, taken back, and brought in line with a new configuration.
 //!
-//! Owns what is kept in the state directory: whatever was set, unless it was for this run only, or the superblock keeps
-//! it. Must not know how a client asks.
+//! Owns the decision what is stored in the state directory: every value that was set, except those for this run only and those
+//! that a superblock stores. Must not know how a client asks.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::registry::lookup::{Found, Lookup};
 use crate::shared::Shared;
 use crate::worker::Worker;
 
-/// Whose tunables.
+/// The owner of tunables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Of<'a> {
     Set(&'a str),
@@ -170,7 +170,8 @@ impl Settings {
             Some(value) => value,
             None if figure.in_superblock => {
                 return Err(Failure::Usage(format!(
-                    "{key} is kept in the superblock, and the configuration says nothing of it: set it to what it is to be"
+                    "{key} is stored in the superblock, and the configuration does not name it; set it to a value \
+                     instead"
                 )));
             }
             None => figure.default.clone(),

@@ -77,7 +77,7 @@ pub(crate) struct State {
 /// Version of the file, and the first one: without marks.
 const VERSION: u32 = 2;
 const FIRST_VERSION: u32 = 1;
-/// Nobody else reads or writes it.
+/// Mode of the file: only the daemon reads and writes it.
 const MODE: u32 = 0o600;
 
 impl State {

@@ -1,8 +1,8 @@
-//! The end of the daemon: everything down, dirty data written back first if that is wanted.
+//! The stop of the daemon: volumes and sets go down, after a drain if the configuration wants one.
 //!
-//! Owns how long that is waited for, and what is said about it. Dirty data that stays is safe in the cache; that it stays
-//! although it was to be written back is a failure, which says how much it is. A second signal ends the waiting. Must not
-//! know how data is written back.
+//! Owns the deadlines of the drain and of the stop, and their messages. Dirty data that stays is safe in the cache; a drain
+//! that leaves dirty data is a failure, whose message has the number of bytes. A second signal ends the drain. Must not know
+//! how data is written back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ async fn down(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Fai
         result = registry.inventory.workers.stop_all() => return result,
         _ = signals.stop() => {}
     }
-    message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
+    message::warn("second signal: stopping without waiting for the users of volumes; flushed data is safe");
     registry.inventory.workers.force();
     let deadline = tokio::time::timeout(GRACE, registry.inventory.workers.stop_all());
     deadline.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))

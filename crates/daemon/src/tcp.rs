@@ -1,9 +1,8 @@
-//! Clients over TCP: who may come in, and how much of this process they can take.
+//! Clients over TCP: the sockets, and the limits of their connections.
 //!
-//! Owns the token, the certificate and the sockets that are listened to. Whoever shows the token may do everything;
-//! anybody else gets the pages of the dashboard, which hold no data, the metrics if the configuration says so, and else
-//! nothing but the words why not. Those who have not shown it yet have little time, and give way to newcomers when it gets
-//! crowded. Neither token nor key is ever said. Must not know what is asked.
+//! Owns the sockets that are listened to. A client that shows the token may do everything. Any other client gets the files of
+//! the dashboard, which hold no data, the metrics if the configuration says so, and otherwise an error. A client that has not
+//! shown the token is disconnected after a while, and earlier when the places are needed. Must not know what is asked.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -42,10 +41,9 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 const STRANGERS_STAY: Duration = Duration::from_secs(30);
 /// How often an address is tried that cannot be had. It may come later: this process is there before the network.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
-/// How often it is said that somebody showed a wrong token.
+/// Time between two warnings about wrong tokens.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Listens as is wanted at the moment, until nobody is left to want anything. Whoever came in by what held before has to
-/// come again.
+/// Listens as the configuration says at the moment, until the daemon ends. A change of it disconnects all clients.
 pub(crate) async fn serve(router: Router, shared: Arc<Shared>) {
     let mut wanted = shared.remote.subscribe();
     loop {
@@ -139,7 +137,7 @@ struct Visit {
     remote: Arc<Remote>,
     peer: SocketAddr,
     known: Arc<AtomicBool>,
-    /// When it was last said that somebody showed a wrong token.
+    /// Time of the last warning about a wrong token.
     said: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -207,18 +205,18 @@ impl Visit {
             }
             Entry::Page | Entry::Metrics => return None,
             Entry::Missing => {
-                "this daemon wants its token: send it as \"Authorization: Bearer TOKEN\" (with ubcache: --token-file)"
+                "token required: send it as \"Authorization: Bearer TOKEN\" (with ubcache: --token-file)"
             }
             Entry::Wrong => {
                 self.say_wrong();
-                "this is not the token of this daemon"
+                "wrong token: expected the token of this daemon"
             }
         };
         let heads = [(header::WWW_AUTHENTICATE, "Bearer realm=\"ubcache\""), (header::CONNECTION, "close")];
         Some((StatusCode::UNAUTHORIZED, heads, words(why)).into_response())
     }
 
-    /// Somebody may be guessing.
+    /// Warns that a client may be guessing the token.
     fn say_wrong(&self) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {

@@ -1,9 +1,9 @@
-//! Devices that appear while the daemon runs: what the kernel and udev say, and which of it is worth a look.
+//! Uevents: what the kernel and udev say of devices that appear, change and go away, and which devices are worth a probe.
 //!
-//! Owns the socket, the check who speaks, and the waiting until it is quiet about a device. An event is a hint and nothing
-//! more: what it says can keep a device from being looked at, but what is done with one its superblock says alone. Where
-//! udev runs, only what it says after its rules counts: what they gave to the kernel's driver is left to that one. Must
-//! not know what becomes of a device.
+//! Owns the socket, the check of the sender, and the waiting until there are no more events of a device. An event is a hint
+//! only: it can keep a device from being probed, but its superblock alone decides what is done with it. Where udev runs, only
+//! its events count, which it sends after its rules: devices that these gave to the kernel's driver stay there. Must not know
+//! what becomes of a device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(3);
 /// Devices that wait for quiet. Where there are more, all are looked at.
 const MOST_WAITING: usize = 1024;
-/// How often the thread looks whether anybody still wants to know.
+/// How often the thread checks whether its receiver still exists.
 const LOOKS_UP_EVERY_S: i64 = 1;
 /// Events that may wait between the thread and who decides.
 const HEARD_AT_ONCE: usize = 256;
@@ -45,7 +45,7 @@ const UDEV_CONTROL: &str = "/run/udev/control";
 const UDEV_DATA: &str = "/run/udev/data";
 const SYS_CLASS_BLOCK: &str = "/sys/class/block";
 
-/// Who says something.
+/// The sender of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Speaker {
     Kernel,
@@ -66,7 +66,7 @@ struct Event {
     action: Action,
     /// In `/dev`.
     device: PathBuf,
-    /// It is neither somebody else's part, nor not ready yet.
+    /// It is ready, and no other program has it as a part.
     free: bool,
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Uevents {
     Devices(Vec<(PathBuf, bool)>),
     /// Some device is there no more.
     Unplugged,
-    /// Nobody knows: all of them.
+    /// Events were lost: probe all devices.
     Everything,
 }
 
@@ -151,7 +151,7 @@ fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
     Some(Event { action, device, free: !is_of_others(&properties) })
 }
 
-/// Whether a device is somebody else's part, or not ready yet, by what udev's rules have found out.
+/// Whether another program has a device as a part, or it is not ready yet, by the properties of udev.
 fn is_of_others(properties: &HashMap<&[u8], &[u8]>) -> bool {
     let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
     let not_now = is("SYSTEMD_READY", "0")
@@ -277,7 +277,7 @@ fn open() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Hears until something is wrong, or nobody listens any more.
+/// Receives events until the socket fails, or the receiver of them is dropped.
 fn hear(fd: &OwnedFd, to: &mpsc::Sender<io::Result<Heard>>) {
     while !to.is_closed() {
         let heard = receive(fd);

@@ -1,8 +1,9 @@
 //! The thread of one set: driver, session, exports, and the orders it is given.
 //!
-//! Owns everything that must not leave that thread, and the end of it: whatever happens there, a panic too, the thread
-//! says how it ended and takes nobody with it. Orders come through a bounded queue; each is carried out beside the
-//! others, and answered. [`Worker`] is the thread from outside, with the deadlines of what it is asked. A backing device that cannot be served does not keep the others from being served.
+//! Owns everything that must not leave that thread, and its end: whatever happens there, a panic too, the thread says how it
+//! ended, and no other thread ends with it. Orders come through a bounded queue; each is carried out beside the
+//! others, and answered. [`Worker`] is the thread from outside, with the deadlines of what it is asked. A backing device
+//! that cannot be served does not keep the others from being served.
 //!
 //! Must not know who gives orders.
 
@@ -114,7 +115,9 @@ impl Worker {
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
         self.orders.try_send(order).map_err(|e| {
             Failure::Failed(match e {
-                TrySendError::Full(_) => format!("{}: too many commands wait for it", self.plan.title()),
+                TrySendError::Full(_) => {
+                    format!("{}: too many commands are queued; try again later", self.plan.title())
+                }
                 TrySendError::Gone(_) => match self.phase() {
                     Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
                     _ => format!("{} has stopped", self.plan.title()),
@@ -223,7 +226,7 @@ impl Worker {
         Ok(job)
     }
 
-    /// Waits for the end of the thread, whoever else waits for it. Blocks; not for the control thread.
+    /// Waits for the end of the thread; several callers may wait. Blocks, so it is not for the control thread.
     pub(crate) fn join(&self) {
         // Held meanwhile: the next one to come has to wait as well.
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,9 +245,9 @@ pub(crate) async fn within<T: Send>(
 ) -> Result<T, Failure> {
     match tokio::time::timeout(deadline, answer).await {
         Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(Failure::Failed(format!("set {id} went away before it answered"))),
+        Ok(Err(_)) => Err(Failure::Failed(format!("set {id} stopped before it answered"))),
         Err(_) => {
-            Err(Failure::Failed(format!("set {id} has not answered within {} seconds", deadline.as_secs())))
+            Err(Failure::Failed(format!("set {id} did not answer within {} seconds", deadline.as_secs())))
         }
     }
 }
@@ -262,9 +265,9 @@ fn run(
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason that was said before").to_owned()),
+        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason in the messages before").to_owned()),
         Err(panic) => Phase::Failed(format!(
-            "internal error: {}; what was flushed is safe, and its block devices wait to be served again",
+            "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
             words_of(&*panic)
         )),
     };

@@ -43,8 +43,8 @@ impl CrashLog {
         };
         let path = dir.join(format!("{}{suffix}", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
-        let unread =
-            "what an earlier process has answered and not flushed may be in it, and it cannot be read";
+        let unread = "this crash log of an earlier process may have acknowledged writes that were not flushed, and it \
+             cannot be read";
         let incarnation = match blockio::incarnation(device) {
             Ok(Incarnation::Known(words)) => words,
             Ok(Incarnation::Unknown(why)) => return CrashLog::untrusted(&path, something, why),
@@ -75,7 +75,7 @@ impl CrashLog {
         let (Ok(suffix), Ok(dir)) = (suffix_of(device), exports::runtime_dir()) else { return };
         for path in crash_logs_in(&dir, &suffix) {
             let said = match std::fs::remove_file(&path) {
-                Ok(()) => "writes that were answered and not flushed are not restored".to_owned(),
+                Ok(()) => "acknowledged writes that were not flushed are not restored".to_owned(),
                 Err(e) => format!("{}: cannot be removed: {e}", path.display()),
             };
             message::warn(format!("{}: the device failed a request: {said}", device.display()));
@@ -130,7 +130,7 @@ fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
         message::warn(format!(
             "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost its power. \
-             Writes that were answered and not flushed are not restored",
+             Acknowledged writes that were not flushed are not restored",
             device.display()
         ));
     }

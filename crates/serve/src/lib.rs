@@ -7,8 +7,8 @@
 //! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
 //! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` has
 //! acknowledged writes outlive the process; `superblock` checks a device before anything is written; `read_only` opens devices
-//! for reading; `message` and `events` tell the operator, by the thread of `log_writer`, `quiet` not too often, and `plain` keeps what others wrote from acting
-//! upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
+//! for reading; `message` and `events` tell the operator, through the thread of `log_writer` and as often as `quiet` allows;
+//! `plain` keeps text of others from acting upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
 //! thread for serving when memory is short.
 #![forbid(unsafe_code)]
 

@@ -205,7 +205,7 @@ impl Session {
             let volume = Volume::pass_through(backing.disk, false).await?;
             if before == format::BackingState::Clean {
                 message::warn(format!(
-                    "{}: runs without its cache: what cache set {} has of it is void from now on",
+                    "{}: runs without its cache: what cache set {} has of it is invalid from now on",
                     volume.backing_name().unwrap_or_default(),
                     backing.superblock.set_uuid()
                 ));
@@ -327,7 +327,7 @@ impl Session {
     }
 }
 
-/// A UUID that nobody has (version 4).
+/// A new random UUID (version 4).
 pub fn new_uuid() -> format::Uuid {
     format::Uuid(*uuid::Uuid::new_v4().as_bytes())
 }

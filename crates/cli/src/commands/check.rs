@@ -24,7 +24,7 @@ pub(crate) struct Check {
     /// Metadata only: do not compare cached data with the backing devices
     #[arg(long)]
     quick: bool,
-    /// Look although somebody writes to the devices; what is found may be torn
+    /// Read devices that another process writes to; what is found may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON

@@ -46,7 +46,7 @@ pub(crate) struct Dump {
     /// With `btree`: this node and what is below it, as buckets from the root on: 12/88/160
     #[arg(long, value_name = "PATH", default_value = "")]
     path: String,
-    /// Look although somebody writes to the device; what is shown may be torn
+    /// Read a device that another process writes to; what is shown may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON

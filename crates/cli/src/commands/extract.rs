@@ -50,7 +50,7 @@ pub(crate) struct Extract {
     /// Go on at damage, and say what was lost or assumed; exit status 1 if anything was
     #[arg(long)]
     best_effort: bool,
-    /// Look although somebody writes to the devices; what comes out may be torn
+    /// Read devices that another process writes to; the contents may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON about what was extracted

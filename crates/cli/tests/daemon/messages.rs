@@ -47,6 +47,6 @@ fn a_disk_whose_cache_device_has_failed_says_so() {
     let disk = devices.iter().find(|d| d["path"] == place.hdd.as_str()).unwrap();
     assert_eq!(disk["state"], "waiting");
     let why = disk["why"].as_str().unwrap();
-    assert!(why.contains(&format!("its cache device {} has failed: is another device", place.ssd)), "{why}");
+    assert!(why.contains(&format!("its cache device {} has failed: is not the device", place.ssd)), "{why}");
     daemon.stop();
 }

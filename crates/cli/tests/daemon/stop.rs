@@ -100,7 +100,7 @@ fn a_second_signal_waits_for_nobody() {
     daemon.signal(Signal::TERM);
     wait_until("the stop", || daemon.said().contains("SIGTERM: stopping"));
     daemon.signal(Signal::TERM);
-    wait_until("the force", || daemon.said().contains("nobody is waited for any more"));
+    wait_until("the force", || daemon.said().contains("stopping without waiting for the users"));
     wait_until("the end", || daemon.said().contains("error: "));
     slow.thaw();
     let (status, said) = daemon.ended();

@@ -221,7 +221,7 @@ fn commands_on_standard_input() {
     up.stop();
 }
 
-/// Without its cache, a device that has nothing dirty: what the cache had of it is void from then on.
+/// Without its cache, a device that has nothing dirty: what the cache had of it is invalid from then on.
 #[test]
 fn without_the_cache() {
     let dir = Dir::new();
@@ -241,7 +241,7 @@ fn without_the_cache() {
     client.write(0, &[2; 4096]).unwrap();
     drop(client);
     let said = up.stop();
-    assert!(said.contains("void from now on"), "{said}");
+    assert!(said.contains("invalid from now on"), "{said}");
     run(&["super", &hdd]).ok().says(&["inconsistent"]);
 
     let up = Up::start(&dir, 1, &["-C", &ssd, "-B", &hdd, &export]);

@@ -420,7 +420,7 @@ struct Check {
     devices: Vec<String>,
     #[serde(default)]
     quick: bool,
-    /// Also if somebody writes to them: what is found then may be torn.
+    /// Also if another process writes to them: what is found then may be torn.
     #[serde(default)]
     in_use: bool,
 }
@@ -444,7 +444,7 @@ pub(super) async fn check(
     accepted(&job, None)
 }
 
-/// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
+/// Verifies devices, on a thread of its own; those that another process writes to only with `in_use`.
 fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
     let probe = || -> Result<End, Failure> {
         let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;

@@ -127,7 +127,8 @@ impl Admission {
         self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
             let why = e.message().unwrap_or_default();
             Failure::Failed(format!(
-                "{}: is registered, but only until the daemon ends: {why}: register it again when that is put right",
+                "{}: is registered, but only until the daemon ends: {why}; register it again when the cause is \
+                 removed",
                 probe.path.display()
             ))
         })
@@ -137,14 +138,12 @@ impl Admission {
     pub(crate) fn difference(&self, probe: &Probe) -> Option<String> {
         let mark = self.shared.state().mark(probe.key())?;
         if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
-            return Some(format!(
-                "is another device than the one that is remembered for {}: {why}",
-                what(probe)
-            ));
+            return Some(format!("is not the device that is remembered for {}: {why}", what(probe)));
         }
         (probe.sequence < mark.sequence).then(|| {
             format!(
-                "is older than {} was seen before: sequence number of the superblock: expected {} or later, found {}",
+                "is older than the last known state of {}: sequence number of the superblock: expected {} or \
+                 later, found {}",
                 what(probe),
                 mark.sequence,
                 probe.sequence
@@ -192,8 +191,8 @@ impl Admission {
         let path = probe.path.display();
         if let Some(twin) = self.served_twin(probe) {
             return Err(Failure::Failed(format!(
-                "{path}: {} is served already, from {}: is one a copy of the other? unregister that one first if \
-                 this one is to be served",
+                "{path}: {} is served already, from {}; one may be a copy of the other; to serve this one, \
+                 unregister that one first",
                 what(probe),
                 twin.display()
             )));
@@ -201,7 +200,7 @@ impl Admission {
         match self.difference(probe) {
             None => Ok(()),
             Some(why) => Err(Failure::Failed(format!(
-                "{path}: {why}: if it is to take that one's place: {ACCEPT} {path}"
+                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}"
             ))),
         }
     }
@@ -287,7 +286,7 @@ impl Admission {
     }
 
     /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
-    /// for, but whoever made it may not be the operator.
+    /// for, but another person than the operator may have written it.
     pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
         !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
             || locked(&self.named).contains(&probe.uuid)
@@ -296,7 +295,7 @@ impl Admission {
     /// A device that may not be attached waits for the word of the operator.
     pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
         let why = format!(
-            "was made for cache set {set}, and was found without having been named: to attach it: ubcache register {}",
+            "was made for cache set {set}, and no operator has named it; to attach it: ubcache register {}",
             probe.path.display()
         );
         self.inventory.devices.set(probe, DeviceState::Waiting(why));
@@ -313,5 +312,5 @@ fn what(probe: &Probe) -> String {
 fn copies(one: &Probe, all: &[&Probe]) -> String {
     let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
     let places = places.join(" and at ");
-    format!("{} is at {places}: is one a copy of the other? register the right one", what(one))
+    format!("{} is at {places}; one may be a copy of the other; register the right one", what(one))
 }

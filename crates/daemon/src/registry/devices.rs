@@ -26,7 +26,7 @@ pub(crate) enum DeviceState {
     Stopped,
     /// It went away while its thread had it; what becomes of its volume.
     Unplugged(String),
-    /// It is there again, and waits until nobody uses what it was for.
+    /// It is there again, and waits until its volume is not in use.
     Replugged(String),
 }
 
@@ -138,10 +138,12 @@ impl DeviceTable {
         for probe in unplugged {
             let why = match &probe.role {
                 Role::Cache { set } => format!(
-                    "has gone away, with the cache of set {set}: volumes with dirty data there fail until it is back"
+                    "was unplugged; it is the cache device of set {set}: volumes with dirty data in it fail until \
+                     it is plugged in again"
                 ),
                 Role::Backing { .. } => {
-                    "has gone away: what the cache does not have fails until it is back".into()
+                    "was unplugged: requests that the cache cannot answer fail until it is plugged in again"
+                        .into()
                 }
             };
             self.set(&probe, DeviceState::Unplugged(why));

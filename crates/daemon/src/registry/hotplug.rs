@@ -1,8 +1,8 @@
 //! Devices that appear while the daemon runs: which of them are registered.
 //!
 //! Owns that decision: one that was served and had gone; and where the operator wants that, any device with a superblock
-//! which nobody else has and nobody has let go on purpose. It is then registered as if by command. Must not know how it became
-//! known that there is something new.
+//! that no other program has and that was not unregistered on purpose. It is then registered as if by command. Must not know
+//! how it became known that there is something new.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::names::Named;
 use crate::probe::{Probe, block_devices, probe_all};
 use crate::uevents::{Monitor, Uevents, is_taken};
 
-/// The block devices of this host that may be ours and that nobody else has.
+/// The block devices of this host that may be ours and that no other program has.
 pub(crate) fn free_devices() -> Vec<PathBuf> {
     let mut found = block_devices();
     found.retain(|path| !is_taken(path));
@@ -44,7 +44,7 @@ impl Hotplug {
         Hotplug { hub, inventory, admission, registration }
     }
 
-    /// Says which devices go away and registers what appears, as long as there is news. `all`: not only what was served and
+    /// Says which devices go away and registers what appears, as long as the monitor works. `all`: not only what was served and
     /// had gone.
     pub(crate) async fn watch(&self, mut monitor: Monitor, all: bool) {
         loop {
@@ -59,7 +59,9 @@ impl Hotplug {
                     all.into_iter().map(|path| (path, false)).collect()
                 }
                 Err(e) => {
-                    message::message("error", &format!("devices that appear are not seen any more: {e}"));
+                    let text =
+                        format!("devices that are plugged in or unplugged are not noticed any more: {e}");
+                    message::message("error", &text);
                     return;
                 }
             };
@@ -89,7 +91,7 @@ impl Hotplug {
     }
 
     async fn register_hotplugged(&self, probe: &Probe) {
-        message::note(format!("{}: has appeared", probe.path.display()));
+        message::note(format!("{}: was plugged in", probe.path.display()));
         let registered = self.registration.register(vec![probe.path.clone()], By::Search).await;
         let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
         let what =
@@ -107,7 +109,7 @@ impl Hotplug {
         };
     }
 
-    /// Whether a device that appears is one to register: nobody has it yet, and it was not let go on purpose. `came`: it
+    /// Whether a device that appears is one to register: no thread has it, and it was not let go on purpose. `came`: it
     /// was not there before, so that it may be tried again.
     fn is_new(&self, probe: &Probe, came: bool) -> bool {
         let is_it = |path: &PathBuf, d: &Device| {

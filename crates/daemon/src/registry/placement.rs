@@ -18,7 +18,7 @@ use crate::order::Plan;
 use crate::probe::{Attachment, Probe, Role, probe_all};
 use crate::worker::{Phase, Worker};
 
-/// How often one that takes longer to come up is looked at.
+/// Time between two checks of a set that takes longer to come up.
 const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
 /// See the module head.
@@ -118,8 +118,8 @@ impl Placement {
         Ok(())
     }
 
-    /// A thread that takes longer than whoever asked for it could wait has this device, and goes on: what waits for it gets
-    /// its turn when it is up.
+    /// Whether a thread has this device and still comes up, longer than its client could wait. What waits for that set is added
+    /// when it is up.
     pub(crate) fn comes_up_late(self: &Arc<Self>, probe: &Probe) -> bool {
         let of_cache = match &probe.role {
             Role::Cache { set } => set,

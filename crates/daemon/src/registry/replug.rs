@@ -1,9 +1,9 @@
 //! Devices that were unplugged while they were served, and are there again.
 //!
 //! Owns the change from the one that has gone to the one that came. Of a volume whose backing device is unplugged, what the
-//! cache has is answered, and the rest fails. Once the device is there again, by whatever name, its volume is made anew as
-//! soon as nobody uses it: requests of whoever does have failed, and it is not for us to say that this does not matter. A
-//! device that has lost what it acknowledged, or was the cache, has its whole set begin anew.
+//! cache has is answered, and the rest fails. Once the device is there again, by whatever name, its volume is started again
+//! as soon as it is not in use: requests of its users have failed, and they have to notice that. After the cache device, or a
+//! device that may have lost acknowledged writes, the whole set is started again.
 //!
 //! Must not know how one finds out that something has changed.
 
@@ -18,7 +18,7 @@ use super::inventory::Inventory;
 use super::placement::Placement;
 use crate::probe::{Probe, Role, probe_all};
 
-/// How often it is looked whether somebody still uses a volume.
+/// Time between two checks whether a volume is still in use.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// See the module head.
@@ -29,7 +29,9 @@ pub(crate) struct Replug {
 }
 
 fn waits_for_users(why: &str) -> DeviceState {
-    DeviceState::Replugged(format!("is back, and served again when nobody uses it any more: {why}"))
+    DeviceState::Replugged(format!(
+        "is plugged in again, and is served as soon as its volume is not in use: {why}"
+    ))
 }
 
 impl Replug {
@@ -37,12 +39,12 @@ impl Replug {
         Replug { inventory, admission, placement }
     }
 
-    /// A device that had gone is there again: it is served as soon as nobody uses what it was for. The caller lets nothing
-    /// else change.
+    /// Serves a device that was unplugged and is there again, as soon as its volume is not in use. The caller holds the lock of
+    /// changes.
     pub(crate) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
         let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
         self.inventory.devices.remove(&before);
-        message::note(format!("{}: is back; it was {}", probe.path.display(), before.display()));
+        message::note(format!("{}: is plugged in again; it was {}", probe.path.display(), before.display()));
         let remembered = self.admission.remember(&probe);
         if let Some(why) = self.renew(&probe).await {
             self.inventory.devices.set(&probe, waits_for_users(&why));

@@ -51,7 +51,7 @@ impl Startup {
     }
 
     /// Registers devices at the start: those of the configuration, of the state directory, and what a scan has found. What
-    /// cannot be had is said and waits for somebody to register it again. `elsewhere`: where else remembered devices may be;
+    /// cannot be had is said and waits until it is registered again. `elsewhere`: where else remembered devices may be;
     /// only asked if one is not where it was.
     pub(crate) async fn begin(
         &self,
@@ -163,7 +163,7 @@ impl Startup {
                 Ok(None) => {}
                 Ok(Some(probe)) => {
                     let now = probe.path.display();
-                    serve::message::note(format!("{}: is called {now} now, by its UUID", old.display()));
+                    serve::message::note(format!("{}: found at {now} by its UUID", old.display()));
                     if let Err(e) = self.shared.state().add_device(&probe.path, uuid, *named) {
                         serve::message::warn(e.message().unwrap_or_default());
                     }
@@ -211,7 +211,7 @@ impl Startup {
                 ),
             }),
             ([one, other, ..], _) => Err(format!(
-                "is at {} and at {}: register the right one",
+                "is at {} and at {}; register the right one",
                 one.path.display(),
                 other.path.display()
             )),
@@ -363,7 +363,7 @@ mod tests {
             );
             third.registration.unregister(aside.to_str().unwrap()).await.unwrap();
             let refused = third.registration.register(vec![place.clone()], By::NAME).await.err().unwrap();
-            assert!(refused.message().unwrap().contains("is another device"), "{refused:?}");
+            assert!(refused.message().unwrap().contains("is not the device"), "{refused:?}");
             let by = By::Operator { quiet: false, accept: true };
             let registered = third.registration.register(vec![place.clone()], by).await.unwrap();
             assert!(registered.accepted[0].contains("inode: expected"), "{:?}", registered.accepted);

@@ -16,7 +16,7 @@ use crate::probe::{Probe, Role};
 use crate::shared::Shared;
 use crate::worker::{self, ANSWER_WITHIN, Phase, Worker, within};
 
-/// How long a set may take to come up before whoever asked for it is told that it still does.
+/// How long a client waits for a set to come up before it is told that the set still does.
 const UP_WITHIN: Duration = Duration::from_secs(90);
 
 /// See the module head.
@@ -186,7 +186,7 @@ impl Workers {
         result
     }
 
-    /// Nobody is waited for any more.
+    /// Has all threads stop without waiting for the users of their volumes.
     pub(crate) fn force(&self) {
         for worker in self.all() {
             let _ = worker.order(Order::Force);
