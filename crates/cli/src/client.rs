@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::remote::{Remote, Stream, Url};
 
 /// How long the daemon may take to answer. It has deadlines of its own, which are shorter.
-const PATIENCE: Duration = Duration::from_secs(200);
+const ANSWER_WITHIN: Duration = Duration::from_secs(200);
 /// Most bytes of an answer that are taken in.
 const MOST_BYTES: u64 = 64 << 20;
 
@@ -133,7 +133,10 @@ impl Incoming {
             }
         }
         status.ok_or_else(|| {
-            Failure::Failed(format!("{from}: the daemon broke off: is it too busy, or is it https:// there?"))
+            Failure::Failed(format!(
+                "{from}: the daemon closed the connection before it answered; it has too many \
+                                     clients, or it expects https://"
+            ))
         })
     }
 }
@@ -169,7 +172,7 @@ impl Control {
             Endpoint::Remote(remote) => remote.authorization()?,
         };
         let mut stream = from.connect()?;
-        stream.set_read_timeout(PATIENCE).map_err(|e| from.problem("the daemon does not listen", e))?;
+        stream.set_read_timeout(ANSWER_WITHIN).map_err(|e| from.problem("the daemon does not listen", e))?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.0\r\n{authorization}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",

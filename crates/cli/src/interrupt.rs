@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blockio::Signals;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::out;
 
 /// Notices SIGINT and SIGTERM in work that does not wait for anything. A second one ends the process at once.
@@ -55,9 +55,9 @@ impl Wake for Unpark {
 /// What a shell says of a program that this signal ended.
 pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
     match signal {
-        blockio::Signal::Interrupt => 130,
-        blockio::Signal::Terminate => 143,
-        blockio::Signal::HandOver => 140,
+        blockio::Signal::Interrupt => failure::INTERRUPTED,
+        blockio::Signal::Terminate => failure::TERMINATED,
+        blockio::Signal::HandOver => failure::HANDED_OVER,
     }
 }
 

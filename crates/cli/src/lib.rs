@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use serve::{events, exports, failure, kept, look, session, superblock, takeover, tunables};
+use serve::{crash_log, events, exports, failure, read_only, session, superblock, takeover, tunables};
 
 use commands::Command;
 use failure::Failure;

@@ -60,6 +60,14 @@ fn take<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
+/// The fields of a request that its command gives their meaning.
+struct Header {
+    command: u16,
+    flags: u16,
+    offset: u64,
+    bytes: u32,
+}
+
 impl Client {
     /// Connects and chooses the export `name`.
     ///
@@ -141,7 +149,9 @@ impl Client {
         self.pending.len()
     }
 
-    fn header(&mut self, command: u16, flags: u16, offset: u64, bytes: u32, tag: u64, data: usize) {
+    /// Begins a request; its reply has `data` bytes.
+    fn header(&mut self, header: Header, tag: u64, data: usize) {
+        let Header { command, flags, offset, bytes } = header;
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         self.pending.insert(cookie, (tag, data));
@@ -159,10 +169,20 @@ impl Client {
     /// If the connection is gone.
     pub fn ask(&mut self, ask: Ask, offset: u64, tag: u64) -> io::Result<()> {
         match ask {
-            Ask::Read(bytes) => self.header(wire::command::READ, 0, offset, bytes, tag, bytes as usize),
-            Ask::Flush => self.header(wire::command::FLUSH, 0, 0, 0, tag, 0),
-            Ask::Trim(bytes) => self.header(wire::command::TRIM, 0, offset, bytes, tag, 0),
-            Ask::WriteZeroes(bytes) => self.header(wire::command::WRITE_ZEROES, 0, offset, bytes, tag, 0),
+            Ask::Read(bytes) => self.header(
+                Header { command: wire::command::READ, flags: 0, offset, bytes },
+                tag,
+                bytes as usize,
+            ),
+            Ask::Flush => {
+                self.header(Header { command: wire::command::FLUSH, flags: 0, offset: 0, bytes: 0 }, tag, 0)
+            }
+            Ask::Trim(bytes) => {
+                self.header(Header { command: wire::command::TRIM, flags: 0, offset, bytes }, tag, 0)
+            }
+            Ask::WriteZeroes(bytes) => {
+                self.header(Header { command: wire::command::WRITE_ZEROES, flags: 0, offset, bytes }, tag, 0)
+            }
         }
         self.send_if_much()
     }
@@ -174,7 +194,7 @@ impl Client {
     pub fn ask_write(&mut self, offset: u64, data: &[u8], fua: bool, tag: u64) -> io::Result<()> {
         let flags = if fua { wire::command_flag::FUA } else { 0 };
         let bytes = u32::try_from(data.len()).map_err(|_| violation("a write of 4 GiB or more"))?;
-        self.header(wire::command::WRITE, flags, offset, bytes, tag, 0);
+        self.header(Header { command: wire::command::WRITE, flags, offset, bytes }, tag, 0);
         self.out.extend(data);
         self.send_if_much()
     }
@@ -251,7 +271,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         // Says goodbye; there is no answer, and a server that is gone does not matter.
-        self.header(wire::command::DISCONNECT, 0, 0, 0, 0, 0);
+        self.header(Header { command: wire::command::DISCONNECT, flags: 0, offset: 0, bytes: 0 }, 0, 0);
         let _ = self.send();
     }
 }

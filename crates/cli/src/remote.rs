@@ -1,6 +1,6 @@
 //! A daemon that is reached over TCP: its address, the token for it, and the certificates by which it is believed.
 //!
-//! The token goes to nobody but the daemon: on this host, or under TLS to one whose certificate is good. Must not know
+//! The token goes to the daemon only: on this host, or under TLS to one whose certificate is good. Must not know
 //! what is asked.
 
 use std::io::{self, Read, Write};
@@ -107,7 +107,7 @@ impl Remote {
     fn tcp(&self) -> Result<TcpStream, Failure> {
         let cannot = |e: &dyn std::fmt::Display| {
             Failure::Failed(format!(
-                "{}: cannot connect: {e}: does a daemon run there whose configuration has `listen`?",
+                "{}: cannot connect: {e}; check that a daemon runs there and that its configuration has `listen`",
                 self.url
             ))
         };
@@ -116,7 +116,7 @@ impl Remote {
         for address in addresses {
             if !self.url.tls && !address.ip().to_canonical().is_loopback() {
                 return Err(Failure::Usage(format!(
-                    "{}: is another host, to which the token would go for everybody to read: use https://",
+                    "{}: http:// would send the token to another host unencrypted; use https://",
                     self.url
                 )));
             }
@@ -164,12 +164,15 @@ impl Remote {
     fn tls_problem(&self, e: &io::Error) -> String {
         let of_tls = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
         match of_tls {
-            Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
-                "its certificate is by nobody who is believed: name its certificate, or that of who issued it, with --ca".into()
+            Some(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => {
+                "certificate not signed by a trusted CA; pass the server's or the CA's certificate with --ca"
+                    .into()
             }
-            Some(rustls::Error::InvalidCertificate(why)) => format!("its certificate is not good: {why}"),
+            Some(rustls::Error::InvalidCertificate(why)) => format!("certificate not valid: {why}"),
             Some(rustls::Error::InvalidMessage(_)) => {
-                "does not speak TLS: is it http:// there?".into()
+                "does not answer with TLS; use http:// if the daemon has no certificate".into()
             }
             _ => format!("no agreement about TLS: {e}"),
         }
@@ -185,11 +188,11 @@ pub(crate) enum Stream {
 
 impl Stream {
     /// How long the other side may say nothing.
-    pub(crate) fn set_read_timeout(&self, patience: Duration) -> io::Result<()> {
+    pub(crate) fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
-            Stream::Unix(s) => s.set_read_timeout(Some(patience)),
-            Stream::Plain(s) => s.set_read_timeout(Some(patience)),
-            Stream::Tls(s) => s.sock.set_read_timeout(Some(patience)),
+            Stream::Unix(s) => s.set_read_timeout(Some(timeout)),
+            Stream::Plain(s) => s.set_read_timeout(Some(timeout)),
+            Stream::Tls(s) => s.sock.set_read_timeout(Some(timeout)),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The operator's guide is true: its commands are commands, those that can be tried are tried, its links lead somewhere, it has
 //! every tunable, and the messages that it explains are those that the program says.
 //!
+//! The page `reference.md` is made of tables in the program; `UBCACHE_BOOK_DRAW=1` writes it anew.
+//!
 //! Blocks marked `sh run` are run in their order, those of a page in one directory; the commands of all other `sh` blocks are
 //! parsed.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
@@ -10,7 +12,7 @@ use std::io::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use engine::tunables::{DeviceTunables, SetTunables};
+use engine::tunables::{DeviceTunables, KnobInfo, SetTunables, Stored, Unit};
 
 fn book() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/book/src")
@@ -126,8 +128,102 @@ fn every_tunable_is_explained_and_none_that_is_not_there() {
     let (set, device) = (SetTunables::default(), DeviceTunables::default());
     let there: BTreeSet<&str> = set.iter().chain(device.iter()).map(|knob| knob.name).collect();
     let first_cells = text.lines().filter_map(|l| l.strip_prefix("| ")?.split(" | ").next());
-    let told: BTreeSet<&str> = first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
-    assert_eq!(told, there);
+    let explained: BTreeSet<&str> = first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert_eq!(explained, there);
+}
+
+/// Every tunable with its owner.
+fn tunables() -> Vec<(&'static str, KnobInfo)> {
+    let (set, device) = (SetTunables::default(), DeviceTunables::default());
+    let of_set = set.iter().map(|knob| ("set", knob));
+    of_set.chain(device.iter().map(|knob| ("volume", knob))).collect()
+}
+
+/// The text of `reference.md`, made of the program's tables.
+fn reference() -> String {
+    let mut page = String::from(
+        "# Reference\n\nThe tables of this page are made of the program's own. \
+         [Tunables](tunables.md) explains what each tunable does and why one would change it.\n\n\
+         ## Exit codes\n\n| code | meaning |\n|---:|---|\n",
+    );
+    for (code, meaning) in serve::failure::EXIT_CODES {
+        page += &format!("| {code} | {meaning} |\n");
+    }
+    page += "\n## Kinds of events\n\n\
+             `ubcache events` shows the events of the daemon; `/v1/events` streams them. `type` is one of these:\n\n\
+             | type | meaning |\n|---|---|\n";
+    for (name, meaning) in daemon::EVENT_KINDS {
+        page += &format!("| `{name}` | {meaning} |\n");
+    }
+    page += "\n## Tunables\n\n\
+             A number outside of the range is set to the nearest one inside. A flag is 0 or 1; any other number counts as 1.\n\n\
+             | tunable | of | default | unit | range | remembered in |\n|---|---|---|---|---|---|\n";
+    for (owner, knob) in tunables() {
+        let stored = match knob.stored {
+            Stored::Superblock => "superblock",
+            Stored::Settings => "state directory",
+        };
+        let default = if knob.default.is_empty() { String::new() } else { format!("`{}`", knob.default) };
+        let (name, unit) = (knob.name, knob.unit.name());
+        page += &format!("| `{name}` | {owner} | {default} | {unit} | {} | {stored} |\n", knob.range);
+    }
+    page
+}
+
+#[test]
+fn the_reference_is_that_of_the_program() {
+    let path = book().join("reference.md");
+    let expected = reference();
+    if std::env::var_os("UBCACHE_BOOK_DRAW").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    let page = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(page, expected, "UBCACHE_BOOK_DRAW=1 cargo test -p ubcache-cli --test book writes it anew");
+}
+
+/// A default of `tunables.md` in the form that the program stores; nothing for one that is of the moment.
+fn plain_default(cell: &str, unit: Unit) -> Option<String> {
+    let cell = cell.trim_matches('`');
+    let (first, rest) = cell.split_once(' ').unwrap_or((cell, ""));
+    let factor = match rest {
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => 1,
+    };
+    match (first, first.parse::<u64>()) {
+        ("–", _) => None,
+        ("on", _) => Some("1".into()),
+        ("off", _) => Some("0".into()),
+        ("empty", _) => Some(String::new()),
+        (_, Ok(n)) if unit == Unit::Sectors && factor > 1 => Some((n * factor / 512).to_string()),
+        (_, Ok(n)) => Some((n * factor).to_string()),
+        (word, Err(_)) => Some(word.to_owned()),
+    }
+}
+
+/// `writeback_batch_sectors` was explained with a default that had changed in the program.
+#[test]
+fn defaults_are_those_of_the_program() {
+    let text = std::fs::read_to_string(book().join("tunables.md")).unwrap();
+    let mut compared = 0;
+    for line in text.lines().filter(|l| l.starts_with("| `")) {
+        let cells: Vec<&str> = line.trim_matches(['|', ' ']).split(" | ").collect();
+        let names: Vec<&str> = cells[0].split('`').skip(1).step_by(2).collect();
+        let defaults: Vec<&str> = cells[1].split(", ").collect();
+        assert_eq!(names.len(), defaults.len(), "{line}");
+        for (name, default) in names.iter().zip(defaults) {
+            let owner = cells[0].rsplit_once(" of a ").map(|(_, owner)| owner.replace("device", "volume"));
+            let knobs = tunables();
+            let is_it =
+                |(of, knob): &&(&str, KnobInfo)| knob.name == *name && owner.as_ref().is_none_or(|o| o == of);
+            let (_, knob) = knobs.iter().find(is_it).unwrap();
+            if let Some(default) = plain_default(default, knob.unit) {
+                assert_eq!(default, knob.default, "{name}: the guide has another default than the program");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 40, "{compared} defaults");
 }
 
 /// Source files of the program, without its tests.

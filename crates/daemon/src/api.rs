@@ -1,36 +1,37 @@
 //! The control API: paths, what they take and what they answer.
 //!
-//! Owns the table of routes, which is the one that a test compares with the OpenAPI document, and the shape of errors:
-//! `{"schema_version": 1, "error": "…"}`, whatever went wrong. Must not know who may ask (module `server`).
+//! Owns the table of routes, which a test compares with the OpenAPI document, and the answer of each route. Must not know
+//! which clients may ask (module `server`), nor the shape of errors (module `answer`).
 
 mod change;
+mod context;
+mod pictures;
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
-use axum::body::Bytes;
+use axum::Router;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use axum::{Json, Router};
 use futures_core::Stream;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use serve::Failure;
 use tokio::sync::mpsc;
 
-use crate::audit::{self, Why};
+use crate::answer::{Answered, Refusal, ok};
+use crate::audit;
 use crate::hub::Event;
 use crate::jobs::JobView;
-use crate::names::Unresolved;
-use crate::pictures::{buckets, disk_trace, set_history, volume_history};
-use crate::registry::{Found, Registry, SetView};
+use crate::registry::{Found, SetView};
 use crate::web;
+
+pub(crate) use context::Api;
+
+use context::Shared;
+use pictures::{buckets, disk_trace, set_history, volume_history};
 
 use change::{
     attach, cache_mode, cancel_job, change_set_tunable, change_volume_tunable, check, create, detach, flush,
@@ -42,78 +43,6 @@ use change::{
 const BODY_BYTES: usize = 64 << 10;
 /// Errors in `status`.
 const LAST_ERRORS: usize = 10;
-
-/// What the handlers share.
-pub(crate) struct Api {
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) config_path: PathBuf,
-    pub(crate) began: Instant,
-}
-
-/// An answer that is none.
-pub(crate) struct Refusal(StatusCode, String);
-
-impl Refusal {
-    /// The request makes no sense.
-    pub(crate) fn malformed(why: String) -> Refusal {
-        Refusal(StatusCode::BAD_REQUEST, why)
-    }
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        let text = failure.message().unwrap_or("it found a problem").to_owned();
-        match failure {
-            Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
-            _ => Refusal(StatusCode::CONFLICT, text),
-        }
-    }
-}
-
-impl From<Unresolved> for Refusal {
-    fn from(unresolved: Unresolved) -> Refusal {
-        let status = match unresolved {
-            Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
-            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
-            Unresolved::Refused(_) => StatusCode::CONFLICT,
-        };
-        let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
-        Refusal(status, text)
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = (self.0, Json(json!({"schema_version": 1, "error": &self.1}))).into_response();
-        response.extensions_mut().insert(Why(self.1));
-        response
-    }
-}
-
-pub(crate) type Answered = Result<Json<Value>, Refusal>;
-pub(crate) type Shared = State<Arc<Api>>;
-
-fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
-    let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(bytes).map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {e}")))
-}
-
-pub(crate) fn ok(mut value: Value) -> Answered {
-    if let Some(map) = value.as_object_mut() {
-        map.insert("schema_version".into(), 1.into());
-    }
-    Ok(Json(value))
-}
-
-/// What has begun is ended, also when the client goes away meanwhile.
-async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Refusal> {
-    match tokio::spawn(work).await {
-        Ok(result) => Ok(result?),
-        Err(e) => Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("internal error: {e}"))),
-    }
-}
 
 /// The table of routes, once for the router and once for the test that compares it with the document.
 macro_rules! routes {
@@ -185,7 +114,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(axum::middleware::map_response(errors_are_json))
-        .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::keep))
+        .layer(axum::middleware::from_fn_with_state(api.registry.shared.hub.clone(), audit::log_changes))
         .with_state(api)
 }
 
@@ -213,7 +142,7 @@ async fn openapi() -> Response {
 // ---- looking ----
 
 async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
-    let mut views = api.registry.device_views();
+    let mut views = api.registry.views.devices();
     for view in &mut views {
         // Attaching and detaching change what was seen when the device came.
         for set in sets {
@@ -229,7 +158,7 @@ async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
 }
 
 async fn status(State(api): Shared) -> Answered {
-    let sets = api.registry.sets().await;
+    let sets = api.registry.views.sets().await;
     let devices = all_devices(&api, &sets).await;
     let errors = api.registry.shared.hub.last(LAST_ERRORS, |e| e.level != "info");
     let jobs: Vec<_> = api.registry.jobs.all().into_iter().filter(JobView::is_running).collect();
@@ -245,12 +174,12 @@ async fn status(State(api): Shared) -> Answered {
 }
 
 async fn sets(State(api): Shared) -> Answered {
-    ok(json!({"sets": api.registry.sets().await}))
+    ok(json!({"sets": api.registry.views.sets().await}))
 }
 
 async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
-    let id = api.registry.set_of(&set).await?;
-    let found = api.registry.sets().await.into_iter().find(|s| s.id == id);
+    let id = api.registry.lookup.set_of(&set).await?;
+    let found = api.registry.views.sets().await.into_iter().find(|s| s.id == id);
     match found {
         Some(set) => ok(json!({"set": set})),
         None => Err(Refusal(StatusCode::NOT_FOUND, format!("there is no set {set}"))),
@@ -259,7 +188,7 @@ async fn one_set(State(api): Shared, Path(set): Path<String>) -> Answered {
 
 async fn volumes(State(api): Shared) -> Answered {
     let mut volumes = Vec::new();
-    for set in api.registry.sets().await {
+    for set in api.registry.views.sets().await {
         for volume in set.figures.volumes {
             let mut value = json!(volume);
             value["set"] = json!(volume.attached.then(|| set.id.clone()));
@@ -270,8 +199,8 @@ async fn volumes(State(api): Shared) -> Answered {
 }
 
 async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let Found { worker, name, .. } = api.registry.find(&volume).await?;
-    let figures = api.registry.figures_of(&worker).await?;
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let figures = worker.snapshot().await?;
     match figures.volumes.into_iter().find(|v| v.name == name) {
         Some(found) => {
             let mut value = json!(found);
@@ -284,24 +213,31 @@ async fn one_volume(State(api): Shared, Path(volume): Path<String>) -> Answered 
 
 /// What a name stands for.
 async fn name(State(api): Shared, Path(name): Path<String>) -> Answered {
-    ok(json!({"resolved": api.registry.named(&name).await?}))
+    ok(json!({"resolved": api.registry.lookup.named(&name).await?}))
 }
 
 async fn devices(State(api): Shared) -> Answered {
-    let sets = api.registry.sets().await;
+    let sets = api.registry.views.sets().await;
     ok(json!({"devices": all_devices(&api, &sets).await}))
 }
 
 async fn explain(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let Found { name, .. } = api.registry.find(&volume).await?;
-    let said = api.registry.explain(&name).await?;
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let figures = worker.figures().await?;
+    let of_set =
+        figures.sets.iter().find_map(|s| Some((s.volumes.iter().find(|v| v.name == name)?, Some(s))));
+    let alone = || figures.alone.iter().find(|v| v.name == name).map(|v| (v, None));
+    let Some((found, set)) = of_set.or_else(alone) else {
+        return Err(Refusal(StatusCode::CONFLICT, format!("there is no volume {name}")));
+    };
+    let said = metrics::explain(found, set);
     ok(json!({"writeback": said.writeback, "bypassed": said.bypassed, "hits": said.hits}))
 }
 
 async fn metrics_text(State(api): Shared, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|a| a.to_str().ok()).unwrap_or("");
     let format = metrics::Format::accepted(accept);
-    let text = metrics::render(&api.registry.engine_figures().await, format);
+    let text = metrics::render(&api.registry.inventory.workers.engine_figures().await, format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

@@ -1,8 +1,8 @@
-//! Who did what to which device: one line in the log and one event for each change, and for each that was refused.
+//! The audit: one line in the log and one event for each change that a client made, and for each that was refused.
 //!
-//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not anybody is there
-//! to read it. A client over the unix socket is who the kernel says it was when it connected; one over TCP is an address
-//! that has shown the token. Must not know what a request does.
+//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not the client still
+//! waits for it. A client over the unix socket is the process that the kernel named when it connected; a client over TCP is
+//! an address that has shown the token. Must not know what a request does.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use serde::Serialize;
 use serve::{message, plain};
 
-use crate::hub::Hub;
+use crate::answer::Why;
+use crate::hub::{Change, Hub};
 use crate::names::Named;
 
-/// Lines about clients that may not connect, in a [`WINDOW`]: anybody can make more of them.
+/// Lines about clients that may not connect, in a [`WINDOW`]: every user of the host can cause them.
 const MOST_STRANGERS: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Longest part of a request that is repeated in a line.
@@ -32,7 +32,7 @@ pub(crate) enum Peer {
     Local { uid: u32, gid: u32, pid: Option<i32> },
     /// Over TCP, with the token.
     Remote(SocketAddr),
-    /// Nobody over a connection; who it is instead.
+    /// No client; the text names what asked instead.
     Other(&'static str),
 }
 
@@ -45,26 +45,6 @@ impl fmt::Display for Peer {
             Peer::Other(who) => write!(f, "{who}"),
         }
     }
-}
-
-/// What an event says of a change, beside the words.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Change {
-    /// Of a client over the unix socket.
-    uid: Option<u32>,
-    pid: Option<i32>,
-    /// Of a client over TCP.
-    address: Option<SocketAddr>,
-    /// Who it was, in words.
-    by: String,
-    /// What was asked for.
-    action: String,
-    /// What was meant by that.
-    devices: Vec<Named>,
-    /// `done`, `begun` or `refused`.
-    outcome: &'static str,
-    /// Why it was refused.
-    why: Option<String>,
 }
 
 /// Writes the line and tells the event.
@@ -120,13 +100,9 @@ impl Audit {
     }
 }
 
-/// Why a request was refused, for the line.
-#[derive(Clone)]
-pub(crate) struct Why(pub(crate) String);
-
 /// Sees to it that every request which may change something has its line. It is carried out to its end, also when its
 /// client goes away.
-pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
     let audit = Audit::default();
     request.extensions_mut().insert(audit.clone());
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
@@ -150,7 +126,7 @@ pub(crate) async fn keep(State(hub): State<Arc<Hub>>, mut request: Request, next
     });
     match work.await {
         Ok(response) => response,
-        Err(e) => crate::server::internal_error(&e),
+        Err(e) => crate::answer::internal_error(&e),
     }
 }
 

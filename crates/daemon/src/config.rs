@@ -1,10 +1,10 @@
 //! The configuration file: what the operator wants of the whole host, of single sets and of single volumes.
 //!
 //! Owns the file's syntax, the presets, and the order in which they count: preset < `[tunables]` < the section of a set
-//! or volume. Unknown keys, unknown tunables and values that cannot be are errors with the line they stand in. TCP is
-//! for those who have a token only, and beyond this host only under TLS: a file that says otherwise is a mistake. Must not
-//! know what is running.
+//! or volume. Unknown keys, unknown tunables and impossible values are errors with their line. TCP requires a token, and
+//! beyond this host TLS; a file without them is refused. Must not know what is running.
 
+mod key;
 mod places;
 mod presets;
 
@@ -19,22 +19,16 @@ use serve::Failure;
 use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote};
 use toml::Spanned;
 
+pub(crate) use key::Key;
+
 use presets::PRESETS;
 
+/// Path of the configuration unless another is given.
+pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Texts of tunables by name.
 pub(crate) type Values = BTreeMap<String, String>;
 
-/// What is being configured.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Key {
-    /// UUID of the set or of the backing device; `SET/SLOT` for a flash-only volume.
-    pub(crate) id: String,
-    /// Label of the device, or empty.
-    pub(crate) label: String,
-    /// A set, not a volume.
-    pub(crate) set: bool,
-}
-
+/// The whole file.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -64,12 +58,21 @@ struct File {
     volume: BTreeMap<String, VolumeSection>,
 }
 
+impl File {
+    /// The exports of the sections that name any, by the volume.
+    fn volumes_with_exports(&self) -> impl Iterator<Item = (&str, &[Spanned<String>])> {
+        self.volume.iter().filter_map(|(id, section)| Some((&**id, section.exports.as_deref()?)))
+    }
+}
+
+/// A section `[set.…]`.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct SetSection {
     tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
 
+/// A section `[volume.…]`.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct VolumeSection {
@@ -107,7 +110,7 @@ pub(crate) struct Nbd {
 }
 
 impl Nbd {
-    /// Whether somebody decided who may come in over TCP.
+    /// Whether the configuration says which clients may connect over TCP.
     fn opens_tcp(&self) -> bool {
         self.allow_unauthenticated || self.has_certificates()
     }
@@ -189,9 +192,7 @@ impl Config {
     pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
         match std::fs::read_to_string(path) {
             Ok(text) => Config::parse(&text).map_err(|e| Failure::Failed(format!("{}: {e}", path.display()))),
-            Err(e)
-                if e.kind() == std::io::ErrorKind::NotFound && path == Path::new(crate::DEFAULT_CONFIG) =>
-            {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new(DEFAULT_CONFIG) => {
                 Ok(Config::default())
             }
             Err(e) => Err(Failure::at(path, "cannot be read", e)),
@@ -206,7 +207,9 @@ impl Config {
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
         let nbd = parser.nbd(&file)?;
-        parser.distinct_places(&file)?;
+        if let Some((spec, why)) = places::shared(file.exports.as_deref(), file.volumes_with_exports()) {
+            return Err(parser.at(spec, why));
+        }
         let mut config = Config {
             socket: file.socket,
             group: file.group,
@@ -246,7 +249,7 @@ impl Config {
 
     fn section(&self, key: &Key) -> Option<&Section> {
         let sections = if key.set { &self.sets } else { &self.volumes };
-        sections.get(&key.id).or_else(|| sections.get(&places::label_of(key)?))
+        sections.get(&key.id).or_else(|| sections.get(&key.section_label()?))
     }
 
     /// Tunables of a set or volume, by what is said of all and of this one.
@@ -259,6 +262,17 @@ impl Config {
             if key.set { set } else { device }
         };
         all.filter(|(k, _)| belongs(k)).map(|(k, v)| (k.clone(), v.clone())).collect()
+    }
+
+    /// Whether anything is said of a single set or volume.
+    pub(crate) fn has_sections(&self) -> bool {
+        !self.volumes.is_empty() || !self.sets.is_empty()
+    }
+
+    /// Sections that apply to none of these volumes and sets; what to say of each.
+    pub(crate) fn unmatched(&self, known: &[(Key, Option<String>)]) -> Vec<String> {
+        let volumes = places::unmatched_volumes(self.volumes.keys(), known);
+        volumes.into_iter().chain(places::unmatched_sets(self.sets.keys(), known)).collect()
     }
 
     /// How a volume of this name is exported. `{volume}` stands for its name.
@@ -319,7 +333,7 @@ impl Parser<'_> {
             return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
         }
         let Some(token_file) = &file.token_file else {
-            let text = "listen: expected token_file as well: over TCP only those who have a token may come";
+            let text = "listen: expected token_file as well: TCP requires a token";
             return Err(self.at(first, text));
         };
         let mut listen = Vec::new();

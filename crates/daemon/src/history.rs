@@ -1,10 +1,10 @@
-//! The last minutes of each set and volume, second by second, for whoever comes to look later.
+//! Samples of each set and volume, one a second, of the last fifteen minutes.
 //!
 //! Owns the rings of samples and the task that fills them: once a second the engines' figures are asked for, and what was
-//! counted since the second before becomes a sample. While nobody looks, a thread that has nothing to do is asked every three
-//! seconds only: it sleeps, and to wake it is most of what a sample costs. A thread that does not answer leaves a gap, is not asked again before
-//! it has, and holds up nobody. Samples of what is gone for as long as the ring is are dropped. Must not know how samples
-//! are shown.
+//! counted since the second before becomes a sample. While no client asks for samples, an idle thread is asked every three
+//! seconds only: it sleeps, and waking it is most of what a sample costs. A thread that does not answer leaves a gap, and is
+//! not asked again before it has answered. The samples of a volume that has had none for as long as a ring lasts are dropped.
+//! Must not know how samples are shown.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +17,16 @@ use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
 use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 
-use crate::registry::Registry;
-use crate::worker::{Order, Phase, Worker};
+use crate::order::Order;
+use crate::registry::workers::Workers;
+use crate::worker::{Phase, Worker};
 
 /// Time between samples.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// Samples that are kept of each: a quarter of an hour.
-const KEPT: usize = 900;
-/// The same for what has nothing to do, while nobody looks: three ticks, which may come a little early. Charts draw a line over it.
+/// Samples in a ring: those of a quarter of an hour.
+const SAMPLES: usize = 900;
+/// Time between samples of an idle thread while no client asks for them: three ticks, which may come a little early. Charts
+/// draw a line over it.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
 /// Who has asked for samples looks for so long: a page that is open asks every second.
 const LOOKS_FOR_MS: u64 = 10_000;
@@ -73,20 +75,20 @@ impl History {
         let (columns, values) = values.into_iter().unzip();
         series.columns = columns;
         series.samples.push_back(Sample { time_ms, values });
-        if series.samples.len() > KEPT {
+        if series.samples.len() > SAMPLES {
             series.samples.pop_front();
         }
     }
 
     /// Forgets what has had no sample for as long as samples are kept.
     fn forget(&self, now_ms: u64) {
-        let patience = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(KEPT as u64);
+        let span = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(SAMPLES as u64);
         self.lock().retain(|_, series| {
-            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(patience) >= now_ms)
+            series.samples.back().is_some_and(|last| last.time_ms.saturating_add(span) >= now_ms)
         });
     }
 
-    /// Whether somebody looks at samples.
+    /// Whether a client asks for samples.
     fn is_watched(&self, now_ms: u64) -> bool {
         now_ms.abs_diff(self.asked_for_ms.load(Ordering::Relaxed)) < LOOKS_FOR_MS
     }
@@ -128,7 +130,7 @@ struct Last {
     at_rest: bool,
 }
 
-/// Whether a thread is to be asked: after a second, and if there is nothing to be seen, and nobody to see it, later.
+/// Whether a thread is to be asked: after a second; later, if it is idle and no client asks for samples.
 fn is_due(last: Option<&Last>, now: Nanos, watched: bool) -> bool {
     last.is_none_or(|last| watched || !last.at_rest || now.since(last.at) >= AT_REST_EVERY)
 }
@@ -145,7 +147,7 @@ fn work(figures: &metrics::Figures) -> u64 {
 }
 
 /// Takes samples until it is dropped.
-pub(crate) async fn keep(registry: Arc<Registry>) {
+pub(crate) async fn record(workers: Arc<Workers>, history: Arc<History>) {
     let began = std::time::Instant::now();
     let before: Arc<Mutex<BTreeMap<String, Last>>> = Arc::default();
     let asked: Arc<Mutex<BTreeSet<String>>> = Arc::default();
@@ -154,24 +156,24 @@ pub(crate) async fn keep(registry: Arc<Registry>) {
     let since_start = move || Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     loop {
         ticks.tick().await;
-        let workers = registry.all_workers();
-        locked(&before).retain(|id, _| workers.iter().any(|w| w.plan.id == *id));
-        registry.history.forget(wall_ms());
-        let watched = registry.history.is_watched(wall_ms());
-        for worker in workers {
+        let all = workers.all();
+        locked(&before).retain(|id, _| all.iter().any(|w| w.plan.id == *id));
+        history.forget(wall_ms());
+        let watched = history.is_watched(wall_ms());
+        for worker in all {
             let id = worker.plan.id.clone();
             let is_due = is_due(locked(&before).get(&id), since_start(), watched);
             if !is_due || worker.phase() != Phase::Serving || !locked(&asked).insert(id.clone()) {
                 continue;
             }
-            let (registry, before, asked) = (registry.clone(), before.clone(), asked.clone());
+            let (history, before, asked) = (history.clone(), before.clone(), asked.clone());
             tokio::spawn(async move {
                 if let Some(figures) = figures_of(&worker).await {
                     let at = since_start();
                     let then = locked(&before).remove(&id);
                     let at_rest = then.as_ref().is_some_and(|then| work(&then.figures) == work(&figures));
                     if let Some(then) = then {
-                        take(&registry.history, &figures, &then.figures, at.since(then.at));
+                        take(&history, &figures, &then.figures, at.since(then.at));
                     }
                     locked(&before).insert(id.clone(), Last { at, figures, at_rest });
                 }
@@ -314,14 +316,14 @@ mod tests {
     fn the_latest_samples_are_kept_and_asked_for_in_parts() {
         let history = History::default();
         assert!(history.after(Whose::Volume, "a", 0).is_empty());
-        for n in 0..KEPT as u64 + 10 {
+        for n in 0..SAMPLES as u64 + 10 {
             history.add(Whose::Volume, "a", 1000 + n, one(n as f32 / 4.0));
         }
         let all = history.after(Whose::Volume, "a", 0);
-        assert_eq!(all["time_ms"].as_array().unwrap().len(), KEPT);
+        assert_eq!(all["time_ms"].as_array().unwrap().len(), SAMPLES);
         assert_eq!(all["time_ms"][0], 1010);
         assert_eq!((&all["reads"][0], &all["read_p50_us"][0]), (&json!(2.5), &Value::Null));
-        let rest = history.after(Whose::Volume, "a", 1000 + KEPT as u64 + 7);
+        let rest = history.after(Whose::Volume, "a", 1000 + SAMPLES as u64 + 7);
         assert_eq!(rest["time_ms"], json!([1908, 1909]));
         assert_eq!(rest["reads"], json!([227, 227.3]));
         assert!(history.after(Whose::Set, "a", 0).is_empty(), "a set is no volume");

@@ -23,9 +23,9 @@ use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::Key;
 use crate::jobs::{End, Job, Running};
-use crate::pictures::{DiskTrace, TRACE_LEASE};
+use crate::order::{DiskTrace, Order, Plan};
+use crate::places;
 use crate::shared::Shared;
-use crate::worker::{Order, Plan};
 
 /// How often a job says how far it is, and looks whether it is to be given up.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
@@ -33,6 +33,8 @@ const JOB_TICK: Nanos = Nanos::from_ms(100);
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
 /// How long those who held a volume may take to let it go, once it is stopped.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
+/// How long requests to a backing device are recorded after a client has asked for them.
+const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.
 struct Served {
@@ -122,7 +124,7 @@ impl<'a> Host<'a> {
         }
         let mut exports = Vec::new();
         let mut problem = None;
-        for (spec, allowed) in self.shared.claim(&key, &name)? {
+        for (spec, allowed) in places::claim(self.shared, &key, &name)? {
             let export = match allowed {
                 Ok(()) => self.export(&spec, &name, &volume).await,
                 Err(refused) => Err(refused),
@@ -162,7 +164,7 @@ impl<'a> Host<'a> {
         exports::start(spec, &context).await
     }
 
-    /// Carries out orders until one says stop, or nobody is there to give any.
+    /// Carries out orders until one says stop, or no sender of orders is left.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
         while !self.stopping.get() {
@@ -174,8 +176,8 @@ impl<'a> Host<'a> {
                 })
                 .await
             };
-            let news = pin!(self.session.until_events(&rt));
-            let event = select(pin!(next), news).await;
+            let events = pin!(self.session.until_events(&rt));
+            let event = select(pin!(next), events).await;
             self.session.log_events();
             match event {
                 Either::Left(Some(order)) => self.take(order, tasks),
@@ -281,8 +283,8 @@ impl<'a> Host<'a> {
             clients.extend(one.exports.iter().filter_map(Export::clients));
             ways.extend(one.exports.iter().flat_map(|e| e.ways(&one.volume.name())));
         }
-        let look = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
-        let users = self.driver.reactor().blocking(look).await;
+        let probe = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
+        let users = self.driver.reactor().blocking(probe).await;
         if !users.is_empty() {
             clients.push(users::in_words(&users));
         }

@@ -1,16 +1,17 @@
-//! Events: from any thread to whoever listens.
+//! Events, which any thread publishes and clients listen to.
 //!
-//! Owns the numbering, the last events for those who come later, and the rule that nobody is waited for: a listener
-//! whose queue is full is dropped. Publishing never blocks.
+//! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never blocks:
+//! a listener whose queue is full is dropped.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::audit::Change;
+use crate::names::Named;
 
 /// Events that a listener may be behind.
 const QUEUE: usize = 256;
@@ -19,6 +20,38 @@ const REMEMBERED: usize = 256;
 /// Listeners at a time.
 const MOST_LISTENERS: usize = 64;
 
+/// What an event is about, with the name that clients see and its meaning for the guide.
+macro_rules! kinds {
+    ($($kind:ident = $name:literal: $meaning:literal,)*) => {
+        /// What an event is about.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Kind {
+            $(#[doc = $meaning] $kind,)*
+        }
+
+        impl Kind {
+            /// The name that clients see.
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $name,)*
+                }
+            }
+        }
+
+        /// Every kind of event by the name that clients see, with its meaning; the guide has this table.
+        pub const EVENT_KINDS: &[(&str, &str)] = &[$(($name, $meaning)),*];
+    };
+}
+
+kinds! {
+    Message = "message": "A message of a set's thread, as in the log.",
+    Set = "set": "A set is served, has stopped, has failed, or does not answer.",
+    Device = "device": "A device waits, fails, or was unplugged.",
+    Job = "job": "A job has ended.",
+    Configuration = "configuration": "A tunable or the configuration has changed, or cannot be used.",
+    Audit = "audit": "A client has changed something, or was refused; with `change`.",
+}
+
 /// Something that happened.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
@@ -26,7 +59,7 @@ pub(crate) struct Event {
     pub(crate) seq: u64,
     /// Milliseconds since 1970.
     pub(crate) time_ms: u64,
-    /// `message`, `set`, `device`, `job`, `configuration` or `audit`.
+    /// What it is about: one of [`EVENT_KINDS`].
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     /// The set (or the backing device that is served alone), if it concerns one.
@@ -38,6 +71,26 @@ pub(crate) struct Event {
     /// Of `audit`: who changed what.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change: Option<Change>,
+}
+
+/// What an event says of a change, beside the words.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Change {
+    /// Of a client over the unix socket.
+    pub(crate) uid: Option<u32>,
+    pub(crate) pid: Option<i32>,
+    /// Of a client over TCP.
+    pub(crate) address: Option<SocketAddr>,
+    /// Who it was, in words.
+    pub(crate) by: String,
+    /// What was asked for.
+    pub(crate) action: String,
+    /// What was meant by that.
+    pub(crate) devices: Vec<Named>,
+    /// `done`, `begun` or `refused`.
+    pub(crate) outcome: &'static str,
+    /// Why it was refused.
+    pub(crate) why: Option<String>,
 }
 
 #[derive(Default)]
@@ -58,17 +111,17 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody.
-    pub(crate) fn publish(&self, kind: &'static str, set: Option<&str>, level: &str, text: &str) {
+    /// Sends an event to all listeners.
+    pub(crate) fn publish(&self, kind: Kind, set: Option<&str>, level: &str, text: &str) {
         self.tell(kind, set, level, text, None);
     }
 
-    /// Tells everybody that something was changed, or was to be.
+    /// Sends the event of a change, or of a refused one, to all listeners.
     pub(crate) fn publish_change(&self, text: &str, change: Change) {
-        self.tell("audit", None, "info", text, Some(change));
+        self.tell(Kind::Audit, None, "info", text, Some(change));
     }
 
-    fn tell(&self, kind: &'static str, set: Option<&str>, level: &str, text: &str, change: Option<Change>) {
+    fn tell(&self, kind: Kind, set: Option<&str>, level: &str, text: &str, change: Option<Change>) {
         let level = match level {
             "error" => "error",
             "warning" => "warning",
@@ -80,7 +133,7 @@ impl Hub {
         let event = Arc::new(Event {
             seq: inner.seq,
             time_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-            kind,
+            kind: kind.name(),
             set: set.map(str::to_owned),
             level,
             text: text.to_owned(),
@@ -124,7 +177,7 @@ mod tests {
         let mut slow = hub.listen().unwrap();
         let mut fast = hub.listen().unwrap();
         for n in 1..=QUEUE as u64 + 10 {
-            hub.publish("message", None, "", "x");
+            hub.publish(Kind::Message, None, "", "x");
             assert_eq!(fast.try_recv().unwrap().seq, n);
         }
         assert_eq!(hub.lock().listeners.len(), 1);
@@ -135,6 +188,15 @@ mod tests {
         assert_eq!(got, QUEUE as u64, "what it had is still its own, and then it ends");
         assert_eq!(hub.last(3, |_| true).len(), 3);
         assert_eq!(hub.lock().last.len(), REMEMBERED);
+    }
+
+    /// Clients are made from the document.
+    #[test]
+    fn the_document_has_every_kind() {
+        let document: serde_json::Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
+        let kinds = &document["components"]["schemas"]["Event"]["properties"]["type"]["enum"];
+        let described: Vec<&str> = kinds.as_array().unwrap().iter().map(|k| k.as_str().unwrap()).collect();
+        assert_eq!(described, EVENT_KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     }
 
     #[test]

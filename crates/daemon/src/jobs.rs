@@ -1,7 +1,7 @@
-//! Long operations: what they are at, and how they are given up.
+//! Jobs, which are long operations: their progress, and how they are cancelled.
 //!
-//! Owns the list of jobs, those that have ended too, until others take their place. A job is carried out elsewhere, by
-//! whoever has its [`Job`]; progress is plain numbers. Must not know what is done.
+//! Owns the list of jobs, with those that have ended, until newer ones take their place. The holder of a [`Running`] carries
+//! the job out; progress is a number of bytes. Must not know what a job does.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::hub::Hub;
+use crate::hub::{Hub, Kind};
 use crate::names::Named;
 
 /// Jobs that are remembered.
@@ -84,7 +84,7 @@ impl Job {
         self.cancel.load(Ordering::Relaxed)
     }
 
-    /// Asks for the end. What has been done stays done.
+    /// Asks the job to end. Work that is done stays done.
     pub(crate) fn cancel(&self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ impl Job {
             End::Failed(why) => ("error", format!("failed: {why}")),
         };
         self.hub.publish(
-            "job",
+            Kind::Job,
             None,
             level,
             &format!("job {}: {} {}: {how}", self.id, self.kind, self.target),
@@ -184,7 +184,7 @@ fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
     Some((elapsed * (total.saturating_sub(done)) as f64 / done as f64).ceil() as u64)
 }
 
-/// A job that is dropped without an end has failed: whoever did it is gone.
+/// A job that is being carried out; dropped without an end it has failed, because its set has stopped.
 pub(crate) struct Running(pub(crate) Arc<Job>);
 
 impl Drop for Running {

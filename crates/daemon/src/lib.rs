@@ -3,30 +3,36 @@
 //! Owns the control thread (this crate is the only one that knows tokio) and the threads of the sets, which it talks to
 //! by bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
-//! Where things are: `config` and `state` are what holds and what is remembered; `devices` looks, `uevents` says
-//! where to, `registry` decides, `worker` and `host` serve; `names` says what is meant, `identity` which
-//! device it is; `settings`, `jobs` and `hub` are tunables, long operations and events, `audit` who changed something; `server` and
-//! `tcp` let clients in and `api` answers them; `stop` is the end. The decisions are in `docs/decisions/010-daemon.md`.
+//! Where things are: `config` has what the operator wants and `state` what the daemon remembers; `probe` reads superblocks
+//! and `uevents` hears of devices; `registry` decides what is served; `worker` is the thread of a set and `host` what lives
+//! on it; `names` resolves what an operator calls a device and `identity` tells it from its copies; `settings` and `reload`
+//! change tunables; `jobs` has long operations, `hub` events, `audit` who changed something; `server` and `tcp` let clients
+//! in and `api` answers them; `stop` is the end. Modules name each other in one direction only. The decisions are in
+//! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod api;
-mod appear;
 mod audit;
 mod config;
-mod devices;
 mod history;
 mod host;
 mod hub;
 mod identity;
 mod jobs;
+mod load;
 mod names;
 mod notify;
-mod pictures;
+mod order;
 mod places;
+mod probe;
 mod registry;
+mod reload;
+mod remote;
 mod server;
 mod settings;
 mod shared;
+mod signals;
 mod state;
 mod stop;
 mod sysfs;
@@ -41,22 +47,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serve::exports::{TlsConfig, TlsFile};
 use serve::{Failure, message};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+
+pub use crate::config::DEFAULT_CONFIG;
+pub use crate::hub::EVENT_KINDS;
 
 use crate::api::Api;
-use crate::config::Config;
+use crate::hub::Kind;
+use crate::load::{Read, read};
 use crate::registry::Registry;
 use crate::server::Access;
 use crate::shared::Shared;
+use crate::signals::{Received, Signals};
 use crate::state::State;
-use crate::tcp::Remote;
 
 /// Where the control socket is if nothing else is said.
 pub const DEFAULT_SOCKET: &str = "/run/ubcache/control.sock";
-/// Where the configuration is if nothing else is said.
-pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
 /// Where the daemon remembers things if nothing else is said.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/ubcache";
 
@@ -98,65 +104,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     result
 }
 
-/// The configuration, with what is in the files that it names.
-struct Read {
-    config: Config,
-    remote: Option<Arc<Remote>>,
-    nbd: Option<TlsConfig>,
-}
-
-/// Reads the configuration.
-///
-/// # Errors
-/// If it cannot be used. The message says in which line.
-fn read(path: &Path) -> Result<Read, Failure> {
-    let config = Config::read(path)?;
-    let in_file = |e: Failure| {
-        Failure::Failed(format!("{}: {}", path.display(), e.message().unwrap_or("cannot be used")))
-    };
-    let remote = config.tcp.as_ref().map(Remote::load).transpose().map_err(in_file)?;
-    let nbd = nbd_tls(&config.nbd).map_err(in_file)?;
-    Ok(Read { config, remote: remote.map(Arc::new), nbd })
-}
-
-/// TLS for NBD, from the files that the configuration names.
-fn nbd_tls(nbd: &config::Nbd) -> Result<Option<TlsConfig>, Failure> {
-    let Some((certificate, key)) = &nbd.tls else { return Ok(None) };
-    let ca = nbd.client_ca.as_ref();
-    let read = serve::exports::read_tls(&certificate.path, &key.path, ca.map(|ca| &*ca.path));
-    read.map(Some).map_err(|(file, why)| match file {
-        TlsFile::Certificate => tcp::in_line("nbd_tls_certificate", certificate, why),
-        TlsFile::Key => tcp::in_line("nbd_tls_key", key, why),
-        TlsFile::ClientCa => tcp::in_line("nbd_tls_client_ca", ca.unwrap_or(certificate), why),
-    })
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, Failure> {
-        let listen =
-            |kind| signal(kind).map_err(|e| Failure::Failed(format!("cannot listen for signals: {e}")));
-        Ok(Signals {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    /// The next one that says stop.
-    async fn stop(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
-
 async fn control(
     options: &Options,
     socket: &Path,
@@ -172,7 +119,8 @@ async fn control(
     message::note(format!("control socket {}", socket.display()));
     let serving_tcp = tokio::spawn(tcp::serve(router, shared.clone()));
 
-    let sampling = tokio::spawn(history::keep(registry.clone()));
+    let sampling =
+        tokio::spawn(history::record(registry.inventory.workers.clone(), registry.history.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
     // Before the devices are looked at that are there already: none is missed.
@@ -180,15 +128,20 @@ async fn control(
     let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
-        let found =
-            if scan { tokio::task::spawn_blocking(appear::free_devices).await } else { Ok(Vec::new()) };
-        beginning.begin(found.unwrap_or_default(), devices::block_devices).await;
+        let found = if scan {
+            tokio::task::spawn_blocking(registry::hotplug::free_devices).await
+        } else {
+            Ok(Vec::new())
+        };
+        beginning.startup.begin(found.unwrap_or_default(), probe::block_devices).await;
         message::note("ready");
         notify::ready();
-        beginning.say_unmatched().await;
+        beginning.exports.say_unmatched().await;
         match monitor {
-            Ok(monitor) => beginning.watch(monitor, take_all).await,
-            Err(e) => message::warn(format!("devices that appear and go away are not seen: {e}")),
+            Ok(monitor) => beginning.hotplug.watch(monitor, take_all).await,
+            Err(e) => {
+                message::warn(format!("cannot watch for devices that are plugged in and unplugged: {e}"))
+            }
         }
     });
     let alive = tokio::spawn(async {
@@ -214,24 +167,20 @@ async fn control(
 
 async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Path) -> &'static str {
     loop {
-        let hangup = tokio::select! {
-            _ = signals.terminate.recv() => return "SIGTERM",
-            _ = signals.interrupt.recv() => return "SIGINT",
-            hangup = signals.hangup.recv() => hangup,
-        };
-        if hangup.is_some() {
-            let (registry, config) = (registry.clone(), config.to_owned());
-            tokio::spawn(async move {
-                let reloaded = registry.reload(&config).await;
-                let (hub, peer) = (&registry.shared.hub, audit::Peer::Other("a signal"));
-                let result = reloaded.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
-                audit::tell(hub, peer, "reload", &[], result);
-                if let Err(e) = reloaded {
-                    let why = e.message().unwrap_or_default();
-                    message::message("error", why);
-                    registry.shared.hub.publish("configuration", None, "error", why);
-                }
-            });
+        if let Received::Stop(name) = signals.next().await {
+            return name;
         }
+        let (registry, config) = (registry.clone(), config.to_owned());
+        tokio::spawn(async move {
+            let reloaded = registry.reload.reload(&config).await;
+            let (hub, peer) = (&registry.shared.hub, audit::Peer::Other("a signal"));
+            let result = reloaded.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
+            audit::tell(hub, peer, "reload", &[], result);
+            if let Err(e) = reloaded {
+                let why = e.message().unwrap_or_default();
+                message::message("error", why);
+                registry.shared.hub.publish(Kind::Configuration, None, "error", why);
+            }
+        });
     }
 }

@@ -7,8 +7,8 @@
 //! 3. `bcache` and a number is the name of a volume and nothing else;
 //! 4. anything else is a label.
 //!
-//! Labels come last, because whoever made a disk chose its label. Where a name fits several, nothing is chosen: all of them
-//! are listed, and nothing is done. Must not know what a device is named for.
+//! Labels come last, because a disk brings its label with it. Where a name fits several, all of them are listed and nothing
+//! is done. Must not know what a device is named for.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl fmt::Display for Named {
     }
 }
 
-/// Why a name is nobody's.
+/// Why a name does not resolve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unresolved {
     /// It can be no name at all.
@@ -145,7 +145,7 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
     };
     match (found.as_slice(), form(text)) {
         ([one], Form::Path) if one.displaced => Err(Unresolved::Refused(format!(
-            "{shown}: another device is there than the registered {one}: name that one by its UUID"
+            "{shown}: the device at this path is not the registered {one}; name that one by its UUID"
         ))),
         ([one], _) => Ok(one),
         ([], Form::Path) => match path.canonicalize() {
@@ -162,7 +162,7 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         (several, _) => {
             let all: Vec<String> = several.iter().map(ToString::to_string).collect();
             Err(Unresolved::Refused(format!(
-                "{shown}: {} are called so: {}: name the one that is meant by its path or UUID",
+                "{shown}: is ambiguous, {} have this name: {}; name one of them by its path or UUID",
                 several.len(),
                 all.join("; ")
             )))
@@ -243,18 +243,22 @@ mod tests {
     fn what_is_ambiguous_is_refused_and_all_are_listed() {
         let all = [named("bcache0", "/nowhere/hdd", ONE, "data"), named("", "/nowhere/stick", TWO, "data")];
         let said = refused("data", &all);
-        for words in ["2 are called so", "bcache0 (/nowhere/hdd, UUID 1111", "/nowhere/stick (UUID 2222"] {
+        for words in [
+            "is ambiguous, 2 have this name",
+            "bcache0 (/nowhere/hdd, UUID 1111",
+            "/nowhere/stick (UUID 2222",
+        ] {
             assert!(said.contains(words), "{words}: {said}");
         }
         let copies = [named("bcache0", "/nowhere/hdd", ONE, ""), named("", "/nowhere/copy", ONE, "")];
-        assert!(refused(ONE, &copies).contains("2 are called so"));
+        assert!(refused(ONE, &copies).contains("is ambiguous, 2 have this name"));
         assert_eq!(resolve("/nowhere/copy", &copies), Ok(&copies[1]));
     }
 
     #[test]
     fn a_device_that_has_taken_a_path_is_not_the_one_that_had_it() {
         let all = [Named { displaced: true, ..named("bcache0", "/nowhere/hdd", ONE, "") }];
-        assert!(refused("/nowhere/hdd", &all).contains("another device is there"));
+        assert!(refused("/nowhere/hdd", &all).contains("is not the registered"));
         assert_eq!(resolve(ONE, &all), Ok(&all[0]));
     }
 

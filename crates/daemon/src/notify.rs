@@ -1,7 +1,7 @@
-//! What the service manager is told, if there is one: ready, reloading, stopping, still alive.
+//! Notifications of the service manager: ready, reloading, stopping, alive.
 //!
-//! Owns the order: nothing else is said before "ready", and "reloading" is always followed by "ready" again. Must not know
-//! what makes ready.
+//! Owns their order: nothing is sent before "ready", and "ready" follows every "reloading". Must not know when the daemon is
+//! ready.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -9,12 +9,12 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long the service manager may take to make room for a word.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a notification may wait for room in the socket of the service manager.
+const SEND_WITHIN: Duration = Duration::from_secs(1);
 
 static READY: AtomicBool = AtomicBool::new(false);
 
-/// Says one thing. Nobody listening is no error.
+/// Sends one notification; without a service manager nothing happens.
 pub(crate) fn say(what: &str) {
     let Some(place) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match place.as_bytes().strip_prefix(b"@") {
@@ -23,7 +23,7 @@ pub(crate) fn say(what: &str) {
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
         // One that does not read is not waited for for long.
-        let _ = socket.set_write_timeout(Some(PATIENCE));
+        let _ = socket.set_write_timeout(Some(SEND_WITHIN));
         let _ = socket.send_to_addr(what.as_bytes(), &address);
     }
 }

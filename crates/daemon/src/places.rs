@@ -1,28 +1,16 @@
-//! Whose a place is at which volumes are reached: a socket, a port, the number of a ublk device, a directory.
+//! Which volume a place belongs to: a socket, a port, the number of a ublk device, a directory.
 //!
-//! Owns the rule that a place has one volume, whichever comes up first: the volume that was exported there first keeps it over
-//! restarts, as long as the configuration says so and its device is registered. Any other volume is refused there. Else a
-//! client could get another volume after each start. Must not know how a place is made.
+//! Owns the rule that a place belongs to one volume: the first that was exported there has it over restarts, as long as the
+//! configuration says so and its device is registered. Any other volume is refused there. Otherwise a client could get
+//! another volume after each start. Must not know how an export is started.
 
-use std::sync::PoisonError;
-
-use serde::{Deserialize, Serialize};
 use serve::exports::Spec;
 use serve::{Failure, message};
 
 use crate::config::{Config, Key};
 use crate::names::Named;
 use crate::shared::Shared;
-
-/// The volume that has a place.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Owner {
-    /// By what its name is remembered: UUID of the backing device, or set and slot.
-    pub(crate) volume: String,
-    /// Its label, which may name its section of the configuration.
-    pub(crate) label: String,
-}
+use crate::state::Owner;
 
 /// A volume that is known, by its name.
 pub(crate) type Known = (Key, String);
@@ -38,7 +26,8 @@ fn described((key, name): &Known) -> Named {
 
 fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
     format!(
-        "{place}: is the place of {}, and {} is to be exported there, too: clients could get the wrong volume; give each its \
+        "{place}: belongs to {}, and the configuration gives it to {} as well: clients could get the wrong \
+         volume; give each its \
          own, with {{volume}} in `exports` or with `exports` in [volume.\"{}\"], or forget a device that does not come \
          back (ubcache unregister)",
         described(has),
@@ -66,51 +55,49 @@ pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     None
 }
 
-impl Shared {
-    /// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
-    ///
-    /// # Errors
-    /// If the configuration cannot be understood.
-    pub(crate) fn claim(&self, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
-        let specs = self.exports(key, name)?;
-        let this = (key.clone(), name.to_owned());
-        // Of two volumes that come up at once one is first.
-        let _one = self.claiming.lock().unwrap_or_else(PoisonError::into_inner);
-        let config = self.config().clone();
-        let places = self.state().places();
-        let others: Vec<(Known, Spec)> = places
-            .into_iter()
-            .filter(|(_, owner)| owner.volume != key.id)
-            .filter_map(|(place, owner)| self.still(&config, &place, owner))
-            .collect();
-        let mut decided = Vec::new();
-        for spec in specs {
-            let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
-            let result = match taken {
-                Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
-                None => Ok(()),
-            };
-            decided.push((spec, result));
-        }
-        let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
-        let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
-        let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
-        if let Err(e) = self.state().set_places(&owner, &mine) {
-            message::warn(format!(
-                "{name}: its exports cannot be remembered as its own: {}",
-                e.message().unwrap_or_default()
-            ));
-        }
-        Ok(decided)
+/// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
+///
+/// # Errors
+/// If the configuration cannot be understood.
+pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
+    let specs = shared.exports(key, name)?;
+    let this = (key.clone(), name.to_owned());
+    // Of two volumes that come up at once one is first.
+    let _one = shared.claim_places();
+    let config = shared.config().clone();
+    let places = shared.state().places();
+    let others: Vec<(Known, Spec)> = places
+        .into_iter()
+        .filter(|(_, owner)| owner.volume != key.id)
+        .filter_map(|(place, owner)| still(shared, &config, &place, owner))
+        .collect();
+    let mut decided = Vec::new();
+    for spec in specs {
+        let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
+        let result = match taken {
+            Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
+            None => Ok(()),
+        };
+        decided.push((spec, result));
     }
+    let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
+    let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
+    let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
+    if let Err(e) = shared.state().set_places(&owner, &mine) {
+        message::warn(format!(
+            "{name}: cannot remember which exports belong to it: {}",
+            e.message().unwrap_or_default()
+        ));
+    }
+    Ok(decided)
+}
 
-    /// The volume that has a place, if the configuration still says so.
-    fn still(&self, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
-        let place: Spec = place.parse().ok()?;
-        let name = self.state().known_name(&owner.volume)?;
-        let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
-        wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
-    }
+/// The volume that has a place, if the configuration still says so.
+fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
+    let place: Spec = place.parse().ok()?;
+    let name = shared.state().known_name(&owner.volume)?;
+    let volume = (Key { id: owner.volume, label: owner.label, set: false }, name);
+    wanted(config, &volume).iter().any(|spec| spec.overlaps(&place)).then_some((volume, place))
 }
 
 #[cfg(test)]
@@ -129,7 +116,7 @@ mod tests {
     /// Comes up with its name; why it is refused at its first place.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
         let name = shared.state().name(id).unwrap();
-        let decided = shared.claim(&key(id, label), &name).unwrap();
+        let decided = claim(shared, &key(id, label), &name).unwrap();
         decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
     }
 
@@ -141,8 +128,7 @@ mod tests {
         let first = shared(dir.path(), ONE_SOCKET);
         assert_eq!(comes_up(&first, "u1", "one"), None);
         let said = comes_up(&first, "u2", "").unwrap();
-        for words in ["nbd=/run/one.sock: is the place of bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"]
-        {
+        for words in ["nbd=/run/one.sock: belongs to bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"] {
             assert!(said.contains(words), "{said}");
         }
         drop(first);

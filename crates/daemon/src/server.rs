@@ -1,8 +1,8 @@
-//! The control socket, and what every connection has in common: who may connect, and how much of this process one client can take.
+//! The control socket, and the limits of every connection.
 //!
 //! Owns the peer check (root, this daemon's own user, a group), the limits on connections, headers and bodies, and the
-//! deadlines: a client that sends half a request, or does not read its answer, is let go and holds up nobody. Must not
-//! know what is asked.
+//! deadlines: the connection of a client that sends half a request, or does not read its answer, is closed. Must not know
+//! what is asked.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,19 +18,19 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json, Router};
+use axum::{Extension, Router};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde_json::json;
 use serve::Failure;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 
+use crate::answer::words;
 use crate::audit::{Peer, Strangers};
 use crate::hub::Hub;
 
@@ -56,7 +56,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Root, whoever runs this process, and a group, by name or number.
+    /// Root, the user of this process, and a group, by name or number.
     ///
     /// # Errors
     /// If there is no such group.
@@ -107,7 +107,7 @@ fn group_of(name: &str, groups: &str, users: &str) -> Option<(u32, Vec<u32>)> {
     name.parse().ok().map(|gid| (gid, Vec::new()))
 }
 
-/// Takes the socket's place. The peers are checked, so that those who may not are told so: everybody can connect.
+/// Binds the socket. Every user can connect, and is told so if he may not ask.
 ///
 /// # Errors
 /// If another daemon listens there, or the place cannot be had.
@@ -180,16 +180,6 @@ fn no_entry(why: String) -> Router {
     })
 }
 
-/// The answer where a handler has not come to its end.
-pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
-    (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
-}
-
-/// The body of an answer that is none.
-pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
-    Json(json!({"schema_version": 1, "error": why}))
-}
-
 /// Answers one client until it goes, or is let go.
 pub(crate) async fn converse<C, S>(stream: C, service: S)
 where
@@ -206,7 +196,7 @@ where
     let _ = connection.await;
 }
 
-/// Takes in the body of a request before anybody looks at it.
+/// Reads the whole body of a request before its handler runs.
 async fn whole_body(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     let refuse = |status: StatusCode, why: &str| (status, words(why)).into_response();

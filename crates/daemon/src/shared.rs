@@ -1,7 +1,7 @@
-//! What the control thread and the sets' threads both need: configuration, state, events, and what TCP is to be like.
+//! State that the control thread and the threads of sets share: configuration, state directory, events, TCP and NBD access.
 //!
-//! Owns the locks around them, which are held for moments only, and the rule what counts most: what was set at run time,
-//! then the configuration, then the defaults.
+//! Owns the locks around them, which are held for moments only, and the precedence of tunables: a value set at run time, then
+//! the configuration, then the default.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use crate::config::{Config, Key, Values};
 use crate::hub::Hub;
+use crate::remote::Remote;
 use crate::state::State;
-use crate::tcp::Remote;
 
 /// See the module head.
 pub(crate) struct Shared {
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     /// Who may connect by NBD; its memory is that of all sets together.
     nbd: Mutex<NbdAccess>,
     /// Held while it is decided whose a place is.
-    pub(crate) claiming: Mutex<()>,
+    claiming: Mutex<()>,
 }
 
 impl Shared {
@@ -64,12 +64,17 @@ impl Shared {
         self.nbd.lock().unwrap_or_else(PoisonError::into_inner).tls = tls;
     }
 
-    /// What is to be set.
+    /// Locks the decision which volume a place belongs to: of two volumes that come up at once one is first.
+    pub(crate) fn claim_places(&self) -> MutexGuard<'_, ()> {
+        self.claiming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tunables that are to be set on a set or volume.
     pub(crate) fn tunables(&self, key: &Key) -> Values {
         self.tunables_by(&self.config(), key)
     }
 
-    /// The same by another configuration.
+    /// The tunables of a set or volume under another configuration.
     pub(crate) fn tunables_by(&self, config: &Config, key: &Key) -> Values {
         let mut values = config.tunables(key);
         values.extend(self.state().tunables(&key.id));

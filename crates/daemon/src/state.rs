@@ -16,7 +16,6 @@ use serve::Failure;
 
 use crate::config::Values;
 use crate::identity::Identity;
-use crate::places::Owner;
 
 /// A device that was registered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -31,6 +30,16 @@ pub(crate) struct Known {
 
 fn yes() -> bool {
     true
+}
+
+/// The volume that has a place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Owner {
+    /// By what its name is remembered: UUID of the backing device, or set and slot.
+    pub(crate) volume: String,
+    /// Its label, which may name its section of the configuration.
+    pub(crate) label: String,
 }
 
 /// By what a device is told from its copies, and from older states of itself.
@@ -68,7 +77,7 @@ pub(crate) struct State {
 /// Version of the file, and the first one: without marks.
 const VERSION: u32 = 2;
 const FIRST_VERSION: u32 = 1;
-/// Nobody else reads or writes it.
+/// Mode of the file: only the daemon reads and writes it.
 const MODE: u32 = 0o600;
 
 impl State {

@@ -1,19 +1,21 @@
-//! The end of the daemon: everything down, dirty data written back first if that is wanted.
+//! The stop of the daemon: volumes and sets go down, after a drain if the configuration wants one.
 //!
-//! Owns how long that is waited for, and what is said about it. Dirty data that stays is safe in the cache; that it stays
-//! although it was to be written back is a failure, which says how much it is. A second signal ends the waiting. Must not
-//! know how data is written back.
+//! Owns the deadlines of the drain and of the stop, and their messages. Dirty data that stays is safe in the cache; a drain
+//! that leaves dirty data is a failure, whose message has the number of bytes. A second signal ends the drain. Must not know
+//! how data is written back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serve::{Failure, message};
 
-use crate::Signals;
+use crate::hub::Kind;
 use crate::jobs::Job;
 use crate::notify;
+use crate::order::Order;
 use crate::registry::Registry;
-use crate::worker::{Order, Phase};
+use crate::signals::Signals;
+use crate::worker::Phase;
 
 /// How long those who use a volume are given once a second signal says so.
 const GRACE: Duration = Duration::from_secs(3);
@@ -41,7 +43,7 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         let config = registry.shared.config();
         (config.drain_on_stop, config.drain_deadline_s)
     };
-    let mut kept_bytes = None;
+    let mut dirty_bytes = None;
     if wanted {
         let drain = Drain::begin(registry);
         let (problems, signal) = tokio::select! {
@@ -52,11 +54,11 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         if let Some(name) = signal {
             message::warn(format!("{name}: what is still dirty stays dirty"));
         } else if !problems.is_empty() {
-            kept_bytes = Some(what_stays(registry, &problems).await);
+            dirty_bytes = Some(what_stays(registry, &problems).await);
         }
     }
     down(signals, registry).await?;
-    kept_bytes.map_or(Ok(()), |bytes| {
+    dirty_bytes.map_or(Ok(()), |bytes| {
         Err(Failure::Failed(format!(
             "stopped before everything was written back: up to {bytes} bytes stay dirty"
         )))
@@ -65,24 +67,24 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
 
 async fn down(signals: &mut Signals, registry: &Arc<Registry>) -> Result<(), Failure> {
     tokio::select! {
-        result = registry.stop_all() => return result,
+        result = registry.inventory.workers.stop_all() => return result,
         _ = signals.stop() => {}
     }
-    message::warn("a second signal: nobody is waited for any more; what was flushed before is safe");
-    registry.force();
-    let patience = tokio::time::timeout(GRACE, registry.stop_all());
-    patience.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
+    message::warn("second signal: stopping without waiting for the users of volumes; flushed data is safe");
+    registry.inventory.workers.force();
+    let deadline = tokio::time::timeout(GRACE, registry.inventory.workers.stop_all());
+    deadline.await.unwrap_or_else(|_| Err(Failure::Failed("ended while volumes were in use".into())))
 }
 
 impl Drain {
     fn begin(registry: &Arc<Registry>) -> Drain {
         let mut drain = Drain { jobs: Vec::new(), problems: Vec::new() };
-        for worker in registry.all_workers() {
+        for worker in registry.inventory.workers.all() {
             if worker.plan.cache.is_none() || worker.phase() != Phase::Serving {
                 continue;
             }
             let id = worker.plan.id.clone();
-            match registry.begin_job(&worker, "drain", &id, None, |job| Order::Flush(None, job)) {
+            match worker.begin_job(&registry.jobs, "drain", &id, None, |job| Order::Flush(None, job)) {
                 Ok(job) => drain.jobs.push(job),
                 Err(e) => drain.problems.push(e.message().unwrap_or_default().to_owned()),
             }
@@ -100,14 +102,14 @@ impl Drain {
     }
 
     /// Waits until nothing is dirty any more, or has waited long enough. Why not everything was written back.
-    async fn ended(&self, patience: Duration) -> Vec<String> {
+    async fn ended(&self, deadline: Duration) -> Vec<String> {
         let began = Instant::now();
         let mut said = None;
         while self.jobs.iter().any(|j| j.is_running()) {
-            if began.elapsed() >= patience {
+            if began.elapsed() >= deadline {
                 let mut problems = self.problems.clone();
                 problems.extend(self.jobs.iter().filter_map(|j| j.problem()));
-                problems.push(format!("time is up after {} seconds", patience.as_secs()));
+                problems.push(format!("time is up after {} seconds", deadline.as_secs()));
                 return problems;
             }
             if said.is_none_or(|at: Instant| at.elapsed() >= SAYS_EVERY) && began.elapsed() >= FIRST_AFTER {
@@ -128,7 +130,7 @@ impl Drain {
 async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
     let mut bytes = 0;
     let mut volumes = Vec::new();
-    for set in registry.sets().await {
+    for set in registry.views.sets().await {
         let cached = set.figures.volumes.into_iter();
         for volume in cached.filter(|v| v.attached && !v.flash_only && v.dirty_bytes > 0) {
             bytes += volume.dirty_bytes;
@@ -141,6 +143,6 @@ async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
         volumes.join(", ")
     );
     message::message("error", &text);
-    registry.shared.hub.publish("message", None, "error", &text);
+    registry.shared.hub.publish(Kind::Message, None, "error", &text);
     bytes
 }

@@ -16,9 +16,9 @@ use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView
 use tokio::runtime::Handle;
 
 use crate::audit::{self, Peer};
+use crate::order::Order as ThreadOrder;
 use crate::registry::{By, Found, Registry};
 use crate::settings::Of;
-use crate::worker;
 
 /// How long a file may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -61,15 +61,18 @@ impl Control {
 }
 
 impl Owner for Control {
-    fn look(&self) -> Result<Snapshot, Errno> {
+    fn snapshot(&self) -> Result<Snapshot, Errno> {
         let registry = self.registry.clone();
-        let figures = self.wait(async move { registry.engine_figures().await })?;
+        let figures = self.wait(async move { registry.inventory.workers.engine_figures().await })?;
         Ok(Snapshot { sets: figures.sets, alone: figures.alone })
     }
 
     fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno> {
         let registry = self.registry.clone();
-        self.wait(async move { registry.buckets(&set.to_string()).await })?.map_err(|_| Errno::EIO)
+        self.wait(async move {
+            registry.lookup.set(&set.to_string()).await.map_err(Failure::from)?.buckets().await
+        })?
+        .map_err(|_: Failure| Errno::EIO)
     }
 
     fn obey(&self, order: Order) -> Result<(), Errno> {
@@ -97,7 +100,7 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     };
     let mut on = Vec::new();
     if let Some(about) = about {
-        on.extend(registry.named(&about).await);
+        on.extend(registry.lookup.named(&about).await);
     }
     let result = carry_out(registry, order).await;
     let outcome = result.map(|()| "done").map_err(|e| format!("{e:?}"));
@@ -114,10 +117,15 @@ async fn carry_out(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> 
     match order {
         Order::Register { path, quiet } => register(registry, &path, quiet).await,
         Order::ForgetPending => {
-            let waiting = registry.device_views().into_iter().filter(|d| d.state == "waiting");
+            let waiting = registry.views.devices().into_iter().filter(|d| d.state == "waiting");
             for device in waiting.collect::<Vec<_>>() {
                 let path = device.path.display().to_string();
-                registry.unregister(&path).await.map_err(|e| refused(e, Errno::EIO)).map(drop)?;
+                registry
+                    .registration
+                    .unregister(&path)
+                    .await
+                    .map_err(|e| refused(e, Errno::EIO))
+                    .map(drop)?;
             }
             Ok(())
         }
@@ -132,32 +140,34 @@ async fn register(registry: &Arc<Registry>, path: &str, quiet: bool) -> Result<(
     if !path.is_absolute() {
         return Err(Errno::EINVAL);
     }
-    if registry.device_views().iter().any(|d| d.path == path && d.state != "failed") {
+    if registry.views.devices().iter().any(|d| d.path == path && d.state != "failed") {
         return if quiet { Ok(()) } else { Err(Errno::EBUSY) };
     }
-    let registered = registry.register(vec![path], By::NAME).await.map_err(|e| refused(e, Errno::EINVAL))?;
-    if registered.devices.iter().any(|d| d.state == "failed") { Err(Errno::EINVAL) } else { Ok(()) }
+    let registered =
+        registry.registration.register(vec![path], By::NAME).await.map_err(|e| refused(e, Errno::EINVAL))?;
+    let failed = registry.views.devices().into_iter().filter(|d| d.state == "failed");
+    if failed.into_iter().any(|d| registered.paths.contains(&d.path)) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> Result<(), Errno> {
     let name = name_of(id);
     let Found { worker: thread, name: volume, named } =
-        registry.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
+        registry.lookup.find(&name).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         DeviceOrder::Tune { key, value } => {
-            let changed = registry.set_tunable(Of::Volume(&volume), key, &value, false).await;
+            let changed = registry.settings.set_tunable(Of::Volume(&volume), key, &value, false).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
-        DeviceOrder::Attach(set) => registry.attach(&set.to_string(), &name).await.map(drop),
+        DeviceOrder::Attach(set) => registry.registration.attach(&set.to_string(), &name).await.map(drop),
         DeviceOrder::Detach => {
-            let order = |job| worker::Order::Detach(volume.clone(), false, job);
-            registry.begin_job(&thread, "detach", &volume, Some(&named), order).map(|_| ())
+            let order = |job| ThreadOrder::Detach(volume.clone(), false, job);
+            thread.begin_job(&registry.jobs, "detach", &volume, Some(&named), order).map(|_| ())
         }
-        DeviceOrder::Stop => registry.stop_volume(&volume).await.map(drop),
+        DeviceOrder::Stop => registry.registration.stop_volume(&volume).await.map(drop),
         // What is in the tree is served.
         DeviceOrder::Run => return Err(Errno::EBUSY),
         DeviceOrder::ClearStats => {
-            registry.command(&thread, Command::ClearStats { volume: Some(volume.clone()) }).await.map(|_| ())
+            thread.command(Command::ClearStats { volume: Some(volume.clone()) }).await.map(|_| ())
         }
         DeviceOrder::Resize(_) | DeviceOrder::Unregister => return Err(Errno::EOPNOTSUPP),
     };
@@ -165,22 +175,20 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
 }
 
 async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), Errno> {
-    let thread = registry.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
+    let thread = registry.lookup.set(set).await.map_err(|e| refused(e.into(), Errno::ENOENT))?;
     let result = match what {
         SetOrder::Tune { key, value } => {
-            let changed = registry.set_tunable(Of::Set(set), key, &value, false).await;
+            let changed = registry.settings.set_tunable(Of::Set(set), key, &value, false).await;
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {
-            Some(cache) => registry.unregister(&cache.display().to_string()).await.map(drop),
+            Some(cache) => registry.registration.unregister(&cache.display().to_string()).await.map(drop),
             None => return Err(Errno::ENOENT),
         },
-        SetOrder::CreateVolume(size) => registry.create(set, size.0, String::new()).await,
-        SetOrder::ClearStats => {
-            registry.command(&thread, Command::ClearStats { volume: None }).await.map(|_| ())
-        }
-        SetOrder::ClearDeviceStats => registry.clear_device_stats(set).await,
-        SetOrder::Gc => registry.command(&thread, Command::Gc).await.map(|_| ()),
+        SetOrder::CreateVolume(size) => thread.create(size.0, String::new()).await,
+        SetOrder::ClearStats => thread.command(Command::ClearStats { volume: None }).await.map(|_| ()),
+        SetOrder::ClearDeviceStats => thread.clear_device_stats().await,
+        SetOrder::Gc => thread.command(Command::Gc).await.map(|_| ()),
         SetOrder::Unregister | SetOrder::Prune(_) => return Err(Errno::EOPNOTSUPP),
     };
     result.map_err(|e| refused(e, Errno::EINVAL))

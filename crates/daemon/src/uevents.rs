@@ -1,9 +1,9 @@
-//! Devices that appear while the daemon runs: what the kernel and udev say, and which of it is worth a look.
+//! Uevents: what the kernel and udev say of devices that appear, change and go away, and which devices are worth a probe.
 //!
-//! Owns the socket, the check who speaks, and the waiting until it is quiet about a device. An event is a hint and nothing
-//! more: what it says can keep a device from being looked at, but what is done with one its superblock says alone. Where
-//! udev runs, only what it says after its rules counts: what they gave to the kernel's driver is left to that one. Must
-//! not know what becomes of a device.
+//! Owns the socket, the check of the sender, and the waiting until there are no more events of a device. An event is a hint
+//! only: it can keep a device from being probed, but its superblock alone decides what is done with it. Where udev runs, only
+//! its events count, which it sends after its rules: devices that these gave to the kernel's driver stay there. Must not know
+//! what becomes of a device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(3);
 /// Devices that wait for quiet. Where there are more, all are looked at.
 const MOST_WAITING: usize = 1024;
-/// How often the thread looks whether anybody still wants to know.
+/// How often the thread checks whether its receiver still exists.
 const LOOKS_UP_EVERY_S: i64 = 1;
 /// Events that may wait between the thread and who decides.
 const HEARD_AT_ONCE: usize = 256;
@@ -45,7 +45,7 @@ const UDEV_CONTROL: &str = "/run/udev/control";
 const UDEV_DATA: &str = "/run/udev/data";
 const SYS_CLASS_BLOCK: &str = "/sys/class/block";
 
-/// Who says something.
+/// The sender of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Speaker {
     Kernel,
@@ -66,7 +66,7 @@ struct Event {
     action: Action,
     /// In `/dev`.
     device: PathBuf,
-    /// It is neither somebody else's part, nor not ready yet.
+    /// It is ready, and no other program has it as a part.
     free: bool,
 }
 
@@ -82,12 +82,12 @@ enum Heard {
 
 /// What is to be looked at now.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum News {
+pub(crate) enum Uevents {
     /// These devices; `true`: it has just come, it has not only changed.
     Devices(Vec<(PathBuf, bool)>),
     /// Some device is there no more.
-    Gone,
-    /// Nobody knows: all of them.
+    Unplugged,
+    /// Events were lost: probe all devices.
     Everything,
 }
 
@@ -151,7 +151,7 @@ fn event(speaker: Speaker, bytes: &[u8]) -> Option<Event> {
     Some(Event { action, device, free: !is_of_others(&properties) })
 }
 
-/// Whether a device is somebody else's part, or not ready yet, by what udev's rules have found out.
+/// Whether another program has a device as a part, or it is not ready yet, by the properties of udev.
 fn is_of_others(properties: &HashMap<&[u8], &[u8]>) -> bool {
     let is = |key: &str, value: &str| properties.get(key.as_bytes()) == Some(&value.as_bytes());
     let not_now = is("SYSTEMD_READY", "0")
@@ -166,7 +166,7 @@ fn device_of(name: &[u8]) -> Option<PathBuf> {
     let name = Path::new(OsStr::from_bytes(name.strip_prefix(b"/dev/").unwrap_or(name)));
     let plain = name.components().all(|c| matches!(c, Component::Normal(_)));
     let first = name.components().next()?.as_os_str();
-    (plain && crate::devices::may_be_ours(first)).then(|| Path::new("/dev").join(name))
+    (plain && crate::probe::may_be_ours(first)).then(|| Path::new("/dev").join(name))
 }
 
 /// Whether somebody has the device: in the kernel its own driver of bcache, or the device mapper and md; or whoever udev has
@@ -198,7 +198,7 @@ struct Waiting {
     empty: BTreeSet<PathBuf>,
     everything: Option<Instant>,
     /// When it is time to look which devices are there no more.
-    gone: Option<Instant>,
+    unplugged: Option<Instant>,
 }
 
 impl Waiting {
@@ -212,7 +212,7 @@ impl Waiting {
             Some(Event { action: Action::Remove, device, .. }) => {
                 self.devices.remove(&device);
                 self.empty.remove(&device);
-                self.gone.get_or_insert(now + QUIET);
+                self.unplugged.get_or_insert(now + QUIET);
             }
             Some(Event { action, device, free: false }) => {
                 let came = self.devices.remove(&device).is_some_and(|(_, _, came)| came);
@@ -238,24 +238,24 @@ impl Waiting {
 
     /// When there will be news.
     fn next(&self) -> Option<Instant> {
-        self.devices.values().map(Waiting::due_at).chain(self.everything).chain(self.gone).min()
+        self.devices.values().map(Waiting::due_at).chain(self.everything).chain(self.unplugged).min()
     }
 
     /// What is to be looked at by now.
-    fn due(&mut self, now: Instant) -> Option<News> {
+    fn due(&mut self, now: Instant) -> Option<Uevents> {
         if self.everything.is_some_and(|at| at <= now) {
             *self = Waiting { empty: std::mem::take(&mut self.empty), ..Waiting::default() };
-            return Some(News::Everything);
+            return Some(Uevents::Everything);
         }
-        if self.gone.is_some_and(|at| at <= now) {
-            self.gone = None;
-            return Some(News::Gone);
+        if self.unplugged.is_some_and(|at| at <= now) {
+            self.unplugged = None;
+            return Some(Uevents::Unplugged);
         }
         let due = |state: &(Instant, Instant, bool)| Waiting::due_at(state) <= now;
         let ready: Vec<_> =
             self.devices.iter().filter(|(_, s)| due(s)).map(|(path, s)| (path.clone(), s.2)).collect();
         self.devices.retain(|_, s| !due(s));
-        (!ready.is_empty()).then_some(News::Devices(ready))
+        (!ready.is_empty()).then_some(Uevents::Devices(ready))
     }
 }
 
@@ -277,7 +277,7 @@ fn open() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Hears until something is wrong, or nobody listens any more.
+/// Receives events until the socket fails, or the receiver of them is dropped.
 fn hear(fd: &OwnedFd, to: &mpsc::Sender<io::Result<Heard>>) {
     while !to.is_closed() {
         let heard = receive(fd);
@@ -305,10 +305,10 @@ impl Monitor {
     ///
     /// # Errors
     /// If the socket is of no use any more.
-    pub(crate) async fn news(&mut self) -> io::Result<News> {
+    pub(crate) async fn uevents(&mut self) -> io::Result<Uevents> {
         loop {
-            if let Some(news) = self.waiting.due(Instant::now()) {
-                return Ok(news);
+            if let Some(uevents) = self.waiting.due(Instant::now()) {
+                return Ok(uevents);
             }
             let next = self.waiting.next();
             let until = async {
@@ -414,8 +414,8 @@ mod tests {
         let full = ["ACTION=change", "SUBSYSTEM=block", "DEVNAME=/dev/sdx", "ID_FS_TYPE=bcache"];
         assert_eq!(event(Speaker::Udev, &udev(&full)), came(Action::Change));
         assert_eq!(event(Speaker::Udev, &udev(&with(&["ID_FS_TYPE=ubcache_member"]))), came(Action::Add));
-        let gone = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx"];
-        assert_eq!(event(Speaker::Udev, &udev(&gone)), came(Action::Remove));
+        let unplugged = ["ACTION=remove", "SUBSYSTEM=block", "DEVNAME=sdx"];
+        assert_eq!(event(Speaker::Udev, &udev(&unplugged)), came(Action::Remove));
         // Each in the other's form.
         assert_eq!(event(Speaker::Udev, &kernel(&DISK)), None);
         assert_eq!(event(Speaker::Kernel, &udev(&DISK)), None);
@@ -496,19 +496,19 @@ mod tests {
         waiting.hear(heard(Action::Change, "dm-0"), later);
         waiting.hear(heard(Action::Change, "md0"), later);
         let ready = vec![("/dev/dm-0".into(), true), ("/dev/md0".into(), false)];
-        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(ready)));
+        assert_eq!(waiting.due(later + QUIET), Some(Uevents::Devices(ready)));
         // Once; one that goes is another one when it comes again, and one that turns out to be somebody's is not looked at.
         waiting.hear(heard(Action::Change, "dm-0"), later);
         waiting.hear(not_yet(Action::Remove, "dm-1"), later);
         waiting.hear(heard(Action::Change, "dm-1"), later);
         waiting.hear(heard(Action::Add, "sdx"), later);
         waiting.hear(not_yet(Action::Change, "sdx"), later);
-        assert_eq!(waiting.due(later + QUIET), Some(News::Gone));
+        assert_eq!(waiting.due(later + QUIET), Some(Uevents::Unplugged));
         let known = vec![("/dev/dm-0".into(), false), ("/dev/dm-1".into(), false)];
-        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(known)));
+        assert_eq!(waiting.due(later + QUIET), Some(Uevents::Devices(known)));
         assert_eq!(waiting.next(), None);
         waiting.hear(heard(Action::Change, "sdx"), later);
-        assert_eq!(waiting.due(later + QUIET), Some(News::Devices(vec![("/dev/sdx".into(), true)])));
+        assert_eq!(waiting.due(later + QUIET), Some(Uevents::Devices(vec![("/dev/sdx".into(), true)])));
     }
 
     #[test]
@@ -521,19 +521,19 @@ mod tests {
         waiting.hear(heard(Action::Change, "sdx"), at(200));
         waiting.hear(heard(Action::Change, "sdy"), at(250));
         assert_eq!((waiting.next(), waiting.due(at(400))), (Some(at(500)), None));
-        assert_eq!(waiting.due(at(500)), Some(News::Devices(vec![("/dev/sdx".into(), true)])));
-        assert_eq!(waiting.due(at(600)), Some(News::Devices(vec![("/dev/sdy".into(), false)])));
+        assert_eq!(waiting.due(at(500)), Some(Uevents::Devices(vec![("/dev/sdx".into(), true)])));
+        assert_eq!(waiting.due(at(600)), Some(Uevents::Devices(vec![("/dev/sdy".into(), false)])));
         // One that never gives rest is not waited for for ever; one that goes is forgotten.
         for ms in (1000..4000).step_by(100) {
             waiting.hear(heard(Action::Change, "sdz"), at(ms));
             assert_eq!(waiting.due(at(ms)), None, "{ms}");
         }
-        assert_eq!(waiting.due(at(4000)), Some(News::Devices(vec![("/dev/sdz".into(), false)])));
+        assert_eq!(waiting.due(at(4000)), Some(Uevents::Devices(vec![("/dev/sdz".into(), false)])));
         waiting.hear(heard(Action::Add, "sdx"), at(5000));
         waiting.hear(heard(Action::Remove, "sdx"), at(5001));
         waiting.hear(heard(Action::Remove, "sdy"), at(5100));
         assert_eq!((waiting.next(), waiting.due(at(5300))), (Some(at(5301)), None));
-        assert_eq!(waiting.due(at(5301)), Some(News::Gone));
+        assert_eq!(waiting.due(at(5301)), Some(Uevents::Unplugged));
         assert_eq!(waiting.next(), None);
     }
 
@@ -543,14 +543,14 @@ mod tests {
         let mut waiting = Waiting::default();
         waiting.hear(heard(Action::Add, "sdx"), start);
         waiting.hear(Heard::Gap, start);
-        assert!(matches!(waiting.due(start + QUIET), Some(News::Devices(_))));
-        assert_eq!(waiting.due(start + AT_MOST), Some(News::Everything));
+        assert!(matches!(waiting.due(start + QUIET), Some(Uevents::Devices(_))));
+        assert_eq!(waiting.due(start + AT_MOST), Some(Uevents::Everything));
         assert_eq!(waiting.next(), None);
         for n in 0..=MOST_WAITING {
             waiting.hear(heard(Action::Add, &format!("sd{n}")), start);
         }
         assert_eq!(waiting.devices.len(), MOST_WAITING);
-        assert_eq!(waiting.due(start + AT_MOST), Some(News::Everything));
+        assert_eq!(waiting.due(start + AT_MOST), Some(Uevents::Everything));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! policy that forbids the page everything but its own origin. They tell nothing of the host, so they need no permission;
 //! what they show comes from the control API. Must not know what that says.
 //!
-//! A browser sends what any page on the web tells it to, with the rights of whoever sits before it. So a request that a
+//! A browser sends what any page on the web tells it to, with the rights of its user. So a request that a
 //! browser made for another page is refused, and so is one for a name that is not this host's, unless it proves with a
 //! token that it was meant (DNS can be made to name any address).
 
@@ -100,7 +100,7 @@ fn refuse(status: StatusCode, why: &str) -> Response {
     (status, Json(json!({"schema_version": 1, "error": why}))).into_response()
 }
 
-/// For clients that are known by other means: a token is nothing to them, and whoever shows one proves nothing by it.
+/// Removes tokens from the requests of clients that are known by other means: a token proves nothing there.
 pub(crate) fn without_tokens(router: Router) -> Router {
     router.layer(axum::middleware::map_request(forget_token))
 }
@@ -110,7 +110,7 @@ async fn forget_token(mut request: Request) -> Request {
     request
 }
 
-/// Whoever let this request in knows that it was meant: it showed the token, or asks for what everybody may have.
+/// Marks a request that was not made for a foreign page: it showed the token, or asks for what every client may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meant;
 
@@ -144,7 +144,7 @@ fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     }
     if !headers.contains_key(header::AUTHORIZATION) && !is_local(host) {
         return Some(
-            "a browser without a token is answered as localhost only: this host name could be anybody's",
+            "a browser without a token is answered as localhost only: other names can be made to lead here",
         );
     }
     None

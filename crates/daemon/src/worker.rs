@@ -1,8 +1,9 @@
 //! The thread of one set: driver, session, exports, and the orders it is given.
 //!
-//! Owns everything that must not leave that thread, and the end of it: whatever happens there, a panic too, the thread
-//! says how it ended and takes nobody with it. Orders come through a bounded queue; each is carried out beside the
-//! others, and answered. A backing device that cannot be served does not keep the others from being served.
+//! Owns everything that must not leave that thread, and its end: whatever happens there, a panic too, the thread says how it
+//! ended, and no other thread ends with it. Orders come through a bounded queue; each is carried out beside the
+//! others, and answered. [`Worker`] is the thread from outside, with the deadlines of what it is asked. A backing device
+//! that cannot be served does not keep the others from being served.
 //!
 //! Must not know who gives orders.
 
@@ -10,81 +11,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use blockio::bridge::{
     Answer as Awaited, RemoteReceiver, RemoteSender, Reply, TrySendError, channel, oneshot,
 };
 use blockio::{Driver, DriverOptions};
 use engine::figures::{BucketFigures, BucketMap};
-use serve::{Answer, Command, Failure, message, session};
+use serve::snapshot::VolumeFigures;
+use serve::{Answer, Command, Failure, Snapshot, message, session};
 
+use crate::config::Key;
 use crate::host::{Host, Tasks};
-use crate::jobs::Running;
-use crate::pictures::DiskTrace;
+use crate::hub::Kind;
+use crate::jobs::{Job, Jobs, Running};
+use crate::names::Named;
+use crate::order::{DiskTrace, Order, Plan};
 use crate::shared::Shared;
 
 /// Orders that wait for their thread.
 const QUEUE: usize = 64;
+/// How long a set may take for its figures.
+const FIGURES_WITHIN: Duration = Duration::from_secs(3);
+/// How long a set may take for anything short.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Room for the requests of several ublk devices.
 const RING_ENTRIES: u32 = 4096;
-
-/// What is to be served by one thread.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Plan {
-    /// Tells the thread from others: UUID of the set, or of the backing device that is served alone.
-    pub(crate) id: String,
-    /// Cache device.
-    pub(crate) cache: Option<PathBuf>,
-    /// Backing device that is served alone, where there is no cache device.
-    pub(crate) alone: Option<PathBuf>,
-}
-
-impl Plan {
-    /// What the thread serves, in words.
-    pub(crate) fn title(&self) -> String {
-        match &self.alone {
-            Some(device) => format!("backing device {} ({})", self.id, device.display()),
-            None => format!("set {}", self.id),
-        }
-    }
-}
-
-/// What a set's thread is told.
-pub(crate) enum Order {
-    /// Anything that a session can be told.
-    Do(Command, Reply<Result<Answer, Failure>>),
-    /// Every figure that the engine keeps, histograms too.
-    Figures(Reply<Result<metrics::Figures, Failure>>),
-    /// What the buckets of the set hold.
-    Buckets(Reply<Result<BucketFigures, Failure>>),
-    /// The same, in so many parts of the device.
-    BucketMap(u32, Reply<Result<BucketMap, Failure>>),
-    /// What reached the backing device of a volume, from the request of this number on.
-    DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
-    /// What the cache device counts begins anew.
-    ClearDeviceStats(Reply<Result<(), Failure>>),
-    /// Serve this backing device, too.
-    Add(PathBuf, Reply<Result<(), Failure>>),
-    /// Make a flash-only volume of so many sectors and with this label, and serve it.
-    Create(u64, String, Reply<Result<(), Failure>>),
-    /// Say who uses the block device of this volume, or that of any; nobody, if nothing is said.
-    Users(Option<String>, Reply<Result<Option<String>, Failure>>),
-    /// Stop a volume and let its backing device go as it is.
-    StopVolume(String, Reply<Result<(), Failure>>),
-    /// Write everything back, then let the backing device go; then wipe, if that is wanted.
-    Detach(String, bool, Running),
-    /// Overwrite what no volume needs on the cache device.
-    Wipe(Running),
-    /// Write everything back, of all volumes if none is named.
-    Flush(Option<String>, Running),
-    /// Stop everything, and end.
-    Stop,
-    /// Do not wait any more for those who use what is being stopped.
-    Force,
-    /// Fail as a bug would.
-    #[cfg(test)]
-    Panic,
-}
 
 /// Where a set's thread is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -163,7 +115,9 @@ impl Worker {
     pub(crate) fn order(&self, order: Order) -> Result<(), Failure> {
         self.orders.try_send(order).map_err(|e| {
             Failure::Failed(match e {
-                TrySendError::Full(_) => format!("{}: too many commands wait for it", self.plan.title()),
+                TrySendError::Full(_) => {
+                    format!("{}: too many commands are queued; try again later", self.plan.title())
+                }
                 TrySendError::Gone(_) => match self.phase() {
                     Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
                     _ => format!("{} has stopped", self.plan.title()),
@@ -172,13 +126,128 @@ impl Worker {
         })
     }
 
-    /// Waits for the end of the thread, whoever else waits for it. Blocks; not for the control thread.
+    /// By what the configuration names its set.
+    pub(crate) fn key(&self) -> Key {
+        Key { id: self.plan.id.clone(), label: String::new(), set: true }
+    }
+
+    /// By what the configuration names one of its volumes.
+    pub(crate) fn volume_key(&self, volume: &VolumeFigures) -> Key {
+        let slot = || format!("{}/{}", self.plan.id, volume.slot.unwrap_or(0));
+        let id = volume.backing_uuid.clone().unwrap_or_else(slot);
+        Key { id, label: volume.label.clone(), set: false }
+    }
+
+    /// Sends an order with a place for its answer, and waits for that.
+    async fn ask<T: Send>(
+        &self,
+        deadline: Duration,
+        order: impl FnOnce(Reply<Result<T, Failure>>) -> Order,
+    ) -> Result<T, Failure> {
+        let (reply, answer) = oneshot();
+        self.order(order(reply))?;
+        within(&self.plan.id, deadline, answer).await
+    }
+
+    /// Has the thread carry out a command.
+    pub(crate) async fn command(&self, command: Command) -> Result<Answer, Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Do(command, reply)).await
+    }
+
+    /// Has the thread serve this backing device, too.
+    pub(crate) async fn add(&self, path: PathBuf) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
+    }
+
+    /// Stops a volume; its backing device is let go as it is.
+    pub(crate) async fn stop_volume(&self, name: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await
+    }
+
+    /// Makes a flash-only volume.
+    pub(crate) async fn create(&self, sectors: u64, label: String) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
+    }
+
+    /// Who uses the block device of this volume, or that of any, in words.
+    pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<String>, Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
+    }
+
+    /// What status shows of the set and its volumes.
+    pub(crate) async fn snapshot(&self) -> Result<Snapshot, Failure> {
+        match self.ask(FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
+            Answer::Stats(figures) => Ok(*figures),
+            Answer::Done | Answer::Wiped(_) => Err(Failure::Failed("expected figures".into())),
+        }
+    }
+
+    /// Every figure that the engine counts.
+    pub(crate) async fn figures(&self) -> Result<metrics::Figures, Failure> {
+        self.ask(FIGURES_WITHIN, Order::Figures).await
+    }
+
+    /// What the buckets of the set hold.
+    pub(crate) async fn buckets(&self) -> Result<BucketFigures, Failure> {
+        self.ask(FIGURES_WITHIN, Order::Buckets).await
+    }
+
+    /// What the buckets hold, in so many parts of the device.
+    pub(crate) async fn bucket_map(&self, cells: u32) -> Result<BucketMap, Failure> {
+        self.ask(FIGURES_WITHIN, |reply| Order::BucketMap(cells, reply)).await
+    }
+
+    /// What reached the backing device of a volume since the request of this number.
+    pub(crate) async fn disk_trace(&self, volume: &str, since: u64) -> Result<DiskTrace, Failure> {
+        let name = volume.to_owned();
+        self.ask(FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await
+    }
+
+    /// Has the counts of the cache device begin anew.
+    pub(crate) async fn clear_device_stats(&self) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, Order::ClearDeviceStats).await
+    }
+
+    /// Begins a job on the thread.
+    pub(crate) fn begin_job(
+        &self,
+        jobs: &Jobs,
+        kind: &'static str,
+        target: &str,
+        on: Option<&Named>,
+        order: impl FnOnce(Running) -> Order,
+    ) -> Result<Arc<Job>, Failure> {
+        let Some(job) = jobs.begin(kind, target, on) else {
+            return Err(Failure::Failed(
+                "too many jobs are running: wait for one to end, or cancel one".into(),
+            ));
+        };
+        self.order(order(Running(job.clone())))?;
+        Ok(job)
+    }
+
+    /// Waits for the end of the thread; several callers may wait. Blocks, so it is not for the control thread.
     pub(crate) fn join(&self) {
         // Held meanwhile: the next one to come has to wait as well.
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // It catches its panics itself.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Waits for an answer of the set with this id.
+pub(crate) async fn within<T: Send>(
+    id: &str,
+    deadline: Duration,
+    answer: Awaited<Result<T, Failure>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(deadline, answer).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) => Err(Failure::Failed(format!("set {id} stopped before it answered"))),
+        Err(_) => {
+            Err(Failure::Failed(format!("set {id} did not answer within {} seconds", deadline.as_secs())))
         }
     }
 }
@@ -191,14 +260,14 @@ fn run(
     ready: Reply<Result<(), Failure>>,
 ) {
     let (hub, id) = (shared.hub.clone(), plan.id.clone());
-    message::listen(move |level, text| hub.publish("message", Some(&id), level, text));
+    message::listen(move |level, text| hub.publish(Kind::Message, Some(&id), level, text));
     let mut ready = Some(ready);
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason that was said before").to_owned()),
+        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason in the messages before").to_owned()),
         Err(panic) => Phase::Failed(format!(
-            "internal error: {}; what was flushed is safe, and its block devices wait to be served again",
+            "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
             words_of(&*panic)
         )),
     };
@@ -210,7 +279,7 @@ fn run(
     // Once as an event is enough.
     message::listen(|_, _| ());
     message::message(level, &text);
-    shared.hub.publish("set", Some(&plan.id), level, &text);
+    shared.hub.publish(Kind::Set, Some(&plan.id), level, &text);
     if let (Some(ready), Phase::Failed(why)) = (ready, end) {
         ready.send(Err(Failure::Failed(why)));
     }
@@ -235,7 +304,7 @@ fn serve(
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
         phase.set(Phase::Serving);
-        shared.hub.publish("set", Some(&plan.id), "", &format!("{} is served", plan.title()));
+        shared.hub.publish(Kind::Set, Some(&plan.id), "", &format!("{} is served", plan.title()));
         if let Some(ready) = ready.take() {
             ready.send(Ok(()));
         }

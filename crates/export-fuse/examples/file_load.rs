@@ -100,14 +100,15 @@ fn compare(seconds: u64, threads: usize) -> Outcome<()> {
         println!("{:<26}{:>12}{:>12}{:>14}", "4k, IOPS", "FUSE file", "loop", "loop on tmpfs");
         for (what, depth) in [("randread", 1), ("randwrite", 1), ("randread", 16), ("randwrite", 16)] {
             let figures =
-                [file, device, &yardstick].map(|target| fio(target, what, "4k", depth, seconds, "iops"));
+                [file, device, &yardstick].map(|target| fio(target, what, ("4k", depth), seconds, "iops"));
             let [file, device, plain] = figures;
             let (file, device, plain) = (file?, device?, plain?);
             println!("{:<26}{file:>12.0}{device:>12.0}{plain:>14.0}", format!("{what} qd{depth}"));
         }
         println!("{:<26}{:>12}{:>12}{:>14}", "1M, MiB/s", "", "", "");
         for what in ["read", "write"] {
-            let figures = [file, device, &yardstick].map(|target| fio(target, what, "1M", 4, seconds, "bw"));
+            let figures =
+                [file, device, &yardstick].map(|target| fio(target, what, ("1M", 4), seconds, "bw"));
             let [file, device, plain] = figures;
             let (file, device, plain) = (file? / 1024.0, device? / 1024.0, plain? / 1024.0);
             println!("{:<26}{file:>12.0}{device:>12.0}{plain:>14.0}", format!("{what} qd4"));
@@ -120,7 +121,9 @@ fn compare(seconds: u64, threads: usize) -> Outcome<()> {
     result
 }
 
-fn fio(target: &Path, what: &str, block: &str, depth: u32, seconds: u64, figure: &str) -> Outcome<f64> {
+/// `requests`: their size and how many are under way.
+fn fio(target: &Path, what: &str, requests: (&str, u32), seconds: u64, figure: &str) -> Outcome<f64> {
+    let (block, depth) = requests;
     let (target, depth) = (format!("--filename={}", target.display()), format!("--iodepth={depth}"));
     let (what_option, block) = (format!("--rw={what}"), format!("--bs={block}"));
     let runtime = format!("--runtime={seconds}");

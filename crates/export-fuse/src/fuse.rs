@@ -347,7 +347,7 @@ fn abort(state: &mut State, dir: &Path) -> Vec<String> {
             Err(e) => notes.push(format!("{path}: cannot be taken away: {e}")),
             Ok(users) if users.is_empty() => {}
             Ok(users) => notes.push(format!(
-                "{path} was taken away under its users ({}): every access fails now",
+                "{path} was unmounted by force while in use ({}): every access fails now",
                 users::in_words(&users)
             )),
         }

@@ -6,10 +6,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many pieces are kept.
-const KEEP: usize = 64;
+const SPARE_SMALL: usize = 64;
 
 /// A larger piece is kept only in the place of a few: bounds the memory that lies idle.
-const KEEP_LARGE: usize = 8;
+const SPARE_LARGE: usize = 8;
 const LARGE_BYTES: usize = 128 << 10;
 
 #[derive(Default)]
@@ -44,10 +44,10 @@ impl Spare {
         piece.clear();
         let mut free = self.lock();
         if piece.capacity() < LARGE_BYTES {
-            if free.small.len() < KEEP {
+            if free.small.len() < SPARE_SMALL {
                 free.small.push(piece);
             }
-        } else if free.large.len() < KEEP_LARGE {
+        } else if free.large.len() < SPARE_LARGE {
             free.large.push(piece);
         }
     }
@@ -65,11 +65,11 @@ mod tests {
         spare.give_back(piece);
         let again = spare.copy_of(b"xyz");
         assert_eq!((again.as_ptr(), &again[..]), (at, &b"xyz"[..]));
-        for _ in 0..2 * KEEP {
+        for _ in 0..2 * SPARE_SMALL {
             spare.give_back(Vec::with_capacity(4096));
             spare.give_back(Vec::with_capacity(1 << 20));
         }
         let free = spare.lock();
-        assert_eq!((free.small.len(), free.large.len()), (KEEP, KEEP_LARGE));
+        assert_eq!((free.small.len(), free.large.len()), (SPARE_SMALL, SPARE_LARGE));
     }
 }

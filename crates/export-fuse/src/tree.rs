@@ -15,7 +15,7 @@ use crate::mount::{self, Mount, MountBy};
 use crate::{session, stale};
 
 /// How long threads may take to end once nothing is mounted.
-const PATIENCE: Duration = Duration::from_secs(5);
+const UNMOUNT_WITHIN: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(5);
 
 /// A mounted file system. Dropping it takes it away under whoever uses it.
@@ -67,7 +67,7 @@ impl Drop for Tree {
     fn drop(&mut self) {
         // What cannot be taken away stays, as after the death of the process; the next start cleans it up.
         let _: io::Result<()> = self.mount.abort();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + UNMOUNT_WITHIN;
         while !self.has_ended() && Instant::now() < deadline {
             std::thread::sleep(STEP);
         }

@@ -48,7 +48,7 @@ pub enum EndpointError {
     )]
     NotLoopback(SocketAddr),
     /// TCP where only unix sockets are allowed.
-    #[error("{0}: a TCP port is open to every user of this host, and nobody asked for that")]
+    #[error("{0}: a TCP port is open to every user of this host, and has to be allowed explicitly")]
     Open(Endpoint),
     /// The host's name means nothing.
     #[error("no address is known for {host:?}: {source}")]

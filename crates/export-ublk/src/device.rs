@@ -127,7 +127,7 @@ impl Node for KernelNode {
         if info.flags & abi::F_USER_RECOVERY == 0 {
             return Ok(());
         }
-        sysfs::keep_one_tag_free(info.device, info.depth)
+        sysfs::leave_one_tag_free(info.device, info.depth)
     }
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn load_driver() {
 ///
 /// # Errors
 /// What could not be written, in words.
-pub(crate) fn keep_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
+pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
     let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
     for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
         let path = queue.join(name);

@@ -29,8 +29,8 @@ pub(crate) struct Ram {
     /// Reads and writes of metadata.
     pub(crate) meta: Cell<(usize, usize)>,
     /// Holds on to written buffers, as a write behind does.
-    pub(crate) keep: Cell<bool>,
-    pub(crate) kept: RefCell<Vec<Buffer>>,
+    pub(crate) hold_writes: Cell<bool>,
+    pub(crate) held: RefCell<Vec<Buffer>>,
     /// While set, writes wait.
     pub(crate) gate: io::sync::Event,
     pub(crate) shut: Cell<bool>,
@@ -47,8 +47,8 @@ impl Ram {
             flushes: Cell::new(0),
             fua: Cell::new(0),
             meta: Cell::default(),
-            keep: Cell::new(false),
-            kept: RefCell::default(),
+            hold_writes: Cell::new(false),
+            held: RefCell::default(),
             gate: io::sync::Event::default(),
             shut: Cell::new(false),
         }
@@ -104,8 +104,8 @@ impl BlockVolume for Ram {
             let data = &self.bytes.borrow()[range];
             buffer.as_mut()[offset_bytes..offset_bytes + data.len()].copy_from_slice(data);
         });
-        if self.keep.get() {
-            self.kept.borrow_mut().push(buffer.clone());
+        if self.hold_writes.get() {
+            self.held.borrow_mut().push(buffer.clone());
         }
         (buffer, result)
     }
@@ -138,8 +138,8 @@ impl BlockVolume for Ram {
         self.fua.set(self.fua.get() + usize::from(flags.fua));
         let (reads, writes) = self.meta.get();
         self.meta.set((reads, writes + usize::from(flags.meta)));
-        if self.keep.get() {
-            self.kept.borrow_mut().push(buffer);
+        if self.hold_writes.get() {
+            self.held.borrow_mut().push(buffer);
         }
         Ok(())
     }

@@ -93,16 +93,16 @@ fn requests_are_carried_out_and_answered() {
 #[test]
 fn buffers_that_the_volume_still_holds_are_not_given_to_the_driver() {
     let w = World::new();
-    w.volume.keep.set(true);
+    w.volume.hold_writes.set(true);
     w.driver.block_on(async {
         let device = w.start(None).await.unwrap();
         for i in 0..100u8 {
             assert_eq!(w.ask(abi::OP_WRITE, u64::from(i), 1, &[i; 512]).await.0, 512);
             assert_eq!(w.ask(abi::OP_READ, u64::from(i), 1, &[]).await, (512, vec![i; 512]));
         }
-        for (n, kept) in w.volume.kept.borrow().iter().enumerate() {
+        for (n, held) in w.volume.held.borrow().iter().enumerate() {
             assert!(
-                kept.as_slice()[..512].iter().all(|b| usize::from(*b) == n / 2),
+                held.as_slice()[..512].iter().all(|b| usize::from(*b) == n / 2),
                 "buffer {n} was written to"
             );
         }

@@ -6,14 +6,14 @@ use format::{BackingState, BackingSuper, Inode};
 
 use crate::view::SetView;
 
-/// How a backing device stands to a set.
+/// What a backing device has to do with a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum Attachment {
     /// Attached: the extents of its slot are its data.
     Attached,
     /// The set has a slot for it, but it was detached, or ran without its cache: what the slot holds
     /// is out of date and must not be used.
-    Void,
+    Invalid,
     /// Attached, and the cache device does not know its last registration: one of the two was restored from an older copy.
     /// The device has dirty data, and the extents of its slot are what this cache device has of it.
     OlderDirty,
@@ -30,8 +30,8 @@ pub enum Standing {
 /// A backing device and its slot in a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Relation {
-    /// How they stand.
-    pub standing: Standing,
+    /// What the device has to do with the set.
+    pub attachment: Attachment,
     /// The slot with the device's UUID, whether or not its extents may be used.
     pub slot: Option<Inode>,
 }
@@ -44,22 +44,22 @@ impl Relation {
         let slot = found.map(|(inode, _)| *inode);
         let older = found.is_some_and(|(_, slot)| slot.is_of_another_registration(backing));
         let ours = backing.set_uuid() == view.superblock.set_uuid();
-        let standing = match (backing.state(), slot) {
-            (BackingState::Clean | BackingState::Dirty, _) if !ours => Standing::OtherSet,
-            (BackingState::Dirty, Some(_)) if older => Standing::OlderDirty,
-            (BackingState::Clean, Some(_)) if older => Standing::OlderClean,
-            (BackingState::Clean | BackingState::Dirty, Some(_)) => Standing::Attached,
-            (BackingState::Clean | BackingState::Dirty, None) => Standing::NoSlot,
-            (BackingState::None | BackingState::Stale, Some(_)) => Standing::Void,
-            (BackingState::Stale, None) if ours => Standing::NoSlot,
-            (BackingState::Stale, None) => Standing::OtherSet,
-            (BackingState::None, None) => Standing::Unattached,
+        let attachment = match (backing.state(), slot) {
+            (BackingState::Clean | BackingState::Dirty, _) if !ours => Attachment::OtherSet,
+            (BackingState::Dirty, Some(_)) if older => Attachment::OlderDirty,
+            (BackingState::Clean, Some(_)) if older => Attachment::OlderClean,
+            (BackingState::Clean | BackingState::Dirty, Some(_)) => Attachment::Attached,
+            (BackingState::Clean | BackingState::Dirty, None) => Attachment::NoSlot,
+            (BackingState::None | BackingState::Stale, Some(_)) => Attachment::Invalid,
+            (BackingState::Stale, None) if ours => Attachment::NoSlot,
+            (BackingState::Stale, None) => Attachment::OtherSet,
+            (BackingState::None, None) => Attachment::Unattached,
         };
-        Relation { standing, slot }
+        Relation { attachment, slot }
     }
 
     /// The inode whose extents are the device's data; `None` if none are.
     pub fn attached(&self) -> Option<Inode> {
-        self.slot.filter(|_| matches!(self.standing, Standing::Attached | Standing::OlderDirty))
+        self.slot.filter(|_| matches!(self.attachment, Attachment::Attached | Attachment::OlderDirty))
     }
 }

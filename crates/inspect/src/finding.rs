@@ -314,7 +314,7 @@ pub struct Findings {
 
 impl Findings {
     /// How many findings of one invariant and severity are kept; more are counted only.
-    pub const KEPT: u64 = 50;
+    pub const LISTED: u64 = 50;
 
     /// Adds one.
     pub fn push(&mut self, finding: Finding) {
@@ -330,7 +330,7 @@ impl Findings {
     ) {
         let count = self.counts.entry((invariant, severity)).or_insert(0);
         *count += 1;
-        if *count <= Findings::KEPT {
+        if *count <= Findings::LISTED {
             self.list.push(make());
         }
     }
@@ -342,7 +342,7 @@ impl Findings {
         }
         for (what, n) in more.counts {
             // Those that were kept were counted by `push`.
-            *self.counts.entry(what).or_insert(0) += n.saturating_sub(Findings::KEPT);
+            *self.counts.entry(what).or_insert(0) += n.saturating_sub(Findings::LISTED);
         }
     }
 
@@ -367,8 +367,8 @@ impl Findings {
     }
 
     /// How many were counted but not kept.
-    pub fn not_kept(&self) -> u64 {
-        self.counts.values().map(|n| n.saturating_sub(Findings::KEPT)).sum()
+    pub fn not_listed(&self) -> u64 {
+        self.counts.values().map(|n| n.saturating_sub(Findings::LISTED)).sum()
     }
 }
 
@@ -411,7 +411,7 @@ mod tests {
         all.append(other);
         assert_eq!(all.count(Severity::Notice), 130);
         assert_eq!(all.list().len(), 51);
-        assert_eq!(all.not_kept(), 80);
+        assert_eq!(all.not_listed(), 80);
         assert_eq!(all.worst(), Some(Severity::Error));
     }
 

@@ -26,7 +26,7 @@ pub mod view;
 
 mod sparse;
 
-pub use attach::{Relation, Standing};
+pub use attach::{Attachment, Relation};
 pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
 pub use device::{DeviceSuper, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};

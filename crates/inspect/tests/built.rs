@@ -11,8 +11,8 @@ use format::superblock::BackingFormat;
 use format::{BackingState, BackingSuper, Bkey, CacheMode, Inode, Sector, Sectors, Uuid};
 use inspect::view::SlotKind;
 use inspect::{
-    CheckOptions, ExtractError, ExtractOptions, Extraction, Invariant, Mode, ReadAt, Relation, SetView,
-    Severity, Standing, StreamSink, Target, check_set,
+    Attachment, CheckOptions, ExtractError, ExtractOptions, Extraction, Invariant, Mode, ReadAt, Relation,
+    SetView, Severity, StreamSink, Target, check_set,
 };
 
 fn strict(cache: &dyn ReadAt) -> SetView {
@@ -136,30 +136,30 @@ fn relations() {
     let (ours, other, none) = (Uuid([2; 16]), Uuid([3; 16]), Uuid::NIL);
     let (known, unknown) = (BACKING, Uuid([5; 16]));
     let table = [
-        (S::Clean, ours, known, Standing::Attached),
-        (S::Dirty, ours, known, Standing::Attached),
-        (S::Clean, ours, unknown, Standing::NoSlot),
-        (S::Dirty, ours, unknown, Standing::NoSlot),
-        (S::Stale, ours, known, Standing::Void),
-        (S::Stale, ours, unknown, Standing::NoSlot),
-        (S::None, ours, known, Standing::Void),
-        (S::None, none, known, Standing::Void),
-        (S::None, ours, unknown, Standing::Unattached),
-        (S::None, none, unknown, Standing::Unattached),
-        (S::None, other, unknown, Standing::Unattached),
-        (S::Clean, other, known, Standing::OtherSet),
-        (S::Dirty, other, unknown, Standing::OtherSet),
-        (S::Stale, other, unknown, Standing::OtherSet),
-        (S::Stale, other, known, Standing::Void),
+        (S::Clean, ours, known, Attachment::Attached),
+        (S::Dirty, ours, known, Attachment::Attached),
+        (S::Clean, ours, unknown, Attachment::NoSlot),
+        (S::Dirty, ours, unknown, Attachment::NoSlot),
+        (S::Stale, ours, known, Attachment::Invalid),
+        (S::Stale, ours, unknown, Attachment::NoSlot),
+        (S::None, ours, known, Attachment::Invalid),
+        (S::None, none, known, Attachment::Invalid),
+        (S::None, ours, unknown, Attachment::Unattached),
+        (S::None, none, unknown, Attachment::Unattached),
+        (S::None, other, unknown, Attachment::Unattached),
+        (S::Clean, other, known, Attachment::OtherSet),
+        (S::Dirty, other, unknown, Attachment::OtherSet),
+        (S::Stale, other, unknown, Attachment::OtherSet),
+        (S::Stale, other, known, Attachment::Invalid),
     ];
-    for (state, set, uuid, standing) in table {
+    for (state, set, uuid, attachment) in table {
         let relation = Relation::of(&view, &backing(uuid, set, state));
-        assert_eq!(relation.standing, standing, "{state:?} {set} {uuid}");
-        assert_eq!(relation.attached().is_some(), standing == Standing::Attached);
+        assert_eq!(relation.attachment, attachment, "{state:?} {set} {uuid}");
+        assert_eq!(relation.attached().is_some(), attachment == Attachment::Attached);
         assert_eq!(relation.slot, (uuid == known).then_some(Inode(0)));
     }
     // The volume's UUID is not that of a backing device.
-    assert_eq!(Relation::of(&view, &backing(Uuid([8; 16]), ours, S::Clean)).standing, Standing::NoSlot);
+    assert_eq!(Relation::of(&view, &backing(Uuid([8; 16]), ours, S::Clean)).attachment, Attachment::NoSlot);
 }
 
 /// 16 TiB in 4 KiB buckets, of which a few hundred KiB exist: what is said about the rest costs nothing.

@@ -50,7 +50,7 @@ fn bucket_usage_and_devices_agree() {
                     (device["state"].as_str().unwrap(), device["mode"].as_str())
                 );
                 assert_eq!(
-                    (Some(b.data_offset), b.standing),
+                    (Some(b.data_offset), b.attachment),
                     (device["data_offset"].as_u64(), Some("attached"))
                 );
             }

@@ -98,11 +98,12 @@ fn plural(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
+/// How fast dirty data is written back, and why.
+fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
     let dirty = Size::sectors(v.dirty);
     let fast = "as fast as the devices can";
-    let mut said = vec![match v.writeback.pace {
+    match v.writeback.pace {
         Pace::Never if v.is_flash_only() => {
             "The volume lives in the cache alone: there is nowhere to write its data back to.".to_owned()
         }
@@ -149,7 +150,11 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
             Size::signed(rate.proportional)
         ),
         Pace::Controlled => controlled(v),
-    }];
+    }
+}
+
+fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
+    let mut said = vec![speed(v, set)];
     if v.writeback.share < 0.95 && matches!(v.writeback.pace, Pace::Controlled | Pace::Fragmented) {
         said.push(format!(
             "Requests keep the devices busy and the cache has room: writeback takes {:.0} % of the time at most, more as \
@@ -271,6 +276,27 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     said
 }
 
+/// How much the cache holds, as a reason of misses.
+fn held(set: &SetFigures) -> String {
+    let s = &set.status;
+    let cache = Sectors(u64::from(s.nbuckets).saturating_mul(s.bucket_sectors.0));
+    let held = percent(s.cached_sectors.0, cache.0);
+    if held < 80 {
+        format!(
+            "The cache is still filling: it holds {}, {held} % of {}. Misses fill it.",
+            Size::sectors(s.cached_sectors),
+            Size(cache.0 as f64 * SECTOR_BYTES as f64)
+        )
+    } else {
+        format!(
+            "The cache is full ({} of {}) and replaces what was not used for the longest time (cache_replacement_policy): what \
+             is read again and again is larger than the cache, or is read once only.",
+            Size::sectors(s.cached_sectors),
+            Size(cache.0 as f64 * SECTOR_BYTES as f64)
+        )
+    }
+}
+
 fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     let count = |outcome| v.recent.of(OpKind::Read, outcome).requests;
     let (hit, miss, partial) = (count(Outcome::Hit), count(Outcome::Miss), count(Outcome::Partial));
@@ -292,9 +318,6 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
         );
         return said;
     }
-    let s = &set.status;
-    let cache = Sectors(u64::from(s.nbuckets).saturating_mul(s.bucket_sectors.0));
-    let held = percent(s.cached_sectors.0, cache.0);
     let bypassed = BypassReason::ALL.iter().map(|r| count(Outcome::Bypass(*r))).fold(0, u64::saturating_add);
     if bypassed > reads / 4 {
         said.push(format!(
@@ -321,20 +344,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
             plural(collisions, "miss").replace("misss", "misses")
         ));
     }
-    if held < 80 {
-        said.push(format!(
-            "The cache is still filling: it holds {}, {held} % of {}. Misses fill it.",
-            Size::sectors(s.cached_sectors),
-            Size(cache.0 as f64 * SECTOR_BYTES as f64)
-        ));
-    } else {
-        said.push(format!(
-            "The cache is full ({} of {}) and replaces what was not used for the longest time (cache_replacement_policy): what \
-             is read again and again is larger than the cache, or is read once only.",
-            Size::sectors(s.cached_sectors),
-            Size(cache.0 as f64 * SECTOR_BYTES as f64)
-        ));
-    }
+    said.push(held(set));
     said
 }
 

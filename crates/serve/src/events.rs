@@ -81,8 +81,8 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         SetEvent::CrashLogInvalid { why } => (
             "warning",
             format!(
-                "the cache device may have lost what it had not written to its medium ({why}): until the next start, writes \
-                 that were answered and not flushed are lost if this process is killed"
+                "the cache device may have lost what it had not written to its medium ({why}): until the next \
+                 start, acknowledged writes that were not flushed are lost if this process is killed"
             ),
         ),
         SetEvent::DeviceError { what } => ("warning", what.clone()),

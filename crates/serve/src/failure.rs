@@ -5,6 +5,25 @@
 
 use std::fmt::Display;
 
+/// Every exit code of the program and its meaning; the guide has this table.
+pub const EXIT_CODES: &[(u8, &str)] = &[
+    (0, "The command succeeded."),
+    (FAILED, "The command failed, was refused, or found a problem."),
+    (Failure::USAGE, "The command was called with wrong arguments; nothing was done."),
+    (INTERRUPTED, "A second SIGINT ended the program. What was flushed before is safe."),
+    (HANDED_OVER, "A second SIGUSR2 ended the program. What was flushed before is safe."),
+    (TERMINATED, "A second SIGTERM ended the program. What was flushed before is safe."),
+];
+
+/// Exit code of a command that failed, or that found a problem.
+const FAILED: u8 = 1;
+/// Exit codes of a program that a second signal ended: 128 and the number of the signal, as shells have it.
+pub const INTERRUPTED: u8 = 130;
+/// See [`INTERRUPTED`].
+pub const HANDED_OVER: u8 = 140;
+/// See [`INTERRUPTED`].
+pub const TERMINATED: u8 = 143;
+
 /// The end of a command that did not succeed.
 #[derive(Debug)]
 pub enum Failure {
@@ -43,7 +62,7 @@ impl Failure {
     /// What the program ends with.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Failed(_) | Failure::Found => 1,
+            Failure::Failed(_) | Failure::Found => FAILED,
             Failure::Usage(_) => Failure::USAGE,
             Failure::Signalled(code) => *code,
         }

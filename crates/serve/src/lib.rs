@@ -5,25 +5,25 @@
 //! [`Snapshot`] are made to leave it. Must not know who asks: command line, standard input or a control socket.
 //!
 //! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
-//! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `kept` is memory
-//! that outlives the process; `superblock` looks before anything is written; `look` opens devices for those that only
-//! read; `message` and `events` tell the operator, by the thread of `log_writer`, `quiet` not too often, and `plain` keeps what others wrote from acting
-//! upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
+//! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` has
+//! acknowledged writes outlive the process; `superblock` checks a device before anything is written; `read_only` opens devices
+//! for reading; `message` and `events` tell the operator, through the thread of `log_writer` and as often as `quiet` allows;
+//! `plain` keeps text of others from acting upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
 //! thread for serving when memory is short.
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod crash_log;
 pub mod events;
 pub mod exports;
 pub mod failure;
-pub mod kept;
 mod log_writer;
-pub mod look;
 pub mod message;
 pub mod plain;
 pub mod pressure;
 mod quiet;
 pub mod ram;
+pub mod read_only;
 pub mod secret;
 pub mod session;
 pub mod snapshot;

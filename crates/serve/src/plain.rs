@@ -1,7 +1,7 @@
 //! Text that others wrote, made fit to be printed: labels, error texts with labels in them.
 //!
 //! Owns which characters a terminal or a log may act upon, and how they are written instead. A label comes from a disk,
-//! and whoever made the disk chose it: it must neither end a line nor look like a path or a name of ours.
+//! which may come from anywhere: it must neither end a line nor look like a path or a name of ours.
 
 use std::borrow::Cow;
 

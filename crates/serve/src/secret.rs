@@ -19,7 +19,7 @@ pub fn read_public(path: &Path) -> Result<Vec<u8>, String> {
     bytes_of(path, |_| Ok(()))
 }
 
-/// The contents of a file that nobody else may know.
+/// The contents of a secret file.
 ///
 /// # Errors
 /// If it cannot be read, is open to everybody, or belongs to another user; the text says which, without the path.

@@ -16,9 +16,9 @@ use format::{BackingSuper, CacheSuper};
 use io::sync::Event;
 use io::{Device, Disk, Handle, Nanos};
 
+use crate::crash_log::CrashLog;
 use crate::events::{EventLog, WINDOW};
 use crate::failure::Failure;
-use crate::kept::Kept;
 use crate::tunables::{Owner, Setting};
 use crate::{message, ram, superblock};
 
@@ -83,7 +83,7 @@ impl Devices {
             Some(path) => {
                 let disk = open_device(driver, path, Simulation::default())?;
                 // The device is ours: no other process relies on what was kept for it.
-                let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| Kept::forget(&disk))?;
+                let bytes = superblock::read_bytes(&disk).await.inspect_err(|_| CrashLog::forget(&disk))?;
                 let superblock = superblock::cache_in(&disk, path, &bytes)?;
                 Some((disk, superblock))
             }
@@ -141,13 +141,19 @@ pub struct Session {
     /// A volume was added.
     added: Event,
     /// What was answered and not flushed survives this process here.
-    pub kept: Kept,
+    pub crash_log: CrashLog,
     log: EventLog,
 }
 
 impl Session {
-    fn new(set: Option<CacheSet>, kept: Kept) -> Session {
-        Session { set, volumes: RefCell::default(), added: Event::default(), kept, log: EventLog::default() }
+    fn new(set: Option<CacheSet>, crash_log: CrashLog) -> Session {
+        Session {
+            set,
+            volumes: RefCell::default(),
+            added: Event::default(),
+            crash_log,
+            log: EventLog::default(),
+        }
     }
 
     /// Brings devices up.
@@ -157,15 +163,16 @@ impl Session {
     pub async fn start(devices: Devices) -> Result<Session, Failure> {
         let Devices { cache, backings } = devices;
         let Some((disk, superblock)) = cache else { return Session::without_cache(backings).await };
-        let kept = Kept::open(&disk, &superblock)?;
-        if let Some(why) = kept.why_not() {
+        let crash_log = CrashLog::open(&disk, &superblock)?;
+        if let Some(why) = crash_log.why_not() {
             message::warn(format!(
                 "if this process is killed, the last writes that were not flushed are lost: there is no crash log: {why}"
             ));
         }
         let memory = ram::budget_of_sets();
-        let options = SetOptions { seed: seed(), survivor: kept.survivor(), memory, ..SetOptions::default() };
-        let session = Session::new(Some(CacheSet::open(disk, options).await?), kept);
+        let options =
+            SetOptions { seed: seed(), survivor: crash_log.file(), memory, ..SetOptions::default() };
+        let session = Session::new(Some(CacheSet::open(disk, options).await?), crash_log);
         session.log_events();
         let attached = session.attach_all(backings).await;
         session.log_events();
@@ -192,13 +199,13 @@ impl Session {
     }
 
     async fn without_cache(backings: Vec<OpenBacking>) -> Result<Session, Failure> {
-        let session = Session::new(None, Kept::nothing());
+        let session = Session::new(None, CrashLog::nothing());
         for backing in backings {
             let before = backing.superblock.state();
             let volume = Volume::pass_through(backing.disk, false).await?;
             if before == format::BackingState::Clean {
                 message::warn(format!(
-                    "{}: runs without its cache: what cache set {} has of it is void from now on",
+                    "{}: runs without its cache: what cache set {} has of it is invalid from now on",
                     volume.backing_name().unwrap_or_default(),
                     backing.superblock.set_uuid()
                 ));
@@ -301,7 +308,7 @@ impl Session {
         self.log_events();
         self.log.end_window();
         if result.is_ok() {
-            self.kept.remove();
+            self.crash_log.remove();
         }
         result
     }
@@ -320,7 +327,7 @@ impl Session {
     }
 }
 
-/// A UUID that nobody has (version 4).
+/// A new random UUID (version 4).
 pub fn new_uuid() -> format::Uuid {
     format::Uuid(*uuid::Uuid::new_v4().as_bytes())
 }
@@ -355,7 +362,7 @@ mod tests {
             rig::format(&cache, &backing, Sectors(8), Sectors(128)).await;
             let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
             let volume = set.register(backing.clone()).await.unwrap();
-            let session = Session::new(Some(set.clone()), Kept::nothing());
+            let session = Session::new(Some(set.clone()), CrashLog::nothing());
             session.add(volume.clone());
             set.detach(&volume).await.unwrap();
             let flushes = || backing.figures().flushes.latency.count();

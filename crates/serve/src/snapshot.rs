@@ -197,7 +197,7 @@ pub struct VolumeFigures {
     pub writeback: WritebackFigures,
     /// Tunables of the device.
     pub tunables: Vec<TunableFigure>,
-    /// How clients reach it; filled in by whoever has the exports.
+    /// How clients reach it; the owner of the exports fills it in.
     pub exports: Vec<Way>,
     /// Why it cannot be reached as it should, if it cannot; filled in like `exports`.
     pub problem: Option<String>,

@@ -1,4 +1,4 @@
-//! `up --takeover`: goes on with what another process serves.
+//! `up --takeover`: takes over the ublk devices that another process serves.
 //!
 //! The order: everything that can be checked without owning the devices is checked; the process that serves the set is
 //! found through its ublk devices and told by a signal to hand over; it answers what is under way, makes it durable,
@@ -18,24 +18,24 @@ use crate::failure::Failure;
 use crate::{message, superblock};
 
 /// How long a process may take to answer what is under way and to make it durable.
-const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+const HANDOVER_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
-/// Opens a device that somebody else owns, for a look.
-fn look_at(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
+/// Opens a device that another process has, for reading.
+fn open_read_only(driver: &Driver, path: &Path) -> Result<Disk, Failure> {
     let options = OpenOptions { access: Access::ReadOnly, claim: Claim::None, ..OpenOptions::default() };
     let device = FileDevice::open(driver.reactor(), path, &options)?;
     Ok(Disk::new(Rc::new(device), driver.handle()))
 }
 
-/// Makes whoever serves the set of these devices hand it over. Returns when that process has ended.
+/// Has the process that serves the set of these devices hand it over. Returns when that process has ended.
 ///
 /// # Errors
 /// If the devices are not what they should be, or the other process does not end; it serves on then.
 pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> Result<(), Failure> {
-    let set = superblock::cache(&look_at(driver, cache)?, cache).await?.set_uuid();
+    let set = superblock::cache(&open_read_only(driver, cache)?, cache).await?.set_uuid();
     let mut uuids = Vec::new();
     for path in backings {
-        let disk = look_at(driver, path)?;
+        let disk = open_read_only(driver, path)?;
         let superblock = superblock::backing(&disk, path).await?;
         superblock::belongs(&disk.info().name, &superblock, set)?;
         uuids.push(superblock.uuid().to_string());
@@ -43,23 +43,25 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
     let servers = exports::servers(driver, &set.to_string(), &uuids).await?;
     let &[pid] = &servers[..] else {
         if servers.is_empty() {
-            message::note("nobody serves this set by ublk: there is nothing to take over");
+            message::note("no process serves this set by ublk: there is nothing to take over");
             return Ok(());
         }
-        return Err(Failure::Failed(format!("processes {servers:?} serve this set together: stop them")));
+        return Err(Failure::Failed(format!(
+            "processes {servers:?} serve volumes of this set; stop them first"
+        )));
     };
     let refused = |what: &str, e: rustix::io::Errno| Failure::Failed(format!("process {pid}: {what}: {e}"));
     let process = Pid::from_raw(pid).ok_or_else(|| refused("not a process", rustix::io::Errno::SRCH))?;
     let handle = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("cannot be watched", e))?;
     // Now that the number cannot be given to another process any more: it still is the one.
     if exports::servers(driver, &set.to_string(), &uuids).await? != servers {
-        return Err(Failure::Failed(format!("process {pid} went away at this very moment: try again")));
+        return Err(Failure::Failed(format!("process {pid} ended during the takeover; try again")));
     }
     pidfd_send_signal(&handle, Signal::USR2).map_err(|e| refused("cannot be told to hand over", e))?;
     message::note(format!("process {pid} hands over"));
     let ended = driver.reactor().blocking(move || {
         loop {
-            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&PATIENCE)) {
+            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&HANDOVER_WITHIN)) {
                 Err(rustix::io::Errno::INTR) => {}
                 other => return other,
             }
@@ -68,7 +70,7 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
     match ended.await {
         Ok(0) => Err(Failure::Failed(format!(
             "process {pid} has not handed over within {} seconds; it still serves",
-            PATIENCE.tv_sec
+            HANDOVER_WITHIN.tv_sec
         ))),
         Ok(_) => Ok(()),
         Err(e) => Err(refused("cannot be waited for", e)),

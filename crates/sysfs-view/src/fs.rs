@@ -86,7 +86,7 @@ impl SysfsView {
     fn at<T>(&self, path: &str, see: impl FnOnce(&Located<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
         // What is always there needs nobody's answer.
         let fixed = matches!(path, "" | "fs");
-        let snapshot = if fixed { Snapshot::default() } else { self.owner.look()? };
+        let snapshot = if fixed { Snapshot::default() } else { self.owner.snapshot()? };
         let numbers = self.lock().numbers_of(&snapshot, fixed);
         let tree = Tree { snapshot: &snapshot, numbers: &numbers };
         let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();

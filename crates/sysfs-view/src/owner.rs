@@ -122,7 +122,7 @@ pub trait Owner: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the owner does not answer.
-    fn look(&self) -> Result<Snapshot, Errno>;
+    fn snapshot(&self) -> Result<Snapshot, Errno>;
 
     /// What the buckets of a set hold.
     ///

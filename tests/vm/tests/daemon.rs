@@ -151,17 +151,19 @@ fn devices_are_pulled_out_and_put_in_again() {
 
     // Without the disk: what the cache has is there, takes more, and keeps it; the rest fails.
     sh(guest, "each && pull backing");
-    guest.vm.wait_for("a message", "grep -q 'has gone away: what the cache does not have' /tmp/up.err");
+    guest
+        .vm
+        .wait_for("a message", "grep -q 'was unplugged: requests that the cache cannot answer' /tmp/up.err");
     sh(
         guest,
         "there /tmp/clean 0 && there /tmp/dirty 16 && ! answers 100 && store /tmp/late 32 && there /tmp/late 32 && \
-         ubcache status | grep 'has gone away' && each",
+         ubcache status | grep 'was unplugged' && each",
     );
     sh(guest, "put backing");
     guest.vm.wait_for("the volume", ". /etc/daemon; answers 100");
     sh(
         guest,
-        "there /tmp/clean 0 && there /tmp/dirty 16 && there /tmp/late 32 && grep 'is back; it was' /tmp/up.err && each",
+        "there /tmp/clean 0 && there /tmp/dirty 16 && there /tmp/late 32 && grep 'is plugged in again; it was' /tmp/up.err && each",
     );
     // Nothing is missing on the disk itself, once everything is written back.
     sh(
@@ -175,7 +177,7 @@ fn devices_are_pulled_out_and_put_in_again() {
 
     // Without the cache: what it has alone is missed and nothing older is shown; who needs nothing of it goes on.
     sh(guest, "store /tmp/again 16 && there /tmp/again 16 && each && pull cache");
-    guest.vm.wait_for("a message", "grep -q 'has gone away, with the cache of set' /tmp/up.err");
+    guest.vm.wait_for("a message", "grep -q 'was unplugged; it is the cache device of set' /tmp/up.err");
     sh(guest, "! answers 16 && each");
     sh(guest, "put cache");
     guest
@@ -243,7 +245,9 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
 
     // Over NBD: what the cache has is there, the rest fails, and who is connected stays so although the disk is back.
     sh(guest, "pull backing");
-    guest.vm.wait_for("a message", "grep -q 'has gone away: what the cache does not have' /tmp/up.err");
+    guest
+        .vm
+        .wait_for("a message", "grep -q 'was unplugged: requests that the cache cannot answer' /tmp/up.err");
     sh(
         guest,
         "is_there /tmp/clean 0 && is_there /tmp/dirty 16 && ! can_read 100 && put_there /tmp/late 32 && put backing",
@@ -258,7 +262,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
 
     // By FUSE: a mounted loop device, then somebody who has the file itself open.
     sh(guest, "disconnect && pull other");
-    guest.vm.wait_for("a message", "[ $(grep -c 'has gone away: what the cache' /tmp/up.err) = 2 ]");
+    guest.vm.wait_for("a message", "[ $(grep -c 'was unplugged: requests' /tmp/up.err) = 2 ]");
     sh(guest, "put other");
     guest.vm.wait_for("a message", "grep -q 'nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
     sh(guest, "umount /mnt");
@@ -276,7 +280,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
 
     // The cache: its whole set waits for the client.
     sh(guest, "connect && pull cache");
-    guest.vm.wait_for("a message", "grep -q 'has gone away, with the cache of set' /tmp/up.err");
+    guest.vm.wait_for("a message", "grep -q 'was unplugged; it is the cache device of set' /tmp/up.err");
     sh(guest, "! can_read 16 && put cache");
     guest.vm.wait_for("a message", "[ $(grep -c 'any more: .* to unix:/run/data.sock' /tmp/up.err) = 2 ]");
     sh(guest, "disconnect");

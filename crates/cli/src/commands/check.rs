@@ -9,8 +9,8 @@ use inspect::{CheckOptions, ReadAt};
 use super::IN_USE;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::look::Looker;
 use crate::out;
+use crate::read_only::ReadOnlyOpener;
 
 /// Verify every structure and invariant of a cache set
 ///
@@ -24,7 +24,7 @@ pub(crate) struct Check {
     /// Metadata only: do not compare cached data with the backing devices
     #[arg(long)]
     quick: bool,
-    /// Look although somebody writes to the devices; what is found may be torn
+    /// Read devices that another process writes to; what is found may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON
@@ -34,8 +34,8 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let looker = Looker::new(self.in_use, IN_USE)?;
-        let devices = self.devices.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
+        let opener = ReadOnlyOpener::new(self.in_use, IN_USE)?;
+        let devices = self.devices.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn ReadAt> = devices.iter().map(|d| &d.source as &dyn ReadAt).collect();
         let mut progress = out::Progress::new("comparing clean data");
         let mut interrupt = Interrupt::new()?;

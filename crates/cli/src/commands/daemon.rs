@@ -19,7 +19,7 @@ pub(crate) struct Daemon {
     /// Control socket [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where registered devices, names and tunables are remembered [default: /var/lib/ubcache]
+    /// Directory for registered devices, names and tunables [default: /var/lib/ubcache]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }

@@ -8,7 +8,7 @@ use inspect::{Mode, SetView};
 
 use super::IN_USE;
 use crate::failure::Failure;
-use crate::look::Looker;
+use crate::read_only::ReadOnlyOpener;
 use crate::{out, superblock};
 
 /// A structure.
@@ -46,7 +46,7 @@ pub(crate) struct Dump {
     /// With `btree`: this node and what is below it, as buckets from the root on: 12/88/160
     #[arg(long, value_name = "PATH", default_value = "")]
     path: String,
-    /// Look although somebody writes to the device; what is shown may be torn
+    /// Read a device that another process writes to; what is shown may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON
@@ -63,7 +63,7 @@ impl Dump {
             "" => Vec::new(),
             text => dump::parse_path(text).map_err(|e| Failure::Usage(e.to_string()))?,
         };
-        let device = Looker::new(self.in_use, IN_USE)?.open(&self.device)?;
+        let device = ReadOnlyOpener::new(self.in_use, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;
         if self.what == What::Superblock {
             let doc = dump::superblock(&device.source)?;

@@ -19,7 +19,7 @@ use inspect::{ExtractOptions, Extraction, FileSink, Mode, ReadAt, SetView, Sink,
 use super::IN_USE;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::look::Looker;
+use crate::read_only::ReadOnlyOpener;
 use crate::{out, size};
 
 /// Copy the contents of a cached device or volume out of a set
@@ -50,7 +50,7 @@ pub(crate) struct Extract {
     /// Go on at damage, and say what was lost or assumed; exit status 1 if anything was
     #[arg(long)]
     best_effort: bool,
-    /// Look although somebody writes to the devices; what comes out may be torn
+    /// Read devices that another process writes to; the contents may be torn
     #[arg(long)]
     in_use: bool,
     /// Print JSON about what was extracted
@@ -69,9 +69,9 @@ impl Extract {
                 "the contents of a device are not for a terminal: redirect them".into(),
             ));
         }
-        let looker = Looker::new(self.in_use, IN_USE)?;
-        let cache = looker.open(&self.cache)?;
-        let backing = self.backing.as_ref().map(|p| looker.open(p)).transpose()?;
+        let opener = ReadOnlyOpener::new(self.in_use, IN_USE)?;
+        let cache = opener.open(&self.cache)?;
+        let backing = self.backing.as_ref().map(|p| opener.open(p)).transpose()?;
         let mode = if self.best_effort { Mode::BestEffort } else { Mode::Strict };
         let view = SetView::open(&cache.source, mode)?;
         let target = match (&backing, self.volume) {
@@ -197,7 +197,7 @@ impl Extract {
                 .set_permissions(mode)
                 .map_err(|e| Failure::at(&self.output, "cannot be given the mode that it had", e))?;
         }
-        partial.keep()?;
+        partial.complete()?;
         drop(claim);
         Ok(extracted)
     }
@@ -264,7 +264,7 @@ struct Claimed {
 struct Partial {
     partial: PathBuf,
     path: PathBuf,
-    kept: bool,
+    complete: bool,
 }
 
 impl Partial {
@@ -277,20 +277,20 @@ impl Partial {
         let partial = path.with_file_name(partial);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial);
         let file = file.map_err(|e| Failure::at(path, "cannot be created", e))?;
-        Ok((Partial { partial, path: path.to_path_buf(), kept: false }, file))
+        Ok((Partial { partial, path: path.to_path_buf(), complete: false }, file))
     }
 
-    fn keep(mut self) -> Result<(), Failure> {
+    fn complete(mut self) -> Result<(), Failure> {
         std::fs::rename(&self.partial, &self.path)
             .map_err(|e| Failure::at(&self.path, "cannot be created", e))?;
-        self.kept = true;
+        self.complete = true;
         Ok(())
     }
 }
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.complete {
             // Already gone, or nothing can be done.
             let _ = std::fs::remove_file(&self.partial);
         }

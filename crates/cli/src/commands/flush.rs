@@ -14,15 +14,15 @@ use clap::Args;
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, Inode, Sectors};
 use inspect::{
-    DeviceSuper, ExtractOptions, Extraction, FileSource, Mode, ReadAt, Relation, SetView, Standing, Target,
+    Attachment, DeviceSuper, ExtractOptions, Extraction, FileSource, Mode, ReadAt, Relation, SetView, Target,
 };
 use io::Nanos;
 use io::sync::{Either, select};
 use serde::Serialize;
 
+use crate::crash_log::CrashLog;
 use crate::events::EventLog;
 use crate::failure::Failure;
-use crate::kept::Kept;
 use crate::session::{self, Devices, OpenBacking, Simulation};
 use crate::{interrupt, out, size};
 
@@ -153,22 +153,11 @@ impl Flush {
                 }
             }
         }
-        report.missing = dirty
-            .iter()
-            .map(|(inode, bytes)| {
-                let slot = view.slots.get(inode);
-                Missing {
-                    slot: inode.0,
-                    uuid: slot.map(|s| s.uuid.to_string()).unwrap_or_default(),
-                    label: slot.map(|s| s.label.clone()).unwrap_or_default(),
-                    dirty_bytes: *bytes,
-                }
-            })
-            .collect();
+        report.missing = missing(&view, &dirty);
         drop(view);
         if !chosen.is_empty() {
-            let kept = Kept::open(&cache, &superblock)?;
-            report.flushed = drain(driver, cache, &kept, chosen).await?;
+            let crash_log = CrashLog::open(&cache, &superblock)?;
+            report.flushed = drain(driver, cache, &crash_log, chosen).await?;
         }
         Ok(report)
     }
@@ -178,18 +167,18 @@ impl Flush {
         let relation = Relation::of(view, &backing.superblock);
         let name = &backing.disk.info().name;
         let state = backing.superblock.state();
-        match relation.standing {
+        match relation.attachment {
             // The set itself refuses a device with dirty data in another state of the cache.
-            Standing::Attached | Standing::OlderDirty => Ok(relation.slot),
-            Standing::Unattached => {
+            Attachment::Attached | Attachment::OlderDirty => Ok(relation.slot),
+            Attachment::Unattached => {
                 out::note(format!("{name}: is not attached to this set: nothing of it is dirty"));
                 Ok(None)
             }
-            Standing::NoSlot if state == BackingState::Clean => {
+            Attachment::NoSlot if state == BackingState::Clean => {
                 out::note(format!("{name}: is clean, and the set has nothing of it"));
                 Ok(None)
             }
-            Standing::NoSlot | Standing::OtherSet => Err(Failure::Failed(format!(
+            Attachment::NoSlot | Attachment::OtherSet => Err(Failure::Failed(format!(
                 "{name}: expected a device with data in cache set {}, found one in state {} of set {}, whose UUID {} \
                  this set does not know",
                 view.superblock.set_uuid(),
@@ -197,11 +186,11 @@ impl Flush {
                 backing.superblock.set_uuid(),
                 backing.superblock.uuid()
             ))),
-            Standing::OlderClean => Err(Failure::Failed(format!(
+            Attachment::OlderClean => Err(Failure::Failed(format!(
                 "{name}: the cache device does not know the last registration of this device: one of the two was restored \
                  from an older copy, so what the cache has of it is out of date and is not written back"
             ))),
-            Standing::Void => Err(Failure::Failed(format!(
+            Attachment::Invalid => Err(Failure::Failed(format!(
                 "{name}: state {}: it ran without this cache or was detached, so what the cache has of it is out of \
                  date and is not written back",
                 state.name()
@@ -247,17 +236,31 @@ fn find_backings(cache: &Path, view: &SetView) -> Result<Vec<PathBuf>, Failure> 
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
+/// The devices whose dirty data stays because they are not there.
+fn missing(view: &SetView, dirty: &BTreeMap<Inode, u64>) -> Vec<Missing> {
+    let missing = dirty.iter().map(|(inode, bytes)| {
+        let slot = view.slots.get(inode);
+        Missing {
+            slot: inode.0,
+            uuid: slot.map(|s| s.uuid.to_string()).unwrap_or_default(),
+            label: slot.map(|s| s.label.clone()).unwrap_or_default(),
+            dirty_bytes: *bytes,
+        }
+    });
+    missing.collect()
+}
+
 /// Runs the set until the chosen devices have no dirty data left.
 async fn drain(
     driver: &Driver,
     cache: io::Disk,
-    kept: &Kept,
+    crash_log: &CrashLog,
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
     // What a process that was killed had answered is to be written back, too.
     let memory = serve::ram::budget_of_sets();
     let options =
-        SetOptions { seed: session::seed(), survivor: kept.survivor(), memory, ..SetOptions::default() };
+        SetOptions { seed: session::seed(), survivor: crash_log.file(), memory, ..SetOptions::default() };
     let set = CacheSet::open(cache, options).await?;
     let log = EventLog::default();
     log.log(&set.take_events());
@@ -267,7 +270,7 @@ async fn drain(
     log.end_window();
     let flushed = result?;
     stopped?;
-    kept.remove();
+    crash_log.remove();
     Ok(flushed)
 }
 

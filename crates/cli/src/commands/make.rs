@@ -174,7 +174,7 @@ impl Make {
         }
         if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty() && !plain::is_word(l)) {
             out::warn(format!(
-                "label {}: commands take it for something else, so it is no name",
+                "label {}: commands would read it as a path, a UUID or a volume's name; choose another label",
                 plain::label(label)
             ));
         }

@@ -16,7 +16,7 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
-/// How an operator says that a device is to be looked at although somebody writes to it.
+/// The option to read a device that another process writes to.
 const IN_USE: &str = "--in-use";
 
 /// What the program does.

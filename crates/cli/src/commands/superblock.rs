@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::IN_USE;
 use crate::failure::Failure;
-use crate::look::Looker;
+use crate::read_only::ReadOnlyOpener;
 use crate::{out, superblock};
 
 /// Show the superblock of a device
@@ -25,7 +25,7 @@ pub(crate) struct Super {
 impl Super {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         // One block, written as a unit: nothing torn can be seen of a device in use.
-        let device = Looker::new(true, IN_USE)?.open(&self.device)?;
+        let device = ReadOnlyOpener::new(true, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;
         let doc = inspect::dump::superblock(&device.source)?;
         out::document(self.json, &doc)?;

@@ -25,7 +25,7 @@ use crate::takeover;
 use crate::tunables::{Owner, Setting};
 use crate::{interrupt, out};
 
-/// How long a second signal gives the exports to be taken away from whoever uses them.
+/// How long exports that are in use may take to end after a second signal.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// How long exports that are told to use force may take.
@@ -37,8 +37,8 @@ const FORCED_WITHIN: Nanos = Nanos::from_ms(2500);
 /// flash-only volumes. One line per volume on standard output says when it is ready and how it is reached. Runs until
 /// SIGINT or SIGTERM; a second one ends it at once. A cache device that was never used is initialised.
 ///
-/// A device of the kernel (ublk) stays when this process is killed: whoever uses it waits, and the same command goes on
-/// with it. `--takeover` does so while the process still runs: a new version of this program can go on under a mounted
+/// A device of the kernel (ublk) stays when this process is killed: its users wait, and the same command serves it
+/// again. `--takeover` does so while the process still runs: a new version of this program can go on under a mounted
 /// file system.
 #[derive(Args, Debug)]
 pub(crate) struct Up {
@@ -57,20 +57,20 @@ pub(crate) struct Up {
     /// Serve backing devices without their cache; refused if they have dirty data in it
     #[arg(long, conflicts_with = "cache")]
     without_cache: bool,
-    /// Hardware queues of each ublk device; as many as processors, at most 4, if nothing is said
+    /// Hardware queues of each ublk device [default: one for each processor, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     ublk_queues: Option<u16>,
-    /// Requests in each of these queues at a time; 128 if nothing is said, fewer on a host with little memory
+    /// Requests in each queue at a time [default: 128, fewer on a host with little memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=4096))]
     ublk_depth: Option<u16>,
-    /// Before sleeping, look for work for so many microseconds while requests follow each other closely; auto (six
+    /// Poll for requests for so many microseconds before sleeping, while they follow each other closely; auto (six
     /// times what waking a thread takes) or never
     #[arg(long, value_name = "US", default_value = "auto")]
     busy_poll: BusyPoll,
-    /// Make the process that serves this set by ublk hand it over, and go on with its devices
+    /// Take over the ublk devices of the process that serves this set
     #[arg(long, requires = "cache")]
     takeover: bool,
-    /// The root file system is on a volume of this set: systemd leaves the process alone until the machine is off
+    /// The root file system is on a volume of this set: systemd does not stop the process before the machine is off
     #[arg(long, requires = "cache")]
     root_storage: bool,
     #[command(flatten)]

@@ -101,7 +101,7 @@ fn killed_and_written_back_offline() {
         signal(up.pid(), Signal::KILL);
         last_words(&mut traffic, &mut load);
         up.ended();
-        let hidden = place.hide_what_was_kept();
+        let hidden = place.hide_crash_log();
         let refused = place.try_up(&[], &[]).err().expect("a refusal");
         assert!(refused.contains("it cannot be read"), "{refused}");
         place.flush().refused(&["it cannot be read"]);

@@ -229,7 +229,7 @@ fn standing_still() {
         }
         traffic.top_up(&mut load).expect("a server");
         let mut client = Client::connect(stage.place.socket.as_ref(), "").expect("a server");
-        client.set_timeout(Some(PATIENCE)).expect("a socket");
+        client.set_timeout(Some(DEADLINE)).expect("a socket");
         client.write(spare, &[round + 1; 4096]).expect("a write to the cache");
         client.flush().expect("a flush of the cache");
         assert_eq!(client.read(spare, 4096).expect("a read of the cache"), [round + 1; 4096]);

@@ -123,16 +123,16 @@ fn out_of_descriptors(seed: u64) {
     traffic.run(&mut load, 300);
     up.stats();
     drop(clients);
-    waiting.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    waiting.set_read_timeout(Some(DEADLINE)).expect("a socket");
     waiting.read_exact(&mut [0; 18]).expect("a greeting");
     Client::connect(place.socket.as_ref(), "").expect("a server");
     traffic.run(&mut load, 100);
     drop(traffic);
     let said = up.stop();
-    let told = said.lines().filter(|l| l.contains("could not be accepted")).count();
+    let said_times = said.lines().filter(|l| l.contains("could not be accepted")).count();
     // Each client that leaves makes room, so that it may begin again: said once in ten seconds.
     let most = 1 + began.elapsed().as_secs() / 10;
-    assert!(told >= 1 && told as u64 <= most, "said {told} times: {said}");
+    assert!(said_times >= 1 && said_times as u64 <= most, "said {said_times} times: {said}");
     place.finish(&mut load);
 }
 

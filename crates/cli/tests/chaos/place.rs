@@ -110,7 +110,7 @@ impl Place {
     }
 
     /// Somebody has what outlived a server, until this is dropped.
-    pub fn hide_what_was_kept(&self) -> File {
+    pub fn hide_crash_log(&self) -> File {
         let mut files = std::fs::read_dir(self.run.path()).expect("our directory").flatten();
         let kept = files.find(|f| f.path().extension().is_some_and(|e| e == "kept")).expect("a file");
         let file = File::open(kept.path()).expect("root");

@@ -81,12 +81,12 @@ fn a_copy_takes_the_place_with_the_word_of_the_operator() {
     std::fs::remove_file(&place.hdd).unwrap();
     let daemon = place.start();
     assert_eq!(daemon.state_of(&place.hdd), "failed");
-    let differs = ["is another device", "inode: expected", "--accept-replacement"];
+    let differs = ["is not the device", "inode: expected", "--accept-replacement"];
     daemon.run(&["register", &new]).refused(&differs);
     daemon.run(&["register", "--quiet", &new]).refused(&differs);
     daemon.run(&["attach", &place.ssd, &new]).refused(&differs);
     daemon.run(&["register", "--accept-replacement", &new]).ok().says(&[
-        "accepted: is another device",
+        "accepted: is not the device",
         "inode: expected",
         "served, UUID",
     ]);
@@ -118,10 +118,10 @@ fn an_older_state_is_not_served_until_it_is_accepted() {
     let daemon = place.start();
     assert_eq!(daemon.state_of(&place.ssd), "failed");
     assert_eq!(daemon.state_of(&place.hdd), "waiting");
-    daemon
-        .run(&["status"])
-        .ok()
-        .says(&["is older than cache set", "sequence number of the superblock: expected"]);
+    daemon.run(&["status"]).ok().says(&[
+        "is older than the last known state of cache set",
+        "sequence number of the superblock: expected",
+    ]);
     daemon.run(&["register", &place.ssd]).refused(&["is older than"]);
     daemon.run(&["register", &place.ssd, "--accept-replacement"]).ok().says(&["accepted: is older than"]);
     assert_eq!(daemon.state_of(&place.ssd), "served");

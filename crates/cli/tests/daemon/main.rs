@@ -7,11 +7,11 @@
 #[allow(dead_code, reason = "shared with the other tests, which use the rest")]
 mod world;
 
-mod appear;
 mod audit;
 mod clients;
 mod copies;
 mod halfway;
+mod hotplug;
 mod huge;
 mod life;
 mod many;

@@ -140,7 +140,7 @@ fn twenty_four_sets_are_served_at_once_and_cost_little_at_rest() {
         .map(|n| {
             let name = format!("bcache{n}");
             let client = Client::connect(Path::new(&place.dir.path(&format!("{name}.sock"))), &name).unwrap();
-            client.set_timeout(Some(PATIENCE)).unwrap();
+            client.set_timeout(Some(DEADLINE)).unwrap();
             client
         })
         .collect();

@@ -10,8 +10,8 @@ fn a_set_without_a_crash_log_is_told() {
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd]).ok();
     let set = daemon.json(&["status"])["sets"][0]["id"].as_str().unwrap().to_owned();
-    let told = daemon.said().matches(NO_CRASH_LOG).count();
-    assert_eq!(told, usize::from(!has_crash_log(&set)), "{}", daemon.said());
+    let warnings = daemon.said().matches(NO_CRASH_LOG).count();
+    assert_eq!(warnings, usize::from(!has_crash_log(&set)), "{}", daemon.said());
     daemon.stop();
 }
 
@@ -47,6 +47,6 @@ fn a_disk_whose_cache_device_has_failed_says_so() {
     let disk = devices.iter().find(|d| d["path"] == place.hdd.as_str()).unwrap();
     assert_eq!(disk["state"], "waiting");
     let why = disk["why"].as_str().unwrap();
-    assert!(why.contains(&format!("its cache device {} has failed: is another device", place.ssd)), "{why}");
+    assert!(why.contains(&format!("its cache device {} has failed: is not the device", place.ssd)), "{why}");
     daemon.stop();
 }

@@ -85,7 +85,8 @@ fn of_two_with_the_same_label_neither_is_chosen() {
     daemon.http("POST", "/v1/volumes/one/stop", "");
     let states = || (daemon.state_of(&stick), daemon.state_of(&place.hdd));
     assert_eq!(states(), ("served".into(), "served".into()), "nothing was stopped");
-    let all = ["one: 2 are called so", "bcache0", "bcache1", &stick, &place.hdd, &ours, &theirs];
+    let all =
+        ["one: is ambiguous, 2 have this name", "bcache0", "bcache1", &stick, &place.hdd, &ours, &theirs];
     for command in [
         &["stop", "one"][..],
         &["unregister", "one"],

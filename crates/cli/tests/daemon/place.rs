@@ -126,8 +126,8 @@ impl Daemon {
 
     pub fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.socket).expect("a daemon");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a socket");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a socket");
+        stream.set_write_timeout(Some(DEADLINE)).expect("a socket");
         stream
     }
 
@@ -185,7 +185,7 @@ impl Daemon {
     /// Waits for its end.
     #[track_caller]
     pub fn ended(mut self) -> (ExitStatus, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child of ours") {
                 return (status, self.said());

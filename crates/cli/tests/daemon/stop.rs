@@ -100,7 +100,7 @@ fn a_second_signal_waits_for_nobody() {
     daemon.signal(Signal::TERM);
     wait_until("the stop", || daemon.said().contains("SIGTERM: stopping"));
     daemon.signal(Signal::TERM);
-    wait_until("the force", || daemon.said().contains("nobody is waited for any more"));
+    wait_until("the force", || daemon.said().contains("stopping without waiting for the users"));
     wait_until("the end", || daemon.said().contains("error: "));
     slow.thaw();
     let (status, said) = daemon.ended();
@@ -114,14 +114,14 @@ fn a_second_signal_waits_for_nobody() {
 /// A service manager: what it is told, and when.
 struct Manager {
     path: String,
-    told: Receiver<(Instant, String)>,
+    notifications: Receiver<(Instant, String)>,
 }
 
 impl Manager {
     fn new(dir: &Dir) -> Manager {
         let path = dir.path("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
-        let (sender, told) = channel();
+        let (sender, notifications) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(n) = socket.recv(&mut bytes) {
@@ -131,14 +131,14 @@ impl Manager {
                 }
             }
         });
-        Manager { path, told }
+        Manager { path, notifications }
     }
 
     /// The next thing that it is told, beside signs of life.
     #[track_caller]
     fn next(&self) -> String {
         loop {
-            let (_, text) = self.told.recv_timeout(PATIENCE).expect("a word");
+            let (_, text) = self.notifications.recv_timeout(DEADLINE).expect("a word");
             if text != "WATCHDOG=1" {
                 return text;
             }
@@ -164,7 +164,7 @@ fn the_service_manager_is_told_what_goes_on() {
     // Signs of life come in time, whatever else goes on.
     let mut last = None;
     for _ in 0..4 {
-        let (at, text) = manager.told.recv_timeout(PATIENCE).expect("a sign of life");
+        let (at, text) = manager.notifications.recv_timeout(DEADLINE).expect("a sign of life");
         assert_eq!(text, "WATCHDOG=1");
         if let Some(last) = last.replace(at) {
             assert!(at - last < ALIVE_WITHIN, "{:?}", at - last);
@@ -200,7 +200,7 @@ fn the_service_manager_is_told_what_goes_on() {
     daemon.signal(Signal::TERM);
     daemon.ended();
     // Signs of life of the first may still be there.
-    let rest: Vec<String> = manager.told.try_iter().map(|(_, text)| text).collect();
+    let rest: Vec<String> = manager.notifications.try_iter().map(|(_, text)| text).collect();
     let from = rest.iter().position(|t| t == "READY=1").expect("a word");
     assert!(rest[from..].iter().all(|t| t != "WATCHDOG=1"), "{rest:?}");
 }

@@ -49,8 +49,8 @@ fn url(daemon: &Daemon, n: usize) -> String {
 
 fn connect(url: &str) -> TcpStream {
     let stream = TcpStream::connect(url.split_once("://").unwrap().1).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.set_write_timeout(Some(DEADLINE)).unwrap();
     stream
 }
 
@@ -82,13 +82,13 @@ fn over_tcp_only_those_with_the_token_may() {
     assert!(status == 200 && text.contains("schema_version"), "{text}");
 
     for (path, lines, words) in [
-        ("/v1/status", "", "wants its token"),
-        ("/v1/status", "Authorization: Bearer 4f1c2d7e9a8b6053-of-this-tess\r\n", "not the token"),
-        ("/v1/status", &format!("Authorization: Basic {TOKEN}\r\n"), "not the token"),
-        ("/v1/events", "", "wants its token"),
-        ("/v1/openapi.json", "", "wants its token"),
-        ("/nowhere", "", "wants its token"),
-        ("/metrics", "", "wants its token"),
+        ("/v1/status", "", "token required"),
+        ("/v1/status", "Authorization: Bearer 4f1c2d7e9a8b6053-of-this-tess\r\n", "wrong token"),
+        ("/v1/status", &format!("Authorization: Basic {TOKEN}\r\n"), "wrong token"),
+        ("/v1/events", "", "token required"),
+        ("/v1/openapi.json", "", "token required"),
+        ("/nowhere", "", "token required"),
+        ("/metrics", "", "token required"),
         ("/assets/../v1/status", "", ""),
     ] {
         let (status, text) = ask(&url, "GET", path, lines);
@@ -120,11 +120,11 @@ fn over_tcp_only_those_with_the_token_may() {
     let mut command = Command::new(program());
     command.arg("status").env("UBCACHE_API", &url).env("UBCACHE_TOKEN_FILE", &token);
     Said::of(output(command)).ok().says(&["bcache0"]);
-    run(&["status", "--api", &url]).refused(&["wants its token"]);
+    run(&["status", "--api", &url]).refused(&["token required"]);
     let wrong = private(&place, "wrong", OTHER);
-    over(&url, &wrong, &["status"]).refused(&["not the token of this daemon"]);
+    over(&url, &wrong, &["status"]).refused(&["wrong token"]);
     over(&url, &place.dir.path("none"), &["status"]).refused(&["none", "cannot be read"]);
-    over(&url.replace("http:", "https:"), &token, &["status"]).refused(&["does not speak TLS"]);
+    over(&url.replace("http:", "https:"), &token, &["status"]).refused(&["does not answer with TLS"]);
     // Nobody on the way is to read the token.
     over("http://192.0.2.1:1", &token, &["status"]).usage().says(&["https://"]);
     run(&["status", "--api", "somewhere"]).usage().says(&["https://HOST"]);
@@ -171,7 +171,7 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
     over(&format!("https://localhost:{port}"), &token, &["status", "--ca", &ca]).ok();
     over(&format!("https://127.0.0.2:{port}"), &token, &["status", "--ca", &ca]).refused(&["127.0.0.2"]);
     let wrong = private(&place, "wrong", OTHER);
-    over(&first, &wrong, &["status", "--ca", &ca]).refused(&["not the token of this daemon"]);
+    over(&first, &wrong, &["status", "--ca", &ca]).refused(&["wrong token"]);
     over(&first.replace("https", "http"), &token, &["status"]).refused(&["https://"]);
     over(&first, &token, &["status", "--ca", &token]).refused(&["expected certificates"]);
     let stranger = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
@@ -185,11 +185,11 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
     let renewed = listening_tls(&place);
     private(&place, "token", OTHER);
     place.configure(&renewed);
-    daemon.run(&["reload"]).ok().says(&["there is another token", "there is another certificate"]);
+    daemon.run(&["reload"]).ok().says(&["the token has changed", "the certificate has changed"]);
     let second = url(&daemon, 1);
     over(&second, &token, &["status", "--ca", &ca]).ok().says(&["bcache0"]);
     let old = private(&place, "old", TOKEN);
-    over(&second, &old, &["status", "--ca", &ca]).refused(&["not the token of this daemon"]);
+    over(&second, &old, &["status", "--ca", &ca]).refused(&["wrong token"]);
     wait_until("the end of the old connection", || listener.is_finished());
     let _ = listener.join().unwrap();
 
@@ -198,7 +198,7 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
     daemon.run(&["reload"]).refused(&["line 3", "token_file", "open to everybody"]);
     over(&second, &token, &["status", "--ca", &ca]).ok();
     place.configure("");
-    daemon.run(&["reload"]).ok().says(&["nothing is listened to over TCP any more"]);
+    daemon.run(&["reload"]).ok().says(&["does not listen on TCP any more"]);
     wait_until("the closed port", || TcpStream::connect(second.split_once("://").unwrap().1).is_err());
     assert!(!daemon.said().contains(OTHER) && !daemon.said().contains("PRIVATE KEY"));
     daemon.stop();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use ubcache_cli::nbd_client::{Ask, Client, Reply};
 
-use crate::world::{PATIENCE, SECTOR};
+use crate::world::{DEADLINE, SECTOR};
 
 /// Requests under way at a time.
 const DEPTH: usize = 24;
@@ -192,7 +192,7 @@ impl Load {
 #[track_caller]
 pub fn read_all(socket: &str, sectors: usize) -> Vec<u8> {
     let mut client = Client::connect(Path::new(socket), "").expect("a server");
-    client.set_timeout(Some(PATIENCE)).expect("a socket");
+    client.set_timeout(Some(DEADLINE)).expect("a socket");
     let mut served = Vec::with_capacity(sectors * SECTOR);
     for s in (0..sectors).step_by(2048) {
         let count = (sectors - s).min(2048);
@@ -211,7 +211,7 @@ pub struct Traffic {
 impl Traffic {
     pub fn connect(socket: &str) -> Traffic {
         let client = Client::connect(Path::new(socket), "").expect("a server");
-        client.set_timeout(Some(PATIENCE)).expect("a socket");
+        client.set_timeout(Some(DEADLINE)).expect("a socket");
         Traffic { client, open: BTreeMap::new(), tag: 0 }
     }
 

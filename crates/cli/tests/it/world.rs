@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use ubcache_cli::nbd_client::Client;
 
 /// How long anything may take that should be there soon.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 pub const SECTOR: usize = 512;
 /// Where data begins on a backing device.
@@ -98,7 +98,7 @@ pub fn output(mut command: Command) -> Output {
     let pid = child.id();
     let (done, ended) = channel();
     let watch = std::thread::spawn(move || {
-        if ended.recv_timeout(4 * PATIENCE).is_err() {
+        if ended.recv_timeout(4 * DEADLINE).is_err() {
             signal(pid, rustix::process::Signal::KILL);
         }
     });
@@ -140,7 +140,7 @@ pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
 
 /// Whether a condition comes about in time.
 pub fn comes_about(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     while !condition() {
         if Instant::now() >= deadline {
             return false;
@@ -260,7 +260,7 @@ impl Up {
         });
         let mut up = Up { child, lines, messages, ready: Vec::new() };
         for _ in 0..volumes {
-            match up.lines.recv_timeout(PATIENCE) {
+            match up.lines.recv_timeout(DEADLINE) {
                 Ok(line) => {
                     let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
                     assert_eq!(event["event"], "ready", "{event}");
@@ -299,7 +299,7 @@ impl Up {
     pub fn ask(&mut self, command: &str) -> Value {
         let line = format!("{command}\n");
         self.child.stdin.as_mut().expect("a pipe").write_all(line.as_bytes()).expect("it runs");
-        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no answer: {}", self.said()));
+        let line = self.lines.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("no answer: {}", self.said()));
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"))
     }
 
@@ -322,7 +322,7 @@ impl Up {
     /// Waits for its end.
     #[track_caller]
     pub fn ended(mut self) -> (ExitStatus, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DEADLINE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "does not end: {}", self.said());

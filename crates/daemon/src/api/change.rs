@@ -15,27 +15,29 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use serve::{Command, Failure};
 
-use super::{Answered, Api, Refusal, Shared, ok, parse, to_the_end};
+use super::context::{Api, Shared};
+use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
 use crate::jobs::{End, Job, Running};
 use crate::names::Named;
-use crate::registry::{By, Found, Registered};
+use crate::order::Order;
+use crate::registry::{By, Found};
 use crate::settings::Of;
-use crate::worker::{Order, Worker};
+use crate::worker::Worker;
 
 type Audited = Extension<Audit>;
 
 /// A volume, noted as what the request is about.
 async fn volume_of(api: &Api, audit: &Audit, name: &str) -> Result<Found, Refusal> {
-    let found = api.registry.find(name).await?;
+    let found = api.registry.lookup.find(name).await?;
     audit.on(&found.named);
     Ok(found)
 }
 
 /// A set, in the same way.
 async fn set_of(api: &Api, audit: &Audit, name: &str) -> Result<(Arc<Worker>, Named), Refusal> {
-    let worker = api.registry.set(name).await?;
-    let named = api.registry.named(&worker.plan.id).await?;
+    let worker = api.registry.lookup.set(name).await?;
+    let named = api.registry.lookup.named(&worker.plan.id).await?;
     audit.on(&named);
     Ok((worker, named))
 }
@@ -64,20 +66,21 @@ pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body
     audit.does(format!("register {}{replacing}", paths.join(" ")));
     let by = By::Operator { quiet: wanted.quiet, accept: wanted.accept_replacement };
     let registered = to_the_end(async move {
-        let registered = api.registry.register(wanted.devices, by).await?;
-        for view in &registered.devices {
+        let registered = api.registry.registration.register(wanted.devices, by).await?;
+        let mut devices = api.registry.views.devices();
+        devices.retain(|view| registered.paths.contains(&view.path));
+        for view in &devices {
             if let Some(uuid) = &view.uuid
-                && let Ok(named) = api.registry.named(&view.path.to_string_lossy()).await
+                && let Ok(named) = api.registry.lookup.named(&view.path.to_string_lossy()).await
                 && named.uuid.as_ref() == Some(uuid)
             {
                 audit.on(&named);
             }
         }
-        let not_exported = api.registry.not_exported(&registered.devices).await;
-        Ok((registered, not_exported))
+        let not_exported = api.registry.exports.not_exported(&devices).await;
+        Ok((devices, registered.accepted, not_exported))
     });
-    let (registered, not_exported) = registered.await?;
-    let Registered { devices, accepted } = registered;
+    let (devices, accepted, not_exported) = registered.await?;
     ok(json!({"devices": devices, "accepted": accepted, "not_exported": not_exported}))
 }
 
@@ -90,10 +93,10 @@ struct Unregister {
 pub(super) async fn unregister(State(api): Shared, Extension(audit): Audited, body: Bytes) -> Answered {
     let wanted: Unregister = parse(&body)?;
     audit.does(format!("unregister {}", wanted.device));
-    if let Ok(named) = api.registry.named(&wanted.device).await {
+    if let Ok(named) = api.registry.lookup.named(&wanted.device).await {
         audit.on(&named);
     }
-    let named = to_the_end(async move { api.registry.unregister(&wanted.device).await }).await?;
+    let named = to_the_end(async move { api.registry.registration.unregister(&wanted.device).await }).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -108,13 +111,13 @@ pub(super) async fn attach(State(api): Shared, Extension(audit): Audited, body: 
     let wanted: Attach = parse(&body)?;
     audit.does(format!("attach {} {}", wanted.cache, wanted.backing));
     for name in [&wanted.cache, &wanted.backing] {
-        if let Ok(named) = api.registry.named(name).await {
+        if let Ok(named) = api.registry.lookup.named(name).await {
             audit.on(&named);
         }
     }
     let attached = to_the_end(async move {
-        let named = api.registry.attach(&wanted.cache, &wanted.backing).await?;
-        let cache = api.registry.named(&wanted.cache).await?;
+        let named = api.registry.registration.attach(&wanted.cache, &wanted.backing).await?;
+        let cache = api.registry.lookup.named(&wanted.cache).await?;
         audit.on(&named);
         Ok((named, cache))
     });
@@ -129,7 +132,7 @@ pub(super) async fn stop(
 ) -> Answered {
     audit.does(format!("stop {volume}"));
     let Found { name, .. } = volume_of(&api, &audit, &volume).await?;
-    let named = to_the_end(async move { api.registry.stop_volume(&name).await }).await?;
+    let named = to_the_end(async move { api.registry.registration.stop_volume(&name).await }).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -158,14 +161,13 @@ pub(super) async fn create(
     }
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let sectors = wanted.size_bytes / 512;
-    let id = worker.plan.id.clone();
-    to_the_end(async move { api.registry.create(&id, sectors, wanted.label).await }).await?;
+    to_the_end(async move { worker.create(sectors, wanted.label).await }).await?;
     ok(json!({"resolved": named}))
 }
 
 pub(super) async fn reload(State(api): Shared, Extension(audit): Audited) -> Answered {
     audit.does("reload");
-    let changes = to_the_end(async move { api.registry.reload(&api.config_path).await }).await?;
+    let changes = to_the_end(async move { api.registry.reload.reload(&api.config_path).await }).await?;
     ok(json!({"changes": changes}))
 }
 
@@ -235,8 +237,10 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
     audit.does(&action);
     let work = async move {
         let changed = match put {
-            Some(put) => api.registry.set_tunable(whose.of(), &key, &put.value, !put.runtime).await?,
-            None => api.registry.reset_tunable(whose.of(), &key).await?,
+            Some(put) => {
+                api.registry.settings.set_tunable(whose.of(), &key, &put.value, !put.runtime).await?
+            }
+            None => api.registry.settings.reset_tunable(whose.of(), &key).await?,
         };
         if let Some(value) = changed.limited_to() {
             audit.does(format!("{action} (limited to {value})"));
@@ -247,13 +251,13 @@ async fn change(api: Arc<Api>, audit: Audit, change: Change) -> Answered {
 }
 
 pub(super) async fn set_tunables(State(api): Shared, Path(set): Path<String>) -> Answered {
-    api.registry.set(&set).await?;
-    ok(json!({"tunables": api.registry.tunables(Of::Set(&set)).await?}))
+    api.registry.lookup.set(&set).await?;
+    ok(json!({"tunables": api.registry.settings.tunables(Of::Set(&set)).await?}))
 }
 
 pub(super) async fn set_tunable(State(api): Shared, Path((set, key)): Path<(String, String)>) -> Answered {
-    api.registry.set(&set).await?;
-    ok(json!({"tunable": api.registry.tunable(Of::Set(&set), &key).await?}))
+    api.registry.lookup.set(&set).await?;
+    ok(json!({"tunable": api.registry.settings.tunable(Of::Set(&set), &key).await?}))
 }
 
 pub(super) async fn change_set_tunable(
@@ -274,16 +278,16 @@ pub(super) async fn reset_set_tunable(
 }
 
 pub(super) async fn volume_tunables(State(api): Shared, Path(volume): Path<String>) -> Answered {
-    let Found { name, .. } = api.registry.find(&volume).await?;
-    ok(json!({"tunables": api.registry.tunables(Of::Volume(&name)).await?}))
+    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
+    ok(json!({"tunables": api.registry.settings.tunables(Of::Volume(&name)).await?}))
 }
 
 pub(super) async fn volume_tunable(
     State(api): Shared,
     Path((volume, key)): Path<(String, String)>,
 ) -> Answered {
-    let Found { name, .. } = api.registry.find(&volume).await?;
-    ok(json!({"tunable": api.registry.tunable(Of::Volume(&name), &key).await?}))
+    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
+    ok(json!({"tunable": api.registry.settings.tunable(Of::Volume(&name), &key).await?}))
 }
 
 pub(super) async fn change_volume_tunable(
@@ -342,7 +346,7 @@ pub(super) async fn label(
 pub(super) async fn gc(State(api): Shared, Extension(audit): Audited, Path(set): Path<String>) -> Answered {
     audit.does(format!("gc {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
-    to_the_end(async move { api.registry.command(&worker, Command::Gc).await }).await?;
+    to_the_end(async move { worker.command(Command::Gc).await }).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -369,7 +373,7 @@ pub(super) async fn detach(
     audit.does(format!("detach {volume}{}", if wipe { " and wipe" } else { "" }));
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
     let order = |job| Order::Detach(name.clone(), wipe, job);
-    let job = api.registry.begin_job(&worker, "detach", &name, Some(&named), order)?;
+    let job = worker.begin_job(&api.registry.jobs, "detach", &name, Some(&named), order)?;
     accepted(&job, Some(&named))
 }
 
@@ -381,7 +385,7 @@ pub(super) async fn flush(
     audit.does(format!("write back {volume}"));
     let Found { worker, name, named } = volume_of(&api, &audit, &volume).await?;
     let order = |job| Order::Flush(Some(name.clone()), job);
-    let job = api.registry.begin_job(&worker, "flush", &name, Some(&named), order)?;
+    let job = worker.begin_job(&api.registry.jobs, "flush", &name, Some(&named), order)?;
     accepted(&job, Some(&named))
 }
 
@@ -393,7 +397,8 @@ pub(super) async fn flush_set(
     audit.does(format!("write back {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
-    let job = api.registry.begin_job(&worker, "flush", &id, Some(&named), |job| Order::Flush(None, job))?;
+    let job =
+        worker.begin_job(&api.registry.jobs, "flush", &id, Some(&named), |job| Order::Flush(None, job))?;
     accepted(&job, Some(&named))
 }
 
@@ -405,7 +410,7 @@ pub(super) async fn wipe(
     audit.does(format!("wipe {set}"));
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let id = worker.plan.id.clone();
-    let job = api.registry.begin_job(&worker, "wipe", &id, Some(&named), Order::Wipe)?;
+    let job = worker.begin_job(&api.registry.jobs, "wipe", &id, Some(&named), Order::Wipe)?;
     accepted(&job, Some(&named))
 }
 
@@ -415,7 +420,7 @@ struct Check {
     devices: Vec<String>,
     #[serde(default)]
     quick: bool,
-    /// Also if somebody writes to them: what is found then may be torn.
+    /// Also if another process writes to them: what is found then may be torn.
     #[serde(default)]
     in_use: bool,
 }
@@ -429,7 +434,7 @@ pub(super) async fn check(
     audit.does(format!("check {}", wanted.devices.join(" ")));
     let mut paths = Vec::new();
     for device in &wanted.devices {
-        paths.push(api.registry.device_path(device).await?);
+        paths.push(api.registry.lookup.device_path(device).await?);
     }
     let Some(job) = api.registry.jobs.begin("check", &wanted.devices.join(" "), None) else {
         return Err(Refusal(StatusCode::CONFLICT, "too many jobs are running".into()));
@@ -439,11 +444,11 @@ pub(super) async fn check(
     accepted(&job, None)
 }
 
-/// Verifies devices; those that somebody writes to only if that is wanted. On a thread of its own.
+/// Verifies devices, on a thread of its own; those that another process writes to only with `in_use`.
 fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
-    let look = || -> Result<End, Failure> {
-        let looker = serve::look::Looker::new(in_use, "\"in_use\": true")?;
-        let devices = paths.iter().map(|p| looker.open(p)).collect::<Result<Vec<_>, _>>()?;
+    let probe = || -> Result<End, Failure> {
+        let opener = serve::read_only::ReadOnlyOpener::new(in_use, "\"in_use\": true")?;
+        let devices = paths.iter().map(|p| opener.open(p)).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<&dyn inspect::ReadAt> = devices.iter().map(|d| &d.source as _).collect();
         let options = inspect::CheckOptions { compare_clean: !quick };
         let report = inspect::check(&sources, options, &mut |p| {
@@ -461,7 +466,7 @@ fn check_now(paths: &[PathBuf], quick: bool, in_use: bool, job: &Running) {
             (false, false) => End::Failed("problems were found: see the report".into()),
         })
     };
-    job.0.ended(look().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
+    job.0.ended(probe().unwrap_or_else(|e| End::Failed(e.message().unwrap_or_default().to_owned())));
 }
 
 pub(super) async fn jobs(State(api): Shared) -> Answered {

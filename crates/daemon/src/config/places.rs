@@ -7,43 +7,42 @@ use serve::exports::Spec;
 use serve::plain;
 use toml::Spanned;
 
-use super::{Config, File, Key, Parser};
+use super::key::Key;
 
 /// What stands for the name of a volume in an export.
 const VOLUME: &str = "{volume}";
 
-impl Parser<'_> {
-    /// Refuses two volumes that are to be at one place.
-    pub(super) fn distinct_places(&self, file: &File) -> Result<(), String> {
-        let all = file.exports.iter().map(|e| ("exports".to_owned(), e));
-        let own = file
-            .volume
-            .iter()
-            .filter_map(|(id, section)| Some((format!("[volume.{id}]"), section.exports.as_ref()?)));
-        let mut before: Vec<(String, Spec)> = Vec::new();
-        for (section, specs) in all.chain(own) {
-            for spec in specs {
-                let Some(place) = fixed(spec) else { continue };
-                let taken = before.iter().find(|(other, there)| {
-                    // What all volumes are given may be for the one that has no section.
-                    (*other == section || other != "exports") && there.overlaps(&place)
-                });
-                if let Some((other, _)) = taken {
-                    let whose = if *other == section {
-                        format!("{section} names {place} twice")
-                    } else {
-                        format!("{other} and {section} both name {place}")
-                    };
-                    return Err(self.at(
-                        spec,
-                        format!("{whose}: clients could get the wrong volume: expected a place for each"),
-                    ));
-                }
-                before.push((section.clone(), place));
+/// A volume or set that is registered; a volume with its name.
+type Known = (Key, Option<String>);
+
+/// The first export that gives two volumes one place, and what is wrong with it.
+pub(super) fn shared<'f>(
+    exports: Option<&'f [Spanned<String>]>,
+    volumes: impl Iterator<Item = (&'f str, &'f [Spanned<String>])>,
+) -> Option<(&'f Spanned<String>, String)> {
+    let all = exports.into_iter().map(|specs| ("exports".to_owned(), specs));
+    let own = volumes.map(|(id, specs)| (format!("[volume.{id}]"), specs));
+    let mut before: Vec<(String, Spec)> = Vec::new();
+    for (section, specs) in all.chain(own) {
+        for spec in specs {
+            let Some(place) = fixed(spec) else { continue };
+            let taken = before.iter().find(|(other, there)| {
+                // What all volumes are given may be for the one that has no section.
+                (*other == section || other != "exports") && there.overlaps(&place)
+            });
+            if let Some((other, _)) = taken {
+                let whose = if *other == section {
+                    format!("{section} names {place} twice")
+                } else {
+                    format!("{other} and {section} both name {place}")
+                };
+                let why = format!("{whose}: clients could get the wrong volume: expected a place for each");
+                return Some((spec, why));
             }
+            before.push((section.clone(), place));
         }
-        Ok(())
     }
+    None
 }
 
 /// The place that an export text names, if it is the same place for every volume.
@@ -51,51 +50,47 @@ fn fixed(spec: &Spanned<String>) -> Option<Spec> {
     spec.get_ref().parse().ok().filter(|_| !spec.get_ref().contains(VOLUME))
 }
 
-impl Config {
-    /// Whether anything is said of a single set or volume.
-    pub(crate) fn has_sections(&self) -> bool {
-        !self.volumes.is_empty() || !self.sets.is_empty()
-    }
-
-    /// Sections that apply to none of these volumes and sets; what to say of each.
-    pub(crate) fn unmatched(&self, known: &[(Key, Option<String>)]) -> Vec<String> {
-        let matches = |id: &str, set: bool| {
-            let mut same = known.iter().filter(|(key, _)| key.set == set);
-            same.any(|(key, _)| key.id == id || label_of(key).as_deref() == Some(id))
-        };
-        let uuid_of = |name: &str| {
-            let named = known.iter().find(|(_, n)| n.as_deref() == Some(name));
-            named.map(|(key, _)| format!("[volume.\"{}\"]", key.id))
-        };
-        let volume = |id: &String| {
-            let why = if plain::is_volume_name(id) {
-                let instead = uuid_of(id).unwrap_or_else(|| "the UUID or the label of the volume".into());
-                format!("names such as {id} are given by the daemon and name no section: write {instead}")
-            } else {
-                "expected the UUID or label of a volume, found none that is registered".to_owned()
-            };
-            format!("[volume.{}] has no effect: {why}", plain::escaped(id))
-        };
-        let set = |id: &String| {
-            format!(
-                "[set.{}] has no effect: expected the UUID of a set, found none that is registered",
-                plain::escaped(id)
-            )
-        };
-        let volumes = self.volumes.keys().filter(|id| !matches(id, false)).map(volume);
-        volumes.chain(self.sets.keys().filter(|id| !matches(id, true)).map(set)).collect()
-    }
+/// Whether the section of this name is about one of these.
+fn matches(id: &str, known: &[Known], set: bool) -> bool {
+    let mut same = known.iter().filter(|(key, _)| key.set == set);
+    same.any(|(key, _)| key.id == id || key.section_label().as_deref() == Some(id))
 }
 
-/// The label by which a section may be named. One that looks like the name of a volume is none.
-pub(super) fn label_of(key: &Key) -> Option<String> {
-    let label = key.label.to_lowercase();
-    (!label.is_empty() && !plain::is_volume_name(&label)).then_some(label)
+/// What to say of the sections of volumes that apply to none of these.
+pub(super) fn unmatched_volumes<'a>(
+    sections: impl Iterator<Item = &'a String>,
+    known: &[Known],
+) -> Vec<String> {
+    let uuid_of = |name: &str| {
+        let named = known.iter().find(|(_, n)| n.as_deref() == Some(name));
+        named.map(|(key, _)| format!("[volume.\"{}\"]", key.id))
+    };
+    let text = |id: &String| {
+        let why = if plain::is_volume_name(id) {
+            let instead = uuid_of(id).unwrap_or_else(|| "the UUID or the label of the volume".into());
+            format!("names such as {id} are given by the daemon and name no section: write {instead}")
+        } else {
+            "expected the UUID or label of a volume, found none that is registered".to_owned()
+        };
+        format!("[volume.{}] has no effect: {why}", plain::escaped(id))
+    };
+    sections.filter(|id| !matches(id, known, false)).map(text).collect()
+}
+
+/// What to say of the sections of sets that apply to none of these.
+pub(super) fn unmatched_sets<'a>(sections: impl Iterator<Item = &'a String>, known: &[Known]) -> Vec<String> {
+    let text = |id: &String| {
+        format!(
+            "[set.{}] has no effect: expected the UUID of a set, found none that is registered",
+            plain::escaped(id)
+        )
+    };
+    sections.filter(|id| !matches(id, known, true)).map(text).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::config::{Config, Key};
 
     const OPEN: &str = "nbd_allow_unauthenticated_tcp = true\n";
 

@@ -1,13 +1,13 @@
 //! Devices and threads as clients see them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::Serialize;
 use serve::Snapshot;
 
-use super::{Registry, Standing};
-use crate::devices::{Role, Seen};
+use super::devices::DeviceState;
+use super::inventory::Inventory;
+use crate::probe::{Probe, Role};
 use crate::worker::Phase;
 
 /// A device as clients see it.
@@ -40,14 +40,25 @@ pub(crate) struct SetView {
     pub(crate) figures: Snapshot,
 }
 
-impl Registry {
+/// Shows what the tables hold. See the module head.
+#[derive(Clone)]
+pub(crate) struct Views {
+    inventory: Inventory,
+}
+
+impl Views {
+    pub(crate) fn new(inventory: Inventory) -> Views {
+        Views { inventory }
+    }
+
     /// Every thread with its figures, asked at the same time.
-    pub(crate) async fn sets(self: &Arc<Self>) -> Vec<SetView> {
+    pub(crate) async fn sets(&self) -> Vec<SetView> {
         let asked: Vec<_> = self
-            .all_workers()
+            .inventory
+            .workers
+            .all()
             .into_iter()
             .map(|worker| {
-                let this = self.clone();
                 tokio::spawn(async move {
                     let phase = worker.phase();
                     let mut view = SetView {
@@ -58,7 +69,7 @@ impl Registry {
                         figures: Snapshot::default(),
                     };
                     match phase {
-                        Phase::Serving => match this.figures_of(&worker).await {
+                        Phase::Serving => match worker.snapshot().await {
                             Ok(figures) => view.figures = figures,
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },
@@ -77,22 +88,22 @@ impl Registry {
     }
 
     /// Every registered device.
-    pub(crate) fn device_views(&self) -> Vec<DeviceView> {
-        let phase_of = |seen: &Option<Seen>| {
-            let seen = seen.as_ref()?;
-            let set = match &seen.role {
+    pub(crate) fn devices(&self) -> Vec<DeviceView> {
+        let phase_of = |probe: &Option<Probe>| {
+            let probe = probe.as_ref()?;
+            let set = match &probe.role {
                 Role::Cache { set } => Some(set),
                 Role::Backing { set, .. } => set.as_ref(),
             };
-            let workers = self.workers();
-            let mine = workers.get(&seen.uuid).or_else(|| workers.get(set?));
+            let workers = &self.inventory.workers;
+            let mine = workers.get(&probe.uuid).or_else(|| workers.get(set?));
             mine.map(|worker| worker.phase())
         };
-        let devices = self.devices().clone();
+        let devices = self.inventory.devices.all();
         let failed_caches: Vec<(String, String)> = devices
             .iter()
-            .filter_map(|(path, device)| match (&device.standing, device.seen.as_ref().map(|s| &s.role)) {
-                (Standing::Failed(why), Some(Role::Cache { set })) => {
+            .filter_map(|(path, device)| match (&device.state, device.probe.as_ref().map(|s| &s.role)) {
+                (DeviceState::Failed(why), Some(Role::Cache { set })) => {
                     let path = path.display().to_string();
                     let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(why);
                     Some((set.clone(), format!("; its cache device {path} has failed: {why}")))
@@ -100,25 +111,25 @@ impl Registry {
                 _ => None,
             })
             .collect();
-        let of_cache = |seen: &Option<Seen>| {
-            let Some(Role::Backing { set: Some(set), .. }) = seen.as_ref().map(|s| &s.role) else {
+        let of_cache = |probe: &Option<Probe>| {
+            let Some(Role::Backing { set: Some(set), .. }) = probe.as_ref().map(|s| &s.role) else {
                 return "";
             };
             failed_caches.iter().find(|(failed, _)| failed == set).map_or("", |(_, why)| why)
         };
         let views = devices.into_iter().map(|(path, device)| {
-            let (state, why) = match device.standing {
-                Standing::Served => match phase_of(&device.seen) {
+            let (state, why) = match device.state {
+                DeviceState::Served => match phase_of(&device.probe) {
                     Some(Phase::Failed(why)) => ("failed", Some(why)),
                     Some(Phase::Stopped) | None => ("stopped", None),
                     Some(_) => ("served", None),
                 },
-                Standing::Waits(why) => ("waiting", Some(why + of_cache(&device.seen))),
-                Standing::Back(why) => ("waiting", Some(why)),
-                Standing::Failed(why) | Standing::Gone(why) => ("failed", Some(why)),
-                Standing::Stopped => ("stopped", None),
+                DeviceState::Waiting(why) => ("waiting", Some(why + of_cache(&device.probe))),
+                DeviceState::Replugged(why) => ("waiting", Some(why)),
+                DeviceState::Failed(why) | DeviceState::Unplugged(why) => ("failed", Some(why)),
+                DeviceState::Stopped => ("stopped", None),
             };
-            let (uuid, role) = device.seen.map(|s| (s.uuid, s.role)).unzip();
+            let (uuid, role) = device.probe.map(|s| (s.uuid, s.role)).unzip();
             let (kind, set, label) = match role {
                 Some(Role::Cache { set }) => (Some("cache"), Some(set), String::new()),
                 Some(Role::Backing { set, label, .. }) => (Some("backing"), set, label),

@@ -82,7 +82,7 @@ fn force_takes_everything_away_and_says_from_whom() {
     let file = File::open(server.file()).unwrap();
     let notes = server.force();
     assert_eq!(notes.len(), 1, "{notes:?}");
-    assert!(notes[0].contains("was taken away under its users"), "{notes:?}");
+    assert!(notes[0].contains("was unmounted by force while in use"), "{notes:?}");
     assert!(notes[0].contains(text(&mount_point)), "{notes:?}");
     assert!(!host::is_mount_point(&server.dir));
     // Who still has a file open is told, not left waiting.

@@ -114,7 +114,7 @@ pub struct Negotiation {
     state: State,
     /// The part of the current element that has arrived.
     held: Vec<u8>,
-    options_seen: u32,
+    options_received: u32,
     no_zeroes: bool,
     security: Security,
     structured: bool,
@@ -131,7 +131,7 @@ impl Negotiation {
         Negotiation {
             state: State::ClientFlags,
             held: Vec::new(),
-            options_seen: 0,
+            options_received: 0,
             no_zeroes: false,
             security: Security::Plain,
             structured: false,
@@ -235,8 +235,8 @@ impl Negotiation {
         }
         let option = take_u32(&mut element).unwrap_or(0);
         let bytes = take_u32(&mut element).unwrap_or(u32::MAX);
-        self.options_seen = self.options_seen.saturating_add(1);
-        if self.options_seen > MAX_OPTIONS {
+        self.options_received = self.options_received.saturating_add(1);
+        if self.options_received > MAX_OPTIONS {
             return HandshakeStep::Ended(HandshakeEnd::TooManyOptions);
         }
         if bytes > MAX_SKIPPED_OPTION_BYTES {

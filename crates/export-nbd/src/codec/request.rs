@@ -274,11 +274,9 @@ impl RequestStream {
         }
     }
 
-    fn check(&self, flags: u16, kind: u16, offset: u64, bytes: u32) -> Result<Action, (Errno, &'static str)> {
-        let fua = flags & command_flag::FUA != 0;
-        // Durability may be asked of any command and means nothing to those that store nothing.
-        let flags = flags & !command_flag::FUA;
-        let (action, allowed) = match kind {
+    /// The action of a command, and the flags that it takes beside FUA.
+    fn action(&self, kind: u16, flags: u16, fua: bool) -> Result<(Action, u16), (Errno, &'static str)> {
+        Ok(match kind {
             command::READ => {
                 let allowed = if self.rules.structured { command_flag::DF } else { 0 };
                 (Action::Read { whole: flags & command_flag::DF != 0 }, allowed)
@@ -296,7 +294,14 @@ impl RequestStream {
                 (Action::BlockStatus { one }, command_flag::REQ_ONE)
             }
             _ => return Err((Errno::Inval, "unknown command")),
-        };
+        })
+    }
+
+    fn check(&self, flags: u16, kind: u16, offset: u64, bytes: u32) -> Result<Action, (Errno, &'static str)> {
+        let fua = flags & command_flag::FUA != 0;
+        // Durability may be asked of any command and means nothing to those that store nothing.
+        let flags = flags & !command_flag::FUA;
+        let (action, allowed) = self.action(kind, flags, fua)?;
         if self.shutting_down {
             return Err((Errno::Shutdown, "the server is shutting down"));
         }

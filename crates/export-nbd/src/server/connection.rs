@@ -130,7 +130,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 parts = storage;
                 if result.is_err() {
                     // Nobody reads any more: nothing new is to be received either.
-                    self.link.cut(Cut::Gone);
+                    self.link.cut(Cut::Closed);
                 }
             }
             parts.clear();
@@ -161,7 +161,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
             // place: this one must not follow them.
             Task::Write { .. } if gone => {
                 self.memory.give(u64::from(bytes));
-                Err(PieceError::ClientGone)
+                Err(PieceError::ClientClosed)
             }
             Task::Write { buffer, fua } => {
                 let flags = WriteFlags { fua, ..WriteFlags::default() };
@@ -186,7 +186,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
                 self.memory.give(u64::from(bytes.min(PIECE_BYTES)));
                 result
             }
-            _ if gone => Err(PieceError::ClientGone),
+            _ if gone => Err(PieceError::ClientClosed),
             Task::Flush => volume.flush().await.map_err(PieceError::Volume),
             Task::Trim { fua } => trim(&**volume, sector, sectors, fua).await.map_err(PieceError::Volume),
             Task::WriteZeroes { flags } => {
@@ -199,7 +199,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
     /// Reads a piece, unless the client is gone.
     pub(super) async fn read(&self, offset: u64, bytes: u32) -> Result<Buffer, PieceError> {
         if self.link.is_dead() {
-            return Err(PieceError::ClientGone);
+            return Err(PieceError::ClientClosed);
         }
         let buffer = self.rt.pool().try_take(bytes as usize).ok_or(PieceError::NoMemory)?;
         let (sector, sectors) = range(offset, bytes);
@@ -213,7 +213,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         let (mut at, end) = (offset, offset + u64::from(bytes));
         while at < end {
             if self.link.is_dead() {
-                return Err(PieceError::ClientGone);
+                return Err(PieceError::ClientClosed);
             }
             let step = (end - at).min(STATUS_BYTES);
             let found = self.volume.status(Sector(at / SECTOR_BYTES), Sectors(step / SECTOR_BYTES)).await?;

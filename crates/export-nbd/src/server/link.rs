@@ -16,8 +16,8 @@ use crate::socket::Socket;
 /// Why the server itself ends a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cut {
-    /// Nobody takes replies any more, or a stop took too long.
-    Gone,
+    /// The client takes no replies any more, or a stop took too long.
+    Closed,
     /// Another client gets the place.
     GaveWay,
     /// A reply could not be finished.

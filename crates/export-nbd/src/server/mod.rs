@@ -185,7 +185,7 @@ impl<V: BlockVolume> Server<V> {
         chosen.iter().for_each(|(_, p)| p.stop());
         let deadline = shared.rt.sleep(shared.options.stop_timeout);
         if let Either::Right(()) = select(pin!(shared.changed.wait_until(gone)), pin!(deadline)).await {
-            chosen.iter().filter(|(id, _)| shared.places.contains(*id)).for_each(|(_, p)| p.cut(Cut::Gone));
+            chosen.iter().filter(|(id, _)| shared.places.contains(*id)).for_each(|(_, p)| p.cut(Cut::Closed));
             shared.changed.wait_until(gone).await;
         }
     }

@@ -90,8 +90,8 @@ fn longest_idle<'a>(
 ) -> Option<Rc<dyn Peer>> {
     let span = |idle: &Idle| now.0.saturating_sub(idle.since.0);
     let gives_way = |idle: &Idle| {
-        let patience = if idle.unused { options.unused_gives_way } else { options.idle_gives_way };
-        span(idle) >= patience.0
+        let wait = if idle.unused { options.unused_gives_way } else { options.idle_gives_way };
+        span(idle) >= wait.0
     };
     candidates
         .filter_map(|p| p.idle().filter(gives_way).map(|idle| (p, idle)))

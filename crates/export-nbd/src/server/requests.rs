@@ -45,7 +45,7 @@ pub(super) enum PieceError {
     /// The system has no memory for the piece's data.
     NoMemory,
     /// The client is gone: nothing more is begun for it.
-    ClientGone,
+    ClientClosed,
 }
 
 impl From<VolumeError> for PieceError {
@@ -60,7 +60,7 @@ impl PieceError {
         match self {
             PieceError::Volume(e) => (Errno::of_volume_error(e, writing), e.to_string()),
             PieceError::NoMemory => (Errno::NoMem, "the server has no memory for the request's data".into()),
-            PieceError::ClientGone => (Errno::Shutdown, "the client is gone".into()),
+            PieceError::ClientClosed => (Errno::Shutdown, "the client is gone".into()),
         }
     }
 }

@@ -24,7 +24,7 @@ fn session(structured: bool, block_status: bool, read_only: bool) -> Session {
 
 /// What came out of a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Seen {
+enum Parsed {
     Begin(Command),
     Payload(Vec<u8>),
     Refuse(Refusal),
@@ -33,9 +33,9 @@ enum Seen {
 }
 
 /// Feeds `input` in pieces of the given lengths, then the rest; payload of one write is put together.
-fn feed(session: &Session, input: &[u8], cuts: &[usize]) -> Vec<Seen> {
+fn feed(session: &Session, input: &[u8], cuts: &[usize]) -> Vec<Parsed> {
     let mut stream = RequestStream::new(session);
-    let mut seen = Vec::new();
+    let mut parsed = Vec::new();
     let mut at = 0;
     let mut cuts = cuts.iter();
     while at < input.len() {
@@ -45,8 +45,8 @@ fn feed(session: &Session, input: &[u8], cuts: &[usize]) -> Vec<Seen> {
             let (used, step) = match stream.step(&input[at..end]) {
                 Ok(step) => step,
                 Err(e) => {
-                    seen.push(Seen::Violation(e));
-                    return seen;
+                    parsed.push(Parsed::Violation(e));
+                    return parsed;
                 }
             };
             assert!(used > 0, "progress");
@@ -58,31 +58,31 @@ fn feed(session: &Session, input: &[u8], cuts: &[usize]) -> Vec<Seen> {
                     let expected =
                         if matches!(command.action, Action::Write { .. }) { command.bytes } else { 0 };
                     assert_eq!(stream.payload_left(), expected);
-                    seen.push(Seen::Begin(command));
+                    parsed.push(Parsed::Begin(command));
                 }
                 StreamStep::Payload => {
                     assert_eq!(stream.payload_left(), before - used as u32);
-                    match seen.last_mut() {
-                        Some(Seen::Payload(p)) => p.extend(bytes),
-                        _ => seen.push(Seen::Payload(bytes.to_vec())),
+                    match parsed.last_mut() {
+                        Some(Parsed::Payload(p)) => p.extend(bytes),
+                        _ => parsed.push(Parsed::Payload(bytes.to_vec())),
                     }
                 }
-                StreamStep::Refuse(refusal) => seen.push(Seen::Refuse(refusal)),
-                StreamStep::Disconnect => seen.push(Seen::Disconnect),
+                StreamStep::Refuse(refusal) => parsed.push(Parsed::Refuse(refusal)),
+                StreamStep::Disconnect => parsed.push(Parsed::Disconnect),
             }
         }
     }
-    seen
+    parsed
 }
 
 fn judge(session: &Session, kind: u16, flags: u16, offset: u64, bytes: u32) -> Result<Action, Errno> {
-    let mut seen = feed(session, &request(kind, flags, 7, offset, bytes), &[]);
-    match seen.pop() {
-        Some(Seen::Begin(c)) => {
+    let mut parsed = feed(session, &request(kind, flags, 7, offset, bytes), &[]);
+    match parsed.pop() {
+        Some(Parsed::Begin(c)) => {
             assert_eq!((c.cookie, c.offset, c.bytes), (7, offset, bytes));
             Ok(c.action)
         }
-        Some(Seen::Refuse(r)) => {
+        Some(Parsed::Refuse(r)) => {
             assert_eq!(r.cookie, 7);
             assert!(!r.message.is_empty());
             Err(r.errno)
@@ -173,13 +173,17 @@ fn the_payload_of_a_refused_write_is_skipped() {
     for (offset, bytes, errno) in cases {
         let mut input = write(0, 1, offset, &vec![0x25; bytes]);
         input.extend(request(command::FLUSH, 0, 2, 0, 0));
-        let seen = feed(&full, &input, &[]);
-        assert!(matches!(&seen[0], Seen::Refuse(r) if r.cookie == 1 && r.errno == errno), "{:?}", seen[0]);
-        assert!(matches!(&seen[1], Seen::Begin(c) if c.cookie == 2), "the stream goes on");
+        let parsed = feed(&full, &input, &[]);
+        assert!(
+            matches!(&parsed[0], Parsed::Refuse(r) if r.cookie == 1 && r.errno == errno),
+            "{:?}",
+            parsed[0]
+        );
+        assert!(matches!(&parsed[1], Parsed::Begin(c) if c.cookie == 2), "the stream goes on");
     }
     let read_only = session(true, false, true);
-    let seen = feed(&read_only, &write(0, 1, 0, &[0; 512]), &[]);
-    assert!(matches!(&seen[..], [Seen::Refuse(r)] if r.errno == Errno::Perm));
+    let parsed = feed(&read_only, &write(0, 1, 0, &[0; 512]), &[]);
+    assert!(matches!(&parsed[..], [Parsed::Refuse(r)] if r.errno == Errno::Perm));
 }
 
 #[test]
@@ -222,9 +226,9 @@ fn goodbye_and_garbage_end_the_stream() {
     let full = session(true, false, false);
     let mut input = request(command::DISCONNECT, 0, 0, 0, 0);
     input.extend([1; 100]);
-    assert_eq!(feed(&full, &input, &[]), [Seen::Disconnect]);
+    assert_eq!(feed(&full, &input, &[]), [Parsed::Disconnect]);
     let garbage = [0x11; 28];
-    assert_eq!(feed(&full, &garbage, &[]), [Seen::Violation(StreamError::BadMagic(0x1111_1111))]);
+    assert_eq!(feed(&full, &garbage, &[]), [Parsed::Violation(StreamError::BadMagic(0x1111_1111))]);
 }
 
 fn a_request() -> impl Strategy<Value = Vec<u8>> {
@@ -267,10 +271,10 @@ proptest! {
         if magic && input.len() >= 4 {
             input[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
         }
-        let seen = feed(&session(true, true, false), &input, &cuts);
+        let parsed = feed(&session(true, true, false), &input, &cuts);
         // What comes out is inside the export and aligned.
-        for s in seen {
-            if let Seen::Begin(c) = s {
+        for s in parsed {
+            if let Parsed::Begin(c) = s {
                 prop_assert!(c.offset + u64::from(c.bytes) <= SIZE);
                 prop_assert!(c.offset % 512 == 0 && c.bytes % 512 == 0);
             }

@@ -19,7 +19,7 @@ struct State {
     /// Most bytes that one receive yields.
     grain: Cell<usize>,
     client_done: Cell<bool>,
-    client_gone: Cell<bool>,
+    client_closed: Cell<bool>,
     server_done: Cell<bool>,
     changed: Event,
     sends: Cell<usize>,
@@ -44,7 +44,7 @@ pub fn pipe_from(peer: PeerId) -> (PipeSocket, PipeClient) {
         capacity: Cell::new(usize::MAX),
         grain: Cell::new(usize::MAX),
         client_done: Cell::new(false),
-        client_gone: Cell::new(false),
+        client_closed: Cell::new(false),
         server_done: Cell::new(false),
         changed: Event::default(),
         sends: Cell::new(0),
@@ -72,7 +72,7 @@ impl Socket for PipeSocket {
         s.sends.set(s.sends.get() + 1);
         for part in parts.drain(..) {
             for piece in part.buffer.as_slice()[part.range].chunks(4096) {
-                let gone = || s.client_gone.get() || s.server_done.get();
+                let gone = || s.client_closed.get() || s.server_done.get();
                 s.changed.wait_until(|| gone() || s.to_client.borrow().len() < s.capacity.get()).await;
                 if gone() {
                     // The rest of the parts is dropped with the iterator.
@@ -137,7 +137,7 @@ impl PipeClient {
 
     /// Goes away: the server gets the end of the stream, and errors when it sends.
     pub fn vanish(&self) {
-        self.0.client_gone.set(true);
+        self.0.client_closed.set(true);
         self.finish();
     }
 

@@ -53,7 +53,7 @@ impl World {
             exports.add(v.clone()).expect("names differ");
         }
         let events = Rc::new(RefCell::new(Vec::new()));
-        let seen = events.clone();
+        let parsed = events.clone();
         let observer = move |event: &ConnectionEvent| {
             let text = match event {
                 ConnectionEvent::Accepted { id, .. } => format!("{id} accepted"),
@@ -62,7 +62,7 @@ impl World {
                 ConnectionEvent::Opened { id, export } => format!("{id} opened {export}"),
                 ConnectionEvent::Closed { id, end, .. } => format!("{id} closed: {end}"),
             };
-            seen.borrow_mut().push(text);
+            parsed.borrow_mut().push(text);
         };
         let options = ServerOptions { observer: Some(Rc::new(observer)), ..options };
         let server = Server::new(rt.handle(), exports, options);

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use format::{BackingState, Inode, Sector, Sectors};
 
 use super::{Backing, clean_sectors};
-use crate::attach::{Relation, Standing};
+use crate::attach::{Attachment, Relation};
 use crate::device::{superblock_place, unreadable_at};
 use crate::extent_map::Piece;
 use crate::extract::Progress;
@@ -53,36 +53,36 @@ pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: 
                 Finding::new(severity, Invariant::BackingState, place, field, expected, found).note(note),
             );
         };
-        match relation.standing {
-            Standing::Attached if state == BackingState::Clean && dirty > 0 => push(
+        match relation.attachment {
+            Attachment::Attached if state == BackingState::Clean && dirty > 0 => push(
                 Severity::Notice,
                 "state",
                 format!("dirty, as slot {slot} has {dirty} dirty sectors"),
                 "clean".into(),
                 "legal after a crash; the device is not complete without its cache",
             ),
-            Standing::OlderDirty | Standing::OlderClean => {
+            Attachment::OlderDirty | Attachment::OlderClean => {
                 let (severity, note) = older_copy(state);
                 let holds = format!(
                     "a number that slot {slot} has, which holds {dirty} dirty and {clean} clean sectors"
                 );
                 push(severity, "registration", holds, "another one".into(), note);
             }
-            Standing::Void if dirty + clean > 0 => push(
+            Attachment::Invalid if dirty + clean > 0 => push(
                 Severity::Notice,
                 "state",
                 format!("clean or dirty, as slot {slot} has {dirty} dirty and {clean} clean sectors"),
                 state.name().into(),
                 "the slot is void: what it holds is out of date",
             ),
-            Standing::NoSlot if state == BackingState::Dirty => push(
+            Attachment::NoSlot if state == BackingState::Dirty => push(
                 Severity::Error,
                 "uuid",
                 format!("a slot for {} in set {set}, as the state is dirty", superblock.uuid()),
                 "none".into(),
                 "dirty data of this device is lost",
             ),
-            Standing::OtherSet => push(
+            Attachment::OtherSet => push(
                 Severity::Notice,
                 "set_uuid",
                 set.to_string(),

@@ -20,7 +20,7 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
         }
         // Holes may be older than the device that has the slot now.
         if let Some((first, end)) = ranges.get(&inode).filter(|_| piece.ptr.is_some()) {
-            inside(view, inode, piece, *first, *end, findings);
+            inside(view, inode, piece, (*first, *end), findings);
         }
         age(view, inode, piece, kind, findings);
         if kind.is_live() {
@@ -70,7 +70,8 @@ fn ranges(view: &SetView, backings: &[&Backing<'_>]) -> BTreeMap<Inode, (Sector,
     volumes.chain(cached).collect()
 }
 
-fn inside(view: &SetView, inode: Inode, piece: &Piece, first: Sector, end: Sector, findings: &mut Findings) {
+fn inside(view: &SetView, inode: Inode, piece: &Piece, bounds: (Sector, Sector), findings: &mut Findings) {
+    let (first, end) = bounds;
     if piece.start >= first && piece.end() <= end {
         return;
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Backing;
 use super::backing::Compared;
 use crate::SCHEMA_VERSION;
-use crate::attach::{Relation, Standing};
+use crate::attach::{Attachment, Relation};
 use crate::finding::{Finding, Findings, Invariant, Severity};
 use crate::source::ReadAt;
 use crate::usage::{Usage, UsageCounts};
@@ -178,7 +178,8 @@ pub struct BackingSummary {
     pub sectors: u64,
     /// `attached`, `void`, `no slot`, `other set`, `unattached`; absent without a set to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub standing: Option<&'static str>,
+    #[serde(rename = "standing")]
+    pub attachment: Option<&'static str>,
 }
 
 impl BackingSummary {
@@ -191,20 +192,20 @@ impl BackingSummary {
             cache_mode: superblock.cache_mode().map(|mode| mode.name()),
             data_offset: superblock.data_offset().0,
             sectors: superblock.data_sectors().0,
-            standing: None,
+            attachment: None,
         }
     }
 
-    fn in_set(source: &dyn ReadAt, superblock: &BackingSuper, standing: Standing) -> BackingSummary {
-        let standing = Some(match standing {
-            Standing::Attached => "attached",
-            Standing::OlderDirty | Standing::OlderClean => "older copy",
-            Standing::Void => "void",
-            Standing::NoSlot => "no slot",
-            Standing::OtherSet => "other set",
-            Standing::Unattached => "unattached",
+    fn in_set(source: &dyn ReadAt, superblock: &BackingSuper, attachment: Attachment) -> BackingSummary {
+        let attachment = Some(match attachment {
+            Attachment::Attached => "attached",
+            Attachment::OlderDirty | Attachment::OlderClean => "older copy",
+            Attachment::Invalid => "void",
+            Attachment::NoSlot => "no slot",
+            Attachment::OtherSet => "other set",
+            Attachment::Unattached => "unattached",
         });
-        BackingSummary { standing, ..BackingSummary::of(source, superblock) }
+        BackingSummary { attachment, ..BackingSummary::of(source, superblock) }
     }
 }
 
@@ -234,6 +235,37 @@ impl CheckReport {
 fn severities(findings: &Findings) -> (u64, u64) {
     let notices = findings.count(Severity::Notice);
     (findings.count(Severity::Error) + findings.count(Severity::Fatal), notices)
+}
+
+/// A backing device with its superblock, and what it has to do with the set.
+type Related<'a> = (&'a dyn ReadAt, &'a BackingSuper, Relation);
+
+impl DeviceSummary {
+    /// Every slot of the set, with the device that belongs to it if it is there.
+    fn of_slots(view: &SetView, related: &[Related<'_>], compared: &Compared) -> Vec<DeviceSummary> {
+        let devices = view.slots.iter().map(|(inode, slot)| {
+            let of_slot = related.iter().find(|(_, _, r)| r.slot == Some(*inode));
+            let backing = of_slot.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.attachment));
+            let totals = view.totals_of(*inode);
+            let (kind, sectors) = match slot.kind {
+                SlotKind::Cached => ("cached", backing.as_ref().map(|b| b.sectors)),
+                SlotKind::Volume(sectors) => ("volume", Some(sectors.0)),
+                SlotKind::Invalidated => ("invalidated", None),
+            };
+            DeviceSummary {
+                inode: inode.0,
+                kind,
+                uuid: slot.uuid.to_string(),
+                label: slot.label.clone(),
+                sectors,
+                backing,
+                dirty_sectors: totals.dirty_sectors,
+                clean_sectors: totals.clean_sectors,
+                clean_extents_differing_from_backing: compared.differing.get(inode).copied(),
+            }
+        });
+        devices.collect()
+    }
 }
 
 impl SetReport {
@@ -274,30 +306,10 @@ impl SetReport {
     ) -> SetReport {
         let related = backings.iter().map(|b| (b.source, &b.superblock, Relation::of(view, &b.superblock)));
         let related: Vec<_> = related.collect();
-        let devices = view.slots.iter().map(|(inode, slot)| {
-            let of_slot = related.iter().find(|(_, _, r)| r.slot == Some(*inode));
-            let backing = of_slot.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.standing));
-            let totals = view.totals_of(*inode);
-            let (kind, sectors) = match slot.kind {
-                SlotKind::Cached => ("cached", backing.as_ref().map(|b| b.sectors)),
-                SlotKind::Volume(sectors) => ("volume", Some(sectors.0)),
-                SlotKind::Invalidated => ("invalidated", None),
-            };
-            DeviceSummary {
-                inode: inode.0,
-                kind,
-                uuid: slot.uuid.to_string(),
-                label: slot.label.clone(),
-                sectors,
-                backing,
-                dirty_sectors: totals.dirty_sectors,
-                clean_sectors: totals.clean_sectors,
-                clean_extents_differing_from_backing: compared.differing.get(inode).copied(),
-            }
-        });
-        let devices = devices.collect();
+        let devices = DeviceSummary::of_slots(view, &related, compared);
         let others = related.iter().filter(|(_, _, r)| r.slot.is_none());
-        let others = others.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.standing)).collect();
+        let others =
+            others.map(|(source, sb, r)| BackingSummary::in_set(*source, sb, r.attachment)).collect();
         let (stats, totals) = (&view.btree, view.totals());
         let summary = SetSummary {
             set_uuid: view.superblock.set_uuid().to_string(),
@@ -388,8 +400,8 @@ impl fmt::Display for BackingSummary {
         if let Some(mode) = self.cache_mode {
             write!(f, ", {mode}")?;
         }
-        if let Some(standing) = self.standing {
-            write!(f, ", {standing}")?;
+        if let Some(attachment) = self.attachment {
+            write!(f, ", {attachment}")?;
         }
         write!(f, ": {sectors} sectors from sector {data_offset} on")
     }
@@ -407,7 +419,7 @@ impl fmt::Display for SetReport {
         let all: u64 = self.counts.iter().map(|c| c.count).sum();
         if all > kept {
             writeln!(f, "{} more findings like these:", all - kept)?;
-            for c in self.counts.iter().filter(|c| c.count > Findings::KEPT) {
+            for c in self.counts.iter().filter(|c| c.count > Findings::LISTED) {
                 writeln!(f, "  {} {} of invariant {}", c.count, c.severity, c.invariant)?;
             }
         }

@@ -21,7 +21,7 @@ use format::superblock::DEFAULT_DATA_OFFSET;
 use format::{BackingState, BackingSuper, Inode, Sector, Sectors};
 use serde::Serialize;
 
-use crate::attach::{Relation, Standing};
+use crate::attach::{Attachment, Relation};
 use crate::device::{DeviceSuper, read_superblock};
 use crate::extent_map::Piece;
 use crate::finding::Severity;
@@ -199,14 +199,14 @@ impl<'a> Extraction<'a> {
         self.sectors = backing.data_sectors();
         let relation = Relation::of(self.view, &backing);
         self.slot = relation.attached();
-        if relation.standing == Standing::OlderDirty {
+        if relation.attachment == Attachment::OlderDirty {
             self.warnings.push(format!(
                 "{} does not know the last registration of {}: one of the two was restored from an older copy, and a set \
                  refuses them: writes are missing, so these are contents of different times",
                 self.view.device,
                 source.name()
             ));
-        } else if relation.standing != Standing::Attached {
+        } else if relation.attachment != Attachment::Attached {
             self.backing_alone(source, &backing, relation)?;
         }
         Ok(())
@@ -222,22 +222,22 @@ impl<'a> Extraction<'a> {
         let device = source.name().to_owned();
         let (cache, set) = (self.view.device.clone(), self.view.superblock.set_uuid());
         let state = backing.state();
-        match relation.standing {
-            Standing::OtherSet => self.refuse(ExtractError::OtherSet {
+        match relation.attachment {
+            Attachment::OtherSet => self.refuse(ExtractError::OtherSet {
                 device,
                 device_set: backing.set_uuid(),
                 state: state.name(),
                 cache,
                 set,
             }),
-            Standing::NoSlot if state == BackingState::Dirty => self.refuse(ExtractError::NoSlot {
+            Attachment::NoSlot if state == BackingState::Dirty => self.refuse(ExtractError::NoSlot {
                 device,
                 uuid: backing.uuid(),
                 state: state.name(),
                 cache,
                 set,
             }),
-            Standing::Void => {
+            Attachment::Invalid => {
                 let totals = relation.slot.map(|slot| self.view.totals_of(slot)).unwrap_or_default();
                 let slot = relation.slot.unwrap_or_default();
                 let error = ExtractError::VoidSlot {
@@ -253,7 +253,7 @@ impl<'a> Extraction<'a> {
                 self.notes.push(error.to_string());
                 Ok(())
             }
-            Standing::OlderClean => {
+            Attachment::OlderClean => {
                 let totals = relation.slot.map(|slot| self.view.totals_of(slot)).unwrap_or_default();
                 self.warnings.push(format!(
                     "{cache} does not know the last registration of {device}: one of the two was restored from an older copy; \
@@ -262,7 +262,7 @@ impl<'a> Extraction<'a> {
                 ));
                 Ok(())
             }
-            Standing::NoSlot | Standing::Unattached | Standing::Attached | Standing::OlderDirty => {
+            Attachment::NoSlot | Attachment::Unattached | Attachment::Attached | Attachment::OlderDirty => {
                 self.notes.push(format!(
                     "{device} (state {}) has nothing in {cache}: these are its own contents",
                     state.name()

@@ -195,6 +195,27 @@ impl Walk<'_> {
             let sets = node.sets.len();
             self.assume_lost(scan, next, &format!("the first {sets} sets stand for all of"));
         }
+        let id = self.store(next, bucket, &node, damaged);
+        self.check_sets(scan, next, &node, &place)?;
+        let live = if next.level == 0 {
+            let (live, merged_words) = self.leaf(id, &node);
+            self.check_merged(scan, &node, merged_words, &place)?;
+            live
+        } else {
+            let children = self.children(scan, &node, &place)?;
+            if !damaged {
+                self.check_end(scan, next, &children, &place)?;
+            }
+            self.queue(id, next, &children)
+        };
+        if let Some(node) = self.nodes.last_mut() {
+            node.live = live;
+        }
+        Ok(())
+    }
+
+    /// Adds a node that was read to the view.
+    fn store(&mut self, next: &Pending, bucket: BucketNr, node: &Node, damaged: bool) -> NodeId {
         let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
         let sets = node.sets.iter().map(|set| SetInfo {
             offset_bytes: count(set.offset_bytes),
@@ -205,7 +226,7 @@ impl Walk<'_> {
         self.stats.bsets += count(node.sets.len());
         self.stats.max_bsets = self.stats.max_bsets.max(count(node.sets.len()));
         self.nodes.push(NodeView {
-            key: *key,
+            key: next.key,
             level: next.level,
             parent: next.parent,
             bucket,
@@ -216,18 +237,7 @@ impl Walk<'_> {
             damaged,
             live: 0,
         });
-        self.check_sets(scan, next, &node, &place)?;
-        let live = if next.level == 0 {
-            let (live, merged_words) = self.leaf(id, &node);
-            self.check_merged(scan, &node, merged_words, &place)?;
-            live
-        } else {
-            self.internal(scan, id, next, &node, damaged, &place)?
-        };
-        if let Some(node) = self.nodes.last_mut() {
-            node.live = live;
-        }
-        Ok(())
+        id
     }
 
     fn assume_lost(&self, scan: &mut Scan<'_>, next: &Pending, what: &str) {
@@ -411,17 +421,13 @@ impl Walk<'_> {
         (count(own.len()), words)
     }
 
-    /// Finds the children of an internal node and queues them; every key raises generations. Returns how many children
-    /// there are.
-    fn internal(
+    /// The children of an internal node by their ends; every key raises generations.
+    fn children(
         &mut self,
         scan: &mut Scan<'_>,
-        id: NodeId,
-        next: &Pending,
         node: &Node,
-        damaged: bool,
         place: &Place,
-    ) -> Result<u64, Stop> {
+    ) -> Result<BTreeMap<(Inode, Sector), Bkey>, Stop> {
         for key in node.sets.iter().flat_map(|set| &set.keys) {
             self.gens.raise(key.ptr, if key.pointer().is_some() { key.size() } else { Sectors(0) });
         }
@@ -466,8 +472,19 @@ impl Walk<'_> {
                 }
             }
         }
+        Ok(children)
+    }
+
+    /// Reports an internal node whose last child does not end where the node ends.
+    fn check_end(
+        &self,
+        scan: &mut Scan<'_>,
+        next: &Pending,
+        children: &BTreeMap<(Inode, Sector), Bkey>,
+        place: &Place,
+    ) -> Result<(), Stop> {
         let last = children.last_key_value().map(|(p, _)| *p);
-        if last != Some(next.key.position()) && !damaged {
+        if last != Some(next.key.position()) {
             let found = last.map_or_else(|| "no child at all".to_owned(), position_text);
             let finding = Finding::new(
                 Severity::Fatal,
@@ -480,16 +497,21 @@ impl Walk<'_> {
             scan.report(finding)?;
             self.assume_lost(scan, next, "nothing is known of keys behind the last child of");
         }
+        Ok(())
+    }
+
+    /// Queues the children of a node; returns how many there are.
+    fn queue(&mut self, id: NodeId, next: &Pending, children: &BTreeMap<(Inode, Sector), Bkey>) -> u64 {
         let mut after = next.after;
         let first = self.pending.len();
-        for (position, key) in &children {
+        for (position, key) in children {
             let level = next.level.saturating_sub(1);
             self.pending.push(Pending { key: *key, level, parent: Some(id), after });
             after = *position;
         }
         // The last in is the first out: visit them in key order.
         self.pending.get_mut(first..).unwrap_or_default().reverse();
-        Ok(count(children.len()))
+        count(children.len())
     }
 }
 

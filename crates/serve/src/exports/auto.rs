@@ -47,7 +47,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)
 }
 
-/// A directory for sockets and the like that nobody else can write to.
+/// A directory for sockets and the like that no other user can write to.
 pub(crate) fn runtime_dir() -> Result<PathBuf, Failure> {
     let euid = rustix::process::geteuid().as_raw();
     let user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|d| d.is_absolute());

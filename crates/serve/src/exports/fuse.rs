@@ -11,7 +11,7 @@ use super::{Context, Way};
 use crate::failure::Failure;
 use crate::message;
 
-/// How often a stop is tried again that was refused because somebody uses a volume.
+/// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
 /// A mounted directory of volumes.
@@ -64,7 +64,7 @@ impl Fuse {
         device.chain([way("fuse", &exported.file)]).collect()
     }
 
-    /// Waits as long as somebody uses a volume: taking it away would lose what that program has not written yet.
+    /// Waits as long as a volume is in use: taking it away would lose what that program has not written yet.
     pub(crate) async fn stop(mut self) -> Result<(), Failure> {
         let mut told = String::new();
         loop {
@@ -91,7 +91,7 @@ impl Fuse {
         Ok(())
     }
 
-    /// At once, whoever uses what.
+    /// Stops at once, though volumes are in use.
     pub(crate) async fn take_away(self) -> Result<(), Failure> {
         for note in self.fuse.stop_by_force().await {
             message::warn(note);

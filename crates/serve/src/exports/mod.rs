@@ -25,7 +25,7 @@ use crate::pressure;
 pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
 pub use ublk::{Force, servers};
 
-/// A directory of this run of the machine that nobody else can write to.
+/// A directory of this run of the machine that no other user can write to.
 pub fn runtime_dir() -> Result<PathBuf, Failure> {
     auto::runtime_dir()
 }
@@ -162,7 +162,7 @@ impl Running {
     }
 
     /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
-    /// export at once, under whoever uses it.
+    /// export at once, though it is in use.
     pub async fn stop(self, force: &Force) -> Result<(), Failure> {
         match self {
             Running::Ublk(ublk) => ublk.stop(force).await,

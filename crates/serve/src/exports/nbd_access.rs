@@ -61,7 +61,7 @@ impl NbdAccess {
     /// Refuses an endpoint that would be open to others than the operator has let in.
     ///
     /// # Errors
-    /// If it is TCP without access control, and nobody asked for that, or not for that much.
+    /// If it is TCP without access control, and the operator has not allowed that.
     pub fn check(&self, endpoint: &Endpoint) -> Result<(), Failure> {
         endpoint.check(self.reach()).map_err(|e| match e {
             EndpointError::Open(_) => Failure::Usage(why_not(endpoint, self.tls.is_some(), self.said_by)),

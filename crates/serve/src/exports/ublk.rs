@@ -12,7 +12,7 @@ use super::{Context, Way};
 use crate::failure::Failure;
 use crate::message;
 
-/// How often a stop is tried again that was refused because somebody uses a volume.
+/// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
 /// Slots of flash-only volumes that are looked at when a set is not open.
@@ -64,7 +64,8 @@ pub(crate) async fn warn_of_left(context: &Context<'_>) {
     let wanted: Vec<Identity> = context.volumes.iter().map(|v| identity(&context.id, v)).collect();
     for left in context.driver.reactor().blocking(move || left_behind(&wanted)).await.unwrap_or_default() {
         message::warn(format!(
-            "/dev/ublkb{}, left behind by process {}, waits to be served again: whoever uses it waits too (--export ublk)",
+            "/dev/ublkb{}, left behind by process {}, is not served: its users wait until it is served again \
+             (--export ublk)",
             left.number, left.pid
         ));
     }
@@ -95,7 +96,7 @@ impl Ublk {
         mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
     }
 
-    /// Waits as long as somebody uses a device, unless told to use force.
+    /// Waits as long as a device is in use, unless told to use force.
     pub(crate) async fn stop(self, force: &Force) -> Result<(), Failure> {
         let mut told = String::new();
         while !force.is_on() {
@@ -125,7 +126,7 @@ impl Ublk {
     }
 }
 
-/// Tells exports that are being stopped not to wait for whoever uses them.
+/// Tells exports that are being stopped not to wait for their users.
 #[derive(Default)]
 pub struct Force {
     on: std::cell::Cell<bool>,

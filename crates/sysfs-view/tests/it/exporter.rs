@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::kernel::{Entry, entries};
 use crate::rig::Rig;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 struct Exporter(Child);
 
@@ -51,7 +51,7 @@ fn series(sysfs: &Path) -> BTreeSet<String> {
         .stdout(Stdio::null())
         .spawn();
     let _exporter = Exporter(started.expect("the exporter"));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     let text = loop {
         match get(&address) {
             Ok(text) => break text,

@@ -16,7 +16,7 @@ use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView
 pub const SET: &str = "07070707-0707-0707-0707-070707070707";
 
 enum Job {
-    Look(Reply<Snapshot>),
+    Snapshot(Reply<Snapshot>),
     Buckets(Reply<BucketFigures>),
     Obey(Order, Reply<Result<(), Errno>>),
     Read(u64, u64, Reply<()>),
@@ -38,8 +38,8 @@ impl Remote {
 }
 
 impl Owner for Remote {
-    fn look(&self) -> Result<Snapshot, Errno> {
-        self.ask(Job::Look)
+    fn snapshot(&self) -> Result<Snapshot, Errno> {
+        self.ask(Job::Snapshot)
     }
 
     fn buckets(&self, set: Uuid) -> Result<BucketFigures, Errno> {
@@ -147,7 +147,7 @@ fn serve(mut jobs: RemoteReceiver<Job>) {
         rig.set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
         while let Some(job) = jobs.recv().await {
             match job {
-                Job::Look(reply) => {
+                Job::Snapshot(reply) => {
                     reply.send(Snapshot { sets: vec![rig.set.figures()], alone: Vec::new() });
                 }
                 Job::Buckets(reply) => reply.send(rig.set.bucket_figures()),

@@ -38,7 +38,7 @@ pub(crate) struct Register {
     /// Cache and backing devices
     #[arg(value_name = "DEV", required = true)]
     devices: Vec<PathBuf>,
-    /// One that is registered already is no mistake
+    /// Accept devices that are registered already
     #[arg(long)]
     quiet: bool,
     /// Serve a device that is not the one remembered for its UUID, or an older state of it; what differs is printed
@@ -78,7 +78,8 @@ pub(crate) fn text(value: &Value) -> &str {
 
 /// Forget a device
 ///
-/// A cache device takes its set down; dirty data stays dirty in it. A backing device's volume is stopped.
+/// Unregistering a cache device stops its set; dirty data stays in the cache. Unregistering a backing device stops
+/// its volume.
 #[derive(Args, Debug)]
 pub(crate) struct Unregister {
     /// Device, by path, UUID or label
@@ -234,7 +235,7 @@ impl Get {
 
 /// Set tunables of a volume or a set
 ///
-/// Kept over restarts unless --runtime is given; `reset` takes them back.
+/// The daemon remembers the values unless --runtime is given; `reset` undoes a change.
 #[derive(Args, Debug)]
 pub(crate) struct Set {
     /// Volume (name, label or device) or set (UUID or cache device)
@@ -242,7 +243,7 @@ pub(crate) struct Set {
     /// Names and values
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
-    /// For this run of the daemon only
+    /// Forget the value when the daemon ends
     #[arg(long)]
     runtime: bool,
     #[command(flatten)]
@@ -291,7 +292,7 @@ impl Changed {
     }
 }
 
-/// Take back what `set` has set: the configuration or the default holds again
+/// Undo `set`: the configuration or the default applies again
 #[derive(Args, Debug)]
 pub(crate) struct Reset {
     /// Volume (name, label or device) or set (UUID or cache device)

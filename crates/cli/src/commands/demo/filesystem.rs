@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::{exports, out};
 
 /// How long a file system may be in use when it is to be unmounted.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Where the programs of administrators are, which not everybody has in the path.
@@ -91,7 +91,7 @@ impl Mounted {
 
     /// Unmounts, which makes everything durable.
     pub(super) fn unmount(self) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SETTLE_WITHIN;
         loop {
             match rustix::mount::unmount(&self.dir, UnmountFlags::empty()) {
                 Ok(()) => break,

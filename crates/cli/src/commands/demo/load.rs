@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use io::Rng;
 
-use super::target::{Request, Target};
+use super::target::{Reply, Request, Target};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out;
@@ -142,6 +142,52 @@ impl Load {
         self.run(target, what, time, true, interrupt)
     }
 
+    /// A request for this block, its position and the version that it writes; nothing if one from the end of the last round is
+    /// still under way there.
+    fn next_request(&mut self, next: usize) -> Option<(Request, u64, Option<u32>)> {
+        let read = self.set.rng.below(100) < READS_PERCENT;
+        let block = &mut self.set.blocks[next];
+        if std::mem::replace(&mut block.busy, true) {
+            return None;
+        }
+        let position = block.position;
+        if read {
+            return Some((Request::Read(BLOCK_BYTES), position, None));
+        }
+        self.writes += 1;
+        Some((Request::Write(contents(position, self.writes)), position, Some(self.writes)))
+    }
+
+    /// Takes in a reply: what was read has to be what was written last. Returns when the request was sent.
+    fn take(
+        &mut self,
+        what: &'static str,
+        reply: Reply,
+        under_way: &mut [Option<(Instant, Option<u32>)>],
+    ) -> Result<Instant, Failure> {
+        let Some((at, block)) = usize::try_from(reply.tag)
+            .ok()
+            .and_then(|n| Some((under_way.get_mut(n)?.take()?, self.set.blocks.get_mut(n)?)))
+        else {
+            return Err(Failure::Failed(format!("{what}: an answer to no request")));
+        };
+        let (sent_at, version) = at;
+        let sector = block.position / 512;
+        let data = reply.data.map_err(|e| Failure::Failed(format!("{what}: sector {sector}: {e}")))?;
+        match version {
+            Some(version) => block.version = version,
+            None if data == contents(block.position, block.version) => self.verified_reads += 1,
+            None => {
+                return Err(Failure::Failed(format!(
+                    "{what}: sector {sector}: expected write {}, found something else",
+                    block.version
+                )));
+            }
+        }
+        block.busy = false;
+        Ok(sent_at)
+    }
+
     fn run(
         &mut self,
         mut target: Target,
@@ -164,47 +210,16 @@ impl Load {
                     order = self.set.shuffled();
                     continue;
                 };
-                let read = self.set.rng.below(100) < READS_PERCENT;
-                let block = &mut self.set.blocks[next];
-                if std::mem::replace(&mut block.busy, true) {
-                    // Still under way from the end of the last round.
-                    continue;
-                }
+                let Some((request, position, version)) = self.next_request(next) else { continue };
                 sent += 1;
-                let (position, tag) = (block.position, next as u64);
-                let (request, version) = if read {
-                    (Request::Read(BLOCK_BYTES), None)
-                } else {
-                    self.writes += 1;
-                    (Request::Write(contents(position, self.writes)), Some(self.writes))
-                };
-                target.ask(request, position, tag).map_err(lost)?;
+                target.ask(request, position, next as u64).map_err(lost)?;
                 under_way[next] = Some((Instant::now(), version));
             }
             if target.pending() == 0 {
                 break;
             }
             let reply = target.receive().map_err(lost)?;
-            let Some((at, block)) = usize::try_from(reply.tag)
-                .ok()
-                .and_then(|n| Some((under_way.get_mut(n)?.take()?, self.set.blocks.get_mut(n)?)))
-            else {
-                return Err(Failure::Failed(format!("{what}: an answer to no request")));
-            };
-            let (sent_at, version) = at;
-            let sector = block.position / 512;
-            let data = reply.data.map_err(|e| Failure::Failed(format!("{what}: sector {sector}: {e}")))?;
-            match version {
-                Some(version) => block.version = version,
-                None if data == contents(block.position, block.version) => self.verified_reads += 1,
-                None => {
-                    return Err(Failure::Failed(format!(
-                        "{what}: sector {sector}: expected write {}, found something else",
-                        block.version
-                    )));
-                }
-            }
-            block.busy = false;
+            let sent_at = self.take(what, reply, &mut under_way)?;
             done += 1;
             latency.saturating_record(u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX));
             let seconds = start.elapsed().as_secs_f64();

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::out;
 
 /// How long the server may take to start, to answer, and to stop.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A server that runs.
 pub(super) struct Server {
@@ -73,8 +73,10 @@ impl Server {
             said.lines().for_each(out::note);
             Failure::Failed(format!("ubcache up: {why}"))
         };
-        let line =
-            self.lines.recv_timeout(PATIENCE).map_err(|_| failed(format!("expected to be told {kind}")))?;
+        let line = self
+            .lines
+            .recv_timeout(ANSWER_WITHIN)
+            .map_err(|_| failed(format!("expected to be told {kind}")))?;
         let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
     }
@@ -116,7 +118,7 @@ impl Server {
     /// Waits for the end of the process, but not forever.
     fn ended(&mut self) -> Option<std::process::ExitStatus> {
         // Its output ends when it does; nothing else is expected there.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ANSWER_WITHIN;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             if self.lines.recv_timeout(left).is_err() {
                 break;

@@ -18,7 +18,7 @@ use super::load::DEPTH;
 use crate::nbd_client::{Ask, Client};
 
 /// How long a request may take before the demonstration gives up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
 /// A request.
 pub(super) enum Request {
@@ -68,7 +68,7 @@ impl Target {
     /// The only volume of the server on a socket.
     pub(super) fn nbd(socket: &Path) -> io::Result<Target> {
         let client = Client::connect(socket, "")?;
-        client.set_timeout(Some(PATIENCE))?;
+        client.set_timeout(Some(ANSWER_WITHIN))?;
         Ok(Target::Nbd(Box::new(client)))
     }
 
@@ -102,8 +102,8 @@ impl Target {
             (Target::Nbd(client), Request::Write(data)) => client.ask_write(position, &data, false, tag),
             (Target::File(workers), request) => {
                 workers.pending += 1;
-                let jobs = workers.jobs.as_ref().ok_or_else(gone)?;
-                jobs.send(Job { request, position, tag }).map_err(|_| gone())
+                let jobs = workers.jobs.as_ref().ok_or_else(workers_ended)?;
+                jobs.send(Job { request, position, tag }).map_err(|_| workers_ended())
             }
         }
     }
@@ -117,7 +117,7 @@ impl Target {
                 Ok(Reply { tag: reply.tag, data })
             }
             Target::File(workers) => {
-                let reply = workers.replies.recv_timeout(PATIENCE).map_err(|_| gone())?;
+                let reply = workers.replies.recv_timeout(ANSWER_WITHIN).map_err(|_| workers_ended())?;
                 workers.pending -= 1;
                 Ok(reply)
             }
@@ -125,7 +125,7 @@ impl Target {
     }
 }
 
-fn gone() -> io::Error {
+fn workers_ended() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "requests are not answered any more")
 }
 

@@ -5,10 +5,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Device, Registry};
-use crate::devices::Role;
+use super::devices::Device;
+use super::inventory::Inventory;
+use super::views::Views;
 use crate::names::{Named, Unresolved, resolve};
-use crate::worker::{Phase, Worker};
+use crate::probe::Role;
+use crate::shared::Shared;
+use crate::worker::Worker;
 
 /// A volume that was named.
 pub(crate) struct Found {
@@ -20,11 +23,23 @@ pub(crate) struct Found {
     pub(crate) named: Named,
 }
 
-impl Registry {
+/// Resolves names. See the module head.
+pub(crate) struct Lookup {
+    shared: Arc<Shared>,
+    inventory: Inventory,
+    views: Views,
+}
+
+impl Lookup {
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Lookup {
+        let views = Views::new(inventory.clone());
+        Lookup { shared, inventory, views }
+    }
+
     /// Everything that can be named.
-    async fn all_named(self: &Arc<Self>) -> Vec<Named> {
-        let sets = self.sets().await;
-        let devices = self.devices().clone();
+    async fn all_named(&self) -> Vec<Named> {
+        let sets = self.views.sets().await;
+        let devices = self.inventory.devices.all();
         let mut all: Vec<Named> =
             devices.into_iter().map(|(path, device)| self.named_device(path, device)).collect();
         for (id, volume) in sets.iter().flat_map(|s| s.figures.volumes.iter().map(move |v| (&s.id, v))) {
@@ -50,28 +65,28 @@ impl Registry {
 
     fn named_device(&self, path: PathBuf, device: Device) -> Named {
         let mut named = Named { device: Some(path.clone()), ..Named::default() };
-        let Some(seen) = device.seen else { return named };
-        named.displaced = seen.is_gone() && path.exists();
-        let worker = device.standing.has_thread().then(|| self.worker_of(&seen)).flatten();
-        match seen.role {
+        let Some(probe) = device.probe else { return named };
+        named.displaced = probe.is_unplugged() && path.exists();
+        let worker = device.state.has_thread().then(|| self.inventory.workers.of_device(&probe)).flatten();
+        match probe.role {
             Role::Cache { set } => named.set = Some(set),
             Role::Backing { label, .. } => {
-                named.name = self.shared.state().known_name(&seen.uuid);
+                named.name = self.shared.state().known_name(&probe.uuid);
                 named.label = label;
                 named.served_by = worker.map(|w| w.plan.id.clone());
             }
         }
-        named.uuid = Some(seen.uuid);
+        named.uuid = Some(probe.uuid);
         named
     }
 
     /// What is registered, or served, under this name.
-    pub(crate) async fn named(self: &Arc<Self>, name: &str) -> Result<Named, Unresolved> {
+    pub(crate) async fn named(&self, name: &str) -> Result<Named, Unresolved> {
         resolve(name, &self.all_named().await).cloned()
     }
 
     /// The path of a device: of a registered one, however it is named, or a path of this host.
-    pub(crate) async fn device_path(self: &Arc<Self>, device: &str) -> Result<PathBuf, Unresolved> {
+    pub(crate) async fn device_path(&self, device: &str) -> Result<PathBuf, Unresolved> {
         match self.named(device).await {
             Ok(Named { device: Some(path), .. }) => Ok(path),
             Ok(named) => Err(Unresolved::unknown(format!("{named}: has no device of its own"))),
@@ -81,7 +96,7 @@ impl Registry {
     }
 
     /// The UUID of a set that is named by that, or by its cache device.
-    pub(crate) async fn set_of(self: &Arc<Self>, name: &str) -> Result<String, Unresolved> {
+    pub(crate) async fn set_of(&self, name: &str) -> Result<String, Unresolved> {
         let none = |what: String| {
             Unresolved::unknown(format!("{what}: is neither a set nor a registered cache device"))
         };
@@ -96,14 +111,14 @@ impl Registry {
     }
 
     /// The thread of a set that is named by UUID or cache device.
-    pub(crate) async fn set(self: &Arc<Self>, name: &str) -> Result<Arc<Worker>, Unresolved> {
+    pub(crate) async fn set(&self, name: &str) -> Result<Arc<Worker>, Unresolved> {
         let id = self.set_of(name).await?;
-        let found = self.workers().get(&id).cloned();
+        let found = self.inventory.workers.get(&id);
         found.ok_or_else(|| Unresolved::unknown(format!("set {id} is not served")))
     }
 
     /// A volume: the thread that serves it, and its name.
-    pub(crate) async fn find(self: &Arc<Self>, volume: &str) -> Result<Found, Unresolved> {
+    pub(crate) async fn find(&self, volume: &str) -> Result<Found, Unresolved> {
         let named = match self.named(volume).await {
             Err(Unresolved::NotRegistered(path)) => {
                 return Err(Unresolved::unknown(format!("{}: is not registered", path.display())));
@@ -113,25 +128,10 @@ impl Registry {
         if named.set.is_some() {
             return Err(Unresolved::unknown(format!("{named}: expected a volume, found a cache device")));
         }
-        let worker = named.served_by.as_ref().and_then(|id| self.serving(id));
+        let worker = named.served_by.as_ref().and_then(|id| self.inventory.workers.serving(id));
         match (worker, named.name.clone()) {
             (Some(worker), Some(name)) => Ok(Found { worker, name, named }),
             _ => Err(Unresolved::unknown(format!("{named}: is not served"))),
         }
-    }
-
-    /// The volume of the backing device with this UUID, by what the threads say.
-    pub(super) async fn volume_of(&self, uuid: &str) -> Option<(Arc<Worker>, String)> {
-        for worker in self.all_workers() {
-            if worker.phase() != Phase::Serving {
-                continue;
-            }
-            let Ok(figures) = self.figures_of(&worker).await else { continue };
-            let found = figures.volumes.iter().find(|v| v.backing_uuid.as_deref() == Some(uuid));
-            if let Some(volume) = found {
-                return Some((worker, volume.name.clone()));
-            }
-        }
-        None
     }
 }

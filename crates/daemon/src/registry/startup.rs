@@ -10,89 +10,113 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Device, Registry, Standing};
-use crate::devices::{Seen, look_at_all};
+use super::admission::Admission;
+use super::devices::DeviceState;
+use super::inventory::Inventory;
+use super::placement::Placement;
+use crate::hub::Kind;
+use crate::probe::{Probe, probe_all};
+use crate::shared::Shared;
 use crate::state::Known;
 
 /// What was found at the places that are known.
 #[derive(Default)]
 struct Found {
     /// To be served.
-    right: Vec<Seen>,
+    right: Vec<Probe>,
     /// Another device than the one that was there.
-    displaced: Vec<(PathBuf, Seen)>,
+    displaced: Vec<(PathBuf, Probe)>,
     /// The UUID is right, and the device is another one, or older; why.
-    copies: Vec<(Seen, String)>,
+    copies: Vec<(Probe, String)>,
     /// Asked for, and not to be had; why.
     missing: Vec<(PathBuf, String)>,
 }
 
-impl Registry {
+/// Registers devices at the start. See the module head.
+pub(crate) struct Startup {
+    shared: Arc<Shared>,
+    inventory: Inventory,
+    admission: Arc<Admission>,
+    placement: Arc<Placement>,
+}
+
+impl Startup {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        inventory: Inventory,
+        admission: Arc<Admission>,
+        placement: Arc<Placement>,
+    ) -> Startup {
+        Startup { shared, inventory, admission, placement }
+    }
+
     /// Registers devices at the start: those of the configuration, of the state directory, and what a scan has found. What
-    /// cannot be had is said and waits for somebody to register it again. `elsewhere`: where else remembered devices may be;
+    /// cannot be had is said and waits until it is registered again. `elsewhere`: where else remembered devices may be;
     /// only asked if one is not where it was.
     pub(crate) async fn begin(
-        self: &Arc<Self>,
+        &self,
         scanned: Vec<PathBuf>,
         elsewhere: impl FnOnce() -> Vec<PathBuf> + Send + 'static,
     ) {
-        let _one = self.changing.lock().await;
-        let known = self.shared.state().devices();
-        let mut found = self.look_at_known(&scanned, &known).await;
+        let _one = self.placement.nothing_changes().await;
+        let known = self.admission.remembered();
+        let mut found = self.probe_known(&scanned, &known).await;
         let moved = self.find_moved(&known, &mut found, elsewhere).await;
         let configured = self.shared.config().devices.clone();
-        for (path, seen) in std::mem::take(&mut found.displaced) {
+        for (path, probe) in std::mem::take(&mut found.displaced) {
             let expected = known.get(&path).map_or("", |k| &k.uuid);
             if !moved.contains_key(expected) {
                 let why = format!(
                     "expected the device with UUID {expected}, found UUID {}: register it again",
-                    seen.uuid
+                    probe.uuid
                 );
-                self.stand(&seen, Standing::Failed(why));
+                self.inventory.devices.set(&probe, DeviceState::Failed(why));
             } else if configured.contains(&path) || scanned.contains(&path) {
-                found.right.push(seen);
+                found.right.push(probe);
             }
         }
-        for (seen, why) in found.copies {
-            self.stand(&seen, Standing::Failed(why));
+        for (probe, why) in found.copies {
+            self.inventory.devices.set(&probe, DeviceState::Failed(why));
         }
         for (path, why) in found.missing {
             serve::message::message("error", &why);
-            self.shared.hub.publish("device", None, "error", &why);
-            self.devices().insert(path, Device { seen: None, standing: Standing::Failed(why) });
+            self.shared.hub.publish(Kind::Device, None, "error", &why);
+            self.inventory.devices.set_failed(path, None, why);
         }
-        let mut unique: Vec<Seen> = Vec::new();
-        for seen in found.right {
-            if !unique.iter().any(|u| u.path == seen.path) {
-                unique.push(seen);
+        let mut unique: Vec<Probe> = Vec::new();
+        for probe in found.right {
+            if !unique.iter().any(|u| u.path == probe.path) {
+                unique.push(probe);
             }
         }
-        let (unique, refused) = self.sift(unique, &known);
-        for (seen, why) in refused {
-            self.stand(&seen, Standing::Failed(why));
+        let (unique, refused) = self.admission.sift(unique, &known);
+        for (probe, why) in refused {
+            self.inventory.devices.set(&probe, DeviceState::Failed(why));
         }
-        for (seen, result) in self.place(unique).await {
+        for (probe, result) in self.placement.place(unique).await {
             if let Err(e) = result
-                && !self.comes_up_late(&seen)
+                && !self.placement.comes_up_late(&probe)
             {
-                self.stand(&seen, Standing::Failed(e.message().unwrap_or_default().to_owned()));
+                self.inventory
+                    .devices
+                    .set(&probe, DeviceState::Failed(e.message().unwrap_or_default().to_owned()));
             }
         }
     }
 
     /// Looks at what is remembered, configured and found, and notes what the operator has named.
-    async fn look_at_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
+    async fn probe_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
         let configured = self.shared.config().devices.clone();
-        self.named_uuids().extend(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
+        self.admission.name_all(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
         let mut paths: Vec<PathBuf> = known.keys().chain(&configured).cloned().collect();
         paths.sort();
         paths.dedup();
         let asked_for = paths.len();
         paths.extend(scanned.iter().filter(|p| !known.contains_key(*p)).cloned());
         let mut found = Found::default();
-        for (n, (path, looked)) in look_at_all(paths).await.into_iter().enumerate() {
-            let seen = match looked {
-                Ok(seen) => seen,
+        for (n, (path, probed)) in probe_all(paths).await.into_iter().enumerate() {
+            let probe = match probed {
+                Ok(probe) => probe,
                 Err(e) if n < asked_for => {
                     found.missing.push((path, e.message().unwrap_or_default().to_owned()));
                     continue;
@@ -101,15 +125,15 @@ impl Registry {
                 Err(_) => continue,
             };
             if configured.contains(&path) {
-                self.named_uuids().insert(seen.uuid.clone());
+                self.admission.name(probe.uuid.clone());
             }
-            if known.get(&path).is_some_and(|k| k.uuid != seen.uuid) {
-                found.displaced.push((path, seen));
-            } else if self.difference(&seen).is_some() {
-                let why = self.admit(&seen).err().and_then(|e| e.message().map(str::to_owned));
-                found.copies.push((seen, why.unwrap_or_default()));
+            if known.get(&path).is_some_and(|k| k.uuid != probe.uuid) {
+                found.displaced.push((path, probe));
+            } else if self.admission.difference(&probe).is_some() {
+                let why = self.admission.admit(&probe).err().and_then(|e| e.message().map(str::to_owned));
+                found.copies.push((probe, why.unwrap_or_default()));
             } else {
-                found.right.push(seen);
+                found.right.push(probe);
             }
         }
         found
@@ -129,29 +153,29 @@ impl Registry {
             return moved;
         }
         let paths = tokio::task::spawn_blocking(elsewhere).await.unwrap_or_default();
-        let mut candidates: Vec<Seen> = found.displaced.iter().map(|(_, seen)| seen.clone()).collect();
-        for (_, looked) in look_at_all(paths).await {
-            candidates.extend(looked.ok().filter(|s| candidates.iter().all(|c| c.path != s.path)));
+        let mut candidates: Vec<Probe> = found.displaced.iter().map(|(_, probe)| probe.clone()).collect();
+        for (_, probed) in probe_all(paths).await {
+            candidates.extend(probed.ok().filter(|s| candidates.iter().all(|c| c.path != s.path)));
         }
         for (old, Known { uuid, named }) in wanted {
-            let places: Vec<&Seen> = candidates.iter().filter(|s| s.uuid == *uuid).collect();
+            let places: Vec<&Probe> = candidates.iter().filter(|s| s.uuid == *uuid).collect();
             match self.choose(&places, known) {
                 Ok(None) => {}
-                Ok(Some(seen)) => {
-                    let now = seen.path.display();
-                    serve::message::note(format!("{}: is called {now} now, by its UUID", old.display()));
-                    if let Err(e) = self.shared.state().add_device(&seen.path, uuid, *named) {
+                Ok(Some(probe)) => {
+                    let now = probe.path.display();
+                    serve::message::note(format!("{}: found at {now} by its UUID", old.display()));
+                    if let Err(e) = self.shared.state().add_device(&probe.path, uuid, *named) {
                         serve::message::warn(e.message().unwrap_or_default());
                     }
-                    found.displaced.retain(|(path, _)| *path != seen.path);
+                    found.displaced.retain(|(path, _)| *path != probe.path);
                     found.missing.retain(|(path, _)| path != old);
-                    found.right.push(seen.clone());
-                    moved.insert(uuid.clone(), seen.path.clone());
+                    found.right.push(probe.clone());
+                    moved.insert(uuid.clone(), probe.path.clone());
                 }
                 Err(why) => {
                     let why = format!("{}: UUID {uuid}: {why}", old.display());
                     serve::message::message("error", &why);
-                    self.shared.hub.publish("device", None, "error", &why);
+                    self.shared.hub.publish(Kind::Device, None, "error", &why);
                 }
             }
         }
@@ -164,21 +188,22 @@ impl Registry {
     /// If none of them may be taken for it, or several may; why.
     fn choose<'s>(
         &self,
-        places: &[&'s Seen],
+        places: &[&'s Probe],
         known: &BTreeMap<PathBuf, Known>,
-    ) -> Result<Option<&'s Seen>, String> {
-        let fits = |s: &&&Seen| self.difference(s).is_none();
-        let sure: Vec<&Seen> = places.iter().filter(fits).filter(|s| self.is_surely(s)).copied().collect();
+    ) -> Result<Option<&'s Probe>, String> {
+        let fits = |s: &&&Probe| self.admission.difference(s).is_none();
+        let sure: Vec<&Probe> =
+            places.iter().filter(fits).filter(|s| self.admission.is_surely(s)).copied().collect();
         // Where nothing tells, a device at a place that was named is as good as it was there.
         let configured = self.shared.config().devices.clone();
-        let is_named = |s: &Seen| known.contains_key(&s.path) || configured.contains(&s.path);
-        let may = |s: &Seen| self.searches() || self.is_unknown(s) || is_named(s);
+        let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
+        let may = |s: &Probe| self.admission.searches() || self.admission.is_unknown(s) || is_named(s);
         let fitting = || places.iter().filter(fits).filter(|s| may(s)).copied().collect();
-        let left: Vec<&Seen> = if sure.is_empty() { fitting() } else { sure };
+        let left: Vec<&Probe> = if sure.is_empty() { fitting() } else { sure };
         match (&left[..], places) {
             ([], []) => Ok(None),
             ([one], _) => Ok(Some(one)),
-            ([], [first, ..]) => Err(match self.admit(first) {
+            ([], [first, ..]) => Err(match self.admission.admit(first) {
                 Err(e) => e.message().unwrap_or_default().to_owned(),
                 Ok(()) => format!(
                     "{} has it, and nothing tells it from a copy: register it if it is the right one",
@@ -186,7 +211,7 @@ impl Registry {
                 ),
             }),
             ([one, other, ..], _) => Err(format!(
-                "is at {} and at {}: register the right one",
+                "is at {} and at {}; register the right one",
                 one.path.display(),
                 other.path.display()
             )),
@@ -201,8 +226,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::identity::Identity;
-    use crate::registry::By;
-    use crate::shared::Shared;
+    use crate::registry::{By, Registry};
     use crate::state::Mark;
     use crate::state::State;
     use crate::testing::cache_device;
@@ -213,7 +237,7 @@ mod tests {
     }
 
     fn in_state(registry: &Registry, state: &str) -> Vec<PathBuf> {
-        registry.device_views().into_iter().filter(|d| d.state == state).map(|d| d.path).collect()
+        registry.views.devices().into_iter().filter(|d| d.state == state).map(|d| d.path).collect()
     }
 
     #[tokio::test]
@@ -227,21 +251,21 @@ mod tests {
         std::fs::write(&empty, b"").unwrap();
         let found = vec![empty, broken.clone(), one.clone(), dir.path().to_owned(), two.clone()];
         let first = registry(dir.path(), "");
-        first.begin(found, Vec::new).await;
+        first.startup.begin(found, Vec::new).await;
         assert_eq!(in_state(&first, "served"), [one.clone(), two.clone()]);
-        assert_eq!(first.device_views().len(), 2, "what a scan cannot use is no business of ours");
-        first.stop_all().await.unwrap();
+        assert_eq!(first.views.devices().len(), 2, "what a scan cannot use is no business of ours");
+        first.inventory.workers.stop_all().await.unwrap();
         drop(first);
 
         // What was asked for by name is said.
         let none = dir.path().join("none");
         let registry = registry(dir.path(), &format!("devices = {:?}", [&broken, &one, &none]));
-        registry.begin(vec![two.clone()], Vec::new).await;
+        registry.startup.begin(vec![two.clone()], Vec::new).await;
         assert_eq!(in_state(&registry, "served"), [one, two]);
         assert_eq!(in_state(&registry, "failed"), [broken, none]);
-        let said: Vec<String> = registry.device_views().into_iter().filter_map(|d| d.why).collect();
+        let said: Vec<String> = registry.views.devices().into_iter().filter_map(|d| d.why).collect();
         assert!(said.iter().any(|w| w.contains("checksum")), "{said:?}");
-        registry.stop_all().await.unwrap();
+        registry.inventory.workers.stop_all().await.unwrap();
     }
 
     #[tokio::test]
@@ -249,8 +273,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [one, two, three] = [2, 3, 4].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");
-        first.register(vec![one.clone(), two.clone(), three.clone()], By::NAME).await.unwrap();
-        first.stop_all().await.unwrap();
+        first.registration.register(vec![one.clone(), two.clone(), three.clone()], By::NAME).await.unwrap();
+        first.inventory.workers.stop_all().await.unwrap();
         drop(first);
         // Two have changed places, one is somewhere else, and another one is where that was.
         let (aside, other) = (dir.path().join("aside"), dir.path().join("other"));
@@ -261,10 +285,10 @@ mod tests {
         std::fs::rename(cache_device(dir.path(), 5), &three).unwrap();
         let place = other.clone();
         let second = registry(dir.path(), "");
-        second.begin(Vec::new(), move || vec![place]).await;
+        second.startup.begin(Vec::new(), move || vec![place]).await;
         assert_eq!(in_state(&second, "served"), [one.clone(), two, other.clone()]);
-        assert_eq!(second.device_views().len(), 3, "the other one is nobody's");
-        second.stop_all().await.unwrap();
+        assert_eq!(second.views.devices().len(), 3, "the other one is nobody's");
+        second.inventory.workers.stop_all().await.unwrap();
         drop(second);
 
         // Of two with its UUID the one is taken that it is, not its copy.
@@ -273,21 +297,21 @@ mod tests {
         std::fs::rename(&other, &three).unwrap();
         let third = registry(dir.path(), "");
         let places = vec![copy, three.clone()];
-        third.begin(Vec::new(), move || places).await;
+        third.startup.begin(Vec::new(), move || places).await;
         assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed").len()), (3, 0));
         assert!(in_state(&third, "served").contains(&three));
         // With what is known, nobody looks elsewhere.
-        third.stop_all().await.unwrap();
+        third.inventory.workers.stop_all().await.unwrap();
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
         let fourth = registry(dir.path(), "");
-        fourth.register(vec![one], By::NAME).await.unwrap();
-        fourth.stop_all().await.unwrap();
+        fourth.registration.register(vec![one], By::NAME).await.unwrap();
+        fourth.inventory.workers.stop_all().await.unwrap();
         drop(fourth);
         let fifth = registry(dir.path(), "");
-        fifth.begin(Vec::new(), || panic!("everything is where it was")).await;
+        fifth.startup.begin(Vec::new(), || panic!("everything is where it was")).await;
         assert_eq!(in_state(&fifth, "served").len(), 1);
-        fifth.stop_all().await.unwrap();
+        fifth.inventory.workers.stop_all().await.unwrap();
     }
 
     /// The device that is remembered is gone, and there is a copy: at its place, elsewhere, or found by a scan.
@@ -299,8 +323,8 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let one = cache_device(dir.path(), 2);
             let first = registry(dir.path(), "");
-            first.register(vec![one.clone()], By::NAME).await.unwrap();
-            first.stop_all().await.unwrap();
+            first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
+            first.inventory.workers.stop_all().await.unwrap();
             drop(first);
             let (aside, copy) = (dir.path().join("aside"), dir.path().join("copy"));
             std::fs::copy(&one, &copy).unwrap();
@@ -310,7 +334,7 @@ mod tests {
             let second = registry(dir.path(), config);
             let (found, elsewhere) =
                 (if scanned { vec![place.clone()] } else { vec![] }, vec![place.clone()]);
-            second.begin(found, move || elsewhere).await;
+            second.startup.begin(found, move || elsewhere).await;
             assert_eq!(in_state(&second, "served"), Vec::<PathBuf>::new(), "{place:?} {config}");
             let said: Vec<String> =
                 second.shared.hub.last(9, |e| e.level == "error").iter().map(|e| e.text.clone()).collect();
@@ -323,30 +347,32 @@ mod tests {
                 [&one],
                 "it is still remembered"
             );
-            second.stop_all().await.unwrap();
+            second.inventory.workers.stop_all().await.unwrap();
             drop(second);
             // It is back: nothing has to be said. And with the word of the operator the copy takes its place.
             let (third, found) = (registry(dir.path(), config), aside.clone());
-            third.begin(Vec::new(), move || vec![found]).await;
+            third.startup.begin(Vec::new(), move || vec![found]).await;
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
-            let refused =
-                third.register(vec![place.clone()], By::Operator { quiet: false, accept: true }).await;
+            let refused = third
+                .registration
+                .register(vec![place.clone()], By::Operator { quiet: false, accept: true })
+                .await;
             assert!(
                 refused.err().unwrap().message().unwrap().contains("served already"),
                 "while it is served"
             );
-            third.unregister(aside.to_str().unwrap()).await.unwrap();
-            let refused = third.register(vec![place.clone()], By::NAME).await.err().unwrap();
-            assert!(refused.message().unwrap().contains("is another device"), "{refused:?}");
+            third.registration.unregister(aside.to_str().unwrap()).await.unwrap();
+            let refused = third.registration.register(vec![place.clone()], By::NAME).await.err().unwrap();
+            assert!(refused.message().unwrap().contains("is not the device"), "{refused:?}");
             let by = By::Operator { quiet: false, accept: true };
-            let registered = third.register(vec![place.clone()], by).await.unwrap();
+            let registered = third.registration.register(vec![place.clone()], by).await.unwrap();
             assert!(registered.accepted[0].contains("inode: expected"), "{:?}", registered.accepted);
-            third.stop_all().await.unwrap();
+            third.inventory.workers.stop_all().await.unwrap();
             drop(third);
             let fourth = registry(dir.path(), "");
-            fourth.begin(Vec::new(), Vec::new).await;
+            fourth.startup.begin(Vec::new(), Vec::new).await;
             assert_eq!(in_state(&fourth, "served"), [place]);
-            fourth.stop_all().await.unwrap();
+            fourth.inventory.workers.stop_all().await.unwrap();
         }
     }
 
@@ -357,24 +383,24 @@ mod tests {
         let one = cache_device(dir.path(), 2);
         let older = std::fs::read(&one).unwrap();
         let first = registry(dir.path(), "");
-        first.register(vec![one.clone()], By::NAME).await.unwrap();
-        first.stop_all().await.unwrap();
+        first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
+        first.inventory.workers.stop_all().await.unwrap();
         drop(first);
         std::fs::write(&one, older).unwrap();
         let second = registry(dir.path(), "");
-        second.begin(Vec::new(), Vec::new).await;
+        second.startup.begin(Vec::new(), Vec::new).await;
         assert_eq!(in_state(&second, "failed"), std::slice::from_ref(&one));
-        let why = second.device_views().remove(0).why.unwrap();
+        let why = second.views.devices().remove(0).why.unwrap();
         assert!(why.contains("is older than") && why.contains("sequence number"), "{why}");
-        assert!(second.register(vec![one.clone()], By::QUIET).await.is_err());
+        assert!(second.registration.register(vec![one.clone()], By::QUIET).await.is_err());
         let by = By::Operator { quiet: false, accept: true };
-        second.register(vec![one.clone()], by).await.unwrap();
-        second.stop_all().await.unwrap();
+        second.registration.register(vec![one.clone()], by).await.unwrap();
+        second.inventory.workers.stop_all().await.unwrap();
         drop(second);
         let third = registry(dir.path(), "");
-        third.begin(Vec::new(), Vec::new).await;
+        third.startup.begin(Vec::new(), Vec::new).await;
         assert_eq!(in_state(&third, "served"), [one]);
-        third.stop_all().await.unwrap();
+        third.inventory.workers.stop_all().await.unwrap();
     }
 
     /// Nothing of the hardware is known, as of a disk without a serial number.
@@ -388,9 +414,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");
-        first.register(vec![one.clone(), two.clone()], By::NAME).await.unwrap();
-        let sets: Vec<String> = first.device_views().into_iter().filter_map(|d| d.set).collect();
-        first.stop_all().await.unwrap();
+        first.registration.register(vec![one.clone(), two.clone()], By::NAME).await.unwrap();
+        let sets: Vec<String> = first.views.devices().into_iter().filter_map(|d| d.set).collect();
+        first.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&first, set));
         drop(first);
         // They change places: both places were named.
@@ -399,9 +425,9 @@ mod tests {
         std::fs::rename(&two, &one).unwrap();
         std::fs::rename(&aside, &two).unwrap();
         let second = registry(dir.path(), "");
-        second.begin(Vec::new(), Vec::new).await;
+        second.startup.begin(Vec::new(), Vec::new).await;
         assert_eq!(in_state(&second, "served"), [one.clone(), two.clone()]);
-        second.stop_all().await.unwrap();
+        second.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&second, set));
         drop(second);
         // One is somewhere else.
@@ -409,9 +435,9 @@ mod tests {
         for (config, wanted) in [("", vec![two.clone()]), ("scan_on_events = true", vec![aside.clone(), two])]
         {
             let (third, place) = (registry(dir.path(), config), aside.clone());
-            third.begin(Vec::new(), move || vec![place]).await;
+            third.startup.begin(Vec::new(), move || vec![place]).await;
             assert_eq!(in_state(&third, "served"), wanted, "{config}");
-            third.stop_all().await.unwrap();
+            third.inventory.workers.stop_all().await.unwrap();
         }
     }
 
@@ -423,14 +449,14 @@ mod tests {
         let copy = dir.path().join("copy");
         std::fs::copy(&one, &copy).unwrap();
         let first = registry(dir.path(), "scan = true");
-        first.begin(vec![one.clone(), copy.clone()], Vec::new).await;
+        first.startup.begin(vec![one.clone(), copy.clone()], Vec::new).await;
         assert_eq!(in_state(&first, "failed"), [one.clone(), copy.clone()]);
-        assert!(first.register(vec![one.clone(), copy.clone()], By::NAME).await.is_err());
-        first.register(vec![one.clone()], By::NAME).await.unwrap();
-        let refused = first.register(vec![copy.clone()], By::NAME).await.err().unwrap();
+        assert!(first.registration.register(vec![one.clone(), copy.clone()], By::NAME).await.is_err());
+        first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
+        let refused = first.registration.register(vec![copy.clone()], By::NAME).await.err().unwrap();
         assert!(refused.message().unwrap().contains("served already"), "{refused:?}");
         assert_eq!(in_state(&first, "served"), [one]);
-        first.stop_all().await.unwrap();
+        first.inventory.workers.stop_all().await.unwrap();
     }
 
     #[tokio::test]
@@ -440,8 +466,8 @@ mod tests {
         let one = cache_device(dir.path(), 2);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&one, &link).unwrap();
-        registry.register(vec![one.clone(), link, one.clone()], By::NAME).await.unwrap();
+        registry.registration.register(vec![one.clone(), link, one.clone()], By::NAME).await.unwrap();
         assert_eq!(in_state(&registry, "served"), [one]);
-        registry.stop_all().await.unwrap();
+        registry.inventory.workers.stop_all().await.unwrap();
     }
 }

@@ -65,7 +65,7 @@ fn what_appears_is_registered_where_that_is_wanted() {
     ssd.says("add");
     wait_until("the set", || known(&ssd).as_deref() == Some("served"));
     // It says itself that it was made for that set; it was never attached, and nobody has named it.
-    let waits = || daemon.run(&["status"]).ok().to_string().contains("was found without having been named");
+    let waits = || daemon.run(&["status"]).ok().to_string().contains("no operator has named it");
     wait_until("the word that is missing", waits);
     assert_eq!(known(&hdd).as_deref(), Some("waiting"));
     daemon.run(&["register", &hdd.path()]).ok().says(&["served"]);

@@ -1,7 +1,7 @@
-//! What a device says of itself, before anything is done with it.
+//! Probes of devices: what the superblock of a device says.
 //!
-//! Owns the look at a superblock and the scan of the host's block devices. Nothing here writes, and a device that hangs
-//! holds up nobody: every look has a thread of its own and a deadline.
+//! Owns the reading of a superblock and the scan of the host's block devices. Nothing here writes. Every probe has a thread
+//! of its own and a deadline, so that a device that hangs delays no other.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ use serve::superblock::HEAD;
 use crate::identity::Identity;
 
 /// How long a device may take to show its superblock.
-const LOOK_WITHIN: Duration = Duration::from_secs(15);
+const PROBE_WITHIN: Duration = Duration::from_secs(15);
 
 /// What a device is for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,12 +24,12 @@ pub(crate) enum Role {
     /// Cache device of this set.
     Cache { set: String },
     /// Backing device; the set whose UUID it has, if any, and what it has to do with that.
-    Backing { set: Option<String>, bond: Bond, label: String },
+    Backing { set: Option<String>, attachment: Attachment, label: String },
 }
 
 /// What a backing device has to do with the set whose UUID it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Bond {
+pub(crate) enum Attachment {
     /// Nothing, or it has none.
     Free,
     /// It was made together with it and has never been attached.
@@ -44,7 +44,7 @@ pub(crate) enum Bond {
 
 /// A device with a superblock of bcache.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Probe {
     /// Without links.
     pub(crate) path: PathBuf,
     pub(crate) uuid: String,
@@ -57,7 +57,7 @@ pub(crate) struct Seen {
     pub(crate) sequence: u64,
 }
 
-impl Seen {
+impl Probe {
     /// By what it is remembered: a set has one cache device, a backing device is itself.
     pub(crate) fn key(&self) -> &str {
         match &self.role {
@@ -67,7 +67,7 @@ impl Seen {
     }
 
     /// Whether this block device is there no more: its name is free, or another one's.
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn is_unplugged(&self) -> bool {
         self.appearance.is_some() && self.appearance != appearance(&self.path)
     }
 }
@@ -80,7 +80,7 @@ fn appearance(path: &Path) -> Option<u64> {
     number(&about).or_else(|| number(about.parent()?))
 }
 
-fn look_now(path: &Path) -> Result<Seen, Failure> {
+fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let path = path.canonicalize().map_err(|e| Failure::at(path, "cannot be found", e))?;
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
@@ -95,57 +95,57 @@ fn look_now(path: &Path) -> Result<Seen, Failure> {
             (uuid, sb.seq(), Role::Cache { set: sb.set_uuid().to_string() })
         }
         DeviceSuper::Backing(sb) => {
-            let bond = match sb.state() {
-                _ if sb.set_uuid() == format::Uuid::NIL => Bond::Free,
-                BackingState::None => Bond::Made,
-                BackingState::Stale => Bond::Stale,
-                BackingState::Clean => Bond::Clean,
-                BackingState::Dirty => Bond::Dirty,
+            let attachment = match sb.state() {
+                _ if sb.set_uuid() == format::Uuid::NIL => Attachment::Free,
+                BackingState::None => Attachment::Made,
+                BackingState::Stale => Attachment::Stale,
+                BackingState::Clean => Attachment::Clean,
+                BackingState::Dirty => Attachment::Dirty,
             };
-            let set = (bond != Bond::Free).then(|| sb.set_uuid().to_string());
-            let role = Role::Backing { set, bond, label: sb.label() };
+            let set = (attachment != Attachment::Free).then(|| sb.set_uuid().to_string());
+            let role = Role::Backing { set, attachment, label: sb.label() };
             (sb.uuid().to_string(), sb.seq(), role)
         }
     };
-    Ok(Seen { path, uuid, role, appearance, identity, sequence })
+    Ok(Probe { path, uuid, role, appearance, identity, sequence })
 }
 
-/// Looks at a device.
+/// Probes a device.
 ///
 /// # Errors
 /// If it is none of bcache's, cannot be read, or does not answer in time.
-pub(crate) async fn look(path: &Path) -> Result<Seen, Failure> {
+pub(crate) async fn probe_device(path: &Path) -> Result<Probe, Failure> {
     let owned = path.to_owned();
-    let looked = tokio::task::spawn_blocking(move || look_now(&owned));
-    match tokio::time::timeout(LOOK_WITHIN, looked).await {
-        Ok(Ok(seen)) => seen,
-        Ok(Err(e)) => Err(Failure::at(path, "cannot be looked at", e)),
+    let probed = tokio::task::spawn_blocking(move || probe_now(&owned));
+    match tokio::time::timeout(PROBE_WITHIN, probed).await {
+        Ok(Ok(probe)) => probe,
+        Ok(Err(e)) => Err(Failure::at(path, "cannot be probed", e)),
         Err(_) => Err(Failure::Failed(format!(
-            "{}: has not shown its superblock within {} seconds",
+            "{}: reading the superblock took longer than {} seconds",
             path.display(),
-            LOOK_WITHIN.as_secs()
+            PROBE_WITHIN.as_secs()
         ))),
     }
 }
 
-/// Looks at many devices at once. The order is kept.
-pub(crate) async fn look_at_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Seen, Failure>)> {
-    let looks: Vec<_> = paths
+/// Probes many devices at once; the results have the order of the paths.
+pub(crate) async fn probe_all(paths: Vec<PathBuf>) -> Vec<(PathBuf, Result<Probe, Failure>)> {
+    let probes: Vec<_> = paths
         .into_iter()
         .map(|path| {
             let owned = path.clone();
-            (path, tokio::spawn(async move { look(&owned).await }))
+            (path, tokio::spawn(async move { probe_device(&owned).await }))
         })
         .collect();
-    let mut seen = Vec::new();
-    for (path, look) in looks {
-        let result = look.await.unwrap_or_else(|e| Err(Failure::at(&path, "cannot be looked at", e)));
-        seen.push((path, result));
+    let mut probed = Vec::new();
+    for (path, probe) in probes {
+        let result = probe.await.unwrap_or_else(|e| Err(Failure::at(&path, "cannot be probed", e)));
+        probed.push((path, result));
     }
-    seen
+    probed
 }
 
-/// Whether a device with this name is one to look at without having been told to: not our own, nor what somebody else has
+/// Whether a device with this name may be probed unasked: not our own, nor what another program has
 /// already made of bcache's devices, nor one with a medium that comes and goes.
 pub(crate) fn may_be_ours(name: &OsStr) -> bool {
     let name = name.as_bytes();
@@ -174,31 +174,31 @@ mod tests {
     #[test]
     fn a_device_with_the_same_name_is_another_one() {
         let dir = tempfile::tempdir().unwrap();
-        let file = look_now(&crate::testing::cache_device(dir.path(), 2)).unwrap();
-        assert!(file.appearance.is_none() && !file.is_gone(), "files do not come and go");
+        let file = probe_now(&crate::testing::cache_device(dir.path(), 2)).unwrap();
+        assert!(file.appearance.is_none() && !file.is_unplugged(), "files do not come and go");
         // Every Linux has some block device; kernels before 5.15 do not number them.
         let numbered = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten().find_map(|e| {
             let path = Path::new("/dev").join(e.file_name());
             appearance(&path).map(|number| (path, number))
         });
         let Some((path, number)) = numbered else { return };
-        let there = Seen { path, appearance: Some(number), ..file };
-        assert!(!there.is_gone());
-        assert!(Seen { appearance: Some(number + 1), ..there.clone() }.is_gone(), "an earlier one");
-        assert!(Seen { path: "/dev/none".into(), ..there }.is_gone());
+        let there = Probe { path, appearance: Some(number), ..file };
+        assert!(!there.is_unplugged());
+        assert!(Probe { appearance: Some(number + 1), ..there.clone() }.is_unplugged(), "an earlier one");
+        assert!(Probe { path: "/dev/none".into(), ..there }.is_unplugged());
     }
 
     #[test]
     fn a_device_says_what_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let cache = crate::testing::cache_device(dir.path(), 2);
-        let seen = look_now(&cache).unwrap();
-        assert!(matches!(&seen.role, Role::Cache { set } if set.starts_with("02020202-")));
+        let probe = probe_now(&cache).unwrap();
+        assert!(matches!(&probe.role, Role::Cache { set } if set.starts_with("02020202-")));
         let other = dir.path().join("other");
         std::fs::write(&other, vec![0; 1 << 16]).unwrap();
-        assert!(look_now(&other).unwrap_err().message().unwrap().contains("other"));
+        assert!(probe_now(&other).unwrap_err().message().unwrap().contains("other"));
         assert!(
-            look_now(&dir.path().join("none")).unwrap_err().message().unwrap().contains("cannot be found")
+            probe_now(&dir.path().join("none")).unwrap_err().message().unwrap().contains("cannot be found")
         );
     }
 }

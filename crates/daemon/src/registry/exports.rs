@@ -5,13 +5,15 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serve::{Failure, message};
+use serve::message;
 
-use super::{DeviceView, Registry};
+use super::inventory::Inventory;
+use super::views::{DeviceView, Views};
 use crate::config::{Config, Key};
-use crate::devices::{Role, Seen};
+use crate::hub::Kind;
 use crate::places::{self, Known};
-use crate::settings::{key_of, set_key};
+use crate::probe::Role;
+use crate::shared::Shared;
 use crate::worker::Phase;
 
 /// A volume that is served and cannot be reached as it should.
@@ -21,18 +23,23 @@ pub(crate) struct NotExported {
     why: String,
 }
 
-impl Registry {
-    /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
-    pub(super) fn let_go_of(&self, device: Seen) -> Result<(), Failure> {
-        self.named_uuids().remove(&device.uuid);
-        self.left().insert(device.uuid.clone());
-        self.shared.state().forget_places(device.key())
+/// See the module head.
+pub(crate) struct Exports {
+    shared: Arc<Shared>,
+    inventory: Inventory,
+    views: Views,
+}
+
+impl Exports {
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Exports {
+        let views = Views::new(inventory.clone());
+        Exports { shared, inventory, views }
     }
 
     /// Which volumes of these devices are not exported as they should be, and why.
-    pub(crate) async fn not_exported(self: &Arc<Self>, devices: &[DeviceView]) -> Vec<NotExported> {
+    pub(crate) async fn not_exported(&self, devices: &[DeviceView]) -> Vec<NotExported> {
         let mut found = Vec::new();
-        for set in self.sets().await {
+        for set in self.views.sets().await {
             let whole = devices.iter().any(|d| d.kind == Some("cache") && d.set.as_ref() == Some(&set.id));
             for volume in set.figures.volumes {
                 let named = volume.backing_uuid.is_some()
@@ -46,45 +53,45 @@ impl Registry {
     }
 
     /// Volumes that are served, by what names their sections of the configuration.
-    async fn volumes(self: &Arc<Self>) -> Vec<Known> {
+    async fn volumes(&self) -> Vec<Known> {
         let mut all = Vec::new();
-        for worker in self.all_workers().into_iter().filter(|w| w.phase() == Phase::Serving) {
-            if let Ok(figures) = self.figures_of(&worker).await {
-                all.extend(figures.volumes.into_iter().map(|v| (key_of(&worker, &v), v.name)));
+        for worker in self.inventory.workers.all().into_iter().filter(|w| w.phase() == Phase::Serving) {
+            if let Ok(figures) = worker.snapshot().await {
+                all.extend(figures.volumes.into_iter().map(|v| (worker.volume_key(&v), v.name)));
             }
         }
         all
     }
 
     /// Why a configuration cannot be used for the volumes that are served.
-    pub(crate) async fn conflicts(self: &Arc<Self>, next: &Config) -> Option<String> {
+    pub(crate) async fn conflicts(&self, next: &Config) -> Option<String> {
         places::conflicts(next, &self.volumes().await)
     }
 
     /// Sections of a configuration that apply to nothing that is registered.
-    pub(crate) async fn unmatched(self: &Arc<Self>, config: &Config) -> Vec<String> {
+    pub(crate) async fn unmatched(&self, config: &Config) -> Vec<String> {
         if !config.has_sections() {
             return Vec::new();
         }
         let mut known: Vec<(Key, Option<String>)> =
-            self.all_workers().iter().map(|w| (set_key(w), None)).collect();
+            self.inventory.workers.all().iter().map(|w| (w.key(), None)).collect();
         known.extend(self.volumes().await.into_iter().map(|(key, name)| (key, Some(name))));
-        for seen in self.devices().values().filter_map(|d| d.seen.as_ref()) {
-            let (label, set) = match &seen.role {
+        for probe in self.inventory.devices.all().into_values().filter_map(|d| d.probe) {
+            let (label, set) = match &probe.role {
                 Role::Cache { .. } => (String::new(), true),
                 Role::Backing { label, .. } => (label.clone(), false),
             };
-            let name = self.shared.state().known_name(seen.key());
-            known.push((Key { id: seen.key().to_owned(), label, set }, name));
+            let name = self.shared.state().known_name(probe.key());
+            known.push((Key { id: probe.key().to_owned(), label, set }, name));
         }
         config.unmatched(&known)
     }
 
     /// Says which sections apply to nothing.
-    pub(crate) async fn say_unmatched(self: &Arc<Self>) {
+    pub(crate) async fn say_unmatched(&self) {
         let config = self.shared.config().clone();
         for line in self.unmatched(&config).await {
-            self.shared.hub.publish("configuration", None, "warning", &line);
+            self.shared.hub.publish(Kind::Configuration, None, "warning", &line);
             message::warn(format!("configuration: {line}"));
         }
     }

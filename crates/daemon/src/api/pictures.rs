@@ -5,26 +5,16 @@
 
 use axum::extract::{Path, RawQuery, State};
 use engine::figures::BucketMap;
-use io::{Nanos, Op, Purpose, TraceFigures, Traced};
+use io::{Op, Purpose, Traced};
 use serde_json::{Map, Value, json};
 
-use crate::api::{Answered, Refusal, Shared, ok};
+use super::context::Shared;
+use crate::answer::{Answered, Refusal, ok};
 use crate::history::{self, Whose};
 use crate::registry::Found;
 
-/// How long requests to a backing device are recorded after somebody has asked for them.
-pub(crate) const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 /// Cells of the bucket picture unless another number is asked for, and at most.
 const CELLS: (u64, u64) = (1024, 4096);
-
-/// What a set's thread says of the requests to a backing device.
-pub(crate) struct DiskTrace {
-    /// Name of the device.
-    pub(crate) device: String,
-    /// Its size.
-    pub(crate) size_sectors: u64,
-    pub(crate) trace: TraceFigures,
-}
 
 /// The one number that a query may have: `name=number`.
 fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
@@ -45,35 +35,35 @@ fn samples(whose: &str, name: &str, columns: Map<String, Value>) -> Answered {
     ok(json!({whose: name, "every_ms": every, "columns": columns}))
 }
 
-pub(crate) async fn volume_history(
+pub(super) async fn volume_history(
     State(api): Shared,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let Found { name, .. } = api.registry.find(&volume).await?;
+    let Found { name, .. } = api.registry.lookup.find(&volume).await?;
     samples("volume", &name, api.registry.history.after(Whose::Volume, &name, since))
 }
 
-pub(crate) async fn set_history(
+pub(super) async fn set_history(
     State(api): Shared,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since_ms")?.unwrap_or(0);
-    let id = api.registry.set_of(&set).await?;
+    let id = api.registry.lookup.set_of(&set).await?;
     samples("set", &id, api.registry.history.after(Whose::Set, &id, since))
 }
 
-pub(crate) async fn buckets(
+pub(super) async fn buckets(
     State(api): Shared,
     Path(set): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let (usual, most) = CELLS;
     let cells = number(query.as_deref(), "cells")?.unwrap_or(usual).clamp(1, most);
-    let worker = api.registry.set(&set).await?;
-    let map = api.registry.bucket_map(&worker, u32::try_from(cells).unwrap_or(1)).await?;
+    let worker = api.registry.lookup.set(&set).await?;
+    let map = worker.bucket_map(u32::try_from(cells).unwrap_or(1)).await?;
     let mut value = map_of(&map);
     value["set"] = json!(worker.plan.id);
     ok(value)
@@ -99,27 +89,27 @@ fn map_of(map: &BucketMap) -> Value {
     })
 }
 
-pub(crate) async fn disk_trace(
+pub(super) async fn disk_trace(
     State(api): Shared,
     Path(volume): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answered {
     let since = number(query.as_deref(), "since")?.unwrap_or(0);
-    let Found { worker, name, .. } = api.registry.find(&volume).await?;
-    let seen = api.registry.disk_trace(&worker, &name, since).await?;
-    let of = |of: fn(&Traced) -> u64| seen.trace.requests.iter().map(of).collect::<Vec<_>>();
+    let Found { worker, name, .. } = api.registry.lookup.find(&volume).await?;
+    let probe = worker.disk_trace(&name, since).await?;
+    let of = |of: fn(&Traced) -> u64| probe.trace.requests.iter().map(of).collect::<Vec<_>>();
     ok(json!({
         "volume": name,
-        "device": seen.device,
-        "size_sectors": seen.size_sectors,
-        "now_us": seen.trace.now.0 / 1000,
-        "next": seen.trace.next,
-        "missed": seen.trace.missed,
+        "device": probe.device,
+        "size_sectors": probe.size_sectors,
+        "now_us": probe.trace.now.0 / 1000,
+        "next": probe.trace.next,
+        "missed": probe.trace.missed,
         "columns": {
             "at_us": of(|r| r.at.0 / 1000),
             "sector": of(|r| r.sector.0),
             "sectors": of(|r| r.sectors.0),
-            "kind": seen.trace.requests.iter().map(kind).collect::<Vec<_>>(),
+            "kind": probe.trace.requests.iter().map(kind).collect::<Vec<_>>(),
         },
     }))
 }
@@ -140,6 +130,7 @@ fn kind(request: &Traced) -> &'static str {
 mod tests {
     use engine::figures::BucketCell;
     use format::{Sector, Sectors};
+    use io::Nanos;
 
     use super::*;
 

@@ -1,7 +1,7 @@
-//! What was answered and not flushed outlives a process in a file in memory.
+//! The crash log: a file in memory in which acknowledged writes that were not flushed outlive a process.
 //!
-//! Owns where that file is, which devices have one (those of which a loss of power is noticed), and the rule that a start
-//! which cannot read what is there does not go on: it would lose what was answered. Must not know what is in it.
+//! Owns the place of the file, the decision which devices have one (those of which a loss of power is noticed), and the
+//! rule that a start which cannot read the file fails: it would lose acknowledged writes. Must not know what is in the file.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -15,44 +15,46 @@ use crate::exports;
 use crate::failure::Failure;
 use crate::message;
 
-/// The memory of one cache device, if this host has such memory.
-pub struct Kept {
+/// The crash log of one cache device, if this host can have one.
+pub struct CrashLog {
     file: Option<Rc<KeptFile>>,
     why_not: Option<String>,
 }
 
-impl Kept {
-    /// Where there is no cache there is nothing to be kept.
-    pub fn nothing() -> Kept {
-        Kept { file: None, why_not: None }
+impl CrashLog {
+    /// No crash log, for volumes without a cache.
+    pub fn nothing() -> CrashLog {
+        CrashLog { file: None, why_not: None }
     }
 
-    /// The memory that outlives the process which has this cache device: by the set and by what the device is, since a
-    /// copy of it is another one. Nobody else may have the device.
+    /// Opens the crash log of this cache device, or makes one.
+    ///
+    /// It belongs to the set and to the device itself, since a copy of the device is another one. The caller has the device
+    /// to itself.
     ///
     /// # Errors
-    /// If there is something that cannot be read.
-    pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<Kept, Failure> {
+    /// If there is a crash log that cannot be read.
+    pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<CrashLog, Failure> {
         let device = Path::new(&*disk.info().name);
         let suffix = suffix_of(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
         let dir = match exports::runtime_dir() {
             Ok(dir) => dir,
-            Err(e) => return Ok(Kept { file: None, why_not: e.message().map(str::to_owned) }),
+            Err(e) => return Ok(CrashLog { file: None, why_not: e.message().map(str::to_owned) }),
         };
         let path = dir.join(format!("{}{suffix}", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
-        let unread =
-            "what an earlier process has answered and not flushed may be in it, and it cannot be read";
+        let unread = "this crash log of an earlier process may have acknowledged writes that were not flushed, and it \
+             cannot be read";
         let incarnation = match blockio::incarnation(device) {
             Ok(Incarnation::Known(words)) => words,
-            Ok(Incarnation::Unknown(why)) => return Kept::untrusted(&path, something, why),
+            Ok(Incarnation::Unknown(why)) => return CrashLog::untrusted(&path, something, why),
             // The device may be what it was, and what was kept for it may count.
             Err(e) => return Err(Failure::at(device, "cannot find out what the device is", e)),
         };
         match KeptFile::open(&path, &incarnation) {
             Ok(file) => {
                 warn_of_forgotten(device, &file, &incarnation);
-                Ok(Kept { file: Some(Rc::new(file)), why_not: None })
+                Ok(CrashLog { file: Some(Rc::new(file)), why_not: None })
             }
             Err(e) if something => Err(Failure::at(&path, unread, e)),
             Err(e) => {
@@ -60,47 +62,48 @@ impl Kept {
                 let _ = std::fs::remove_file(&path);
                 let why = Failure::at(&path, "cannot keep what was not flushed", e);
                 let why = why.message().unwrap_or_default();
-                Ok(Kept { file: None, why_not: Some(exports::passed_over().unwrap_or_default() + why) })
+                Ok(CrashLog { file: None, why_not: Some(exports::passed_over().unwrap_or_default() + why) })
             }
         }
     }
 
-    /// The device failed a request before it was known which set is on it: it may have lost what was written and not flushed,
-    /// so nothing that was kept for it counts.
+    /// Removes the crash logs of a device that failed a request before its set was known.
+    ///
+    /// Such a device may have lost what was written and not flushed, so no crash log of it counts.
     pub fn forget(disk: &Disk) {
         let device = Path::new(&*disk.info().name);
         let (Ok(suffix), Ok(dir)) = (suffix_of(device), exports::runtime_dir()) else { return };
-        for path in kept_in(&dir, &suffix) {
+        for path in crash_logs_in(&dir, &suffix) {
             let said = match std::fs::remove_file(&path) {
-                Ok(()) => "writes that were answered and not flushed are not restored".to_owned(),
+                Ok(()) => "acknowledged writes that were not flushed are not restored".to_owned(),
                 Err(e) => format!("{}: cannot be removed: {e}", path.display()),
             };
             message::warn(format!("{}: the device failed a request: {said}", device.display()));
         }
     }
 
-    /// Nothing tells whether such a device has lost its power since: what was kept for it does not count.
-    fn untrusted(path: &Path, something: bool, why: String) -> Result<Kept, Failure> {
+    /// No crash log for a device whose loss of power is not noticed; one that is there does not count.
+    fn untrusted(path: &Path, something: bool, why: String) -> Result<CrashLog, Failure> {
         if something {
             let file = KeptFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
             warn_of_forgotten(path, &file, "not known");
             file.remove();
         }
         let why_not = format!("{why}: a loss of power of the device alone would not be noticed");
-        Ok(Kept { file: None, why_not: Some(why_not) })
+        Ok(CrashLog { file: None, why_not: Some(why_not) })
     }
 
-    /// For the engine.
-    pub fn survivor(&self) -> Option<SurvivorRef> {
+    /// The file, for the engine.
+    pub fn file(&self) -> Option<SurvivorRef> {
         self.file.clone().map(|file| SurvivorRef(file))
     }
 
-    /// Why there is no such memory, if there is none.
+    /// Why there is no crash log, if there is none.
     pub fn why_not(&self) -> Option<&str> {
         self.why_not.as_deref()
     }
 
-    /// Everything is on the devices: nothing is to be kept any more.
+    /// Removes the file: everything is on the devices.
     pub fn remove(&self) {
         if let Some(file) = &self.file {
             file.remove();
@@ -108,26 +111,26 @@ impl Kept {
     }
 }
 
-/// What the name of the memory for a device ends with.
+/// How the names of the crash logs of a device end.
 fn suffix_of(device: &Path) -> std::io::Result<String> {
     let meta = std::fs::metadata(device)?;
     let (a, b) = if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
     Ok(format!("-{a:x}-{b:x}.kept"))
 }
 
-/// Memory for a device, whatever the set.
-fn kept_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
+/// The crash logs of a device, of whichever set.
+fn crash_logs_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let of_device = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().ends_with(suffix);
     entries.filter(of_device).map(|e| e.path()).collect()
 }
 
-/// Says that what was kept for another incarnation of the device does not count.
+/// Warns that the crash log of another incarnation of the device does not count.
 fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
         message::warn(format!(
             "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost its power. \
-             Writes that were answered and not flushed are not restored",
+             Acknowledged writes that were not flushed are not restored",
             device.display()
         ));
     }
@@ -150,9 +153,9 @@ mod tests {
         let suffix = suffix_of(&one).unwrap();
         let mine = dir.path().join(format!("5e5e5e5e{suffix}"));
         let theirs = dir.path().join(format!("5e5e5e5e{}", suffix_of(&other).unwrap()));
-        for kept in [&mine, &theirs] {
-            std::fs::write(kept, "keys").unwrap();
+        for crash_log in [&mine, &theirs] {
+            std::fs::write(crash_log, "keys").unwrap();
         }
-        assert_eq!(kept_in(dir.path(), &suffix), [mine]);
+        assert_eq!(crash_logs_in(dir.path(), &suffix), [mine]);
     }
 }

@@ -1,0 +1,92 @@
+//! The shape of answers and of errors.
+//!
+//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error, whatever went wrong. Must not
+//! know what is asked, nor by whom.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use serve::Failure;
+
+use crate::names::Unresolved;
+
+/// An error as the answer to a request: the status and the text.
+pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
+
+impl Refusal {
+    /// The request makes no sense.
+    pub(crate) fn malformed(why: String) -> Refusal {
+        Refusal(StatusCode::BAD_REQUEST, why)
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        let text = failure.message().unwrap_or("it found a problem").to_owned();
+        match failure {
+            Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
+            _ => Refusal(StatusCode::CONFLICT, text),
+        }
+    }
+}
+
+impl From<Unresolved> for Refusal {
+    fn from(unresolved: Unresolved) -> Refusal {
+        let status = match unresolved {
+            Unresolved::Malformed(_) => StatusCode::BAD_REQUEST,
+            Unresolved::Unknown(_) | Unresolved::NotRegistered(_) => StatusCode::NOT_FOUND,
+            Unresolved::Refused(_) => StatusCode::CONFLICT,
+        };
+        let text = Failure::from(unresolved).message().unwrap_or_default().to_owned();
+        Refusal(status, text)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (self.0, words(&self.1)).into_response();
+        response.extensions_mut().insert(Why(self.1));
+        response
+    }
+}
+
+/// The reason of a refusal, as an extension of its response.
+#[derive(Clone)]
+pub(crate) struct Why(pub(crate) String);
+
+pub(crate) type Answered = Result<Json<Value>, Refusal>;
+
+pub(crate) fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
+    let bytes: &[u8] = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(bytes).map_err(|e| Refusal(StatusCode::BAD_REQUEST, format!("body: {e}")))
+}
+
+pub(crate) fn ok(mut value: Value) -> Answered {
+    if let Some(map) = value.as_object_mut() {
+        map.insert("schema_version".into(), 1.into());
+    }
+    Ok(Json(value))
+}
+
+/// What has begun is ended, also when the client goes away meanwhile.
+pub(crate) async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Refusal> {
+    match tokio::spawn(work).await {
+        Ok(result) => Ok(result?),
+        Err(e) => Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("internal error: {e}"))),
+    }
+}
+
+/// The answer where a handler has not come to its end.
+pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
+}
+
+/// The body of an error.
+pub(crate) fn words(why: &str) -> Json<serde_json::Value> {
+    Json(json!({"schema_version": 1, "error": why}))
+}

@@ -1,0 +1,19 @@
+//! The state that all handlers of the API share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+
+use crate::registry::Registry;
+
+/// What the handlers share.
+pub(crate) struct Api {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) config_path: PathBuf,
+    pub(crate) began: Instant,
+}
+
+/// The argument by which a handler gets it.
+pub(crate) type Shared = State<Arc<Api>>;

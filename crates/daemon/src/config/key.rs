@@ -1,0 +1,22 @@
+//! The set or volume that a section of the configuration is about.
+
+use serve::plain;
+
+/// What is being configured.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Key {
+    /// UUID of the set or of the backing device; `SET/SLOT` for a flash-only volume.
+    pub(crate) id: String,
+    /// Label of the device, or empty.
+    pub(crate) label: String,
+    /// A set, not a volume.
+    pub(crate) set: bool,
+}
+
+impl Key {
+    /// The label by which a section may be named. One that looks like the name of a volume is none.
+    pub(super) fn section_label(&self) -> Option<String> {
+        let label = self.label.to_lowercase();
+        (!label.is_empty() && !plain::is_volume_name(&label)).then_some(label)
+    }
+}

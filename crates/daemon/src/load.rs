@@ -1,0 +1,46 @@
+//! The configuration together with the contents of the files that it names.
+//!
+//! Owns the reading at the start and at a reload: either everything can be used, or the error says in which line and file
+//! what cannot. Must not know what is running.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serve::Failure;
+use serve::exports::{TlsConfig, TlsFile};
+
+use crate::config::{self, Config};
+use crate::remote::{Remote, in_line};
+
+/// The configuration, with what is in the files that it names.
+pub(crate) struct Read {
+    pub(crate) config: Config,
+    pub(crate) remote: Option<Arc<Remote>>,
+    pub(crate) nbd: Option<TlsConfig>,
+}
+
+/// Reads the configuration.
+///
+/// # Errors
+/// If it cannot be used. The message says in which line.
+pub(crate) fn read(path: &Path) -> Result<Read, Failure> {
+    let config = Config::read(path)?;
+    let in_file = |e: Failure| {
+        Failure::Failed(format!("{}: {}", path.display(), e.message().unwrap_or("cannot be used")))
+    };
+    let remote = config.tcp.as_ref().map(Remote::load).transpose().map_err(in_file)?;
+    let nbd = nbd_tls(&config.nbd).map_err(in_file)?;
+    Ok(Read { config, remote: remote.map(Arc::new), nbd })
+}
+
+/// TLS for NBD, from the files that the configuration names.
+fn nbd_tls(nbd: &config::Nbd) -> Result<Option<TlsConfig>, Failure> {
+    let Some((certificate, key)) = &nbd.tls else { return Ok(None) };
+    let ca = nbd.client_ca.as_ref();
+    let read = serve::exports::read_tls(&certificate.path, &key.path, ca.map(|ca| &*ca.path));
+    read.map(Some).map_err(|(file, why)| match file {
+        TlsFile::Certificate => in_line("nbd_tls_certificate", certificate, why),
+        TlsFile::Key => in_line("nbd_tls_key", key, why),
+        TlsFile::ClientCa => in_line("nbd_tls_client_ca", ca.unwrap_or(certificate), why),
+    })
+}

@@ -1,0 +1,80 @@
+//! The orders that the thread of a set takes, and the plan that it is started with.
+//!
+//! Owns these types alone, which both the sender of an order and the thread name. An order that is answered carries the
+//! channel for its answer.
+
+use std::path::PathBuf;
+
+use blockio::bridge::Reply;
+use engine::figures::{BucketFigures, BucketMap};
+use io::TraceFigures;
+use serve::{Answer, Command, Failure};
+
+use crate::jobs::Running;
+
+/// What is to be served by one thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// Tells the thread from others: UUID of the set, or of the backing device that is served alone.
+    pub(crate) id: String,
+    /// Cache device.
+    pub(crate) cache: Option<PathBuf>,
+    /// Backing device that is served alone, where there is no cache device.
+    pub(crate) alone: Option<PathBuf>,
+}
+
+impl Plan {
+    /// What the thread serves, in words.
+    pub(crate) fn title(&self) -> String {
+        match &self.alone {
+            Some(device) => format!("backing device {} ({})", self.id, device.display()),
+            None => format!("set {}", self.id),
+        }
+    }
+}
+
+/// What a set's thread is told.
+pub(crate) enum Order {
+    /// Anything that a session can be told.
+    Do(Command, Reply<Result<Answer, Failure>>),
+    /// Every figure that the engine keeps, histograms too.
+    Figures(Reply<Result<metrics::Figures, Failure>>),
+    /// What the buckets of the set hold.
+    Buckets(Reply<Result<BucketFigures, Failure>>),
+    /// What the buckets hold, in so many parts of the device.
+    BucketMap(u32, Reply<Result<BucketMap, Failure>>),
+    /// What reached the backing device of a volume, from the request of this number on.
+    DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
+    /// What the cache device counts begins anew.
+    ClearDeviceStats(Reply<Result<(), Failure>>),
+    /// Serve this backing device, too.
+    Add(PathBuf, Reply<Result<(), Failure>>),
+    /// Make a flash-only volume of so many sectors and with this label, and serve it.
+    Create(u64, String, Reply<Result<(), Failure>>),
+    /// Name the users of the block device of this volume, or of all volumes; no answer means no users.
+    Users(Option<String>, Reply<Result<Option<String>, Failure>>),
+    /// Stop a volume and let its backing device go as it is.
+    StopVolume(String, Reply<Result<(), Failure>>),
+    /// Write everything back, then let the backing device go; then wipe, if that is wanted.
+    Detach(String, bool, Running),
+    /// Overwrite what no volume needs on the cache device.
+    Wipe(Running),
+    /// Write everything back, of all volumes if none is named.
+    Flush(Option<String>, Running),
+    /// Stop everything, and end.
+    Stop,
+    /// Do not wait any more for those who use what is being stopped.
+    Force,
+    /// Fail as a bug would.
+    #[cfg(test)]
+    Panic,
+}
+
+/// What a set's thread says of the requests to a backing device.
+pub(crate) struct DiskTrace {
+    /// Name of the device.
+    pub(crate) device: String,
+    /// Its size.
+    pub(crate) size_sectors: u64,
+    pub(crate) trace: TraceFigures,
+}

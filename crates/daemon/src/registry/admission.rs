@@ -1,0 +1,316 @@
+//! Which device may take the place of a UUID, and which may be attached without having been named.
+//!
+//! Owns the comparison with what is remembered. UUIDs are copied with the superblock that they are in, so a device comes up
+//! only if it is the one that is remembered for its UUID: the same hardware or file, and no older than it was seen before.
+//! Anything else is refused until the operator accepts it. A device whose hardware says nothing of itself is known by its
+//! UUID and its age alone. What is served is never replaced: it has to be let go first.
+//!
+//! Must not know how a device was found.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serve::{Failure, message};
+
+use super::devices::DeviceState;
+use super::inventory::Inventory;
+use crate::identity::Likeness;
+use crate::probe::{Attachment, Probe, Role, probe_device};
+use crate::shared::Shared;
+use crate::state::{Known, Mark};
+
+/// On whose word a device is registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum By {
+    /// The operator has named it.
+    Operator {
+        /// One that is registered already is no mistake.
+        quiet: bool,
+        /// It is to take the place of the one that is remembered for its UUID.
+        accept: bool,
+    },
+    /// It was found: devices that appear are to be looked at, or it has been here before.
+    Search,
+}
+
+impl By {
+    /// Named, and neither quietly nor in the place of another one.
+    pub(crate) const NAME: By = By::Operator { quiet: false, accept: false };
+    /// Named, and as good if it is registered already.
+    pub(crate) const QUIET: By = By::Operator { quiet: true, accept: false };
+
+    pub(crate) fn is_quiet(self) -> bool {
+        !matches!(self, By::Operator { quiet: false, .. })
+    }
+
+    fn accepts(self) -> bool {
+        matches!(self, By::Operator { accept: true, .. })
+    }
+
+    pub(crate) fn is_operator(self) -> bool {
+        self != By::Search
+    }
+}
+
+/// How the operator says that a device is to take the place of the remembered one.
+const ACCEPT: &str = "ubcache register --accept-replacement";
+
+/// Admits devices. See the module head.
+pub(crate) struct Admission {
+    shared: Arc<Shared>,
+    inventory: Inventory,
+    /// UUIDs of devices that the operator has named.
+    named: Mutex<BTreeSet<String>>,
+    /// UUIDs of devices that were let go by order, or refused when they appeared: that something about them changes is no
+    /// reason to take them again.
+    released: Mutex<BTreeSet<String>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Admission {
+    pub(crate) fn new(shared: Arc<Shared>, inventory: Inventory) -> Admission {
+        Admission { shared, inventory, named: Mutex::default(), released: Mutex::default() }
+    }
+
+    /// The devices that are remembered, by their paths.
+    pub(crate) fn remembered(&self) -> BTreeMap<PathBuf, Known> {
+        self.shared.state().devices()
+    }
+
+    /// The operator has named this device.
+    pub(crate) fn name(&self, uuid: String) {
+        locked(&self.named).insert(uuid);
+    }
+
+    /// The operator has named these devices.
+    pub(crate) fn name_all(&self, uuids: impl Iterator<Item = String>) {
+        locked(&self.named).extend(uuids);
+    }
+
+    /// A device is not to be taken again because something about it changes.
+    pub(crate) fn refuse(&self, uuid: &str) {
+        locked(&self.released).insert(uuid.to_owned());
+    }
+
+    /// A device that was refused or released has been registered.
+    pub(crate) fn welcome(&self, uuid: &str) {
+        locked(&self.released).remove(uuid);
+    }
+
+    /// Whether a device was let go by order, or refused when it appeared.
+    pub(crate) fn is_released(&self, uuid: &str) -> bool {
+        locked(&self.released).contains(uuid)
+    }
+
+    /// A device is let go by order: its volume, or the volumes of its set, have no places any more.
+    pub(crate) fn release(&self, device: &Probe) -> Result<(), Failure> {
+        locked(&self.named).remove(&device.uuid);
+        self.refuse(&device.uuid);
+        self.shared.state().forget_places(device.key())
+    }
+
+    /// A path is remembered no more.
+    pub(crate) fn forget(&self, path: &Path) -> Result<(), Failure> {
+        self.shared.state().remove_device(path)
+    }
+
+    /// Remembers a device at its path.
+    ///
+    /// # Errors
+    /// If that cannot be written; the device is registered nevertheless.
+    pub(crate) fn remember(&self, probe: &Probe) -> Result<(), Failure> {
+        let named = locked(&self.named).contains(&probe.uuid);
+        self.shared.state().add_device(&probe.path, &probe.uuid, named).map_err(|e| {
+            let why = e.message().unwrap_or_default();
+            Failure::Failed(format!(
+                "{}: is registered, but only until the daemon ends: {why}; register it again when the cause is \
+                 removed",
+                probe.path.display()
+            ))
+        })
+    }
+
+    /// What tells this device from the one that is remembered for its UUID; nothing if it is that one, or none is.
+    pub(crate) fn difference(&self, probe: &Probe) -> Option<String> {
+        let mark = self.shared.state().mark(probe.key())?;
+        if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
+            return Some(format!("is not the device that is remembered for {}: {why}", what(probe)));
+        }
+        (probe.sequence < mark.sequence).then(|| {
+            format!(
+                "is older than the last known state of {}: sequence number of the superblock: expected {} or \
+                 later, found {}",
+                what(probe),
+                mark.sequence,
+                probe.sequence
+            )
+        })
+    }
+
+    /// Whether its hardware, or its file, is that which is remembered.
+    pub(crate) fn is_surely(&self, probe: &Probe) -> bool {
+        let mark = self.shared.state().mark(probe.key());
+        mark.is_some_and(|m| m.identity.compare(&probe.identity) == Likeness::Same)
+    }
+
+    /// Whether nothing has been noted of a device with its UUID.
+    pub(crate) fn is_unknown(&self, probe: &Probe) -> bool {
+        self.shared.state().mark(probe.key()).is_none()
+    }
+
+    /// Whether the operator wants devices to be looked for that he has not named.
+    pub(crate) fn searches(&self) -> bool {
+        let config = self.shared.config();
+        config.scan || config.scan_on_events
+    }
+
+    /// Where the same UUID is served from, if it is served from somewhere else.
+    fn served_twin(&self, probe: &Probe) -> Option<PathBuf> {
+        let devices = self.inventory.devices.all();
+        let twin = devices.into_iter().find(|(path, d)| {
+            *path != probe.path
+                && matches!(d.state, DeviceState::Served | DeviceState::Replugged(_))
+                && d.probe.as_ref().is_some_and(|s| {
+                    s.key() == probe.key()
+                        && !s.is_unplugged()
+                        && self.inventory.workers.of_device(s).is_some()
+                })
+        });
+        twin.map(|(path, _)| path)
+    }
+
+    /// Whether a device may come up.
+    ///
+    /// # Errors
+    /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
+    pub(crate) fn admit(&self, probe: &Probe) -> Result<(), Failure> {
+        let path = probe.path.display();
+        if let Some(twin) = self.served_twin(probe) {
+            return Err(Failure::Failed(format!(
+                "{path}: {} is served already, from {}; one may be a copy of the other; to serve this one, \
+                 unregister that one first",
+                what(probe),
+                twin.display()
+            )));
+        }
+        match self.difference(probe) {
+            None => Ok(()),
+            Some(why) => Err(Failure::Failed(format!(
+                "{path}: {why}; to accept it as the replacement: {ACCEPT} {path}"
+            ))),
+        }
+    }
+
+    /// Refuses devices that may not come up; with the word of the operator, what differs is returned and forgotten.
+    pub(crate) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
+        for (n, one) in probe.iter().enumerate() {
+            if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
+                return Err(Failure::Failed(copies(one, &[one, other])));
+            }
+        }
+        let mut accepted = Vec::new();
+        for one in probe {
+            let refused = self.admit(one);
+            match self.difference(one).filter(|_| by.accepts() && self.served_twin(one).is_none()) {
+                Some(why) => accepted.push((one, why)),
+                None => refused?,
+            }
+        }
+        for (one, _) in &accepted {
+            let mark = Mark { identity: one.identity.clone(), sequence: one.sequence };
+            self.shared.state().set_mark(one.key(), mark)?;
+        }
+        Ok(accepted
+            .into_iter()
+            .map(|(one, why)| format!("{}: accepted: {why}", one.path.display()))
+            .collect())
+    }
+
+    /// Of devices that were found at the same time those that may come up, and why the others may not. Of several with the
+    /// same UUID it is the one that is remembered.
+    pub(crate) fn sift(
+        &self,
+        probe: Vec<Probe>,
+        known: &BTreeMap<PathBuf, Known>,
+    ) -> (Vec<Probe>, Vec<(Probe, String)>) {
+        let (mut good, mut refused) = (Vec::new(), Vec::new());
+        let mut by_key: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
+        for one in probe {
+            by_key.entry(one.key().to_owned()).or_default().push(one);
+        }
+        for same in by_key.into_values() {
+            let all: Vec<&Probe> = same.iter().collect();
+            let only = |wanted: &dyn Fn(&Probe) -> bool| -> Option<PathBuf> {
+                let mut found = same.iter().filter(|s| wanted(s));
+                found.next().filter(|_| found.next().is_none()).map(|s| s.path.clone())
+            };
+            let chosen = only(&|_| true)
+                .or_else(|| only(&|s| self.is_surely(s)))
+                .or_else(|| only(&|s| known.get(&s.path).is_some_and(|k| k.uuid == s.uuid)));
+            let many = copies(&same[0], &all);
+            for one in same {
+                match self.admit(&one) {
+                    _ if chosen.as_ref() != Some(&one.path) => refused.push((one, many.clone())),
+                    Ok(()) => good.push(one),
+                    Err(e) => refused.push((one, e.message().unwrap_or_default().to_owned())),
+                }
+            }
+        }
+        (good, refused)
+    }
+
+    /// Remembers by what a device that is served is told from others. The set counts up the superblock of its cache device
+    /// when it starts, so that is read again.
+    pub(crate) async fn record(&self, probe: &Probe) {
+        let mut sequence = probe.sequence;
+        if matches!(probe.role, Role::Cache { .. })
+            && let Ok(now) = probe_device(&probe.path).await
+            && now.uuid == probe.uuid
+        {
+            sequence = sequence.max(now.sequence);
+        }
+        let mut state = self.shared.state();
+        let mark = match state.mark(probe.key()) {
+            Some(mark) => {
+                Mark { identity: mark.identity.and(&probe.identity), sequence: mark.sequence.max(sequence) }
+            }
+            None => Mark { identity: probe.identity.clone(), sequence },
+        };
+        if let Err(e) = state.set_mark(probe.key(), mark) {
+            message::warn(e.message().unwrap_or_default());
+        }
+    }
+
+    /// Whether this device may be attached to a set that it was never attached to. The superblock says which set it was made
+    /// for, but another person than the operator may have written it.
+    pub(crate) fn may_be_attached(&self, probe: &Probe) -> bool {
+        !matches!(probe.role, Role::Backing { attachment: Attachment::Made, .. })
+            || locked(&self.named).contains(&probe.uuid)
+    }
+
+    /// A device that may not be attached waits for the word of the operator.
+    pub(crate) fn wait_for_operator(&self, probe: &Probe, set: &str) {
+        let why = format!(
+            "was made for cache set {set}, and no operator has named it; to attach it: ubcache register {}",
+            probe.path.display()
+        );
+        self.inventory.devices.set(probe, DeviceState::Waiting(why));
+    }
+}
+
+fn what(probe: &Probe) -> String {
+    match &probe.role {
+        Role::Cache { set } => format!("cache set {set}"),
+        Role::Backing { .. } => format!("UUID {}", probe.uuid),
+    }
+}
+
+fn copies(one: &Probe, all: &[&Probe]) -> String {
+    let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
+    let places = places.join(" and at ");
+    format!("{} is at {places}; one may be a copy of the other; register the right one", what(one))
+}

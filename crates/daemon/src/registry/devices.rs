@@ -1,0 +1,189 @@
+//! The registered devices, by their paths, and what has become of each.
+//!
+//! Owns the table, and what is said when a device waits, fails, or is unplugged. Must not know why a device is registered,
+//! nor which thread serves it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serve::Failure;
+
+use crate::hub::{Hub, Kind};
+use crate::probe::{Probe, Role};
+use crate::state::Known;
+
+/// What has become of a registered device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceState {
+    /// Its thread has it.
+    Served,
+    /// For something that is missing.
+    Waiting(String),
+    /// It was refused.
+    Failed(String),
+    /// Its volume was stopped.
+    Stopped,
+    /// It went away while its thread had it; what becomes of its volume.
+    Unplugged(String),
+    /// It is there again, and waits until its volume is not in use.
+    Replugged(String),
+}
+
+impl DeviceState {
+    /// A thread may have it, or one of that name.
+    pub(crate) fn has_thread(&self) -> bool {
+        matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
+    }
+}
+
+/// A registered device.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    /// Nothing, if it could not be probed.
+    pub(crate) probe: Option<Probe>,
+    pub(crate) state: DeviceState,
+}
+
+/// See the module head.
+pub(crate) struct DeviceTable {
+    hub: Arc<Hub>,
+    devices: Mutex<BTreeMap<PathBuf, Device>>,
+}
+
+impl DeviceTable {
+    pub(crate) fn new(hub: Arc<Hub>) -> DeviceTable {
+        DeviceTable { hub, devices: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Device>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every device, as of now.
+    pub(crate) fn all(&self) -> BTreeMap<PathBuf, Device> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn get(&self, path: &Path) -> Option<Device> {
+        self.lock().get(path).cloned()
+    }
+
+    /// The paths of the devices that are wanted.
+    pub(crate) fn paths(&self, wanted: impl Fn(&Device) -> bool) -> Vec<PathBuf> {
+        self.lock().iter().filter(|(_, d)| wanted(d)).map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Whether a thread has the device at this path.
+    pub(crate) fn is_served(&self, path: &Path) -> bool {
+        self.lock().get(path).is_some_and(|d| d.state == DeviceState::Served)
+    }
+
+    pub(crate) fn remove(&self, path: &Path) {
+        self.lock().remove(path);
+    }
+
+    /// A device cannot be served; says why.
+    pub(crate) fn fail(&self, probe: &Probe, failure: &Failure) {
+        self.set(probe, DeviceState::Failed(failure.message().unwrap_or_default().to_owned()));
+    }
+
+    /// A device cannot be had, which has been said already; of one that could not be probed there is no probe.
+    pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: String) {
+        self.lock().insert(path, Device { probe, state: DeviceState::Failed(why) });
+    }
+
+    /// Changes the state of a device that is registered, and says nothing.
+    pub(crate) fn change(&self, path: &Path, change: impl FnOnce(&mut DeviceState)) {
+        if let Some(device) = self.lock().get_mut(path) {
+            change(&mut device.state);
+        }
+    }
+
+    /// The volume of the device with this UUID has been stopped.
+    pub(crate) fn stopped(&self, uuid: Option<&String>) {
+        for device in self.lock().values_mut() {
+            let is_it = device.probe.as_ref().is_some_and(|p| Some(&p.uuid) == uuid);
+            if is_it && device.state.has_thread() {
+                device.state = DeviceState::Stopped;
+            }
+        }
+    }
+
+    /// Has a device be in this state; says why it waits or fails.
+    pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
+        if let DeviceState::Waiting(why)
+        | DeviceState::Failed(why)
+        | DeviceState::Unplugged(why)
+        | DeviceState::Replugged(why) = &state
+        {
+            let bad = matches!(state, DeviceState::Failed(_) | DeviceState::Unplugged(_));
+            let level = if bad { "error" } else { "warning" };
+            let text = format!("{}: {why}", probe.path.display());
+            serve::message::message(level, &text);
+            self.hub.publish(Kind::Device, None, level, &text);
+        }
+        self.lock().insert(probe.path.clone(), Device { probe: Some(probe.clone()), state });
+    }
+
+    /// Says of every served device that has gone what becomes of its volume.
+    pub(crate) fn note_unplugged(&self) {
+        let unplugged: Vec<Probe> = {
+            let devices = self.lock();
+            let served = devices
+                .values()
+                .filter(|d| matches!(d.state, DeviceState::Served | DeviceState::Replugged(_)));
+            served.filter_map(|d| d.probe.clone()).filter(Probe::is_unplugged).collect()
+        };
+        for probe in unplugged {
+            let why = match &probe.role {
+                Role::Cache { set } => format!(
+                    "was unplugged; it is the cache device of set {set}: volumes with dirty data in it fail until \
+                     it is plugged in again"
+                ),
+                Role::Backing { .. } => {
+                    "was unplugged: requests that the cache cannot answer fail until it is plugged in again"
+                        .into()
+                }
+            };
+            self.set(&probe, DeviceState::Unplugged(why));
+        }
+    }
+
+    /// Whether any device has gone.
+    pub(crate) fn has_unplugged(&self) -> bool {
+        self.lock().values().any(|d| matches!(d.state, DeviceState::Unplugged(_)))
+    }
+
+    /// Whether this is a device that had gone.
+    pub(crate) fn was_unplugged(&self, probe: &Probe) -> bool {
+        self.unplugged_as(probe).is_some()
+    }
+
+    /// What it was called before it went.
+    pub(crate) fn unplugged_as(&self, probe: &Probe) -> Option<PathBuf> {
+        let devices = self.lock();
+        let same = devices.iter().find(|(_, d)| {
+            matches!(d.state, DeviceState::Unplugged(_))
+                && d.probe.as_ref().is_some_and(|s| s.uuid == probe.uuid)
+        });
+        same.map(|(path, _)| path.clone())
+    }
+
+    /// What was said of a device while it could not be found has come to an end.
+    pub(crate) fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, probe: &Probe) {
+        let is_it = |path: &PathBuf| {
+            known.get(path).is_some_and(|k| k.uuid == probe.uuid)
+                || path.canonicalize().is_ok_and(|found| found == probe.path)
+        };
+        self.lock().retain(|path, d| d.probe.is_some() || *path == probe.path || !is_it(path));
+    }
+
+    /// A device has one place: where its UUID was before, and is not served, there is nothing any more.
+    pub(crate) fn forget_other_places(&self, probe: &Probe) {
+        self.lock().retain(|path, d| {
+            let same = d.probe.as_ref().is_some_and(|s| s.key() == probe.key());
+            *path == probe.path || !same || d.state.has_thread()
+        });
+    }
+}

@@ -1,0 +1,223 @@
+//! Devices that appear while the daemon runs: which of them are registered.
+//!
+//! Owns that decision: one that was served and had gone; and where the operator wants that, any device with a superblock
+//! that no other program has and that was not unregistered on purpose. It is then registered as if by command. Must not know
+//! how it became known that there is something new.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serve::message;
+
+use super::admission::{Admission, By};
+use super::devices::{Device, DeviceState};
+use super::inventory::Inventory;
+use super::registration::Registration;
+use crate::audit::{self, Peer};
+use crate::hub::{Hub, Kind};
+use crate::names::Named;
+use crate::probe::{Probe, block_devices, probe_all};
+use crate::uevents::{Monitor, Uevents, is_taken};
+
+/// The block devices of this host that may be ours and that no other program has.
+pub(crate) fn free_devices() -> Vec<PathBuf> {
+    let mut found = block_devices();
+    found.retain(|path| !is_taken(path));
+    found
+}
+
+/// Registers what appears. See the module head.
+pub(crate) struct Hotplug {
+    hub: Arc<Hub>,
+    inventory: Inventory,
+    admission: Arc<Admission>,
+    registration: Arc<Registration>,
+}
+
+impl Hotplug {
+    pub(crate) fn new(
+        hub: Arc<Hub>,
+        inventory: Inventory,
+        admission: Arc<Admission>,
+        registration: Arc<Registration>,
+    ) -> Hotplug {
+        Hotplug { hub, inventory, admission, registration }
+    }
+
+    /// Says which devices go away and registers what appears, as long as the monitor works. `all`: not only what was served and
+    /// had gone.
+    pub(crate) async fn watch(&self, mut monitor: Monitor, all: bool) {
+        loop {
+            let devices = match monitor.uevents().await {
+                Ok(Uevents::Devices(devices)) => devices,
+                Ok(Uevents::Unplugged) => {
+                    self.inventory.devices.note_unplugged();
+                    continue;
+                }
+                Ok(Uevents::Everything) => {
+                    let all = tokio::task::spawn_blocking(block_devices).await.unwrap_or_default();
+                    all.into_iter().map(|path| (path, false)).collect()
+                }
+                Err(e) => {
+                    let text =
+                        format!("devices that are plugged in or unplugged are not noticed any more: {e}");
+                    message::message("error", &text);
+                    return;
+                }
+            };
+            self.inventory.devices.note_unplugged();
+            if !all && !self.inventory.devices.has_unplugged() {
+                continue;
+            }
+            let free = devices.into_iter().filter(|(path, _)| !is_taken(path));
+            self.hotplugged(free.collect(), all).await;
+        }
+    }
+
+    /// Registers those of these devices that are ours and not known; `true`: it has just come. Without `all` only those that
+    /// were served and had gone. Whatever is wrong with one is said and keeps none of the others.
+    pub(crate) async fn hotplugged(&self, devices: Vec<(PathBuf, bool)>, all: bool) {
+        let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
+        for ((_, probed), came) in probe_all(paths).await.into_iter().zip(came) {
+            // Most of what appears has no superblock of bcache, or is gone again.
+            let Ok(probe) = probed else { continue };
+            let is_back = self.inventory.devices.was_unplugged(&probe) && (all || self.is_expected(&probe));
+            // One that was refused is tried again when it comes again.
+            let may_be_tried = came || !self.admission.is_released(&probe.uuid);
+            if is_back && may_be_tried || all && self.is_new(&probe, came) {
+                self.register_hotplugged(&probe).await;
+            }
+        }
+    }
+
+    async fn register_hotplugged(&self, probe: &Probe) {
+        message::note(format!("{}: was plugged in", probe.path.display()));
+        let registered = self.registration.register(vec![probe.path.clone()], By::Search).await;
+        let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
+        let what =
+            Named { device: Some(probe.path.clone()), uuid: Some(probe.uuid.clone()), ..Named::default() };
+        audit::tell(&self.hub, Peer::Other("the device"), "register by appearing", &[what], result);
+        match registered {
+            Ok(_) => self.admission.welcome(&probe.uuid),
+            Err(e) => {
+                let text =
+                    format!("{}: cannot be registered: {}", probe.path.display(), e.message().unwrap_or(""));
+                message::message("error", &text);
+                self.hub.publish(Kind::Device, None, "error", &text);
+                self.admission.refuse(&probe.uuid)
+            }
+        };
+    }
+
+    /// Whether a device that appears is one to register: no thread has it, and it was not let go on purpose. `came`: it
+    /// was not there before, so that it may be tried again.
+    fn is_new(&self, probe: &Probe, came: bool) -> bool {
+        let is_it = |path: &PathBuf, d: &Device| {
+            *path == probe.path || d.probe.as_ref().is_some_and(|s| s.uuid == probe.uuid)
+        };
+        let same: Vec<Device> =
+            self.inventory.devices.all().into_iter().filter(|(p, d)| is_it(p, d)).map(|(_, d)| d).collect();
+        let has = |d: &Device| match d.state {
+            DeviceState::Served => {
+                d.probe.as_ref().is_none_or(|s| self.inventory.workers.of_device(s).is_some())
+            }
+            DeviceState::Waiting(_) | DeviceState::Stopped | DeviceState::Replugged(_) => true,
+            DeviceState::Failed(_) | DeviceState::Unplugged(_) => false,
+        };
+        if same.iter().any(has) {
+            return false;
+        }
+        came || (same.iter().all(|d| d.probe.is_none()) && !self.admission.is_released(&probe.uuid))
+    }
+
+    /// Whether it is the device that had gone, as far as anything tells that: it has the serial number, or the place. With
+    /// neither it is taken only where devices are to be looked for.
+    fn is_expected(&self, probe: &Probe) -> bool {
+        self.admission.is_surely(probe)
+            || self.admission.is_unknown(probe)
+            || self.inventory.devices.unplugged_as(probe).as_ref() == Some(&probe.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::registry::Registry;
+    use crate::shared::Shared;
+    use crate::state::State;
+    use crate::testing::cache_device;
+
+    #[tokio::test]
+    async fn a_missing_device_is_found_when_it_comes() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = cache_device(dir.path(), 2);
+        let (away, link) = (dir.path().join("away"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&cache, &link).unwrap();
+        std::fs::rename(&cache, &away).unwrap();
+        let config = named(&[&link]);
+        let state = State::open(&dir.path().join("state")).unwrap();
+        let registry = Arc::new(Registry::new(Arc::new(Shared::new(config, state))));
+        registry.startup.begin(Vec::new(), Vec::new).await;
+        assert_eq!(served(&registry), 0);
+        std::fs::rename(&away, &cache).unwrap();
+        registry.hotplug.hotplugged(vec![(cache, true)], true).await;
+        assert_eq!((registry.views.devices().len(), served(&registry)), (1, 1));
+        registry.inventory.workers.stop_all().await.unwrap();
+    }
+
+    fn registry(dir: &Path) -> Arc<Registry> {
+        let state = State::open(&dir.join("state")).unwrap();
+        Arc::new(Registry::new(Arc::new(Shared::new(Config::default(), state))))
+    }
+
+    fn named(devices: &[&Path]) -> Config {
+        Config::parse(&format!("devices = {devices:?}")).unwrap()
+    }
+
+    fn served(registry: &Registry) -> usize {
+        registry.views.devices().iter().filter(|d| d.state == "served").count()
+    }
+
+    #[tokio::test]
+    async fn what_appears_is_registered_once_and_not_after_it_was_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
+        let (foreign, missing) = (dir.path().join("foreign"), dir.path().join("missing"));
+        std::fs::write(&foreign, vec![7; 1 << 20]).unwrap();
+        let all = vec![(foreign, true), (one.clone(), true), (missing, true), (two.clone(), false)];
+        registry.hotplug.hotplugged(all, true).await;
+        assert_eq!(served(&registry), 2, "a change is enough for one that was never seen");
+        assert_eq!(registry.shared.state().devices().len(), 2, "they are remembered");
+
+        registry.hotplug.hotplugged(vec![(one.clone(), true), (two.clone(), false)], true).await;
+        assert!(registry.shared.hub.last(9, |e| e.level == "error").is_empty());
+        registry.registration.unregister(two.to_str().unwrap()).await.unwrap();
+        registry.hotplug.hotplugged(vec![(two.clone(), false)], true).await;
+        assert_eq!(served(&registry), 1, "that it was closed changed it, and is no reason");
+        registry.hotplug.hotplugged(vec![(two.clone(), true)], true).await;
+        assert_eq!(served(&registry), 2, "it was taken out and put in again");
+
+        // A copy is left alone as long as what it is a copy of is there.
+        let copy = dir.path().join("copy");
+        std::fs::copy(&one, &copy).unwrap();
+        let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
+        for (came, wanted) in [(false, 0), (true, 0)] {
+            registry.hotplug.hotplugged(vec![(copy.clone(), came)], true).await;
+            assert_eq!((served(&registry), errors()), (2, wanted));
+        }
+        // With that one let go it is refused, said once, and tried again only if it comes again.
+        registry.registration.unregister(one.to_str().unwrap()).await.unwrap();
+        for uuid in [2 ^ 0x80, 3 ^ 0x80].map(|n| format::Uuid([n; 16]).to_string()) {
+            registry.admission.welcome(&uuid);
+        }
+        for (came, wanted) in [(false, 1), (false, 1), (true, 2)] {
+            registry.hotplug.hotplugged(vec![(copy.clone(), came)], true).await;
+            assert_eq!((served(&registry), errors()), (1, wanted), "{came}");
+        }
+        registry.inventory.workers.stop_all().await.unwrap();
+    }
+}

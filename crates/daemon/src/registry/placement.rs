@@ -1,0 +1,210 @@
+//! Giving devices to threads.
+//!
+//! Owns the rule how a device is served: a set when its cache device is there; a backing device with it, or alone if it
+//! belongs to no set. A backing device whose cache is missing waits and says so: it is never served without it. Changes of
+//! what is served happen one at a time, under the lock that is kept here. Must not know who asks.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serve::Failure;
+
+use super::admission::Admission;
+use super::devices::{Device, DeviceState};
+use super::inventory::Inventory;
+use crate::order::Plan;
+use crate::probe::{Attachment, Probe, Role, probe_all};
+use crate::worker::{Phase, Worker};
+
+/// Time between two checks of a set that takes longer to come up.
+const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
+
+/// See the module head.
+pub(crate) struct Placement {
+    inventory: Inventory,
+    admission: Arc<Admission>,
+    changing: tokio::sync::Mutex<()>,
+}
+
+fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Failed(text.into()))
+}
+
+impl Placement {
+    pub(crate) fn new(inventory: Inventory, admission: Arc<Admission>) -> Placement {
+        Placement { inventory, admission, changing: tokio::sync::Mutex::default() }
+    }
+
+    /// As long as it is held, no device comes or goes, and nothing else changes what they are to be like.
+    pub(crate) async fn nothing_changes(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
+    }
+
+    /// Gives devices to threads: caches first, at the same time, and then the rest.
+    pub(crate) async fn place(self: &Arc<Self>, probes: Vec<Probe>) -> Vec<(Probe, Result<(), Failure>)> {
+        let (caches, backings): (Vec<Probe>, Vec<Probe>) =
+            probes.into_iter().partition(|p| matches!(p.role, Role::Cache { .. }));
+        let mut results = Vec::new();
+        for batch in [caches, backings] {
+            let tasks: Vec<_> = batch
+                .into_iter()
+                .map(|probe| {
+                    let (this, copy) = (self.clone(), probe.clone());
+                    (probe, tokio::spawn(async move { this.place_one(&copy).await }))
+                })
+                .collect();
+            for (probe, task) in tasks {
+                let result = task.await.unwrap_or_else(|e| failed(format!("internal error: {e}")));
+                results.push((probe, result));
+            }
+        }
+        results
+    }
+
+    /// Gives a device to the thread that serves it, or has it wait for its cache device.
+    ///
+    /// # Errors
+    /// If it may not come up, or cannot be served.
+    pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
+        self.admission.admit(probe)?;
+        match &probe.role {
+            Role::Cache { set } => {
+                self.start(probe, Plan { id: set.clone(), cache: Some(probe.path.clone()), alone: None })
+                    .await?;
+                self.add_waiting(set).await;
+                Ok(())
+            }
+            Role::Backing { set, attachment, .. } => {
+                if let Some(worker) = set.as_ref().and_then(|set| self.inventory.workers.serving(set)) {
+                    return self.add(&worker, probe).await;
+                }
+                let what = match attachment {
+                    Attachment::Free | Attachment::Stale => {
+                        let alone = Some(probe.path.clone());
+                        return self.start(probe, Plan { id: probe.uuid.clone(), cache: None, alone }).await;
+                    }
+                    Attachment::Made => "was made for",
+                    Attachment::Clean => "is attached to",
+                    Attachment::Dirty => "has dirty data in",
+                };
+                let set = set.as_deref().unwrap_or_default();
+                let why =
+                    format!("{what} cache set {set}, whose cache device is not registered: waits for it");
+                self.inventory.devices.set(probe, DeviceState::Waiting(why));
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts a thread for a device.
+    async fn start(&self, probe: &Probe, plan: Plan) -> Result<(), Failure> {
+        self.inventory.workers.start(plan).await?;
+        self.inventory.devices.set(probe, DeviceState::Served);
+        self.admission.record(probe).await;
+        Ok(())
+    }
+
+    /// Adds a backing device to the set of a thread, if it may be attached there.
+    async fn add(&self, worker: &Worker, probe: &Probe) -> Result<(), Failure> {
+        if !self.admission.may_be_attached(probe) {
+            self.admission.wait_for_operator(probe, &worker.plan.id);
+            return Ok(());
+        }
+        worker.add(probe.path.clone()).await?;
+        self.inventory.devices.set(probe, DeviceState::Served);
+        self.admission.record(probe).await;
+        Ok(())
+    }
+
+    /// Whether a thread has this device and still comes up, longer than its client could wait. What waits for that set is added
+    /// when it is up.
+    pub(crate) fn comes_up_late(self: &Arc<Self>, probe: &Probe) -> bool {
+        let of_cache = match &probe.role {
+            Role::Cache { set } => set,
+            Role::Backing { .. } => &probe.uuid,
+        };
+        let Some(worker) = self.inventory.workers.serving(of_cache) else { return false };
+        let its = [&worker.plan.cache, &worker.plan.alone];
+        if !its.into_iter().any(|path| path.as_ref() == Some(&probe.path)) {
+            return false;
+        }
+        self.inventory.devices.set(probe, DeviceState::Served);
+        let (this, late) = (self.clone(), probe.clone());
+        tokio::spawn(async move {
+            while worker.phase() == Phase::Starting {
+                tokio::time::sleep(LATE_LOOKS_EVERY).await;
+            }
+            let _one = this.changing.lock().await;
+            if worker.phase() == Phase::Serving {
+                this.admission.record(&late).await;
+            }
+            this.add_waiting(&worker.plan.id).await;
+        });
+        true
+    }
+
+    /// The cache is there: so can be what waited for it. What is at its place may be another device by now.
+    async fn add_waiting(self: &Arc<Self>, set: &str) {
+        let waiting: BTreeMap<PathBuf, Probe> = {
+            let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(_));
+            let all = self.inventory.devices.all().into_values().filter(waits).filter_map(|d| d.probe);
+            let of_set = |p: &Probe| matches!(&p.role, Role::Backing { set: Some(s), .. } if s == set);
+            all.filter(of_set).map(|probe| (probe.path.clone(), probe)).collect()
+        };
+        let Some(worker) = self.inventory.workers.serving(set) else { return };
+        for (path, probed) in probe_all(waiting.keys().cloned().collect()).await {
+            let Some(was) = waiting.get(&path) else { continue };
+            let now = match probed {
+                Ok(now) if now.uuid == was.uuid => self.admission.admit(&now).map(|()| now),
+                Ok(now) => {
+                    failed(format!("expected the device with UUID {}, found UUID {}", was.uuid, now.uuid))
+                }
+                Err(e) => Err(e),
+            };
+            let added = match now {
+                Ok(now) if !self.admission.may_be_attached(&now) => {
+                    self.admission.wait_for_operator(&now, set);
+                    continue;
+                }
+                Ok(_) => worker.add(path).await,
+                Err(e) => Err(e),
+            };
+            match added {
+                Ok(()) => {
+                    self.inventory.devices.set(was, DeviceState::Served);
+                    self.admission.record(was).await;
+                }
+                Err(e) => self.inventory.devices.fail(was, &e),
+            }
+        }
+    }
+
+    /// The cache device of a set has gone: what it served waits for it, or is served alone if it was detached meanwhile.
+    pub(crate) async fn replace_without_cache(self: &Arc<Self>, set: &str) {
+        let served = self.inventory.devices.paths(|d| {
+            d.state == DeviceState::Served
+                && d.probe
+                    .as_ref()
+                    .is_some_and(|p| matches!(&p.role, Role::Backing { set: Some(s), .. } if s == set))
+        });
+        for (path, probed) in probe_all(served).await {
+            let result = match &probed {
+                Ok(probe) => self.place_one(probe).await,
+                Err(e) => failed(e.message().unwrap_or_default()),
+            };
+            if let Err(e) = result {
+                let why = e.message().unwrap_or_default().to_owned();
+                self.inventory.devices.set_failed(path, probed.ok(), why);
+            }
+        }
+    }
+
+    /// Notes that a device could not be placed, if it could not.
+    pub(crate) fn settle(&self, probe: &Probe, result: Result<(), Failure>) {
+        if let Err(e) = result {
+            self.inventory.devices.fail(probe, &e);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Devices that were unplugged while they were served, and are there again.
+//!
+//! Owns the change from the one that has gone to the one that came. Of a volume whose backing device is unplugged, what the
+//! cache has is answered, and the rest fails. Once the device is there again, by whatever name, its volume is started again
+//! as soon as it is not in use: requests of its users have failed, and they have to notice that. After the cache device, or a
+//! device that may have lost acknowledged writes, the whole set is started again.
+//!
+//! Must not know how one finds out that something has changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serve::{Failure, message};
+
+use super::admission::Admission;
+use super::devices::DeviceState;
+use super::inventory::Inventory;
+use super::placement::Placement;
+use crate::probe::{Probe, Role, probe_all};
+
+/// Time between two checks whether a volume is still in use.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+/// See the module head.
+pub(crate) struct Replug {
+    inventory: Inventory,
+    admission: Arc<Admission>,
+    placement: Arc<Placement>,
+}
+
+fn waits_for_users(why: &str) -> DeviceState {
+    DeviceState::Replugged(format!(
+        "is plugged in again, and is served as soon as its volume is not in use: {why}"
+    ))
+}
+
+impl Replug {
+    pub(crate) fn new(inventory: Inventory, admission: Arc<Admission>, placement: Arc<Placement>) -> Replug {
+        Replug { inventory, admission, placement }
+    }
+
+    /// Serves a device that was unplugged and is there again, as soon as its volume is not in use. The caller holds the lock of
+    /// changes.
+    pub(crate) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
+        let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
+        self.inventory.devices.remove(&before);
+        message::note(format!("{}: is plugged in again; it was {}", probe.path.display(), before.display()));
+        let remembered = self.admission.remember(&probe);
+        if let Some(why) = self.renew(&probe).await {
+            self.inventory.devices.set(&probe, waits_for_users(&why));
+            let this = self.clone();
+            tokio::spawn(async move { this.renew_later(probe).await });
+        }
+        remembered
+    }
+
+    async fn renew_later(self: &Arc<Self>, probe: Probe) {
+        loop {
+            tokio::time::sleep(LOOKS_EVERY).await;
+            let _one = self.placement.nothing_changes().await;
+            let still = self.inventory.devices.get(&probe.path).is_some_and(|d| {
+                matches!(d.state, DeviceState::Replugged(_)) && d.probe.as_ref() == Some(&probe)
+            });
+            if !still {
+                return;
+            }
+            let Some(why) = self.renew(&probe).await else { return };
+            // Others may be in the way now. That is shown to who asks, but said once: users come and go.
+            self.inventory.devices.change(&probe.path, |state| *state = waits_for_users(&why));
+        }
+    }
+
+    /// Serves a device anew that has come back; else why that has to wait.
+    async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<String> {
+        let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
+        let Some(worker) = self.inventory.workers.of_device(probe) else {
+            self.placement.settle(probe, self.placement.place_one(probe).await);
+            return None;
+        };
+        let users = |of: Option<String>| worker.users(of);
+        let in_the_way =
+            |answer: Result<Option<String>, Failure>| answer.unwrap_or_else(|e| Some(in_words(e)));
+        let mut refused = None;
+        if matches!(probe.role, Role::Backing { .. }) && worker.plan.alone.is_none() {
+            let volume = self.inventory.workers.volume_of(&probe.uuid).await;
+            let mut stopped = Ok(());
+            if let Some((_, name)) = volume {
+                if let Some(why) = in_the_way(users(Some(name.clone())).await) {
+                    return Some(why);
+                }
+                stopped = worker.stop_volume(name).await;
+            }
+            let placed = match stopped {
+                Ok(()) => self.placement.place_one(probe).await,
+                Err(e) => Err(e),
+            };
+            let Err(e) = placed else { return None };
+            refused = Some(e);
+        }
+        if let Some(why) = in_the_way(users(None).await) {
+            return Some(why);
+        }
+        // What it was asked to keep may be lost, as by a power cut: only a start of the set makes that good.
+        if let Some(e) = refused {
+            message::warn(format!("{}: its set begins anew: {}", probe.path.display(), in_words(e)));
+        }
+        self.begin_anew(&worker.plan.id, probe).await.err().map(in_words)
+    }
+
+    /// Stops a thread, whatever it says to that, and serves its devices anew, with this one among them.
+    async fn begin_anew(self: &Arc<Self>, id: &str, back: &Probe) -> Result<(), Failure> {
+        let stopped = self.inventory.workers.stop(id).await;
+        if self.inventory.workers.serving(id).is_some() {
+            return stopped;
+        }
+        let mut paths = self.inventory.devices.paths(|d| {
+            let of_set = d.probe.as_ref().is_some_and(|p| match &p.role {
+                Role::Cache { set } => set == id,
+                Role::Backing { set, .. } => p.uuid == id || set.as_deref() == Some(id),
+            });
+            of_set
+                && matches!(
+                    d.state,
+                    DeviceState::Served | DeviceState::Waiting(_) | DeviceState::Replugged(_)
+                )
+        });
+        paths.retain(|path| *path != back.path);
+        paths.push(back.path.clone());
+        let mut probe = Vec::new();
+        for (path, probed) in probe_all(paths).await {
+            match probed {
+                Ok(probed) => probe.push(probed),
+                Err(e) => {
+                    let why = e.message().unwrap_or_default().to_owned();
+                    self.inventory.devices.change(&path, |state| *state = DeviceState::Failed(why));
+                }
+            }
+        }
+        for (probe, result) in self.placement.place(probe).await {
+            self.placement.settle(&probe, result);
+        }
+        Ok(())
+    }
+}

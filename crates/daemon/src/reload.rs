@@ -1,0 +1,117 @@
+//! Reading the configuration again while the daemon runs.
+//!
+//! Owns the order: the whole file is read before anything changes, and nothing comes up by the old configuration
+//! meanwhile. Must not know how a tunable is set, nor how a device is registered.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serve::Failure;
+
+use crate::config::Config;
+use crate::hub::Kind;
+use crate::load::{self, Read};
+use crate::notify;
+use crate::registry::admission::By;
+use crate::registry::exports::Exports;
+use crate::registry::placement::Placement;
+use crate::registry::registration::Registration;
+use crate::registry::workers::Workers;
+use crate::remote::Remote;
+use crate::settings::Settings;
+use crate::shared::Shared;
+use crate::worker::Phase;
+
+/// What a reload changes.
+pub(crate) struct Reload {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) placement: Arc<Placement>,
+    pub(crate) registration: Arc<Registration>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) settings: Arc<Settings>,
+}
+
+impl Reload {
+    /// Reads the configuration again, and changes what is different in it.
+    ///
+    /// # Errors
+    /// If it cannot be used; everything stays as it is then.
+    pub(crate) async fn reload(&self, path: &Path) -> Result<Vec<String>, Failure> {
+        let _until_it_is_done = notify::Reloading::begin();
+        // Read with it held: of two reloads the one that read later counts. And what comes up meanwhile comes up by one
+        // configuration, not by two.
+        let alone = self.placement.nothing_changes().await;
+        let (read, path) = (path.to_owned(), path.display().to_string());
+        let read = tokio::task::spawn_blocking(move || load::read(&read)).await;
+        let Read { config: next, remote, nbd } =
+            read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+        if let Some(why) = self.exports.conflicts(&next).await {
+            return Err(Failure::Failed(format!("{path}: {why}")));
+        }
+        let old = std::mem::replace(&mut *self.shared.config(), next.clone());
+        let mut said = Remote::differences(self.shared.remote.borrow().as_deref(), remote.as_deref());
+        if !said.is_empty() {
+            self.shared.remote.send_replace(remote);
+        }
+        // The files may have changed under the same names.
+        self.shared.set_nbd_tls(nbd);
+        said.extend(of_the_daemon(&old, &next));
+        for worker in self.workers.all() {
+            if worker.phase() == Phase::Serving {
+                match worker.snapshot().await {
+                    Ok(figures) => {
+                        self.settings.bring_in_line(&worker, figures, &old, &next, &mut said).await
+                    }
+                    Err(e) => said.push(e.message().unwrap_or_default().to_owned()),
+                }
+            }
+        }
+        drop(alone);
+        let added: Vec<_> = next.devices.iter().filter(|d| !old.devices.contains(d)).cloned().collect();
+        for device in added {
+            said.push(match self.registration.register(vec![device.clone()], By::QUIET).await {
+                Ok(_) => format!("{}: registered", device.display()),
+                Err(e) => e.message().unwrap_or_default().to_owned(),
+            });
+        }
+        for device in old.devices.iter().filter(|d| !next.devices.contains(d)) {
+            said.push(format!("{}: stays registered: unregister it to stop it", device.display()));
+        }
+        said.extend(self.exports.unmatched(&next).await);
+        for line in &said {
+            self.shared.hub.publish(Kind::Configuration, None, "", line);
+            serve::message::note(format!("configuration: {line}"));
+        }
+        Ok(said)
+    }
+}
+
+/// What has changed in the settings of the daemon itself, and when that counts.
+fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
+    let mut said = Vec::new();
+    for (what, same) in [
+        ("socket", old.socket == next.socket),
+        ("state_dir", old.state_dir == next.state_dir),
+        ("group", old.group == next.group),
+        ("scan", old.scan == next.scan),
+        ("scan_on_events", old.scan_on_events == next.scan_on_events),
+    ] {
+        if !same {
+            said.push(format!("{what}: takes effect at the next start"));
+        }
+    }
+    if old.nbd != next.nbd {
+        said.push("nbd_*: takes effect for exports that are started from now on".into());
+    }
+    if old.busy_poll != next.busy_poll {
+        said.push("busy_poll: takes effect for sets that are started from now on".into());
+    }
+    if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
+        said.push(format!(
+            "drain_on_stop: {}, with {} seconds at most",
+            next.drain_on_stop, next.drain_deadline_s
+        ));
+    }
+    said
+}

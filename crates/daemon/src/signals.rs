@@ -1,0 +1,52 @@
+//! The signals that the daemon listens for: SIGTERM and SIGINT stop it, SIGHUP has it read its configuration again.
+
+use serve::Failure;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals that the daemon listens for.
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Result<Signals, Failure> {
+        let listen =
+            |kind| signal(kind).map_err(|e| Failure::Failed(format!("cannot listen for signals: {e}")));
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next one that says stop.
+    pub(crate) async fn stop(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+    /// The next one: a signal that says stop, by its name, or a hangup.
+    pub(crate) async fn next(&mut self) -> Received {
+        loop {
+            let hangup = tokio::select! {
+                _ = self.terminate.recv() => return Received::Stop("SIGTERM"),
+                _ = self.interrupt.recv() => return Received::Stop("SIGINT"),
+                hangup = self.hangup.recv() => hangup,
+            };
+            if hangup.is_some() {
+                return Received::Hangup;
+            }
+        }
+    }
+}
+
+/// A signal that was received.
+pub(crate) enum Received {
+    /// SIGTERM or SIGINT, by its name.
+    Stop(&'static str),
+    /// SIGHUP.
+    Hangup,
+}

@@ -1,0 +1,59 @@
+//! Opening devices for reading only, with a shared claim, so that their contents do not change meanwhile.
+//!
+//! Owns the refusal of devices that another process writes to. A file is locked (shared) as long as the value lives; of a
+//! block device it is only found out whether a process has it, because a claim would keep other readers out.
+
+use std::path::Path;
+
+use blockio::{Access, Backend, Claim, Driver, DriverOptions, FileDevice, OpenOptions};
+use inspect::FileSource;
+
+use crate::failure::Failure;
+
+/// Opens devices for reading.
+pub struct ReadOnlyOpener {
+    driver: Driver,
+    in_use: bool,
+    flag: &'static str,
+}
+
+/// A device open for reading.
+pub struct ReadOnlyDevice {
+    /// What is read.
+    pub source: FileSource,
+    _claim: FileDevice,
+}
+
+impl ReadOnlyOpener {
+    /// Makes an opener.
+    ///
+    /// With `in_use` it opens devices that another process writes to; what is read from those may be torn. `flag` is the
+    /// option by which an operator sets it, for messages.
+    ///
+    /// # Errors
+    /// If the kernel refuses what the claims need.
+    pub fn new(in_use: bool, flag: &'static str) -> Result<ReadOnlyOpener, Failure> {
+        // No request goes through this driver: it only holds the claims.
+        let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
+        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        Ok(ReadOnlyOpener { driver, in_use, flag })
+    }
+
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// If another process writes to it, or it cannot be opened.
+    pub fn open(&self, path: &Path) -> Result<ReadOnlyDevice, Failure> {
+        let claim = if self.in_use { Claim::None } else { Claim::ByAccess };
+        let options =
+            OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };
+        let claim = FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match e {
+            blockio::OpenError::InUse { .. } => Failure::Failed(format!(
+                "{e}: stop that first, or read the device all the same with {}",
+                self.flag
+            )),
+            other => other.into(),
+        })?;
+        Ok(ReadOnlyDevice { source: FileSource::open(path)?, _claim: claim })
+    }
+}
