@@ -36,9 +36,9 @@ const STACK_BYTES: usize = 64 << 10;
 
 #[derive(Default)]
 struct State {
-    /// So much is kept ahead; nothing before the first call of [`Refill::keep`].
+    /// So much is kept ahead; nothing before the first call of [`Refill::hold`].
     bytes: usize,
-    /// Calls of [`Refill::keep`], and those of them that were answered.
+    /// Calls of [`Refill::hold`], and those of them that were answered.
     asked: u64,
     answered: u64,
     /// What was resident ahead at the last look, and how many there were.
@@ -80,7 +80,7 @@ impl Refill {
     /// From now on so many bytes of free heap are kept resident, or as many as were asked for before if those were more; the
     /// heap grows by `step` bytes of address space. Returns how many are resident: fewer, if the system refuses more, or
     /// does not give them within 10 s.
-    pub fn keep(&self, bytes: usize, step: usize) -> usize {
+    pub fn hold(&self, bytes: usize, step: usize) -> usize {
         heap::grow_in_steps_of(step);
         let mut state = self.shared.lock();
         state.bytes = state.bytes.max(bytes);

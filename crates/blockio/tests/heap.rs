@@ -39,7 +39,7 @@ fn main() {
         return println!("NOT CHECKED: another C library than glibc");
     }
     let refill = Refill::start().expect("a thread");
-    let had = refill.keep(RESERVE, 32 * MIB);
+    let had = refill.hold(RESERVE, 32 * MIB);
     assert!(had >= RESERVE - RESERVE / 8, "{had} bytes");
     let mut used: Vec<Vec<u8>> = Vec::with_capacity(100);
     let before = minor_faults();

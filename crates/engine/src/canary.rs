@@ -165,7 +165,7 @@ table! {
         /// A journal entry is replayed.
         Replayed,
         /// A key of the journal survived only in memory.
-        ReplayedSurvivor,
+        ReplayedCrashLog,
         /// Dirty data is overwritten in its place.
         OverwrittenInPlace,
         /// There is nothing to replay.

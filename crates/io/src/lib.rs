@@ -12,6 +12,7 @@
 
 mod buffer;
 mod completion;
+mod crash_log;
 mod device;
 mod executor;
 mod histogram;
@@ -19,7 +20,6 @@ mod memory;
 mod meter;
 mod rng;
 mod runtime;
-mod survivor;
 pub mod sync;
 #[cfg(test)]
 mod testing;
@@ -29,6 +29,7 @@ mod volume;
 
 pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool, Registration, Registry};
 pub use completion::{Completer, Completion, IoFuture};
+pub use crash_log::{CrashLogMemory, CrashLogRef, RECORDED_ENTRIES, RECORDED_WORDS};
 pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
@@ -36,7 +37,6 @@ pub use memory::{MemoryBudget, MemoryFigures, OverBudget, Reservation};
 pub use meter::{DeviceFigures, OpFigures};
 pub use rng::Rng;
 pub use runtime::{Clock, Handle, Runtime};
-pub use survivor::{KEPT_ENTRIES, KEPT_WORDS, Survivor, SurvivorRef};
 pub use timer::{Nanos, Sleep};
 pub use trace::{Purpose, TRACE_REQUESTS, TraceFigures, Traced};
 pub use volume::{BlockVolume, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};

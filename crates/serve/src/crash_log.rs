@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use blockio::{Incarnation, KeptFile};
+use blockio::{CrashLogFile, Incarnation};
 use format::CacheSuper;
-use io::{Disk, SurvivorRef};
+use io::{CrashLogRef, Disk};
 
 use crate::exports;
 use crate::failure::Failure;
@@ -17,7 +17,7 @@ use crate::message;
 
 /// The crash log of one cache device, if this host can have one.
 pub struct CrashLog {
-    file: Option<Rc<KeptFile>>,
+    file: Option<Rc<CrashLogFile>>,
     why_not: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl CrashLog {
             // The device may be what it was, and what was kept for it may count.
             Err(e) => return Err(Failure::at(device, "cannot find out what the device is", e)),
         };
-        match KeptFile::open(&path, &incarnation) {
+        match CrashLogFile::open(&path, &incarnation) {
             Ok(file) => {
                 warn_of_forgotten(device, &file, &incarnation);
                 Ok(CrashLog { file: Some(Rc::new(file)), why_not: None })
@@ -85,7 +85,7 @@ impl CrashLog {
     /// No crash log for a device whose loss of power is not noticed; one that is there does not count.
     fn untrusted(path: &Path, something: bool, why: String) -> Result<CrashLog, Failure> {
         if something {
-            let file = KeptFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
+            let file = CrashLogFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
             warn_of_forgotten(path, &file, "not known");
             file.remove();
         }
@@ -94,8 +94,8 @@ impl CrashLog {
     }
 
     /// The file, for the engine.
-    pub fn file(&self) -> Option<SurvivorRef> {
-        self.file.clone().map(|file| SurvivorRef(file))
+    pub fn file(&self) -> Option<CrashLogRef> {
+        self.file.clone().map(|file| CrashLogRef(file))
     }
 
     /// Why there is no crash log, if there is none.
@@ -126,7 +126,7 @@ fn crash_logs_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
 }
 
 /// Warns that the crash log of another incarnation of the device does not count.
-fn warn_of_forgotten(device: &Path, file: &KeptFile, incarnation: &str) {
+fn warn_of_forgotten(device: &Path, file: &CrashLogFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
         message::warn(format!(
             "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost its power. \

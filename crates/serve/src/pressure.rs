@@ -86,7 +86,7 @@ pub(crate) fn reserve_heap() {
     let available = ram::available_bytes();
     let wanted = heap_for(available);
     let growth = growth_for(available, ram::addresses_are_limited());
-    let had = REFILL.get().map_or_else(|| heap::reserve(wanted), |refill| refill.keep(wanted, growth));
+    let had = REFILL.get().map_or_else(|| heap::reserve(wanted), |refill| refill.hold(wanted, growth));
     if had < wanted {
         message::warn(format!(
             "{} MiB of memory for requests were wanted, and {} MiB could be had: when memory is short, requests can wait for \

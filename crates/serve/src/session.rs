@@ -171,7 +171,7 @@ impl Session {
         }
         let memory = ram::budget_of_sets();
         let options =
-            SetOptions { seed: seed(), survivor: crash_log.file(), memory, ..SetOptions::default() };
+            SetOptions { seed: seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
         let session = Session::new(Some(CacheSet::open(disk, options).await?), crash_log);
         session.log_events();
         let attached = session.attach_all(backings).await;

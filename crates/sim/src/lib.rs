@@ -13,6 +13,7 @@
 
 pub mod client;
 pub mod crash;
+pub mod crash_log;
 pub mod disk;
 pub mod edit;
 #[cfg(feature = "canary")]
@@ -31,5 +32,4 @@ pub mod shrink;
 pub mod stamp;
 pub mod story;
 pub mod substitute;
-pub mod survivor;
 pub mod world;

@@ -13,6 +13,7 @@ use std::sync::Once;
 use io::{Nanos, Rng};
 
 use crate::client::Client;
+use crate::crash_log::Memory;
 use crate::disk::{Counters, Fault, Kind, Matching};
 use crate::image::Image;
 use crate::judge;
@@ -23,7 +24,6 @@ use crate::rig::Rig;
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
 use crate::substitute;
-use crate::survivor::Memory;
 use crate::world::{Machine, Outcome, World};
 
 /// Virtual time for one boot; everything ends long before.

@@ -10,14 +10,14 @@ use std::rc::Rc;
 use engine::canary::{Mark, reached};
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, Bkey, BucketNr, CacheMode, Inode, Ptr, RawSuperblock, Sector, Sectors, Uuid};
-use io::SurvivorRef;
+use io::CrashLogRef;
+use sim::crash_log::Memory;
 use sim::disk::{Fault, Keep, Kind, Matching, SimDisk};
 use sim::edit::Heads;
 use sim::image::Image;
 use sim::rig::{Layout, uuid_of};
 use sim::run::run_seed;
 use sim::story::{Boot, Story};
-use sim::survivor::Memory;
 
 const SEEDS: u64 = 700;
 
@@ -244,7 +244,7 @@ fn no_bucket_left() {
 /// The process dies, with memory that outlives it.
 fn survivor() {
     let memory = Rc::new(Memory::default());
-    let options = || SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+    let options = || SetOptions { crash_log: Some(CrashLogRef(memory.clone())), ..SetOptions::default() };
     let mut s = story();
     let first = options();
     s.boot(|b| async move {

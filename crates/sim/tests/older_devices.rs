@@ -6,16 +6,16 @@ use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
-use io::{Survivor, SurvivorRef};
+use io::{CrashLogMemory, CrashLogRef};
+use sim::crash_log::Memory;
 use sim::disk::{Fault, Keep, Kind, Matching};
 use sim::image::Image;
 use sim::rig::Layout;
 use sim::story::{Boot, Story};
-use sim::survivor::Memory;
 
 /// A set with this crash log, which names everything that was written and not flushed.
 fn options(memory: &Rc<Memory>) -> SetOptions {
-    let mut options = SetOptions { survivor: Some(SurvivorRef(memory.clone())), ..SetOptions::default() };
+    let mut options = SetOptions { crash_log: Some(CrashLogRef(memory.clone())), ..SetOptions::default() };
     options.tunables.journal_delay_ms = 60_000;
     options
 }
@@ -71,7 +71,7 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
         assert!(b.set().failure().is_none(), "a discard is advice");
     });
     story.cache_power_cut(Keep::Nothing);
-    assert!(memory.kept().is_empty());
+    assert!(memory.recorded().is_empty());
     let second = options(&memory);
     story.boot(move |b| async move {
         b.open_with(second).await;

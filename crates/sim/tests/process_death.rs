@@ -1,4 +1,4 @@
-//! A process that dies, with memory that outlives it (`io::Survivor`): nothing that was answered is lost, flushed or
+//! A process that dies, with memory that outlives it (`io::CrashLogMemory`): nothing that was answered is lost, flushed or
 //! not. Without such memory the same story loses writes, as it does with the power.
 #![allow(clippy::unwrap_used)]
 
@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
-use io::{Handle, Nanos, Rng, SurvivorRef, WriteFlags, ZeroFlags};
+use io::{CrashLogRef, Handle, Nanos, Rng, WriteFlags, ZeroFlags};
+use sim::crash_log::Memory;
 use sim::rig::{Layout, Rig};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
-use sim::survivor::Memory;
 use sim::world::{Order, Outcome, World};
 
 const SIZE: u64 = 2048;
@@ -98,8 +98,8 @@ fn lives(seed: u64, survives: bool) -> (Vec<String>, usize) {
     for life in 0..LIVES {
         let mut m = rig.boot(Order::Random);
         let (rt, parts) = (m.handle(), rig.parts(&m));
-        let survivor = survives.then(|| SurvivorRef(memory.clone()));
-        let options = SetOptions { seed, survivor, ..SetOptions::default() };
+        let crash_log = survives.then(|| CrashLogRef(memory.clone()));
+        let options = SetOptions { seed, crash_log, ..SetOptions::default() };
         let (theirs, errors) = (model.clone(), wrong.clone());
         let lets_it_live = life == LIVES - 1;
         let task = m.handle().spawn(async move {

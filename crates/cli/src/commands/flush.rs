@@ -260,7 +260,7 @@ async fn drain(
     // What a process that was killed had answered is to be written back, too.
     let memory = serve::ram::budget_of_sets();
     let options =
-        SetOptions { seed: session::seed(), survivor: crash_log.file(), memory, ..SetOptions::default() };
+        SetOptions { seed: session::seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };
     let set = CacheSet::open(cache, options).await?;
     let log = EventLog::default();
     log.log(&set.take_events());

@@ -57,7 +57,7 @@ fn bursts_of_writeback_are_served_without_page_faults() {
     let args = ["-C", &ssd, "-B", &hdd, &export, "--set=writeback_latency_ms=10000"];
     let mut up = Up::try_start_by(&by, &dir, 1, &[&args[..], &stopped].concat()).expect("it starts");
     let mut client = Client::connect(Path::new(&socket), "").expect("a server");
-    client.set_timeout(Some(PATIENCE)).expect("a socket");
+    client.set_timeout(Some(DEADLINE)).expect("a socket");
     // Neighbours come at different times, so that each is an extent of its own.
     for n in 0..PIECES {
         let at = n * 1021 % PIECES;

@@ -1,22 +1,22 @@
 //! The crash log: keys that no journal entry on the device has yet, in memory that outlives the process.
 //!
-//! Owns the memory ([`io::Survivor`]) and whether it counts. It belongs to one state of the cache device, named by the
+//! Owns the memory ([`io::CrashLogMemory`]) and whether it counts. It belongs to one state of the cache device, named by the
 //! sequence number of the superblock, and is invalid from the first error of the device on. Must not know what keys mean.
 
 use std::cell::RefCell;
 
 use format::{Bkey, JournalSeq};
-use io::SurvivorRef;
+use io::CrashLogRef;
 
 use crate::canary::{Bug, bug};
 
 /// The crash log of a set; it holds nothing until [`CrashLog::begin`].
 #[derive(Default)]
-pub(crate) struct CrashLog(RefCell<Option<SurvivorRef>>);
+pub(crate) struct CrashLog(RefCell<Option<CrashLogRef>>);
 
 impl CrashLog {
     /// From now on keys outlive the process in `memory` until their journal entries are durable.
-    pub(crate) fn begin(&self, memory: SurvivorRef) {
+    pub(crate) fn begin(&self, memory: CrashLogRef) {
         memory.reset();
         *self.0.borrow_mut() = Some(memory);
     }
@@ -25,7 +25,7 @@ impl CrashLog {
     pub(crate) fn record(&self, seq: JournalSeq, key: &Bkey) {
         if let Some(memory) = &*self.0.borrow() {
             let words = [key.high, key.low, key.ptr.0];
-            memory.keep(seq.0, &words[..key.words().min(words.len())]);
+            memory.record(seq.0, &words[..key.words().min(words.len())]);
         }
     }
 

@@ -14,7 +14,7 @@
 //! * keys, and roots that can wait, leave enough of the ring for what frees it: each pinned leaf may need a new root,
 //!   and new priorities for its bucket, before its pin is released.
 
-mod kept;
+mod crash_log;
 mod pins;
 mod replay;
 mod ring;
@@ -30,7 +30,7 @@ use io::{Histogram, Nanos};
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
 use crate::error::EngineError;
-pub(crate) use kept::surviving;
+pub(crate) use crash_log::surviving;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
 pub(crate) use ring::Ring;

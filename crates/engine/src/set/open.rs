@@ -11,7 +11,7 @@ use format::{
     Bkey, BucketNr, BucketPrio, CacheSuper, Gen, Inode, Jset, JsetBuilder, JsetRoots, PrioHeader, Ptr,
     Replay, Sector, Sectors, encode_prio_set,
 };
-use io::{Disk, MemoryBudget, Reservation, SurvivorRef};
+use io::{CrashLogRef, Disk, MemoryBudget, Reservation};
 
 use super::CacheSet;
 use super::core::Core;
@@ -46,7 +46,7 @@ pub struct SetOptions {
     pub seed: u64,
     /// Memory that outlives the process: with it the process can die and nothing that was answered is lost, flushed or
     /// not. It is for this cache device alone.
-    pub survivor: Option<SurvivorRef>,
+    pub crash_log: Option<CrashLogRef>,
     /// The memory of all sets of the process: what the superblock of this one makes it take is reserved there.
     pub memory: MemoryBudget,
 }
@@ -70,14 +70,14 @@ impl CacheSet {
     /// If a structure is damaged, unsupported or does not fit the device; nothing has been written then, except to a
     /// device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
-        let survivor = options.survivor.clone();
+        let crash_log = options.crash_log.clone();
         let opened = CacheSet::open_device(cache, options).await;
         // The device may have dropped what a process before this one wrote and did not flush; not if it has no room.
-        if let (Err(EngineError::Io(e)), Some(survivor)) = (&opened, survivor)
+        if let (Err(EngineError::Io(e)), Some(crash_log)) = (&opened, crash_log)
             && !e.is_out_of_room()
             && !bug(Bug::CrashLogAfterError)
         {
-            survivor.reset();
+            crash_log.reset();
         }
         opened
     }
@@ -243,7 +243,7 @@ async fn recover(
 ) -> Result<Recovered, EngineError> {
     let (cache, place) = (device.disk(), device.place());
     let superblock = device.superblock().clone();
-    let survivor = options.survivor.clone();
+    let crash_log = options.crash_log.clone();
     let limit_bytes = usize::try_from(options.tunables.btree_cache_limit).unwrap_or(usize::MAX);
     let g = superblock.geometry();
     let magic = superblock.set_magic();
@@ -257,7 +257,7 @@ async fn recover(
     let newest =
         found.replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
     let on_device = found.replay.entries.len();
-    if let Some(s) = &survivor {
+    if let Some(s) = &crash_log {
         found.replay.entries.extend(surviving(&**s, superblock.seq(), &newest, g));
     }
     newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
@@ -307,11 +307,11 @@ async fn recover(
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, &reader).await?;
     // What survived only in memory becomes a part of the journal before anything new does.
     for entry in found.replay.entries.iter().skip(on_device) {
-        mark(Mark::ReplayedSurvivor);
+        mark(Mark::ReplayedCrashLog);
         journal.adopt(&entry.keys).await?;
     }
-    if let Some(survivor) = survivor {
-        device.crash_log().begin(survivor);
+    if let Some(crash_log) = crash_log {
+        device.crash_log().begin(crash_log);
     }
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });

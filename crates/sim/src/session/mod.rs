@@ -14,14 +14,14 @@ use engine::tunables::{Overwrite, Victims};
 use engine::{CacheSet, EngineError, SetEvent, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
-use io::{Handle, JoinHandle, Nanos, Rng, SurvivorRef, ZeroFlags};
+use io::{CrashLogRef, Handle, JoinHandle, Nanos, Rng, ZeroFlags};
 
 use crate::client::Client;
+use crate::crash_log::Memory;
 use crate::disk::SimDisk;
 use crate::plan::{Boot, Plan, Request};
 use crate::rig::{Parts, uuid_of};
 use crate::stamp::Content;
-use crate::survivor::Memory;
 use crate::world::World;
 
 /// Sectors read at once when a volume is read back.
@@ -212,8 +212,8 @@ impl Session {
 
     async fn open(&self) -> Result<(), EngineError> {
         let o = &self.boot.settings;
-        let survivor = self.given.memory.clone().map(|m| SurvivorRef(m));
-        let mut options = SetOptions { seed: self.seed, survivor, ..SetOptions::default() };
+        let crash_log = self.given.memory.clone().map(|m| CrashLogRef(m));
+        let mut options = SetOptions { seed: self.seed, crash_log, ..SetOptions::default() };
         let t = &mut options.tunables;
         t.btree_cache_limit = o.node_cache_bytes;
         t.journal_delay_ms = o.journal_delay_ms;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use format::{Ptr, Replacement, Sector};
-use io::{Handle, Op, Survivor, SurvivorRef};
+use io::{CrashLogMemory, CrashLogRef, Handle, Op};
 
 use super::*;
 use crate::alloc::{Purpose, Use, load_prios};
@@ -195,10 +195,10 @@ fn discards_hold_up_no_priorities() {
 #[derive(Default)]
 struct Log(Cell<u32>);
 
-impl Survivor for Log {
-    fn keep(&self, _: u64, _: &[u64]) {}
+impl CrashLogMemory for Log {
+    fn record(&self, _: u64, _: &[u64]) {}
 
-    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+    fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
         Vec::new()
     }
 
@@ -220,8 +220,8 @@ fn buckets_are_discarded_before_they_are_ready() {
     run(|rt| async move {
         let device = Watching::new(u64::from(NBUCKETS) * BUCKET);
         let log = Rc::new(Log::default());
-        let survivor = Some(SurvivorRef(log.clone()));
-        let options = SetOptions { survivor, ..SetOptions::default() };
+        let crash_log = Some(CrashLogRef(log.clone()));
+        let options = SetOptions { crash_log, ..SetOptions::default() };
         let core = components(open_set(&device, &rt, (BUCKET, true), options).await, &rt);
         core.alloc.prios.is_ours.set(true);
         let resets = log.0.get();

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use io::Survivor;
+use io::CrashLogMemory;
 
 use super::*;
 
@@ -221,12 +221,12 @@ struct Memory {
     tied: Cell<[u64; 2]>,
 }
 
-impl Survivor for Memory {
-    fn keep(&self, seq: u64, words: &[u64]) {
+impl CrashLogMemory for Memory {
+    fn record(&self, seq: u64, words: &[u64]) {
         self.words.borrow_mut().push((seq, words.to_vec()));
     }
 
-    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+    fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
         self.words.borrow().clone()
     }
 
@@ -255,7 +255,7 @@ fn keys_survive() {
         assert!(!j.device.crash_log().invalidate(), "nothing survives yet");
         let memory = Rc::new(Memory::default());
         j.device.crash_log().tie([1, 2]);
-        j.device.crash_log().begin(io::SurvivorRef(memory.clone()));
+        j.device.crash_log().begin(io::CrashLogRef(memory.clone()));
         j.device.crash_log().tie([4, 5]);
         assert_eq!((memory.resets.get(), memory.tied.get()), (1, [4, 5]));
         start(&j, &rt);

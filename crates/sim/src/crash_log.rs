@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use io::Survivor;
+use io::CrashLogMemory;
 
 /// Keeps what it is told: the newest two entries, as the engine needs them.
 #[derive(Default)]
@@ -12,14 +12,14 @@ pub struct Memory {
     tied: RefCell<[u64; 2]>,
 }
 
-impl Survivor for Memory {
-    fn keep(&self, seq: u64, words: &[u64]) {
+impl CrashLogMemory for Memory {
+    fn record(&self, seq: u64, words: &[u64]) {
         let mut entries = self.entries.borrow_mut();
         entries.entry(seq).or_default().extend_from_slice(words);
         entries.retain(|s, _| s + 2 > seq);
     }
 
-    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+    fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
         self.entries.borrow().clone().into_iter().collect()
     }
 

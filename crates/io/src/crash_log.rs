@@ -13,12 +13,12 @@ use std::ops::Deref;
 use std::rc::Rc;
 
 /// See the module head.
-pub trait Survivor {
+pub trait CrashLogMemory {
     /// Appends words to what is kept of entry `seq`. Entry `seq - 2` is forgotten by the first of them.
-    fn keep(&self, seq: u64, words: &[u64]);
+    fn record(&self, seq: u64, words: &[u64]);
 
     /// What is kept, by entry, oldest first.
-    fn kept(&self) -> Vec<(u64, Vec<u64>)>;
+    fn recorded(&self) -> Vec<(u64, Vec<u64>)>;
 
     /// Forgets everything.
     fn reset(&self);
@@ -30,26 +30,26 @@ pub trait Survivor {
     fn tied(&self) -> [u64; 2];
 }
 
-/// A shared [`Survivor`].
+/// A shared [`CrashLogMemory`].
 #[derive(Clone)]
-pub struct SurvivorRef(pub Rc<dyn Survivor>);
+pub struct CrashLogRef(pub Rc<dyn CrashLogMemory>);
 
-impl Deref for SurvivorRef {
-    type Target = dyn Survivor;
+impl Deref for CrashLogRef {
+    type Target = dyn CrashLogMemory;
 
     fn deref(&self) -> &Self::Target {
         &*self.0
     }
 }
 
-impl fmt::Debug for SurvivorRef {
+impl fmt::Debug for CrashLogRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SurvivorRef(tied to {:?})", self.tied())
+        write!(f, "CrashLogRef(tied to {:?})", self.tied())
     }
 }
 
 /// How many entries are kept.
-pub const KEPT_ENTRIES: usize = 2;
+pub const RECORDED_ENTRIES: usize = 2;
 
 /// Most words that are kept of an entry: more than the largest journal entry has.
-pub const KEPT_WORDS: usize = 4096 - 2;
+pub const RECORDED_WORDS: usize = 4096 - 2;

@@ -1,11 +1,11 @@
 //! Keys that survived a process although no entry on the device has them: from and to words, and which ones count.
 //!
-//! What a [`Survivor`] kept is not a structure on a disk, but it can be of another time: it is tied to the sequence
+//! What a [`CrashLogMemory`] kept is not a structure on a disk, but it can be of another time: it is tied to the sequence
 //! number of the superblock, which every program that registers the device raises, and entries that are on the device
 //! by now do not count.
 
 use format::{Bkey, Geometry, Jset, Ptr};
-use io::Survivor;
+use io::CrashLogMemory;
 
 /// The keys in words that were kept; what cannot be a key ends them.
 fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
@@ -28,15 +28,15 @@ fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
 /// What was kept of entries behind `newest`, the newest on the device, as the entries that follow it. `superblock_seq`
 /// is that of the superblock as it was found.
 pub(crate) fn surviving(
-    survivor: &dyn Survivor,
+    crash_log: &dyn CrashLogMemory,
     superblock_seq: u64,
     newest: &Jset,
     geometry: &Geometry,
 ) -> Vec<Jset> {
-    if !survivor.tied().contains(&superblock_seq) {
+    if !crash_log.tied().contains(&superblock_seq) {
         return Vec::new();
     }
-    let behind = survivor.kept().into_iter().filter(|(seq, _)| *seq > newest.seq.0);
+    let behind = crash_log.recorded().into_iter().filter(|(seq, _)| *seq > newest.seq.0);
     let mut seq = newest.seq;
     let entries = behind.map(|(_, words)| {
         seq = seq.next();
@@ -52,7 +52,7 @@ mod tests {
     use std::rc::Rc;
 
     use format::{Gen, Inode, JournalSeq, Sector, Sectors};
-    use io::SurvivorRef;
+    use io::CrashLogRef;
 
     use super::*;
     use crate::device::CrashLog;
@@ -60,12 +60,12 @@ mod tests {
     #[derive(Default)]
     struct Words(RefCell<Vec<u64>>);
 
-    impl Survivor for Words {
-        fn keep(&self, _: u64, words: &[u64]) {
+    impl CrashLogMemory for Words {
+        fn record(&self, _: u64, words: &[u64]) {
             self.0.borrow_mut().extend_from_slice(words);
         }
 
-        fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+        fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
             vec![(1, self.0.borrow().clone())]
         }
 
@@ -82,7 +82,7 @@ mod tests {
     fn keys_come_back_as_they_were() {
         let words = Rc::new(Words::default());
         let log = CrashLog::default();
-        log.begin(SurvivorRef(words.clone()));
+        log.begin(CrashLogRef(words.clone()));
         let extent =
             |end| Bkey::extent(Inode(3), Sector(end), Sectors(8), true, Ptr::new(0, Sector(end), Gen(2)));
         let keys = [extent(8), Bkey::hole(Inode(3), Sector(24), Sectors(16)), extent(100)];
@@ -102,10 +102,10 @@ mod tests {
     fn entries_behind_the_newest_follow_it() {
         struct ThreeEntries;
 
-        impl Survivor for ThreeEntries {
-            fn keep(&self, _: u64, _: &[u64]) {}
+        impl CrashLogMemory for ThreeEntries {
+            fn record(&self, _: u64, _: &[u64]) {}
 
-            fn kept(&self) -> Vec<(u64, Vec<u64>)> {
+            fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
                 let hole = Bkey::hole(Inode(3), Sector(24), Sectors(16));
                 [5, 6, 8].map(|seq| (seq, vec![hole.high, hole.low])).to_vec()
             }

@@ -25,36 +25,36 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ::io::{KEPT_ENTRIES, KEPT_WORDS, Survivor};
+use ::io::{CrashLogMemory, RECORDED_ENTRIES, RECORDED_WORDS};
 
 const MAGIC: u64 = u64::from_be_bytes(*b"ubkept\0\x02");
 const INCARNATION_AT: usize = 6;
 const INCARNATION_BYTES: usize = (HALVES_AT - INCARNATION_AT) * 8;
 const HALF: usize = 4096;
 const HALVES_AT: usize = 512;
-const WORDS: usize = HALVES_AT + KEPT_ENTRIES * HALF;
+const WORDS: usize = HALVES_AT + RECORDED_ENTRIES * HALF;
 /// How long the end of another process is waited for: 1 s.
 const LOCK_TRIES: u32 = 50;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(20);
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// See the module head.
-pub struct KeptFile {
+pub struct CrashLogFile {
     words: *const AtomicU64,
     path: PathBuf,
-    /// See [`KeptFile::forgotten`].
+    /// See [`CrashLogFile::forgotten`].
     forgotten: Option<String>,
     /// Holds the lock.
     _file: File,
 }
 
-impl KeptFile {
+impl CrashLogFile {
     /// Opens the file at `path`, which only one process may do at a time, or makes it. What does not belong to this
     /// boot of the machine is forgotten, and what was kept for another `incarnation` of the device.
     ///
     /// # Errors
     /// If the directory is not in a file system in memory, somebody else has the file, or the system refuses.
-    pub fn open(path: &Path, incarnation: &str) -> io::Result<KeptFile> {
+    pub fn open(path: &Path, incarnation: &str) -> io::Result<CrashLogFile> {
         if incarnation.len() > INCARNATION_BYTES {
             let found = incarnation.len();
             let what = format!(
@@ -101,11 +101,11 @@ impl KeptFile {
         // write waits; a process that may not lock them has said so.
         let _ = unsafe { libc::mlock(start, WORDS * 8) };
         let mut kept =
-            KeptFile { words: start.cast(), path: path.to_path_buf(), forgotten: None, _file: file };
+            CrashLogFile { words: start.cast(), path: path.to_path_buf(), forgotten: None, _file: file };
         let boot = boot_number()?;
         let found = [kept.load(0), kept.load(1), kept.load(2)];
         let other = found == [MAGIC, boot[0], boot[1]] && kept.incarnation() != incarnation;
-        if other && !kept.kept().is_empty() {
+        if other && !kept.recorded().is_empty() {
             kept.forgotten = Some(kept.incarnation());
         }
         if other || found != [MAGIC, boot[0], boot[1]] {
@@ -164,7 +164,7 @@ impl KeptFile {
     }
 }
 
-impl Drop for KeptFile {
+impl Drop for CrashLogFile {
     fn drop(&mut self) {
         // SAFETY: mapped by `open` with this length; nothing refers to it any more.
         unsafe { libc::munmap(self.words.cast_mut().cast(), WORDS * 8) };
@@ -192,27 +192,27 @@ fn boot_number() -> io::Result<[u64; 2]> {
     Ok([(number >> 64) as u64, number as u64])
 }
 
-impl Survivor for KeptFile {
-    fn keep(&self, seq: u64, words: &[u64]) {
-        let half = HALVES_AT + (seq as usize % KEPT_ENTRIES) * HALF;
+impl CrashLogMemory for CrashLogFile {
+    fn record(&self, seq: u64, words: &[u64]) {
+        let half = HALVES_AT + (seq as usize % RECORDED_ENTRIES) * HALF;
         if self.load(half) != seq {
             self.store(half + 1, 0);
             self.store(half, seq);
         }
         let count = self.load(half + 1) as usize;
-        assert!(count + words.len() <= KEPT_WORDS, "a journal entry has fewer words");
+        assert!(count + words.len() <= RECORDED_WORDS, "a journal entry has fewer words");
         for (i, word) in words.iter().enumerate() {
             self.store(half + 2 + count + i, *word);
         }
         self.store(half + 1, (count + words.len()) as u64);
     }
 
-    fn kept(&self) -> Vec<(u64, Vec<u64>)> {
-        let mut entries: Vec<_> = (0..KEPT_ENTRIES)
+    fn recorded(&self) -> Vec<(u64, Vec<u64>)> {
+        let mut entries: Vec<_> = (0..RECORDED_ENTRIES)
             .map(|n| HALVES_AT + n * HALF)
             .map(|half| {
                 let count = usize::try_from(self.load(half + 1)).unwrap_or(0);
-                let words = if count > KEPT_WORDS { 0 } else { count };
+                let words = if count > RECORDED_WORDS { 0 } else { count };
                 (self.load(half), (0..words).map(|i| self.load(half + 2 + i)).collect::<Vec<_>>())
             })
             .filter(|(_, words)| !words.is_empty())
@@ -222,7 +222,7 @@ impl Survivor for KeptFile {
     }
 
     fn reset(&self) {
-        for n in 0..KEPT_ENTRIES {
+        for n in 0..RECORDED_ENTRIES {
             self.store(HALVES_AT + n * HALF + 1, 0);
             self.store(HALVES_AT + n * HALF, 0);
         }
@@ -251,22 +251,22 @@ mod tests {
     fn the_next_process_finds_what_was_kept() {
         let dir = dir();
         let path = dir.path().join("kept");
-        let file = KeptFile::open(&path, "sda 7").unwrap();
-        assert_eq!(file.kept(), []);
+        let file = CrashLogFile::open(&path, "sda 7").unwrap();
+        assert_eq!(file.recorded(), []);
         file.tie([7, 8]);
-        file.keep(10, &[1, 2, 3]);
-        file.keep(11, &[4]);
-        file.keep(10, &[5]);
+        file.record(10, &[1, 2, 3]);
+        file.record(11, &[4]);
+        file.record(10, &[5]);
         drop(file);
-        let file = KeptFile::open(&path, "sda 7").unwrap();
-        assert_eq!(file.kept(), [(10, vec![1, 2, 3, 5]), (11, vec![4])]);
+        let file = CrashLogFile::open(&path, "sda 7").unwrap();
+        assert_eq!(file.recorded(), [(10, vec![1, 2, 3, 5]), (11, vec![4])]);
         assert_eq!(file.tied(), [7, 8]);
-        file.keep(12, &[6]);
-        assert_eq!(file.kept(), [(11, vec![4]), (12, vec![6])]);
-        file.keep(13, &vec![9; KEPT_WORDS]);
-        assert_eq!(file.kept()[1].1.len(), KEPT_WORDS);
+        file.record(12, &[6]);
+        assert_eq!(file.recorded(), [(11, vec![4]), (12, vec![6])]);
+        file.record(13, &vec![9; RECORDED_WORDS]);
+        assert_eq!(file.recorded()[1].1.len(), RECORDED_WORDS);
         file.reset();
-        assert_eq!(file.kept(), []);
+        assert_eq!(file.recorded(), []);
         file.remove();
         assert!(!path.exists());
     }
@@ -276,18 +276,18 @@ mod tests {
         let dir = dir();
         let path = dir.path().join("kept");
         let damage = |at: usize| {
-            let file = KeptFile::open(&path, "sda 7").unwrap();
+            let file = CrashLogFile::open(&path, "sda 7").unwrap();
             file.tie([1, 1]);
-            file.keep(4, &[1]);
+            file.record(4, &[1]);
             file.store(at, u64::MAX);
             drop(file);
-            KeptFile::open(&path, "sda 7").unwrap().kept()
+            CrashLogFile::open(&path, "sda 7").unwrap().recorded()
         };
         assert_eq!(damage(0), []);
         assert_eq!(damage(1), []);
         assert_eq!(damage(HALVES_AT + 1), [], "an impossible count");
         std::fs::write(&path, b"short").unwrap();
-        assert_eq!(KeptFile::open(&path, "sda 7").unwrap().kept(), []);
+        assert_eq!(CrashLogFile::open(&path, "sda 7").unwrap().recorded(), []);
     }
 
     /// A device that lost its power while the host stayed up has lost what was in its volatile cache: replayed keys would
@@ -296,30 +296,30 @@ mod tests {
     fn another_incarnation_of_the_device_leaves_nothing() {
         let dir = dir();
         let path = dir.path().join("kept");
-        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 8").unwrap();
+        let file = CrashLogFile::open(&path, "dm-0 12 on sda 7, sdb 8").unwrap();
         file.tie([7, 8]);
-        file.keep(10, &[1]);
+        file.record(10, &[1]);
         drop(file);
-        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
-        assert_eq!((file.kept(), file.tied()), (vec![], [0, 0]));
+        let file = CrashLogFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
+        assert_eq!((file.recorded(), file.tied()), (vec![], [0, 0]));
         assert_eq!(file.forgotten(), Some("dm-0 12 on sda 7, sdb 8"));
-        file.keep(11, &[2]);
+        file.record(11, &[2]);
         drop(file);
-        let file = KeptFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
-        assert_eq!((file.kept(), file.forgotten()), (vec![(11, vec![2])], None));
-        assert!(KeptFile::open(&dir.path().join("other"), &"x".repeat(INCARNATION_BYTES + 1)).is_err());
+        let file = CrashLogFile::open(&path, "dm-0 12 on sda 7, sdb 9").unwrap();
+        assert_eq!((file.recorded(), file.forgotten()), (vec![(11, vec![2])], None));
+        assert!(CrashLogFile::open(&dir.path().join("other"), &"x".repeat(INCARNATION_BYTES + 1)).is_err());
     }
 
     #[test]
     fn one_process_at_a_time_and_only_in_memory() {
         let dir = dir();
         let path = dir.path().join("kept");
-        let first = KeptFile::open(&path, "sda 7").unwrap();
-        assert!(KeptFile::open(&path, "sda 7").is_err());
+        let first = CrashLogFile::open(&path, "sda 7").unwrap();
+        assert!(CrashLogFile::open(&path, "sda 7").is_err());
         drop(first);
-        KeptFile::open(&path, "sda 7").unwrap();
+        CrashLogFile::open(&path, "sda 7").unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(KeptFile::open(&link, "sda 7").is_err());
+        assert!(CrashLogFile::open(&link, "sda 7").is_err());
     }
 }
