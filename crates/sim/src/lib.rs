@@ -3,7 +3,7 @@
 //! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
 //! durability contract (`oracle`), what a run does (`plan`) and what a seed stands for (`generate`), the clients
 //! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`story`), every crash of
-//! one (`crash`), memory that outlives a process (`survivor`), a cache device that is not what
+//! one (`crash`), memory that outlives a process (`crash_log`), a cache device that is not what
 //! it was (`substitute`), damaged images (`rot`) and independent judgement of images (`judge`). One seed is one run, always the same. Nothing sees this crate; it sees
 //! everything.
 //!

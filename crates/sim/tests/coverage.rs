@@ -242,7 +242,7 @@ fn no_bucket_left() {
 }
 
 /// The process dies, with memory that outlives it.
-fn survivor() {
+fn crash_log() {
     let memory = Rc::new(Memory::default());
     let options = || SetOptions { crash_log: Some(CrashLogRef(memory.clone())), ..SetOptions::default() };
     let mut s = story();
@@ -305,7 +305,7 @@ fn every_case_is_reached() {
     sets_that_take_no_device();
     dirty_without_keys();
     no_bucket_left();
-    survivor();
+    crash_log();
     torn();
     let all = reached();
     let missed: Vec<_> = Mark::ALL.iter().filter(|m| !all.contains(m)).collect();

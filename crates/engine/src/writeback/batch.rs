@@ -125,7 +125,7 @@ async fn write_out(
             && let Some((size, first)) = under_way.pop_front()
         {
             done.push(first.await);
-            sectors = sectors - size;
+            sectors -= size;
         }
         let (v, c, b) = (volume.clone(), cache.clone(), backing.clone());
         under_way.push_back((size, volume.rt.spawn(async move { write_run(&v, &c, &b, run).await })));
