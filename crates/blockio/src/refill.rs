@@ -25,7 +25,7 @@ const GAP_PART: usize = 8;
 /// The heap grows before less of its addresses is free: memory of a larger size does not come from its end.
 const LEAST_ADDRESSES: usize = 24 << 20;
 
-/// Time between two looks at the heap: the shorter one after the heap was in motion. Nobody is woken for less.
+/// How often the thread checks the heap: the shorter period after the free end of the heap has moved, else the longer one.
 const PERIODS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// How long the start of an export waits for the first fill.
@@ -41,7 +41,7 @@ struct State {
     /// Calls of [`Refill::hold`], and those of them that were answered.
     asked: u64,
     answered: u64,
-    /// What was resident ahead at the last look, and how many there were.
+    /// Bytes resident ahead at the last check, and the number of checks so far.
     ahead: usize,
     looks: u64,
 }
@@ -144,7 +144,7 @@ struct Resident {
     begins: usize,
     /// All of the heap before this address is resident.
     to: usize,
-    /// What was taken at once, where a range of the heap cannot be populated: before Linux 5.14, or with another allocator.
+    /// Bytes reserved at once, where the kernel cannot populate a range (before Linux 5.14) or the allocator is another one.
     taken: Option<usize>,
 }
 

@@ -83,9 +83,9 @@ pub(crate) struct Change {
     pub(crate) address: Option<SocketAddr>,
     /// Who it was, in words.
     pub(crate) by: String,
-    /// What was asked for.
+    /// The command, with what it was given.
     pub(crate) action: String,
-    /// What was meant by that.
+    /// The devices that the names in the command resolved to.
     pub(crate) devices: Vec<Named>,
     /// `done`, `begun` or `refused`.
     pub(crate) outcome: &'static str,

@@ -170,7 +170,7 @@ impl DeviceTable {
         same.map(|(path, _)| path.clone())
     }
 
-    /// What was said of a device while it could not be found has come to an end.
+    /// Ends the warnings about a device that could not be found: it is here now.
     pub(crate) fn forget_missing(&self, known: &BTreeMap<PathBuf, Known>, probe: &Probe) {
         let is_it = |path: &PathBuf| {
             known.get(path).is_some_and(|k| k.uuid == probe.uuid)

@@ -44,8 +44,8 @@ impl Hotplug {
         Hotplug { hub, inventory, admission, registration }
     }
 
-    /// Says which devices go away and registers what appears, as long as the monitor works. `all`: not only what was served and
-    /// had gone.
+    /// Reports unplugged devices and registers plugged ones until the monitor fails. `all`: also devices that were not served
+    /// before.
     pub(crate) async fn watch(&self, mut monitor: Monitor, all: bool) {
         loop {
             let devices = match monitor.uevents().await {

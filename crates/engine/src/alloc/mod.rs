@@ -215,12 +215,12 @@ impl Allocator {
         self.pool.generations_durable(give_up).await;
     }
 
-    /// Buckets may have become reclaimable: the refill looks again.
+    /// Makes the refill check again: buckets may have become reclaimable.
     pub(crate) fn recheck(&self) {
         self.pool.wanted.notify_all();
     }
 
-    /// The same, if somebody waits for buckets.
+    /// Makes the refill check again, if a task waits for buckets.
     pub(crate) fn recheck_if_wanted(&self) {
         if self.pool.is_wanted() {
             self.pool.wanted.notify_all();
@@ -275,8 +275,8 @@ impl Allocator {
         }
     }
 
-    /// Cached data of this length was read, which saved what `saving` says. True if it had better be copied elsewhere,
-    /// because its bucket will be reused.
+    /// Records a hit of this length, which saved what `saving` says. True if the data should be copied elsewhere, because its
+    /// bucket will be reused soon.
     pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
@@ -294,7 +294,7 @@ impl Allocator {
         }
     }
 
-    /// Nobody writes priorities while the permit is held.
+    /// Keeps priorities from being written while the permit is held.
     pub(crate) async fn hold_prios(&self) -> Permit {
         self.prios.hold().await
     }

@@ -91,7 +91,7 @@ pub(crate) struct Pool {
     /// can be given up again at once.
     taken: Cell<u64>,
     demand: Cell<Pulse>,
-    /// Somebody waits for a data bucket.
+    /// Tasks that wait for a bucket.
     pub(super) waiting: Cell<usize>,
     /// Buckets became ready.
     refilled: Event,
@@ -222,7 +222,7 @@ impl Pool {
         }
     }
 
-    /// Somebody waits for buckets.
+    /// Whether a task waits for buckets.
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.get() > 0
     }

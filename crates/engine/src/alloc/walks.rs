@@ -21,7 +21,7 @@ impl WalkRequests {
         self.event.notify_all();
     }
 
-    /// A walk may be due, or packing: whoever decides that looks again.
+    /// Makes gc check again whether a walk or packing is due.
     pub(crate) fn recheck(&self) {
         self.event.notify_all();
     }

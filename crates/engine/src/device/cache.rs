@@ -273,7 +273,7 @@ impl CacheDevice {
         self.overwritten.set(self.gate.wrote());
     }
 
-    /// Makes durable what was overwritten in its place; mostly a flush of the journal has covered it.
+    /// Makes overwrites in place durable. Usually a flush of the journal has covered them already.
     pub(crate) async fn settle_overwrites(&self) -> Result<(), EngineError> {
         self.flush(self.overwritten.get()).await
     }
@@ -305,7 +305,7 @@ impl CacheDevice {
         let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
         let written = self.disk.write(sector, buffer, true).await.map_err(EngineError::from);
         if let Err(e) = written {
-            // Memory is ahead of the device now, whoever asked for the write.
+            // The index in memory is ahead of the device now.
             self.fail(e.clone());
             return Err(e);
         }

@@ -95,7 +95,7 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
     }
 }
 
-/// Waits until nobody writes the node.
+/// Waits until no task writes the node.
 pub(crate) async fn wait_idle(index: &Index, id: NodeId) -> Result<(), EngineError> {
     let idle = || index.device.check().is_err() || index.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
     index.changed.wait_until(idle).await;
@@ -171,7 +171,7 @@ async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineErro
         other => other,
     };
     let mut tree = index.tree.borrow_mut();
-    // Replacing a node waits until nobody writes it, so it is still there.
+    // A node is replaced only when no task writes it, so it is still there.
     let node = tree.node_mut(id);
     node.busy = false;
     match &result {

@@ -212,7 +212,7 @@ impl Index {
     }
 }
 
-/// A node that nobody writes or replaces; see [`Index::claim_node`].
+/// A node that no other task writes or replaces; see [`Index::claim_node`].
 pub(crate) struct ClaimedNode<'a> {
     index: &'a Index,
     id: NodeId,

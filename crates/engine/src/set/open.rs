@@ -418,7 +418,7 @@ async fn read_uuids(
         .map_err(|c| place.corrupt(sector, &c))
 }
 
-/// Makes the parts of a set of what was read, and wires them.
+/// Builds the components of a set from the recovered state, and wires them.
 fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
     let rt = device.disk().runtime().clone();
     let geometry = device.geometry();

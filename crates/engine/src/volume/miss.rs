@@ -66,7 +66,7 @@ async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
     // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
     while at < end && volume.is_attached_as(cache, inode) {
         let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
-            // Nobody waits for this, so it can wait for buckets; not for dirty data to go away, though.
+            // No client waits for this insert, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
             if miss.is_valid() && !give_up() {
                 cache.alloc.wait(Purpose::Data, give_up).await;

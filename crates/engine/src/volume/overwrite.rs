@@ -31,7 +31,7 @@ const FEW_UNUSED: u32 = 4;
 /// requests a second hundreds; where between them the two are even was not measured.
 const CHEAP_REQUEST: Nanos = Nanos::from_us(50);
 
-/// Whether dirty data had better be overwritten where it is than be put elsewhere. As long as there is room, and
+/// Whether dirty data should be overwritten in its place instead of written to a new place. As long as there is room, and
 /// requests cost the device something, elsewhere is better: small writes become large ones there.
 pub(super) fn overwrites_in_place(cache: &Cache) -> bool {
     match cache.tunables.borrow().overwrite_in_place {
@@ -81,7 +81,7 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     }
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
-    // An error may have left anything there: whoever writes it elsewhere makes that unimportant.
+    // After an error the place holds unknown data. The caller writes the data elsewhere, and the key moves there.
     done.result.ok()?;
     if place_to_overwrite(target, write) != Some(ptr) {
         return None;

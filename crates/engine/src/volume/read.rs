@@ -185,7 +185,7 @@ async fn read_instead(
     (buffer, result.map_err(|e| EngineError::Invalid(e.to_string())))
 }
 
-/// Whether data that was read from `ptr` is what was there when the key was looked up, at `turn`.
+/// Whether data read from `ptr` is the data that the key named at `turn`, when it was looked up.
 fn is_believed(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
     let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
     let believed = !reused && cache.device.turn() == turn;

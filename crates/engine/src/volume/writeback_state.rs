@@ -12,7 +12,7 @@ use io::sync::Event;
 
 use super::VolumeLoad;
 
-/// Batches that fail in a row before whoever waits for the drain is told.
+/// Failed batches in a row after which a wait for a drain ends with the error.
 const GIVE_UP_AFTER: u32 = 3;
 
 /// The writeback state of one volume.
@@ -114,7 +114,7 @@ impl WritebackState {
     }
 }
 
-/// Somebody waits for all dirty data to be written back.
+/// A wait for all dirty data to be written back.
 pub(crate) struct Draining<'a>(&'a WritebackState);
 
 impl Drop for Draining<'_> {

@@ -158,7 +158,7 @@ impl Load {
         Some((Request::Write(contents(position, self.writes)), position, Some(self.writes)))
     }
 
-    /// Takes in a reply: what was read has to be what was written last. Returns when the request was sent.
+    /// Processes a reply: a read must return the data that was written last. Returns the time at which the request was sent.
     fn take(
         &mut self,
         what: &'static str,
