@@ -180,9 +180,10 @@ fn devices_are_pulled_out_and_put_in_again() {
     guest.vm.wait_for("a message", "grep -q 'was unplugged; it is the cache device of set' /tmp/up.err");
     sh(guest, "! answers 16 && each");
     sh(guest, "put cache");
-    guest
-        .vm
-        .wait_for("a message", "grep -q 'when nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
+    guest.vm.wait_for(
+        "a message",
+        "grep -q 'as soon as its volume is not in use: .* is mounted at /mnt' /tmp/up.err",
+    );
     sh(guest, "each && end_fio && umount /mnt");
     guest.vm.wait_for("the volume", ". /etc/daemon; answers 16");
     sh(guest, "there /tmp/clean 0 && there /tmp/again 16 && there /tmp/late 32");
@@ -252,7 +253,7 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
         guest,
         "is_there /tmp/clean 0 && is_there /tmp/dirty 16 && ! can_read 100 && put_there /tmp/late 32 && put backing",
     );
-    guest.vm.wait_for("a message", "grep -q 'any more: .* to unix:/run/data.sock' /tmp/up.err");
+    guest.vm.wait_for("a message", "grep -q 'is not in use: .* to unix:/run/data.sock' /tmp/up.err");
     sh(guest, "is_there /tmp/dirty 16 && is_there /tmp/late 32 && ! can_read 100 && disconnect");
     guest.vm.wait_for("the volume", "[ $(grep -c 'bcache0 ready: nbd' /tmp/up.err) = 2 ]");
     sh(
@@ -264,7 +265,10 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
     sh(guest, "disconnect && pull other");
     guest.vm.wait_for("a message", "[ $(grep -c 'was unplugged: requests' /tmp/up.err) = 2 ]");
     sh(guest, "put other");
-    guest.vm.wait_for("a message", "grep -q 'nobody uses it any more: .* is mounted at /mnt' /tmp/up.err");
+    guest.vm.wait_for(
+        "a message",
+        "grep -q 'as soon as its volume is not in use: .* is mounted at /mnt' /tmp/up.err",
+    );
     sh(guest, "umount /mnt");
     guest.vm.wait_for("the volume", ". /etc/daemon; other_answers");
     sh(
@@ -282,7 +286,9 @@ fn devices_are_pulled_out_under_clients_of_nbd_and_fuse() {
     sh(guest, "connect && pull cache");
     guest.vm.wait_for("a message", "grep -q 'was unplugged; it is the cache device of set' /tmp/up.err");
     sh(guest, "! can_read 16 && put cache");
-    guest.vm.wait_for("a message", "[ $(grep -c 'any more: .* to unix:/run/data.sock' /tmp/up.err) = 2 ]");
+    guest
+        .vm
+        .wait_for("a message", "[ $(grep -c 'is not in use: .* to unix:/run/data.sock' /tmp/up.err) = 2 ]");
     sh(guest, "disconnect");
     guest
         .vm
