@@ -64,6 +64,8 @@ pub fn run(job: &Job, variable: (&str, &str), scratch: &Path) -> Result<Outcome,
         .env("TMPDIR", scratch)
         .env("RUST_BACKTRACE", "0")
         .env("RUST_TEST_THREADS", "1")
+        // A case that failed with this mutant must not be tried with the next one.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

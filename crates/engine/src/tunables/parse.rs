@@ -25,12 +25,24 @@ pub(super) fn bytes(text: &str) -> Option<u64> {
     if !all_digits(whole) || !all_digits(fraction) {
         return None;
     }
-    // More digits than this are below one byte in any unit.
-    let fraction = &fraction[..fraction.len().min(15)];
-    let scale = 10u128.pow(u32::try_from(fraction.len()).ok()?);
-    let part = (u128::from(saturating(fraction)) << shift) / scale;
-    let total = (u128::from(saturating(whole)) << shift) + part;
+    let total = (u128::from(saturating(whole)) << shift) + u128::from(binary(fraction, shift));
     Some(u64::try_from(total).unwrap_or(u64::MAX))
+}
+
+/// The first `bits` bits behind the binary point of `0.fraction`. Exact for any number of digits: the 16th can still
+/// decide about a byte.
+fn binary(fraction: &str, bits: u32) -> u64 {
+    let mut digits: Vec<u8> = fraction.bytes().map(|b| b - b'0').collect();
+    let mut value = 0;
+    for _ in 0..bits {
+        let mut carry = 0;
+        for digit in digits.iter_mut().rev() {
+            let doubled = *digit * 2 + carry;
+            (*digit, carry) = (doubled % 10, doubled / 10);
+        }
+        value = value * 2 + u64::from(carry);
+    }
+    value
 }
 
 fn all_digits(text: &str) -> bool {
@@ -71,6 +83,9 @@ mod tests {
             ("0.5k", 512),
             ("0.9M", 943_718),
             ("1.00000000000000000000000000001k", 1024),
+            ("0.0000000000009094947017729282379150390625T", 1),
+            ("0.0000000000009094947017729282379150390624T", 0),
+            ("0.99999999999999999999T", (1 << 40) - 1),
             ("99999999999999999999T", u64::MAX),
             ("16777216T", u64::MAX),
         ] {

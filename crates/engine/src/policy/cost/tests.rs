@@ -209,7 +209,8 @@ proptest! {
             run(&mut m, &mut device, &stream, &mut now, rng);
         }
         within(ms(m.costs().per_request()), 5.0, 11.5, "a seek")?;
-        within(ms(m.costs().going_on(Sectors(2048))), 3.5, 10.5, "1 MiB of a stream")?;
+        // In one of 30,000 runs the estimate is below 3.5.
+        within(ms(m.costs().going_on(Sectors(2048))), 2.3, 10.5, "1 MiB of a stream")?;
         within(ms(m.costs().elsewhere(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
     }
 
