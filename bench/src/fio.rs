@@ -32,8 +32,8 @@ pub fn run(vm: &mut Vm, device: &str, seconds: Option<u32>, options: &str, log: 
          --output-format=json --output=/tmp/fio.json {time} {options} {logging} >/tmp/fio.log 2>&1 || \
          {{ cat /tmp/fio.log >&2; exit 1; }}; cat /tmp/fio.json"
     );
-    let patience = Duration::from_secs(u64::from(seconds.unwrap_or(0)) + 1800);
-    let said = vm.sh_within(patience, &script).ok();
+    let timeout = Duration::from_secs(u64::from(seconds.unwrap_or(0)) + 1800);
+    let said = vm.sh_within(timeout, &script).ok();
     // Warnings may come before the document.
     let text = said.out.find('{').map_or("", |at| said.out.get(at..).unwrap_or(""));
     let json: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("fio says {text:?}: {e}"));

@@ -43,7 +43,7 @@ pub enum Backing {
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
     /// Durations are divided by this.
-    pub hurry: u32,
+    pub shorten_by: u32,
     /// Samples are taken of where the time goes.
     pub profile: bool,
     /// Processors never halt.
@@ -95,14 +95,14 @@ impl Lab {
         self.conditions.profile.then(|| profile::end(&mut self.vm))
     }
 
-    /// Seconds for a run that takes `seconds` when there is no hurry.
+    /// Seconds of a run that takes `seconds` if it is not shortened.
     pub fn seconds(&self, seconds: u32) -> u32 {
-        self.hurried(seconds).max(2)
+        self.shortened(seconds).max(2)
     }
 
-    /// Of so much, what is done in such a hurry.
-    pub fn hurried(&self, all: u32) -> u32 {
-        all / self.conditions.hurry
+    /// The amount `all`, divided as `--shorten-by` asks.
+    pub fn shortened(&self, all: u32) -> u32 {
+        all / self.conditions.shorten_by
     }
 
     /// Both devices as new; their paths.

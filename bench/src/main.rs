@@ -42,9 +42,9 @@ struct Cli {
     /// Only these contenders
     #[arg(long = "subject", value_enum, ignore_case = true)]
     subjects: Vec<Subject>,
-    /// Makes everything this many times shorter, to try things out: such figures are not comparable
+    /// Divide run times and amounts of work by N, to try a job out: such figures are not comparable
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=60))]
-    hurry: u32,
+    shorten_by: u32,
     /// Where results go; those of benchmarks that do not run now stay [default: bench/results]
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
@@ -72,7 +72,7 @@ impl Cli {
     }
 
     fn conditions(&self) -> Conditions {
-        Conditions { hurry: self.hurry, profile: self.profile, awake: self.awake }
+        Conditions { shorten_by: self.shorten_by, profile: self.profile, awake: self.awake }
     }
 }
 
@@ -112,7 +112,7 @@ fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
     }
     let mut lab = Lab::boot(cli.conditions());
     for (job, run) in in_machine {
-        let mut results = report::begin(job, lab.describe(), cli.hurry, cli.out(), cli.add)?;
+        let mut results = report::begin(job, lab.describe(), cli.shorten_by, cli.out(), cli.add)?;
         for repetition in 1..=cli.repeat {
             // They take turns.
             for subject in subjects.iter().copied().filter(|s| job.suits(*s)) {
@@ -132,7 +132,7 @@ fn measure(jobs: &[Job], subjects: &[Subject], cli: &Cli) -> io::Result<()> {
 }
 
 fn on_host(job: Job, run: fn(&mut Results), cli: &Cli) -> io::Result<()> {
-    let mut results = report::begin(job, machine::host(), cli.hurry, cli.out(), cli.add)?;
+    let mut results = report::begin(job, machine::host(), cli.shorten_by, cli.out(), cli.add)?;
     for repetition in 1..=cli.repeat {
         eprintln!("{} {repetition}/{}", job.name(), cli.repeat);
         run(&mut results);

@@ -18,21 +18,21 @@ const END: &str = "<!-- The table ends. -->\n";
 /// Results of a benchmark that begins: empty, or, to `add` to them, those in `dir` of the same commit.
 ///
 /// # Errors
-/// If they cannot be read, or are of another commit or in another hurry.
+/// If they cannot be read, or are of another commit or shortened by another number.
 pub fn begin(
     job: Job,
     machine: BTreeMap<String, String>,
-    hurry: u32,
+    shorten_by: u32,
     dir: &Path,
     add: bool,
 ) -> io::Result<Results> {
     let path = dir.join(format!("{}.json", job.name()));
     if !add || !path.exists() {
-        return Ok(Results::new(job.name(), machine, hurry));
+        return Ok(Results::new(job.name(), machine, shorten_by));
     }
     let old: Results = serde_json::from_slice(&std::fs::read(&path)?).map_err(io::Error::other)?;
     let commit = |m: &BTreeMap<String, String>| m.get("commit").cloned();
-    if (commit(&old.machine), old.hurry) != (commit(&machine), hurry) {
+    if (commit(&old.machine), old.shorten_by) != (commit(&machine), shorten_by) {
         let (theirs, ours) = (commit(&old.machine).unwrap_or_default(), commit(&machine).unwrap_or_default());
         let why = format!("{}: of {theirs}, not of {ours}: nothing can be added to it", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -101,7 +101,7 @@ pub fn markdown(all: &[Results]) -> String {
         "\nMedian of the repetitions; in brackets the smallest and the largest where there are several.\n";
     for results in all {
         let _ = writeln!(text, "\n### {}", results.job);
-        if results.hurry != 1 {
+        if results.shorten_by != 1 {
             text += "\n**A hurried run: these figures show that the benchmark works, nothing else.**\n";
         }
         let own: Vec<String> = results

@@ -56,7 +56,7 @@ pub struct Results {
     /// Machine, versions, devices.
     pub machine: BTreeMap<String, String>,
     /// 1 for figures that can be compared with others.
-    pub hurry: u32,
+    pub shorten_by: u32,
     /// Figures in the order of their first measurement.
     pub figures: Vec<Figure>,
     /// Plots.
@@ -65,12 +65,12 @@ pub struct Results {
 
 impl Results {
     /// Nothing measured yet.
-    pub fn new(job: &str, machine: BTreeMap<String, String>, hurry: u32) -> Results {
+    pub fn new(job: &str, machine: BTreeMap<String, String>, shorten_by: u32) -> Results {
         Results {
             schema_version: 2,
             job: job.into(),
             machine,
-            hurry,
+            shorten_by,
             figures: Vec::new(),
             series: Vec::new(),
         }

@@ -180,8 +180,8 @@ impl Running {
         }
     }
 
-    /// Dirty data stays where it is, for as long as there is room.
-    pub fn keep_dirty(&self, vm: &mut Vm) {
+    /// Turns writeback off: dirty data stays in the cache as long as there is room.
+    pub fn disable_writeback(&self, vm: &mut Vm) {
         match self.subject {
             Subject::Bcache => {
                 vm.sh("echo 0 >/sys/block/bcache0/bcache/writeback_running").ok();

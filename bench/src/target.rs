@@ -133,7 +133,7 @@ pub fn markdown(all: &[Results]) -> String {
     let mut text =
         String::from("\n| | target | wanted | measured | | ublk alone |\n|---|---|---:|---:|---|---:|\n");
     for target in targets() {
-        let results = all.iter().find(|r| r.job == target.job && r.hurry == 1);
+        let results = all.iter().find(|r| r.job == target.job && r.shorten_by == 1);
         let value = results.and_then(|r| target.measured(r, US));
         // What our server makes of the cache device without a set: no cache over ublk can do better.
         let limit = results.filter(|_| target.of != Some(Subject::Ublk.name()));

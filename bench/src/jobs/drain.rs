@@ -8,7 +8,7 @@ use crate::result::Results;
 use crate::subject::Subject;
 
 const BLOCKS: u32 = 40_960;
-const PATIENCE: Duration = Duration::from_secs(1500);
+const TIMEOUT: Duration = Duration::from_secs(1500);
 
 /// Runs it once.
 pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
@@ -20,8 +20,8 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
 fn one(lab: &mut Lab, subject: Subject, results: &mut Results, part: &str, span_mib: u32) {
     let (cache, backing) = lab.fresh(Cache::Ram, Backing::Hdd);
     let running = subject.start(&mut lab.vm, &cache, &backing);
-    running.keep_dirty(&mut lab.vm);
-    let blocks = lab.hurried(BLOCKS);
+    running.disable_writeback(&mut lab.vm);
+    let blocks = lab.shortened(BLOCKS);
     // Every block once: a map of what was written, and a fixed order.
     let options = format!(
         "--rw=randwrite --bs=4k --iodepth=16 --size={span_mib}M --number_ios={blocks} --randseed=7 --allrandrepeat=1"
@@ -46,7 +46,7 @@ fn one(lab: &mut Lab, subject: Subject, results: &mut Results, part: &str, span_
         if done {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{} does not finish to write back", subject.name());
+        assert!(begun.elapsed() < TIMEOUT, "{} does not finish to write back", subject.name());
         // The guest waits, so that asking does not cost it more than what it is asked about.
         lab.vm.sh("sleep 0.3").ok();
     }

@@ -14,7 +14,7 @@ pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let (cache, backing) = lab.fresh(Cache::Ssd, Backing::Hdd);
     let running = subject.start(&mut lab.vm, &cache, &backing);
     running.cache_everything(&mut lab.vm);
-    running.keep_dirty(&mut lab.vm);
+    running.disable_writeback(&mut lab.vm);
     let fill = "--rw=randwrite --bs=64k --iodepth=4 --size=200M";
     fio::run(&mut lab.vm, &running.device, None, fill, false);
     let seconds = lab.seconds(SECONDS);

@@ -15,7 +15,7 @@ pub const NBDKIT: &str = "nbdkit memory";
 /// # Panics
 /// If the script fails.
 pub fn run(results: &mut Results) {
-    let seconds = (SECONDS / results.hurry).max(1);
+    let seconds = (SECONDS / results.shorten_by).max(1);
     let arguments = [seconds, ROUNDS].map(|n| n.to_string());
     let said = Command::new("scripts/bench-nbd").args(arguments).env("UBCACHE", beside("ubcache")).output();
     let said = said.unwrap_or_else(|e| panic!("scripts/bench-nbd: {e}"));

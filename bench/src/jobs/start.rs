@@ -18,8 +18,8 @@ const MANY: u32 = 1_000_000;
 pub fn run(lab: &mut Lab, subject: Subject, results: &mut Results) {
     let (cache, backing) = lab.fresh(Cache::Ram, Backing::Fast);
     let running = subject.start(&mut lab.vm, &cache, &backing);
-    running.keep_dirty(&mut lab.vm);
-    let blocks = lab.hurried(BLOCKS);
+    running.disable_writeback(&mut lab.vm);
+    let blocks = lab.shortened(BLOCKS);
     let options =
         format!("--rw=randwrite --bs=4k --iodepth=16 --size=900M --number_ios={blocks} --end_fsync=1");
     fio::run(&mut lab.vm, &running.device, None, &options, false);

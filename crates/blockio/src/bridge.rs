@@ -24,10 +24,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The other side is gone; for a request that could not be sent, the request.
+/// The other side was dropped; for a request that could not be sent, the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the other side is gone")]
-pub struct Gone<T = ()>(pub T);
+#[error("the other side of the channel was dropped")]
+pub struct Disconnected<T = ()>(pub T);
 
 /// Why [`RemoteSender::try_send`] gave a request back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -35,16 +35,16 @@ pub enum TrySendError<T> {
     /// The queue is full.
     #[error("the queue is full")]
     Full(T),
-    /// The receiver is gone.
-    #[error("the other side is gone")]
-    Gone(T),
+    /// The receiver was dropped.
+    #[error("the other side of the channel was dropped")]
+    Disconnected(T),
 }
 
 struct Queue<T> {
     items: VecDeque<T>,
     capacity: usize,
     senders: usize,
-    receiver_gone: bool,
+    receiver_dropped: bool,
     waker: Option<Waker>,
 }
 
@@ -69,7 +69,7 @@ pub fn channel<T: Send>(capacity: usize) -> (RemoteSender<T>, RemoteReceiver<T>)
         items: VecDeque::new(),
         capacity: capacity.max(1),
         senders: 1,
-        receiver_gone: false,
+        receiver_dropped: false,
         waker: None,
     };
     let channel = Arc::new(Channel { queue: Mutex::new(queue), room: Condvar::new() });
@@ -81,13 +81,13 @@ impl<T: Send> RemoteSender<T> {
     ///
     /// # Errors
     /// Gives the item back if the receiver is gone.
-    pub fn send(&self, item: T) -> Result<(), Gone<T>> {
+    pub fn send(&self, item: T) -> Result<(), Disconnected<T>> {
         let mut queue = lock(&self.channel.queue);
-        while queue.items.len() >= queue.capacity && !queue.receiver_gone {
+        while queue.items.len() >= queue.capacity && !queue.receiver_dropped {
             queue = self.channel.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        if queue.receiver_gone {
-            return Err(Gone(item));
+        if queue.receiver_dropped {
+            return Err(Disconnected(item));
         }
         Self::push(queue, item);
         Ok(())
@@ -99,8 +99,8 @@ impl<T: Send> RemoteSender<T> {
     /// Gives the item back if there is none, or the receiver is gone.
     pub fn try_send(&self, item: T) -> Result<(), TrySendError<T>> {
         let queue = lock(&self.channel.queue);
-        if queue.receiver_gone {
-            return Err(TrySendError::Gone(item));
+        if queue.receiver_dropped {
+            return Err(TrySendError::Disconnected(item));
         }
         if queue.items.len() >= queue.capacity {
             return Err(TrySendError::Full(item));
@@ -122,9 +122,9 @@ impl<T: Send> RemoteSender<T> {
     ///
     /// # Errors
     /// If the receiver is gone, or dropped the request unanswered.
-    pub fn call<A: Send>(&self, make: impl FnOnce(Reply<A>) -> T) -> Result<A, Gone> {
+    pub fn call<A: Send>(&self, make: impl FnOnce(Reply<A>) -> T) -> Result<A, Disconnected> {
         let (reply, answer) = oneshot();
-        self.send(make(reply)).map_err(|Gone(_)| Gone(()))?;
+        self.send(make(reply)).map_err(|Disconnected(_)| Disconnected(()))?;
         answer.wait()
     }
 }
@@ -180,7 +180,7 @@ impl<T> RemoteReceiver<T> {
 impl<T> Drop for RemoteReceiver<T> {
     fn drop(&mut self) {
         let mut queue = lock(&self.channel.queue);
-        queue.receiver_gone = true;
+        queue.receiver_dropped = true;
         let items = std::mem::take(&mut queue.items);
         drop(queue);
         self.channel.room.notify_all();
@@ -190,7 +190,7 @@ impl<T> Drop for RemoteReceiver<T> {
 
 struct Once<T> {
     value: Option<T>,
-    reply_gone: bool,
+    reply_dropped: bool,
     waker: Option<Waker>,
 }
 
@@ -213,7 +213,7 @@ pub struct Answer<T> {
 
 /// A value that goes from one place to another once, between any two threads.
 pub fn oneshot<T: Send>() -> (Reply<T>, Answer<T>) {
-    let state = Once { value: None, reply_gone: false, waker: None };
+    let state = Once { value: None, reply_dropped: false, waker: None };
     let cell = Arc::new(OnceCell { state: Mutex::new(state), there: Condvar::new() });
     (Reply { cell: cell.clone() }, Answer { cell })
 }
@@ -229,7 +229,7 @@ impl<T> Reply<T> {
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.cell.state);
-        state.reply_gone = true;
+        state.reply_dropped = true;
         let waker = state.waker.take();
         drop(state);
         self.cell.there.notify_all();
@@ -244,14 +244,14 @@ impl<T> Answer<T> {
     ///
     /// # Errors
     /// If the other side went away without answering.
-    pub fn wait(self) -> Result<T, Gone> {
+    pub fn wait(self) -> Result<T, Disconnected> {
         let mut state = lock(&self.cell.state);
         loop {
             if let Some(value) = state.value.take() {
                 return Ok(value);
             }
-            if state.reply_gone {
-                return Err(Gone(()));
+            if state.reply_dropped {
+                return Err(Disconnected(()));
             }
             state = self.cell.there.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -259,15 +259,15 @@ impl<T> Answer<T> {
 }
 
 impl<T> Future for Answer<T> {
-    type Output = Result<T, Gone>;
+    type Output = Result<T, Disconnected>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = lock(&self.cell.state);
         if let Some(value) = state.value.take() {
             return Poll::Ready(Ok(value));
         }
-        if state.reply_gone {
-            return Poll::Ready(Err(Gone(())));
+        if state.reply_dropped {
+            return Poll::Ready(Err(Disconnected(())));
         }
         let old = state.waker.replace(cx.waker().clone());
         drop(state);

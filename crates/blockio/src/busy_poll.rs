@@ -1,16 +1,15 @@
-//! Whether a driver without work looks for some on its own for a moment before it sleeps.
+//! The poll predictor: decides whether an idle driver polls for completions before it sleeps, and for how long.
 //!
-//! To sleep and to be woken costs a thread a few microseconds, in a virtual machine without hardware support a hundred: for
-//! a client that sends one request at a time that is a good part of each of them. Looking again and again instead costs
-//! the processor. Both are bounded here: a driver looks for at most a few times as long as waking a thread takes on this
-//! machine (measured once a process), so it never wastes more than a small multiple of what sleeping would have cost, and a
-//! client that is woken by an answer and sends its next request at once is still met awake. How many times is chosen by the
-//! waits seen: those that a longer look would have met, against those that it would have been wasted on; one that waits for a
-//! disk sleeps at once. (Polling for a while before one sleeps, adapted to what was seen, is what hypervisors do with halted
-//! processors.)
+//! To sleep and to be woken costs a thread a few microseconds, and about 100 us in a virtual machine without hardware
+//! support. For a client that sends one request at a time, this is a large part of each request. Polling costs processor
+//! time instead. The predictor bounds both: a poll window is a small multiple of the time that waking a thread takes on
+//! this machine, which is measured once a process. A client that is woken by an answer and sends its next request at once
+//! finds the driver awake. The predictor selects the window that would have saved the most on recent waits: the waits that
+//! end within the window count for it, the others against it. A driver that waits for a disk sleeps at once. Hypervisors
+//! poll in the same way before they halt a virtual processor.
 //!
-//! Owns the measure of waking and the estimates of waits. *Invariants:* no look is longer than the limit; who was put off
-//! the processor while looking leaves it to others for a while. Must not know what is waited for.
+//! Owns the measured wake-up time and the estimates of waits. *Invariants:* no poll is longer than the limit; a driver whose
+//! poll was interrupted by another thread does not poll for the next waits. Must not know what is waited for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,21 +20,21 @@ use std::time::{Duration, Instant};
 use ::io::Nanos;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Whether drivers look for work before they sleep, and for how long.
+/// Whether drivers poll for work before they sleep, and for how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BusyPoll {
-    /// They sleep at once.
+    /// Drivers sleep at once.
     Never,
-    /// For a few times the time that waking a thread takes, and not on a machine with one processor.
+    /// Drivers poll for a few times the time that waking a thread takes; on a machine with one processor they do not poll.
     Auto,
-    /// For at most so long.
+    /// Drivers poll for at most this time.
     UpTo(Nanos),
 }
 
-/// For the log.
-impl fmt::Display for Patience {
+/// The limit of a poll, for the log.
+impl fmt::Display for PollPredictor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let most = self.looks.iter().map(|l| l.window.0).max().unwrap_or(0);
+        let most = self.windows.iter().map(|l| l.window.0).max().unwrap_or(0);
         write!(f, "which is polled for up to {} us before a sleep", most.div_ceil(1000))
     }
 }
@@ -57,117 +56,117 @@ impl FromStr for BusyPoll {
     }
 }
 
-/// Longest look that can be asked for, in microseconds.
+/// Longest poll that can be configured, in microseconds.
 const MOST_US: u64 = 10_000;
-/// Longest look that is chosen automatically: a machine where waking takes longer has other troubles.
+/// Longest poll that is selected automatically.
 const AUTO_MOST: Nanos = Nanos(1_000_000);
-/// An automatic look is as long as one of these numbers of wake-ups: that of the client by the answer, and what it does until
-/// its next request is here. With four, a client at depth 1 was mostly not met awake; twelve are for devices that answer
-/// that late (decision 019).
+/// Lengths of automatic polls, as multiples of the wake-up time. A poll covers the wake-up of the client by the answer and its
+/// work until the next request arrives. At four times, most requests of a client at queue depth 1 arrive after the poll; twelve
+/// times are for devices that answer late (decision 019).
 const WAKES: [u64; 3] = [3, 6, 12];
-/// Each wait counts this much in the estimate of how many are short: 1 / 16.
+/// Weight of one wait in the estimate of the share of short waits: 1 / 16, as a shift.
 const WEIGHT_SHIFT: u32 = 4;
-/// The estimate, when all of the last waits were short.
+/// The estimate when all recent waits were short.
 const ALL: u64 = 1 << 16;
-/// A look during which so much time passed between two glances was interrupted by others who want the processor.
+/// A poll with so much time between two checks was interrupted by another thread that needs the processor.
 const INTERRUPTED: Nanos = Nanos(1_000_000);
-/// So many waits are not polled after that.
+/// Number of waits without a poll after an interrupted one.
 const LEAVE_ALONE: u32 = 64;
 
-/// Decides for one driver; see the module head.
+/// The poll predictor of one driver.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    /// What can be chosen, the shortest first; nothing means never.
-    looks: Vec<Look>,
-    /// What a wake-up takes.
+pub(crate) struct PollPredictor {
+    /// The windows to select from, the shortest first; empty if the driver never polls.
+    windows: Vec<PollWindow>,
+    /// Time that a wake-up takes.
     wake: Nanos,
     leave_alone: u32,
 }
 
-/// A look of some length.
+/// A possible length of a poll, with its estimate.
 #[derive(Debug)]
-struct Look {
+struct PollWindow {
     window: Nanos,
     /// Share of recent waits that ended within the window, of [`ALL`].
     short: u64,
 }
 
-impl Look {
-    /// What looks of this length would have saved on recent waits, less what they would have wasted, if that is not less
-    /// than nothing.
+impl PollWindow {
+    /// Time that polls of this length would have saved on recent waits, less the time that they would have wasted; `None` if
+    /// they would have wasted more.
     fn saves(&self, wake: Nanos) -> Option<u64> {
         (self.short * wake.0).checked_sub((ALL - self.short) * self.window.0)
     }
 }
 
-impl Patience {
-    pub(crate) fn new(wanted: BusyPoll) -> Patience {
+impl PollPredictor {
+    pub(crate) fn new(wanted: BusyPoll) -> PollPredictor {
         match wanted {
-            BusyPoll::Never => Patience::of(&[], Nanos(0)),
-            BusyPoll::UpTo(most) => Patience::of(&[most], most),
+            BusyPoll::Never => PollPredictor::of(&[], Nanos(0)),
+            BusyPoll::UpTo(most) => PollPredictor::of(&[most], most),
             BusyPoll::Auto => match wake_cost() {
-                Some(wake) => Patience::of(&WAKES.map(|n| AUTO_MOST.min(Nanos(n * wake.0))), wake),
-                None => Patience::of(&[], Nanos(0)),
+                Some(wake) => PollPredictor::of(&WAKES.map(|n| AUTO_MOST.min(Nanos(n * wake.0))), wake),
+                None => PollPredictor::of(&[], Nanos(0)),
             },
         }
     }
 
-    fn of(windows: &[Nanos], wake: Nanos) -> Patience {
-        let looks = windows.iter().map(|window| Look { window: *window, short: 0 }).collect();
-        Patience { looks, wake, leave_alone: 0 }
+    fn of(windows: &[Nanos], wake: Nanos) -> PollPredictor {
+        let windows = windows.iter().map(|window| PollWindow { window: *window, short: 0 }).collect();
+        PollPredictor { windows, wake, leave_alone: 0 }
     }
 
-    /// Whether waits are of interest at all.
+    /// Whether the driver polls at all.
     pub(crate) fn is_on(&self) -> bool {
-        !self.looks.is_empty()
+        !self.windows.is_empty()
     }
 
-    /// How long to look before sleeping, if that is expected to save more than it wastes.
+    /// How long to poll before the next sleep; `None` if a poll is expected to waste more than it saves.
     pub(crate) fn window(&mut self) -> Option<Nanos> {
         if self.leave_alone > 0 {
             self.leave_alone -= 1;
             return None;
         }
-        let worth = self.looks.iter().filter_map(|l| Some((l.saves(self.wake)?, l.window)));
+        let worth = self.windows.iter().filter_map(|l| Some((l.saves(self.wake)?, l.window)));
         // Of equals the shortest.
         worth.rev().max_by_key(|(saves, _)| *saves).map(|(_, window)| window)
     }
 
-    /// A wait took so long, with the wake-up if it `slept`.
+    /// Records a wait of length `time`, which includes the wake-up if the driver `slept`.
     pub(crate) fn waited(&mut self, time: Nanos, slept: bool) {
-        for look in &mut self.looks {
-            let limit = if slept { Nanos(look.window.0 + self.wake.0) } else { look.window };
-            let seen = if time <= limit { ALL } else { 0 };
-            look.short = look.short - (look.short >> WEIGHT_SHIFT) + (seen >> WEIGHT_SHIFT);
+        for w in &mut self.windows {
+            let limit = if slept { Nanos(w.window.0 + self.wake.0) } else { w.window };
+            let sample = if time <= limit { ALL } else { 0 };
+            w.short = w.short - (w.short >> WEIGHT_SHIFT) + (sample >> WEIGHT_SHIFT);
         }
     }
 
-    /// Between two glances so much time passed.
-    pub(crate) fn glanced(&mut self, apart: Nanos) {
+    /// Records the time between two checks of a poll.
+    pub(crate) fn checked(&mut self, apart: Nanos) {
         if apart > INTERRUPTED {
             self.leave_alone = LEAVE_ALONE;
         }
     }
 }
 
-/// What it takes to wake a thread that sleeps, measured once; `None` where there is one processor alone, and nobody could
-/// bring work to a thread that keeps it.
+/// Time that waking a thread takes, measured once; `None` on a machine with one processor, where no other thread could
+/// bring work during a poll.
 fn wake_cost() -> Option<Nanos> {
     static COST: OnceLock<Option<Nanos>> = OnceLock::new();
     *COST.get_or_init(measure)
 }
 
-/// From the call that wakes a thread on another processor until it runs, the lower quartile of some (the others may have had
-/// to wait until somebody else was done). Before each the processor had nothing to do for a moment: one that was just busy is
-/// mostly kept awake for a while (hypervisors wait up to 200 us before they halt one, `halt_poll_ns`). Much longer, and it could
-/// fall into states of sleep that nothing under load knows.
+/// Measures the time from the call that wakes a thread on another processor until it runs: the lower quartile of some rounds,
+/// because another thread may have delayed the rest. The other processor is idle for a moment before each round: a hypervisor
+/// does not halt a processor that was just busy for up to 200 us (`halt_poll_ns`). A longer pause could lead to deeper sleep
+/// states than those under load.
 fn measure() -> Option<Nanos> {
     const ROUNDS: usize = 15;
     const IDLE: Duration = Duration::from_micros(400);
     let [here, elsewhere] = two_processors()?;
     let (calls, called) = mpsc::channel::<Instant>();
-    // Both stay where they are: on one processor a hand-over is a switch between threads, and the scheduler likes to
-    // bring together who wakes each other.
+    // Each thread is bound to its processor: the scheduler tends to put threads that wake each other on one processor, where a
+    // wake-up is only a switch between threads.
     let caller = on(here, move || {
         for _ in 0..ROUNDS {
             thread::sleep(IDLE);
@@ -189,7 +188,7 @@ fn on<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<thread::JoinHandle<T>> {
     let stay = move || {
-        // Where it is refused, the measure is as good as it can be.
+        // Without the binding the measurement is less exact.
         let _ = sched_setaffinity(None, &cpu);
         work()
     };
@@ -213,8 +212,8 @@ mod tests {
 
     const US: u64 = 1000;
 
-    fn patience() -> Patience {
-        Patience::of(&[Nanos(10 * US)], Nanos(5 * US))
+    fn predictor() -> PollPredictor {
+        PollPredictor::of(&[Nanos(10 * US)], Nanos(5 * US))
     }
 
     #[test]
@@ -244,7 +243,7 @@ mod tests {
 
     #[test]
     fn without_short_waits_it_sleeps() {
-        let mut p = patience();
+        let mut p = predictor();
         for _ in 0..100 {
             assert_eq!(p.window(), None);
             p.waited(Nanos(100 * US), true);
@@ -253,7 +252,7 @@ mod tests {
 
     #[test]
     fn short_waits_are_polled_until_they_become_long() {
-        let mut p = patience();
+        let mut p = predictor();
         for _ in 0..40 {
             p.waited(Nanos(14 * US), true);
         }
@@ -270,7 +269,7 @@ mod tests {
     #[test]
     fn what_it_wastes_is_less_than_what_it_saves() {
         for (short_of_ten, expected) in [(2, false), (5, false), (8, true), (10, true)] {
-            let (mut p, mut polled) = (patience(), 0);
+            let (mut p, mut polled) = (predictor(), 0);
             for n in 0..1000 {
                 polled += u32::from(p.window().is_some());
                 p.waited(Nanos(if n % 10 < short_of_ten { US } else { 1000 * US }), false);
@@ -283,7 +282,7 @@ mod tests {
     /// one wait in five is much longer than all of them, the long look is not worth what it wastes then.
     #[test]
     fn the_length_follows_the_waits() {
-        let mut p = Patience::of(&[3, 6, 12].map(|n| Nanos(n * 5 * US)), Nanos(5 * US));
+        let mut p = PollPredictor::of(&[3, 6, 12].map(|n| Nanos(n * 5 * US)), Nanos(5 * US));
         for (wait_us, one_in_five_us, expected_us) in [
             (40, 40, Some(60)),
             (10, 10, Some(15)),
@@ -302,14 +301,14 @@ mod tests {
 
     #[test]
     fn who_was_interrupted_leaves_the_processor_to_others() {
-        let mut p = patience();
+        let mut p = predictor();
         for _ in 0..40 {
             p.waited(Nanos(US), false);
         }
         assert!(p.window().is_some());
-        p.glanced(Nanos(100));
+        p.checked(Nanos(100));
         assert!(p.window().is_some());
-        p.glanced(Nanos(4_000_000));
+        p.checked(Nanos(4_000_000));
         let asleep = (0..200).filter(|_| p.window().is_none()).count();
         assert_eq!(asleep, 64);
     }
@@ -328,7 +327,7 @@ mod tests {
 
     #[test]
     fn never_is_never() {
-        let mut p = Patience::new(BusyPoll::Never);
+        let mut p = PollPredictor::new(BusyPoll::Never);
         for _ in 0..40 {
             p.waited(Nanos(0), false);
             assert_eq!(p.window(), None);

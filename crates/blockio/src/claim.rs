@@ -136,7 +136,7 @@ pub(crate) struct Opened {
 
 pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenError> {
     let system = |action| move |source| OpenError::System { path: path.to_path_buf(), action, source };
-    let meta = std::fs::metadata(path).map_err(system("cannot be looked at"))?;
+    let meta = std::fs::metadata(path).map_err(system("cannot be examined"))?;
     let kind = meta.file_type();
     let is_block = kind.is_block_device();
     if !is_block && !kind.is_file() {
@@ -156,17 +156,17 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     let name: Arc<str> = path.display().to_string().into();
     let mut notes = Vec::new();
     if direct_refused {
-        notes.push("direct I/O is not supported here: goes through the page cache".to_string());
+        notes.push("direct I/O is not supported here: I/O goes through the page cache".to_string());
     }
     let direct = !options.buffered && !direct_refused;
     let alignment = if direct { info::direct_alignment(file.as_fd()) } else { None };
     let memory_align_bytes = alignment.map_or(512, |(memory, _)| memory.max(1) as usize);
     let mut info = if is_block {
         info::of_block_device(file.as_fd(), meta.rdev(), name)
-            .map_err(|e| system("its size cannot be had")(e.into()))?
+            .map_err(|e| system("its size cannot be read")(e.into()))?
     } else {
         // The size is taken from the open file: the path may name another one by now.
-        let bytes = file.metadata().map_err(system("its size cannot be had"))?.len();
+        let bytes = file.metadata().map_err(system("its size cannot be read"))?.len();
         let smallest = alignment.map_or(512, |(_, offset)| offset.max(512));
         info::of_file(file.as_fd(), bytes, meta.dev(), smallest, !read_only, name)
     };

@@ -57,9 +57,8 @@ impl CrashLogFile {
     pub fn open(path: &Path, incarnation: &str) -> io::Result<CrashLogFile> {
         if incarnation.len() > INCARNATION_BYTES {
             let found = incarnation.len();
-            let what = format!(
-                "the device is on too many others: expected {INCARNATION_BYTES} bytes, found {found}"
-            );
+            let what =
+                format!("too many devices below this one: expected {INCARNATION_BYTES} bytes, found {found}");
             return Err(io::Error::other(what));
         }
         let file = File::options()
@@ -73,7 +72,7 @@ impl CrashLogFile {
         if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS_MAGIC {
             drop(file);
             let _ = std::fs::remove_file(path);
-            return Err(io::Error::other("not in a file system that is memory (tmpfs)"));
+            return Err(io::Error::other("expected a file system in memory (tmpfs)"));
         }
         lock(&file)?;
         let len = (WORDS * 8) as u64;

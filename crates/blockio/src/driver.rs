@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Waker};
 use ::io::{Clock, Fifo, Handle, Nanos, Runtime};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::busy_poll::{BusyPoll, Patience};
+use crate::busy_poll::{BusyPoll, PollPredictor};
 use crate::reactor::Reactor;
 use crate::uring::Uring;
 use crate::wake::Wake;
@@ -119,9 +119,9 @@ impl Driver {
         let runtime = Runtime::new(Rc::new(SystemClock), options.seed);
         runtime.set_unpark(wake.clone());
         let pool = runtime.handle().pool().clone();
-        let patience = Patience::new(if uring.is_some() { options.busy_poll } else { BusyPoll::Never });
-        let note = if patience.is_on() { format!("{note}, {patience}") } else { note };
-        let reactor = Reactor::new(uring, wake, options.max_threads, pool, patience);
+        let predictor = PollPredictor::new(if uring.is_some() { options.busy_poll } else { BusyPoll::Never });
+        let note = if predictor.is_on() { format!("{note}, {predictor}") } else { note };
+        let reactor = Reactor::new(uring, wake, options.max_threads, pool, predictor);
         Ok(Driver { runtime, reactor, running: Cell::new(false), note })
     }
 

@@ -265,7 +265,7 @@ impl DeviceOp {
             errno: None,
         };
         let ops = gathered.drain().map(alone).collect();
-        file.gathers.keep(gathered);
+        file.gathers.put_back(gathered);
         ops
     }
 
@@ -434,7 +434,7 @@ impl DeviceOp {
             };
             completer.complete(result, request.buffer);
         }
-        file.gathers.keep(gathered);
+        file.gathers.put_back(gathered);
     }
 }
 

@@ -83,8 +83,8 @@ impl Spare {
         self.0.borrow_mut().pop().unwrap_or_else(Gathered::new)
     }
 
-    /// Keeps an empty list for later.
-    pub(crate) fn keep(&self, gathered: Box<Gathered>) {
+    /// Takes back an empty list, for the next operation.
+    pub(crate) fn put_back(&self, gathered: Box<Gathered>) {
         let mut spares = self.0.borrow_mut();
         if spares.len() < SPARES {
             spares.push(gathered);

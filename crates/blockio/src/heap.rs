@@ -22,10 +22,10 @@ const STACK_BYTES: usize = 256 << 10;
 /// How much a helper thread touches, which makes system calls only.
 const HELPER_STACK_BYTES: usize = 16 << 10;
 
-/// From now on memory that is freed stays with the process, and all threads that have not allocated yet share one heap: to be
-/// called before there are other threads. Returns whether the allocator can do that: the one of glibc can.
-pub fn keep_freed_memory() -> bool {
-    settings::keep_freed_memory()
+/// Makes the process retain freed memory, and all threads that have not allocated yet share one heap. The caller calls it
+/// before it starts other threads. Returns whether the allocator supports this, as glibc's does.
+pub fn retain_freed_memory() -> bool {
+    settings::retain_freed_memory()
 }
 
 #[cfg(target_env = "gnu")]
@@ -37,7 +37,7 @@ mod settings {
     const LARGEST_ON_HEAP_BYTES: libc::c_int = 32 << 20;
     const NEVER: libc::c_int = -1;
 
-    pub(super) fn keep_freed_memory() -> bool {
+    pub(super) fn retain_freed_memory() -> bool {
         // A value that is set also ends the adjustment of both thresholds, by which glibc gives large memory back.
         set(libc::M_TRIM_THRESHOLD, NEVER)
             && set(libc::M_MMAP_THRESHOLD, LARGEST_ON_HEAP_BYTES)
@@ -67,7 +67,7 @@ mod settings {
 mod settings {
     use std::ops::Range;
 
-    pub(super) fn keep_freed_memory() -> bool {
+    pub(super) fn retain_freed_memory() -> bool {
         false
     }
 
@@ -98,7 +98,7 @@ pub(crate) fn grow(free_end: &Range<usize>) -> Option<Vec<u8>> {
     touched(free_end.len() + PAGE_BYTES)
 }
 
-/// Sees to it that so much memory of the heap is free and resident, after [`keep_freed_memory`]. Returns how many bytes could
+/// Sees to it that so much memory of the heap is free and resident, after [`retain_freed_memory`]. Returns how many bytes could
 /// be had: fewer, if the system refuses more.
 pub fn reserve(bytes: usize) -> usize {
     let mut pieces: Vec<Vec<u8>> = Vec::new();

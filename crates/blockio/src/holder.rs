@@ -151,7 +151,7 @@ pub(crate) fn loop_device_on(path: &Path, meta: &fs::Metadata) -> Option<String>
         let backing = Path::new(backing.trim_end_matches('\n'));
         let same = backing == path
             || fs::metadata(backing).is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
-        same.then(|| format!("/dev/{}, which stands on it", entry.file_name().to_string_lossy()))
+        same.then(|| format!("/dev/{}, which is built on it", entry.file_name().to_string_lossy()))
     })
 }
 

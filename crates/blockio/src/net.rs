@@ -466,7 +466,7 @@ impl Connection {
         let kind = SocketKind::Send { message, block: self.reactor.take_block() };
         match SocketFuture::start(&self.reactor, &self.socket, kind).await {
             (SocketKind::Send { message, block }, outcome) => {
-                self.reactor.keep_block(block);
+                self.reactor.recycle_block(block);
                 (message, outcome.map(drop))
             }
             _ => unreachable!("a send stays one"),
@@ -515,13 +515,13 @@ impl Connection {
     ///
     /// # Errors
     /// `NotConnected` if the peer is gone already.
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        let how = match how {
+    pub fn shutdown(&self, direction: Shutdown) -> io::Result<()> {
+        let direction = match direction {
             Shutdown::Read => rustix::net::Shutdown::Read,
             Shutdown::Write => rustix::net::Shutdown::Write,
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
-        Ok(rustix::net::shutdown(&*self.socket, how)?)
+        Ok(rustix::net::shutdown(&*self.socket, direction)?)
     }
 }
 

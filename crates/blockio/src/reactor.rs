@@ -19,7 +19,7 @@ use std::task::Waker;
 
 use ::io::{Clock, Nanos};
 
-use crate::busy_poll::Patience;
+use crate::busy_poll::PollPredictor;
 use crate::cmd::Cmd;
 use crate::command::CommandOp;
 use crate::driver::SystemClock;
@@ -104,7 +104,7 @@ struct Shared {
     wake: Arc<Wake>,
     is_uring: bool,
     counts: Cell<ReactorCounts>,
-    patience: RefCell<Patience>,
+    predictor: RefCell<PollPredictor>,
     /// Blocks of ended sends, for the next ones.
     #[allow(clippy::vec_box, reason = "the kernel knows the block's address while it is in use")]
     spare_blocks: RefCell<Vec<Box<MsgBlock>>>,
@@ -125,7 +125,7 @@ impl Reactor {
         wake: Arc<Wake>,
         max_threads: usize,
         pool: ::io::BufferPool,
-        patience: Patience,
+        predictor: PollPredictor,
     ) -> Reactor {
         let is_uring = uring.is_some();
         let numbers = Numbers::new(uring.as_ref());
@@ -149,7 +149,7 @@ impl Reactor {
                 wake,
                 is_uring,
                 counts: Cell::default(),
-                patience: RefCell::new(patience),
+                predictor: RefCell::new(predictor),
                 spare_blocks: RefCell::default(),
                 pool,
                 numbers,
@@ -284,8 +284,8 @@ impl Reactor {
         self.shared.spare_blocks.borrow_mut().pop().unwrap_or_else(MsgBlock::new)
     }
 
-    /// Keeps the block of a send that has ended.
-    pub(crate) fn keep_block(&self, block: Box<MsgBlock>) {
+    /// Takes back the block of a send that has ended, for the next one.
+    pub(crate) fn recycle_block(&self, block: Box<MsgBlock>) {
         let mut spare = self.shared.spare_blocks.borrow_mut();
         if spare.len() < SPARE_BLOCKS {
             spare.push(block);
@@ -391,28 +391,28 @@ impl Reactor {
         self.take_in()
     }
 
-    /// Looks for a completion for a while, if that pays, and sleeps until there is one.
+    /// Polls for a completion if the predictor advises it, then sleeps until there is one.
     fn wait_on_ring(&self, u: &mut Uring) {
-        let patience = &mut *self.shared.patience.borrow_mut();
-        if !patience.is_on() {
+        let predictor = &mut *self.shared.predictor.borrow_mut();
+        if !predictor.is_on() {
             self.count(|c| c.kernel_calls += 1);
             return u.wait();
         }
         let began = SystemClock.now();
-        if let Some(window) = patience.window()
-            && self.look(u, patience, began, window)
+        if let Some(window) = predictor.window()
+            && self.poll(u, predictor, began, window)
         {
             self.count(|c| c.found += 1);
-            return patience.waited(SystemClock.now().since(began), false);
+            return predictor.waited(SystemClock.now().since(began), false);
         }
         self.count(|c| c.kernel_calls += 1);
         u.wait();
-        patience.waited(SystemClock.now().since(began), true);
+        predictor.waited(SystemClock.now().since(began), true);
     }
 
-    /// Submits what is queued and looks for a completion without sleeping; whether there is one. Whoever else wants this
-    /// processor gets it between two glances: the client that is waited for may be one of them (decision 019).
-    fn look(&self, u: &mut Uring, patience: &mut Patience, began: Nanos, window: Nanos) -> bool {
+    /// Submits what is queued and polls for a completion until `window` has passed. Returns whether there is one. Other
+    /// threads get the processor between two checks: the client whose request is awaited may be one of them (decision 019).
+    fn poll(&self, u: &mut Uring, predictor: &mut PollPredictor, began: Nanos, window: Nanos) -> bool {
         self.count(|c| c.looks += 1);
         let mut now = began;
         while now.since(began) < window {
@@ -426,7 +426,7 @@ impl Reactor {
             }
             std::thread::yield_now();
             let then = std::mem::replace(&mut now, SystemClock.now());
-            patience.glanced(now.since(then));
+            predictor.checked(now.since(then));
         }
         false
     }

@@ -64,7 +64,7 @@ pub struct Refill {
 }
 
 impl Refill {
-    /// Starts the thread, which does nothing yet: to be called after [`heap::keep_freed_memory`], by a thread that is not
+    /// Starts the thread, which does nothing yet: to be called after [`heap::retain_freed_memory`], by a thread that is not
     /// marked as a flusher.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ pub enum Signal {
 #[derive(Default)]
 struct State {
     /// Every signal since the handlers were installed. They are few.
-    seen: Vec<Signal>,
+    received: Vec<Signal>,
     waiting: Vec<Waker>,
 }
 
@@ -77,7 +77,7 @@ fn install() -> io::Result<Arc<Hub>> {
                 _ => Signal::Terminate,
             };
             let mut state = lock(&theirs);
-            state.seen.push(signal);
+            state.received.push(signal);
             let waiting = std::mem::take(&mut state.waiting);
             drop(state);
             waiting.into_iter().for_each(Waker::wake);
@@ -115,7 +115,7 @@ impl Signals {
             .get_or_init(|| install().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)))
             .clone()
             .map_err(io::Error::from_raw_os_error)?;
-        let taken = lock(&hub).seen.len();
+        let taken = lock(&hub).received.len();
         Ok(Signals { hub, taken })
     }
 
@@ -123,7 +123,7 @@ impl Signals {
     pub async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             let mut state = lock(&self.hub);
-            if let Some(signal) = state.seen.get(self.taken).copied() {
+            if let Some(signal) = state.received.get(self.taken).copied() {
                 self.taken += 1;
                 return Poll::Ready(signal);
             }

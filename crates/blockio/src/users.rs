@@ -51,7 +51,7 @@ impl fmt::Display for User {
 /// All of them in a sentence.
 pub fn in_words(users: &[User]) -> String {
     if users.is_empty() {
-        return "the system does not say by whom".to_string();
+        return "the kernel does not report its users".to_string();
     }
     users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -16,7 +16,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-use bridge::{Gone, RemoteReceiver, Reply, TrySendError, channel, oneshot};
+use bridge::{Disconnected, RemoteReceiver, Reply, TrySendError, channel, oneshot};
 use loom::thread;
 
 struct Unpark(thread::Thread);
@@ -96,8 +96,8 @@ fn a_receiver_that_goes_ends_every_wait_for_room() {
             }
             drop(receiver);
             let sent = [first.join().unwrap(), second.join().unwrap()];
-            assert!(sent[0] == Ok(()) || sent[0] == Err(Gone(1)), "{sent:?}");
-            assert!(sent[1] == Ok(()) || sent[1] == Err(Gone(2)), "{sent:?}");
+            assert!(sent[0] == Ok(()) || sent[0] == Err(Disconnected(1)), "{sent:?}");
+            assert!(sent[1] == Ok(()) || sent[1] == Err(Disconnected(2)), "{sent:?}");
             let taken = sent.iter().filter(|s| s.is_ok()).count();
             assert!(taken <= usize::from(receives), "there was room for {}: {sent:?}", usize::from(receives));
         });
@@ -117,7 +117,7 @@ fn a_call_is_answered_or_told_that_the_task_is_gone() {
         reply.send(n + 10);
         // The second request finds the receiver gone, or is dropped with the queue.
         drop(receiver);
-        assert_eq!(caller.join().unwrap(), (Ok(11), Err(Gone(()))));
+        assert_eq!(caller.join().unwrap(), (Ok(11), Err(Disconnected(()))));
     });
 }
 
@@ -127,7 +127,7 @@ fn a_request_that_the_task_drops_unanswered_ends_its_call() {
         let (sender, mut receiver) = channel::<Reply<u8>>(1);
         let caller = thread::spawn(move || sender.call(|reply| reply));
         drop(block_on(receiver.recv()));
-        assert_eq!(caller.join().unwrap(), Err(Gone(())));
+        assert_eq!(caller.join().unwrap(), Err(Disconnected(())));
     });
 }
 
@@ -140,7 +140,7 @@ fn a_task_gets_the_answer_of_a_thread_or_sees_it_go() {
                 true => reply.send(7),
                 false => drop(reply),
             });
-            let expected = if answers { Ok(7) } else { Err(Gone(())) };
+            let expected = if answers { Ok(7) } else { Err(Disconnected(())) };
             assert_eq!(block_on(answer), expected);
             thread.join().unwrap();
         });

@@ -20,7 +20,7 @@ const WRITE: OpenOptions = OpenOptions {
     logical_block_bytes: None,
 };
 const READ: OpenOptions = OpenOptions { access: Access::ReadOnly, ..WRITE };
-const LOOK: OpenOptions = OpenOptions { claim: Claim::None, ..READ };
+const UNCLAIMED: OpenOptions = OpenOptions { claim: Claim::None, ..READ };
 
 fn driver() -> Driver {
     drivers().remove(0)
@@ -62,7 +62,7 @@ fn a_file_has_one_writer_or_many_readers() {
         let text = holder(&driver, &path, options);
         assert_eq!(text, format!("{}: in use by this process", path.display()));
     }
-    open(&driver, &path, &LOOK).unwrap();
+    open(&driver, &path, &UNCLAIMED).unwrap();
     drop(writer);
     let reader = open_again(&driver, &path, &READ);
     let another = open(&driver, &path, &READ).unwrap();
@@ -117,7 +117,7 @@ fn a_block_device_has_one_writer() {
         let text = holder(&driver, &device.path, options);
         assert!(text.ends_with(": in use by this process"), "{text}");
     }
-    open(&driver, &device.path, &LOOK).unwrap();
+    open(&driver, &device.path, &UNCLAIMED).unwrap();
     drop(writer);
     let reader = open_again(&driver, &device.path, &READ);
     open(&driver, &device.path, &READ).unwrap();
@@ -145,7 +145,7 @@ fn a_mounted_device_is_refused_and_its_mount_point_named() {
         return;
     }
     let text = std::panic::catch_unwind(|| holder(&self::driver(), &device.path, &WRITE));
-    let readable = open(&driver, &device.path, &LOOK).is_ok();
+    let readable = open(&driver, &device.path, &UNCLAIMED).is_ok();
     assert!(Command::new("umount").arg(&point).status().unwrap().success());
     let text = text.unwrap();
     assert!(text.ends_with(&format!("in use by a file system mounted on {}", point.display())), "{text}");
@@ -158,7 +158,7 @@ fn a_file_under_a_loop_device_is_refused() {
     let dir = common::dir();
     let Some(device) = LoopDevice::new(dir.path(), "disk", Sectors(8192), 512) else { return };
     let text = holder(&driver, &dir.path().join("disk"), &WRITE);
-    assert!(text.ends_with(&format!("in use by {}, which stands on it", device.path.display())), "{text}");
+    assert!(text.ends_with(&format!("in use by {}, which is built on it", device.path.display())), "{text}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn what_is_no_device_is_refused_by_name() {
     assert!(text(Path::new("/dev/null")).ends_with("found a character device"));
     let missing = dir.path().join("missing");
     let found = text(&missing);
-    assert!(found.starts_with(&format!("{}: cannot be looked at: ", missing.display())), "{found}");
+    assert!(found.starts_with(&format!("{}: cannot be examined: ", missing.display())), "{found}");
 }
 
 /// The real tools' marks, where they are installed.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use blockio::bridge::{Gone, TrySendError, channel, oneshot};
+use blockio::bridge::{Disconnected, TrySendError, channel, oneshot};
 use blockio::{Backend, BusyPoll, Driver, DriverOptions, FileDevice, OpenOptions};
 use common::{drivers, sparse_file};
 use format::{Sector, Sectors};
@@ -121,10 +121,10 @@ fn nobody_waits_for_a_side_that_is_gone() {
     let driver = drivers().remove(0);
     let (reply, answer) = oneshot::<u8>();
     drop(reply);
-    assert_eq!(answer.wait(), Err(Gone(())));
+    assert_eq!(answer.wait(), Err(Disconnected(())));
     let (reply, answer) = oneshot::<u8>();
     let t = thread::spawn(move || drop(reply));
-    assert_eq!(driver.block_on(answer), Err(Gone(())));
+    assert_eq!(driver.block_on(answer), Err(Disconnected(())));
     t.join().unwrap();
 
     let (sender, receiver) = channel::<u8>(1);
@@ -137,8 +137,8 @@ fn nobody_waits_for_a_side_that_is_gone() {
     drop(receiver);
     // Either it got its place before the receiver went, or it was told; but it came back.
     let _ = blocked.join().unwrap();
-    assert_eq!(sender.send(4), Err(Gone(4)));
-    assert_eq!(sender.try_send(4), Err(TrySendError::Gone(4)));
+    assert_eq!(sender.send(4), Err(Disconnected(4)));
+    assert_eq!(sender.try_send(4), Err(TrySendError::Disconnected(4)));
 
     // A request that is dropped with the queue answers its caller.
     let (sender, receiver) = channel::<blockio::bridge::Reply<u8>>(8);
@@ -148,7 +148,7 @@ fn nobody_waits_for_a_side_that_is_gone() {
         let request = receiver.recv().await.unwrap();
         drop(request);
     });
-    assert_eq!(caller.join().unwrap(), Err(Gone(())));
+    assert_eq!(caller.join().unwrap(), Err(Disconnected(())));
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn until_filled_up(refill: &Refill) {
 
 /// Much more is used than what is kept ahead, and each page is there before it is used.
 fn main() {
-    if !heap::keep_freed_memory() {
+    if !heap::retain_freed_memory() {
         return println!("NOT CHECKED: another C library than glibc");
     }
     let refill = Refill::start().expect("a thread");

@@ -1,11 +1,11 @@
-//! The thread of one set: driver, session, exports, and the orders it is given.
+//! The thread of one set: driver, session, exports, and its orders.
 //!
-//! Owns everything that must not leave that thread, and its end: whatever happens there, a panic too, the thread says how it
-//! ended, and no other thread ends with it. Orders come through a bounded queue; each is carried out beside the
-//! others, and answered. [`Worker`] is the thread from outside, with the deadlines of what it is asked. A backing device
-//! that cannot be served does not keep the others from being served.
+//! Owns all state that must not leave that thread, and its end: the thread reports how it ended, also after a panic, and no
+//! other thread ends with it. Orders come through a bounded queue; they are carried out concurrently and answered. [`Worker`]
+//! is the handle of the thread, with a deadline for each answer. A backing device that cannot be served does not prevent the
+//! others from being served.
 //!
-//! Must not know who gives orders.
+//! Must not know the senders of orders.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ pub(crate) struct Worker {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts a thread. The answer comes when the set is up, and every volume that could be served is.
+/// Starts a thread. The answer comes when the set and all volumes that can be served are ready.
 pub(crate) fn start(
     plan: Plan,
     shared: Arc<Shared>,
@@ -118,7 +118,7 @@ impl Worker {
                 TrySendError::Full(_) => {
                     format!("{}: too many commands are queued; try again later", self.plan.title())
                 }
-                TrySendError::Gone(_) => match self.phase() {
+                TrySendError::Disconnected(_) => match self.phase() {
                     Phase::Failed(why) => format!("{} has failed: {why}", self.plan.title()),
                     _ => format!("{} has stopped", self.plan.title()),
                 },
@@ -169,7 +169,7 @@ impl Worker {
         self.ask(ANSWER_WITHIN, |reply| Order::Create(sectors, label, reply)).await
     }
 
-    /// Who uses the block device of this volume, or that of any, in words.
+    /// The users of the block device of one volume, or of all, as text.
     pub(crate) async fn users(&self, of: Option<String>) -> Result<Option<String>, Failure> {
         self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
     }
@@ -228,7 +228,7 @@ impl Worker {
 
     /// Waits for the end of the thread; several callers may wait. Blocks, so it is not for the control thread.
     pub(crate) fn join(&self) {
-        // Held meanwhile: the next one to come has to wait as well.
+        // The lock is held meanwhile, so that the next caller waits as well.
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // It catches its panics itself.
@@ -265,7 +265,7 @@ fn run(
     let body = AssertUnwindSafe(|| serve(plan, shared, phase, orders, &mut ready));
     let end = match catch_unwind(body) {
         Ok(Ok(())) => Phase::Stopped,
-        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("for a reason in the messages before").to_owned()),
+        Ok(Err(e)) => Phase::Failed(e.message().unwrap_or("see the messages before").to_owned()),
         Err(panic) => Phase::Failed(format!(
             "internal error: {}; flushed data is safe, and its block devices wait until it is served again",
             words_of(&*panic)

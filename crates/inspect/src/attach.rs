@@ -1,4 +1,4 @@
-//! What a backing device has to do with a set.
+//! The attachment of a backing device to a set.
 //!
 //! Owns the decision whether a slot's extents belong to a backing device (step 4 of format section 10).
 
@@ -6,18 +6,19 @@ use format::{BackingState, BackingSuper, Inode};
 
 use crate::view::SetView;
 
-/// What a backing device has to do with a set.
+/// The attachment of a backing device to a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attachment {
     /// Attached: the extents of its slot are its data.
     Attached,
-    /// The set has a slot for it, but it was detached, or ran without its cache: what the slot holds
-    /// is out of date and must not be used.
+    /// The set has a slot for the device, but the device was detached or ran without its cache: the data of the slot is out of
+    /// date and must not be used.
     Invalid,
     /// Attached, and the cache device does not know its last registration: one of the two was restored from an older copy.
     /// The device has dirty data, and the extents of its slot are what this cache device has of it.
     OlderDirty,
-    /// The same of a device without dirty data: what the slot holds is out of date and must not be used.
+    /// The set has a slot for the device, which has no dirty data and ran without its cache: the data of the slot is out of
+    /// date and must not be used.
     OlderClean,
     /// It says that it is attached to this set, which has no slot for it: what the cache had is lost.
     NoSlot,

@@ -1,4 +1,4 @@
-//! What kind of device a source is: reading and checking superblocks.
+//! Reads and checks superblocks, which say what kind of device a source is.
 //!
 //! Owns the step from a source to a checked superblock, with findings that name device and sector.
 

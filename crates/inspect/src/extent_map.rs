@@ -1,8 +1,8 @@
-//! What keys say about ranges, after newer keys have cut older ones (format section 8.3, format section 9.4).
+//! The map of extents: ranges of keys, after newer keys have replaced parts of older ones (format section 8.3, format
+//! section 9.4).
 //!
-//! Owns the overlay rule: a key with size > 0 replaces whatever was said before about its range, whether
-//! it has a pointer or not and whether that is stale or not. Judging pointers is not done here, because
-//! generations are known only after the last key was read.
+//! Owns the overlay rule: a key with size > 0 replaces all older keys in its range, with or without a pointer, stale or not.
+//! Pointers are not judged here, because generations are known only after the last key was read.
 //!
 //! *Invariant:* pieces of one inode are disjoint and not empty; every insertion adds at most two pieces,
 //! so memory is linear in keys.

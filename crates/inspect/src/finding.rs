@@ -1,4 +1,4 @@
-//! What is wrong, where, and how much it matters.
+//! Findings: a violation with its place and severity.
 //!
 //! Owns [`Finding`] and the list of invariants (format section 11). Must not know how anything is
 //! checked. A finding always names device, place, expected and found, and prints as one line.

@@ -1,12 +1,12 @@
-//! Read-only view of a cache set: open it, check it, extract what it holds, show it.
+//! Read-only view of a cache set: open, check, extract and dump it.
 //!
-//! Judges what others wrote, so it shares no code with the engine except the parsers of `format`. It
-//! sees devices only through [`source::ReadAt`], which cannot write. Everything is synchronous.
+//! It judges what the engine and the kernel wrote, so it shares no code with the engine except the parsers of `format`. It
+//! reads devices only through [`source::ReadAt`], which cannot write. Everything is synchronous.
 //!
 //! *Invariant:* no contents of a device make it panic, loop, or use memory out of proportion to what is
 //! stored; damage becomes a [`Finding`] that names device, place, expected and found.
 //!
-//! *Not here:* repair, devices that are in use (what is seen then may be torn), the command line.
+//! *Not here:* repair, devices that are in use (their contents change during the read), the command line.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -1,4 +1,4 @@
-//! Where bytes come from: devices, image files, and slices in tests.
+//! Sources of bytes: devices, image files, and slices in tests.
 //!
 //! Owns [`ReadAt`], the only way by which this crate sees a device, and its implementations. There is no
 //! method that writes, and files are opened for reading only. Must not know any structure.

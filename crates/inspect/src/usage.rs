@@ -1,4 +1,4 @@
-//! What each bucket is used for.
+//! The use of each bucket.
 //!
 //! Owns the bucket usage table and the rules about it: one use per bucket (invariants 16 and 18), no
 //! cache sector shared (17), room to start (18a). Which bucket holds what is stored nowhere; it follows

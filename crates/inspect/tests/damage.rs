@@ -306,7 +306,7 @@ fn node_last_set_torn() {
     let last = e.view.nodes[0].sets.len() - 1;
     let at = e.set_byte(ROOT, last, 40);
     e.cache[at] ^= 1;
-    expect(&e, I::NodeReadable, Fatal, &["set 11", "an append that did not complete"]);
+    expect(&e, I::NodeReadable, Fatal, &["set 11", "an incomplete append"]);
     let view = SetView::open(&cache_source(&e.cache), Mode::BestEffort).unwrap();
     assert_eq!(view.nodes[0].sets.len(), last);
     assert!(view.assumptions[0].contains("the first 11 sets"), "{:?}", view.assumptions);
@@ -606,7 +606,7 @@ fn backing_states() {
     let state = |flags: u64, state: u64| (flags & !(3 << 61)) | (state << 61);
     let cases = [
         (1, Notice, "dirty, as slot 0 has 5997 dirty sectors"),
-        (0, Notice, "the slot is void"),
+        (0, Notice, "the slot is invalid"),
         (3, Notice, "found inconsistent"),
     ];
     for (to, severity, words) in cases {

@@ -85,7 +85,7 @@ fn void_slots_are_refused_with_numbers() {
         let (error, bytes, result) = both(&e);
         let text = error.to_string();
         assert!(
-            matches!(error, ExtractError::VoidSlot { dirty_sectors: 5997, clean_sectors: 5, .. }),
+            matches!(error, ExtractError::InvalidSlot { dirty_sectors: 5997, clean_sectors: 5, .. }),
             "{text}"
         );
         assert!(text.contains(name) && text.contains("5997 dirty and 5 clean sectors of slot 0"), "{text}");

@@ -20,8 +20,8 @@ pub const BUFFER_ALIGN_BYTES: usize = 4096;
 /// Sizes are rounded up to `PAGE << class`; larger buffers are allocated and freed each time.
 const CLASSES: usize = 14;
 
-/// How much memory a class keeps for reuse.
-const KEEP_BYTES_PER_CLASS: usize = 16 << 20;
+/// Memory that a size class retains for later buffers.
+const RETAINED_BYTES_PER_CLASS: usize = 16 << 20;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
@@ -262,7 +262,7 @@ impl Buffer {
         let Some(storage) = self.storage.take() else { return };
         if let Some(free) = self.pool.free.get(storage.class) {
             let mut free = free.borrow_mut();
-            if (free.len() + 1) * storage.memory.len_bytes() <= KEEP_BYTES_PER_CLASS {
+            if (free.len() + 1) * storage.memory.len_bytes() <= RETAINED_BYTES_PER_CLASS {
                 free.push(storage);
             }
         }

@@ -255,7 +255,7 @@ impl Disk {
     /// Requests that were started through any clone of this handle, from the number `since` on. They are recorded while
     /// somebody looks: from a call of this until `lease` after it.
     pub fn trace(&self, since: u64, lease: Nanos) -> TraceFigures {
-        self.meter.trace().look(since, self.rt.now(), lease)
+        self.meter.trace().requests_since(since, self.rt.now(), lease)
     }
 
     /// What the device is like.

@@ -89,8 +89,8 @@ impl Trace {
         self.recorded.set(self.recorded.get() + 1);
     }
 
-    /// Requests from the number `since` on; looks on until `lease` has passed.
-    pub(crate) fn look(&self, since: u64, now: Nanos, lease: Nanos) -> TraceFigures {
+    /// Requests from the number `since` on. The trace records further requests until `lease` has passed.
+    pub(crate) fn requests_since(&self, since: u64, now: Nanos, lease: Nanos) -> TraceFigures {
         self.until.set(self.until.get().max(now.after(lease)));
         let ring = self.ring.borrow();
         let next = self.recorded.get();
@@ -123,11 +123,11 @@ mod tests {
     fn only_what_is_looked_at_is_recorded() {
         let trace = Trace::default();
         send(&trace, 1, Purpose::Client, 5);
-        let begin = trace.look(0, Nanos(10), Nanos(100));
+        let begin = trace.requests_since(0, Nanos(10), Nanos(100));
         assert_eq!((begin.next, begin.missed, begin.requests.len()), (0, 0, 0));
         send(&trace, 2, Purpose::Writeback, 20);
         send(&trace, 3, Purpose::Client, 30);
-        let all = trace.look(begin.next, Nanos(40), Nanos(100));
+        let all = trace.requests_since(begin.next, Nanos(40), Nanos(100));
         let second = Traced {
             at: Nanos(20),
             op: Op::Read,
@@ -136,28 +136,28 @@ mod tests {
             sectors: Sectors(8),
         };
         assert_eq!((all.next, all.requests.len(), all.requests[0]), (2, 2, second));
-        assert_eq!(trace.look(all.next, Nanos(50), Nanos(1)).requests, []);
+        assert_eq!(trace.requests_since(all.next, Nanos(50), Nanos(1)).requests, []);
         // The longest of those who look counts.
         send(&trace, 4, Purpose::Client, 139);
         assert_eq!(trace.ring.borrow().len(), 3);
         send(&trace, 5, Purpose::Client, 140);
         assert!(!trace.is_on() && trace.ring.borrow().capacity() == 0, "nobody looks, and it costs nothing");
-        let late = trace.look(2, Nanos(200), Nanos(100));
+        let late = trace.requests_since(2, Nanos(200), Nanos(100));
         assert_eq!((late.next, late.missed, late.requests.len()), (3, 1, 0));
-        assert_eq!(trace.look(77, Nanos(200), Nanos(100)).missed, 0, "a number of another device");
+        assert_eq!(trace.requests_since(77, Nanos(200), Nanos(100)).missed, 0, "a number of another device");
     }
 
     #[test]
     fn the_oldest_are_forgotten_and_counted() {
         let trace = Trace::default();
-        trace.look(0, Nanos(0), Nanos(u64::MAX));
+        trace.requests_since(0, Nanos(0), Nanos(u64::MAX));
         for n in 0..TRACE_REQUESTS as u64 + 10 {
             send(&trace, n, Purpose::Client, n);
         }
-        let seen = trace.look(0, Nanos(0), Nanos(1));
+        let seen = trace.requests_since(0, Nanos(0), Nanos(1));
         assert_eq!((seen.missed, seen.requests.len()), (10, TRACE_REQUESTS));
         assert_eq!(seen.requests[0].sector, Sector(10));
-        let rest = trace.look(seen.next - 1, Nanos(0), Nanos(1));
+        let rest = trace.requests_since(seen.next - 1, Nanos(0), Nanos(1));
         assert_eq!((rest.missed, rest.requests.len()), (0, 1));
     }
 }

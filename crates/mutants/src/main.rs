@@ -56,9 +56,9 @@ struct Args {
     /// Report what is known about the chosen mutants, and run none
     #[arg(long)]
     report: bool,
-    /// Keep verdicts of killed mutants although sources have changed: right if only tests were added
+    /// Retain the verdicts of killed mutants although sources have changed: valid if only tests were added
     #[arg(long)]
-    keep_killed: bool,
+    retain_killed: bool,
     /// Leave out suites that take longer than this without a mutant
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     longest: u64,
@@ -106,7 +106,7 @@ fn work(args: &Args) -> Result<(), String> {
         }
         return Ok(());
     }
-    let mut results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.keep_killed)?;
+    let mut results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.retain_killed)?;
     if !args.report {
         let longest = Duration::from_secs(args.longest);
         // What suites reach is written down as numbers, which excluded mutants shift.
@@ -120,7 +120,7 @@ fn work(args: &Args) -> Result<(), String> {
         };
         let todo = in_order(chosen.iter().filter(open).cloned().collect());
         attack.all(todo, args)?;
-        results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.keep_killed)?;
+        results = Results::open(&dir.join("results.jsonl"), &fingerprint, args.retain_killed)?;
     }
     for key in equivalent.keys().filter(|k| !mutants.iter().any(|m| m.key == **k)) {
         println!("{EQUIVALENT} names a mutant that does not exist: {key}");

@@ -51,9 +51,9 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens the file. Verdicts of other sources are dropped; with `keep_killed` those of killed mutants stay, which is right
+    /// Opens the file. Verdicts of other sources are dropped; with `retain_killed` those of killed mutants stay, which is right
     /// if nothing but tests was added since.
-    pub fn open(path: &Path, fingerprint: &str, keep_killed: bool) -> Result<Results, String> {
+    pub fn open(path: &Path, fingerprint: &str, retain_killed: bool) -> Result<Results, String> {
         let fail = |e: std::io::Error| format!("{}: {e}", path.display());
         let text = fs::read_to_string(path).unwrap_or_default();
         let same = serde_json::from_str::<Head>(text.lines().next().unwrap_or_default())
@@ -62,7 +62,7 @@ impl Results {
         // A line that was cut off by a crash is no verdict.
         for v in text.lines().skip(1).filter_map(|l| serde_json::from_str::<Verdict>(l).ok()) {
             let dead = matches!(v.fate, Fate::Killed | Fate::TimedOut);
-            if same || (keep_killed && dead) {
+            if same || (retain_killed && dead) {
                 known.insert(v.key.clone(), v);
             }
         }

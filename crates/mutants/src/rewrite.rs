@@ -39,7 +39,7 @@ pub fn rewrite(
         file,
         lines: &lines,
         scope: Vec::new(),
-        seen: HashMap::new(),
+        occurrences: HashMap::new(),
         wanted,
         next: first,
         mutants: Vec::new(),
@@ -64,8 +64,8 @@ struct Rewriter<'a> {
     lines: &'a [&'a str],
     /// Type and function around the place.
     scope: Vec<String>,
-    /// How often a key was met.
-    seen: HashMap<String, u32>,
+    /// How often each key has occurred.
+    occurrences: HashMap<String, u32>,
     wanted: &'a dyn Fn(&str) -> bool,
     next: u32,
     mutants: Vec<Mutant>,
@@ -75,7 +75,7 @@ impl Rewriter<'_> {
     /// A condition that holds when a new mutant is switched on; `None` if it is not wanted.
     fn on(&mut self, span: Span, change: &str) -> Option<Expr> {
         let mut key = format!("{} {}: {change}", self.file, self.scope.join("::"));
-        let count = self.seen.entry(key.clone()).or_default();
+        let count = self.occurrences.entry(key.clone()).or_default();
         *count += 1;
         if *count > 1 {
             key = format!("{key} ({count})");

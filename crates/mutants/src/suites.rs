@@ -25,7 +25,7 @@ const LIKE: &str = "10";
 /// No suite gets less.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(10);
 /// Time-out as a multiple of the time without a mutant.
-const PATIENCE: u32 = 5;
+const TIMEOUT_FACTOR: u32 = 5;
 
 /// One suite.
 #[derive(Clone, Debug)]
@@ -162,7 +162,7 @@ impl Suite {
 }
 
 fn limit(time: Duration) -> Duration {
-    (time * PATIENCE).max(SHORTEST_LIMIT)
+    (time * TIMEOUT_FACTOR).max(SHORTEST_LIMIT)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Serving while memory is short.
+//! Preparations for requests while memory is short.
 //!
-//! Owns the preparation of a process and of its threads that serve block devices: how much memory is taken before it is needed,
-//! and what the operator is told about what could not be had. Must not know how it is done (`blockio::flusher`,
-//! `blockio::heap`, `blockio::refill`).
+//! Owns the preparation of a process and of its threads that serve block devices: how much memory is reserved before it is
+//! needed, and the warnings about what could not be reserved. Must not know the means (`blockio::flusher`, `blockio::heap`,
+//! `blockio::refill`).
 
 use std::sync::{Once, OnceLock};
 
@@ -38,10 +38,10 @@ const SHARE_OF_DEVICES: u64 = 8;
 /// Prepares the process: before it has a second thread.
 pub fn prepare_process() {
     flusher::set_most_held(ram::available_bytes() / SHARE_OF_DEVICES);
-    if !heap::keep_freed_memory() {
+    if !heap::retain_freed_memory() {
         message::warn(
-            "this program was built for a C library whose allocator gives memory back to the system: when memory is short, \
-             requests can wait for memory, and for ever if swap is on a volume of this process",
+            "this program was built for a C library whose allocator returns freed memory to the system: when \
+             memory is short, requests can wait for memory, and for ever if swap is on a volume of this process",
         );
     }
     // The allocator was told before there is a second thread, and these two are not among those that serve.
@@ -49,8 +49,8 @@ pub fn prepare_process() {
     match Refill::start() {
         Ok(refill) => drop(REFILL.set(refill)),
         Err(e) => message::warn(format!(
-            "cannot start the thread that keeps memory for requests ({e}): when memory is short, requests can wait for memory, \
-             and for ever if swap is on a volume of this process"
+            "cannot start the thread that reserves memory for requests ({e}): when memory is short, requests \
+             can wait for memory, and for ever if swap is on a volume of this process"
         )),
     }
 }
@@ -89,8 +89,8 @@ pub(crate) fn reserve_heap() {
     let had = REFILL.get().map_or_else(|| heap::reserve(wanted), |refill| refill.hold(wanted, growth));
     if had < wanted {
         message::warn(format!(
-            "{} MiB of memory for requests were wanted, and {} MiB could be had: when memory is short, requests can wait for \
-             memory, and for ever if swap is on a volume of this process",
+            "{} MiB of memory for requests could not be reserved, only {} MiB: when memory is short, requests \
+             can wait for memory, and for ever if swap is on a volume of this process",
             wanted >> 20,
             had >> 20
         ));

@@ -82,7 +82,7 @@ impl Client {
         self.tolerant.set(tolerant);
     }
 
-    /// Whoever stopped the volume was told that what was not durable may be lost. No flush promises anything of it any more.
+    /// The stop of the volume reported that data that was not durable may be lost. Later flushes promise nothing about it.
     pub fn loss_reported(&self) {
         self.oracle.borrow_mut().loss_reported();
     }

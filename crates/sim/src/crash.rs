@@ -1,8 +1,8 @@
-//! Every crash of a story: the power fails at every moment of a boot, and everything that a cut could leave is tried.
+//! Every crash of a scenario: the power fails at every moment of a boot, and everything that a cut could leave is tried.
 //!
-//! Owns the moments at which a story is interrupted and the outcomes that each may have. The boot is told once; before
-//! every effect of a device, the devices and what the oracle allows are remembered. Then each outcome is loaded, judged
-//! and must have a happy end. Outcomes that are equal, contents and oracle, are tried once.
+//! Owns the moments at which a scenario is interrupted and the outcomes that each may have. The boot runs once. Before
+//! every effect on a device, the contents of the devices and the state of the oracle are saved. Then each outcome is loaded
+//! and judged, and a last boot must end well. Outcomes with equal contents and an equal oracle are tried once.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,51 +11,51 @@ use std::rc::Rc;
 
 use io::Rng;
 
-use crate::disk::{Keep, Moment, SimDisk};
+use crate::disk::{Moment, Retained, SimDisk};
 use crate::image::Image;
 use crate::oracle::Oracle;
-use crate::story::{Boot, End, Story};
+use crate::scenario::{Boot, End, Scenario};
 
-/// What may be left of a crash, on each device.
+/// Possible contents of the devices after a crash: a list of outcomes, each with one image a device.
 type Outcomes = Vec<Vec<Image>>;
 
-/// What a moment leaves to be tried, worked out when its turn comes, and what is equal for equal moments.
+/// The outcomes of a moment, computed when it is tried, and a fingerprint that is equal for equal moments.
 struct Later {
     outcomes: Box<dyn FnOnce() -> Outcomes>,
     fingerprint: u64,
 }
 
 struct Crash {
-    /// It is before this effect of the tale.
+    /// The crash is before this effect of the scenario.
     at: u64,
     later: Later,
     oracles: Vec<Oracle>,
 }
 
-/// Outcomes of one crash that are tried at most.
+/// Maximum number of outcomes that are tried for one crash.
 const COMBINATIONS: usize = 1 << 12;
 
-/// How much was tried.
+/// Counts of crashes and outcomes that were tried.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tried {
     /// Moments at which the power failed.
     pub crashes: u64,
-    /// Outcomes that were judged and had a happy end.
+    /// Outcomes that were judged and ended well.
     pub outcomes: u64,
-    /// Outcomes that were like an earlier one.
+    /// Outcomes that were equal to an earlier one.
     pub alike: u64,
 }
 
-/// Tells a boot after a `prologue` and cuts the power before every `step`th effect; of each crash several outcomes are
-/// tried. Returns how many crashes there were.
+/// Runs a boot after a `prologue`, with a power cut before every `step`th effect, and tries some outcomes of each crash.
+/// Returns the number of crashes.
 ///
 /// # Panics
 /// If anything is not as it must be; the message says at which effect.
 pub fn every_crash<P, T>(
     seed: u64,
-    make: impl Fn() -> Story,
+    make: impl Fn() -> Scenario,
     prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
+    script: impl Fn(Boot) -> T,
     step: u64,
 ) -> u64
 where
@@ -63,27 +63,27 @@ where
     T: Future<Output = ()> + 'static,
 {
     let some = move |disks: &[Rc<SimDisk>], at: u64| -> Later {
-        let keeps = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
+        let retained = [Retained::Nothing, Retained::Everything, Retained::Some(2), Retained::Some(6)];
         let rng = &mut Rng::new(seed ^ at);
-        let tries = [keeps[0], keeps[1 + rng.below(3) as usize], keeps[2 + rng.below(2) as usize]];
-        let outcome = |k: &Keep| disks.iter().map(|d| d.after_power_cut(*k, rng)).collect();
+        let tries = [retained[0], retained[1 + rng.below(3) as usize], retained[2 + rng.below(2) as usize]];
+        let outcome = |k: &Retained| disks.iter().map(|d| d.after_power_cut(*k, rng)).collect();
         let outcomes: Outcomes = tries.iter().map(outcome).collect();
         let fingerprint = outcomes.iter().flatten().map(Image::fingerprint).fold(0, mix);
         Later { outcomes: Box::new(move || outcomes), fingerprint }
     };
-    crash_everywhere(make, prologue, tale, step, some).crashes
+    crash_everywhere(make, prologue, script, step, some).crashes
 }
 
-/// The same before every single effect, with every subset of what is not durable, as long as a device has at most
-/// `most` blocks or writes of that kind ([`Moment::outcomes`]), and every combination of the devices' subsets, as long
-/// as these are at most `COMBINATIONS`: else `most` is less at that moment.
+/// Runs a boot after a `prologue`, with a power cut before every effect, and tries every subset of the writes that are not
+/// durable. It tries every subset of up to `most` blocks or writes of a device ([`Moment::outcomes`]) in every combination
+/// with the subsets of the other devices; where these are more than `COMBINATIONS`, `most` is lower at that moment.
 ///
 /// # Panics
 /// If anything is not as it must be; the message says at which effect.
 pub fn every_outcome<P, T>(
-    make: impl Fn() -> Story,
+    make: impl Fn() -> Scenario,
     prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
+    script: impl Fn(Boot) -> T,
     most: usize,
 ) -> Tried
 where
@@ -95,11 +95,10 @@ where
         let fingerprint = moments.iter().map(Moment::fingerprint).fold(0, mix);
         Later { outcomes: Box::new(move || together(&moments, most)), fingerprint }
     };
-    crash_everywhere(make, prologue, tale, 1, all)
+    crash_everywhere(make, prologue, script, 1, all)
 }
 
-/// Every combination of what the devices may have left: of every subset for as many writes as leave at most
-/// [`COMBINATIONS`].
+/// Every combination of the outcomes of the devices, with the largest `most` that gives at most [`COMBINATIONS`].
 fn together(moments: &[Moment], most: usize) -> Outcomes {
     let count = |most: usize| moments.iter().map(|m| m.count(most)).product::<usize>();
     let most = (0..=most).rev().find(|n| count(*n) <= COMBINATIONS).unwrap_or(0);
@@ -113,9 +112,9 @@ fn together(moments: &[Moment], most: usize) -> Outcomes {
 }
 
 fn crash_everywhere<P, T>(
-    make: impl Fn() -> Story,
+    make: impl Fn() -> Scenario,
     prologue: impl Fn(Boot) -> P,
-    tale: impl Fn(Boot) -> T,
+    script: impl Fn(Boot) -> T,
     step: u64,
     outcomes_of: impl Fn(&[Rc<SimDisk>], u64) -> Later + 'static,
 ) -> Tried
@@ -123,10 +122,10 @@ where
     P: Future<Output = ()> + 'static,
     T: Future<Output = ()> + 'static,
 {
-    let mut story = make();
-    story.boot_and_stop(&prologue);
-    let crashes = remember_crashes(&mut story, &tale, step, outcomes_of);
-    story.kill().happy_end();
+    let mut scenario = make();
+    scenario.boot_and_stop(&prologue);
+    let crashes = remember_crashes(&mut scenario, &script, step, outcomes_of);
+    scenario.kill().happy_end();
     let mut tried = Tried { crashes: crashes.len() as u64, ..Tried::default() };
     let (mut known, mut moments) = (BTreeSet::new(), BTreeSet::new());
     for crash in crashes {
@@ -140,15 +139,15 @@ where
                 continue;
             }
             tried.outcomes += 1;
-            for (disk, image) in story.rig.disks().zip(images) {
+            for (disk, image) in scenario.rig.disks().zip(images) {
                 disk.load(image);
             }
-            for (o, was) in story.oracles.iter().zip(&crash.oracles) {
+            for (o, was) in scenario.oracles.iter().zip(&crash.oracles) {
                 *o.borrow_mut() = was.clone();
             }
-            let told = catch_unwind(AssertUnwindSafe(|| story.judge().happy_end()));
-            if let Err(e) = told {
-                eprintln!("the crash was before effect {} of the tale, with its outcome {n}", crash.at);
+            let judged = catch_unwind(AssertUnwindSafe(|| scenario.judge().happy_end()));
+            if let Err(e) = judged {
+                eprintln!("the crash was before effect {} of the scenario, with its outcome {n}", crash.at);
                 resume_unwind(e);
             }
         }
@@ -156,25 +155,25 @@ where
     tried
 }
 
-/// Tells the tale to its end and remembers the state before every `step`th effect, and at the end.
+/// Runs the script to its end. Returns the state before every `step`th effect and at the end.
 fn remember_crashes<T: Future<Output = ()> + 'static>(
-    story: &mut Story,
-    tale: impl Fn(Boot) -> T,
+    scenario: &mut Scenario,
+    script: impl Fn(Boot) -> T,
     step: u64,
     outcomes_of: impl Fn(&[Rc<SimDisk>], u64) -> Later + 'static,
 ) -> Vec<Crash> {
-    let world = story.rig.world.clone();
+    let world = scenario.rig.world.clone();
     let crashes: Rc<RefCell<Vec<Crash>>> = Rc::default();
-    let disks: Vec<Rc<SimDisk>> = story.rig.disks().cloned().collect();
+    let disks: Vec<Rc<SimDisk>> = scenario.rig.disks().cloned().collect();
     let (before, all, oracles, clock) =
-        (world.effects(), crashes.clone(), story.oracles.clone(), world.clone());
+        (world.effects(), crashes.clone(), scenario.oracles.clone(), world.clone());
     let watcher: Rc<dyn Fn()> = Rc::new(move || {
         let at = clock.effects() - before;
         if !at.is_multiple_of(step) {
             return;
         }
         let mut all = all.borrow_mut();
-        // Somebody asked for this effect and did not get it: what counts is the state when it happens.
+        // An effect that was announced and did not happen then: the state when it happens counts.
         let _ = all.pop_if(|c| c.at == at);
         let crashed = |o: &Rc<RefCell<Oracle>>| {
             let mut oracle = o.borrow().clone();
@@ -185,10 +184,10 @@ fn remember_crashes<T: Future<Output = ()> + 'static>(
         all.push(Crash { at, later: outcomes_of(&disks, at), oracles });
     });
     world.set_watcher(Some(watcher));
-    let end = story.begin(&tale);
+    let end = scenario.begin(&script);
     world.before_effect();
     world.set_watcher(None);
-    assert!(matches!(end, End::Told), "nobody cut the power");
+    assert!(matches!(end, End::Finished), "expected the boot to end without a power cut");
     crashes.take()
 }
 

@@ -1,11 +1,11 @@
-//! Memory of a machine that does not go off when a process on it dies.
+//! Memory of a simulated machine that outlives the process.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use io::CrashLogMemory;
 
-/// Keeps what it is told: the newest two entries, as the engine needs them.
+/// A crash log in memory: it retains the newest two entries, as the engine needs them.
 #[derive(Default)]
 pub struct Memory {
     entries: RefCell<BTreeMap<u64, Vec<u64>>>,

@@ -1,7 +1,7 @@
 //! The contents of a simulated medium: sparse, and cheap to copy.
 //!
 //! Owns the pages. A copy shares them until one side writes, so the state of a disk can be kept at every moment of
-//! a run. Unwritten pages read as zeros. Must not know what is durable; that is the disk's business.
+//! a run. Unwritten pages read as zeros. Must not know what is durable; the disk does.
 
 use std::rc::Rc;
 

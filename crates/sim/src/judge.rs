@@ -1,7 +1,7 @@
-//! Independent judgement of what is on the disks: by crate `inspect`, which shares no code with the engine.
+//! Independent judgement of the contents of disks, by crate `inspect`, which shares no code with the engine.
 //!
 //! Owns the check of the structures and the extraction of contents from images. Works on images of any moment: the
-//! engine promises that every one of them is sound.
+//! engine promises that each of them is valid.
 
 use std::io;
 
@@ -106,7 +106,7 @@ pub fn extract(cache: &Image, what: &What<'_>) -> Result<Option<Vec<u8>>, String
     let extraction =
         match Extraction::new(&view, cache, target, ExtractOptions { best_effort, dirty_only: false }) {
             Ok(e) => e,
-            Err(ExtractError::VoidSlot { .. }) => return Ok(None),
+            Err(ExtractError::InvalidSlot { .. }) => return Ok(None),
             Err(e) => return Err(e.to_string()),
         };
     let mut to = Collect(Vec::new());

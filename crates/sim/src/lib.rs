@@ -1,11 +1,10 @@
 //! The simulator: the engine on simulated disks and virtual time, judged by an oracle of what it promises.
 //!
-//! Owns the simulated world (`world`, `disk`, `image`, `rig`), what sectors hold (`stamp`), the oracle of the
-//! durability contract (`oracle`), what a run does (`plan`) and what a seed stands for (`generate`), the clients
-//! (`client`), one boot (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`story`), every crash of
-//! one (`crash`), memory that outlives a process (`crash_log`), a cache device that is not what
-//! it was (`substitute`), damaged images (`rot`) and independent judgement of images (`judge`). One seed is one run, always the same. Nothing sees this crate; it sees
-//! everything.
+//! Owns the simulated world (`world`, `disk`, `image`, `rig`), the contents of sectors (`stamp`), the oracle of the durability
+//! contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients (`client`), one boot
+//! (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash of a scenario (`crash`),
+//! memory that outlives a process (`crash_log`), a substituted cache device (`substitute`), damaged images (`rot`) and
+//! independent judgement of images (`judge`). Two runs of a seed are equal. No crate depends on this one; it depends on all.
 //!
 //! Invariants: no clock, no thread, no randomness but the seed's; a fault that the engine does not claim to survive
 //! is not injected.
@@ -27,9 +26,9 @@ pub mod report;
 pub mod rig;
 pub mod rot;
 pub mod run;
+pub mod scenario;
 pub mod session;
 pub mod shrink;
 pub mod stamp;
-pub mod story;
 pub mod substitute;
 pub mod world;

@@ -1,6 +1,6 @@
 //! Runs seeds: `ubcache-sim --seeds N` from a starting seed on, or one with `--seed S`; or a plan: `--plan FILE`.
 //!
-//! Goes on after a violation. A failing seed is printed with the command that replays it; at the end come the counts of
+//! Continues after a violation. A failing seed is printed with the command that replays it; at the end come the counts of
 //! everything that happened and the seeds that failed, and the exit code is 1 if there are any. `--shrink FILE` makes a
 //! failing seed or plan short and saves it. With `--jobs` threads share the seeds; each run stays on one of them.
 #![forbid(unsafe_code)]
@@ -142,16 +142,16 @@ struct Total {
     report: Report,
     failed: Vec<u64>,
     processor_seconds: f64,
-    told: Duration,
+    printed_at: Duration,
 }
 
-/// How often the totals so far are told, on standard error.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+/// How often the totals so far are printed on standard error.
+const PRINT_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Total {
-    fn tell(&mut self, elapsed: Duration) {
-        if elapsed.saturating_sub(self.told) >= TELL_EVERY {
-            self.told = elapsed;
+    fn print_progress(&mut self, elapsed: Duration) {
+        if elapsed.saturating_sub(self.printed_at) >= PRINT_INTERVAL {
+            self.printed_at = elapsed;
             let (r, s) = (&self.report, elapsed.as_secs());
             eprintln!("{s} s: {} seeds, {} crashes, {} failed", r.runs, r.crashes, self.failed.len());
         }
@@ -178,7 +178,7 @@ fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
                 shared.stop.fetch_or(shared.args.stop, Ordering::Relaxed);
             }
         }
-        total.tell(began.elapsed());
+        total.print_progress(began.elapsed());
     }
     total()?.processor_seconds += processor_seconds().unwrap_or_default();
     Ok(())

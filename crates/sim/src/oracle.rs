@@ -4,7 +4,7 @@
 //! now (*visible*) or after a crash (*allowed*). Must not know the engine.
 //!
 //! Rules, in the words of the contract (`A` comes before `B` if `A` ended before `B` was issued):
-//! * a completed change hides every change before it from readers; changes under way may be seen or not;
+//! * a completed change hides every change before it from readers; changes under way may be observed or not;
 //! * a durable change (it carried FUA, or a flush ended that was issued after it had ended) rules out every change
 //!   before it for ever; without that a crash may bring back any of them;
 //! * a change that failed or was cut off may have happened or not;
@@ -25,8 +25,8 @@ pub enum What {
     Zero,
     /// Discards.
     Discard,
-    /// Nothing: what a discard was seen to have left.
-    Seen(Content),
+    /// What a read observed after a discard.
+    Observed(Content),
 }
 
 const RUNNING: u64 = u64::MAX;
@@ -68,8 +68,8 @@ pub struct Reading {
     start: u64,
     issued: u64,
     /// The visible changes of all sectors when it was issued, one sector behind the other.
-    seen: Vec<ChangeId>,
-    /// For each sector where its changes end in `seen`. No changes stand for change 0 alone.
+    observed: Vec<ChangeId>,
+    /// For each sector where its changes end in `observed`. No changes stand for change 0 alone.
     ends: Vec<u32>,
 }
 
@@ -125,7 +125,7 @@ impl Oracle {
                 What::Data => 0,
                 What::Zero => 1,
                 What::Discard => 2,
-                What::Seen(content) => content.fingerprint(),
+                What::Observed(content) => content.fingerprint(),
             };
             [what, c.start, c.sectors, older as u64].into_iter().for_each(&mut add);
         }
@@ -281,7 +281,7 @@ impl Oracle {
         self.lost = self.tick();
     }
 
-    /// The operator was told that what was not durable may be lost: a flush that comes later says nothing about it.
+    /// A command reported that data that was not durable may be lost: later flushes promise nothing about it.
     pub fn loss_reported(&mut self) {
         self.volatile.clear();
         self.device_lost();
@@ -308,13 +308,13 @@ impl Oracle {
     pub fn begin_read(&mut self, start: u64, sectors: u64) -> Reading {
         let issued = self.tick();
         let range = start as usize..(start + sectors) as usize;
-        let mut seen = Vec::with_capacity(range.len());
+        let mut observed = Vec::with_capacity(range.len());
         let mut ends = Vec::with_capacity(range.len());
         for list in &self.sectors[range] {
-            seen.extend(list.iter().filter(|a| a.visible).map(|a| a.id));
-            ends.push(seen.len() as u32);
+            observed.extend(list.iter().filter(|a| a.visible).map(|a| a.id));
+            ends.push(observed.len() as u32);
         }
-        Reading { start, issued, seen, ends }
+        Reading { start, issued, observed, ends }
     }
 
     /// A read has failed.
@@ -329,7 +329,7 @@ impl Oracle {
     pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
         self.ended += 1;
         if r.issued < self.lost {
-            // It may have seen anything.
+            // The read may have observed anything.
             return Ok(());
         }
         let mut begin = 0;
@@ -338,13 +338,13 @@ impl Oracle {
             let sector = r.start + i as u64;
             let found = decode(sector_bytes);
             let end = r.ends[i] as usize;
-            let seen: &[ChangeId] = if begin == end { &[0] } else { &r.seen[begin..end] };
+            let observed: &[ChangeId] = if begin == end { &[0] } else { &r.observed[begin..end] };
             begin = end;
             matching.clear();
-            matching.extend(seen.iter().copied().filter(|id| self.matches(*id, sector, found)));
+            matching.extend(observed.iter().copied().filter(|id| self.matches(*id, sector, found)));
             if matching.is_empty() {
                 if !self.issued_meanwhile(r.issued, sector, found) {
-                    return Err(self.complain("a read", sector, found, seen));
+                    return Err(self.complain("a read", sector, found, observed));
                 }
             } else if matches!(found, Content::Data { .. }) || !self.issued_meanwhile(r.issued, sector, found)
             {
@@ -358,7 +358,7 @@ impl Oracle {
     /// A change that was issued while a read was under way may be seen by it.
     fn issued_meanwhile(&self, since: u64, sector: u64, found: Content) -> bool {
         // The newest come last; what was written down about a discard carries the discard's time.
-        let old = |c: &Change| c.issued <= since && !matches!(c.what, What::Seen(_));
+        let old = |c: &Change| c.issued <= since && !matches!(c.what, What::Observed(_));
         let newest_first = self.changes.iter().enumerate().rev();
         let mut newer = newest_first.take_while(|(_, c)| !old(c)).filter(|(_, c)| c.issued > since);
         newer.any(|(id, c)| c.covers(sector) && self.matches(id as ChangeId, sector, found))
@@ -398,9 +398,9 @@ impl Oracle {
 
     /// What a discard has left does not change by itself.
     fn discard_settled(&mut self, sector: u64, found: Content, discard: ChangeId, old: bool) {
-        let seen = self.changes.len() as ChangeId;
+        let observed = self.changes.len() as ChangeId;
         let mut c = self.changes[discard as usize].clone();
-        (c.what, c.start, c.sectors) = (What::Seen(found), sector, 1);
+        (c.what, c.start, c.sectors) = (What::Observed(found), sector, 1);
         self.changes.push(c);
         let list = &mut self.sectors[sector as usize];
         if old {
@@ -409,7 +409,7 @@ impl Oracle {
         for a in list.iter_mut().filter(|a| a.id == discard) {
             a.visible = false;
         }
-        list.push(Allowed { id: seen, visible: true });
+        list.push(Allowed { id: observed, visible: true });
     }
 
     /// Whether a change leaves this in a sector.
@@ -420,7 +420,7 @@ impl Oracle {
                 volume == self.volume && s == sector && write == id
             }
             (What::Zero, Content::Zero) => true,
-            (What::Seen(content), found) => content == found,
+            (What::Observed(content), found) => content == found,
             (What::Discard, Content::Zero | Content::Garbage { .. }) => true,
             (What::Discard, Content::Data { volume, sector: s, write }) => {
                 volume == self.volume

@@ -1,7 +1,7 @@
-//! A plan: everything that a run does, spelled out, as a file that a person can read and shorten.
+//! A plan: the complete description of a run, as a file that a person can read and shorten.
 //!
-//! Owns the types and their form on disk: lines that begin with `#` tell the story, the rest is JSON. A seed stands for
-//! a plan (`generate`); the same plan is always the same run. What a plan does not spell out (how long requests take,
+//! Owns the types and their form on disk: lines that begin with `#` describe the bug, the rest is JSON. A seed stands for
+//! a plan (`generate`); the same plan is always the same run. What a plan does not specify (the duration of requests,
 //! which unflushed sectors survive, which ready task runs) follows from its `seed`.
 
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use io::{Nanos, Rng};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Keep, Landmark, Speed};
+use crate::disk::{Landmark, Retained, Speed};
 use crate::rig::Layout;
 use crate::world::Order;
 
@@ -109,8 +109,8 @@ pub struct Loss {
     pub device: DeviceNumber,
     /// After so many requests to it, or so many flushes.
     pub after: u64,
-    /// What it keeps.
-    pub keep: Keep,
+    /// What it retains of that.
+    pub retained: Retained,
 }
 
 /// What fails in a boot.
@@ -259,11 +259,11 @@ pub enum Substitute {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cut {
     /// The power of all devices fails: this survives on the cache device, and this on backing devices.
-    Power(Keep, Keep),
+    Power(Retained, Retained),
     /// Only the cache device loses its power, and the process dies.
-    Cache(Keep),
+    Cache(Retained),
     /// Only the backing devices lose their power, and the process dies.
-    Backing(Keep),
+    Backing(Retained),
     /// The process dies, the devices stay on.
     Kill,
 }
@@ -346,13 +346,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan as a file, with a story at its head.
+    /// The plan as a file, with a description at its head.
     ///
     /// # Panics
     /// Never: every value of a plan can be written.
-    pub fn to_text(&self, story: &str) -> String {
+    pub fn to_text(&self, description: &str) -> String {
         let mut text = String::new();
-        for line in story.lines() {
+        for line in description.lines() {
             let _ = writeln!(text, "{}", format!("# {line}").trim_end());
         }
         let mut whole = self.clone();
@@ -487,8 +487,8 @@ mod tests {
     fn a_plan_survives_its_file() {
         for seed in 0..300 {
             let plan = Plan::from_seed(seed);
-            let text = plan.to_text("a story\n\nof two paragraphs");
-            assert!(text.starts_with("# a story\n#\n# of two"), "{text}");
+            let text = plan.to_text("a bug\n\nof two paragraphs");
+            assert!(text.starts_with("# a bug\n#\n# of two"), "{text}");
             assert_eq!(Plan::from_text(&text).as_ref(), Ok(&plan), "seed {seed}");
         }
         assert!(Plan::from_text("# nothing\n{").is_err());

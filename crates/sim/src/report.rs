@@ -1,4 +1,4 @@
-//! What happened in runs, in numbers.
+//! Counts of the events of runs.
 
 use io::Nanos;
 
@@ -55,7 +55,7 @@ pub struct Report {
     /// Extents moved.
     pub moved: u64,
     /// Extents copied to another bucket because they were read.
-    pub kept: u64,
+    pub promoted: u64,
     /// Runs of writeback that went over gaps.
     pub bridged: u64,
     /// Priority chains written.
@@ -123,7 +123,7 @@ impl Report {
         self.detaches += other.detaches;
         self.gc_runs += other.gc_runs;
         self.moved += other.moved;
-        self.kept += other.kept;
+        self.promoted += other.promoted;
         self.bridged += other.bridged;
         self.prio_writes += other.prio_writes;
         self.rewrites += other.rewrites;

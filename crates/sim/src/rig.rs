@@ -1,7 +1,7 @@
 //! The hardware of a run: a cache device and its backing devices, freshly formatted.
 //!
 //! Owns the layout and the formatting. Every data sector of a backing device carries the stamp of write 0 of its
-//! volume, so that even what nobody wrote is recognisable.
+//! volume, so that sectors without a write can be recognised, too.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use format::{
 use io::Disk;
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Keep, SimDisk};
+use crate::disk::{Retained, SimDisk};
 use crate::image::Image;
 use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
@@ -146,7 +146,7 @@ impl Rig {
             set.stop().await.unwrap_or_else(|e| panic!("a new set: {e}"));
             set.abandon();
         });
-        self.power_cut(machine, Keep::Nothing);
+        self.power_cut(machine, Retained::Nothing);
         let image = self.cache.image();
         set_generations(&image, Gen(generation)).into_iter().for_each(|(at, set)| self.cache.put(at, &set));
     }
@@ -163,8 +163,8 @@ impl Rig {
     }
 
     /// Switches the machine off and the power of every device. Tasks end where they stand.
-    pub fn power_cut(&self, machine: Machine, keep: Keep) {
-        self.cut(machine, Cut::Power(keep, keep));
+    pub fn power_cut(&self, machine: Machine, retained: Retained) {
+        self.cut(machine, Cut::Power(retained, retained));
     }
 
     /// Ends the process, and the power of some devices, all of them or none. Tasks end where they stand.
@@ -173,12 +173,12 @@ impl Rig {
         drop(machine);
         let (cache, backing) = match cut {
             Cut::Power(cache, backing) => (Some(cache), Some(backing)),
-            Cut::Cache(keep) => (Some(keep), None),
-            Cut::Backing(keep) => (None, Some(keep)),
+            Cut::Cache(retained) => (Some(retained), None),
+            Cut::Backing(retained) => (None, Some(retained)),
             Cut::Kill => (None, None),
         };
-        let cut = |disk: &SimDisk, keep: Option<Keep>| match keep {
-            Some(keep) => disk.power_cut(keep),
+        let cut = |disk: &SimDisk, retained: Option<Retained>| match retained {
+            Some(retained) => disk.power_cut(retained),
             None => disk.kill(),
         };
         cut(&self.cache, cache);

@@ -1,8 +1,8 @@
-//! Damaged images: bits that flip, writes that went astray or were lost, at rest, where no contract says what is left.
+//! Damaged images: flipped bits, misdirected and lost writes, in images at rest. No contract covers such damage.
 //!
-//! Owns the damage and what a set on a damaged image is asked. The engine may refuse, fail or answer, but it must not
-//! panic, wait for ever, or touch what is not its own. What it answers is not judged: the format has no checksums over
-//! data, and metadata may have been damaged together with its checksum.
+//! Owns the damage and the requests to a set on a damaged image. The engine may refuse the set, fail or answer, but it must not
+//! panic, wait for ever, or write outside of its devices' areas. Answers are not judged: the format has no checksums over data,
+//! and metadata may be damaged together with its checksum.
 
 use std::rc::Rc;
 

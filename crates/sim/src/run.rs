@@ -362,10 +362,10 @@ impl<'a> Run<'a> {
         }
         let disk = |number: usize| self.rig.disks().nth(number);
         if let Some((l, disk)) = faults.lossy_flush.as_ref().and_then(|l| Some((l, disk(l.device)?))) {
-            disk.lose_in_flush(l.after, l.keep);
+            disk.lose_in_flush(l.after, l.retained);
         }
         if let Some((p, disk)) = faults.pull.as_ref().and_then(|p| Some((p, disk(p.device)?))) {
-            disk.pull_after(p.after, p.keep);
+            disk.pull_after(p.after, p.retained);
         }
         let unreadable = [(Some(&self.rig.cache), faults.unreadable)]
             .into_iter()
@@ -392,11 +392,11 @@ impl<'a> Run<'a> {
             self.initialised |= session.set().is_some();
             session.give_up();
             // The devices lose their power, too: a stop must have made everything durable.
-            self.rig.power_cut(machine, crate::disk::Keep::Nothing);
+            self.rig.power_cut(machine, crate::disk::Retained::Nothing);
             self.end_of_host();
             return;
         }
-        // What failed devices were told counts only as long as they keep their power, unless the plan says more.
+        // What a failed device received counts only as long as it has power, unless the plan says more.
         let spared = boot.faults.is_some() && !boot.cut_with_faults;
         let killed = !self.world.is_off() || spared;
         let cut = if killed { Cut::Kill } else { boot.cut };
@@ -463,7 +463,7 @@ impl<'a> Run<'a> {
         let (c, s) = (set.counters(), set.status());
         self.report.gc_runs += c.gc_runs;
         self.report.moved += c.moved_extents;
-        self.report.kept += c.kept_extents;
+        self.report.promoted += c.kept_extents;
         self.report.bridged += set.set_counters().writeback_bridged_runs;
         self.report.prio_writes += c.prio_writes;
         self.report.rewrites += c.btree_rewrites;

@@ -1,13 +1,13 @@
 //! Makes a failing plan shorter and simpler while it fails in the same way.
 //!
 //! Owns the candidates and the order in which they are tried: whole boots, then requests and acts in ever smaller
-//! pieces, then single values. What a plan does not spell out shifts when anything is taken away, so each candidate is
-//! tried with several seeds and several moments of the crash. Deterministic. Must not know what a plan means beyond
-//! its fields.
+//! pieces, then single values. The parts of a run that its plan does not specify change when anything is removed, so each candidate
+//! is tried with several seeds and several moments of the crash. Deterministic. Must not know the meaning of a plan beyond its
+//! fields.
 
 use io::{Nanos, Rng};
 
-use crate::disk::{Keep, Speed};
+use crate::disk::{Retained, Speed};
 use crate::plan::{Cut, Faults, Plan, Request};
 use crate::world::Order;
 
@@ -166,8 +166,8 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             self.change(|p| p.boots[i].settings.replacement = "kernel".into());
             self.change(|p| p.boots[i].settings.overwrite_in_place = "off".into());
             self.change(|p| p.boots[i].settings.node_cache_bytes = 1 << 30);
-            for keep in [Keep::Nothing, Keep::Everything] {
-                self.change(|p| p.boots[i].cut = Cut::Power(keep, keep));
+            for retained in [Retained::Nothing, Retained::Everything] {
+                self.change(|p| p.boots[i].cut = Cut::Power(retained, retained));
             }
             for speed in even {
                 self.change(|p| p.boots[i].cache_speed = speed);

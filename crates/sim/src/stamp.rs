@@ -1,7 +1,7 @@
-//! What sectors hold in a simulation: every one says whose it is.
+//! The contents of sectors in a simulation: every sector identifies its owner.
 //!
 //! Owns the encoding. A data sector names its volume, its place and the write it came from, over all of its 512
-//! bytes: old, foreign, torn and invented contents are told apart by looking. Garbage (what a device returns for a
+//! bytes: old, foreign, torn and invented contents are distinguished by their bytes. Garbage (what a device returns for a
 //! discarded block) is marked too, so that it is never taken for damage.
 
 /// Bytes of a sector.

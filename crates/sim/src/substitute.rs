@@ -1,7 +1,7 @@
-//! A cache device that is not what it was: the engine is given it for a moment, and must refuse it or lose nothing.
+//! A substituted cache device: the engine gets another device or an older copy, and must refuse it or lose nothing.
 //!
-//! Owns what is put in the device's place, what the engine must say to it, and the moment itself: machines of their own,
-//! without faults. An older copy is started several times, at first without the other devices: a start must not make it
+//! Owns the substitute, the expected answer of the engine, and the boots with it: these run on machines of their own, without
+//! faults. An older copy is started several times, at first without the other devices: a start must not make it
 //! look newer. On the last machine every device is registered and every volume is read. Afterwards the right device is back.
 //! Must not know the plan of the boot that follows.
 

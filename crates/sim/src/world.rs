@@ -1,8 +1,7 @@
 //! Virtual time, the events of devices, and the driver that runs an executor on them.
 //!
-//! Owns the clock, the queue of things that will happen, the random source of a run, the power switch, and a hash of
-//! everything that happened. Nothing here depends on anything but the seed: a run twice is the same run. Must not
-//! know what the events do.
+//! Owns the clock, the queue of future events, the random source of a run, the power switch, and a hash of all events. The
+//! run depends on the seed alone: two runs of a seed are equal. Must not know the effects of events.
 //!
 //! *Effects* are the moments at which a device takes or ends a request. They are counted, and the power can be cut
 //! at any of them: from then on devices take nothing, end nothing and change nothing.

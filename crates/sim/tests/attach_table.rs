@@ -4,10 +4,10 @@
 
 use engine::{SetOptions, Volume};
 use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors, Uuid};
-use sim::disk::Keep;
+use sim::disk::Retained;
 use sim::rig::{Layout, SET_UUID};
+use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
-use sim::story::{Boot, Story};
 
 /// Whom the superblock names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,8 +22,8 @@ enum Named {
 enum Slot {
     /// No slot: it never saw the device.
     Absent,
-    /// A slot that was given up.
-    Void,
+    /// An invalid slot.
+    Invalid,
     /// A slot, and a clean copy.
     Clean,
     /// A slot, and dirty data in leaves.
@@ -48,12 +48,12 @@ enum Row {
 const STATES: [BackingState; 4] =
     [BackingState::None, BackingState::Clean, BackingState::Dirty, BackingState::Stale];
 const NAMED: [Named; 3] = [Named::Nobody, Named::Us, Named::Another];
-const SLOTS: [Slot; 5] = [Slot::Absent, Slot::Void, Slot::Clean, Slot::Dirty, Slot::DirtyInJournal];
+const SLOTS: [Slot; 5] = [Slot::Absent, Slot::Invalid, Slot::Clean, Slot::Dirty, Slot::DirtyInJournal];
 
 /// The table: the first row that fits.
 fn row(state: BackingState, named: Named, slot: Slot) -> Row {
     let attached = matches!(state, BackingState::Clean | BackingState::Dirty);
-    let live = !matches!(slot, Slot::Absent | Slot::Void);
+    let live = !matches!(slot, Slot::Absent | Slot::Invalid);
     match () {
         () if attached && named != Named::Us => Row::RefuseOther,
         () if !attached => Row::Fresh,
@@ -64,9 +64,9 @@ fn row(state: BackingState, named: Named, slot: Slot) -> Row {
 }
 
 /// A set as it is after a crash, with this in it; nothing has been done to the superblock yet.
-fn prepared(slot: Slot) -> Story {
-    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
-    story.boot(move |b| async move {
+fn prepared(slot: Slot) -> Scenario {
+    let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(move |b| async move {
         if slot == Slot::Absent {
             // The set exists, the device has never met it.
             engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
@@ -85,12 +85,12 @@ fn prepared(slot: Slot) -> Story {
             // By now the leaf is written.
             b.sleep_ms(90_000).await;
         }
-        if slot == Slot::Void {
+        if slot == Slot::Invalid {
             b.set().detach(&b.volume(0)).await.unwrap();
         }
     });
-    story.power_cut(Keep::Nothing);
-    story
+    scenario.power_cut(Retained::Nothing);
+    scenario
 }
 
 fn say(b: &Boot, state: BackingState, named: Named) {
@@ -192,7 +192,7 @@ fn alone_every_state_has_its_row() {
 /// one had put it there, and it was served twice, by volumes that knew nothing of each other's requests.
 #[test]
 fn of_two_registrations_at_once_one_is_refused() {
-    Story::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
+    Scenario::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
         b.open().await;
         b.set().detach(&b.volume(0)).await.unwrap();
         let register = || {

@@ -1,7 +1,7 @@
-//! The tester is tested: each deliberate bug of the engine must be found, or the simulator proves nothing.
+//! Tests of the simulator: it must find each deliberate bug of the engine.
 //!
 //! Run with `cargo test -p ubcache-sim --features canary --test canaries`. Every bug has a short plan in
-//! `plans/canaries` that finds it at once; where the engine has moved on, a run like it may be needed. Most bugs are
+//! `plans/canaries` that finds it at once; after changes of the engine a similar run may be needed. Most bugs are
 //! also found within a few random seeds, and must be. `docs/simulation.md` has the table.
 
 #[allow(dead_code)]
@@ -59,8 +59,8 @@ const RARE: &[Bug] = &[
     Bug::StaleGenerationRead,
 ];
 
-/// Bugs that a story finds; they need no plan.
-const STORIES: &[(Bug, fn())] = &[
+/// Bugs that a scenario finds; they need no plan.
+const SCENARIOS: &[(Bug, fn())] = &[
     (Bug::MissOverPendingHole, contract::a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy),
     (Bug::LateFlushTrusted, hung_device::a_flush_that_hangs_does_not_fill_the_journal),
     (Bug::CrashLogAfterError, older_devices::a_crash_log_does_not_count_after_the_device_failed),
@@ -93,8 +93,8 @@ fn plan_of(bug: Bug) -> Plan {
 /// Several tests share the table, so that they run side by side.
 fn plans(part: usize, of: usize) {
     let mut missed = Vec::new();
-    let told = |bug: &Bug| STORIES.iter().any(|(b, _)| b == bug);
-    for bug in Bug::ALL.iter().filter(|b| !told(b)).skip(part).step_by(of) {
+    let has_scenario = |bug: &Bug| SCENARIOS.iter().any(|(b, _)| b == bug);
+    for bug in Bug::ALL.iter().filter(|b| !has_scenario(b)).skip(part).step_by(of) {
         let plan = plan_of(*bug);
         if let Err(failure) = run(&plan, false) {
             panic!("the plan of {bug:?} fails without it: {failure}");
@@ -124,11 +124,11 @@ fn the_plan_of_every_bug_finds_it_2() {
 
 #[test]
 fn the_story_of_every_other_bug_finds_it() {
-    for (bug, story) in STORIES {
+    for (bug, scenario) in SCENARIOS {
         set_bug(Some(*bug));
-        let told = std::panic::catch_unwind(story);
+        let found = std::panic::catch_unwind(scenario);
         set_bug(None);
-        assert!(told.is_err(), "the story does not find {bug:?}");
+        assert!(found.is_err(), "the scenario does not find {bug:?}");
     }
 }
 

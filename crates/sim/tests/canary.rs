@@ -1,4 +1,4 @@
-//! The tester is tested: on devices that lie about what is durable, seeds must fail.
+//! Tests of the simulator: seeds must fail on devices that lie about durability.
 
 use sim::plan::{Lying, Plan};
 use sim::run::run;

@@ -1,15 +1,15 @@
-//! The durability contract, told as stories where random runs need many seeds to come upon a breach of it.
+//! The durability contract, as scenarios for violations that random runs find only after many seeds.
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
 use engine::tunables::Overwrite;
 use format::{BackingState, CacheMode, Sectors};
 use io::ZeroFlags;
-use sim::disk::{Keep, Kind, Matching};
+use sim::disk::{Kind, Matching, Retained};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
-/// Nothing becomes durable by itself while the story is told.
+/// Nothing becomes durable by itself while the scenario runs.
 const NEVER_MS: u16 = 60_000;
 
 /// Opens a set whose cache holds a durable clean copy of the first 512 sectors, and newer dirty data over a few
@@ -35,16 +35,16 @@ async fn dirty_over_a_clean_copy(b: &Boot) {
 /// Contract 9: after a crash the older clean copy would be believed, and the sectors would change when it is evicted.
 #[test]
 fn writeback_waits_until_the_dirty_keys_are_durable() {
-    for keep in [Keep::Nothing, Keep::Some(2), Keep::Some(6)] {
-        let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+    for retained in [Retained::Nothing, Retained::Some(2), Retained::Some(6)] {
+        let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             dirty_over_a_clean_copy(&b).await;
             let volume = b.volume(0);
             b.rt.spawn(async move { volume.drained().await });
             b.sleep_ms(2000).await;
             assert!(b.cache.held() > 0, "the journal is on its way");
         });
-        story.power_cut(keep).judge().happy_end();
+        scenario.power_cut(retained).judge().happy_end();
     }
 }
 
@@ -52,8 +52,8 @@ fn writeback_waits_until_the_dirty_keys_are_durable() {
 /// itself, and meanwhile there was other dirty data, which was discarded.
 #[test]
 fn clean_in_the_superblock_waits_for_the_keys_of_now() {
-    let mut story = Story::new(11, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(11, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.journal_delay_ms = NEVER_MS;
         b.open_with(options).await;
@@ -75,16 +75,16 @@ fn clean_in_the_superblock_waits_for_the_keys_of_now() {
         drained.await.unwrap();
         assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The same for what goes past the cache over dirty data alone.
 #[test]
 pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
     for way in ["detaching", "discard"] {
-        for keep in [Keep::Everything, Keep::Nothing, Keep::Some(2), Keep::Some(6)] {
-            let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
-            story.boot(move |b| async move {
+        for retained in [Retained::Everything, Retained::Nothing, Retained::Some(2), Retained::Some(6)] {
+            let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writeback), 0);
+            scenario.boot(move |b| async move {
                 dirty_over_a_clean_copy(&b).await;
                 let c = b.clients[0].clone();
                 match way {
@@ -98,7 +98,7 @@ pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
                 b.sleep_ms(2000).await;
                 assert!(b.cache.held() > 0, "the journal is on its way");
             });
-            story.power_cut(keep).judge().happy_end();
+            scenario.power_cut(retained).judge().happy_end();
         }
     }
 }
@@ -106,7 +106,7 @@ pub fn direct_changes_wait_until_the_dirty_keys_are_durable() {
 /// The cache fails while the superblock that lets the device go is being written.
 #[test]
 pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
-    Story::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
+    Scenario::new(1, Layout::small(CacheMode::Writeback), 0).boot(|b| async move {
         b.open().await;
         b.clients[0].set_tolerant(true);
         b.backings[0].hold(Matching { kind: Kind::DurableWrite, range: 8..16 });
@@ -131,9 +131,9 @@ pub fn a_device_that_was_let_go_says_so_when_the_cache_fails() {
 #[test]
 pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
     for way in ["write", "zeroes"] {
-        for keep in [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)] {
-            let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
-            story.boot(move |b| async move {
+        for retained in [Retained::Nothing, Retained::Everything, Retained::Some(2), Retained::Some(6)] {
+            let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writeback), 0);
+            scenario.boot(move |b| async move {
                 let mut options = SetOptions::default();
                 options.tunables.journal_delay_ms = NEVER_MS;
                 b.open_with(options).await;
@@ -154,7 +154,7 @@ pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
                     _ => c.write_zeroes(200, 200, ZeroFlags { fua: true, ..ZeroFlags::default() }).await,
                 });
             });
-            story.power_cut(keep).judge().happy_end();
+            scenario.power_cut(retained).judge().happy_end();
         }
     }
 }
@@ -166,13 +166,13 @@ pub fn a_durable_write_past_the_cache_waits_for_the_hole_below_a_copy() {
 pub fn durable_zeros_of_a_flash_only_volume_wait_for_their_edges() {
     let layout = Layout { bucket_sectors: 16, block_sectors: 8, ..Layout::small(CacheMode::Writeback) };
     let layout = Layout { backings: Vec::new(), ..layout };
-    let mut story = Story::new(1, layout, 256);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, layout, 256);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Always;
         b.open_with(options).await;
         assert!(b.clients[0].write(0, 8, true).await);
         assert!(b.clients[0].write_zeroes(4, 132, ZeroFlags { fua: true, may_unmap: true }).await);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -1,4 +1,4 @@
-//! Every case of registration, replay and loss is reached: by seeds, or by a story where seeds do not go.
+//! Every case of registration, replay and loss is reached: by seeds, or by a scenario where seeds do not go.
 //!
 //! Run with `cargo test -p ubcache-sim --features canary --test coverage`.
 #![allow(clippy::unwrap_used)]
@@ -12,17 +12,17 @@ use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, Bkey, BucketNr, CacheMode, Inode, Ptr, RawSuperblock, Sector, Sectors, Uuid};
 use io::CrashLogRef;
 use sim::crash_log::Memory;
-use sim::disk::{Fault, Keep, Kind, Matching, SimDisk};
+use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
 use sim::edit::Heads;
 use sim::image::Image;
 use sim::rig::{Layout, uuid_of};
 use sim::run::run_seed;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 const SEEDS: u64 = 700;
 
-fn story() -> Story {
-    Story::new(1, Layout::small(CacheMode::Writeback), 0)
+fn scenario() -> Scenario {
+    Scenario::new(1, Layout::small(CacheMode::Writeback), 0)
 }
 
 /// Changes the superblock of the backing device.
@@ -39,35 +39,35 @@ async fn refused(b: &Boot) -> String {
 }
 
 fn refusals() {
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         b.cache.put(Sector(8), &[0; 4096]);
         refused(&b).await;
     });
     // A superblock whose write was lost: it says clean, and the cache has dirty data.
-    let mut s = story();
+    let mut s = scenario();
     s.boot(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         assert!(b.clients[0].write(0, 16, true).await);
     });
-    s.power_cut(Keep::Nothing);
+    s.power_cut(Retained::Nothing);
     s.boot(|b| async move {
         change(&b, |sb| sb.set_state(BackingState::Clean));
         b.open().await;
         assert_eq!(b.volume(0).state(), Some(BackingState::Dirty));
     });
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         change(&b, |sb| {
             sb.set_set_uuid(Uuid([9; 16]));
             sb.set_state(BackingState::Clean);
         });
         assert!(refused(&b).await.contains("attached to cache set"));
     });
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         change(&b, |sb| sb.set_state(BackingState::Dirty));
         assert!(refused(&b).await.contains("does not know"));
     });
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         b.open().await;
         let again = b.set().register(b.parts.backings[0].clone()).await.map(drop);
         assert!(again.unwrap_err().to_string().contains("already attached"));
@@ -80,7 +80,7 @@ fn refusals() {
 
 /// A dirty write that fails is nothing that a detach has to wait for.
 fn failed_write() {
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         b.open().await;
         let superblock = Matching { kind: Kind::DurableWrite, range: 8..16 };
         b.backings[0].hold(superblock.clone());
@@ -99,13 +99,13 @@ fn failed_write() {
 
 /// The device lost its end while the cache has dirty data for it.
 fn truncated() {
-    let mut s = story();
+    let mut s = scenario();
     s.boot(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         assert!(b.clients[0].write(2000, 16, true).await);
     });
-    s.power_cut(Keep::Nothing);
+    s.power_cut(Retained::Nothing);
     s.boot(|b| async move {
         let small = SimDisk::new(&b.world, 9, SimDisk::describe("small", 1024, 512));
         small.put(Sector(0), &b.backings[0].image().read_vec(Sector(0), Sectors(1024)));
@@ -125,12 +125,12 @@ fn damaged_structures() {
         ("uuids", "backing device"),
         ("super", "superblock"),
     ] {
-        let mut s = story();
+        let mut s = scenario();
         s.boot(|b| async move {
             b.open().await;
             assert!(b.clients[0].write(0, 16, true).await);
         });
-        s.power_cut(Keep::Nothing);
+        s.power_cut(Retained::Nothing);
         s.boot(move |b| async move {
             let Heads { superblock: sb, newest, .. } = Heads::read(&b.cache);
             let g = *sb.geometry();
@@ -167,7 +167,7 @@ fn damaged_structures() {
 
 /// A set that has failed, one with larger blocks, one without a free slot: none of them takes a device.
 fn sets_that_take_no_device() {
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         b.open().await;
         b.set().detach(&b.volume(0)).await.unwrap();
         b.volume(0).stop().await.unwrap();
@@ -176,10 +176,10 @@ fn sets_that_take_no_device() {
         assert!(b.set().register(b.parts.backings[0].clone()).await.is_err());
     });
     let layout = Layout { block_sectors: 8, ..Layout::small(CacheMode::Writeback) };
-    Story::new(1, layout, 0).boot(|b| async move {
+    Scenario::new(1, layout, 0).boot(|b| async move {
         assert!(refused(&b).await.contains("block size"));
     });
-    story().boot(|b| async move {
+    scenario().boot(|b| async move {
         let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
         let mut made = 0;
         while set.create_volume(uuid_of(made + 1), Sectors(8), "").await.is_ok() {
@@ -193,7 +193,7 @@ fn sets_that_take_no_device() {
 
 /// The superblock says dirty; whatever was dirty is written back.
 fn dirty_without_keys() {
-    let mut s = story();
+    let mut s = scenario();
     s.boot_and_stop(|b| async move {
         b.open().await;
         b.read_all(0).await;
@@ -210,11 +210,11 @@ fn dirty_without_keys() {
 
 /// A journal whose newest entry says that every bucket that is left holds dirty data.
 fn no_bucket_left() {
-    let mut s = story();
+    let mut s = scenario();
     s.boot(|b| async move {
         CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
     });
-    s.power_cut(Keep::Nothing);
+    s.power_cut(Retained::Nothing);
     s.boot(|b| async move {
         let mut heads = Heads::read(&b.cache);
         let (g, newest) = (*heads.superblock.geometry(), heads.newest.clone());
@@ -245,7 +245,7 @@ fn no_bucket_left() {
 fn crash_log() {
     let memory = Rc::new(Memory::default());
     let options = || SetOptions { crash_log: Some(CrashLogRef(memory.clone())), ..SetOptions::default() };
-    let mut s = story();
+    let mut s = scenario();
     let first = options();
     s.boot(|b| async move {
         b.open_with(first).await;
@@ -264,7 +264,7 @@ fn torn() {
     for seed in 0..40 {
         // All data in one bucket: none needs new priorities, and a journal entry with them.
         let layout = Layout { bucket_sectors: 128, nbuckets: 128, ..Layout::small(CacheMode::Writeback) };
-        let mut s = Story::new(seed, layout, 0);
+        let mut s = Scenario::new(seed, layout, 0);
         s.boot(move |b| async move {
             let mut options = SetOptions::default();
             options.tunables.journal_delay_ms = 60_000;
@@ -287,7 +287,7 @@ fn torn() {
             b.sleep_ms(50_000).await;
             assert_eq!(b.cache.held(), 1, "the write is on its way");
         });
-        s.power_cut(Keep::Some(4)).judge().happy_end();
+        s.power_cut(Retained::Some(4)).judge().happy_end();
     }
 }
 

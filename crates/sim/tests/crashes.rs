@@ -1,5 +1,5 @@
-//! A busy quarter of a minute in the life of a set, with the power cut at every single effect of a device, and several
-//! outcomes of each cut: nothing survives that was not durable, everything does, or some of it.
+//! Fifteen busy seconds of a set, with a power cut at every effect of a device, and several outcomes of each cut: none, all or
+//! some of the writes that are not durable survive.
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
@@ -8,7 +8,7 @@ use io::{Nanos, ZeroFlags};
 use sim::crash::every_crash;
 use sim::disk::Speed;
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 const SECTORS: u64 = 320;
 
@@ -127,19 +127,19 @@ async fn attaching(b: Boot) {
 
 #[test]
 fn modes_with_a_crash_anywhere() {
-    let n = every_crash(1, || Story::new(1, layout(), 0), prologue, modes, 1);
+    let n = every_crash(1, || Scenario::new(1, layout(), 0), prologue, modes, 1);
     assert!(n > 300, "{n} crashes");
 }
 
 #[test]
 fn index_with_a_crash_anywhere() {
-    let n = every_crash(2, || Story::new(2, layout(), 0), prologue, index, 3);
+    let n = every_crash(2, || Scenario::new(2, layout(), 0), prologue, index, 3);
     assert!(n > 300, "{n} crashes");
 }
 
 #[test]
 fn attaching_with_a_crash_anywhere() {
-    let n = every_crash(3, || Story::new(3, layout(), 64), prologue, attaching, 1);
+    let n = every_crash(3, || Scenario::new(3, layout(), 64), prologue, attaching, 1);
     assert!(n > 200, "{n} crashes");
 }
 
@@ -147,12 +147,12 @@ fn attaching_with_a_crash_anywhere() {
 #[test]
 fn first_start_with_a_crash_anywhere() {
     let nothing = |_: Boot| async {};
-    let tale = |b: Boot| async move {
+    let script = |b: Boot| async move {
         b.open().await;
         assert!(b.clients[0].write(0, 16, true).await);
         b.stop().await;
     };
-    let n = every_crash(4, || Story::new(4, layout(), 0), nothing, tale, 1);
+    let n = every_crash(4, || Scenario::new(4, layout(), 0), nothing, script, 1);
     assert!(n > 30, "{n} crashes");
 }
 
@@ -169,12 +169,12 @@ fn recovery_with_a_crash_anywhere() {
         // Not stopped: what follows begins with a journal to be replayed.
         assert!(b.clients[0].flush().await);
     };
-    let tale = |b: Boot| async move {
+    let script = |b: Boot| async move {
         open(&b).await;
         b.read_all(0).await;
         b.volume(0).drained().await.unwrap();
         b.stop().await;
     };
-    let n = every_crash(5, || Story::new(5, layout(), 0), prologue, tale, 1);
+    let n = every_crash(5, || Scenario::new(5, layout(), 0), prologue, script, 1);
     assert!(n > 100, "{n} crashes");
 }

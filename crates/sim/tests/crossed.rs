@@ -1,4 +1,4 @@
-//! No two ingredients of a plan exclude each other: every pair is drawn within 10,000 plans, or stands here with the reason.
+//! No two ingredients of a plan exclude each other: every pair is drawn within 10,000 plans, or is listed here with the reason.
 //!
 //! Plans are drawn and not run. A pair counts if both are in one boot; requests also count if they follow each other at one
 //! place, with and without another cache mode in between, and if the power fails right after an answer.

@@ -1,16 +1,17 @@
-//! The defects of the kernel's implementation (semantics section 18), one story each: with the kernel's
+//! The defects of the kernel's implementation (semantics section 18), one scenario each: with the kernel's
 //! behaviour these tests fail. What data must survive is the oracle's judgement; it watches every request.
 #![allow(clippy::unwrap_used)]
 
 use format::{BackingState, CacheMode, Sector, Sectors};
 use io::ZeroFlags;
-use sim::disk::{Fault, Keep, Kind, Matching, Speed};
+use sim::disk::{Fault, Kind, Matching, Retained, Speed};
 use sim::image::Image;
 use sim::rig::Layout;
+use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
-use sim::story::{Boot, Story};
 
-const KEEPS: [Keep; 4] = [Keep::Nothing, Keep::Everything, Keep::Some(2), Keep::Some(6)];
+const RETAINED: [Retained; 4] =
+    [Retained::Nothing, Retained::Everything, Retained::Some(2), Retained::Some(6)];
 const MODES: [&str; 3] = ["writethrough", "writearound", "none"];
 
 fn writes() -> Matching {
@@ -44,9 +45,9 @@ async fn dirty_and_flushed(b: &Boot, start: u64, sectors: u64) {
 #[test]
 fn item_0_a_write_past_dirty_data_does_not_bring_back_older_data() {
     for (n, mode) in MODES.into_iter().enumerate() {
-        for keep in KEEPS {
-            let mut story = Story::new(n as u64, Layout::small(CacheMode::Writeback), 0);
-            story.boot(|b| async move {
+        for retained in RETAINED {
+            let mut scenario = Scenario::new(n as u64, Layout::small(CacheMode::Writeback), 0);
+            scenario.boot(|b| async move {
                 b.open().await;
                 dirty_and_flushed(&b, 100, 256).await;
                 b.tune(0, "cache_mode", mode).await;
@@ -54,7 +55,7 @@ fn item_0_a_write_past_dirty_data_does_not_bring_back_older_data() {
                 b.write_beside(0, 100, 256, false);
                 b.sleep_ms(2000).await;
             });
-            story.power_cut(keep).judge().happy_end();
+            scenario.power_cut(retained).judge().happy_end();
         }
     }
 }
@@ -63,9 +64,9 @@ fn item_0_a_write_past_dirty_data_does_not_bring_back_older_data() {
 #[test]
 fn item_0_every_way_past_dirty_data() {
     for way in 0..4 {
-        for keep in KEEPS {
-            let mut story = Story::new(way, Layout::small(CacheMode::Writeback), 0);
-            story.boot(move |b| async move {
+        for retained in RETAINED {
+            let mut scenario = Scenario::new(way, Layout::small(CacheMode::Writeback), 0);
+            scenario.boot(move |b| async move {
                 b.open().await;
                 dirty_and_flushed(&b, 100, 64).await;
                 b.backings[0].hold(writes());
@@ -90,7 +91,7 @@ fn item_0_every_way_past_dirty_data() {
                 }
                 b.sleep_ms(2000).await;
             });
-            story.power_cut(keep).judge().happy_end();
+            scenario.power_cut(retained).judge().happy_end();
         }
     }
 }
@@ -99,9 +100,9 @@ fn item_0_every_way_past_dirty_data() {
 /// and on, the cache is back. The kernel serves what the cache remembers: blocks from before the writes.
 #[test]
 fn item_1_a_cache_that_was_away_comes_back_empty() {
-    for (n, keep) in KEEPS.into_iter().enumerate() {
-        let mut story = Story::new(n as u64, Layout::small(CacheMode::Writethrough), 0);
-        story.boot(|b| async move {
+    for (n, retained) in RETAINED.into_iter().enumerate() {
+        let mut scenario = Scenario::new(n as u64, Layout::small(CacheMode::Writethrough), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             b.tune(0, "sequential_cutoff", "0").await;
             b.read_all(0).await;
@@ -115,15 +116,15 @@ fn item_1_a_cache_that_was_away_comes_back_empty() {
             assert!(b.clients[0].flush().await);
             assert!(b.set().failure().is_some());
         });
-        story.power_cut(keep).judge().happy_end();
+        scenario.power_cut(retained).judge().happy_end();
     }
 }
 
 /// Item 1: what makes that safe is on the device before the first write that the cache does not see.
 #[test]
 fn item_1_the_device_says_stale_before_it_is_written_alone() {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writethrough), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writethrough), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.read_all(0).await;
         b.sleep_ms(90_000).await;
@@ -146,39 +147,39 @@ fn item_1_the_device_says_stale_before_it_is_written_alone() {
         for w in writes {
             w.await;
         }
-        let image = b.backings[0].after_power_cut(Keep::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
         assert_eq!(durable_state(&image), BackingState::Stale);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 2. Dirty data was written back, the keys say clean, the superblock says clean; then the power fails before
 /// anybody flushed. The kernel has sent no flush to the backing device: acknowledged and flushed data is gone.
 #[test]
 fn item_2_data_written_back_is_flushed_before_it_is_clean() {
-    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         dirty_and_flushed(&b, 0, 512).await;
         let flushes = b.backings[0].counters().flushes;
         b.volume(0).drained().await.unwrap();
         assert!(b.backings[0].counters().flushes > flushes);
         assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
-        let image = b.backings[0].after_power_cut(Keep::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
         for sector in 0..512 {
             let bytes = image.read_vec(Sector(16 + sector), Sectors(1));
             b.clients[0].oracle.borrow().check_sector(sector, &bytes).unwrap();
         }
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 3. The kernel starts to write "dirty" into the backing superblock and acknowledges the write without waiting:
 /// after a crash the device counts as clean, and can be started without its cache.
 #[test]
 fn item_3_the_superblock_says_dirty_before_the_first_dirty_write_is_acknowledged() {
-    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.backings[0].hold(superblock());
         let first = b.write_beside(0, 0, 8, false);
@@ -187,10 +188,10 @@ fn item_3_the_superblock_says_dirty_before_the_first_dirty_write_is_acknowledged
         assert!(first.try_take().is_none() && second.try_take().is_none());
         b.backings[0].release();
         assert!(first.await && second.await);
-        let image = b.backings[0].after_power_cut(Keep::Nothing, &mut io::Rng::new(1));
+        let image = b.backings[0].after_power_cut(Retained::Nothing, &mut io::Rng::new(1));
         assert_eq!(durable_state(&image), BackingState::Dirty);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 4. Copies of what was read go to the index without the journal; the leaf is written 30 seconds later. The
@@ -198,8 +199,8 @@ fn item_3_the_superblock_says_dirty_before_the_first_dirty_write_is_acknowledged
 #[test]
 fn item_4_no_key_is_durable_before_its_data() {
     for seed in 0..10 {
-        let mut story = Story::new(seed, Layout::small(CacheMode::Writethrough), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writethrough), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             b.tune(0, "sequential_cutoff", "0").await;
             b.read_all(0).await;
@@ -209,12 +210,12 @@ fn item_4_no_key_is_durable_before_its_data() {
             b.read_all(0).await;
             b.sleep_ms(90_000).await;
         });
-        story.power_cut(Keep::Nothing).judge();
-        let cached = story.rig.cache.image();
+        scenario.power_cut(Retained::Nothing).judge();
+        let cached = scenario.rig.cache.image();
         let view = inspect::SetView::open(&cached, inspect::Mode::Strict).unwrap();
         let clean: u64 = view.pieces().filter(|(.., kind)| kind.is_live()).map(|(_, p, _)| p.len.0).sum();
-        assert!(clean > 500, "{clean} sectors are cached: the story is about nothing");
-        story.happy_end();
+        assert!(clean > 500, "{clean} sectors are cached: the scenario is about nothing");
+        scenario.happy_end();
     }
 }
 
@@ -224,9 +225,9 @@ fn item_4_no_key_is_durable_before_its_data() {
 #[test]
 fn item_5_no_sector_changes_without_a_write() {
     for mode in MODES {
-        for (n, keep) in KEEPS.into_iter().enumerate() {
-            let mut story = Story::new(n as u64, Layout::small(CacheMode::Writethrough), 0);
-            story.boot(|b| async move {
+        for (n, retained) in RETAINED.into_iter().enumerate() {
+            let mut scenario = Scenario::new(n as u64, Layout::small(CacheMode::Writethrough), 0);
+            scenario.boot(|b| async move {
                 b.open().await;
                 b.tune(0, "sequential_cutoff", "0").await;
                 b.tune(0, "cache_mode", mode).await;
@@ -240,16 +241,16 @@ fn item_5_no_sector_changes_without_a_write() {
                 }
                 b.sleep_ms(4500).await;
             });
-            story.power_cut(keep).judge();
+            scenario.power_cut(retained).judge();
             // The oracle remembers what is read; once from the cache, once from the device alone.
-            story.boot_and_stop(|b| async move {
+            scenario.boot_and_stop(|b| async move {
                 b.open().await;
                 let first = b.read_all(0).await;
                 b.set().detach(&b.volume(0)).await.unwrap();
                 assert_eq!(b.read_all(0).await, first);
                 b.stop().await;
             });
-            story.judge().happy_end();
+            scenario.judge().happy_end();
         }
     }
 }
@@ -258,11 +259,11 @@ fn item_5_no_sector_changes_without_a_write() {
 /// leaf was written. What replay and the old leaf say must not be the copies in their old place.
 #[test]
 fn item_8_moved_copies_do_not_come_back_from_their_old_place() {
-    for keep in KEEPS {
+    for retained in RETAINED {
         let mut layout = Layout::small(CacheMode::Writethrough);
         layout.bucket_sectors = 32;
-        let mut story = Story::new(8, layout, 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(8, layout, 0);
+        scenario.boot(|b| async move {
             b.open().await;
             let c = &b.clients[0];
             b.tune(0, "sequential_cutoff", "0").await;
@@ -281,13 +282,13 @@ fn item_8_moved_copies_do_not_come_back_from_their_old_place() {
             b.set().gc().await.unwrap();
             assert!(
                 b.set().counters().moved_extents > moved,
-                "nothing was moved: the story is about nothing"
+                "nothing was moved: the scenario is about nothing"
             );
             for i in 0..16 {
                 assert!(c.write(i * 32, 8, true).await);
             }
         });
-        story.power_cut(keep).judge().happy_end();
+        scenario.power_cut(retained).judge().happy_end();
     }
 }
 
@@ -296,8 +297,8 @@ fn item_8_moved_copies_do_not_come_back_from_their_old_place() {
 #[test]
 fn item_9_a_failed_cache_write_goes_to_the_backing_device() {
     for mode in ["writeback", "writethrough"] {
-        let mut story = Story::new(9, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(9, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             b.tune(0, "cache_mode", mode).await;
             assert!(b.clients[0].write(0, 8, true).await);
@@ -309,7 +310,7 @@ fn item_9_a_failed_cache_write_goes_to_the_backing_device() {
             assert!(b.clients[0].read(0, 16).await.is_some());
             assert!(b.clients[0].flush().await);
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -317,8 +318,8 @@ fn item_9_a_failed_cache_write_goes_to_the_backing_device() {
 #[test]
 fn item_10_a_failed_backing_flush_is_reported() {
     for mode in MODES {
-        let mut story = Story::new(10, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(10, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             b.tune(0, "cache_mode", mode).await;
             b.clients[0].set_tolerant(true);
@@ -328,15 +329,15 @@ fn item_10_a_failed_backing_flush_is_reported() {
             assert!(!b.clients[0].flush().await);
             assert!(!b.clients[0].flush().await, "the data may be gone: asking again must not hide that");
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
 /// Item 11. The kernel flushes the backing device at every flush, in writeback mode too.
 #[test]
 fn item_11_a_flush_leaves_a_backing_device_alone_that_was_not_written() {
-    let mut story = Story::new(11, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(11, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         assert!(b.clients[0].write(0, 8, true).await);
@@ -355,14 +356,14 @@ fn item_11_a_flush_leaves_a_backing_device_alone_that_was_not_written() {
         assert!((10..=10 + prios).contains(&flushes), "{flushes} flushes, one for each journal entry");
         assert!((10..=10 + 2 * prios).contains(&writes), "{writes} durable writes");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Item 15. The kernel caches only the first missing piece of a read.
 #[test]
 fn item_15_all_missing_pieces_of_a_read_are_cached() {
-    let mut story = Story::new(15, Layout::small(CacheMode::Writethrough), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(15, Layout::small(CacheMode::Writethrough), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         for i in 0..8 {
@@ -376,14 +377,14 @@ fn item_15_all_missing_pieces_of_a_read_are_cached() {
         assert_eq!(b.backings[0].counters().reads, before);
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Item 16. The kernel inserts a key for each 16 MiB of a discard, whatever is cached.
 #[test]
 fn item_16_a_discard_costs_what_it_drops() {
-    let mut story = Story::new(16, Layout::small(CacheMode::Writeback), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(16, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         let entries = || b.set().status().journal_written.0;
         let before = entries();
@@ -395,22 +396,22 @@ fn item_16_a_discard_costs_what_it_drops() {
         assert_eq!(b.volume(0).dirty_sectors(), Sectors(0));
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Item 17. A device with dirty data was started alone, by the operator's explicit wish; later it comes back. In the
 /// kernel its old dirty keys occupy the cache for ever.
 #[test]
 fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
-    let mut story = Story::new(17, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(17, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         dirty_and_flushed(&b, 0, 1024).await;
         assert!(b.set().status().cached_sectors >= Sectors(1024));
         b.sleep_ms(100).await;
     });
-    story.power_cut(Keep::Nothing).judge();
-    story.boot(|b| async move {
+    scenario.power_cut(Retained::Nothing).judge();
+    scenario.boot(|b| async move {
         let disk = b.parts.backings[0].clone();
         let refused = engine::Volume::pass_through(disk.clone(), false).await.map(drop).unwrap_err();
         assert!(refused.to_string().contains("dirty data"), "{refused}");
@@ -422,8 +423,8 @@ fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
         }
         b.clients[0].volume().unwrap().stop().await.unwrap();
     });
-    story.kill();
-    story.boot_and_stop(|b| async move {
+    scenario.kill();
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.read_all(0).await;
         b.set().gc().await.unwrap();
@@ -432,7 +433,7 @@ fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
         assert!(s.in_use_percent < 20, "{s:?}");
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Item 18. The cache of a clean device fails: in the kernel every request gets an error until the device has been
@@ -440,8 +441,8 @@ fn item_17_dirty_keys_that_nobody_can_reach_go_away() {
 #[test]
 fn item_18_no_errors_while_a_clean_device_loses_its_cache() {
     for seed in 0..20 {
-        let mut story = Story::new(seed, Layout::small(CacheMode::Writethrough), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writethrough), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             b.tune(0, "sequential_cutoff", "0").await;
             b.read_all(0).await;
@@ -469,7 +470,7 @@ fn item_18_no_errors_while_a_clean_device_loses_its_cache() {
             assert!(b.set().failure().is_some());
             assert_eq!(b.clients[0].errors(), 0);
         });
-        story.power_cut(Keep::Some(4)).judge().happy_end();
+        scenario.power_cut(Retained::Some(4)).judge().happy_end();
     }
 }
 
@@ -477,8 +478,8 @@ fn item_18_no_errors_while_a_clean_device_loses_its_cache() {
 /// last dirty block is gone, and new dirty data waits twice.
 #[test]
 fn item_20_nothing_waits_longer_than_the_delay() {
-    let mut story = Story::new(20, Layout::small(CacheMode::Writeback), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(20, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.tune(0, "writeback_percent", "0").await;
         assert!(b.clients[0].write(0, 8, false).await);
@@ -493,14 +494,14 @@ fn item_20_nothing_waits_longer_than_the_delay() {
         assert_eq!(b.volume(0).state(), Some(BackingState::Clean));
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Item 25. With `gc_always_rewrite` the kernel's walk never ends: it rewrites the root and begins again.
 #[test]
 fn item_25_a_walk_that_rewrites_everything_ends() {
-    let mut story = Story::new(25, Layout::small(CacheMode::Writeback), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(25, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         for i in 0..600 {
@@ -509,7 +510,7 @@ fn item_25_a_walk_that_rewrites_everything_ends() {
         let set = b.set();
         set.gc().await.unwrap();
         let (before, nodes) = (set.counters(), set.status().btree_nodes as u64);
-        assert!(nodes > 3, "{nodes} nodes: the story is about nothing");
+        assert!(nodes > 3, "{nodes} nodes: the scenario is about nothing");
         set.set("gc_always_rewrite", "1").await.unwrap();
         set.gc().await.unwrap();
         let after = set.counters();
@@ -519,15 +520,15 @@ fn item_25_a_walk_that_rewrites_everything_ends() {
         assert!(after.prio_writes - before.prio_writes <= nodes);
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Contract 6, the other way round: the state says clean only after the last dirty key is gone, durably.
 #[test]
 fn clean_in_the_superblock_means_no_dirty_key_on_disk() {
-    for (n, keep) in KEEPS.into_iter().enumerate() {
-        let mut story = Story::new(n as u64, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+    for (n, retained) in RETAINED.into_iter().enumerate() {
+        let mut scenario = Scenario::new(n as u64, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             dirty_and_flushed(&b, 0, 64).await;
             b.backings[0].hold(superblock());
@@ -536,11 +537,11 @@ fn clean_in_the_superblock_means_no_dirty_key_on_disk() {
             b.sleep_ms(5000).await;
             assert_eq!(b.backings[0].held(), 1, "the superblock is being written");
         });
-        story.power_cut(keep).judge();
-        let cache = story.rig.cache.image();
+        scenario.power_cut(retained).judge();
+        let cache = scenario.rig.cache.image();
         let view = inspect::SetView::open(&cache, inspect::Mode::Strict).unwrap();
         assert!(!view.extents_are_dirty(), "dirty keys are left");
-        story.happy_end();
+        scenario.happy_end();
     }
 }
 
@@ -558,8 +559,8 @@ impl Dirty for inspect::SetView {
 #[test]
 fn what_a_discard_leaves_does_not_change() {
     for seed in 0..10 {
-        let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             b.open().await;
             dirty_and_flushed(&b, 0, 512).await;
             assert!(b.clients[0].discard(10, 300).await);
@@ -568,6 +569,6 @@ fn what_a_discard_leaves_does_not_change() {
             assert_eq!(b.read_all(0).await, found);
             assert!(b.clients[0].flush().await);
         });
-        story.power_cut(Keep::Some(4)).judge().happy_end();
+        scenario.power_cut(Retained::Some(4)).judge().happy_end();
     }
 }

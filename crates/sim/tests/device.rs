@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use format::{Sector, Sectors};
 use io::{Disk, Nanos, Rng};
-use sim::disk::{Fault, Keep, Kind, Matching, SimDisk, Speed};
+use sim::disk::{Fault, Kind, Matching, Retained, SimDisk, Speed};
 use sim::world::{Machine, Order, World};
 
 fn new_disk(world: &World, logical: u32) -> Rc<SimDisk> {
@@ -62,7 +62,7 @@ fn what_a_power_cut_leaves() {
             write(6, false).await.unwrap();
         });
         drop(machine);
-        disk.power_cut(Keep::Some(3));
+        disk.power_cut(Retained::Some(3));
         let bytes = disk.image().read_vec(Sector(8), Sectors(8));
         for block in bytes.chunks(512) {
             assert!(block.iter().all(|b| *b == block[0]) && (4..=6).contains(&block[0]), "{}", block[0]);
@@ -95,7 +95,7 @@ fn a_flush_covers_what_ended_before_it() {
     assert_eq!(disk.image().read_vec(Sector(0), Sectors(1)), [1; 512]);
     let medium = disk.medium();
     assert_eq!(
-        medium.after_power_cut(Keep::Nothing, &mut Rng::new(1)).read_vec(Sector(0), Sectors(1)),
+        medium.after_power_cut(Retained::Nothing, &mut Rng::new(1)).read_vec(Sector(0), Sectors(1)),
         [0; 512]
     );
 }

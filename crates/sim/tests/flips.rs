@@ -1,16 +1,16 @@
 //! A bit of metadata flips while the devices are off. The engine refuses the set, fails later, or goes back to something
-//! that a sector once held: the newest journal entry and the last set of a leaf cannot be told from torn ones. It never
-//! takes anything else for the contents of a sector.
+//! that a sector once held: a damaged newest journal entry or last bset of a leaf looks like a torn one. It never returns
+//! anything else as the contents of a sector.
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
 use format::{CacheMode, Sector, Sectors};
 use io::Rng;
-use sim::disk::Keep;
+use sim::disk::Retained;
 use sim::image::Image;
 use sim::rig::{Layout, Rig};
+use sim::scenario::Scenario;
 use sim::stamp::{Content, SECTOR, decode};
-use sim::story::Story;
 use sim::world::{Order, World};
 
 const SIZE: u64 = 256;
@@ -26,8 +26,8 @@ fn layout() -> Layout {
 
 /// Clean and dirty data, an index with several sets, and a journal to be replayed.
 fn life() -> (Image, Image) {
-    let mut story = Story::new(5, layout(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(5, layout(), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.tune(0, "writeback_running", "0").await;
@@ -40,8 +40,8 @@ fn life() -> (Image, Image) {
         }
         assert!(b.clients[0].flush().await);
     });
-    story.power_cut(Keep::Everything);
-    (story.rig.cache.image(), story.rig.backings[0].image())
+    scenario.power_cut(Retained::Everything);
+    (scenario.rig.cache.image(), scenario.rig.backings[0].image())
 }
 
 /// What comes of a start with these images: how many sectors could be read; each holds what it once held.

@@ -1,5 +1,4 @@
-//! Callers that give up the wait for something that the engine has under way: a flush or a detach that the operator
-//! cancels.
+//! Callers that are dropped while the engine works for them: a flush, or a detach that the operator cancels.
 #![allow(clippy::unwrap_used)]
 
 use std::pin::pin;
@@ -8,9 +7,9 @@ use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
-use sim::disk::{Keep, Speed};
+use sim::disk::{Retained, Speed};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// Slow enough for everything else to come first.
 const SLOW: Nanos = Nanos::from_secs(20);
@@ -34,16 +33,16 @@ async fn give_up_when_clean_is_on_its_way(b: &Boot) {
 #[test]
 pub fn the_update_of_a_superblock_is_not_overtaken() {
     for seed in 0..8 {
-        let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             give_up_when_clean_is_on_its_way(&b).await;
             b.backings[0].set_speed(Speed::even(10));
             let began = b.rt.now();
             assert!(b.clients[0].write(64, 8, true).await);
-            assert!(b.rt.now().since(began) < SLOW, "the story is about a write that comes meanwhile");
+            assert!(b.rt.now().since(began) < SLOW, "the scenario is about a write that comes meanwhile");
             b.rt.sleep(SLOW).await;
         });
-        story.power_cut(Keep::Everything).judge().happy_end();
+        scenario.power_cut(Retained::Everything).judge().happy_end();
     }
 }
 
@@ -54,8 +53,8 @@ fn a_command_goes_on_when_its_caller_does_not_wait() {
         let volume = b.volume(0);
         drop(select(pin!(volume.set("label", label)), b.rt.sleep(wait)).await);
     }
-    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.cache.set_speed(Speed { base: SLOW, ..Speed::even(0) });
         label(&b, "first", Nanos(SLOW.0 / 2)).await;
@@ -67,28 +66,28 @@ fn a_command_goes_on_when_its_caller_does_not_wait() {
         assert_eq!(set.get("cache_replacement_policy").unwrap(), "lru fifo [random]");
         b.stop().await;
     });
-    story.boot(|b| async move {
+    scenario.boot(|b| async move {
         b.open().await;
         assert_eq!(b.set().get("cache_replacement_policy").unwrap(), "lru fifo [random]");
         assert_eq!(b.volume(0).get("label").unwrap(), "second");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// A volume without a cache whose device cannot be flushed was stopped, and nobody was told.
+/// A volume without a cache was stopped although its device could not be flushed, and no command reported the error.
 #[test]
 fn a_stop_says_that_the_device_was_not_flushed() {
-    let mut story = Story::new(1, Layout::small(CacheMode::None), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::None), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.set().detach(&b.volume(0)).await.unwrap();
         assert!(b.clients[0].write(0, 8, false).await);
-        b.backings[0].lose_in_flush(0, Keep::Nothing);
+        b.backings[0].lose_in_flush(0, Retained::Nothing);
         let said = b.set().release(&b.volume(0)).await.unwrap_err().to_string();
         assert!(said.contains("flush"), "{said}");
         b.clients[0].loss_reported();
     });
-    story.power_cut(Keep::Nothing).judge();
+    scenario.power_cut(Retained::Nothing).judge();
 }
 
 /// A walk of the index that was given up left the leaves busy that it was about to replace. Whoever writes such a leaf waited
@@ -97,8 +96,8 @@ fn a_stop_says_that_the_device_was_not_flushed() {
 fn a_walk_goes_on_when_its_caller_does_not_wait() {
     for cut_us in [10, 100, 500, 1000, 3000, 10_000] {
         let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
-        let mut story = Story::new(3, layout, 0);
-        story.boot_and_stop(move |b| async move {
+        let mut scenario = Scenario::new(3, layout, 0);
+        scenario.boot_and_stop(move |b| async move {
             b.open().await;
             b.tune(0, "sequential_cutoff", "0").await;
             b.tune(0, "writeback_running", "0").await;
@@ -116,7 +115,7 @@ fn a_walk_goes_on_when_its_caller_does_not_wait() {
             set.gc().await.unwrap();
             b.stop().await;
         });
-        story.judge().happy_end();
+        scenario.judge().happy_end();
     }
 }
 
@@ -126,8 +125,8 @@ fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() 
     let mut layout = Layout::small(CacheMode::Writeback);
     let second = layout.backings[0].clone();
     layout.backings.push(second);
-    let mut story = Story::new(1, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, layout, 0);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.journal_delay_ms = 60_000;
         b.open_with(options).await;
@@ -138,20 +137,20 @@ fn a_device_that_cannot_be_flushed_keeps_nothing_of_others_from_being_durable() 
         }
         assert!(b.clients[1].write(0, 1, true).await, "the device is dirty now");
         assert!(b.clients[0].write(0, 8, false).await && b.clients[1].write(64, 8, false).await);
-        b.backings[0].lose_in_flush(0, Keep::Nothing);
+        b.backings[0].lose_in_flush(0, Retained::Nothing);
         assert!(b.set().stop().await.is_err());
         b.clients[0].loss_reported();
         b.clients[1].oracle.borrow_mut().stopped();
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Two operators detach a volume, and one of them gives up. The other one's volume took dirty data again, and under load it was
 /// never drained.
 #[test]
 fn one_of_two_detaches_is_given_up() {
-    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         let volume = b.volume(0);
@@ -165,15 +164,15 @@ fn one_of_two_detaches_is_given_up() {
         assert!(!volume.figures().detaching);
         b.stop().await;
     });
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// Two operators delete a volume, and a third one creates one. The slot was that of the new volume when the second deletion came
 /// to its turn, and the new volume was void.
 #[test]
 fn a_volume_is_deleted_once() {
-    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 256);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 256);
+    scenario.boot(|b| async move {
         b.open().await;
         let set = b.set();
         let inode = b.volume(1).inode().unwrap();

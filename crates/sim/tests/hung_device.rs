@@ -4,9 +4,9 @@
 
 use engine::SetOptions;
 use format::{CacheMode, Sectors};
-use sim::disk::{Keep, Kind, Matching};
+use sim::disk::{Kind, Matching, Retained};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// The device that hangs, and the one that does not.
 const HUNG: usize = 0;
@@ -45,9 +45,9 @@ async fn write_until_the_ring_wrapped(b: &Boot) {
 /// of the journal, and after 952 writes to the other device the journal was full for good.
 #[test]
 pub fn a_flush_that_hangs_does_not_fill_the_journal() {
-    for keep in [Keep::Nothing, Keep::Everything, Keep::Some(3)] {
-        let mut story = Story::new(3, two_devices(), 0);
-        story.boot(|b| async move {
+    for retained in [Retained::Nothing, Retained::Everything, Retained::Some(3)] {
+        let mut scenario = Scenario::new(3, two_devices(), 0);
+        scenario.boot(|b| async move {
             open(&b).await;
             b.tune(HUNG, "cache_mode", "writethrough").await;
             b.backings[HUNG].hold(Matching::all(Kind::Flush));
@@ -59,15 +59,15 @@ pub fn a_flush_that_hangs_does_not_fill_the_journal() {
             assert!(b.clients[HUNG].write(0, 64, false).await);
             assert!(b.clients[HUNG].read(0, 128).await.is_some());
         });
-        story.power_cut(keep).judge().happy_end();
+        scenario.power_cut(retained).judge().happy_end();
     }
 }
 
 /// When the flush is answered after all, copies of the device are made and kept again.
 #[test]
 fn a_device_that_answers_late_is_cached_again() {
-    let mut story = Story::new(4, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(4, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
         b.backings[HUNG].hold(Matching::all(Kind::Flush));
@@ -82,14 +82,14 @@ fn a_device_that_answers_late_is_cached_again() {
         assert!(b.set().status().cached_sectors > before);
         assert!(b.clients[HEALTHY].flush().await);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A walk that replaces the leaf waits for the flush as whoever writes it does, and then goes on without the copies.
 #[test]
 fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
-    let mut story = Story::new(8, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(8, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
         b.set().set("gc_always_rewrite", "1").await.unwrap();
@@ -99,14 +99,14 @@ fn a_leaf_is_replaced_without_copies_of_a_device_that_hangs() {
         b.set().gc().await.unwrap();
         assert_eq!(b.set().status().cached_sectors, Sectors::ZERO);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A flush that takes a second is waited for: nobody else needs the leaf, and the copies are worth it.
 #[test]
 fn a_slow_flush_costs_no_copies() {
-    let mut story = Story::new(7, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(7, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "writethrough").await;
         assert!(b.clients[HUNG].write(0, 64, false).await);
@@ -122,7 +122,7 @@ fn a_slow_flush_costs_no_copies() {
         walk.await.unwrap();
         assert_eq!((b.set().status().cached_sectors, b.volume(HUNG).take_events()), (copies, vec![]));
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The leaf waits for a flush while copies arrive, more of them than a leaf may hold: they wait for the leaf to be written,
@@ -132,8 +132,8 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
     let mut layout = Layout::small(CacheMode::Writethrough);
     layout.nbuckets = 2048;
     layout.backings[0].data_sectors = 16384;
-    let mut story = Story::new(9, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(9, layout, 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         let c = &b.clients[0];
@@ -156,15 +156,15 @@ fn copies_wait_for_a_full_leaf_and_reads_do_not() {
         b.sleep_ms(1000).await;
         assert_eq!(b.set().status().cached_sectors, before + Sectors(8));
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A detach that waits for a hung write of its own volume held the lock for the table of devices, for which every other
 /// attach and detach waited.
 #[test]
 fn a_detach_that_hangs_holds_up_no_other_device() {
-    let mut story = Story::new(5, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(5, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HUNG, "cache_mode", "none").await;
         b.backings[HUNG].hold(Matching::all(Kind::Write));
@@ -180,15 +180,15 @@ fn a_detach_that_hangs_holds_up_no_other_device() {
         assert!(b.clients[HEALTHY].write(0, 8, true).await);
         assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
     });
-    story.power_cut(Keep::Nothing);
+    scenario.power_cut(Retained::Nothing);
 }
 
 /// Requests of a device that is being detached do not wait for the table of devices, which the cache device has: from the
 /// superblock on, the device has no cache.
 #[test]
 fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
-    let mut story = Story::new(8, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(8, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.tune(HEALTHY, "cache_mode", "writethrough").await;
         assert!(b.clients[HEALTHY].write(0, 8, true).await);
@@ -203,14 +203,14 @@ fn a_cache_device_that_hangs_holds_up_no_request_of_a_detached_device() {
         b.cache.release();
         detach.await.unwrap();
     });
-    story.power_cut(Keep::Nothing);
+    scenario.power_cut(Retained::Nothing);
 }
 
 /// Attaching a device that hangs holds up neither requests nor a detach of others.
 #[test]
 fn an_attach_that_hangs_holds_up_no_other_device() {
-    let mut story = Story::new(6, two_devices(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(6, two_devices(), 0);
+    scenario.boot(|b| async move {
         open(&b).await;
         b.set().detach(&b.volume(HUNG)).await.unwrap();
         b.backings[HUNG].hold(Matching::all(Kind::DurableWrite));
@@ -224,5 +224,5 @@ fn an_attach_that_hangs_holds_up_no_other_device() {
         b.set().detach(&b.volume(HEALTHY)).await.unwrap();
         assert!(b.rt.now().since(began).0 / 1_000_000 <= LONGEST_MS);
     });
-    story.power_cut(Keep::Nothing);
+    scenario.power_cut(Retained::Nothing);
 }

@@ -19,8 +19,8 @@ fn damaged_images() {
     let random = (0..1500).map(|i| (format!("random input {i}"), random_input(rng)));
     let all: Vec<_> = corpus("image").into_iter().chain(random).collect();
     for (name, input) in all {
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fuzz_image(&images, &input)));
-        match told {
+        let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fuzz_image(&images, &input)));
+        match opened {
             Ok(Ok(())) => {}
             Ok(Err(why)) => panic!("{name}: {input:?}: {why}"),
             Err(_) => panic!("{name}: {input:?}: the engine panicked"),

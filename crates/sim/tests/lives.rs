@@ -1,6 +1,6 @@
-//! What whole lives of a set cost: seeds and kept plans, with crashes, faults and everything that an operator does.
+//! The costs of whole runs: seeds and saved plans, with crashes, faults and all acts of an operator.
 //!
-//! The pages of the ledger follow one thing at a time, and the model test asks whether data is right. Here whole lives are
+//! The pages of the ledger cover one feature at a time, and the model test checks data. Here whole runs are
 //! counted: how many requests each sends to the devices, what the index, the journal and the collector did in it, and when
 //! it ended. A recovery that reads a leaf twice, a flush too many after an error, or a wait that ends later shows here. The
 //! page is compared and written like those of the ledger; it also changes whenever the generator does.
@@ -45,7 +45,14 @@ fn life(name: &str, plan: Plan) -> Vec<String> {
         device("backing", cost.backing),
         format!(
             "  {} entries, {} nodes replaced, {} read, {} walks, {} moved, {} kept, {} runs over gaps, {} chains of priorities",
-            r.journal_entries, r.rewrites, r.node_reads, r.gc_runs, r.moved, r.kept, r.bridged, r.prio_writes
+            r.journal_entries,
+            r.rewrites,
+            r.node_reads,
+            r.gc_runs,
+            r.moved,
+            r.promoted,
+            r.bridged,
+            r.prio_writes
         ),
     ]
 }

@@ -136,7 +136,7 @@ fn a_slightly_different_run_has_another_hash() {
     }
 }
 
-/// Every plan that once found a bug, told in its head, is run again, and those of the deliberate bugs without these.
+/// Every plan that once found a bug, which its head describes, is run again, and those of the deliberate bugs without these.
 #[test]
 fn regressions() {
     let dirs = ["plans", "plans/canaries"].map(|d| format!("{}/{d}", env!("CARGO_MANIFEST_DIR")));
@@ -147,7 +147,11 @@ fn regressions() {
     assert!(files.len() >= 40, "{} plans in {dirs:?}", files.len());
     for file in files {
         let text = std::fs::read_to_string(&file).expect("a plan");
-        assert!(text.starts_with("# "), "{}: no story at its head", file.display());
+        assert!(
+            text.starts_with("# "),
+            "{}: expected a description at its head in lines that begin with `#`",
+            file.display()
+        );
         let plan = Plan::from_text(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         if let Err(failure) = run(&plan, false) {
             panic!("{}: {failure}", file.display());

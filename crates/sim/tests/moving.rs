@@ -1,4 +1,4 @@
-//! Moving garbage collection: buckets that it chose are empty afterwards, by few requests, and nothing of them stays taken.
+//! Moving garbage collection: it empties the selected buckets with few requests, and all of them are free afterwards.
 #![allow(clippy::unwrap_used)]
 
 use std::pin::pin;
@@ -8,9 +8,9 @@ use engine::tunables::Overwrite;
 use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
-use sim::disk::{Keep, Kind, Matching};
+use sim::disk::{Kind, Matching, Retained};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// Size of an extent, how many fit into a bucket, and how far apart they are on the volume.
 const PIECE: u64 = 32;
@@ -57,8 +57,8 @@ async fn pack(b: &Boot) -> u64 {
 /// others.
 #[test]
 fn what_is_packed_leaves_its_buckets() {
-    let mut story = Story::new(1, layout(), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, layout(), 0);
+    scenario.boot(|b| async move {
         thin(&b, 14, |_, n| n < 5).await;
         let (buckets, io) = (b.set().bucket_figures(), b.cache.counters());
         assert_eq!(pack(&b).await, 14 * 5);
@@ -75,19 +75,19 @@ fn what_is_packed_leaves_its_buckets() {
         let taken = idle.total - idle.available - idle.metadata;
         assert!(idle.dirty == 0 && taken <= 2, "{taken} buckets are in use: {idle:?}");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Extents too far apart to be read together.
 #[test]
 fn each_extent_is_moved_however_few_there_are() {
     for victims in [2, 3] {
-        let mut story = Story::new(2, layout(), 0);
-        story.boot(move |b| async move {
+        let mut scenario = Scenario::new(2, layout(), 0);
+        scenario.boot(move |b| async move {
             thin(&b, 13, |bucket, n| bucket % 5 != 0 || bucket / 5 >= victims || n == 0).await;
             assert_eq!(pack(&b).await, victims);
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -95,12 +95,12 @@ fn each_extent_is_moved_however_few_there_are() {
 #[test]
 fn buckets_that_are_three_quarters_full_stay() {
     for (left, moved) in [(5, 14 * 5), (6, 0), (7, 0)] {
-        let mut story = Story::new(3, layout(), 0);
-        story.boot(move |b| async move {
+        let mut scenario = Scenario::new(3, layout(), 0);
+        scenario.boot(move |b| async move {
             thin(&b, 14, |_, n| n < left).await;
             assert_eq!(pack(&b).await, moved, "{left} eighths are left");
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -113,8 +113,8 @@ fn clean_data_is_packed_along_while_there_is_room() {
     layout.bucket_sectors = 64;
     layout.backings[0].data_sectors = 2 * HIGH;
     let offset = layout.backings[0].data_offset;
-    let mut story = Story::new(4, layout, 0);
-    story.boot(move |b| async move {
+    let mut scenario = Scenario::new(4, layout, 0);
+    scenario.boot(move |b| async move {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         options.tunables.writeback_batch_sectors = 16;
@@ -147,5 +147,5 @@ fn clean_data_is_packed_along_while_there_is_room() {
         assert_eq!(b.set().status().cached_sectors, Sectors(500 * 8), "nothing was given up");
         b.backings[0].release();
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -1,5 +1,5 @@
-//! A cache device that is not what it was when the process died, or when its backing devices last saw it: it lost its power
-//! while the host stayed up, or an older copy of it was restored.
+//! A cache device that is older than at the death of the process, or than its backing devices know: it lost its power while
+//! the host stayed up, or an older copy of it was restored.
 #![allow(clippy::unwrap_used)]
 
 use std::rc::Rc;
@@ -8,10 +8,10 @@ use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sector, Sectors};
 use io::{CrashLogMemory, CrashLogRef};
 use sim::crash_log::Memory;
-use sim::disk::{Fault, Keep, Kind, Matching};
+use sim::disk::{Fault, Kind, Matching, Retained};
 use sim::image::Image;
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// A set with this crash log, which names everything that was written and not flushed.
 fn options(memory: &Rc<Memory>) -> SetOptions {
@@ -36,22 +36,22 @@ async fn write_twice(b: &Boot, options: SetOptions) {
 pub fn a_crash_log_does_not_count_after_the_device_failed() {
     let memory = Rc::new(Memory::default());
     for metadata in [false, true] {
-        let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
+        let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
         let first = options(&memory);
-        story.boot(move |b| async move {
+        scenario.boot(move |b| async move {
             write_twice(&b, first).await;
             b.clients[0].set_tolerant(true);
             let kind = if metadata { Kind::DurableWrite } else { Kind::Write };
             b.cache.set_faults(vec![Fault { matching: Matching::all(kind), skip: 0, count: 1 }]);
             assert_eq!(b.clients[0].write(512, 8, metadata).await, !metadata);
         });
-        story.cache_power_cut(Keep::Nothing);
+        scenario.cache_power_cut(Retained::Nothing);
         let second = options(&memory);
-        story.boot(move |b| async move {
+        scenario.boot(move |b| async move {
             b.open_with(second).await;
             b.read_all(0).await;
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -60,9 +60,9 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
 fn a_crash_log_does_not_count_after_a_discard_failed() {
     let memory = Rc::new(Memory::default());
     let layout = Layout { discard: true, ..Layout::small(CacheMode::Writeback) };
-    let mut story = Story::new(2, layout, 0);
+    let mut scenario = Scenario::new(2, layout, 0);
     let first = options(&memory);
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         write_twice(&b, first).await;
         b.cache.set_faults(vec![Fault { matching: Matching::all(Kind::Discard), skip: 0, count: 1 }]);
         for sector in (128..2048).step_by(8) {
@@ -70,14 +70,14 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
         }
         assert!(b.set().failure().is_none(), "a discard is advice");
     });
-    story.cache_power_cut(Keep::Nothing);
+    scenario.cache_power_cut(Retained::Nothing);
     assert!(memory.recorded().is_empty());
     let second = options(&memory);
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         b.open_with(second).await;
         b.read_all(0).await;
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The file system under the cache is full: neither data nor metadata can be written, and the set is disabled. Nothing was
@@ -89,9 +89,9 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
     for seed in 0..8 {
         let memory = Rc::new(Memory::default());
         let answered = Rc::new(std::cell::RefCell::new(None));
-        let mut story = Story::new(seed, Layout::small(CacheMode::Writeback), 0);
+        let mut scenario = Scenario::new(seed, Layout::small(CacheMode::Writeback), 0);
         let (first, keep) = (options(&memory), answered.clone());
-        story.boot(move |b| async move {
+        scenario.boot(move |b| async move {
             write_twice(&b, first).await;
             *keep.borrow_mut() = b.clients[0].read(64, 64).await;
             b.clients[0].set_tolerant(true);
@@ -101,14 +101,14 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
             assert!(!b.clients[0].write(512, 8, true).await, "its key has no room in the journal");
             assert!(b.set().failure().is_some());
         });
-        story.kill();
+        scenario.kill();
         let second = options(&memory);
-        story.boot(move |b| async move {
+        scenario.boot(move |b| async move {
             b.open_with(second).await;
             let found = b.clients[0].read(64, 64).await;
             assert!(found.is_some() && found == *answered.borrow());
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -117,24 +117,24 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
 #[test]
 fn a_crash_log_does_not_count_after_a_start_that_failed() {
     let memory = Rc::new(Memory::default());
-    let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
+    let mut scenario = Scenario::new(5, Layout::small(CacheMode::Writeback), 0);
     let first = options(&memory);
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         write_twice(&b, first).await;
     });
-    story.kill();
+    scenario.kill();
     let second = options(&memory);
-    story.boot(move |b| async move {
-        b.cache.lose_in_flush(0, Keep::Nothing);
+    scenario.boot(move |b| async move {
+        b.cache.lose_in_flush(0, Retained::Nothing);
         assert!(CacheSet::open(b.parts.cache.clone(), second).await.is_err());
     });
-    story.kill();
+    scenario.kill();
     let third = options(&memory);
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         b.open_with(third).await;
         b.read_all(0).await;
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// What the cache device holds.
@@ -143,10 +143,10 @@ fn copy_of(b: &Boot) -> Vec<u8> {
     image.read_vec(Sector(0), image.size())
 }
 
-/// A story in which the cache device is in the end what it was two starts before.
-fn with_an_older_cache(mode: &'static str) -> Story {
+/// A scenario in which the cache device is in the end what it was two starts before.
+fn with_an_older_cache(mode: &'static str) -> Scenario {
     let older = Rc::new(std::cell::RefCell::new(Vec::new()));
-    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
+    let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 0);
     async fn begin(b: &Boot, mode: &str) {
         b.open().await;
         b.tune(0, "cache_mode", mode).await;
@@ -154,19 +154,19 @@ fn with_an_older_cache(mode: &'static str) -> Story {
         b.tune(0, "sequential_cutoff", "0").await;
     }
     let keep = older.clone();
-    story.boot_and_stop(move |b| async move {
+    scenario.boot_and_stop(move |b| async move {
         begin(&b, mode).await;
         assert!(b.clients[0].write(0, 64, false).await && b.clients[0].read(256, 64).await.is_some());
         b.stop().await;
         *keep.borrow_mut() = copy_of(&b);
     });
-    story.boot_and_stop(move |b| async move {
+    scenario.boot_and_stop(move |b| async move {
         begin(&b, mode).await;
         assert!(b.clients[0].write(0, 64, false).await && b.clients[0].write(256, 64, false).await);
         b.stop().await;
         b.cache.put(Sector(0), &older.borrow());
     });
-    story
+    scenario
 }
 
 /// The older copy lacks dirty data that was acknowledged, and the device would get what is older than that. It is refused at
@@ -174,9 +174,9 @@ fn with_an_older_cache(mode: &'static str) -> Story {
 /// second start served the older data.
 #[test]
 pub fn an_older_cache_is_refused_by_a_dirty_device() {
-    let mut story = with_an_older_cache("writeback");
+    let mut scenario = with_an_older_cache("writeback");
     for start in 0..6 {
-        story.boot(move |b| async move {
+        scenario.boot(move |b| async move {
             if start % 3 == 2 {
                 let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
                 set.stop().await.unwrap();
@@ -185,34 +185,34 @@ pub fn an_older_cache_is_refused_by_a_dirty_device() {
             let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
             assert!(error.contains("restored from an older copy"), "start {start}: {error}");
         });
-        story.kill();
+        scenario.kill();
     }
 }
 
 /// A clean device whose cache is an older copy lets go of what the copy has of it, also if the copy was started without it.
 #[test]
 fn an_older_cache_that_was_started_alone_starts_empty_for_a_clean_device() {
-    let mut story = with_an_older_cache("writethrough");
+    let mut scenario = with_an_older_cache("writethrough");
     for _ in 0..2 {
-        story.boot(|b| async move {
+        scenario.boot(|b| async move {
             let set = CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
             set.stop().await.unwrap();
         });
-        story.kill();
+        scenario.kill();
     }
-    story.boot(|b| async move {
+    scenario.boot(|b| async move {
         b.open().await;
         b.read_all(0).await;
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The backing device cannot be written while it registers. Its last number goes on to count, beside the new one.
 #[test]
 fn a_registration_that_was_not_noted_by_the_device_counts() {
-    let mut story = Story::new(6, Layout::small(CacheMode::Writeback), 0);
+    let mut scenario = Scenario::new(6, Layout::small(CacheMode::Writeback), 0);
     for fails in [false, true, true, false] {
-        story.boot_and_stop(move |b| async move {
+        scenario.boot_and_stop(move |b| async move {
             let superblock = Matching { kind: Kind::DurableWrite, range: 8..16 };
             b.backings[0].set_faults(match fails {
                 true => vec![Fault { matching: superblock, skip: 0, count: 1 }],
@@ -224,23 +224,23 @@ fn a_registration_that_was_not_noted_by_the_device_counts() {
             b.stop().await;
         });
     }
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }
 
 /// A device is detached, and attached again while its superblock can be written once. It used to be served without a number
 /// then, and a copy of the cache from before the detach was believed: dirty data was lost without a word.
 #[test]
 fn a_device_that_is_attached_again_has_its_number_at_once() {
-    let mut story = Story::new(7, Layout::small(CacheMode::Writeback), 0);
+    let mut scenario = Scenario::new(7, Layout::small(CacheMode::Writeback), 0);
     let older = Rc::new(std::cell::RefCell::new(Vec::new()));
     let keep = older.clone();
-    story.boot_and_stop(move |b| async move {
+    scenario.boot_and_stop(move |b| async move {
         b.open().await;
         assert!(b.clients[0].write(0, 64, false).await);
         b.stop().await;
         *keep.borrow_mut() = copy_of(&b);
     });
-    story.boot_and_stop(move |b| async move {
+    scenario.boot_and_stop(move |b| async move {
         b.open().await;
         let volume = b.volume(0);
         b.clients[0].set_volume(None);
@@ -256,31 +256,31 @@ fn a_device_that_is_attached_again_has_its_number_at_once() {
         b.stop().await;
         b.cache.put(Sector(0), &older.borrow());
     });
-    story.boot(|b| async move {
+    scenario.boot(|b| async move {
         let error = b.parts.open(SetOptions::default()).await.map(drop).unwrap_err().to_string();
         assert!(error.contains("restored from an older copy"), "{error}");
     });
-    story.kill();
+    scenario.kill();
 }
 
 /// The clean copies of an older cache are older than the device. Nothing else is lost, so it starts empty.
 #[test]
 fn an_older_cache_starts_empty_for_a_clean_device() {
-    let mut story = with_an_older_cache("writethrough");
-    story.boot(|b| async move {
+    let mut scenario = with_an_older_cache("writethrough");
+    scenario.boot(|b| async move {
         b.open().await;
         assert_eq!(b.set().dirty_sectors(b.volume(0).inode().unwrap()), Sectors::ZERO);
         b.read_all(0).await;
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Starts without a rollback, with devices that come and go in one run, are never taken for one.
 #[test]
 fn devices_that_are_released_and_registered_again_are_at_home() {
-    let mut story = Story::new(4, Layout::small(CacheMode::Writeback), 0);
+    let mut scenario = Scenario::new(4, Layout::small(CacheMode::Writeback), 0);
     for _ in 0..3 {
-        story.boot_and_stop(|b| async move {
+        scenario.boot_and_stop(|b| async move {
             b.open().await;
             b.tune(0, "writeback_running", "0").await;
             assert!(b.clients[0].write(0, 64, false).await);
@@ -297,5 +297,5 @@ fn devices_that_are_released_and_registered_again_are_at_home() {
             b.stop().await;
         });
     }
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }

@@ -1,5 +1,5 @@
-//! A process that dies, with memory that outlives it (`io::CrashLogMemory`): nothing that was answered is lost, flushed or
-//! not. Without such memory the same story loses writes, as it does with the power.
+//! The death of a process, with memory that outlives it (`io::CrashLogMemory`): no answered write is lost, flushed or not.
+//! Without such memory the same scenario loses writes, as at a power cut.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;

@@ -1,29 +1,29 @@
-//! Sets that a start must refuse, with words about what is wrong, and sets near such a limit that it must take.
+//! Sets that a start must refuse with an error that names the cause, and sets near such a limit that it must accept.
 #![allow(clippy::unwrap_used)]
 
 use engine::{CacheSet, SetOptions};
 use format::{Bkey, BucketNr, CacheMode, Gen, Inode, Ptr, Sector, Sectors};
-use sim::disk::{Keep, SimDisk};
+use sim::disk::{Retained, SimDisk};
 use sim::edit::{Heads, MOST};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// A set with one device that was used and stopped.
-fn used_set(flash_sectors: u64) -> Story {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), flash_sectors);
-    story.boot_and_stop(|b| async move {
+fn used_set(flash_sectors: u64) -> Scenario {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), flash_sectors);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         assert!(b.clients[0].write(0, 16, true).await);
         b.stop().await;
     });
-    story
+    scenario
 }
 
 /// What a start says after `change` was made to the cache device.
-fn refused_after(mut story: Story, change: impl Fn(&SimDisk, Heads) + 'static) -> String {
+fn refused_after(mut scenario: Scenario, change: impl Fn(&SimDisk, Heads) + 'static) -> String {
     let said = std::rc::Rc::new(std::cell::RefCell::new(String::new()));
     let theirs = said.clone();
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         change(&b.cache, Heads::read(&b.cache));
         let before = b.cache.image();
         let opened = b.parts.open(SetOptions::default()).await;
@@ -104,12 +104,12 @@ fn table_and_root_in_one_bucket() {
 #[test]
 pub fn as_many_free_buckets_as_priorities_need_are_enough() {
     for (left, opens) in [(0, false), (1, true)] {
-        let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+        scenario.boot(|b| async move {
             CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
         });
-        story.power_cut(Keep::Nothing);
-        story.boot(move |b| async move {
+        scenario.power_cut(Retained::Nothing);
+        scenario.boot(move |b| async move {
             assert!(Heads::read(&b.cache).fill(&b.cache, left));
             match CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await {
                 Ok(set) => {
@@ -127,13 +127,13 @@ pub fn as_many_free_buckets_as_priorities_need_are_enough() {
 pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
     const LIMIT_BYTES: u64 = 8192;
     let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
-    let mut story = Story::new(1, layout, 0);
+    let mut scenario = Scenario::new(1, layout, 0);
     async fn write_thinly(b: &Boot) {
         for n in 0..700 {
             assert!(b.clients[0].write(n * 2, 1, false).await);
         }
     }
-    story.boot_and_stop(|b| async move {
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         b.tune(0, "sequential_cutoff", "0").await;
@@ -141,7 +141,7 @@ pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
         assert!(b.set().status().index_bytes as u64 > 2 * LIMIT_BYTES);
         b.stop().await;
     });
-    story.boot(|b| async move {
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = LIMIT_BYTES;
         let set = CacheSet::open(b.parts.cache.clone(), options.clone()).await.unwrap();
@@ -156,5 +156,5 @@ pub fn a_start_keeps_no_more_of_the_index_than_it_may() {
         );
         set.abandon();
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

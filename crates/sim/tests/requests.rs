@@ -1,4 +1,4 @@
-//! What requests wait for and what they cost, where nothing but that tells right from wrong.
+//! Waits and costs of requests, for bugs that change nothing else.
 #![allow(clippy::unwrap_used)]
 
 use std::pin::pin;
@@ -9,9 +9,9 @@ use engine::{SetEvent, SetOptions, VolumeRef};
 use format::{CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
 use io::{BlockVolume, Nanos, WriteFlags, ZeroFlags};
-use sim::disk::{Fault, Keep, Kind, Matching, Speed};
+use sim::disk::{Fault, Kind, Matching, Retained, Speed};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 const MINUTE: Nanos = Nanos::from_secs(60);
 
@@ -26,8 +26,8 @@ async fn soon<T>(b: &Boot, what: &str, wait: impl Future<Output = T>) -> T {
 /// The last of the requests ends the wait of the stop.
 #[test]
 fn a_stop_waits_for_requests_under_way_and_no_longer() {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.backings[0].hold(Matching::all(Kind::Read));
         let (first, second) = (b.clients[0].clone(), b.clients[0].clone());
@@ -42,14 +42,14 @@ fn a_stop_waits_for_requests_under_way_and_no_longer() {
         soon(&b, "the stop", stop).await.unwrap();
         assert!(first.await.is_some() && second.await.is_some());
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The leaf with a copy is written behind a flush of the device, which fails: the copy is given up, and no more are made.
 #[test]
 fn a_device_that_failed_a_flush_gets_no_more_copies() {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writethrough), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writethrough), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         assert!(b.clients[0].write(0, 16, false).await);
@@ -62,7 +62,7 @@ fn a_device_that_failed_a_flush_gets_no_more_copies() {
         b.sleep_ms(100).await;
         assert_eq!(b.set().status().cached_sectors, Sectors::ZERO, "nobody knows what the device has");
     });
-    story.power_cut(Keep::Everything);
+    scenario.power_cut(Retained::Everything);
 }
 
 /// A map of more buckets than are looked at in one turn.
@@ -70,15 +70,15 @@ fn a_device_that_failed_a_flush_gets_no_more_copies() {
 fn a_map_of_many_buckets_has_them_all() {
     let mut layout = Layout::small(CacheMode::Writethrough);
     layout.nbuckets = 70_000;
-    let mut story = Story::new(1, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, layout, 0);
+    scenario.boot(|b| async move {
         b.open().await;
         for cells in [1, 3, 100] {
             let map = b.set().bucket_map(cells).await;
             assert_eq!((map.total, map.cells.len()), (70_000, cells as usize));
         }
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Only leaves that were read from the device counted: the index of a set that is filled by writes, which reads none, grew
@@ -87,8 +87,8 @@ fn a_map_of_many_buckets_has_them_all() {
 fn an_index_that_grows_by_writes_stays_in_its_memory() {
     const LIMIT_BYTES: u64 = 8192;
     let layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
-    let mut story = Story::new(12, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(12, layout, 0);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = LIMIT_BYTES;
         b.open_with(options).await;
@@ -107,14 +107,14 @@ fn an_index_that_grows_by_writes_stays_in_its_memory() {
         b.read_all(0).await;
         assert!(b.set().counters().btree_reads > 0);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The memory of holes that were written counted for ever: leaves went from memory too early, in the end at once.
 #[test]
 fn holes_that_are_written_take_no_memory() {
-    let mut story = Story::new(19, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(19, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "writeback_running", "0").await;
         b.tune(0, "sequential_cutoff", "0").await;
@@ -126,7 +126,7 @@ fn holes_that_are_written_take_no_memory() {
             assert_eq!(b.set().status().index_bytes, 0);
         }
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// What exports tell their clients about a volume.
@@ -136,8 +136,8 @@ fn an_export_is_told_what_the_volume_is() {
     layout.backings[0].block_sectors = 8;
     layout.backings[0].stripe_bytes = 1 << 16;
     let size = layout.backings[0].data_sectors;
-    let mut story = Story::new(1, layout, 1024);
-    story.boot(move |b| async move {
+    let mut scenario = Scenario::new(1, layout, 1024);
+    scenario.boot(move |b| async move {
         b.open().await;
         b.volume(0).set_name("first");
         let (cached, flash) = (VolumeRef(b.volume(0)), VolumeRef(b.volume(1)));
@@ -148,14 +148,14 @@ fn an_export_is_told_what_the_volume_is() {
         assert_eq!((cached.optimal_io_bytes(), flash.optimal_io_bytes()), (1 << 16, 0));
         assert!(!cached.read_only() && !flash.read_only());
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Writes that come while a device is being detached go past the cache: else there would always be something to write back.
 #[test]
 fn a_detach_takes_no_new_dirty_data() {
-    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.tune(0, "writeback_running", "0").await;
@@ -170,7 +170,7 @@ fn a_detach_takes_no_new_dirty_data() {
         b.backings[0].release();
         soon(&b, "the detach", detach).await.unwrap();
     });
-    story.power_cut(Keep::Nothing).judge();
+    scenario.power_cut(Retained::Nothing).judge();
 }
 
 /// Of zeros over whole blocks nothing is written; those at the edges are written once, also where what is there is
@@ -181,8 +181,8 @@ fn zeros_over_a_volume_write_the_edges_once() {
         let mut layout = Layout::small(CacheMode::Writeback);
         layout.bucket_sectors = 128;
         (layout.block_sectors, layout.backings[0].block_sectors) = (8, 8);
-        let mut story = Story::new(3, layout, 1024);
-        story.boot(move |b| async move {
+        let mut scenario = Scenario::new(3, layout, 1024);
+        scenario.boot(move |b| async move {
             let mut options = SetOptions::default();
             options.tunables.overwrite_in_place = overwrite;
             b.open_with(options).await;
@@ -195,7 +195,7 @@ fn zeros_over_a_volume_write_the_edges_once() {
                 assert_eq!(written, Sectors(edges * 8), "{sectors} zeros at {start}");
             }
         });
-        story.power_cut(Keep::Everything).judge().happy_end();
+        scenario.power_cut(Retained::Everything).judge().happy_end();
     }
 }
 
@@ -207,8 +207,8 @@ fn dirty_data_is_overwritten_in_place_whatever_the_blocks() {
         layout.bucket_sectors = 64;
         (layout.block_sectors, layout.backings[0].block_sectors) = (8, 8);
         layout.logical_block_bytes = logical_block_bytes;
-        let mut story = Story::new(4, layout, 0);
-        story.boot(|b| async move {
+        let mut scenario = Scenario::new(4, layout, 0);
+        scenario.boot(|b| async move {
             let mut options = SetOptions::default();
             options.tunables.overwrite_in_place = Overwrite::Always;
             b.open_with(options).await;
@@ -220,15 +220,15 @@ fn dirty_data_is_overwritten_in_place_whatever_the_blocks() {
             }
             assert_eq!(b.set().counters().overwrites, 2);
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
 /// What is read from the cache is copied to another bucket only if its own is about to be reused.
 #[test]
 fn a_hit_copies_nothing_while_there_is_room() {
-    let mut story = Story::new(5, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(5, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         assert!(b.clients[0].write(64, 8, false).await && b.clients[0].read(0, 8).await.is_some());
         b.sleep_ms(100).await;
@@ -241,14 +241,14 @@ fn a_hit_copies_nothing_while_there_is_room() {
         assert_eq!((hits, b.set().counters().kept_extents), (4, 0));
         assert_eq!(b.set().set_counters().written, before);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
-/// The operator is told of errors, and waits for what happens without asking again and again.
+/// Errors reach the operator, and commands wait for events without polling.
 #[test]
 fn errors_are_counted_and_events_are_waited_for() {
-    let mut story = Story::new(6, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(6, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         let (set, volume) = (b.set(), b.volume(0));
         drop((set.take_events(), volume.take_events()));
@@ -272,14 +272,14 @@ fn errors_are_counted_and_events_are_waited_for() {
         set.clear_device_stats();
         assert_eq!(set.set_counters().written, Sectors::ZERO);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// Copies of what was read are written behind the readers' backs: 128 at a time, and whoever reads more is only answered.
 #[test]
 fn so_many_misses_are_cached_at_a_time() {
-    let mut story = Story::new(7, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(7, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.cache.hold(Matching::all(Kind::Write));
@@ -294,14 +294,14 @@ fn so_many_misses_are_cached_at_a_time() {
         b.sleep_ms(10).await;
         assert_eq!(b.set().status().cached_sectors, Sectors(129), "there is room for more again");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A request for a volume that is being deleted is waited for; one that comes later fails, and changes nothing.
 #[test]
 fn a_deleted_volume_takes_no_requests() {
-    let mut story = Story::new(8, Layout::small(CacheMode::Writeback), 256);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(8, Layout::small(CacheMode::Writeback), 256);
+    scenario.boot(|b| async move {
         b.open().await;
         let (set, volume) = (b.set(), b.volume(1));
         b.cache.hold(Matching::all(Kind::Write));
@@ -319,14 +319,14 @@ fn a_deleted_volume_takes_no_requests() {
         assert!(late.is_err(), "the volume is gone");
         assert_eq!(b.set().status().dirty, vec![]);
     });
-    story.power_cut(Keep::Nothing);
+    scenario.power_cut(Retained::Nothing);
 }
 
 /// Mode and label are in the superblock. A write of it that fails leaves what was there before, on the disk and in memory.
 #[test]
 fn a_mode_that_cannot_be_stored_is_not_set() {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         let volume = b.volume(0);
         for (name, value) in [("cache_mode", "writearound"), ("label", "other")] {
@@ -341,14 +341,14 @@ fn a_mode_that_cannot_be_stored_is_not_set() {
         assert_eq!(volume.tunables().cache_mode, CacheMode::Writearound);
         assert_eq!(volume.tunables().label, "other");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A detach that fails changes nothing: what is written afterwards is dirty data again.
 #[test]
 fn a_volume_goes_on_after_a_detach_that_failed() {
-    let mut story = Story::new(13, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(13, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.tune(0, "writeback_running", "0").await;
@@ -360,15 +360,15 @@ fn a_volume_goes_on_after_a_detach_that_failed() {
         assert!(b.clients[0].write(64, 8, false).await);
         assert_eq!(b.volume(0).dirty_sectors(), Sectors(16));
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A walk of the index is asked for when nothing of a device is dirty any more, in a cache that is half full.
 #[test]
 fn a_walk_follows_writeback_where_that_is_wanted() {
     for (wanted, flash_sectors, walks) in [("1", 1280, 1), ("0", 1280, 0), ("1", 256, 0)] {
-        let mut story = Story::new(14, Layout::small(CacheMode::Writeback), flash_sectors);
-        story.boot(move |b| async move {
+        let mut scenario = Scenario::new(14, Layout::small(CacheMode::Writeback), flash_sectors);
+        scenario.boot(move |b| async move {
             b.open().await;
             b.set().set("gc_after_writeback", wanted).await.unwrap();
             for n in 0..flash_sectors / 64 {
@@ -380,15 +380,15 @@ fn a_walk_follows_writeback_where_that_is_wanted() {
             b.sleep_ms(1000).await;
             assert_eq!(b.set().counters().gc_runs - before, walks, "{wanted} {flash_sectors}");
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
 /// Reads are not the only ones that a slow cache device holds up.
 #[test]
 fn writes_that_are_late_count_as_congestion() {
-    let mut story = Story::new(15, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(15, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.tune(0, "admission", "kernel").await;
@@ -402,7 +402,7 @@ fn writes_that_are_late_count_as_congestion() {
         }
         assert_ne!(congested[0], congested[1]);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A stop writes every leaf that has something unwritten: sixteen at a time.
@@ -410,8 +410,8 @@ fn writes_that_are_late_count_as_congestion() {
 fn leaves_are_written_sixteen_at_a_time() {
     let mut layout = Layout { nbuckets: 2048, ..Layout::small(CacheMode::Writeback) };
     layout.backings[0].data_sectors = 16384;
-    let mut story = Story::new(16, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(16, layout, 0);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.overwrite_in_place = Overwrite::Off;
         b.open_with(options).await;
@@ -437,7 +437,7 @@ fn leaves_are_written_sixteen_at_a_time() {
         b.cache.release();
         stopping.await.unwrap();
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A device that is served alone ends with its last whole block.
@@ -446,8 +446,8 @@ fn a_device_without_its_cache_has_whole_blocks() {
     let mut layout = Layout::small(CacheMode::Writeback);
     layout.backings[0].data_sectors = 2046;
     layout.backings[0].block_sectors = 8;
-    let mut story = Story::new(17, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(17, layout, 0);
+    scenario.boot(|b| async move {
         let volume = engine::Volume::pass_through(b.parts.backings[0].clone(), false).await.unwrap();
         assert_eq!(volume.size(), Sectors(2040));
         volume.stop().await.unwrap();
@@ -458,8 +458,8 @@ fn a_device_without_its_cache_has_whole_blocks() {
 #[test]
 fn generations_go_around() {
     let layout = Layout { nbuckets: 128, ..Layout::small(CacheMode::Writethrough) };
-    let mut story = Story::new(18, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(18, layout, 0);
+    scenario.boot(|b| async move {
         b.open().await;
         b.tune(0, "sequential_cutoff", "0").await;
         let mut reads = 0;
@@ -469,5 +469,5 @@ fn generations_go_around() {
         }
         assert!((10_000..60_000).contains(&reads), "{reads} reads");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -1,4 +1,4 @@
-//! The simplest story: what is written can be read, and what was flushed survives stop and power cut.
+//! The simplest scenario: what is written can be read, and what was flushed survives stop and power cut.
 #![allow(clippy::unwrap_used)]
 
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
 use io::{Handle, WriteFlags};
-use sim::disk::Keep;
+use sim::disk::Retained;
 use sim::rig::{Layout, Rig};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
 use sim::world::{Order, World};
@@ -33,7 +33,7 @@ fn all(sector: u64, sectors: u64, write: u32) -> Vec<Content> {
 #[test]
 fn written_flushed_stopped_reopened_and_cut() {
     for mode in [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None] {
-        for keep in [Keep::Nothing, Keep::Everything, Keep::Some(4)] {
+        for retained in [Retained::Nothing, Retained::Everything, Retained::Some(4)] {
             let world = World::new(7);
             let rig = Rig::new(&world, Layout::small(mode));
             let mut m = rig.boot(Order::Fifo);
@@ -55,7 +55,7 @@ fn written_flushed_stopped_reopened_and_cut() {
                 v[0].flush().await.unwrap();
                 write(&rt, &v[0], 200, 8, 3).await;
             });
-            rig.power_cut(m, keep);
+            rig.power_cut(m, retained);
             let mut m = rig.boot(Order::Lifo);
             let (rt, parts) = (m.handle(), rig.parts(&m));
             m.block_on(async move {

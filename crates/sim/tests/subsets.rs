@@ -1,4 +1,4 @@
-//! Short tales with the power cut before every effect of a device, and every subset of what was not durable surviving:
+//! Short scenarios with the power cut before every effect of a device, and every subset of what was not durable surviving:
 //! block by block where a device has at most [`MOST`] of them, else write by write, and where there are more than
 //! [`MOST`] writes, none, all, each alone, and all but one.
 #![allow(clippy::unwrap_used)]
@@ -8,7 +8,7 @@ use inspect::CheckOptions;
 use inspect::check::SetSummary;
 use sim::crash::{Tried, every_outcome};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// Blocks or writes of a device of which every subset is tried.
 const MOST: usize = 9;
@@ -20,8 +20,8 @@ fn layout(data_sectors: u64) -> Layout {
     layout
 }
 
-fn story() -> Story {
-    Story::new(1, layout(64), 0)
+fn scenario() -> Scenario {
+    Scenario::new(1, layout(64), 0)
 }
 
 async fn open(b: &Boot) {
@@ -53,13 +53,13 @@ fn check(tried: Tried) {
     assert!(tried.crashes > 40 && tried.outcomes > 20, "{tried:?}");
 }
 
-fn tell<T: Future<Output = ()> + 'static>(tale: impl Fn(Boot) -> T) {
-    check(every_outcome(story, prologue, tale, MOST));
+fn every_outcome_of<T: Future<Output = ()> + 'static>(script: impl Fn(Boot) -> T) {
+    check(every_outcome(scenario, prologue, script, MOST));
 }
 
 #[test]
 fn write_and_flush() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open_dirty(&b).await;
         write(&b, 0, 8).await;
         write(&b, 4, 8).await;
@@ -71,7 +71,7 @@ fn write_and_flush() {
 /// Dirty data over dirty data, some of it durable, over clean copies, several writes at once.
 #[test]
 fn overwrite() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open_dirty(&b).await;
         write(&b, 0, 4).await;
         assert!(b.clients[0].flush().await);
@@ -87,7 +87,7 @@ fn overwrite() {
 
 #[test]
 fn writeback() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open(&b).await;
         write(&b, 0, 8).await;
         b.volume(0).drained().await.unwrap();
@@ -99,7 +99,7 @@ fn writeback() {
 
 #[test]
 fn mode_switches_and_discards() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open_dirty(&b).await;
         write(&b, 0, 8).await;
         for mode in ["writethrough", "none"] {
@@ -113,7 +113,7 @@ fn mode_switches_and_discards() {
 /// Each mode after each other one, over what the one before has left.
 #[test]
 fn mode_switches() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open_dirty(&b).await;
         for mode in ["writethrough", "writeback", "writearound", "writeback", "none", "writeback"] {
             b.tune(0, "cache_mode", mode).await;
@@ -127,7 +127,7 @@ fn mode_switches() {
 
 #[test]
 fn detach() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open(&b).await;
         write(&b, 0, 8).await;
         let late = b.write_beside(0, 6, 2, false);
@@ -149,7 +149,7 @@ fn attach() {
         b.stop().await;
     };
     check(every_outcome(
-        story,
+        scenario,
         detached,
         |b| async move {
             open_dirty(&b).await;
@@ -166,7 +166,7 @@ fn attach() {
 #[test]
 fn the_first_start() {
     check(every_outcome(
-        || Story::new(1, layout(64), 32),
+        || Scenario::new(1, layout(64), 32),
         |_| async {},
         |b| async move {
             open_dirty(&b).await;
@@ -180,7 +180,7 @@ fn the_first_start() {
 /// A walk replaces every leaf while clients write, one of them durably.
 #[test]
 fn a_walk_beside_writes() {
-    tell(|b| async move {
+    every_outcome_of(|b| async move {
         open_dirty(&b).await;
         for i in 0..4 {
             write(&b, i * 3, 1).await;
@@ -218,7 +218,7 @@ fn the_journal_wraps() {
         b.stop().await;
     };
     check(every_outcome(
-        story,
+        scenario,
         nearly_full,
         move |b| async move {
             open_dirty(&b).await;
@@ -245,7 +245,7 @@ fn the_index_splits() {
             b.stop().await;
         };
         check(every_outcome(
-            || Story::new(1, Layout { nbuckets: 256, ..layout(1024) }, 0),
+            || Scenario::new(1, Layout { nbuckets: 256, ..layout(1024) }, 0),
             full,
             move |b| async move {
                 open_dirty(&b).await;

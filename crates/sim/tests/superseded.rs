@@ -1,13 +1,13 @@
-//! A leaf that nobody changes keeps the keys of its older sets for years. What they point to is used over and over
-//! meanwhile; the start must not take such a key for a newer one.
+//! A leaf that does not change retains the keys of its older bsets for years. Their buckets are reused many times meanwhile;
+//! the start must not take such a key for a newer one.
 #![allow(clippy::unwrap_used)]
 
 use engine::SetOptions;
 use format::{BucketNr, CacheMode};
 use inspect::{Mode, SetView};
-use sim::disk::Keep;
+use sim::disk::Retained;
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// The first leaf's region: extents of one sector, 16 sectors apart. Everything else happens far behind it.
 const STEP: u64 = 16;
@@ -38,9 +38,9 @@ async fn superseded_in_the_first_leaf(b: &Boot) {
     b.sleep_ms(90_000).await;
 }
 
-/// Sets of the leaf that begins the index, and the highest generation that is stored for a bucket.
-fn look(story: &Story) -> (usize, u8) {
-    let view = SetView::open(&story.rig.cache.image(), Mode::BestEffort).unwrap();
+/// Number of bsets of the leaf that begins the index, and the highest generation that is stored for a bucket.
+fn sets_and_generation(scenario: &Scenario) -> (usize, u8) {
+    let view = SetView::open(&scenario.rig.cache.image(), Mode::BestEffort).unwrap();
     let leaves = view.nodes.iter().filter(|n| n.level == 0);
     let first = leaves.min_by_key(|n| n.after).unwrap();
     let buckets = (0..view.geometry().nbuckets).map(|b| view.gens.state(BucketNr(b)));
@@ -53,8 +53,8 @@ fn look(story: &Story) -> (usize, u8) {
 fn a_superseded_key_does_not_outlive_its_bucket() {
     let mut layout = Layout::small(CacheMode::Writeback);
     layout.backings[0].data_sectors = 8192;
-    let mut story = Story::new(17, layout, 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(17, layout, 0);
+    scenario.boot(|b| async move {
         superseded_in_the_first_leaf(&b).await;
         let mut at = BUSY.start;
         for _ in 0..150 * b.set().status().nbuckets {
@@ -66,9 +66,9 @@ fn a_superseded_key_does_not_outlive_its_bucket() {
         }
         assert!(b.clients[0].flush().await);
     });
-    story.power_cut(Keep::Nothing);
-    let (sets, highest) = look(&story);
-    assert!(sets >= 3, "the first leaf was written anew: the story is about a leaf that was not");
+    scenario.power_cut(Retained::Nothing);
+    let (sets, highest) = sets_and_generation(&scenario);
+    assert!(sets >= 3, "the first leaf was written anew: the scenario is about a leaf that was not");
     assert!(highest > HALF_WAY_ROUND, "generations went up to {highest} only");
-    story.judge().happy_end();
+    scenario.judge().happy_end();
 }

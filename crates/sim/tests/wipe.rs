@@ -8,13 +8,13 @@ use engine::SetOptions;
 use format::{CacheMode, Sector, Sectors};
 use io::{Completer, Device, DeviceInfo, Disk, Request};
 use sim::crash::every_crash;
-use sim::disk::{Fault, Keep, Kind, Matching, SimDisk};
+use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
 use sim::rig::Layout;
+use sim::scenario::{Boot, Scenario};
 use sim::stamp::{Content, decode};
-use sim::story::{Boot, Story};
 
 /// The device that is detached, the one that stays, and the flash-only volume.
-const GONE: usize = 0;
+const DETACHED: usize = 0;
 const STAYS: usize = 1;
 const FLASH: usize = 2;
 
@@ -23,19 +23,19 @@ fn two_devices(nbuckets: u64) -> Layout {
     let mut layout = Layout::small(CacheMode::Writeback);
     layout.nbuckets = nbuckets;
     layout.bucket_sectors = 16;
-    layout.backings[GONE].data_sectors = 256;
-    let second = layout.backings[GONE].clone();
+    layout.backings[DETACHED].data_sectors = 256;
+    let second = layout.backings[DETACHED].clone();
     layout.backings.push(second);
     layout
 }
 
-fn story(seed: u64) -> Story {
-    Story::new(seed, two_devices(256), 64)
+fn scenario(seed: u64) -> Scenario {
+    Scenario::new(seed, two_devices(256), 64)
 }
 
 async fn open(b: &Boot) {
     b.open_with(SetOptions::default()).await;
-    for i in [GONE, STAYS] {
+    for i in [DETACHED, STAYS] {
         b.tune(i, "sequential_cutoff", "0").await;
         b.tune(i, "writeback_percent", "0").await;
     }
@@ -48,10 +48,10 @@ async fn use_it(b: &Boot) {
     for round in 0..3 {
         for n in 0..16 {
             let at = (n * 13 + round * 5) % 240;
-            assert!(b.clients[GONE].write(at, 3, n % 5 == 0).await);
+            assert!(b.clients[DETACHED].write(at, 3, n % 5 == 0).await);
             assert!(b.clients[STAYS].write(at, 2, n % 7 == 0).await);
             assert!(b.clients[FLASH].write(at % 60, 2, false).await);
-            assert!(b.clients[GONE].read((at + 100) % 240, 8).await.is_some());
+            assert!(b.clients[DETACHED].read((at + 100) % 240, 8).await.is_some());
             assert!(b.clients[STAYS].read((at + 50) % 240, 8).await.is_some());
         }
     }
@@ -69,11 +69,11 @@ fn on_medium(disk: &SimDisk, volume: usize) -> Vec<u64> {
 }
 
 async fn detach(b: &Boot) {
-    b.set().detach(&b.volume(GONE)).await.unwrap();
+    b.set().detach(&b.volume(DETACHED)).await.unwrap();
 }
 
-fn assert_gone(cache: &Rc<SimDisk>) {
-    let left = on_medium(cache, GONE);
+fn assert_wiped(cache: &Rc<SimDisk>) {
+    let left = on_medium(cache, DETACHED);
     assert!(left.is_empty(), "{} sectors of the detached device are left: {left:?}", left.len());
 }
 
@@ -81,23 +81,23 @@ fn assert_gone(cache: &Rc<SimDisk>) {
 #[test]
 fn nothing_is_left_of_a_detached_device() {
     for seed in 0..8 {
-        let mut story = story(seed);
-        story.boot(|b| async move {
+        let mut scenario = scenario(seed);
+        scenario.boot(|b| async move {
             open(&b).await;
             use_it(&b).await;
             detach(&b).await;
-            assert!(on_medium(&b.cache, GONE).len() > 50, "a detach alone leaves the data");
+            assert!(on_medium(&b.cache, DETACHED).len() > 50, "a detach alone leaves the data");
             let wiped = b.set().wipe().await.unwrap();
             assert!(
                 wiped.whole_buckets > 0 && wiped.shared_buckets > 0 && wiped.zeroed > Sectors(64),
                 "{wiped:?}"
             );
-            assert_gone(&b.cache);
+            assert_wiped(&b.cache);
             assert!(b.clients[STAYS].write(200, 8, true).await);
         });
-        story.power_cut(Keep::Nothing);
-        assert_gone(&story.rig.cache);
-        story.judge().happy_end();
+        scenario.power_cut(Retained::Nothing);
+        assert_wiped(&scenario.rig.cache);
+        scenario.judge().happy_end();
     }
 }
 
@@ -122,17 +122,17 @@ impl Device for WithHoles {
 #[test]
 fn a_discard_is_not_believed() {
     for seed in 0..4 {
-        let mut story = story(seed);
-        story.boot(|mut b| async move {
+        let mut scenario = scenario(seed);
+        scenario.boot(|mut b| async move {
             let info = DeviceInfo { sparse: true, ..b.cache.info().clone() };
             b.parts.cache = Disk::new(Rc::new(WithHoles { disk: b.cache.clone(), info }), b.rt.clone());
             open(&b).await;
             use_it(&b).await;
             detach(&b).await;
             b.set().wipe().await.unwrap();
-            assert_gone(&b.cache);
+            assert_wiped(&b.cache);
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
@@ -141,8 +141,8 @@ fn a_discard_is_not_believed() {
 #[test]
 fn others_are_served_meanwhile() {
     for seed in 0..12 {
-        let mut story = story(seed);
-        story.boot(|b| async move {
+        let mut scenario = scenario(seed);
+        scenario.boot(|b| async move {
             open(&b).await;
             use_it(&b).await;
             b.tune(STAYS, "writeback_running", "1").await;
@@ -162,8 +162,8 @@ fn others_are_served_meanwhile() {
                             assert!(b.clients[FLASH].write(at % 60, 3, false).await);
                             assert!(b.clients[FLASH].read(at % 50, 12).await.is_some());
                             // It is served alone: nothing of this may come to the cache device.
-                            assert!(b.clients[GONE].write(at, 2, false).await);
-                            assert!(b.clients[GONE].read(at, 2).await.is_some());
+                            assert!(b.clients[DETACHED].write(at, 2, false).await);
+                            assert!(b.clients[DETACHED].read(at, 2).await.is_some());
                         }
                     })
                 })
@@ -172,11 +172,11 @@ fn others_are_served_meanwhile() {
                 t.await;
             }
             wipe.await.unwrap();
-            assert_gone(&b.cache);
+            assert_wiped(&b.cache);
             b.read_all(STAYS).await;
             b.read_all(FLASH).await;
         });
-        story.power_cut(Keep::Some(2)).judge().happy_end();
+        scenario.power_cut(Retained::Some(2)).judge().happy_end();
     }
 }
 
@@ -185,7 +185,7 @@ fn others_are_served_meanwhile() {
 fn a_crash_hurts_nobody() {
     let crashes = every_crash(
         5,
-        || Story::new(5, two_devices(128), 64),
+        || Scenario::new(5, two_devices(128), 64),
         |b| async move {
             open(&b).await;
             use_it(&b).await;
@@ -193,7 +193,7 @@ fn a_crash_hurts_nobody() {
         },
         |b| async move {
             open(&b).await;
-            assert!(b.clients[GONE].write(7, 9, false).await);
+            assert!(b.clients[DETACHED].write(7, 9, false).await);
             assert!(b.clients[STAYS].write(7, 9, false).await);
             detach(&b).await;
             let beside: Vec<_> =
@@ -205,7 +205,7 @@ fn a_crash_hurts_nobody() {
             }
             assert!(b.clients[STAYS].write(0, 40, false).await);
             wipe.await.unwrap();
-            assert_gone(&b.cache);
+            assert_wiped(&b.cache);
             assert!(b.clients[STAYS].flush().await);
         },
         1,
@@ -217,8 +217,8 @@ fn a_crash_hurts_nobody() {
 #[test]
 fn a_wipe_is_run_again_after_a_crash() {
     for effects in [5, 40, 120] {
-        let mut story = story(effects);
-        story.boot(move |b| async move {
+        let mut scenario = scenario(effects);
+        scenario.boot(move |b| async move {
             open(&b).await;
             use_it(&b).await;
             detach(&b).await;
@@ -230,23 +230,23 @@ fn a_wipe_is_run_again_after_a_crash() {
                 b.sleep_ms(1).await;
             }
         });
-        story.power_cut(Keep::Some(2)).judge();
-        assert!(!on_medium(&story.rig.cache, GONE).is_empty(), "it was not at its end");
-        story.boot(|b| async move {
+        scenario.power_cut(Retained::Some(2)).judge();
+        assert!(!on_medium(&scenario.rig.cache, DETACHED).is_empty(), "it was not at its end");
+        scenario.boot(|b| async move {
             let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
             set.wipe().await.unwrap();
-            assert_gone(&b.cache);
+            assert_wiped(&b.cache);
             set.stop().await.unwrap();
         });
-        story.power_cut(Keep::Nothing).judge().happy_end();
+        scenario.power_cut(Retained::Nothing).judge().happy_end();
     }
 }
 
 /// A device that refuses says so, and the wipe says what is left; the next one does it.
 #[test]
 fn a_wipe_that_fails_says_so() {
-    let mut story = story(3);
-    story.boot(|b| async move {
+    let mut scenario = scenario(3);
+    scenario.boot(|b| async move {
         open(&b).await;
         use_it(&b).await;
         detach(&b).await;
@@ -256,16 +256,16 @@ fn a_wipe_that_fails_says_so() {
         let e = b.set().wipe().await.unwrap_err().to_string();
         assert!(e.contains("buckets may still hold data") && e.contains("ubcache wipe"), "{e}");
         b.set().wipe().await.unwrap();
-        assert_gone(&b.cache);
+        assert_wiped(&b.cache);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// The set fails while a wipe is under way: the wipe says why it did not end.
 #[test]
 fn a_wipe_of_a_set_that_fails_says_why() {
-    let mut story = story(12);
-    story.boot(|b| async move {
+    let mut scenario = scenario(12);
+    scenario.boot(|b| async move {
         open(&b).await;
         use_it(&b).await;
         detach(&b).await;
@@ -281,14 +281,14 @@ fn a_wipe_of_a_set_that_fails_says_why() {
         let e = wipe.await.unwrap_err().to_string();
         assert!(e.contains("buckets may still hold data") && !e.contains("given up"), "{e}");
     });
-    story.power_cut(Keep::Nothing);
+    scenario.power_cut(Retained::Nothing);
 }
 
 /// A wipe that is given up, or whose set is stopped, leaves a set that works.
 #[test]
 fn a_wipe_can_be_given_up() {
-    let mut story = story(4);
-    story.boot(|b| async move {
+    let mut scenario = scenario(4);
+    scenario.boot(|b| async move {
         open(&b).await;
         use_it(&b).await;
         detach(&b).await;
@@ -307,15 +307,15 @@ fn a_wipe_can_be_given_up() {
         b.stop().await;
         let _ = wipe.await;
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A reader has looked a key up and waits for the data; then the data is replaced, and a wipe overwrites its old place. The
 /// reader gets zeros from the device, and must look again.
 #[test]
 fn a_reader_that_a_wipe_overtakes_looks_again() {
-    let mut story = story(6);
-    story.boot(|b| async move {
+    let mut scenario = scenario(6);
+    scenario.boot(|b| async move {
         open(&b).await;
         use_it(&b).await;
         b.set().set("overwrite_in_place", "off").await.unwrap();
@@ -336,14 +336,14 @@ fn a_reader_that_a_wipe_overtakes_looks_again() {
             assert!(r.await.is_some());
         }
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A wipe is durable when it ends, without anybody's flush after it.
 #[test]
 fn a_wipe_that_has_ended_is_durable() {
-    let mut story = story(11);
-    story.boot(|b| async move {
+    let mut scenario = scenario(11);
+    scenario.boot(|b| async move {
         open(&b).await;
         use_it(&b).await;
         detach(&b).await;
@@ -351,7 +351,7 @@ fn a_wipe_that_has_ended_is_durable() {
         let (done, all) = b.set().wipe_progress();
         assert!(done > 0 && done <= all, "{done} of {all} buckets");
     });
-    story.power_cut(Keep::Nothing);
-    assert_gone(&story.rig.cache);
-    story.judge().happy_end();
+    scenario.power_cut(Retained::Nothing);
+    assert_wiped(&scenario.rig.cache);
+    scenario.judge().happy_end();
 }

@@ -1,4 +1,4 @@
-//! Writeback: how fast it goes, in which order, and what it leaves alone.
+//! Writeback: its rate, its order, and the data that it does not write.
 #![allow(clippy::unwrap_used)]
 
 use std::pin::pin;
@@ -7,9 +7,9 @@ use engine::SetOptions;
 use format::{CacheMode, Sectors};
 use io::sync::{Either, select};
 use io::{Nanos, ZeroFlags};
-use sim::disk::{Keep, Kind, Matching};
+use sim::disk::{Kind, Matching, Retained};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// Where data begins on a backing device.
 const OFFSET: u64 = 16;
@@ -23,8 +23,8 @@ async fn open(b: &Boot, options: SetOptions) {
 /// Nothing is in a hurry: dirty data goes at the rate that is set, here 8 sectors in a second.
 #[test]
 fn writeback_keeps_to_its_rate() {
-    let mut story = Story::new(1, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(1, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         open(&b, SetOptions::default()).await;
         for n in 0..32 {
             assert!(b.clients[0].write(n * 16, 8, false).await);
@@ -37,14 +37,14 @@ fn writeback_keeps_to_its_rate() {
         let written = Sectors(32 * 8) - b.volume(0).dirty_sectors();
         assert!((Sectors(40)..=Sectors(120)).contains(&written), "{written} sectors in ten seconds");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A gap of zeros in a sparse file may be a hole, for which there is no room: it is not written. Other gaps are.
 #[test]
 fn holes_between_dirty_data_are_not_filled() {
-    let mut story = Story::new(2, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         open(&b, SetOptions::default()).await;
         b.tune(0, "writeback_bridge", "always").await;
         assert!(b.clients[0].write_zeroes(8, 8, ZeroFlags::default()).await);
@@ -59,14 +59,14 @@ fn holes_between_dirty_data_are_not_filled() {
         assert_eq!(counters.writeback_bridge_written, Sectors(8), "the gap that has data");
         assert_eq!(b.backings[0].counters().writes - before, 2);
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A sweep that finds nothing up to the end of the device goes on at its begin, without a rest.
 #[test]
 fn a_sweep_goes_on_at_the_begin_of_the_device() {
-    let mut story = Story::new(3, Layout::small(CacheMode::Writeback), 0);
-    story.boot(|b| async move {
+    let mut scenario = Scenario::new(3, Layout::small(CacheMode::Writeback), 0);
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.writeback_batch_sectors = 8;
         open(&b, options).await;
@@ -88,7 +88,7 @@ fn a_sweep_goes_on_at_the_begin_of_the_device() {
         let took = b.rt.now().since(began);
         assert!(took < Nanos::from_ms(500), "{took:?} for 8 sectors");
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }
 
 /// A device that is written in stripes has a full one at its end. A start leaves little of the index in memory; the count of
@@ -100,8 +100,8 @@ fn stripes_are_counted_in_leaves_that_are_not_in_memory() {
     let mut layout = Layout { nbuckets: 1024, ..Layout::small(CacheMode::Writeback) };
     layout.backings[0].stripe_bytes = 16 * 512;
     layout.backings[0].data_sectors = STRIPE - OFFSET + 64;
-    let mut story = Story::new(4, layout, 0);
-    story.boot_and_stop(|b| async move {
+    let mut scenario = Scenario::new(4, layout, 0);
+    scenario.boot_and_stop(|b| async move {
         open(&b, SetOptions::default()).await;
         for n in 0..700 {
             assert!(b.clients[0].write(n * 10, 1, false).await);
@@ -109,7 +109,7 @@ fn stripes_are_counted_in_leaves_that_are_not_in_memory() {
         assert!(b.clients[0].write(STRIPE - OFFSET, 64, false).await);
         b.stop().await;
     });
-    story.boot(|b| async move {
+    scenario.boot(|b| async move {
         let mut options = SetOptions::default();
         options.tunables.btree_cache_limit = 8192;
         open(&b, options).await;
@@ -125,5 +125,5 @@ fn stripes_are_counted_in_leaves_that_are_not_in_memory() {
         b.backings[0].release();
         draining.await.unwrap();
     });
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
 }

@@ -189,9 +189,9 @@ impl Kernel {
         self.vm.wait_for("all is written back", &format!("grep -q clean {dir}/state"));
     }
 
-    /// Keeps dirty data where it is.
+    /// Turns writeback off: dirty data stays in the cache.
     #[track_caller]
-    pub fn keep_dirty(&mut self, backing: &Disk) {
+    pub fn disable_writeback(&mut self, backing: &Disk) {
         self.set(backing, "writeback_running", "0");
     }
 

@@ -53,7 +53,7 @@ pub use host::built;
 pub use load::{Map, Model, Plan};
 pub use ours::{Set, Up};
 pub use power::Power;
-pub use said::{PATIENCE, Said, run, run_within, tool, wait_until};
+pub use said::{Said, TIMEOUT, run, run_within, tool, wait_until};
 pub use vm::Vm;
 
 /// Whether the user asked to skip these tests; says so. Every test that boots a machine asks first.

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::disk::{Dir, Disk};
 use crate::host::built;
 use crate::load::{Map, Model, NbdTarget, Plan, run};
-use crate::said::{PATIENCE, Said, kill, run as command, tool};
+use crate::said::{Said, TIMEOUT, kill, run as command, tool};
 
 /// A cache device and its backing devices.
 pub struct Set<'a> {
@@ -162,7 +162,7 @@ impl Up {
         });
         let mut up = Up { child, lines, messages, socket, names: Vec::new() };
         for _ in 0..volumes {
-            let Ok(line) = up.lines.recv_timeout(PATIENCE) else { panic!("up {args:?}: {}", up.said()) };
+            let Ok(line) = up.lines.recv_timeout(TIMEOUT) else { panic!("up {args:?}: {}", up.said()) };
             let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
             assert_eq!(event["event"], "ready", "{event}");
             up.names
@@ -177,7 +177,7 @@ impl Up {
         let stdin = self.child.stdin.as_mut().expect("a pipe");
         writeln!(stdin, "{line}").unwrap_or_else(|e| panic!("{line}: {e}: {}", self.said()));
         let answer =
-            self.lines.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("{line}: {e}: {}", self.said()));
+            self.lines.recv_timeout(TIMEOUT).unwrap_or_else(|e| panic!("{line}: {e}: {}", self.said()));
         let event: Value = serde_json::from_str(&answer).unwrap_or_else(|e| panic!("{answer}: {e}"));
         assert_eq!(event["event"], "done", "{line}: {answer}");
     }
@@ -262,7 +262,7 @@ impl Up {
     }
 
     fn ended(mut self) -> (Option<i32>, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {

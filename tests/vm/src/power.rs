@@ -22,7 +22,7 @@ use export_nbd::codec::wire::{
 
 use crate::load::Random;
 use crate::load::stamp::SECTOR;
-use crate::said::PATIENCE;
+use crate::said::TIMEOUT;
 
 /// Second word of a server that knows one export only and asks nothing ("oldstyle").
 const OLDSTYLE_MAGIC: u64 = 0x4202_8186_1253;
@@ -114,7 +114,7 @@ struct Medium {
     image: File,
     unflushed: Mutex<Vec<Before>>,
     connections: (Mutex<u32>, Condvar),
-    gone: Mutex<bool>,
+    detached: Mutex<bool>,
     power: Power,
 }
 
@@ -135,13 +135,13 @@ impl VolatileCache {
             image,
             unflushed: Mutex::default(),
             connections: (Mutex::new(0), Condvar::new()),
-            gone: Mutex::new(false),
+            detached: Mutex::new(false),
             power: power.clone(),
         });
         let served = medium.clone();
         let server = std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                if *lock(&served.gone) {
+                if *lock(&served.detached) {
                     return;
                 }
                 served.connected(true);
@@ -171,7 +171,7 @@ impl VolatileCache {
     /// Loses a part of what was not flushed. The machine must be gone.
     pub(crate) fn forget(&self) {
         let (count, changed) = &self.medium.connections;
-        let waited = changed.wait_timeout_while(lock(count), PATIENCE, |n| *n > 0);
+        let waited = changed.wait_timeout_while(lock(count), TIMEOUT, |n| *n > 0);
         let late = waited.unwrap_or_else(PoisonError::into_inner).1;
         assert!(!late.timed_out(), "{}: still connected", self.socket.display());
         let unflushed = std::mem::take(&mut *lock(&self.medium.unflushed));
@@ -187,7 +187,7 @@ impl std::fmt::Debug for VolatileCache {
 
 impl Drop for VolatileCache {
     fn drop(&mut self) {
-        *lock(&self.medium.gone) = true;
+        *lock(&self.medium.detached) = true;
         self.power_off();
         // Wakes the server.
         if UnixStream::connect(&self.socket).is_ok()

@@ -1,4 +1,4 @@
-//! What a command said, on the host or in the guest, and commands of the host that have to end in time.
+//! The result of a command, on the host or in the guest, and commands of the host with a time limit.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that should be there soon: the guest is emulated, and others use the machine too.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of whatever should happen soon: the guest is emulated, and other processes use the machine too.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Exit code and output of a command.
 pub struct Said {
@@ -84,7 +84,7 @@ pub fn run_within<S: AsRef<OsStr>>(deadline: Duration, program: &Path, args: &[S
 /// Runs a command of the host.
 #[track_caller]
 pub fn run<S: AsRef<OsStr>>(program: &Path, args: &[S]) -> Said {
-    run_within(PATIENCE, program, args)
+    run_within(TIMEOUT, program, args)
 }
 
 /// Ends a process of ours as a crash does.
@@ -110,9 +110,9 @@ pub fn tool(name: &str) -> PathBuf {
 /// Waits for a condition on the host.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come about within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what} does not come about within {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

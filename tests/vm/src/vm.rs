@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::artifacts::artifacts;
 use crate::disk::Disk;
 use crate::initramfs::{self, Extra};
-use crate::said::{PATIENCE, Said};
+use crate::said::{Said, TIMEOUT};
 
 /// What a machine shall have.
 pub struct Builder {
@@ -22,7 +22,7 @@ pub struct Builder {
     cpus: u32,
     boot_options: String,
     initrd: Option<PathBuf>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Builder {
@@ -86,9 +86,9 @@ impl Builder {
         self
     }
 
-    /// How long a boot may take that does more than usual; [`PATIENCE`] if nothing is said.
-    pub fn patience(mut self, patience: Duration) -> Builder {
-        self.patience = patience;
+    /// Sets the time limit of the boot; [`TIMEOUT`] by default.
+    pub fn timeout(mut self, timeout: Duration) -> Builder {
+        self.timeout = timeout;
         self
     }
 
@@ -112,7 +112,7 @@ impl Builder {
     pub fn boot(self) -> Vm {
         for attempt in 1.. {
             let (mut vm, mut agent) = self.start();
-            agent.get_mut().set_read_timeout(Some(self.patience)).expect("a socket");
+            agent.get_mut().set_read_timeout(Some(self.timeout)).expect("a socket");
             let mut ready = String::new();
             let answer = agent.read_line(&mut ready);
             if ready.starts_with("ready ") {
@@ -144,12 +144,12 @@ impl Builder {
         disks.iter().filter_map(|d| d.cache.as_ref()).for_each(|c| c.power_on());
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let label = self.label.clone();
-        let mut vm = Vm { label, dir, child, agent: None, next: 0, bad_lines_seen: 0, disks };
+        let mut vm = Vm { label, dir, child, agent: None, next: 0, bad_lines_reported: 0, disks };
         // Without QEMU nobody would ever connect.
         listener.set_nonblocking(true).expect("a socket");
-        let agent = vm.until("QEMU starts", PATIENCE, || listener.accept().ok()).0;
+        let agent = vm.until("QEMU starts", TIMEOUT, || listener.accept().ok()).0;
         agent.set_nonblocking(false).expect("a socket");
-        agent.set_write_timeout(Some(PATIENCE)).expect("a socket");
+        agent.set_write_timeout(Some(TIMEOUT)).expect("a socket");
         (vm, BufReader::new(agent))
     }
 
@@ -206,7 +206,7 @@ pub struct Vm {
     child: Child,
     agent: Option<BufReader<UnixStream>>,
     next: u64,
-    bad_lines_seen: usize,
+    bad_lines_reported: usize,
     disks: Vec<Disk>,
 }
 
@@ -221,15 +221,15 @@ impl Vm {
             cpus: 2,
             boot_options: String::new(),
             initrd: None,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
         }
     }
 
-    /// Runs a script of busybox's shell in the guest. It must end within [`PATIENCE`]; what it leaves in the background
+    /// Runs a script of busybox's shell in the guest. It must end within [`TIMEOUT`]; what it leaves in the background
     /// goes on.
     #[track_caller]
     pub fn sh(&mut self, script: &str) -> Said {
-        self.sh_within(PATIENCE, script)
+        self.sh_within(TIMEOUT, script)
     }
 
     /// Runs a script that may take longer.
@@ -268,12 +268,12 @@ impl Vm {
     /// Waits until a script succeeds in the guest; the guest asks itself again and again.
     #[track_caller]
     pub fn wait_for(&mut self, what: &str, condition: &str) {
-        let tries = PATIENCE.as_millis() / 20;
+        let tries = TIMEOUT.as_millis() / 20;
         let script = format!(
             "n=0; until ( {condition} ) >/tmp/wait 2>&1; do n=$((n+1)); [ $n -lt {tries} ] || {{ cat /tmp/wait; exit 1; }}; \
              usleep 10000; done"
         );
-        let said = self.sh_within(4 * PATIENCE, &script);
+        let said = self.sh_within(4 * TIMEOUT, &script);
         assert_eq!(said.code, 0, "{}", self.complain(&format!("{what} does not come about: {said}")));
     }
 
@@ -287,7 +287,7 @@ impl Vm {
     #[track_caller]
     pub fn wait_for_progress(&mut self, what: &str, enough: impl Fn(&str) -> bool) -> String {
         let path = self.dir.path().join("progress");
-        self.until(what, PATIENCE, || std::fs::read_to_string(&path).ok().filter(|text| enough(text)))
+        self.until(what, TIMEOUT, || std::fs::read_to_string(&path).ok().filter(|text| enough(text)))
     }
 
     /// The kernel's messages.
@@ -300,8 +300,8 @@ impl Vm {
     #[track_caller]
     pub fn new_messages(&mut self) -> Vec<String> {
         let lines: Vec<String> = self.dmesg().lines().map(str::to_owned).collect();
-        let new = lines.get(self.bad_lines_seen..).unwrap_or_default().to_vec();
-        self.bad_lines_seen = lines.len();
+        let new = lines.get(self.bad_lines_reported..).unwrap_or_default().to_vec();
+        self.bad_lines_reported = lines.len();
         new
     }
 
@@ -317,7 +317,7 @@ impl Vm {
         let mut agent = self.agent.take().expect("an agent, unless a command failed before");
         let line = format!("{} {}\n", self.next + 1, base64(command.as_bytes()));
         agent.get_mut().write_all(line.as_bytes()).expect("a machine");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.child.try_wait().ok().flatten().is_none() {
             assert!(Instant::now() < deadline, "{}", self.complain(&format!("it runs on after `{command}`")));
             std::thread::sleep(Duration::from_millis(2));
@@ -387,8 +387,8 @@ impl Vm {
     }
 
     #[track_caller]
-    fn until<T>(&mut self, what: &str, patience: Duration, mut there: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + patience;
+    fn until<T>(&mut self, what: &str, timeout: Duration, mut there: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(it) = there() {
                 return it;

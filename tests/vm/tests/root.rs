@@ -22,7 +22,7 @@ fn root_file_system(dir: &Dir, label: &str, bytes: u64) -> Vec<u8> {
     std::fs::File::create(&image).and_then(|f| f.set_len(bytes)).unwrap();
     let args =
         ["-q", "-L", label, "-E", "root_owner=0:0", "-d", tree.to_str().unwrap(), image.to_str().unwrap()];
-    run_within(ubcache_vm::PATIENCE, &tool("mkfs.ext4"), &args).ok();
+    run_within(ubcache_vm::TIMEOUT, &tool("mkfs.ext4"), &args).ok();
     std::fs::read(&image).unwrap()
 }
 
@@ -81,7 +81,7 @@ fn initramfs(dir: &Dir, made_by: &Tool) -> Vec<PathBuf> {
         [script.as_path(), dir.root(), &program, &packaging.canonicalize().unwrap(), &artifacts().modules];
     args.extend(paths.iter().map(|p| p.to_str().unwrap()));
     args.push(made_by.name);
-    run_within(2 * ubcache_vm::PATIENCE, &tool("unshare"), &args).ok();
+    run_within(2 * ubcache_vm::TIMEOUT, &tool("unshare"), &args).ok();
     let list = |name: &str| std::fs::read_to_string(dir.path(&format!("{name}.list"))).unwrap();
     let ours = |list: &str| list.lines().filter(|l| l.contains("ubcache") || l.contains("ublk")).count();
     assert_eq!(ours(&list("plain.initrd")), made_by.always, "{}", list("plain.initrd"));
@@ -102,7 +102,7 @@ fn initramfs(dir: &Dir, made_by: &Tool) -> Vec<PathBuf> {
 }
 
 fn boot(label: &str, initrd: &Path, disks: [&Disk; 2]) -> Vm {
-    let builder = Vm::build(label).initrd(initrd).memory_mib(1024).patience(3 * ubcache_vm::PATIENCE);
+    let builder = Vm::build(label).initrd(initrd).memory_mib(1024).timeout(3 * ubcache_vm::TIMEOUT);
     let words = format!("root=LABEL=ubroot rw init={} {}", systemd::INIT, systemd::WORDS);
     disks.iter().fold(builder, |b, disk| b.disk(disk)).boot_options(&words).boot()
 }
@@ -171,10 +171,10 @@ fn runs_from_a_volume(by: &Tool) {
     // What nobody synced before the shutdown is there as well, and the file system was left in good order.
     let whole = dir.path("whole");
     ubcache(&["extract", "-C", cache.host(), "-B", backing.host(), "-o", whole.to_str().unwrap()]).ok();
-    let said = run_within(ubcache_vm::PATIENCE, &tool("e2fsck"), &["-fn", whole.to_str().unwrap()]).ok();
+    let said = run_within(ubcache_vm::TIMEOUT, &tool("e2fsck"), &["-fn", whole.to_str().unwrap()]).ok();
     assert!(!said.out.contains("journal"), "{said}");
     let last =
-        run_within(ubcache_vm::PATIENCE, &tool("debugfs"), &["-R", "cat /many/500", whole.to_str().unwrap()])
+        run_within(ubcache_vm::TIMEOUT, &tool("debugfs"), &["-R", "cat /many/500", whole.to_str().unwrap()])
             .ok();
     assert_eq!(last.line(), "500", "{last}");
 }

@@ -111,7 +111,7 @@ fn probes() -> Vec<(String, &'static str)> {
     probes
 }
 
-fn kept(name: &str) -> PathBuf {
+fn recorded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/sysfs-view/tests/data").join(name)
 }
 
@@ -169,12 +169,12 @@ fn the_listing_is_what_a_kernel_shows() {
     let answers = answers.replace(&set, "SET");
     kernel.stop_set();
     if std::env::var_os("UBCACHE_VM_RECORD").is_some() {
-        std::fs::create_dir_all(kept("")).expect("a directory");
-        std::fs::write(kept("listing.txt"), &listing).expect("a file");
-        std::fs::write(kept("probes.txt"), &answers).expect("a file");
+        std::fs::create_dir_all(recorded("")).expect("a directory");
+        std::fs::write(recorded("listing.txt"), &listing).expect("a file");
+        std::fs::write(recorded("probes.txt"), &answers).expect("a file");
         return;
     }
-    let read = |name: &str| std::fs::read_to_string(kept(name)).expect(name);
+    let read = |name: &str| std::fs::read_to_string(recorded(name)).expect(name);
     assert_eq!(names(&listing), names(&read("listing.txt")));
     assert_eq!(comparable(&answers), comparable(&read("probes.txt")));
 }

@@ -31,8 +31,8 @@ fn older_copy(state: BackingState) -> (Severity, &'static str) {
         ),
         _ => (
             Severity::Notice,
-            "the cache device (or this one) was restored from an older copy: what the slot holds is out of date, and a set \
-             starts without it",
+            "the cache device (or this one) was restored from an older copy: the data of the slot is out of \
+             date, and a set starts without it",
         ),
     }
 }
@@ -73,7 +73,7 @@ pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: 
                 "state",
                 format!("clean or dirty, as slot {slot} has {dirty} dirty and {clean} clean sectors"),
                 state.name().into(),
-                "the slot is void: what it holds is out of date",
+                "the slot is invalid: its data is out of date",
             ),
             Attachment::NoSlot if state == BackingState::Dirty => push(
                 Severity::Error,

@@ -1,4 +1,4 @@
-//! Is everything in a cache set as it should be?
+//! The check of all invariants of a cache set.
 //!
 //! Owns the check of all invariants (format section 11): the view finds those that concern one
 //! structure, `usage` those about buckets, the files here the rest. It goes on at damage as

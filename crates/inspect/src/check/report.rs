@@ -1,4 +1,4 @@
-//! What a check says: data first, text second.
+//! The report of a check, as data and as text.
 //!
 //! Owns the serialisable report (`schema_version` 1) and its text. Sizes are in sectors.
 
@@ -471,7 +471,7 @@ impl fmt::Display for SetSummary {
             }
             match &d.backing {
                 Some(backing) => writeln!(f, "    {backing}")?,
-                None if d.kind == "cached" => writeln!(f, "    its backing device is not at hand")?,
+                None if d.kind == "cached" => writeln!(f, "    its backing device was not given")?,
                 None => {}
             }
         }

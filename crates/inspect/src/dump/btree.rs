@@ -161,7 +161,7 @@ impl fmt::Display for BtreeDoc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} nodes, root at level {}", self.node_count, self.root_level)?;
         if self.missing_nodes > 0 {
-            writeln!(f, "{} more nodes are named and could not be read", self.missing_nodes)?;
+            writeln!(f, "{} more nodes are referenced and cannot be read", self.missing_nodes)?;
         }
         for n in &self.nodes {
             writeln!(f, "node {}: level {}, keys up to {}", path_text(&n.path), n.level, n.key)?;

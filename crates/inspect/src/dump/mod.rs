@@ -1,8 +1,8 @@
-//! Structures of a set, shown: what `super` and `dump` are made of.
+//! Structures of a set as documents, which `super` and `dump` print.
 //!
 //! Owns the documents: plain data that serialises to JSON and displays as text. One file per document.
 //! JSON is stable within a `schema_version`, text is for people. All sizes and positions are in sectors
-//! unless a name says bytes. Judging what is shown is `check`'s.
+//! unless a name says bytes. Module `check` judges the structures.
 
 mod btree;
 mod buckets;

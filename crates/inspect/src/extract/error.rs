@@ -1,4 +1,4 @@
-//! Why contents are not extracted.
+//! Errors of an extraction.
 
 use std::io;
 
@@ -65,7 +65,7 @@ pub enum ExtractError {
         "{device}: state is {state}, so {dirty_sectors} dirty and {clean_sectors} clean sectors of slot \
          {slot} are out of date and not used"
     )]
-    VoidSlot {
+    InvalidSlot {
         /// Name of the backing device.
         device: String,
         /// Its state.

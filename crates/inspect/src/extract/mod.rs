@@ -1,12 +1,11 @@
 //! The contents of a cached device or of a volume, as a whole.
 //!
-//! Owns [`Extraction`]: what is read from where (cache over backing, step 8 of format section 10), and the
-//! decision what is refused. [`Sink`] is where it goes. It reads only, and works on a set that was not
-//! shut down.
+//! Owns [`Extraction`]: which device each range is read from (cache over backing, step 8 of format section 10), and the
+//! refusals. [`Sink`] is the output. It only reads, and works on a set that was not shut down.
 //!
-//! *Invariant:* without best effort, what comes out is what the kernel would return after its own
-//! recovery, or nothing: whatever could make a sector wrong is an error before the first byte is
-//! written, except a device that fails while it is read.
+//! *Invariant:* without best effort, the output is what the kernel would return after its own recovery, or nothing: every
+//! condition that could make a sector wrong is an error before the first byte is written, except a device that fails while
+//! it is read.
 
 mod error;
 mod run;
@@ -240,7 +239,7 @@ impl<'a> Extraction<'a> {
             Attachment::Invalid => {
                 let totals = relation.slot.map(|slot| self.view.totals_of(slot)).unwrap_or_default();
                 let slot = relation.slot.unwrap_or_default();
-                let error = ExtractError::VoidSlot {
+                let error = ExtractError::InvalidSlot {
                     device,
                     state: state.name(),
                     slot,
@@ -264,7 +263,8 @@ impl<'a> Extraction<'a> {
             }
             Attachment::NoSlot | Attachment::Unattached | Attachment::Attached | Attachment::OlderDirty => {
                 self.notes.push(format!(
-                    "{device} (state {}) has nothing in {cache}: these are its own contents",
+                    "{device} (state {}) has nothing in {cache}: the output has the contents of the device \
+                     alone",
                     state.name()
                 ));
                 Ok(())

@@ -1,8 +1,7 @@
-//! An extraction under way: reading ranges from where they are and handing them to the sink in order.
+//! A running extraction: reads ranges from their devices and passes them to the sink in order.
 //!
-//! Owns the copying, and what best effort does where a device fails: parts are read again alone, clean
-//! data is taken from the backing device, and what remains lost is zeros and listed. What is read from
-//! where was decided before.
+//! Owns the copying, and the best effort where a device fails: parts are read again separately, clean data is read from the
+//! backing device, and lost ranges are zeros and listed. The device of each range was decided before.
 
 use std::ops::ControlFlow;
 

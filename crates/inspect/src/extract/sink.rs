@@ -1,6 +1,6 @@
-//! Where extracted contents go: a stream, or a file that keeps its holes.
+//! The output of an extraction: a stream, or a file with holes.
 //!
-//! Owns the writing side of extraction. Must not know where the bytes come from.
+//! Owns the writing side of extraction. Must not know the source of the bytes.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -301,8 +301,8 @@ impl Walk<'_> {
             Err(damage) => {
                 let finding = corrupt(&damage.error).note(match damage.kind {
                     DamageKind::TornLastSet => {
-                        "in the last set of the node: an append that did not complete (then nothing is lost \
-                         without it), or later damage (then its keys are)"
+                        "in the last set of the node: an incomplete append (its keys are in the journal), or \
+                         later damage (its keys are lost)"
                     }
                     DamageKind::Other => "the keys of this set and those behind it are lost",
                 });

@@ -1,6 +1,6 @@
 //! Step 2: the journal ring, all of it, and the entries to replay.
 //!
-//! Owns the scan of the journal buckets (exhaustive, format section 9.3) and what is said about entries
+//! Owns the scan of the journal buckets (exhaustive, format section 9.3) and the findings about entries
 //! that are missing, doubled or unreadable. Which entries count is decided by `format::replay`.
 //!
 //! *Invariants:* buckets are read through a window, so memory does not grow with the bucket size; keys
@@ -229,7 +229,7 @@ fn scan_bucket(
                             Place::new(scan.source.name(), "journal entry").sector(sector).bucket(bucket);
                         let finding =
                             Finding::corrupt(Severity::Fatal, Invariant::JournalContiguous, place, why)
-                                .note("its checksum is right: it was written like this");
+                                .note("its checksum is right, so it was written like this");
                         scan.report(finding)?;
                         scan.assume(format!(
                             "nothing behind sector {sector} in journal bucket {index} counts"
@@ -281,8 +281,8 @@ fn report_torn(
         if let Some(seq) = claimed_seq.filter(|_| claims_newer) {
             findings.push(
                 Finding::corrupt(Severity::Notice, Invariant::JournalContiguous, place(), why).note(format!(
-                    "claims to be entry {seq}, behind the newest valid one, {newest}: torn by a crash \
-                     (nothing acknowledged is lost), or decayed (acknowledged writes are lost)"
+                    "claims to be entry {seq}, behind the newest valid one, {newest}: torn by a crash (no \
+                     acknowledged write is lost), or damaged (acknowledged writes are lost)"
                 )),
             );
         }
@@ -298,7 +298,7 @@ fn report_torn(
                     format!("entry {}, as entry {seq} lies behind it at sector {at}", newest.next()),
                     "no valid entry",
                 )
-                .note("it decayed, and this and all later entries are ignored"),
+                .note("it is damaged; it and all later entries are ignored"),
             );
         }
         for finding in findings {

@@ -229,7 +229,7 @@ fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
     let mut raw = raw.clone();
     raw.csum = raw.computed_csum()?.into();
     let superblock = raw.check_cache(any_size, 0).ok()?;
-    Some((superblock, "the superblock's fields are right although its checksum is not".to_owned()))
+    Some((superblock, "the fields of the superblock are valid although its checksum is wrong".to_owned()))
 }
 
 /// The key of a piece as a place, with the range and the pointer.

@@ -1,4 +1,4 @@
-//! What all steps of opening share: the device, the mode, and what was found so far.
+//! The state that all steps of opening share: the device, the mode, and the findings so far.
 
 use crate::finding::{Finding, Findings, Severity};
 use crate::source::ReadAt;

@@ -1,6 +1,6 @@
-//! What a simulated disk is told: how long requests take, which fail, what survives.
+//! Settings of a simulated disk: how long requests take, which fail, what survives a power cut.
 //!
-//! Owns the types and no behaviour of a disk.
+//! Owns the types, without the behaviour of a disk.
 
 use std::ops::Range;
 
@@ -106,9 +106,9 @@ pub struct Fault {
     pub count: u32,
 }
 
-/// What survives a power cut of what is not durable.
+/// What a disk retains of data that is not durable when its power fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Keep {
+pub enum Retained {
     /// Nothing.
     Nothing,
     /// Everything that took effect, and every request under way.

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use format::{Sector, Sectors};
 use io::Rng;
 
-use super::Keep;
+use super::Retained;
 use crate::image::Image;
 use crate::stamp::SECTOR;
 
@@ -54,11 +54,11 @@ impl Medium {
     }
 
     /// What is not durable is lost but for what is kept. Writes under way are not: they are answered later, and count then.
-    pub(super) fn lose(&mut self, keep: Keep, rng: &mut Rng) {
+    pub(super) fn lose(&mut self, retained: Retained, rng: &mut Rng) {
         let (ended, under_way) =
             std::mem::take(&mut self.unflushed).into_iter().partition(|u| u.ended.is_some());
         self.unflushed = ended;
-        let image = self.after_power_cut(keep, rng);
+        let image = self.after_power_cut(retained, rng);
         self.restart(image);
         for u in &under_way {
             self.live.write(u.sector, &u.data);
@@ -107,15 +107,15 @@ impl Medium {
     }
 
     /// What is left after a power cut.
-    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
+    pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         let block = self.block_sectors as usize * SECTOR;
         for u in &self.unflushed {
             for (i, bytes) in u.data.chunks(block).enumerate() {
-                let kept = match keep {
-                    Keep::Nothing => false,
-                    Keep::Everything => true,
-                    Keep::Some(of_eight) => rng.chance(of_eight, 8),
+                let kept = match retained {
+                    Retained::Nothing => false,
+                    Retained::Everything => true,
+                    Retained::Some(of_eight) => rng.chance(of_eight, 8),
                 };
                 if kept {
                     image.write(u.sector + Sectors(i as u64 * self.block_sectors), bytes);

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use format::{Sector, Sectors};
 use io::{Buffer, Completer, Device, DeviceInfo, IoError, Nanos, Op, Request, Rng};
 
-pub use kinds::{Counters, Fault, Keep, Kind, Matching, Speed};
+pub use kinds::{Counters, Fault, Kind, Matching, Retained, Speed};
 pub use medium::{Medium, Moment};
 pub use probe::Landmark;
 
@@ -60,10 +60,10 @@ struct Running {
     /// Of a write: what has not taken effect yet, from this sector of the request on.
     left: Option<(u64, Rc<[u8]>)>,
     /// Of a read: what it saw, if it has looked already.
-    seen: Option<Vec<u8>>,
+    snapshot: Option<Vec<u8>>,
     fails: bool,
     /// It is a flush that fails and loses data.
-    loses: Option<Keep>,
+    loses: Option<Retained>,
     held: bool,
 }
 
@@ -83,9 +83,9 @@ struct State {
     /// From this step on requests are held: all, or flushes alone.
     hang: Option<(u64, bool)>,
     /// So many flushes succeed before one fails and loses this.
-    lossy_flush: Option<(u64, Keep)>,
+    lossy_flush: Option<(u64, Retained)>,
     /// At this step the device alone loses its power, and keeps this.
-    pull: Option<(u64, Keep)>,
+    pull: Option<(u64, Retained)>,
     /// Writes of a dead process that have not taken effect.
     late: Vec<power::Late>,
     /// Changes whenever the system can see that the device was away.
@@ -235,14 +235,14 @@ impl SimDisk {
     }
 
     /// After so many more flushes one fails, and what is not durable then is lost.
-    pub fn lose_in_flush(&self, after: u64, keep: Keep) {
-        self.state.borrow_mut().lossy_flush = Some((after, keep));
+    pub fn lose_in_flush(&self, after: u64, retained: Retained) {
+        self.state.borrow_mut().lossy_flush = Some((after, retained));
     }
 
     /// After so many more requests the device alone loses its power. It is back in the next boot.
-    pub fn pull_after(&self, requests: u64, keep: Keep) {
+    pub fn pull_after(&self, requests: u64, retained: Retained) {
         let s = &mut *self.state.borrow_mut();
-        s.pull = Some((s.step + 2 * requests, keep));
+        s.pull = Some((s.step + 2 * requests, retained));
     }
 
     /// Recognises the metadata of this set from now on.
@@ -407,8 +407,8 @@ impl SimDisk {
             }
             s.medium.ended(op, step);
             s.counters.failed += 1;
-            if let Some(keep) = r.loses {
-                self.world.random(|rng| s.medium.lose(keep, rng));
+            if let Some(retained) = r.loses {
+                self.world.random(|rng| s.medium.lose(retained, rng));
                 self.world.data_lost(self.number);
             }
             let e = IoError::of(&self.info.name, &r.request, s.errno);
@@ -419,7 +419,7 @@ impl SimDisk {
             Op::Read => {
                 let range = r.request.byte_range();
                 if let Some(target) = r.request.buffer.as_mut().and_then(Buffer::get_mut) {
-                    match &r.seen {
+                    match &r.snapshot {
                         Some(bytes) => target[range].copy_from_slice(bytes),
                         None => s.medium.live.read(r.request.sector, &mut target[range]),
                     }
@@ -445,10 +445,10 @@ impl SimDisk {
         let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, request.op, &request.buffer) else {
             return None;
         };
-        let seen = probe.see(request.sector, &b.as_slice()[request.byte_range()]);
-        seen.into_iter().flatten().for_each(|l| self.world.landmark(l));
+        let landmarks = probe.see(request.sector, &b.as_slice()[request.byte_range()]);
+        landmarks.into_iter().flatten().for_each(|l| self.world.landmark(l));
         let is_node = |l: &Landmark| matches!(l, Landmark::LeafAppend | Landmark::NodeWrite);
-        seen.iter().flatten().any(is_node).then_some(s.speed.nodes)
+        landmarks.iter().flatten().any(is_node).then_some(s.speed.nodes)
     }
 }
 
@@ -472,7 +472,7 @@ impl Device for SimDisk {
             completer,
             submitted: 0,
             left: None,
-            seen: None,
+            snapshot: None,
             fails: false,
             loses: None,
             held: false,
@@ -496,9 +496,9 @@ impl Device for SimDisk {
         let hangs =
             s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
         r.held = hangs || s.holds.iter().any(|h| h.matches(&r.request));
-        if let Some((left, keep)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
-            r.loses = (left == 0).then_some(keep);
-            s.lossy_flush = left.checked_sub(1).map(|left| (left, keep));
+        if let Some((left, retained)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
+            r.loses = (left == 0).then_some(retained);
+            s.lossy_flush = left.checked_sub(1).map(|left| (left, retained));
         }
         let speed = s.speed;
         let (data, split, looks_now, delay) = self.world.random(|rng| {
@@ -524,7 +524,7 @@ impl Device for SimDisk {
             }
         }
         if r.request.op == Op::Read && looks_now && !r.held {
-            r.seen = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
+            r.snapshot = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
         }
         let held = r.held;
         let delay = self.recognised(s, &r.request).map_or(delay, |more| delay.after(more));

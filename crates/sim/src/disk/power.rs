@@ -1,13 +1,13 @@
-//! How a disk loses its power, or the process that uses it.
+//! Power cuts of a disk, and the death of the process that uses it.
 //!
-//! Owns what becomes of requests under way, and what may be left on the medium.
+//! Owns the outcome of requests under way, and the possible contents of the medium.
 
 use std::rc::Rc;
 
 use format::{Sector, Sectors};
 use io::{Op, Rng};
 
-use super::{Keep, Moment, SimDisk, State};
+use super::{Moment, Retained, SimDisk, State};
 use crate::image::Image;
 
 /// A write of a dead process that has not taken effect.
@@ -34,10 +34,10 @@ impl SimDisk {
     }
 
     /// What would be left if the power failed now. Nothing changes.
-    pub fn after_power_cut(&self, keep: Keep, rng: &mut Rng) -> Image {
+    pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let s = self.state.borrow();
         let mut medium = s.medium.clone();
-        let of_eight = if keep == Keep::Everything { 8 } else { 4 };
+        let of_eight = if retained == Retained::Everything { 8 } else { 4 };
         for (op, r) in &s.running {
             if let Some((from, data)) = &r.left
                 && rng.chance(of_eight, 8)
@@ -45,7 +45,7 @@ impl SimDisk {
                 medium.apply(*op, r.request.sector + Sectors(*from), data.clone());
             }
         }
-        medium.after_power_cut(keep, rng)
+        medium.after_power_cut(retained, rng)
     }
 
     /// The device as it is now, for trying out what a power cut could leave of it.
@@ -64,12 +64,12 @@ impl SimDisk {
     }
 
     /// The power fails: see the module head.
-    pub fn power_cut(&self, keep: Keep) {
+    pub fn power_cut(&self, retained: Retained) {
         let s = &mut *self.state.borrow_mut();
         let image = self.world.random(|rng| {
-            let chance = if keep == Keep::Everything { 8 } else { 4 };
+            let chance = if retained == Retained::Everything { 8 } else { 4 };
             SimDisk::touch_running(s, rng, chance);
-            s.medium.after_power_cut(keep, rng)
+            s.medium.after_power_cut(retained, rng)
         });
         s.medium.restart(image);
         s.late.clear();
@@ -78,11 +78,11 @@ impl SimDisk {
 
     /// The device alone loses its power while the process lives: what is under way fails, and so does what comes.
     pub(super) fn lose_power(&self, s: &mut State) {
-        let Some((_, keep)) = s.pull.take() else { return };
+        let Some((_, retained)) = s.pull.take() else { return };
         let image = self.world.random(|rng| {
-            let chance = if keep == Keep::Everything { 8 } else { 4 };
+            let chance = if retained == Retained::Everything { 8 } else { 4 };
             SimDisk::touch_running(s, rng, chance);
-            s.medium.after_power_cut(keep, rng)
+            s.medium.after_power_cut(retained, rng)
         });
         s.medium.restart(image);
         for r in s.running.values_mut() {
@@ -90,7 +90,7 @@ impl SimDisk {
         }
         s.outage = 0..u64::MAX;
         s.incarnation += 1;
-        self.world.log(|| format!("{} is pulled out, {keep:?} stays", self.info.name));
+        self.world.log(|| format!("{} is pulled out, {retained:?} stays", self.info.name));
     }
 
     /// The system can see that the device was away.

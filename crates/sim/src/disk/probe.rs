@@ -1,7 +1,7 @@
 //! Recognises what the engine writes to the cache device.
 //!
 //! Owns the landmarks at which a crash can be aimed. Reads headers of the format by their offsets (format section 8.2,
-//! format section 9.1) and believes them: it decides when a crash comes, never whether something is right. Must not
+//! format section 9.1) and trusts them: it decides when a crash comes, never whether contents are correct. Must not
 //! know the engine.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ pub enum Landmark {
     /// A journal entry goes to another bucket of the ring than the one before it.
     RingStep,
     /// That bucket has older entries, which the new one overwrites.
-    RingReuse,
+    RingOverwrite,
     /// A journal entry names another prio chain than the one before it.
     ChainSwitch,
     /// A journal entry names another root node.
@@ -45,7 +45,7 @@ impl Landmark {
         Landmark::DurableAnswer,
         Landmark::Entry,
         Landmark::RingStep,
-        Landmark::RingReuse,
+        Landmark::RingOverwrite,
         Landmark::ChainSwitch,
         Landmark::RootSwitch,
         Landmark::TableSwitch,
@@ -92,24 +92,24 @@ impl Probe {
 
     /// The landmarks of a write.
     pub(super) fn see(&mut self, at: Sector, bytes: &[u8]) -> [Option<Landmark>; MOST] {
-        let mut seen = [None; MOST];
+        let mut landmarks = [None; MOST];
         if at == SUPERBLOCK {
-            seen[0] = Some(Landmark::Superblock);
-            return seen;
+            landmarks[0] = Some(Landmark::Superblock);
+            return landmarks;
         }
         match word(bytes, 8) {
-            Some(m) if m == self.magic.jset() => self.entry(at, bytes, &mut seen),
-            Some(m) if m == self.magic.pset() => seen[0] = Some(Landmark::PrioWrite),
+            Some(m) if m == self.magic.jset() => self.entry(at, bytes, &mut landmarks),
+            Some(m) if m == self.magic.pset() => landmarks[0] = Some(Landmark::PrioWrite),
             Some(m) if m == self.magic.bset() && at.0.is_multiple_of(self.bucket) => {
-                seen[0] = Some(Landmark::NodeWrite);
+                landmarks[0] = Some(Landmark::NodeWrite);
             }
-            Some(m) if m == self.magic.bset() => seen[0] = Some(Landmark::LeafAppend),
+            Some(m) if m == self.magic.bset() => landmarks[0] = Some(Landmark::LeafAppend),
             _ => {}
         }
-        seen
+        landmarks
     }
 
-    fn entry(&mut self, at: Sector, bytes: &[u8], seen: &mut [Option<Landmark>; MOST]) {
+    fn entry(&mut self, at: Sector, bytes: &[u8], landmarks: &mut [Option<Landmark>; MOST]) {
         let bucket = at.0 / self.bucket;
         let step = self.newest.replace(bucket).is_some_and(|newest| newest != bucket);
         let reuse = !self.used.insert(bucket) && step;
@@ -123,12 +123,12 @@ impl Probe {
         let all = [
             (true, Landmark::Entry),
             (step, Landmark::RingStep),
-            (reuse, Landmark::RingReuse),
+            (reuse, Landmark::RingOverwrite),
             (old.chain != roots.chain, Landmark::ChainSwitch),
             (old.root != roots.root, Landmark::RootSwitch),
             (old.table != roots.table, Landmark::TableSwitch),
         ];
-        for (slot, (is, landmark)) in seen.iter_mut().zip(all) {
+        for (slot, (is, landmark)) in landmarks.iter_mut().zip(all) {
             *slot = is.then_some(landmark);
         }
     }

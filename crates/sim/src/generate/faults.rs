@@ -1,4 +1,4 @@
-//! What fails, and how boots end.
+//! The failures and the ends of boots.
 
 use io::Rng;
 
@@ -44,10 +44,10 @@ impl Mix {
         }
         if lossy {
             let after = one_of(rng, &[0, 1, 3, 10, 40]);
-            f.lossy_flush = Some(Loss { device: any(rng), after, keep: self.keeps.0 });
+            f.lossy_flush = Some(Loss { device: any(rng), after, retained: self.retained.0 });
         }
         if pull {
-            f.pull = Some(Loss { device: any(rng), after: rng.below(often), keep: self.keeps.0 });
+            f.pull = Some(Loss { device: any(rng), after: rng.below(often), retained: self.retained.0 });
         }
         if hang {
             f.hang = Some(Hang {
@@ -62,7 +62,7 @@ impl Mix {
 
     /// How a boot ends that does not end in order.
     pub(super) fn cut(&self, rng: &mut Rng) -> Cut {
-        let (cache, backing) = self.keeps;
+        let (cache, backing) = self.retained;
         if rng.below(100) < self.kill_percent {
             return Cut::Kill;
         }

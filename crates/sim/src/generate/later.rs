@@ -1,13 +1,13 @@
-//! Ingredients that came later, drawn by a generator of their own: what was drawn before stays as it is, so that seeds which found
-//! a bug still find it.
+//! Later additions to plans, drawn by a separate generator: the older parts of a plan stay the same, so that seeds which found a
+//! bug still find it.
 //!
-//! Must not change what the others drew; it adds requests, acts and settings.
+//! Must not change what the other modules drew; it adds requests, acts and settings.
 
 use io::{Nanos, Rng};
 
 use super::mix::Lean;
 use super::one_of;
-use crate::disk::{Keep, Landmark};
+use crate::disk::{Landmark, Retained};
 use crate::plan::{Act, Aim, Boot, Cut, Plan, Request, Substitute};
 
 impl Plan {
@@ -59,7 +59,8 @@ impl Plan {
             if !rng.chance(1, 2) {
                 continue;
             }
-            let keep = one_of(rng, &[Keep::Nothing, Keep::Nothing, Keep::Some(1), Keep::Some(4)]);
+            let retained =
+                one_of(rng, &[Retained::Nothing, Retained::Nothing, Retained::Some(1), Retained::Some(4)]);
             let (many, few) = (1 + rng.below(20), 1 + rng.below(4));
             let dying = &mut self.boots[n - 1];
             dying.cut = Cut::Kill;
@@ -69,7 +70,8 @@ impl Plan {
             dying.late = None;
             let next = &mut self.boots[n];
             next.aim = Some(Aim { at: Landmark::Entry, nth: few, effects: one_of(rng, &[1, 2, 6]) });
-            (next.cut, next.substitute, next.crash_in_durable_write) = (Cut::Power(keep, keep), None, None);
+            (next.cut, next.substitute, next.crash_in_durable_write) =
+                (Cut::Power(retained, retained), None, None);
             next.crash.get_or_insert(40 + rng.below(400));
         }
     }

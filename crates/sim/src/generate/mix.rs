@@ -1,15 +1,14 @@
 //! The weights of a plan.
 //!
-//! Owns how often what happens in it. Everything is drawn on its own. A plan may *lean* towards something that chance
-//! alone brings about too rarely: that changes some weights, each or not on its own, and never takes an ingredient out
-//! for good.
+//! Owns the frequency of each ingredient. Each weight is drawn on its own. A plan may *lean* towards a combination that is too
+//! rare by chance: that changes some of the weights, each or not on its own, and never removes an ingredient from all plans.
 
 use format::CacheMode;
 use io::{Nanos, Rng};
 
-use super::operator::Habit;
+use super::operator::OperatorAction;
 use super::{Life, one_of};
-use crate::disk::{Keep, Landmark};
+use crate::disk::{Landmark, Retained};
 use crate::rig::Layout;
 
 /// Relative frequency of requests.
@@ -53,7 +52,7 @@ pub(super) struct Mix {
     /// In so many boots all requests go to one volume.
     pub(super) one_volume_percent: u64,
     pub(super) max_pause: Nanos,
-    pub(super) habits: Vec<Habit>,
+    pub(super) operator_actions: Vec<OperatorAction>,
     pub(super) acts_per_hundred: u64,
     pub(super) crash_percent: u64,
     pub(super) crash_effects: u64,
@@ -65,7 +64,7 @@ pub(super) struct Mix {
     pub(super) partial_percent: u64,
     pub(super) late_percent: u64,
     pub(super) older_percent: u64,
-    pub(super) keeps: (Keep, Keep),
+    pub(super) retained: (Retained, Retained),
     pub(super) faulty_percent: u64,
     pub(super) faults: FaultMix,
     pub(super) alone_percent: u64,
@@ -74,7 +73,8 @@ pub(super) struct Mix {
     pub(super) crash_log: bool,
 }
 
-const KEEPS: [Keep; 5] = [Keep::Nothing, Keep::Everything, Keep::Some(1), Keep::Some(4), Keep::Some(7)];
+const RETAINED: [Retained; 5] =
+    [Retained::Nothing, Retained::Everything, Retained::Some(1), Retained::Some(4), Retained::Some(7)];
 
 /// A random part of a list, not empty.
 fn some_of<T: Copy>(rng: &mut Rng, of: &[T]) -> Vec<T> {
@@ -109,7 +109,7 @@ impl Mix {
             series_percent: one_of(rng, &[0, 0, 10, 30]),
             one_volume_percent: one_of(rng, &[0, 0, 50]),
             max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
-            habits: Habit::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
+            operator_actions: OperatorAction::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
             acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
             crash_percent: 100,
             crash_effects: 0,
@@ -120,7 +120,7 @@ impl Mix {
             partial_percent: one_of(rng, &[5, 20, 40]),
             late_percent: one_of(rng, &[0, 0, 30]),
             older_percent: one_of(rng, &[0, 0, 0, 10]),
-            keeps: Mix::keeps(rng),
+            retained: Mix::retained(rng),
             faulty_percent: if rng.chance(1, 5) { 60 } else { 0 },
             faults: FaultMix::draw(rng),
             alone_percent: one_of(rng, &[0, 0, 0, 30]),
@@ -132,12 +132,12 @@ impl Mix {
         mix
     }
 
-    fn keeps(rng: &mut Rng) -> (Keep, Keep) {
+    fn retained(rng: &mut Rng) -> (Retained, Retained) {
         if rng.chance(1, 2) {
-            let keep = one_of(rng, &KEEPS);
-            return (keep, keep);
+            let retained = one_of(rng, &RETAINED);
+            return (retained, retained);
         }
-        (one_of(rng, &KEEPS), one_of(rng, &KEEPS))
+        (one_of(rng, &RETAINED), one_of(rng, &RETAINED))
     }
 
     /// What the kind of life says.
@@ -280,7 +280,7 @@ impl Mix {
             Lean::Dying => {
                 let t = &mut Tilt(rng);
                 t.to(&mut self.kill_percent, &[60]);
-                t.to(&mut self.keeps, &[(Keep::Nothing, Keep::Nothing)]);
+                t.to(&mut self.retained, &[(Retained::Nothing, Retained::Nothing)]);
                 t.to(&mut self.read_back_percent, &[100]);
             }
             Lean::Hanging => {
@@ -298,7 +298,7 @@ impl Mix {
         t.to(&mut self.fua_percent, &[0, 5]);
         t.to(&mut self.weights.discard, &[0, 10, 20]);
         t.to(&mut self.hot_percent, &[90]);
-        t.to(&mut self.keeps.0, &[Keep::Nothing, Keep::Some(1)]);
+        t.to(&mut self.retained.0, &[Retained::Nothing, Retained::Some(1)]);
     }
 
     fn lean_failing(&mut self, rng: &mut Rng) {
@@ -322,7 +322,8 @@ impl Mix {
         let larger = layout.bucket_sectors.max(32);
         t.to(&mut layout.bucket_sectors, &[larger]);
         if t.0.chance(5, 6) {
-            self.habits.extend([Habit::CopyGc, Habit::Gc, Habit::Mode].repeat(3));
+            self.operator_actions
+                .extend([OperatorAction::CopyGc, OperatorAction::Gc, OperatorAction::Mode].repeat(3));
         }
         t.to(&mut self.acts_per_hundred, &[10]);
         t.to(&mut self.weights.read, &[40]);
@@ -360,7 +361,7 @@ impl Mix {
         t.to(&mut self.weights.discard, &[0]);
         t.to(&mut self.weights.zeroes, &[0]);
         t.to(&mut self.requests, &[120]);
-        t.to(&mut self.keeps, &[(Keep::Some(4), Keep::Some(4))]);
+        t.to(&mut self.retained, &[(Retained::Some(4), Retained::Some(4))]);
         t.to(&mut self.depth, &[16]);
     }
 
@@ -378,7 +379,7 @@ impl Mix {
         t.to(&mut self.fua_percent, &[0, 0, 20]);
         t.to(&mut self.hot_percent, &[90]);
         t.to(&mut self.max_pause, &[Nanos::from_secs(40)]);
-        t.to(&mut self.keeps, &[(Keep::Nothing, Keep::Everything)]);
+        t.to(&mut self.retained, &[(Retained::Nothing, Retained::Everything)]);
     }
 
     fn lean_bridging(&mut self, rng: &mut Rng) {
@@ -433,12 +434,16 @@ impl Mix {
         t.to(&mut self.requests, &[200, 400]);
         t.to(&mut self.hot_percent, &[0]);
         t.to(&mut self.depth, &[4, 16]);
-        t.to(&mut self.keeps.0, &[Keep::Some(4), Keep::Some(1)]);
+        t.to(&mut self.retained.0, &[Retained::Some(4), Retained::Some(1)]);
         t.to(&mut self.aim_percent, &[80]);
         t.to(&mut self.crash_effects, &[3000]);
         if t.0.chance(5, 6) {
-            self.aims =
-                vec![Landmark::RingReuse, Landmark::RingReuse, Landmark::RingStep, Landmark::ChainSwitch];
+            self.aims = vec![
+                Landmark::RingOverwrite,
+                Landmark::RingOverwrite,
+                Landmark::RingStep,
+                Landmark::ChainSwitch,
+            ];
         }
     }
 }

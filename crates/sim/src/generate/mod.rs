@@ -1,12 +1,12 @@
-//! What a seed stands for.
+//! Generates a plan from a seed.
 //!
-//! Owns the drawing of plans. Every plan draws a random part of everything that can happen, with random weights, so that
-//! rare things are common in some plans; each ingredient is drawn on its own, so that none excludes another
+//! Owns the drawing of plans. Every plan draws a random part of all possible ingredients, with random weights, so that rare
+//! ingredients are common in some plans; each ingredient is drawn on its own, so that none excludes another
 //! (`tests/crossed.rs` counts the pairs). Most plans are brief: crash after crash on small devices, because that is where
 //! most mistakes show. Must not know how anything is carried out.
 //!
-//! `devices` draws the hardware, `settings` what a boot begins with, `mix` the weights of a plan, `requests` what
-//! clients do, `operator` what the operator does, `faults` what fails and how boots end, `later` what plans got since.
+//! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
+//! clients, `operator` the acts of the operator, `faults` failures and the ends of boots, `later` later additions.
 
 mod devices;
 mod faults;

@@ -1,4 +1,4 @@
-//! What the operator does.
+//! The acts of the operator in a generated plan.
 
 use io::Rng;
 
@@ -6,9 +6,9 @@ use super::mix::Mix;
 use super::one_of;
 use crate::plan::Act;
 
-/// What the operator may do.
+/// A kind of act that the operator may choose.
 #[derive(Clone, Copy)]
-pub(super) enum Habit {
+pub(super) enum OperatorAction {
     Mode,
     Writeback,
     Sequential,
@@ -26,23 +26,23 @@ pub(super) enum Habit {
     GiveUpDetach,
 }
 
-impl Habit {
-    pub(super) const ALL: [Habit; 15] = [
-        Habit::Mode,
-        Habit::Writeback,
-        Habit::Sequential,
-        Habit::Gc,
-        Habit::CopyGc,
-        Habit::GcAlwaysRewrite,
-        Habit::Detach,
-        Habit::Cutoff,
-        Habit::JournalDelay,
-        Habit::Label,
-        Habit::Recreate,
-        Habit::Admission,
-        Habit::Bridge,
-        Habit::Release,
-        Habit::GiveUpDetach,
+impl OperatorAction {
+    pub(super) const ALL: [OperatorAction; 15] = [
+        OperatorAction::Mode,
+        OperatorAction::Writeback,
+        OperatorAction::Sequential,
+        OperatorAction::Gc,
+        OperatorAction::CopyGc,
+        OperatorAction::GcAlwaysRewrite,
+        OperatorAction::Detach,
+        OperatorAction::Cutoff,
+        OperatorAction::JournalDelay,
+        OperatorAction::Label,
+        OperatorAction::Recreate,
+        OperatorAction::Admission,
+        OperatorAction::Bridge,
+        OperatorAction::Release,
+        OperatorAction::GiveUpDetach,
     ];
 }
 
@@ -60,15 +60,15 @@ fn mode(rng: &mut Rng, volume: usize) -> Act {
 }
 
 impl Mix {
-    /// An act out of the operator's habits. `volumes` counts the flash-only one, of which most acts want nothing.
+    /// An act of the operator, of one of the selected kinds. `volumes` counts the flash-only one, of which most acts want nothing.
     pub(super) fn act(&self, rng: &mut Rng, volumes: usize) -> Vec<Act> {
-        if self.habits.is_empty() {
+        if self.operator_actions.is_empty() {
             return Vec::new();
         }
         let volume = rng.below(volumes as u64) as usize;
-        match one_of(rng, &self.habits) {
-            Habit::Mode => vec![mode(rng, volume)],
-            Habit::Writeback => {
+        match one_of(rng, &self.operator_actions) {
+            OperatorAction::Mode => vec![mode(rng, volume)],
+            OperatorAction::Writeback => {
                 let (name, values): (_, &[_]) = match rng.below(4) {
                     0 => ("writeback_percent", &["0", "10", "40"]),
                     1 => ("writeback_delay", &["0", "1", "30"]),
@@ -77,31 +77,33 @@ impl Mix {
                 };
                 vec![tune(volume, name, one_of(rng, values))]
             }
-            Habit::Sequential => {
+            OperatorAction::Sequential => {
                 let values = ["0", "4096", "65536", "4194304"];
                 vec![tune(volume, "sequential_cutoff", one_of(rng, &values))]
             }
-            Habit::Admission => vec![tune(volume, "admission", one_of(rng, &["kernel", "cost"]))],
-            Habit::Bridge => {
+            OperatorAction::Admission => vec![tune(volume, "admission", one_of(rng, &["kernel", "cost"]))],
+            OperatorAction::Bridge => {
                 vec![tune(volume, "writeback_bridge", one_of(rng, &["off", "always", "always"]))]
             }
-            Habit::Gc => vec![Act::Gc],
-            Habit::CopyGc => vec![tune_set("copy_gc_enabled", one_of(rng, &["0", "1", "1"])), Act::Gc],
-            Habit::GcAlwaysRewrite => {
+            OperatorAction::Gc => vec![Act::Gc],
+            OperatorAction::CopyGc => {
+                vec![tune_set("copy_gc_enabled", one_of(rng, &["0", "1", "1"])), Act::Gc]
+            }
+            OperatorAction::GcAlwaysRewrite => {
                 vec![tune_set("gc_always_rewrite", "1"), Act::Gc, tune_set("gc_always_rewrite", "0")]
             }
-            Habit::Cutoff => vec![
+            OperatorAction::Cutoff => vec![
                 tune_set("cutoff_writeback_sync", one_of(rng, &["5", "70", "90"])),
                 tune_set("cutoff_writeback", one_of(rng, &["1", "40", "70"])),
             ],
-            Habit::JournalDelay => {
+            OperatorAction::JournalDelay => {
                 vec![tune_set("journal_delay_ms", one_of(rng, &["0", "10", "100", "5000"]))]
             }
-            Habit::Label => vec![tune(volume, "label", one_of(rng, &["", "a", "some other name"]))],
-            Habit::Detach => vec![Act::Detach { volume, ns: rng.below(3_000_000_000) }],
-            Habit::Recreate => vec![Act::Recreate],
-            Habit::Release => vec![Act::Release { volume, ns: rng.below(3_000_000_000) }],
-            Habit::GiveUpDetach => {
+            OperatorAction::Label => vec![tune(volume, "label", one_of(rng, &["", "a", "some other name"]))],
+            OperatorAction::Detach => vec![Act::Detach { volume, ns: rng.below(3_000_000_000) }],
+            OperatorAction::Recreate => vec![Act::Recreate],
+            OperatorAction::Release => vec![Act::Release { volume, ns: rng.below(3_000_000_000) }],
+            OperatorAction::GiveUpDetach => {
                 vec![Act::GiveUpDetach { volume, ns: one_of(rng, &[0, 1_000_000, 1_000_000_000]) }]
             }
         }

@@ -1,7 +1,7 @@
-//! What clients ask for.
+//! The requests of clients in a generated plan.
 //!
-//! Owns requests, where they go, and series: several requests to one place, one after the other, with changes of the mode
-//! in between.
+//! Owns requests, their positions, and series: several successive requests to one position, with changes of the mode between
+//! them.
 
 use io::Rng;
 

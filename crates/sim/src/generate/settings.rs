@@ -1,4 +1,4 @@
-//! What a boot begins with.
+//! The settings of a boot.
 
 use io::Rng;
 

@@ -1,4 +1,4 @@
-//! Liveness: nobody waits for a device that it does not need.
+//! Liveness: no request waits for a device that it does not need.
 //!
 //! Owns the bound within which requests end while a backing device hangs: those of the other volumes, and reads of the
 //! hung device's volume for which the device was not asked.
@@ -13,15 +13,15 @@ use super::Session;
 use crate::client::UnderWay;
 use crate::plan::Hang;
 
-/// Longer than the engine waits for a device of which it can do without, and for what else a request needs, unless
-/// requests to devices take long themselves.
-const PATIENCE: Nanos = Nanos::from_secs(900);
+/// Deadline of a request that does not need the hung device: longer than the engine waits for a device that it can do
+/// without, and than the other waits of a request, unless requests to devices are slow themselves.
+const REQUEST_DEADLINE: Nanos = Nanos::from_secs(900);
 
 /// So many slow requests to devices may be on the way of one request.
 const SLOW_ON_THE_WAY: u64 = 100;
 
-/// How often requests under way are looked at.
-const LOOK_EVERY: Nanos = Nanos::from_secs(60);
+/// How often requests under way are checked.
+const CHECK_INTERVAL: Nanos = Nanos::from_secs(60);
 
 impl Session {
     /// The device that hangs in this boot.
@@ -44,7 +44,7 @@ impl Session {
         };
         let watch = async {
             loop {
-                self.rt.sleep(LOOK_EVERY).await;
+                self.rt.sleep(CHECK_INTERVAL).await;
                 if let Some(waits) = self.waits_needlessly(hang) {
                     return waits;
                 }
@@ -61,15 +61,15 @@ impl Session {
         Ok(())
     }
 
-    fn patience(&self) -> Nanos {
+    fn deadline(&self) -> Nanos {
         let slow = |s: &crate::disk::Speed| if s.slow_one_in > 0 { s.slow.0 } else { 0 };
         let slowest = slow(&self.boot.cache_speed).max(slow(&self.boot.backing_speed));
-        Nanos(PATIENCE.0 + SLOW_ON_THE_WAY * slowest)
+        Nanos(REQUEST_DEADLINE.0 + SLOW_ON_THE_WAY * slowest)
     }
 
     /// A request that waits although every device that it needs answers.
     fn waits_needlessly(&self, hang: &Hang) -> Option<String> {
-        let (now, patience) = (self.rt.now(), self.patience());
+        let (now, deadline) = (self.rt.now(), self.deadline());
         let hung = &self.given.backings[hang.device - 1];
         let offset = self.offsets[hang.device - 1];
         let needs = |i: usize, r: &UnderWay| {
@@ -80,7 +80,7 @@ impl Session {
             !r.reads || hung.holds_read(at..at + r.sectors)
         };
         for (i, client) in self.given.clients.iter().enumerate() {
-            let old = |r: &UnderWay| now.since(r.since) > patience && !needs(i, r);
+            let old = |r: &UnderWay| now.since(r.since) > deadline && !needs(i, r);
             if let Some(r) = client.under_way().into_iter().find(old) {
                 let s = now.since(r.since).as_ms() / 1000;
                 let status = self.set().map(|s| format!("{:?}", s.status())).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! One boot: the set is opened, clients and an operator work, the set is stopped. The power may fail at any moment.
 //!
-//! Owns what happens between power on and power off; what the operator does is in `operator`, and who may wait for
-//! whom in `liveness`. Must not know what survives; that is the run's business.
+//! Owns the events between power on and power off; the acts of the operator are in `operator`, the rules about waits in
+//! `liveness`. Must not know what survives; the run does.
 
 mod liveness;
 mod operator;

@@ -1,6 +1,6 @@
-//! What the operator does in a boot, beside the clients.
+//! The acts of the operator in a boot, while clients send requests.
 //!
-//! Owns how each act is carried out, and what it means for the clients of the volume.
+//! Owns the execution of each act, and its consequences for the clients of the volume.
 
 use std::rc::Rc;
 

@@ -1,9 +1,9 @@
 //! Every failure of a scenario: one request fails, or all from one on, or the device answers none for a while, at the cache device
 //! or at a backing device, wherever that is in the scenario. And every death: the process, or the power, goes after each step.
 //!
-//! The oracle and the judges say that nothing is wrong then. The pages, kept beside those of the ledger, say what each failure
-//! does: which steps of the scenario fail, what becomes of the set, what is reported, and how many requests the devices get. A retry
-//! that is gone, a device that is given up too early, or an error that nobody hears of changes a line.
+//! The oracle and the judges check the data. The pages, which lie beside those of the ledger, record the effects of each
+//! failure: which steps of the scenario fail, the state of the set, the reports, and the number of requests to the devices. A
+//! missing retry, a device that is disabled too early, or an error without a report changes a line.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../ledger/page.rs"]
@@ -17,9 +17,9 @@ use std::rc::Rc;
 use engine::SetOptions;
 use engine::tunables::Overwrite;
 use format::CacheMode;
-use sim::disk::{Keep, SimDisk};
+use sim::disk::{Retained, SimDisk};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 use page::compare;
 use scenario::{Steps, commands, counts, end, requests};
@@ -88,10 +88,10 @@ fn sums(b: &Boot) -> String {
 /// Runs the scenario, with what `arm` does to the devices once the set is open. Returns its line, and how many requests each
 /// device got since then.
 fn outcome(set: Set, arm: impl FnOnce(&Boot) + 'static) -> (String, Vec<u64>) {
-    let mut story = Story::new(5, set.layout(), 64);
+    let mut scenario = Scenario::new(5, set.layout(), 64);
     let line: Rc<RefCell<(String, Vec<u64>)>> = Rc::default();
     let result = line.clone();
-    story.boot(move |b| async move {
+    scenario.boot(move |b| async move {
         set.open(&b).await;
         let requests_of = |d: &Rc<SimDisk>| {
             let c = d.counters();
@@ -107,7 +107,7 @@ fn outcome(set: Set, arm: impl FnOnce(&Boot) + 'static) -> (String, Vec<u64>) {
         *result.borrow_mut() = (format!("{} {end}; {}", steps.marks(), sums(&b)), sent);
     });
     // What failing devices were outcome counts only as long as they survives their power.
-    story.kill().judge();
+    scenario.kill().judge();
     line.take()
 }
 
@@ -197,9 +197,9 @@ fn failures_of_backing_devices() {
 }
 
 /// After so many steps the process dies, or the power fails; returns what the next start costs and finds.
-fn recovery(set: Set, steps: usize, survives: Option<Keep>) -> String {
-    let mut story = Story::new(5, set.layout(), 64);
-    story.boot(move |b| async move {
+fn recovery(set: Set, steps: usize, survives: Option<Retained>) -> String {
+    let mut scenario = Scenario::new(5, set.layout(), 64);
+    scenario.boot(move |b| async move {
         set.open(&b).await;
         let (done, theirs) = (Steps::default(), b.clone());
         let outcome = done.clone();
@@ -210,12 +210,12 @@ fn recovery(set: Set, steps: usize, survives: Option<Keep>) -> String {
         done.reach(steps).await;
     });
     match survives {
-        Some(survives) => story.power_cut(survives),
-        None => story.kill(),
+        Some(survives) => scenario.power_cut(survives),
+        None => scenario.kill(),
     };
     let line: Rc<RefCell<String>> = Rc::default();
     let result = line.clone();
-    story.judge().boot(move |b| async move {
+    scenario.judge().boot(move |b| async move {
         set.open(&b).await;
         let opened = sums(&b);
         let s = b.set();
@@ -232,7 +232,7 @@ fn recovery(set: Set, steps: usize, survives: Option<Keep>) -> String {
             sums(&b)
         );
     });
-    story.power_cut(Keep::Nothing).judge();
+    scenario.power_cut(Retained::Nothing).judge();
     line.take()
 }
 
@@ -245,7 +245,7 @@ fn deaths_after_each_step() {
     for set in [Set::Usual, Set::Other] {
         for steps in 0..=STEPS {
             for (what, survives) in
-                [("power", Some(Keep::Nothing)), ("some", Some(Keep::Some(4))), ("killed", None)]
+                [("power", Some(Retained::Nothing)), ("some", Some(Retained::Some(4))), ("killed", None)]
             {
                 all.push(format!("{set:?}, {what} after {steps}: {}", recovery(set, steps, survives)));
             }

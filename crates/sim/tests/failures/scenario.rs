@@ -9,7 +9,7 @@ use io::ZeroFlags;
 use io::sync::Event;
 use sim::disk::Counters;
 use sim::rig::uuid_of;
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 /// What became of the steps of a scenario.
 #[derive(Clone, Default)]

@@ -1,4 +1,4 @@
-//! What the kernel's bcache makes users pay for, counted.
+//! Defects of the kernel's bcache: unnecessary costs, counted.
 
 use crate::stage::{play, roomy};
 use format::{CacheMode, Sector, Sectors, Uuid};

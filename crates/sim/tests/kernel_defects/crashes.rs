@@ -1,4 +1,4 @@
-//! What power cuts did to users of the kernel's bcache, and do not do here.
+//! Defects of the kernel's bcache with power cuts, which ubcache does not have.
 
 use format::{BackingState, CacheMode};
 use sim::rig::Layout;
@@ -236,7 +236,7 @@ fn d08_data_moved_by_the_garbage_collector_survives_a_crash() {
         let b = thin_buckets(b).await;
         let before = b.set.counters().moved_extents;
         b.set.gc().await.unwrap();
-        assert!(b.set.counters().moved_extents > before, "nothing was moved: the story shows nothing");
+        assert!(b.set.counters().moved_extents > before, "nothing was moved: the scenario shows nothing");
         as_before(&b).await;
     });
     at_every_effect(
@@ -260,7 +260,7 @@ fn d08_data_moved_by_the_garbage_collector_survives_a_crash() {
     );
 }
 
-/// The stage itself: a cut in the middle of a write does lose what was not flushed, or the stories above would prove
+/// The stage itself: a cut in the middle of a write does lose what was not flushed, or the scenarios above would prove
 /// nothing.
 #[test]
 fn the_stage_does_lose_what_was_not_flushed() {

@@ -1,4 +1,4 @@
-//! What failing devices did to users of the kernel's bcache, and do not do here.
+//! Defects of the kernel's bcache with failing devices, which ubcache does not have.
 
 use format::{BackingState, CacheMode};
 use sim::disk::{Fault, Kind, Matching};

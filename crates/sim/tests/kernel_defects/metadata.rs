@@ -1,4 +1,4 @@
-//! What the kernel's bcache leaves in places where nothing belongs.
+//! Defects of the kernel's bcache: metadata that it leaves in unused places.
 
 use format::{BackingState, CacheMode, Sector, Sectors};
 use sim::rig::Layout;

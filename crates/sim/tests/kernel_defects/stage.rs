@@ -1,11 +1,11 @@
-//! The stage of the stories: one set with one backing device, and power cuts at every effect of a scene.
+//! The set that the scenarios use: one set with one backing device, and power cuts at every effect of a scene.
 
 use std::rc::Rc;
 
 use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors};
 use io::{Disk, Handle, Nanos, Rng, VolumeError, WriteFlags};
-use sim::disk::{Keep, SimDisk};
+use sim::disk::{Retained, SimDisk};
 use sim::image::Image;
 use sim::judge;
 use sim::rig::{Layout, Rig};
@@ -42,11 +42,11 @@ pub fn boot(rig: &Rc<Rig>, order: Order) -> (Machine, Boot) {
     (m, b)
 }
 
-/// Runs a story without a crash.
-pub fn play<F: Future<Output = ()> + 'static>(layout: Layout, story: impl FnOnce(Boot) -> F) {
+/// Runs a scenario without a crash.
+pub fn play<F: Future<Output = ()> + 'static>(layout: Layout, script: impl FnOnce(Boot) -> F) {
     let rig = new_rig(7, layout);
     let (mut m, b) = boot(&rig, Order::Fifo);
-    m.block_on(story(b.clone()));
+    m.block_on(script(b.clone()));
     b.end();
 }
 
@@ -141,25 +141,25 @@ pub fn state_of(image: &Image) -> BackingState {
 
 /// What the backing device would have if the power failed now and its volatile cache were lost.
 pub fn durable(disk: &SimDisk) -> Image {
-    disk.medium().after_power_cut(Keep::Nothing, &mut Rng::new(1))
+    disk.medium().after_power_cut(Retained::Nothing, &mut Rng::new(1))
 }
 
 /// Whom the power fails, and what survives of what is not durable.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
     /// Every device.
-    All(Keep),
+    All(Retained),
     /// The cache device only; the other one keeps everything.
-    CacheOnly(Keep),
+    CacheOnly(Retained),
     /// The backing device only.
-    BackingOnly(Keep),
+    BackingOnly(Retained),
 }
 
 pub const CUTS: [Cut; 4] = [
-    Cut::All(Keep::Nothing),
-    Cut::All(Keep::Some(4)),
-    Cut::CacheOnly(Keep::Nothing),
-    Cut::BackingOnly(Keep::Nothing),
+    Cut::All(Retained::Nothing),
+    Cut::All(Retained::Some(4)),
+    Cut::CacheOnly(Retained::Nothing),
+    Cut::BackingOnly(Retained::Nothing),
 ];
 
 pub fn cut(rig: &Rig, m: Machine, b: Boot, cut: Cut) {
@@ -171,8 +171,8 @@ pub fn cut(rig: &Rig, m: Machine, b: Boot, cut: Cut) {
         Cut::CacheOnly(k) => (Some(k), None),
         Cut::BackingOnly(k) => (None, Some(k)),
     };
-    for (disk, keep) in [(&rig.cache, cache), (&rig.backings[0], backing)] {
-        match keep {
+    for (disk, retained) in [(&rig.cache, cache), (&rig.backings[0], backing)] {
+        match retained {
             Some(k) => disk.power_cut(k),
             None => disk.kill(),
         }
@@ -180,7 +180,7 @@ pub fn cut(rig: &Rig, m: Machine, b: Boot, cut: Cut) {
 }
 
 /// Plays `before`, which may restart the set, then cuts the power at every `step`-th effect of `scene` until the scene ends uncut; each time
-/// the images must be sound, and `after` judges the set that comes back. It is told whether the scene had ended.
+/// the images must be sound, and `after` judges the set that comes back. It gets whether the scene had ended.
 /// Returns the number of cuts.
 pub fn at_every_effect<A, B, C>(
     layout: &Layout,

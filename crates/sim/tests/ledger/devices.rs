@@ -1,9 +1,9 @@
-//! Devices that come, go and fail; what the operator is told.
+//! Devices that are attached, detached and fail; what is reported.
 
 use format::{CacheMode, Inode};
 use sim::disk::{Fault, Kind, Matching};
 use sim::rig::{Layout, uuid_of};
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 use crate::page::{Detail, page};
 

@@ -2,9 +2,9 @@
 
 use engine::SetOptions;
 use format::CacheMode;
-use sim::disk::Keep;
+use sim::disk::Retained;
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 use crate::page::{Detail, chapter, compare, page, sums};
 
@@ -73,8 +73,8 @@ fn a_leaf_from_its_first_key_to_its_division() {
 /// A start after a stop, after a crash and after a crash of the process; leaves are read when they are needed.
 #[test]
 fn starts() {
-    let mut story = Story::new(1, large(8192, 32768), 0);
-    let mut lines = chapter(&mut story, Detail::Sums, |b| async move {
+    let mut scenario = Scenario::new(1, large(8192, 32768), 0);
+    let mut lines = chapter(&mut scenario, Detail::Sums, |b| async move {
         b.open().await;
         quiet(&b).await;
         for n in 0..2500 {
@@ -85,12 +85,12 @@ fn starts() {
     });
     for (what, kill) in [("power cut", false), ("the process dies", true)] {
         if kill {
-            story.kill()
+            scenario.kill()
         } else {
-            story.power_cut(Keep::Nothing)
+            scenario.power_cut(Retained::Nothing)
         };
         lines.push(what.to_owned());
-        lines.extend(chapter(&mut story, Detail::Requests, |b| async move {
+        lines.extend(chapter(&mut scenario, Detail::Requests, |b| async move {
             b.open().await;
             quiet(&b).await;
             assert!(b.clients[0].read(800, 16).await.is_some());
@@ -98,26 +98,26 @@ fn starts() {
             b.sleep_ms(2000).await;
         }));
     }
-    story.power_cut(Keep::Everything);
-    story.boot_and_stop(|b| async move {
+    scenario.power_cut(Retained::Everything);
+    scenario.boot_and_stop(|b| async move {
         b.open().await;
         b.stop().await;
     });
     lines.push("after a stop".to_owned());
-    lines.extend(chapter(&mut story, Detail::Requests, |b| async move {
+    lines.extend(chapter(&mut scenario, Detail::Requests, |b| async move {
         b.open().await;
         assert!(b.clients[0].read(800, 16).await.is_some());
     }));
-    story.kill();
+    scenario.kill();
     lines.push("wiped".to_owned());
     // Request by request it would be thousands.
-    lines.extend(chapter(&mut story, Detail::Sums, |b| async move {
+    lines.extend(chapter(&mut scenario, Detail::Sums, |b| async move {
         b.open().await;
         let wiped = b.set().wipe().await.unwrap();
         b.world.log(|| format!("= {wiped:?}"));
         sums(&b, "wiped");
     }));
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
     compare("starts", &lines);
 }
 

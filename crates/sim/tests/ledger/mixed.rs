@@ -1,7 +1,7 @@
-//! A mixed load under settings of all kinds: what it costs in the end, and how the figures come to be.
+//! A mixed load under settings of all kinds: its total costs, and the figures.
 //!
-//! The other pages follow one thing at a time. Here several clients send requests side by side while data is written back,
-//! packed, given up and read again; the sums say after each round what that did to the devices.
+//! The other pages cover one feature at a time. Here several clients send requests concurrently while data is written back,
+//! packed, evicted and read again; after each round the sums have the requests to the devices.
 
 use engine::SetOptions;
 use engine::tunables::{Overwrite, Victims};
@@ -9,7 +9,7 @@ use format::{CacheMode, Replacement};
 use io::{Nanos, Rng, ZeroFlags};
 use sim::disk::Speed;
 use sim::rig::Layout;
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 use crate::page::{Detail, page, sums};
 

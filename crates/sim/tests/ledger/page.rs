@@ -1,4 +1,4 @@
-//! A page of the ledger: what a story did to the devices and what the figures say at its end, compared with the page that
+//! A page of the ledger: what a scenario did to the devices and what the figures say at its end, compared with the page that
 //! is kept in `tests/ledger`.
 //!
 //! Owns the form of a page and the comparison. With `UBCACHE_LEDGER=write` in the environment, pages are written instead of
@@ -7,9 +7,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use sim::disk::{Counters, Keep};
+use sim::disk::{Counters, Retained};
 use sim::rig::Layout;
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 /// Lines of a kept page that a difference shows before itself.
 const BEFORE: usize = 12;
@@ -19,36 +19,36 @@ const BEFORE: usize = 12;
 pub enum Detail {
     /// Every request of clients and to devices, with its moment.
     Requests,
-    /// Sums alone, where the story asks for them; the requests are too many to be read.
+    /// Sums alone, where the scenario asks for them; the requests are too many to be read.
     Sums,
 }
 
-/// Tells a story on new devices and compares its page. What it left on the devices is judged, and brought to its end.
+/// Runs a scenario on new devices and compares its page. The devices are judged afterwards, and a last boot must end well.
 pub fn page<F: Future<Output = ()> + 'static>(
     name: &str,
     detail: Detail,
     (layout, flash_sectors): (Layout, u64),
-    tale: impl FnOnce(Boot) -> F + 'static,
+    script: impl FnOnce(Boot) -> F + 'static,
 ) {
-    let mut story = Story::new(1, layout, flash_sectors);
-    let lines = chapter(&mut story, detail, tale);
-    story.power_cut(Keep::Nothing).judge().happy_end();
+    let mut scenario = Scenario::new(1, layout, flash_sectors);
+    let lines = chapter(&mut scenario, detail, script);
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
     compare(name, &lines);
 }
 
-/// Tells one boot of a story; returns its lines. The machine stays on.
+/// Runs one boot of a scenario and returns its lines. The machine stays on.
 pub fn chapter<F: Future<Output = ()> + 'static>(
-    story: &mut Story,
+    scenario: &mut Scenario,
     detail: Detail,
-    tale: impl FnOnce(Boot) -> F + 'static,
+    script: impl FnOnce(Boot) -> F + 'static,
 ) -> Vec<String> {
-    story.rig.world.begin_tape();
-    story.boot(move |b| async move {
-        tale(b.clone()).await;
+    scenario.rig.world.begin_tape();
+    scenario.boot(move |b| async move {
+        script(b.clone()).await;
         b.world.log(|| "= end".into());
         figures(&b).into_iter().for_each(|line| b.world.log(|| format!("= {line}")));
     });
-    let tape = story.rig.world.end_tape();
+    let tape = scenario.rig.world.end_tape();
     let wanted = |line: &&String| match detail {
         Detail::Requests => !line.contains(" end ") || line.contains("FAILED"),
         Detail::Sums => line.contains("us  = "),

@@ -5,7 +5,7 @@ use engine::tunables::Overwrite;
 use format::{CacheMode, Sector, Sectors};
 use io::{ReadFlags, WriteFlags, ZeroFlags};
 use sim::rig::Layout;
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 use crate::page::{Detail, page};
 

@@ -6,7 +6,7 @@ use format::{CacheMode, Replacement};
 use io::Nanos;
 use sim::disk::Speed;
 use sim::rig::Layout;
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 use crate::page::{Detail, page, sums};
 
@@ -80,7 +80,7 @@ fn a_cache_that_is_full_of_dirty_data() {
     });
 }
 
-/// Packing, of its own accord and when it is told.
+/// Packing, started by the set and by command.
 #[test]
 fn sparse_buckets_are_packed() {
     let mut layout = Layout::small(CacheMode::Writeback);

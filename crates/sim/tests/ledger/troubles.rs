@@ -1,12 +1,12 @@
-//! The mixed load beside what an operator does, with devices that fail or are late, and with metadata that has no room.
+//! The mixed load with commands of an operator, with devices that fail or are late, and with metadata that has no room.
 
 use engine::SetOptions;
 use engine::tunables::Overwrite;
 use format::{CacheMode, Sectors};
 use io::Nanos;
-use sim::disk::{Fault, Keep, Kind, Matching, Speed};
+use sim::disk::{Fault, Kind, Matching, Retained, Speed};
 use sim::rig::{Layout, uuid_of};
-use sim::story::{Boot, Story};
+use sim::scenario::{Boot, Scenario};
 
 use crate::mixed::{layout, load, rounds_from};
 use crate::page::{Detail, chapter, compare, page, sums};
@@ -222,12 +222,12 @@ fn a_tree_of_three_levels() {
 /// Stops at moments of all kinds, each followed by a start that finds what is left.
 #[test]
 fn stops() {
-    let mut story = Story::new(1, layout(CacheMode::Writeback, 8, 512), 128);
+    let mut scenario = Scenario::new(1, layout(CacheMode::Writeback, 8, 512), 128);
     let mut lines = Vec::new();
     let phases = ["at once", "dirty", "under load", "a walk", "a wipe", "a drain", "copies", "aged"];
     for (n, phase) in (0..).zip(phases) {
         lines.push(phase.to_owned());
-        lines.extend(chapter(&mut story, Detail::Sums, move |b| async move {
+        lines.extend(chapter(&mut scenario, Detail::Sums, move |b| async move {
             b.open().await;
             sums(&b, "open");
             if phase != "at once" {
@@ -257,10 +257,10 @@ fn stops() {
                 b.world.log(|| format!("= what was under way: {done}"));
             }
         }));
-        story.oracles.iter().for_each(|o| o.borrow_mut().stopped());
-        story.power_cut(Keep::Nothing).judge();
+        scenario.oracles.iter().for_each(|o| o.borrow_mut().stopped());
+        scenario.power_cut(Retained::Nothing).judge();
     }
-    story.happy_end();
+    scenario.happy_end();
     compare("stops", &lines);
 }
 

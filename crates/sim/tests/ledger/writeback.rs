@@ -1,4 +1,4 @@
-//! Dirty data goes to the backing device.
+//! Writeback of dirty data to the backing device.
 
 use engine::SetOptions;
 use engine::tunables::Overwrite;
@@ -6,7 +6,7 @@ use format::CacheMode;
 use io::ZeroFlags;
 use sim::disk::{Fault, Kind, Matching, Speed};
 use sim::rig::Layout;
-use sim::story::Boot;
+use sim::scenario::Boot;
 
 use crate::page::{Detail, page, sums};
 
@@ -145,7 +145,7 @@ fn writeback_waits_for_what_is_being_changed() {
     });
 }
 
-/// Errors of both devices: a batch is tried again, and whoever waits is told.
+/// Errors of both devices: a batch is tried again, and a drain that waits gets the error.
 #[test]
 fn writeback_that_fails() {
     page("writeback_fails", Detail::Requests, (Layout::small(CacheMode::Writeback), 0), |b| async move {
@@ -160,16 +160,16 @@ fn writeback_that_fails() {
             assert!(b.clients[0].write(n * 16, 8, false).await);
         }
         b.backings[0].set_faults(vec![fault(Kind::Write, 0, 100)]);
-        let told = b.volume(0).drained().await.unwrap_err();
-        b.world.log(|| format!("told: {told}"));
+        let drained = b.volume(0).drained().await.unwrap_err();
+        b.world.log(|| format!("drained: {drained}"));
         b.backings[0].set_faults(Vec::new());
         b.cache.set_faults(vec![fault(Kind::Read, 0, 1)]);
         b.sleep_ms(60_000).await;
         b.volume(0).drained().await.unwrap();
         assert!(b.clients[0].write(0, 8, false).await);
         b.backings[0].set_faults(vec![fault(Kind::Flush, 0, 1)]);
-        let told = b.volume(0).drained().await;
-        b.world.log(|| format!("told: {told:?}"));
+        let drained = b.volume(0).drained().await;
+        b.world.log(|| format!("drained: {drained:?}"));
         b.sleep_ms(60_000).await;
     });
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use ubcache_vm::load::racing::{self, Racing};
 use ubcache_vm::load::stamp::SECTOR;
 use ubcache_vm::load::{FileTarget, Plan, Target, files, run};
-use ubcache_vm::said::PATIENCE;
+use ubcache_vm::said::TIMEOUT;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -143,7 +143,7 @@ fn resume(disk: &str, [out, err]: [&str; 2], command: &str, args: &[&str]) -> Re
         if let Some(code) = child.try_wait().map_err(failed(command))? {
             return Err(format!("{command} has ended: {code}"));
         }
-        if from.elapsed() > PATIENCE {
+        if from.elapsed() > TIMEOUT {
             return Err(format!("ready after {ready:?}, an answer after {moves:?}"));
         }
         std::thread::sleep(Duration::from_millis(1));

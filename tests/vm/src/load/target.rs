@@ -8,7 +8,7 @@ use std::path::Path;
 use cli::nbd_client::Client;
 
 use super::stamp::SECTOR;
-use crate::said::PATIENCE;
+use crate::said::TIMEOUT;
 
 /// Something with sectors. Each worker has one of its own.
 pub trait Target {
@@ -87,7 +87,7 @@ impl NbdTarget {
     /// If nobody is there.
     pub fn connect(socket: &Path, name: &str) -> io::Result<NbdTarget> {
         let client = Client::connect(socket, name)?;
-        client.set_timeout(Some(PATIENCE))?;
+        client.set_timeout(Some(TIMEOUT))?;
         Ok(NbdTarget(client))
     }
 

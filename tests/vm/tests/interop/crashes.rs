@@ -54,7 +54,7 @@ fn we_are_killed_kernel_recovers() {
     let mut w = World::made();
     we_are_killed(&mut w, 1, 3000, &[]);
     w.kernels_turn("killed", 2);
-    w.our_turn(3, KEEP_DIRTY);
+    w.our_turn(3, WRITEBACK_OFF);
 }
 
 #[test]
@@ -63,7 +63,12 @@ fn crashes_in_turns() {
     let mut w = World::made();
     let writeback = ["--set", "writeback_percent=0", "--set", "writeback_delay=0"];
     for round in 0..3 {
-        we_are_killed(&mut w, 10 + round, 2000 << round, [&writeback[..], &[], KEEP_DIRTY][round as usize]);
+        we_are_killed(
+            &mut w,
+            10 + round,
+            2000 << round,
+            [&writeback[..], &[], WRITEBACK_OFF][round as usize],
+        );
         kernel_loses_power(&mut w, &format!("turn-{round}"), 20 + round, 500 << round);
     }
     w.our_turn(30, &[]);

@@ -40,7 +40,7 @@ fn many_rounds_of_gc() {
 fn detached_and_attached_again() {
     unless_skipped!("detached_and_attached_again");
     let mut w = World::made();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     let mut kernel = w.kernel("detach");
     kernel.detach(&w.backing);
     kernel.judge(&w.backing, &mut w.model);
@@ -50,7 +50,7 @@ fn detached_and_attached_again() {
     w.set().check();
     w.all_is_written_back();
     assert_eq!(w.state(), "detached");
-    w.our_turn(3, KEEP_DIRTY);
+    w.our_turn(3, WRITEBACK_OFF);
     assert_eq!(w.state(), "dirty");
     // Once more, and attached again by the kernel.
     let mut kernel = w.kernel("detach-2");
@@ -72,7 +72,7 @@ fn detached_and_attached_again() {
 fn a_device_joins() {
     unless_skipped!("a_device_joins");
     let mut w = World::made();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     let second = w.dir.disk("second", 16 << 20);
     let mut theirs = model(2, 16 << 20);
     let mut kernel = Kernel::boot("join", &[&w.cache, &w.backing, &second]);
@@ -98,7 +98,7 @@ fn a_device_joins() {
 fn given_up_dirty_data_stays_away() {
     unless_skipped!("given_up_dirty_data_stays_away");
     let mut w = World::made();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     let mut kernel = Kernel::boot("alone", &[&w.backing]);
     kernel.vm.sh("echo $(readlink -f /dev/disk/backing) > /sys/fs/bcache/register").ok();
     kernel.vm.wait_for("it is registered", "test -e /sys/block/vd*/bcache/running");
@@ -112,7 +112,7 @@ fn given_up_dirty_data_stays_away() {
     kernel.load(&w.backing, &plan, &mut alone);
     kernel.stop();
     w.model = alone;
-    w.our_turn(3, KEEP_DIRTY);
+    w.our_turn(3, WRITEBACK_OFF);
     w.kernels_turn("alone-2", 4);
 }
 
@@ -165,7 +165,7 @@ fn what_we_did_to_a_set() {
     unless_skipped!("what_we_did_to_a_set");
     let mut w = World::made();
     let plan = w.plan(1);
-    let mut up = w.set().up(1, KEEP_DIRTY);
+    let mut up = w.set().up(1, WRITEBACK_OFF);
     up.load(0, &plan, &mut w.model);
     up.ask("create 4M scratch");
     up.ask("detach bcache0");
@@ -184,7 +184,7 @@ fn what_we_did_to_a_set() {
     // Attached again, which takes another slot.
     let mut volume = Model::new(2, (4 << 20) / 512);
     let plans = [w.plan(3), volume.plan(4)];
-    let up = w.set().up(2, KEEP_DIRTY);
+    let up = w.set().up(2, WRITEBACK_OFF);
     up.judge(0, &mut w.model);
     up.load(0, &plans[0], &mut w.model);
     up.load(1, &plans[1], &mut volume);

@@ -5,7 +5,7 @@ use crate::world::*;
 /// Dirty data is there from before; then both sides run loads in this mode.
 fn mode(mode: &str) {
     let mut w = World::made();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     let setting = format!("cache_mode={mode}");
     w.our_turn(2, &["--set", &setting, "--set", "writeback_running=0"]);
     let mut kernel = w.kernel(&format!("mode-{mode}"));

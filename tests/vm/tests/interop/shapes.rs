@@ -6,7 +6,7 @@ use crate::world::*;
 #[track_caller]
 fn both_sides(label: &str, mut w: World, make: &[&str]) {
     w.set().make(make);
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     w.kernels_turn(label, 2);
     w.our_turn(3, &[]);
 }
@@ -89,6 +89,6 @@ fn the_kernels_data_offset() {
     kernel.load(&w.backing, &plan, &mut w.model);
     kernel.stop();
     w.check();
-    w.our_turn(2, KEEP_DIRTY);
+    w.our_turn(2, WRITEBACK_OFF);
     w.kernels_turn("their-offset-2", 3);
 }

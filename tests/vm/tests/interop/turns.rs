@@ -11,7 +11,7 @@ fn kernel_formats_we_serve_kernel_serves() {
     kernel.vm.sh("sync").ok();
     kernel.cut_power();
     w.set().superblocks_agree();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     w.kernels_turn("kernel-formats-2", 2);
     w.our_turn(3, &[]);
 }
@@ -22,7 +22,7 @@ fn we_format_kernel_serves_we_serve() {
     let mut w = World::made();
     w.set().superblocks_agree();
     w.kernels_turn("we-format", 1);
-    w.our_turn(2, KEEP_DIRTY);
+    w.our_turn(2, WRITEBACK_OFF);
     w.kernels_turn("we-format-2", 3);
 }
 
@@ -31,7 +31,7 @@ fn kernel_stops_with_dirty_data_we_write_it_back() {
     unless_skipped!("kernel_stops_with_dirty_data_we_write_it_back");
     let mut w = World::made();
     let mut kernel = w.kernel("kernel-dirty");
-    kernel.keep_dirty(&w.backing);
+    kernel.disable_writeback(&w.backing);
     let plan = w.plan(1);
     kernel.load(&w.backing, &plan, &mut w.model);
     assert_eq!(kernel.get(&w.backing, "state"), "dirty");
@@ -53,7 +53,7 @@ fn kernel_stops_with_dirty_data_we_write_it_back() {
 fn we_stop_with_dirty_data_kernel_writes_it_back() {
     unless_skipped!("we_stop_with_dirty_data_kernel_writes_it_back");
     let mut w = World::made();
-    w.our_turn(1, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
     assert_eq!(w.state(), "dirty");
     let mut kernel = w.kernel("we-dirty");
     assert_eq!(kernel.get(&w.backing, "state"), "dirty");
@@ -78,7 +78,7 @@ fn two_backing_devices_on_one_set() {
     let set = Set::new(&dir, &cache, &[&backings[0], &backings[1]]);
     set.make(USUAL);
     let plans = [models[0].plan(1), models[1].plan(2)];
-    let up = set.up(2, KEEP_DIRTY);
+    let up = set.up(2, WRITEBACK_OFF);
     for (i, (model, plan)) in models.iter_mut().zip(&plans).enumerate() {
         up.load(i, plan, model);
         up.judge(i, model);
@@ -118,14 +118,14 @@ fn deep_indexes() {
     let mut w = World::made();
     let tiny = |plan: Plan| Plan { max_sectors: 2, ops: 2500, reads_percent: 0, flushes_permille: 5, ..plan };
     let plan = tiny(w.plan(1));
-    let up = w.set().up(1, KEEP_DIRTY);
+    let up = w.set().up(1, WRITEBACK_OFF);
     up.load(0, &plan, &mut w.model);
     up.stop();
     w.check();
     let mut kernel = w.kernel("deep");
     assert_ne!(kernel.get_of_set("tree_depth"), "0");
     kernel.judge(&w.backing, &mut w.model);
-    kernel.keep_dirty(&w.backing);
+    kernel.disable_writeback(&w.backing);
     let plan = tiny(w.plan(2));
     kernel.load(&w.backing, &plan, &mut w.model);
     kernel.judge(&w.backing, &mut w.model);

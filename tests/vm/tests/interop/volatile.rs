@@ -44,8 +44,8 @@ fn we_lose_power_and_our_disks_forget() {
 fn we_lose_power_with_a_cache_full_of_dirty_data() {
     unless_skipped!("we_lose_power_with_a_cache_full_of_dirty_data");
     let mut w = World::volatile(&Power::new(2));
-    w.our_turn(1, KEEP_DIRTY);
-    we_lose_power(&mut w, "full", 2, 700, KEEP_DIRTY);
+    w.our_turn(1, WRITEBACK_OFF);
+    we_lose_power(&mut w, "full", 2, 700, WRITEBACK_OFF);
     w.our_turn(3, &[]);
     w.kernels_turn("full-2", 4);
 }
@@ -58,7 +58,7 @@ fn kernel_loses_power_and_its_disks_forget() {
     let mut w = World::volatile(&Power::new(1));
     for round in 0..2 {
         let mut kernel = w.kernel(&format!("forgets-{round}"));
-        kernel.keep_dirty(&w.backing);
+        kernel.disable_writeback(&w.backing);
         kernel.judge(&w.backing, &mut w.model);
         let plan = long(w.plan(10 + round));
         kernel.begin_load(&w.backing, &plan);
@@ -76,7 +76,7 @@ fn kernel_loses_power_and_its_disks_forget() {
         drop(twin);
         std::fs::remove_file(w.dir.path("cache-twin.img")).unwrap();
         std::fs::remove_file(w.dir.path("backing-twin.img")).unwrap();
-        w.our_turn(20 + round, if round == 0 { KEEP_DIRTY } else { &[] });
+        w.our_turn(20 + round, if round == 0 { WRITEBACK_OFF } else { &[] });
     }
 }
 
@@ -88,7 +88,7 @@ fn killed_in_our_own_recovery() {
     let power = Power::new(1);
     let mut w = World::volatile(&power);
     let mut ours = Guest::boot(Vm::build("killed-again"), &w.cache, &w.backing);
-    ours.up(KEEP_DIRTY);
+    ours.up(WRITEBACK_OFF);
     let plan = Plan { ops: 1500, max_sectors: 16, flushes_permille: 10, ..w.plan(1) };
     guest::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
     guest::wait(&mut ours.vm, &plan, 100);
@@ -96,7 +96,7 @@ fn killed_in_our_own_recovery() {
     ours.sh("crash; gone").ok();
     for changes in 0.. {
         power.stop_after(changes);
-        ours.begin(KEEP_DIRTY);
+        ours.begin(WRITEBACK_OFF);
         let ready = ready_or(&mut ours, &power);
         if ready {
             power.go_on();
@@ -109,7 +109,7 @@ fn killed_in_our_own_recovery() {
         ours.sh("gone").ok();
         if changes % 2 == 1 {
             // Serves for a while, so that there is something new to replay.
-            ours.up(KEEP_DIRTY);
+            ours.up(WRITEBACK_OFF);
             ours.sh("moves; crash; gone").ok();
         }
     }
@@ -141,12 +141,12 @@ fn power_goes_in_our_own_recovery() {
     unless_skipped!("power_goes_in_our_own_recovery");
     let power = Power::new(2);
     let mut w = World::volatile(&power);
-    we_lose_power(&mut w, "power-again", 1, 500, KEEP_DIRTY);
+    we_lose_power(&mut w, "power-again", 1, 500, WRITEBACK_OFF);
     let mut cuts = 0;
     for changes in 0.. {
         let mut ours = Guest::boot(Vm::build(&format!("power-again-{changes}")), &w.cache, &w.backing);
         power.stop_after(changes);
-        ours.begin(KEEP_DIRTY);
+        ours.begin(WRITEBACK_OFF);
         let ready = ready_or(&mut ours, &power);
         ours.cut_power();
         w.check();

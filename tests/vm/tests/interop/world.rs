@@ -12,9 +12,9 @@ pub const BACKING_BYTES: u64 = 48 << 20;
 pub const DATA_OFFSET: u64 = 16;
 /// Options of ours for what the kernel's tool does in a guest with `-b 64k --writeback`.
 pub const USUAL: &[&str] = &["--bucket", "64k", "--block", "512", "--writeback"];
-/// Dirty data stays dirty, and all of it is in the cache: on a busy host it would count as congested now and then, and writes
-/// would go past it.
-pub const KEEP_DIRTY: &[&str] = &[
+/// Options that turn writeback off and put all writes into the cache: on a busy host the cache device would count as congested
+/// at times, and writes would bypass it.
+pub const WRITEBACK_OFF: &[&str] = &[
     "--set",
     "writeback_running=0",
     "--set",

@@ -1,7 +1,7 @@
-//! Scripted runs: a test tells what happens, boot by boot, and where the power fails.
+//! Scenarios: a test scripts what happens, boot by boot, and where the power fails.
 //!
-//! Owns the way from one boot to the next, with the oracle and the judges in between. A story that is told twice is
-//! the same story. Where the power fails at every moment of a story is told in [`crate::crash`].
+//! Owns the sequence of boots, with the oracle and the judges between them. Two runs of a scenario are equal.
+//! [`crate::crash`] cuts the power at every moment of a scenario.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use format::{Sector, Sectors};
 use io::{Handle, JoinHandle, Nanos};
 
 use crate::client::Client;
-use crate::disk::{Keep, SimDisk};
+use crate::disk::{Retained, SimDisk};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
@@ -20,10 +20,10 @@ use crate::rig::{Layout, Parts, Rig, uuid_of};
 use crate::stamp::{Content, SECTOR};
 use crate::world::{Machine, Order, Outcome, World};
 
-/// Virtual time for one boot of a story.
+/// Virtual time for one boot of a scenario.
 const LIMIT: Nanos = Nanos::from_secs(100_000);
 
-/// One boot of a story, as its tasks see it.
+/// One boot of a scenario, as its tasks see it.
 #[derive(Clone)]
 pub struct Boot {
     /// For tasks.
@@ -146,14 +146,14 @@ impl Boot {
 
 /// How a boot ended.
 pub(crate) enum End {
-    /// Its tale was told to the end.
-    Told,
+    /// Its script ended.
+    Finished,
     /// The power failed.
     Cut,
 }
 
-/// A story. See the module head.
-pub struct Story {
+/// A scenario: simulated devices, and the oracles of their volumes, over several boots.
+pub struct Scenario {
     /// The devices.
     pub rig: Rig,
     /// What the volumes may hold.
@@ -162,9 +162,9 @@ pub struct Story {
     running: Option<(Machine, Boot)>,
 }
 
-impl Story {
-    /// A story on new devices, with a flash-only volume of `flash_sectors` if that is not 0.
-    pub fn new(seed: u64, layout: Layout, flash_sectors: u64) -> Story {
+impl Scenario {
+    /// A scenario on new devices, with a flash-only volume of `flash_sectors` if that is not 0.
+    pub fn new(seed: u64, layout: Layout, flash_sectors: u64) -> Scenario {
         let world = World::new(seed);
         let mut oracles = Vec::new();
         for (i, b) in layout.backings.iter().enumerate() {
@@ -175,12 +175,12 @@ impl Story {
             let i = oracles.len() as u8;
             oracles.push(Rc::new(RefCell::new(Oracle::new(i, flash_sectors, true))));
         }
-        Story { rig: Rig::new(&world, layout), oracles, order: Order::Fifo, running: None }
+        Scenario { rig: Rig::new(&world, layout), oracles, order: Order::Fifo, running: None }
     }
 
-    pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> End {
+    pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, script: impl FnOnce(Boot) -> F) -> End {
         assert!(self.running.is_none(), "the last boot was not ended");
-        // What a boot is told about the power was set before it.
+        // Faults and power cuts of a boot are set before it begins.
         let machine = Machine::boot(&self.rig.world, self.order);
         let client = |(i, o): (usize, &Rc<RefCell<Oracle>>)| {
             Client::new(&self.rig.world, machine.handle(), i as u8, o.clone())
@@ -194,12 +194,12 @@ impl Story {
             clients: self.oracles.iter().enumerate().map(client).collect(),
             set: Rc::default(),
         };
-        let task = machine.handle().spawn(tale(boot.clone()));
+        let task = machine.handle().spawn(script(boot.clone()));
         let mut machine = machine;
         let outcome = machine.run(&task, LIMIT);
         assert!(self.rig.disks().all(|d| !d.was_misused()), "a request broke the contract of devices");
         let end = match outcome {
-            Outcome::Done(()) => End::Told,
+            Outcome::Done(()) => End::Finished,
             Outcome::PowerCut => End::Cut,
             Outcome::Stuck(why) => {
                 let set = boot.set.borrow().as_ref().map(|s| format!("{:?}", s.status()));
@@ -211,32 +211,35 @@ impl Story {
         end
     }
 
-    /// Tells a boot to its end and leaves the machine on: [`Story::power_cut`] or [`Story::kill`] come next.
+    /// Runs a boot to its end and leaves the machine on: [`Scenario::power_cut`] or [`Scenario::kill`] comes next.
     ///
     /// # Panics
-    /// If it does not end, or anything is not as it must be.
-    pub fn boot<F: Future<Output = ()> + 'static>(&mut self, tale: impl FnOnce(Boot) -> F) -> &mut Story {
-        assert!(matches!(self.begin(tale), End::Told), "nobody cut the power");
+    /// If the boot does not end, or a check fails.
+    pub fn boot<F: Future<Output = ()> + 'static>(
+        &mut self,
+        script: impl FnOnce(Boot) -> F,
+    ) -> &mut Scenario {
+        assert!(matches!(self.begin(script), End::Finished), "expected the boot to end without a power cut");
         self
     }
 
-    /// Tells a boot at whose end everything was stopped in order; then the power is cut.
+    /// Runs a boot whose script stops everything in order; then the power is cut.
     ///
     /// # Panics
-    /// If it does not end, or anything is not as it must be.
+    /// If the boot does not end, or a check fails.
     pub fn boot_and_stop<F: Future<Output = ()> + 'static>(
         &mut self,
-        tale: impl FnOnce(Boot) -> F,
-    ) -> &mut Story {
-        self.boot(tale);
+        script: impl FnOnce(Boot) -> F,
+    ) -> &mut Scenario {
+        self.boot(script);
         self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
-        self.switch_off(|rig, machine| rig.power_cut(machine, Keep::Nothing));
+        self.switch_off(|rig, machine| rig.power_cut(machine, Retained::Nothing));
         self
     }
 
-    fn switch_off(&mut self, how: impl FnOnce(&Rig, Machine)) {
+    fn switch_off(&mut self, off: impl FnOnce(&Rig, Machine)) {
         let (machine, boot) = self.running.take().expect("the machine is on");
-        how(&self.rig, machine);
+        off(&self.rig, machine);
         boot.give_up();
         self.rig.world.power_on();
     }
@@ -245,49 +248,49 @@ impl Story {
     ///
     /// # Panics
     /// If the machine is off.
-    pub fn power_cut(&mut self, keep: Keep) -> &mut Story {
+    pub fn power_cut(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(|rig, machine| rig.power_cut(machine, keep));
+        self.switch_off(|rig, machine| rig.power_cut(machine, retained));
         self
     }
 
-    /// The process dies.
+    /// The process ends without a stop.
     ///
     /// # Panics
     /// If the machine is off.
-    pub fn kill(&mut self) -> &mut Story {
+    pub fn kill(&mut self) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
         self.switch_off(Rig::kill);
         self
     }
 
-    /// The process dies, and the cache device alone loses its power: the host stays up.
+    /// The process ends without a stop, and the cache device alone loses its power: the host stays up.
     ///
     /// # Panics
     /// If the machine is off.
-    pub fn cache_power_cut(&mut self, keep: Keep) -> &mut Story {
+    pub fn cache_power_cut(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(|rig, machine| rig.cut(machine, Cut::Cache(keep)));
+        self.switch_off(|rig, machine| rig.cut(machine, Cut::Cache(retained)));
         self
     }
 
-    /// Has crate `inspect` judge what is on the disks: structures and contents.
+    /// Lets crate `inspect` judge the disks: structures and contents.
     ///
     /// # Panics
-    /// If anything is not as it must be.
+    /// If a check fails.
     #[track_caller]
-    pub fn judge(&mut self) -> &mut Story {
+    pub fn judge(&mut self) -> &mut Scenario {
         let cache = self.rig.cache.image();
         let backings: Vec<Image> = self.rig.backings.iter().map(|b| b.image()).collect();
         judge_images(&cache, &backings, &self.oracles).unwrap_or_else(|e| panic!("{e}"));
         self
     }
 
-    /// A last boot without faults: everything can be read, written back and stopped; then the backing devices have it
-    /// all by themselves.
+    /// Runs a last boot without faults, which reads, writes back and stops everything. After it the backing devices alone
+    /// have all data.
     ///
     /// # Panics
-    /// If anything is not as it must be.
+    /// If a check fails.
     pub fn happy_end(&mut self) {
         self.boot_and_stop(|b| async move {
             b.open().await;
