@@ -150,18 +150,18 @@ test("charts of a volume draw what happens", async () => {
   await drawn(page, "Latency of reads", ["p50", "p99"]);
   await drawn(page, "Latency of writes", ["p50", "p99"]);
   await drawn(page, "Hit ratio", ["writeback"]);
-  await drawn(page, "Past the cache", ["miss"]);
-  await drawn(page, "Dirty data against its target", ["dirty", "target"]);
+  await drawn(page, "Bypassed", ["miss"]);
+  await drawn(page, "Dirty data and its target", ["dirty", "target"]);
   await drawn(page, "Writeback rate and its terms", ["writeback"]);
   await drawn(page, "What reaches the backing device", ["read", "writeback"]);
-  const why = page.getByRole("region", { name: "Why" });
+  const why = page.getByRole("region", { name: "Explanation" });
   await why.getByText(/dirty|written back/).first().waitFor();
   // The figure in the page is the daemon's.
   const size = (await now("archive")).size_bytes;
   assert.ok(size > 1e9 && (await page.getByRole("region", { name: "Facts" }).textContent()).includes("1 GiB"));
   await isAccessible(page, "volume");
   await shoot("volume-desktop-light");
-  await page.getByLabel("zoom to where requests are").check();
+  await page.getByLabel("zoom to the requests").check();
   await shoot("volume-desktop-zoomed");
   await done();
 });
@@ -219,7 +219,7 @@ test("a tunable is changed after a confirmation", async () => {
   await row.getByText("25 %").waitFor();
 
   await row.getByRole("button", { name: "Reset writeback_percent" }).click();
-  await dialog.getByText("What was set at run time is forgotten").waitFor();
+  await dialog.getByText("The value that was set at run time").waitFor();
   await dialog.getByRole("button", { name: "Reset" }).click();
   await until("the default", async () => (await value("archive", "writeback_percent")) === before);
 
@@ -238,8 +238,8 @@ test("a tunable of a set is changed for this run only", async () => {
   await page.getByRole("button", { name: "Change journal_delay_ms" }).click();
   const dialog = page.getByRole("dialog");
   await dialog.getByLabel("Value in ms").fill("50");
-  await dialog.getByLabel("only until the daemon is started again").check();
-  await dialog.getByText("It is forgotten at the next start of the daemon.").waitFor();
+  await dialog.getByLabel("only until the daemon starts again").check();
+  await dialog.getByText("It holds until the daemon starts again.").waitFor();
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
   await page.locator('tr[data-key="journal_delay_ms"]').getByText("50 ms").waitFor();
   assert.equal((await world.ask("GET", `/v1/sets/${world.set}/tunables/journal_delay_ms`)).tunable.value, "50");
@@ -372,7 +372,7 @@ test("it says when the daemon is gone, and goes on when it is back", async () =>
   const { page, done, expected } = await open("");
   expected.push("net::ERR_FAILED");
   await page.route("**/v1/**", (route) => route.abort());
-  await page.getByText("no answer, trying again").waitFor();
+  await page.getByText("no answer, retrying").waitFor();
   await page.unroute("**/v1/**");
   await page.getByText("live", { exact: true }).waitFor();
   await done();

@@ -1,7 +1,7 @@
-//! The other end of the daemon's control socket, or of its TCP port.
+//! The client of the daemon's control socket and TCP port.
 //!
-//! Owns one request and its answer, each over a connection of its own (HTTP/1.0: no runtime, no library, and the answer
-//! ends with the connection). What is wrong is said in words, with what to do. Must not know what is asked.
+//! Owns one request and its answer, each over a connection of its own (HTTP/1.0: no runtime, no library, and the answer ends
+//! with the connection). An error names its cause and the next step. Must not know the requests.
 
 use std::borrow::Cow;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -22,19 +22,19 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(200);
 /// Most bytes of an answer that are taken in.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What commands for the daemon have in common.
+/// The options of commands for the daemon.
 #[derive(Args, Debug)]
 pub(crate) struct Control {
     /// Control socket of the daemon [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "api")]
     socket: Option<PathBuf>,
-    /// A daemon over TCP: http://HOST:PORT on this host, https://HOST:PORT anywhere [environment: UBCACHE_API]
+    /// Address of a daemon over TCP: http://HOST:PORT on this host, https://HOST:PORT anywhere [environment: UBCACHE_API]
     #[arg(long, value_name = "URL")]
     api: Option<Url>,
     /// File with the token of that daemon [environment: UBCACHE_TOKEN_FILE]
     #[arg(long, value_name = "FILE", conflicts_with = "socket")]
     token_file: Option<PathBuf>,
-    /// Certificates by which that daemon is believed, instead of the system's [environment: UBCACHE_CA]
+    /// CA certificates to verify that daemon with, instead of the system's [environment: UBCACHE_CA]
     #[arg(long, value_name = "FILE", conflicts_with = "socket")]
     ca: Option<PathBuf>,
     /// Print JSON
@@ -103,7 +103,8 @@ impl Endpoint {
                  socket with --socket, or serve a set in the foreground with `ubcache up`"
             )),
             ErrorKind::PermissionDenied => {
-                Failure::Failed(format!("{self}: permission denied: only root and the configured group may control the daemon"))
+                Failure::Failed(format!("{self}: permission denied: only root and the group in the \
+                                         configuration may control the daemon"))
             }
             _ => self.problem("cannot connect", e),
         });
@@ -141,13 +142,13 @@ impl Incoming {
     }
 }
 
-/// What is in the environment, unless it is empty.
+/// The value of an environment variable, unless it is empty.
 fn environment(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name).filter(|v| !v.is_empty())
 }
 
 impl Control {
-    /// What is said on the command line counts more than what is in the environment.
+    /// The command line overrides the environment.
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         if let Some(socket) = &self.socket {
             return Ok(Endpoint::Socket(socket.clone()));
@@ -172,15 +173,15 @@ impl Control {
             Endpoint::Remote(remote) => remote.authorization()?,
         };
         let mut stream = from.connect()?;
-        stream.set_read_timeout(ANSWER_WITHIN).map_err(|e| from.problem("the daemon does not listen", e))?;
+        stream.set_read_timeout(ANSWER_WITHIN).map_err(|e| from.problem("cannot send to the daemon", e))?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.0\r\n{authorization}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         match stream.write_all(request.as_bytes()).and_then(|()| stream.flush()) {
-            // Who is refused is told so without having been listened to.
-            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(from.problem("the daemon does not listen", e)),
+            // A refused client gets the answer before its request is read.
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(from.problem("cannot send to the daemon", e)),
             _ => Ok(Incoming { from, reader: BufReader::new(stream) }),
         }
     }
@@ -229,8 +230,8 @@ impl Control {
             _ => reply.ok().err().and_then(|e| e.message().map(str::to_owned)).unwrap_or_default(),
         };
         Err(Failure::Usage(format!(
-            "{}: is a file here, {here}, and names something else in the daemon: {other}: write ./{} for the file, or \
-             name the other by its UUID",
+            "{}: ambiguous: it is the file {here} here, and {other} in the daemon; write ./{} for the file, or \
+             give the UUID",
             plain::escaped(name),
             plain::escaped(name)
         )))
@@ -270,7 +271,13 @@ impl Control {
             return Reply { status, body: serde_json::from_str(&text).unwrap_or(Value::Null) }.ok().map(drop);
         }
         for line in answer.reader.lines() {
-            let line = line.map_err(|e| answer.from.problem("the daemon broke off", e))?;
+            let line = line.map_err(|e| {
+                answer.from.problem(
+                    "the daemon closed the connection before the \
+                                                             answer ended",
+                    e,
+                )
+            })?;
             if let Some(data) = line.strip_prefix("data:") {
                 let mut event = serde_json::from_str(data.trim()).map_err(Failure::of)?;
                 self.made_fit(&mut event);
@@ -294,7 +301,7 @@ fn escape_all(value: &mut Value) {
     }
 }
 
-/// What a name was taken for: name of the volume, path and UUID of the device.
+/// The resolution of a name: name of the volume, path and UUID of the device.
 pub(crate) fn described(resolved: &Value) -> String {
     let text = |key: &str| resolved[key].as_str().map(str::to_owned);
     let set = text("set").map(|set| format!("set {set}"));

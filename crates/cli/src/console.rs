@@ -1,15 +1,15 @@
-//! Commands for a running set on standard input (`up --stdin`), for scripts and tests that have no daemon to talk to.
+//! Commands for a running set on standard input (`up --stdin`), for scripts and tests without a daemon.
 //!
-//! One command a line, one JSON object a line as its answer, in order. Owns how commands are written down here and what
-//! the answers look like. Must not know where the lines come from, nor how a command is carried out.
+//! One command a line, one JSON object a line as its answer, in order. Owns the syntax of commands and answers. Must not know
+//! the source of the lines, nor how a command is carried out.
 //!
 //! | command | does |
 //! |---|---|
 //! | `stats` | prints figures |
 //! | `set KEY=VALUE` | changes a tunable, as `--set` does |
-//! | `detach VOLUME [--wipe]` | writes everything back and lets the backing device go; it is served alone from then on |
-//! | `wipe` | overwrites with zeros what no volume needs on the cache device |
-//! | `create SIZE [LABEL]` | makes a flash-only volume, which is served from the next start on |
+//! | `detach VOLUME [--wipe]` | writes all dirty data back and detaches the backing device, which is then served alone |
+//! | `wipe` | overwrites with zeros all data on the cache device that no volume needs |
+//! | `create SIZE [LABEL]` | creates a flash-only volume, which is served from the next start on |
 //! | `gc` | collects garbage now |
 
 use std::io::BufRead;
@@ -49,7 +49,7 @@ pub(crate) async fn obey(session: &Session, line: &str) -> Value {
         }
         Ok(Answer::Done) => json!({"schema_version": 1, "event": "done", "command": line.trim()}),
         Err(e) => {
-            let why = e.message().unwrap_or("it found a problem");
+            let why = e.message().unwrap_or("the command found a problem; see the messages before");
             json!({"schema_version": 1, "event": "error", "command": line.trim(), "error": why})
         }
     }

@@ -1,6 +1,6 @@
-//! Signals in commands: the first one asks for the end, the second one is the end.
+//! Signals in commands: the first signal stops the command in order, the second one ends the process.
 //!
-//! Must not know what is interrupted.
+//! Must not know the command.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Wake for Unpark {
     }
 }
 
-/// What a shell says of a program that this signal ended.
+/// The exit code that a shell reports for a program that this signal ended.
 pub(crate) fn exit_code(signal: blockio::Signal) -> u8 {
     match signal {
         blockio::Signal::Interrupt => failure::INTERRUPTED,
@@ -83,7 +83,7 @@ pub(crate) fn exit_at_second_signal(grace: Duration) -> Result<(), Failure> {
         wait(None);
         if let Some(second) = wait(None) {
             wait(Some(Instant::now() + grace));
-            out::warn("ended at once by a second signal; what was flushed before is safe");
+            out::warn("ended at once by a second signal; flushed data is safe");
             std::process::exit(exit_code(second).into());
         }
     };

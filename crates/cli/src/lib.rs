@@ -1,12 +1,12 @@
 //! The command line: operator commands and offline tools around the engine and its exports.
 //!
-//! Owns the syntax of the commands, what they print and the exit codes: 0 fine, 1 failed or problem found, 2 usage.
+//! Owns the syntax and output of the commands, and the exit codes: 0 success, 1 failed or problem found, 2 usage.
 //! stdout is data, stderr is messages, progress only on a terminal. Must not know the format beyond building
 //! superblocks, nor how a request is served: it puts devices, sets and exports together.
 //!
-//! Where things are: `commands` has one file per command; what brings a set up and serves it is crate `serve`;
-//! `client` talks to the daemon, `remote` is the way there over TCP; `console` reads commands for a running set;
-//! `multicall` knows the arguments of bcache-tools.
+//! Modules: `commands` has one file per command; crate `serve` starts and serves sets; `client` sends requests to the daemon,
+//! `remote` connects to it over TCP; `console` reads commands for a running set; `multicall` translates the arguments of
+//! bcache-tools.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -30,8 +30,8 @@ use failure::Failure;
 
 /// bcache in userspace: a persistent cache on a fast device in front of a slow one.
 ///
-/// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit status: 0 fine, 1
-/// failed or problem found, 2 wrong usage.
+/// A DEV is a block device or a regular file, which may be sparse. Sizes take 512, 4k, 1M, 2G. Exit status: 0
+/// success, 1 failed or problem found, 2 wrong usage.
 #[derive(Parser, Debug)]
 #[command(name = "ubcache", version, propagate_version = true, disable_help_subcommand = true)]
 #[command(max_term_width = 100)]

@@ -1,8 +1,8 @@
 //! A small NBD client over a unix socket, for the demonstration and for tests.
 //!
 //! Owns one connection with any number of requests under way; replies come in the server's order and carry the tag of
-//! their request. Blocking. Whoever has requests for many megabytes under way must receive before sending more, or
-//! both sides wait for each other: a few dozen requests of some KiB are fine.
+//! their request. Blocking. A caller with requests for many megabytes under way must receive before it sends more, or both
+//! sides wait for each other; a few dozen requests of some KiB cannot block.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use export_nbd::codec::wire;
 /// Bytes that are gathered before they are sent.
 const GATHER_BYTES: usize = 256 << 10;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// Read this many bytes.
@@ -35,7 +35,7 @@ pub struct Reply {
     pub tag: u64,
     /// The error of the protocol, 0 for none.
     pub error: u32,
-    /// What was read.
+    /// The data of a read.
     pub data: Vec<u8>,
 }
 
@@ -226,7 +226,8 @@ impl Client {
         }
         let error = u32::from_be_bytes(take(&mut self.from)?);
         let cookie = u64::from_be_bytes(take(&mut self.from)?);
-        let (tag, len) = self.pending.remove(&cookie).ok_or_else(|| violation("a reply to no request"))?;
+        let (tag, len) = self.pending.remove(&cookie).ok_or_else(|| violation("expected a reply to a pending \
+                                                                               request, found one to no request"))?;
         let mut data = vec![0; if error == 0 { len } else { 0 }];
         self.from.read_exact(&mut data)?;
         Ok(Reply { tag, error, data })

@@ -1,6 +1,6 @@
-//! What the program says: data to stdout, messages to stderr, progress to a terminal.
+//! The output of the program: data to stdout, messages to stderr, progress to a terminal.
 //!
-//! There is no colour and no cursor movement in data or messages, so `NO_COLOR` has nothing to switch off.
+//! Data and messages have no colour and no cursor movement, so `NO_COLOR` has no effect.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub(crate) fn print_json_line(event: &serde_json::Value) -> Result<(), Failure> 
     print(&format!("{}\n", plain::escaped_json(&event.to_string())))
 }
 
-/// A line on the terminal that says how far a command is. Shows nothing where stderr is no terminal.
+/// A line on the terminal with the progress of a command. Prints nothing if stderr is not a terminal.
 pub(crate) struct Progress {
     what: &'static str,
     shown: bool,

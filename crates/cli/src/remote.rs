@@ -1,7 +1,7 @@
-//! A daemon that is reached over TCP: its address, the token for it, and the certificates by which it is believed.
+//! A daemon over TCP: its address, its token, and the CA certificates that verify it.
 //!
-//! The token goes to the daemon only: on this host, or under TLS to one whose certificate is good. Must not know
-//! what is asked.
+//! The token is sent to the daemon only: on this host, or under TLS to a daemon with a valid certificate. Must not know the
+//! requests.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -86,7 +86,7 @@ impl Remote {
         Ok(format!("Authorization: Bearer {token}\r\n"))
     }
 
-    /// Connects. Under TLS the daemon has shown by then who it is.
+    /// Connects. Under TLS this verifies the certificate of the daemon.
     pub(crate) fn connect(&self) -> Result<Stream, Failure> {
         let tcp = self.tcp()?;
         if !self.url.tls {
@@ -160,7 +160,7 @@ impl Remote {
         Ok(Arc::new(config))
     }
 
-    /// What a failed handshake means for who began it.
+    /// The error of a failed handshake, with the next step.
     fn tls_problem(&self, e: &io::Error) -> String {
         let of_tls = e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
         match of_tls {

@@ -134,7 +134,7 @@ fn what_was_synced_survives_a_kill() {
     drop(mounted);
 
     let up = place.up();
-    assert!(up.said().contains("unmounted what a process that has died left"), "{}", up.said());
+    assert!(up.said().contains("unmounted the file system of a process that has died"), "{}", up.said());
     let mounted = place.mount(&device(&up));
     assert!(fs::read(place.mount_point.join("precious")).unwrap() == data);
     mounted.unmount();

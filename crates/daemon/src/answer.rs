@@ -1,7 +1,7 @@
 //! The shape of answers and of errors.
 //!
-//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error, whatever went wrong. Must not
-//! know what is asked, nor by whom.
+//! Owns the version of the schema, and `{"schema_version": 1, "error": "…"}` for every error. Must not know
+//! the request, nor the client.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -25,7 +25,8 @@ impl Refusal {
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
-        let text = failure.message().unwrap_or("it found a problem").to_owned();
+        let text =
+            failure.message().unwrap_or("the command found a problem; see the messages before").to_owned();
         match failure {
             Failure::Usage(_) => Refusal(StatusCode::BAD_REQUEST, text),
             _ => Refusal(StatusCode::CONFLICT, text),
@@ -71,7 +72,7 @@ pub(crate) fn ok(mut value: Value) -> Answered {
     Ok(Json(value))
 }
 
-/// What has begun is ended, also when the client goes away meanwhile.
+/// Runs a handler to its end, also if the client disconnects meanwhile.
 pub(crate) async fn to_the_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -81,7 +82,7 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
     }
 }
 
-/// The answer where a handler has not come to its end.
+/// The answer if a handler did not end.
 pub(crate) fn internal_error(e: &tokio::task::JoinError) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, words(&format!("internal error: {e}"))).into_response()
 }

@@ -109,7 +109,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         .method_not_allowed_fallback(|| async {
             Refusal(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "this path does not take this method; see /v1/openapi.json".into(),
+                "this path does not support this method; see /v1/openapi.json".into(),
             )
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
@@ -118,7 +118,7 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         .with_state(api)
 }
 
-/// Refusals that come from below the handlers are plain text.
+/// Errors from the router and middleware are plain text.
 async fn errors_are_json(response: Response) -> Response {
     let is_json = response
         .headers()
@@ -144,7 +144,7 @@ async fn openapi() -> Response {
 async fn all_devices(api: &Api, sets: &[SetView]) -> Value {
     let mut views = api.registry.views.devices();
     for view in &mut views {
-        // Attaching and detaching change what was seen when the device came.
+        // Attach and detach change the state that was probed at the registration.
         for set in sets {
             let volume =
                 set.figures.volumes.iter().find(|v| v.backing_uuid == view.uuid && v.backing_uuid.is_some());

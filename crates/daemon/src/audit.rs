@@ -1,8 +1,8 @@
 //! The audit: one line in the log and one event for each change that a client made, and for each that was refused.
 //!
-//! Owns what is known of a client, and the moment of the line: after the answer is decided, whether or not the client still
-//! waits for it. A client over the unix socket is the process that the kernel named when it connected; a client over TCP is
-//! an address that has shown the token. Must not know what a request does.
+//! Owns the identity of a client, and the moment of the line: after the answer is decided, whether or not the client still
+//! waits for it. A client of the unix socket is identified by the process credentials from the kernel; a client over TCP by
+//! its address, after it has shown the token. Must not know what a request does.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Longest part of a request that is repeated in a line.
 const LONGEST: usize = 300;
 
-/// Who asks.
+/// The client of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peer {
     /// Over the unix socket.
@@ -47,7 +47,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Writes the line and tells the event.
+/// Writes the line and publishes the event.
 pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Result<&'static str, &str>) {
     let action: String = plain::escaped(action).chars().take(LONGEST).collect();
     let devices: Vec<String> = on.iter().map(ToString::to_string).collect();
@@ -69,7 +69,7 @@ pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Re
     hub.publish_change(&text, change);
 }
 
-/// What is known of a request so far; its handler fills it in.
+/// The record of a request, which its handler fills in.
 #[derive(Clone, Default)]
 pub(crate) struct Audit(Arc<Mutex<Record>>);
 
@@ -84,12 +84,12 @@ impl Audit {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is asked for, in the words of the request.
+    /// The action, with the names in the request.
     pub(crate) fn does(&self, action: impl Into<String>) {
         self.lock().action = action.into();
     }
 
-    /// What the request turned out to be about. Of a device whose volume comes or changes meanwhile the last word counts.
+    /// The device of the action. If its volume changes during the request, the last name counts.
     pub(crate) fn on(&self, named: &Named) {
         let on = &mut self.lock().on;
         let same = |n: &Named| (&n.device, &n.uuid) == (&named.device, &named.uuid) && n.uuid.is_some();
@@ -130,7 +130,7 @@ pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Reques
     }
 }
 
-/// Lines about those who may not connect: some, and then how many more.
+/// Lines about refused clients: a few a minute, then a count of the others.
 #[derive(Default)]
 pub(crate) struct Strangers {
     window: Option<Instant>,

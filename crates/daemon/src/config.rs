@@ -1,6 +1,6 @@
-//! The configuration file: what the operator wants of the whole host, of single sets and of single volumes.
+//! The configuration file: settings of the host, of single sets and of single volumes.
 //!
-//! Owns the file's syntax, the presets, and the order in which they count: preset < `[tunables]` < the section of a set
+//! Owns the syntax of the file, the presets, and the precedence of settings: preset < `[tunables]` < the section of a set
 //! or volume. Unknown keys, unknown tunables and impossible values are errors with their line. TCP requires a token, and
 //! beyond this host TLS; a file without them is refused. Must not know what is running.
 
@@ -88,7 +88,7 @@ pub(crate) struct Named {
     pub(crate) line: usize,
 }
 
-/// Who may come over TCP, and where.
+/// Addresses and permissions of TCP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tcp {
     /// Never empty.
@@ -99,7 +99,7 @@ pub(crate) struct Tcp {
     pub(crate) metrics_without_token: bool,
 }
 
-/// Who may reach volumes by NBD over TCP.
+/// Permissions of NBD over TCP.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Nbd {
     /// Certificates and their key.
@@ -110,12 +110,12 @@ pub(crate) struct Nbd {
 }
 
 impl Nbd {
-    /// Whether the configuration says which clients may connect over TCP.
+    /// Whether the configuration restricts the NBD clients over TCP.
     fn opens_tcp(&self) -> bool {
         self.allow_unauthenticated || self.has_certificates()
     }
 
-    /// Whether those who come in over TCP have certificates.
+    /// Whether clients over TCP need certificates.
     fn has_certificates(&self) -> bool {
         self.tls.is_some() && self.client_ca.is_some()
     }
@@ -128,7 +128,7 @@ struct Section {
     tunables: Values,
 }
 
-/// What a configuration file says; [`Config::default`] is what holds without one.
+/// The contents of a configuration file; [`Config::default`] holds without a file.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Config {
     pub(crate) socket: Option<PathBuf>,
@@ -145,7 +145,7 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
     pub(crate) drain_deadline_s: u64,
-    /// Whether the threads of sets look for work before they sleep.
+    /// Whether the threads of sets poll for work before they sleep.
     pub(crate) busy_poll: BusyPoll,
     exports: Vec<String>,
     everywhere: Section,
@@ -252,7 +252,7 @@ impl Config {
         sections.get(&key.id).or_else(|| sections.get(&key.section_label()?))
     }
 
-    /// Tunables of a set or volume, by what is said of all and of this one.
+    /// Tunables of a set or volume: those of all, overridden by those of its section.
     pub(crate) fn tunables(&self, key: &Key) -> Values {
         let section = self.section(key);
         let own = section.into_iter().flat_map(|s| s.preset.iter().chain(&s.tunables));
@@ -264,7 +264,7 @@ impl Config {
         all.filter(|(k, _)| belongs(k)).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// Whether anything is said of a single set or volume.
+    /// Whether there is a section of a single set or volume.
     pub(crate) fn has_sections(&self) -> bool {
         !self.volumes.is_empty() || !self.sets.is_empty()
     }
@@ -295,7 +295,7 @@ impl Parser<'_> {
         Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
     }
 
-    /// Certificates and their key: both or none. What they are called begins with `prefix`.
+    /// Certificates and their key: both or none. The names of the settings begin with `prefix`.
     fn tls(
         &self,
         prefix: &str,
@@ -386,7 +386,7 @@ impl Parser<'_> {
         checked.collect()
     }
 
-    /// `of_set`: whose tunables they have to be, if it matters.
+    /// `of_set`: whether these have to be tunables of a set or of a volume; `None` for either.
     fn values(
         &self,
         values: &BTreeMap<String, Spanned<toml::Value>>,

@@ -1,9 +1,9 @@
-//! Samples of each set and volume, one a second, of the last fifteen minutes.
+//! History: one sample a second of each set and volume, for fifteen minutes.
 //!
-//! Owns the rings of samples and the task that fills them: once a second the engines' figures are asked for, and what was
-//! counted since the second before becomes a sample. While no client asks for samples, an idle thread is asked every three
-//! seconds only: it sleeps, and waking it is most of what a sample costs. A thread that does not answer leaves a gap, and is
-//! not asked again before it has answered. The samples of a volume that has had none for as long as a ring lasts are dropped.
+//! Owns the rings of samples and the task that fills them: once a second it gets the figures of the engines, and the
+//! difference to the second before is a sample. While no client reads samples, it asks an idle thread only every three
+//! seconds, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and
+//! is asked again only after it has answered. The ring of a volume without a sample in fifteen minutes is dropped.
 //! Must not know how samples are shown.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,12 +28,12 @@ const SAMPLES: usize = 900;
 /// Time between samples of an idle thread while no client asks for them: three ticks, which may come a little early. Charts
 /// draw a line over it.
 const AT_REST_EVERY: Nanos = Nanos::from_ms(2500);
-/// Who has asked for samples looks for so long: a page that is open asks every second.
+/// Time after a request for samples in which a client counts as connected: an open page asks every second.
 const LOOKS_FOR_MS: u64 = 10_000;
-/// A pause that is longer than this makes no sample of what was counted in it.
+/// Longest time between two samples; after a longer gap the difference is not a sample.
 const LONGEST_STEP: Nanos = Nanos::from_secs(30);
 
-/// A value by its column. None: there was nothing to measure. Whole numbers are enough for what is drawn, and 24 bits of
+/// The value of a column; `None` if nothing was measured. Whole numbers are enough for what is drawn, and 24 bits of
 /// them: so a volume's ring takes some 100 kB.
 type Values = Vec<(&'static str, Option<f32>)>;
 
@@ -80,7 +80,7 @@ impl History {
         }
     }
 
-    /// Forgets what has had no sample for as long as samples are kept.
+    /// Drops rings without a sample in the time that a ring covers.
     fn forget(&self, now_ms: u64) {
         let span = u64::try_from(EVERY.as_millis()).unwrap_or(u64::MAX).saturating_mul(SAMPLES as u64);
         self.lock().retain(|_, series| {
@@ -122,7 +122,7 @@ fn wall_ms() -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a thread said the last time.
+/// The last figures of a thread.
 struct Last {
     at: Nanos,
     figures: metrics::Figures,
@@ -187,7 +187,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As soon as the thread answers; nothing if it has gone.
+/// Waits for the answer of the thread; `None` if the thread has ended.
 async fn figures_of(worker: &Worker) -> Option<metrics::Figures> {
     let (reply, answer) = oneshot();
     worker.order(Order::Figures(reply)).ok()?;

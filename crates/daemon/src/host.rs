@@ -1,7 +1,7 @@
-//! What lives on a set's thread: the session, and what each volume is reached by.
+//! The volumes of one thread: its session, and the exports of each volume.
 //!
-//! Owns the order of coming up (device, name, tunables, exports) and going down (exports, volume, device) of single
-//! volumes while others are served. Must not know which thread gives orders, nor wait for one.
+//! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
+//! others are served. Must not know which thread sends orders, nor wait for it.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -27,11 +27,11 @@ use crate::order::{DiskTrace, Order, Plan};
 use crate::places;
 use crate::shared::Shared;
 
-/// How often a job says how far it is, and looks whether it is to be given up.
+/// Interval at which a job reports its progress and checks for cancellation.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
-/// How long what was begun may take when everything is to stop.
+/// Time limit of running commands at a stop.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
-/// How long those who held a volume may take to let it go, once it is stopped.
+/// Time limit for users of a stopped volume to close it.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
 /// How long requests to a backing device are recorded after a client has asked for them.
 const TRACE_LEASE: Nanos = Nanos::from_secs(10);
@@ -104,7 +104,7 @@ impl<'a> Host<'a> {
         }
         for volume in host.session.volumes() {
             if let Err(e) = host.serve(volume).await {
-                // In good order; what is wrong with that, too, is less than why.
+                // An error of this stop is less important than the first error.
                 let _ = host.bring_down().await;
                 return Err(e);
             }
@@ -148,7 +148,7 @@ impl<'a> Host<'a> {
 
     async fn export(&self, spec: &Spec, name: &str, volume: &Rc<Volume>) -> Result<Export, Failure> {
         if let Spec::Fuse(dir) = spec {
-            std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+            std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
         }
         let nbd = self.shared.nbd();
         exports::check(spec, &nbd)?;
@@ -164,7 +164,7 @@ impl<'a> Host<'a> {
         exports::start(spec, &context).await
     }
 
-    /// Carries out orders until one says stop, or no sender of orders is left.
+    /// Carries out orders until a stop, or until no sender of orders is left.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
         while !self.stopping.get() {
@@ -249,9 +249,8 @@ impl<'a> Host<'a> {
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
         let volume = self.session.volume(name)?;
         let trace = volume.backing_trace(since, TRACE_LEASE).zip(volume.backing_size());
-        let (trace, size) = trace.ok_or_else(|| {
-            Failure::Failed(format!("{name}: lives in the cache alone, there is no backing device"))
-        })?;
+        let (trace, size) = trace
+            .ok_or_else(|| Failure::Failed(format!("{name}: is flash-only and has no backing device")))?;
         Ok(DiskTrace { device: volume.backing_name().unwrap_or_default(), size_sectors: size.0, trace })
     }
 
@@ -276,7 +275,7 @@ impl<'a> Host<'a> {
         self.serve(volume).await
     }
 
-    /// Who uses a volume, or any, in words: as a block device, as a file, or over a connection.
+    /// The users of one volume, or of all, as text: of the block device, of the file, or by connection.
     async fn users(&self, name: Option<&str>) -> Option<String> {
         let (mut clients, mut ways) = (Vec::new(), Vec::new());
         for one in self.served.borrow().iter().filter(|s| name.is_none_or(|name| s.volume.name() == name)) {
@@ -385,7 +384,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Does `work`, says how far it is, and gives it up when it is asked to.
+    /// Runs `work`, reports its progress, and drops it on cancellation.
     async fn watched<T>(
         &self,
         job: &Job,
@@ -408,7 +407,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Ends what was begun, takes the exports away, and brings the set down. Dirty data stays dirty.
+    /// Ends running commands, removes the exports, and stops the set. Dirty data stays dirty.
     pub(crate) async fn stop<'t>(
         &'t self,
         orders: &mut RemoteReceiver<Order>,
@@ -422,7 +421,7 @@ impl<'a> Host<'a> {
         tasks.0.clear();
         let mut down = pin!(self.bring_down());
         loop {
-            // Whoever gives orders may be gone; then nobody says that it is to be done by force.
+            // The sender of orders may have ended; then no order to force the stop can come.
             let order = pin!(async {
                 match orders.recv().await {
                     Some(order) => order,
@@ -432,7 +431,7 @@ impl<'a> Host<'a> {
             match select(down.as_mut(), order).await {
                 Either::Left(result) => return result,
                 Either::Right(Order::Force) => self.force.use_it(),
-                // Dropping the others tells who waits for them.
+                // Dropping the other orders tells their senders that there is no answer.
                 Either::Right(_) => {}
             }
         }
@@ -450,7 +449,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Who uses what a volume can be reached by, as far as the system says.
+/// The users of the exports of a volume, as far as the kernel reports them.
 fn users_of(way: &Way) -> Vec<User> {
     let place = Path::new(&way.address);
     match (way.kind, place.strip_prefix("/dev"), place.parent()) {
@@ -463,7 +462,9 @@ fn users_of(way: &Way) -> Vec<User> {
 fn end_of(job: &Running, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
-        Err(e) => End::Failed(e.message().unwrap_or("it found a problem").to_owned()),
+        Err(e) => End::Failed(
+            e.message().unwrap_or("the command found a problem; see the messages before").to_owned(),
+        ),
     });
 }
 

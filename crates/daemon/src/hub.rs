@@ -1,4 +1,4 @@
-//! Events, which any thread publishes and clients listen to.
+//! The event hub: threads publish events, and clients receive them.
 //!
 //! Owns the numbers of events, the kinds of events, the last events for `status`, and the rule that publishing never blocks:
 //! a listener whose queue is full is dropped.
@@ -44,12 +44,12 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Message = "message": "A message of a set's thread, as in the log.",
+    Message = "message": "A message from the thread of a set, as in the log.",
     Set = "set": "A set is served, has stopped, has failed, or does not answer.",
     Device = "device": "A device waits, fails, or was unplugged.",
     Job = "job": "A job has ended.",
     Configuration = "configuration": "A tunable or the configuration has changed, or cannot be used.",
-    Audit = "audit": "A client has changed something, or was refused; with `change`.",
+    Audit = "audit": "A client made a change or was refused; the event has `change`.",
 }
 
 /// Something that happened.
@@ -59,7 +59,7 @@ pub(crate) struct Event {
     pub(crate) seq: u64,
     /// Milliseconds since 1970.
     pub(crate) time_ms: u64,
-    /// What it is about: one of [`EVENT_KINDS`].
+    /// Kind of the event: one of [`EVENT_KINDS`].
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     /// The set (or the backing device that is served alone), if it concerns one.
@@ -68,12 +68,12 @@ pub(crate) struct Event {
     pub(crate) level: &'static str,
     /// What happened, in words.
     pub(crate) text: String,
-    /// Of `audit`: who changed what.
+    /// With kind `audit`: the client and its change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change: Option<Change>,
 }
 
-/// What an event says of a change, beside the words.
+/// The fields of an audit event, besides its text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Change {
     /// Of a client over the unix socket.
@@ -81,9 +81,9 @@ pub(crate) struct Change {
     pub(crate) pid: Option<i32>,
     /// Of a client over TCP.
     pub(crate) address: Option<SocketAddr>,
-    /// Who it was, in words.
+    /// The client, as text.
     pub(crate) by: String,
-    /// The command, with what it was given.
+    /// The command with its parameters.
     pub(crate) action: String,
     /// The devices that the names in the command resolved to.
     pub(crate) devices: Vec<Named>,

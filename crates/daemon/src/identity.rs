@@ -1,10 +1,10 @@
-//! What tells a device from a copy of it: the hardware, or the file, that a superblock was found on.
+//! The identity of a device: the hardware or file with the superblock, which distinguishes the device from its copies.
 //!
-//! Owns where the system says that, and the comparison. A superblock, with its UUIDs, is copied by whoever copies the
-//! device; a serial number, a WWN, an inode with its time of birth are not. Nothing here reads the device itself.
+//! Owns the sources of identities in the system, and the comparison. A copy of a device has the same superblock and UUIDs,
+//! but not the same serial number, WWN, or inode with its time of birth. Nothing here reads the device itself.
 //!
-//! Keys are compared by name, so what an earlier version or an earlier boot did not know is no difference. Names that the
-//! system gives anew with each start (`sdb`, device numbers) are never part of an identity.
+//! Identities are compared key by key; a key that only one of them has is no difference. Names that the kernel assigns at each
+//! boot (`sdb`, device numbers) are never part of an identity.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest value that is kept of what a device says of itself.
+/// Longest stored value of a key.
 const LONGEST: usize = 256;
 /// File systems in user space, `include/uapi/linux/magic.h`.
 const FUSE_MAGIC: u64 = 0x6573_5546;
@@ -29,10 +29,10 @@ const DISK_FILES: &[(&str, &str)] = &[
 ];
 /// Properties of udev, for what the kernel does not say itself.
 const DISK_PROPERTIES: &[(&str, &str)] = &[("ID_SERIAL", "udev serial"), ("MD_UUID", "md uuid")];
-/// Keys that tell two devices apart, but do not make two the same: a copy of a disk has them, too.
+/// Keys that show that two devices differ, but not that they are the same: a copy of a disk has them, too.
 const WEAK: &[&str] = &["partition", "partuuid", "cache uuid"];
 
-/// What a device is, apart from what is written on it. Empty where nothing tells.
+/// The identity of a device, apart from its contents. Empty if the system reports nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Identity(BTreeMap<String, String>);
@@ -42,7 +42,7 @@ pub(crate) struct Identity(BTreeMap<String, String>);
 pub(crate) enum Likeness {
     /// The same device.
     Same,
-    /// Nothing was known of the first: it cannot be told.
+    /// The first identity is empty: unknown.
     Unknown,
     /// Another device; what differs.
     Other(String),
@@ -55,7 +55,7 @@ struct System<'a> {
 }
 
 impl Identity {
-    /// What the system says of a block device or a file, which is named without links.
+    /// The identity that the system reports for a block device or a file, whose path has no links.
     pub(crate) fn of(path: &Path) -> Identity {
         let system =
             System { class_block: Path::new("/sys/class/block"), udev_data: Path::new("/run/udev/data") };
@@ -66,13 +66,13 @@ impl Identity {
         }
     }
 
-    /// The same, with the UUID of a cache device: another one may have the UUID of its set.
+    /// This identity with the UUID of a cache device: another cache device may have the UUID of its set.
     pub(crate) fn with_cache(mut self, uuid: &str) -> Identity {
         self.0.insert("cache uuid".into(), uuid.into());
         self
     }
 
-    /// With what was not known of it before; what has changed is as it is now.
+    /// Merges a newer identity: adds new keys and replaces changed values.
     pub(crate) fn and(mut self, now: &Identity) -> Identity {
         self.0.extend(now.0.clone());
         self
@@ -104,7 +104,7 @@ impl Identity {
         }
     }
 
-    /// What it says that is no other device's, in words.
+    /// The part of the identity that no other device has, as text.
     fn hardware(&self) -> Option<String> {
         let strong = self.0.iter().filter(|(key, _)| !WEAK.contains(&key.as_str()));
         let words: Vec<String> = strong.map(|(key, value)| format!("{key} {value}")).collect();
@@ -112,7 +112,7 @@ impl Identity {
     }
 }
 
-/// The inode of a file and when it was born: kept by a rename, and by a new start of the host; not by a copy.
+/// The inode of a file and its time of birth: a rename and a boot do not change them, a copy has others.
 fn of_file(path: &Path, meta: &fs::Metadata) -> BTreeMap<String, String> {
     // What a process makes up about its files may be other things the next time.
     let made_up = rustix::fs::statfs(path)
@@ -132,7 +132,7 @@ fn of_file(path: &Path, meta: &fs::Metadata) -> BTreeMap<String, String> {
     BTreeMap::from([("inode".to_owned(), meta.ino().to_string()), more])
 }
 
-/// What can be seen of what a device says, on one line; `None` if that is nothing.
+/// The printable part of a value, on one line; `None` if it is empty.
 fn sane(bytes: &[u8]) -> Option<String> {
     let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).collect();
     let text: String = text.trim().chars().take(LONGEST).collect();
@@ -291,7 +291,7 @@ mod tests {
             identity(&[("partition", "1")]).compare(&identity(&[("partition", "1")])),
             Likeness::Unknown
         );
-        // A disk that is partitioned anew in the same order is the same; another partition of it is not.
+        // A partition keeps its identity when the disk is partitioned again in the same order; another partition has another one.
         let part = |n, uuid| identity(&[("wwid", "w"), ("partition", n), ("partuuid", uuid)]);
         assert_eq!(part("1", "u").compare(&part("2", "u")), Likeness::Same);
         assert!(matches!(part("1", "u").compare(&part("1", "v")), Likeness::Other(_)));

@@ -1,6 +1,6 @@
 //! Jobs, which are long operations: their progress, and how they are cancelled.
 //!
-//! Owns the list of jobs, with those that have ended, until newer ones take their place. The holder of a [`Running`] carries
+//! Owns the list of running and ended jobs; newer jobs replace the oldest ended ones. The holder of a [`Running`] carries
 //! the job out; progress is a number of bytes. Must not know what a job does.
 
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ pub(crate) struct JobView {
     seconds: u64,
     eta_seconds: Option<u64>,
     error: Option<String>,
-    /// What was found, by a job that looks for something.
+    /// The findings of a check.
     report: Option<serde_json::Value>,
 }
 
@@ -161,12 +161,12 @@ impl Job {
         format!("{} {}: {} %, {} of {} bytes{eta}", v.kind, v.target, v.percent, v.done_bytes, v.total_bytes)
     }
 
-    /// What it does to what, in words.
+    /// The kind of the job and its target, as text.
     pub(crate) fn title(&self) -> (String, Option<&Named>) {
         (format!("{} {}", self.kind, self.target), self.on.as_ref())
     }
 
-    /// Keeps what was found.
+    /// Stores the findings.
     pub(crate) fn reports(&self, found: serde_json::Value) {
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
     }
@@ -176,7 +176,7 @@ fn percent(done: u64, total: u64) -> u64 {
     u64::try_from(u128::from(done) * 100 / u128::from(total.max(1))).unwrap_or(100)
 }
 
-/// Seconds that are left if it goes on as it did; unknown at the beginning.
+/// Estimated seconds until the end, by the progress so far; `None` at the beginning.
 fn eta(done: u64, total: u64, elapsed: f64) -> Option<u64> {
     if done == 0 || elapsed < 0.5 {
         return None;

@@ -1,13 +1,13 @@
 //! The daemon: all sets and volumes of a host in one process, configured, watched and changed while it runs.
 //!
-//! Owns the control thread (this crate is the only one that knows tokio) and the threads of the sets, which it talks to
-//! by bounded queues only. Must not know the format beyond superblocks, nor how a request is served.
+//! Owns the control thread (only this crate uses tokio) and the threads of the sets, to which it sends orders through bounded
+//! queues only. Must not know the format beyond superblocks, nor how a request is served.
 //!
-//! Where things are: `config` has what the operator wants and `state` what the daemon remembers; `probe` reads superblocks
-//! and `uevents` hears of devices; `registry` decides what is served; `worker` is the thread of a set and `host` what lives
-//! on it; `names` resolves what an operator calls a device and `identity` tells it from its copies; `settings` and `reload`
-//! change tunables; `jobs` has long operations, `hub` events, `audit` who changed something; `server` and `tcp` let clients
-//! in and `api` answers them; `stop` is the end. Modules name each other in one direction only. The decisions are in
+//! Modules: `config` has the configuration and `state` the stored state; `probe` reads superblocks and `uevents` receives
+//! hotplug events; `registry` decides what is served; `worker` is the thread of a set and `host` the volumes on it; `names`
+//! resolves the names of devices and `identity` distinguishes a device from its copies; `settings` and `reload` change
+//! tunables; `jobs` has long operations, `hub` events, `audit` the record of changes; `server` and `tcp` accept clients and
+//! `api` answers them; `stop` ends the daemon. Modules name each other in one direction only. The decisions are in
 //! `docs/decisions/010-daemon.md`.
 #![forbid(unsafe_code)]
 
@@ -61,19 +61,19 @@ use crate::shared::Shared;
 use crate::signals::{Received, Signals};
 use crate::state::State;
 
-/// Where the control socket is if nothing else is said.
+/// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/ubcache/control.sock";
-/// Where the daemon remembers things if nothing else is said.
+/// Default state directory.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/ubcache";
 
-/// How the daemon is called. What is given here counts more than the configuration.
+/// Options of the daemon; they override the configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Configuration file.
     pub config: PathBuf,
     /// Control socket.
     pub socket: Option<PathBuf>,
-    /// What is remembered.
+    /// The state directory.
     pub state_dir: Option<PathBuf>,
 }
 
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     shared.remote.send_replace(remote);
     shared.set_nbd_tls(nbd);
     let result = runtime.block_on(control(options, &socket, access, shared));
-    // A look at a device that hangs must not keep the process from ending.
+    // The probe of a device that hangs must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
 }
@@ -123,7 +123,7 @@ async fn control(
         tokio::spawn(history::record(registry.inventory.workers.clone(), registry.history.clone()));
     let view = sysfs::mount(&registry, shared.config().sysfs_view.as_deref());
     let scan = shared.config().scan;
-    // Before the devices are looked at that are there already: none is missed.
+    // Before the first scan, so that no event is missed.
     let monitor = uevents::Monitor::new();
     let take_all = shared.config().scan_on_events;
     let beginning = registry.clone();
@@ -139,9 +139,7 @@ async fn control(
         beginning.exports.say_unmatched().await;
         match monitor {
             Ok(monitor) => beginning.hotplug.watch(monitor, take_all).await,
-            Err(e) => {
-                message::warn(format!("cannot watch for devices that are plugged in and unplugged: {e}"))
-            }
+            Err(e) => message::warn(format!("cannot receive hotplug events: {e}")),
         }
     });
     let alive = tokio::spawn(async {
@@ -160,7 +158,7 @@ async fn control(
     for task in [serving, serving_tcp, begun, alive, sampling] {
         task.abort();
     }
-    // Whoever looks for the daemon finds at once that it is gone.
+    // Clients get an error at once instead of a connection that is not answered.
     let _ = std::fs::remove_file(socket);
     result
 }

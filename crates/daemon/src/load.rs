@@ -1,7 +1,7 @@
 //! The configuration together with the contents of the files that it names.
 //!
-//! Owns the reading at the start and at a reload: either everything can be used, or the error says in which line and file
-//! what cannot. Must not know what is running.
+//! Owns the reading at the start and at a reload: either all settings are valid, or the error names line and file. Must not
+//! know what is running.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serve::exports::{TlsConfig, TlsFile};
 use crate::config::{self, Config};
 use crate::remote::{Remote, in_line};
 
-/// The configuration, with what is in the files that it names.
+/// The configuration with the contents of its files.
 pub(crate) struct Read {
     pub(crate) config: Config,
     pub(crate) remote: Option<Arc<Remote>>,
@@ -22,7 +22,7 @@ pub(crate) struct Read {
 /// Reads the configuration.
 ///
 /// # Errors
-/// If it cannot be used. The message says in which line.
+/// If a setting is not valid; the message names its line.
 pub(crate) fn read(path: &Path) -> Result<Read, Failure> {
     let config = Config::read(path)?;
     let in_file = |e: Failure| {

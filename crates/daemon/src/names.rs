@@ -1,14 +1,14 @@
-//! What an operator calls a device, a volume or a set: the only place where a name becomes one of them.
+//! Names of devices, volumes and sets: the only place that resolves a name.
 //!
-//! Owns the rule, which every command and every path of the API goes through. What a name looks like says what it is:
+//! Owns the rule, which every command and every path of the API uses. The form of a name decides its kind:
 //!
 //! 1. a text with a `/` is a path and nothing else; it has to be absolute;
 //! 2. a text in the form of a UUID is the UUID of a device or of a set and nothing else;
 //! 3. `bcache` and a number is the name of a volume and nothing else;
 //! 4. anything else is a label.
 //!
-//! Labels come last, because a disk brings its label with it. Where a name fits several, all of them are listed and nothing
-//! is done. Must not know what a device is named for.
+//! Labels come last, because the label of a disk is set elsewhere. If a name fits several, the error lists all of them and
+//! nothing is done. Must not know the command.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(resolve("/", &all), Err(Unresolved::NotRegistered("/".into())));
     }
 
-    /// A disk whose label is the name of another volume, a path, or one that is not there at the moment.
+    /// A disk whose label is the name of another volume, a path, or the name of a missing device.
     #[test]
     fn a_label_takes_nobodys_place() {
         let hostile = |label: &str| [named("bcache1", "/nowhere/stick", TWO, label)];
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(resolve("bcache0", &all), Ok(&all[0]));
         let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/s", TWO, "/nowhere/hdd")];
         assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
-        // Nobody can say it, so it is nobody's.
+        // A name that cannot be written resolves to nothing.
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
         assert_eq!(
             refused("x\nerror", &odd),

@@ -12,10 +12,10 @@ use serve::{Answer, Command, Failure};
 
 use crate::jobs::Running;
 
-/// What is to be served by one thread.
+/// The devices that one thread serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
-    /// Tells the thread from others: UUID of the set, or of the backing device that is served alone.
+    /// Identifier of the thread: UUID of the set, or of the backing device that is served alone.
     pub(crate) id: String,
     /// Cache device.
     pub(crate) cache: Option<PathBuf>,
@@ -33,11 +33,11 @@ impl Plan {
     }
 }
 
-/// What a set's thread is told.
+/// An order to the thread of a set.
 pub(crate) enum Order {
-    /// Anything that a session can be told.
+    /// A command for the session.
     Do(Command, Reply<Result<Answer, Failure>>),
-    /// Every figure that the engine keeps, histograms too.
+    /// Request for all figures of the engine, with histograms.
     Figures(Reply<Result<metrics::Figures, Failure>>),
     /// What the buckets of the set hold.
     Buckets(Reply<Result<BucketFigures, Failure>>),
@@ -63,14 +63,14 @@ pub(crate) enum Order {
     Flush(Option<String>, Running),
     /// Stop everything, and end.
     Stop,
-    /// Do not wait any more for those who use what is being stopped.
+    /// Stop without waiting for users of volumes.
     Force,
     /// Fail as a bug would.
     #[cfg(test)]
     Panic,
 }
 
-/// What a set's thread says of the requests to a backing device.
+/// The recorded requests to a backing device, from the thread of its set.
 pub(crate) struct DiskTrace {
     /// Name of the device.
     pub(crate) device: String,

@@ -1,8 +1,8 @@
-//! Which volume a place belongs to: a socket, a port, the number of a ublk device, a directory.
+//! The owners of export addresses: sockets, ports, numbers of ublk devices, directories.
 //!
-//! Owns the rule that a place belongs to one volume: the first that was exported there has it over restarts, as long as the
-//! configuration says so and its device is registered. Any other volume is refused there. Otherwise a client could get
-//! another volume after each start. Must not know how an export is started.
+//! Owns the rule that an address belongs to one volume: the first volume that was exported there keeps it over restarts, as
+//! long as the configuration gives it the address and its device is registered. The export of any other volume there is
+//! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
 use serve::exports::Spec;
 use serve::{Failure, message};
@@ -58,11 +58,11 @@ pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
 /// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
 ///
 /// # Errors
-/// If the configuration cannot be understood.
+/// If the configuration cannot be parsed.
 pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decided>, Failure> {
     let specs = shared.exports(key, name)?;
     let this = (key.clone(), name.to_owned());
-    // Of two volumes that come up at once one is first.
+    // The lock orders two volumes that start at the same time.
     let _one = shared.claim_places();
     let config = shared.config().clone();
     let places = shared.state().places();
@@ -92,7 +92,7 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
     Ok(decided)
 }
 
-/// The volume that has a place, if the configuration still says so.
+/// The owner of an address, if the configuration still gives it to that volume.
 fn still(shared: &Shared, config: &Config, place: &str, owner: Owner) -> Option<(Known, Spec)> {
     let place: Spec = place.parse().ok()?;
     let name = shared.state().known_name(&owner.volume)?;

@@ -23,11 +23,11 @@ const PROBE_WITHIN: Duration = Duration::from_secs(15);
 pub(crate) enum Role {
     /// Cache device of this set.
     Cache { set: String },
-    /// Backing device; the set whose UUID it has, if any, and what it has to do with that.
+    /// Backing device; the set of its superblock, if any, and its relation to it.
     Backing { set: Option<String>, attachment: Attachment, label: String },
 }
 
-/// What a backing device has to do with the set whose UUID it has.
+/// The relation of a backing device to the set whose UUID is in its superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attachment {
     /// Nothing, or it has none.
@@ -49,16 +49,16 @@ pub(crate) struct Probe {
     pub(crate) path: PathBuf,
     pub(crate) uuid: String,
     pub(crate) role: Role,
-    /// Tells the block device that is there now from a later one with the same name; nothing for files.
+    /// Distinguishes this block device from a later one with the same name; `None` for files.
     pub(crate) appearance: Option<u64>,
-    /// What it is on: tells it from its copies.
+    /// Hardware or file of the device, which distinguishes it from its copies.
     pub(crate) identity: Identity,
     /// How often its superblock was written, as far as that is counted.
     pub(crate) sequence: u64,
 }
 
 impl Probe {
-    /// By what it is remembered: a set has one cache device, a backing device is itself.
+    /// Key of the device in the state: the UUID of the set for a cache device, else the UUID of the device.
     pub(crate) fn key(&self) -> &str {
         match &self.role {
             Role::Cache { set } => set,

@@ -1,14 +1,14 @@
-//! What this host has: devices, the threads that serve them, and how one becomes the other.
+//! The registry: the devices of this host, the threads that serve them, and the assignment of devices to threads.
 //!
 //! Wires the components and owns no logic of theirs. From the ground up, each names only those above it:
 //!
 //! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
 //! * `views`: both as clients see them; `lookup`: names become devices, sets and volumes.
-//! * `admission`: which device may come up.
+//! * `admission`: which device may be served.
 //! * `placement`: devices are given to threads, one change at a time.
-//! * `replug`: devices that were unplugged come back; `startup`: what is remembered and configured comes up.
-//! * `registration`: what the operator does with devices; `hotplug`: devices that appear.
-//! * `exports`: how volumes are reached, over all sets.
+//! * `replug`: unplugged devices are plugged in again; `startup`: stored and configured devices are registered.
+//! * `registration`: commands of the operator about devices; `hotplug`: devices that are plugged in.
+//! * `exports`: the exports of all volumes.
 
 pub(crate) mod admission;
 pub(crate) mod devices;

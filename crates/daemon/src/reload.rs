@@ -1,7 +1,6 @@
-//! Reading the configuration again while the daemon runs.
+//! Reload: applies a changed configuration while the daemon runs.
 //!
-//! Owns the order: the whole file is read before anything changes, and nothing comes up by the old configuration
-//! meanwhile. Must not know how a tunable is set, nor how a device is registered.
+//! Owns the order: the whole file is read before anything changes, and nothing starts with the old configuration meanwhile. Must not know how a tunable is set, nor how a device is registered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Reads the configuration again, and changes what is different in it.
+    /// Reads the configuration again and applies the differences.
     ///
     /// # Errors
     /// If it cannot be used; everything stays as it is then.
@@ -54,7 +53,7 @@ impl Reload {
         if !said.is_empty() {
             self.shared.remote.send_replace(remote);
         }
-        // The files may have changed under the same names.
+        // The contents of files may have changed under the same names.
         self.shared.set_nbd_tls(nbd);
         said.extend(of_the_daemon(&old, &next));
         for worker in self.workers.all() {
@@ -87,7 +86,7 @@ impl Reload {
     }
 }
 
-/// What has changed in the settings of the daemon itself, and when that counts.
+/// Changed settings of the daemon itself, and when they take effect.
 fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     let mut said = Vec::new();
     for (what, same) in [
@@ -102,10 +101,10 @@ fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
         }
     }
     if old.nbd != next.nbd {
-        said.push("nbd_*: takes effect for exports that are started from now on".into());
+        said.push("nbd_*: takes effect for exports that start from now on".into());
     }
     if old.busy_poll != next.busy_poll {
-        said.push("busy_poll: takes effect for sets that are started from now on".into());
+        said.push("busy_poll: takes effect for sets that start from now on".into());
     }
     if (old.drain_on_stop, old.drain_deadline_s) != (next.drain_on_stop, next.drain_deadline_s) {
         said.push(format!(

@@ -18,7 +18,7 @@ use crate::config::{Named, Tcp};
 /// Bytes of a token.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
-/// What the configuration says, with what is in the files that it names.
+/// The TCP configuration with the contents of its files.
 pub(crate) struct Remote {
     pub(crate) listen: Vec<SocketAddr>,
     token: Token,
@@ -52,7 +52,7 @@ impl Remote {
     /// Reads what the configuration names.
     ///
     /// # Errors
-    /// If a file cannot be used, or is open to others; the message names line and file, and nothing of what is in it.
+    /// If a file cannot be used, or other users can read it; the message names line and file, and nothing of its contents.
     pub(crate) fn load(tcp: &Tcp) -> Result<Remote, Failure> {
         let token = Token::read(&tcp.token_file)?;
         let tls = tcp.tls.as_ref().map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
@@ -60,11 +60,11 @@ impl Remote {
         Ok(Remote { listen: tcp.listen.clone(), token, tls, metrics_without_token })
     }
 
-    /// What is other than it was, in words.
+    /// The differences to an older configuration, as text.
     pub(crate) fn differences(old: Option<&Remote>, new: Option<&Remote>) -> Vec<String> {
         let (old, new) = match (old, new) {
             (None, None) => return Vec::new(),
-            (Some(_), None) => return vec!["listen: the daemon does not listen on TCP any more".into()],
+            (Some(_), None) => return vec!["listen: the daemon no longer listens on TCP".into()],
             (None, Some(new)) => return vec![format!("listen: {}", new.in_words())],
             (Some(old), Some(new)) => (old, new),
         };
@@ -94,7 +94,7 @@ impl Remote {
     pub(crate) fn entry(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Entry {
         let mut shown = headers.get_all(header::AUTHORIZATION).iter();
         let first = shown.next();
-        // Two of them: it is not said which one counts.
+        // Two headers: it is not defined which one counts.
         let only = first.filter(|_| shown.next().is_none());
         if only.and_then(|value| bearer(value.as_bytes())).is_some_and(|token| self.token.is(token)) {
             return Entry::Known;
@@ -151,7 +151,7 @@ impl Tls {
         if certificates.is_empty() {
             return Err(of_certificate("expected certificates in PEM form, found none".into()));
         }
-        // What is wrong with a key is said without any of it.
+        // The message about a key contains no part of the key.
         let no_key = |_| in_line("tls_key", key, "expected a private key in PEM form".into());
         let private = PrivateKeyDer::from_pem_slice(&secret("tls_key", key)?).map_err(no_key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -171,7 +171,7 @@ pub(crate) fn in_line(key: &str, file: &Named, what: String) -> Failure {
     Failure::Failed(format!("line {}: {key}: {}: {what}", file.line, file.path.display()))
 }
 
-/// The contents of a file that nobody else may know.
+/// The contents of a secret file.
 fn secret(key: &str, file: &Named) -> Result<Vec<u8>, Failure> {
     serve::secret::read_private(&file.path).map_err(|e| in_line(key, file, e))
 }

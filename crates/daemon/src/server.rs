@@ -1,8 +1,8 @@
 //! The control socket, and the limits of every connection.
 //!
 //! Owns the peer check (root, this daemon's own user, a group), the limits on connections, headers and bodies, and the
-//! deadlines: the connection of a client that sends half a request, or does not read its answer, is closed. Must not know
-//! what is asked.
+//! deadlines: the connection of a client that sends half a request, or does not read its answer, is closed. Must not know the
+//! requests.
 
 use std::convert::Infallible;
 use std::io;
@@ -36,18 +36,18 @@ use crate::hub::Hub;
 
 /// Clients at a time.
 const MOST_CLIENTS: usize = 128;
-/// Refused clients at a time; they are told why.
+/// Number of refused clients that get the error at a time.
 const MOST_REFUSED: usize = 16;
 /// How long a client may take for the head of a request, and then for its body.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// How long a client may read nothing of what is sent to it.
+/// Time limit in which a client has to read a part of its answer.
 const READS_WITHIN: Duration = Duration::from_secs(10);
 const HEADER_LINES: usize = 64;
 const HEADER_BYTES: usize = 32 << 10;
 /// Most bytes of a request's body.
 const BODY_BYTES: usize = 64 << 10;
 
-/// Who may ask.
+/// The users who may control the daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     own_uid: u32,
@@ -80,8 +80,8 @@ impl Access {
 
     fn refusal(&self, uid: u32) -> String {
         let who = match &self.group {
-            Some((name, _)) => format!("root and members of group {name} may"),
-            None => "only root may (the configuration can name a group)".to_owned(),
+            Some((name, _)) => format!("only root and members of group {name} may"),
+            None => "only root may; to permit a group, name it in the configuration".to_owned(),
         };
         format!("user {uid} may not control this daemon: {who}")
     }
@@ -107,19 +107,24 @@ fn group_of(name: &str, groups: &str, users: &str) -> Option<(u32, Vec<u32>)> {
     name.parse().ok().map(|gid| (gid, Vec::new()))
 }
 
-/// Binds the socket. Every user can connect, and is told so if he may not ask.
+/// Binds the socket. Every user can connect; a user without permission gets an error.
 ///
 /// # Errors
 /// If another daemon listens there, or the place cannot be had.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
     if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
-        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
         let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(dir, mode).map_err(|e| Failure::at(dir, "cannot be opened to others", e))?;
+        std::fs::set_permissions(dir, mode)
+            .map_err(|e| Failure::at(dir, "its permissions cannot be set", e))?;
     }
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(Failure::Failed(format!("{}: is there already, and is no socket", path.display())));
+            return Err(Failure::Failed(format!(
+                "{}: expected a socket or no file, found another file; remove \
+                                                it or choose another path",
+                path.display()
+            )));
         }
         Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
             return Err(Failure::Failed(format!("{}: another daemon listens there", path.display())));
@@ -130,11 +135,12 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, Failure> {
     }
     let listener = UnixListener::bind(path).map_err(|e| Failure::at(path, "cannot listen", e))?;
     let mode = std::fs::Permissions::from_mode(0o666);
-    std::fs::set_permissions(path, mode).map_err(|e| Failure::at(path, "cannot be opened to others", e))?;
+    std::fs::set_permissions(path, mode)
+        .map_err(|e| Failure::at(path, "its permissions cannot be set", e))?;
     Ok(listener)
 }
 
-/// The service with the limits that hold for every client, wherever it comes from.
+/// The service with the limits of all clients, over socket and TCP.
 pub(crate) fn with_limits(router: Router) -> Router {
     router.layer(axum::middleware::from_fn(whole_body))
 }
@@ -172,7 +178,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, access: Access
     }
 }
 
-/// Everything is refused in the same words.
+/// Answers each request with the same error.
 fn no_entry(why: String) -> Router {
     Router::new().fallback(move || async move {
         let close = [(axum::http::header::CONNECTION, "close")];
@@ -180,7 +186,7 @@ fn no_entry(why: String) -> Router {
     })
 }
 
-/// Answers one client until it goes, or is let go.
+/// Answers one client until it disconnects or is disconnected.
 pub(crate) async fn converse<C, S>(stream: C, service: S)
 where
     C: AsyncRead + AsyncWrite + Unpin,
@@ -192,7 +198,7 @@ where
         .max_headers(HEADER_LINES)
         .max_buf_size(HEADER_BYTES)
         .serve_connection(TokioIo::new(Patient::new(stream)), service);
-    // What a client does wrong is its own business; it has been told if it could be.
+    // Errors of the connection are not logged; the client has got its answer if it could be sent.
     let _ = connection.await;
 }
 
@@ -202,12 +208,12 @@ async fn whole_body(request: Request, next: Next) -> Response {
     let refuse = |status: StatusCode, why: &str| (status, words(why)).into_response();
     match tokio::time::timeout(REQUEST_WITHIN, axum::body::to_bytes(body, BODY_BYTES)).await {
         Ok(Ok(bytes)) => next.run(Request::from_parts(head, Body::from(bytes))).await,
-        Ok(Err(_)) => refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is broken off or larger than 64 KiB"),
-        Err(_) => refuse(StatusCode::REQUEST_TIMEOUT, "the body did not come within 10 seconds"),
+        Ok(Err(_)) => refuse(StatusCode::PAYLOAD_TOO_LARGE, "expected a complete body of at most 64 KiB"),
+        Err(_) => refuse(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 10 seconds"),
     }
 }
 
-/// A stream whose other side has to read now and then.
+/// A stream that fails if the peer reads nothing for a while.
 struct Patient<C> {
     stream: C,
     waiting: Option<Pin<Box<Sleep>>>,

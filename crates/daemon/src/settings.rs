@@ -1,4 +1,4 @@
-//! Tunables of what is running: read, set, taken back, and brought in line with a new configuration.
+//! Tunables of running sets and volumes: read, set, reset, and updated from a new configuration.
 //!
 //! Owns the decision what is stored in the state directory: every value that was set, except those for this run only and those
 //! that a superblock stores. Must not know how a client asks.
@@ -26,11 +26,11 @@ pub(crate) enum Of<'a> {
 #[derive(Serialize)]
 pub(crate) struct Changed {
     key: String,
-    /// As it is now: what was out of range is cut off.
+    /// The current value, which may be limited to the range.
     value: String,
     /// It holds after a restart, too.
     persistent: bool,
-    /// What was asked for was out of range: what the range is, and what it was limited to.
+    /// The range and the limited value, if the requested value was out of range.
     limited: Option<String>,
 }
 
@@ -53,7 +53,7 @@ fn is_limited(asked: &str, now: &str) -> bool {
 }
 
 impl Changed {
-    /// What it was limited to, if that is not what was asked for.
+    /// The limited value, if it differs from the requested one.
     pub(crate) fn limited_to(&self) -> Option<&str> {
         self.limited.as_ref().map(|_| &*self.value)
     }
@@ -145,7 +145,7 @@ impl Settings {
         let command = target.command(key, value)?;
         target.worker.command(command).await?;
         let now = self.tunable(of_same(&target), key).await?.value;
-        // What the configuration says would come back over what the superblock keeps.
+        // At the next start the value of the configuration would override that of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
@@ -161,7 +161,7 @@ impl Settings {
         Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
     }
 
-    /// Takes back what was set at run time: the configuration or the default holds again.
+    /// Resets a tunable that was set at run time: the configuration or the default holds again.
     pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
@@ -183,7 +183,7 @@ impl Settings {
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
     }
 
-    /// Changes what is different between two configurations; `said` is what came of it.
+    /// Applies the differences between two configurations; `said` gets the results.
     pub(crate) async fn bring_in_line(
         &self,
         worker: &Arc<Worker>,
@@ -238,7 +238,7 @@ fn of_same(target: &Target) -> Of<'_> {
     if target.key.set { Of::Set(&target.name) } else { Of::Volume(&target.name) }
 }
 
-/// What is to be set: what is other than before, and the default of what is said no more.
+/// The tunables to set: those that differ, and the defaults of those that are no longer configured.
 fn differences(before: &Values, after: &Values, tunables: &[TunableFigure]) -> Vec<(String, String)> {
     let mut changes: Vec<(String, String)> = Vec::new();
     for (key, value) in after {
@@ -247,7 +247,7 @@ fn differences(before: &Values, after: &Values, tunables: &[TunableFigure]) -> V
         }
     }
     for key in before.keys().filter(|k| !after.contains_key(*k)) {
-        // What the superblock keeps has no default that would be better than what it is.
+        // A value that the superblock stores is not reset to a default.
         if let Some(figure) = tunables.iter().find(|t| t.key == key && !t.in_superblock) {
             changes.push((key.clone(), figure.default.clone()));
         }

@@ -21,9 +21,9 @@ pub(crate) struct Shared {
     pub(crate) hub: Arc<Hub>,
     /// Clients over TCP, if they are wanted.
     pub(crate) remote: watch::Sender<Option<Arc<Remote>>>,
-    /// Who may connect by NBD; its memory is that of all sets together.
+    /// Permissions of NBD; all sets share its memory budget.
     nbd: Mutex<NbdAccess>,
-    /// Held while it is decided whose a place is.
+    /// Held during the decision which volume owns an address.
     claiming: Mutex<()>,
 }
 
@@ -52,7 +52,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who may connect by NBD to exports that are started from now on.
+    /// Permissions of NBD exports that start from now on.
     pub(crate) fn nbd(&self) -> NbdAccess {
         let open = self.config().nbd.allow_unauthenticated;
         let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +64,7 @@ impl Shared {
         self.nbd.lock().unwrap_or_else(PoisonError::into_inner).tls = tls;
     }
 
-    /// Locks the decision which volume a place belongs to: of two volumes that come up at once one is first.
+    /// Locks the decision which volume owns an address: it orders two volumes that start at the same time.
     pub(crate) fn claim_places(&self) -> MutexGuard<'_, ()> {
         self.claiming.lock().unwrap_or_else(PoisonError::into_inner)
     }

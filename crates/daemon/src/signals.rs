@@ -1,4 +1,4 @@
-//! The signals that the daemon listens for: SIGTERM and SIGINT stop it, SIGHUP has it read its configuration again.
+//! The signals that the daemon listens for: SIGTERM and SIGINT stop it, SIGHUP makes it read its configuration again.
 
 use serve::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -21,14 +21,14 @@ impl Signals {
         })
     }
 
-    /// The next one that says stop.
+    /// Waits for the next signal that stops the daemon.
     pub(crate) async fn stop(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
-    /// The next one: a signal that says stop, by its name, or a hangup.
+    /// Waits for the next signal: the name of one that stops the daemon, or a hangup.
     pub(crate) async fn next(&mut self) -> Received {
         loop {
             let hangup = tokio::select! {

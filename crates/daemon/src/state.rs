@@ -1,9 +1,7 @@
-//! What the daemon remembers: devices, names of volumes and the places where they are reached, tunables
-//! that were set at run time.
+//! The state directory: registered devices, names and export addresses of volumes, tunables that were set at run time.
 //!
-//! Owns one file in the state directory, written whole, beside the old one, and then put in its place: after a crash
-//! there is the old state or the new one. It is the daemon's alone to read. Must not know what is running, nor what a
-//! tunable is.
+//! Owns one file, which is written completely beside the old file and then renamed over it: after a crash the file has the old
+//! or the new state. Only the daemon can read it. Must not know what is running, nor the meaning of a tunable.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,9 +19,9 @@ use crate::identity::Identity;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
-    /// UUID in its superblock: another device under the same path is another device.
+    /// UUID in its superblock; another UUID at the same path is another device.
     pub(crate) uuid: String,
-    /// The operator has named it; others were found because he wants devices to be looked for.
+    /// Whether the operator has named the device; others were found by a scan that the configuration permits.
     #[serde(default = "yes")]
     pub(crate) named: bool,
 }
@@ -42,11 +40,11 @@ pub(crate) struct Owner {
     pub(crate) label: String,
 }
 
-/// By what a device is told from its copies, and from older states of itself.
+/// The identity of a device, which distinguishes it from its copies and from older states.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Mark {
-    /// What it is on.
+    /// The hardware or file of the device.
     pub(crate) identity: Identity,
     /// The newest sequence number that its superblock was seen with.
     pub(crate) sequence: u64,
@@ -57,7 +55,7 @@ pub(crate) struct Mark {
 struct Remembered {
     version: u32,
     devices: BTreeMap<PathBuf, Known>,
-    /// By UUID of the set or of the backing device; kept when a device is let go.
+    /// By UUID of the set or of the backing device; an entry stays when the device is unregistered.
     marks: BTreeMap<String, Mark>,
     names: BTreeMap<String, String>,
     tunables: BTreeMap<String, Values>,
@@ -66,7 +64,7 @@ struct Remembered {
     places: BTreeMap<String, Owner>,
 }
 
-/// The state and where it is kept.
+/// The state and its file.
 pub(crate) struct State {
     path: PathBuf,
     now: Remembered,
@@ -87,17 +85,17 @@ impl State {
     /// If another daemon has it, or what is there cannot be read: going on without it would serve volumes elsewhere than
     /// before.
     pub(crate) fn open(dir: &Path) -> Result<State, Failure> {
-        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be made", e))?;
+        std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
         let lock_path = dir.join("lock");
-        let lock = File::create(&lock_path).map_err(|e| Failure::at(&lock_path, "cannot be made", e))?;
+        let lock = File::create(&lock_path).map_err(|e| Failure::at(&lock_path, "cannot be created", e))?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Failure::Failed(format!("{}: another daemon has this state directory", dir.display()))
         })?;
         let path = dir.join("state.json");
         let now = match std::fs::read(&path) {
             Ok(bytes) => {
-                let read: Remembered = serde_json::from_slice(&bytes)
-                    .map_err(|e| Failure::at(&path, "cannot be understood", e))?;
+                let read: Remembered =
+                    serde_json::from_slice(&bytes).map_err(|e| Failure::at(&path, "cannot be parsed", e))?;
                 if !(FIRST_VERSION..=VERSION).contains(&read.version) {
                     return Err(Failure::Failed(format!(
                         "{}: expected version {VERSION}, found {}",
@@ -113,7 +111,7 @@ impl State {
                 }
                 // Earlier versions left it open to all.
                 std::fs::set_permissions(&path, PermissionsExt::from_mode(MODE))
-                    .map_err(|e| Failure::at(&path, "cannot be closed to others", e))?;
+                    .map_err(|e| Failure::at(&path, "its permissions cannot be set", e))?;
                 Remembered { version: VERSION, ..read }
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -173,7 +171,7 @@ impl State {
         })
     }
 
-    /// Places at which volumes are exported, and whose they are.
+    /// Export addresses and the volumes that own them.
     pub(crate) fn places(&self) -> BTreeMap<String, Owner> {
         self.now.places.clone()
     }
@@ -200,7 +198,7 @@ impl State {
         })
     }
 
-    /// What is remembered of the device of this UUID.
+    /// The entry of the device with this UUID.
     pub(crate) fn mark(&self, key: &str) -> Option<Mark> {
         self.now.marks.get(key).cloned()
     }

@@ -1,4 +1,4 @@
-//! The stop of the daemon: volumes and sets go down, after a drain if the configuration wants one.
+//! The stop of the daemon: volumes and sets are stopped, after a drain if the configuration asks for one.
 //!
 //! Owns the deadlines of the drain and of the stop, and their messages. Dirty data that stays is safe in the cache; a drain
 //! that leaves dirty data is a failure, whose message has the number of bytes. A second signal ends the drain. Must not know
@@ -17,15 +17,15 @@ use crate::registry::Registry;
 use crate::signals::Signals;
 use crate::worker::Phase;
 
-/// How long those who use a volume are given once a second signal says so.
+/// Time limit for users of volumes after a second signal.
 const GRACE: Duration = Duration::from_secs(3);
-/// How often a drain says how far it is.
+/// Interval between progress messages of a drain.
 const SAYS_EVERY: Duration = Duration::from_secs(5);
-/// When it says so for the first time: one that takes no longer need not be spoken of.
+/// Time until the first progress message: a shorter drain has none.
 const FIRST_AFTER: Duration = Duration::from_millis(300);
 /// How long the service manager is asked to wait at least, each time.
 const ASKS_FOR: Duration = Duration::from_secs(60);
-/// How often the jobs are looked at.
+/// Interval at which the jobs are checked.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
 /// How long jobs may take to give up: the thread of a set may hang.
@@ -52,16 +52,14 @@ pub(crate) async fn stop(signals: &mut Signals, registry: &Arc<Registry>) -> Res
         };
         drain.give_up().await;
         if let Some(name) = signal {
-            message::warn(format!("{name}: what is still dirty stays dirty"));
+            message::warn(format!("{name}: stopping without the drain; dirty data stays in the cache"));
         } else if !problems.is_empty() {
             dirty_bytes = Some(what_stays(registry, &problems).await);
         }
     }
     down(signals, registry).await?;
     dirty_bytes.map_or(Ok(()), |bytes| {
-        Err(Failure::Failed(format!(
-            "stopped before everything was written back: up to {bytes} bytes stay dirty"
-        )))
+        Err(Failure::Failed(format!("stopped before the drain ended: up to {bytes} bytes stay dirty")))
     })
 }
 
@@ -92,7 +90,7 @@ impl Drain {
         drain
     }
 
-    /// Has the jobs give up, and waits for that: nothing more is begun behind what is said afterwards.
+    /// Cancels the jobs and waits for their end, so that nothing is written back after the next message.
     async fn give_up(&self) {
         self.jobs.iter().for_each(|job| job.cancel());
         let began = Instant::now();
@@ -101,7 +99,7 @@ impl Drain {
         }
     }
 
-    /// Waits until nothing is dirty any more, or has waited long enough. Why not everything was written back.
+    /// Waits until nothing is dirty or `deadline` has passed. Returns why data stays dirty.
     async fn ended(&self, deadline: Duration) -> Vec<String> {
         let began = Instant::now();
         let mut said = None;
@@ -109,7 +107,7 @@ impl Drain {
             if began.elapsed() >= deadline {
                 let mut problems = self.problems.clone();
                 problems.extend(self.jobs.iter().filter_map(|j| j.problem()));
-                problems.push(format!("time is up after {} seconds", deadline.as_secs()));
+                problems.push(format!("the drain did not end within {} seconds", deadline.as_secs()));
                 return problems;
             }
             if said.is_none_or(|at: Instant| at.elapsed() >= SAYS_EVERY) && began.elapsed() >= FIRST_AFTER {
@@ -126,7 +124,7 @@ impl Drain {
     }
 }
 
-/// Says how much stays dirty, and why; the bytes.
+/// Logs how much stays dirty, and why. Returns the number of bytes.
 async fn what_stays(registry: &Arc<Registry>, problems: &[String]) -> u64 {
     let mut bytes = 0;
     let mut volumes = Vec::new();

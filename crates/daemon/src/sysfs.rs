@@ -1,8 +1,7 @@
-//! Files like the kernel's, mounted where the configuration says.
+//! The sysfs view: files with the layout of the kernel's sysfs, mounted at the configured directory.
 //!
-//! Owns what an order of such a file means for the daemon: tunables that are set there are not remembered, as in the
-//! kernel; detaching begins and is not waited for. Questions come on the view's own threads and are answered by the
-//! control thread, within a deadline.
+//! Owns the meaning of a write to such a file: a tunable that is set there is not stored, as in the kernel; a detach is started
+//! and not waited for. Requests arrive on the threads of the view; the control thread answers them within a deadline.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -23,7 +22,7 @@ use crate::settings::Of;
 /// How long a file may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// Mounts the view, if it is wanted; that it cannot be is said, and no reason not to serve.
+/// Mounts the view if the configuration enables it. A failure is logged, and the daemon serves without the view.
 pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree> {
     let dir = dir?;
     let owner = Control { registry: registry.clone(), runtime: Handle::current() };
@@ -34,11 +33,11 @@ pub(crate) fn mount(registry: &Arc<Registry>, dir: Option<&Path>) -> Option<Tree
     match mounted {
         Ok(tree) => {
             tree.notes().iter().for_each(message::note);
-            message::note(format!("files like the kernel's are in {}", tree.dir().display()));
+            message::note(format!("the sysfs view is mounted at {}", tree.dir().display()));
             Some(tree)
         }
         Err(why) => {
-            message::warn(format!("{}: no files like the kernel's: {why}", dir.display()));
+            message::warn(format!("{}: the sysfs view is not available: {why}", dir.display()));
             None
         }
     }
@@ -83,11 +82,17 @@ impl Owner for Control {
 
 /// A failure as the kernel would answer it.
 fn refused(failure: Failure, errno: Errno) -> Errno {
-    message::warn(format!("sysfs view: {}", failure.message().unwrap_or("it found a problem")));
+    message::warn(format!(
+        "sysfs view: {}",
+        failure.message().unwrap_or(
+            "the command found a problem; see the \
+                                                                         messages before"
+        )
+    ));
     errno
 }
 
-/// Carries an order out, and says so: who has written it is not known here.
+/// Carries out the order of a write and logs it; the writing process is not known here.
 async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     if matches!(order, Order::Nothing) {
         return Ok(());
@@ -164,7 +169,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
             thread.begin_job(&registry.jobs, "detach", &volume, Some(&named), order).map(|_| ())
         }
         DeviceOrder::Stop => registry.registration.stop_volume(&volume).await.map(drop),
-        // What is in the tree is served.
+        // Every volume in the tree is served.
         DeviceOrder::Run => return Err(Errno::EBUSY),
         DeviceOrder::ClearStats => {
             thread.command(Command::ClearStats { volume: Some(volume.clone()) }).await.map(|_| ())

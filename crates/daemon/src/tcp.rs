@@ -1,8 +1,8 @@
 //! Clients over TCP: the sockets, and the limits of their connections.
 //!
-//! Owns the sockets that are listened to. A client that shows the token may do everything. Any other client gets the files of
-//! the dashboard, which hold no data, the metrics if the configuration says so, and otherwise an error. A client that has not
-//! shown the token is disconnected after a while, and earlier when the places are needed. Must not know what is asked.
+//! Owns the listening sockets. A client that shows the token may do everything. Any other client gets the files of
+//! the dashboard, which hold no data, the metrics if the configuration permits this, and otherwise an error. A client that has
+//! not shown the token is disconnected after a while, and earlier when its place is needed. Must not know the requests.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -39,11 +39,11 @@ const MOST_CLIENTS: usize = 128;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may stay that has not shown the token.
 const STRANGERS_STAY: Duration = Duration::from_secs(30);
-/// How often an address is tried that cannot be had. It may come later: this process is there before the network.
+/// Interval between attempts to bind an address that is not available: the daemon can start before the network.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// Time between two warnings about wrong tokens.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Listens as the configuration says at the moment, until the daemon ends. A change of it disconnects all clients.
+/// Listens as the current configuration says, until the daemon ends. A change of the configuration disconnects all clients.
 pub(crate) async fn serve(router: Router, shared: Arc<Shared>) {
     let mut wanted = shared.remote.subscribe();
     loop {
@@ -68,7 +68,7 @@ async fn changed(wanted: &mut watch::Receiver<Option<Arc<Remote>>>) -> Option<()
     wanted.changed().await.ok()
 }
 
-/// Listens, as soon as that can be done; why it cannot is said once for each reason.
+/// Binds the address as soon as this succeeds; each distinct error is logged once.
 async fn bound(address: SocketAddr, remote: &Remote, shared: &Shared) -> TcpListener {
     let mut last = String::new();
     loop {
@@ -97,7 +97,7 @@ struct Client {
     talk: AbortHandle,
 }
 
-/// Room for one more, if need be at the cost of who has been here longest without a word that counts.
+/// Makes room for one more client; closes the oldest connection that has not shown the token if all places are taken.
 fn make_room(clients: &mut VecDeque<Client>, most: usize) -> bool {
     clients.retain(|c| !c.talk.is_finished());
     if clients.len() < most {
@@ -178,7 +178,7 @@ impl Visit {
             let entry = self.remote.entry(request.method(), request.uri(), request.headers());
             request.extensions_mut().insert(Peer::Remote(self.peer));
             if matches!(entry, Entry::Known | Entry::Page) {
-                // No browser has rights here that another page could make use of: they come with the token alone.
+                // A page of another origin cannot use the rights of a browser here: only the token gives rights.
                 request.extensions_mut().insert(Meant);
             } else {
                 // It is not the right one, and vouches for nothing.
@@ -196,7 +196,7 @@ impl Visit {
         server::converse(stream, service).await;
     }
 
-    /// The answer to those who may not ask; it is their last.
+    /// The answer to a client without permission; the connection is closed after it.
     fn refusal(&self, entry: Entry) -> Option<Response> {
         let why = match entry {
             Entry::Known => {
@@ -221,7 +221,7 @@ impl Visit {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
             *said = Some(Instant::now());
-            message::warn(format!("{}: showed a wrong token and was refused", self.peer.ip()));
+            message::warn(format!("{}: refused: wrong token", self.peer.ip()));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Uevents: what the kernel and udev say of devices that appear, change and go away, and which devices are worth a probe.
+//! Uevents: events of the kernel and udev about devices that are added, changed and removed, and which devices to probe.
 //!
-//! Owns the socket, the check of the sender, and the waiting until there are no more events of a device. An event is a hint
-//! only: it can keep a device from being probed, but its superblock alone decides what is done with it. Where udev runs, only
-//! its events count, which it sends after its rules: devices that these gave to the kernel's driver stay there. Must not know
-//! what becomes of a device.
+//! Owns the socket, the check of the sender, and the wait until there are no more events of a device. An event is a hint: it
+//! can prevent a probe, but the superblock alone decides how a device is used. If udev runs, only its events count, which it
+//! sends after its rules: devices that these rules gave to the kernel's driver stay there. Must not know what is done with a
+//! device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -28,20 +28,20 @@ const KERNEL_GROUP: u32 = 1;
 const UDEV_GROUP: u32 = 2;
 /// Most bytes of an event; the kernel's have 2 KiB, udev's some more.
 const EVENT_BYTES: usize = 16 << 10;
-/// Bytes of events that may wait. Where they do not fit, all devices are looked at.
+/// Size of the receive buffer in bytes. If it overflows, all devices are probed.
 const QUEUE_BYTES: usize = 1 << 20;
 /// How long it has to be quiet about a device, and how long that is waited for.
 const QUIET: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(3);
-/// Devices that wait for quiet. Where there are more, all are looked at.
+/// Number of devices that wait for the end of their events. If there are more, all devices are probed.
 const MOST_WAITING: usize = 1024;
 /// How often the thread checks whether its receiver still exists.
 const LOOKS_UP_EVERY_S: i64 = 1;
-/// Events that may wait between the thread and who decides.
+/// Capacity of the queue between the thread of the socket and its reader.
 const HEARD_AT_ONCE: usize = 256;
 /// Where udev listens if it runs.
 const UDEV_CONTROL: &str = "/run/udev/control";
-/// Where udev keeps what it has found out.
+/// Directory of the database of udev.
 const UDEV_DATA: &str = "/run/udev/data";
 const SYS_CLASS_BLOCK: &str = "/sys/class/block";
 
@@ -60,7 +60,7 @@ enum Action {
     Remove,
 }
 
-/// Something that is worth a look.
+/// An event about a device that may have to be probed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event {
     action: Action,
@@ -80,10 +80,10 @@ enum Heard {
     Nothing,
 }
 
-/// What is to be looked at now.
+/// The devices to probe now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Uevents {
-    /// These devices; `true`: it has just come, it has not only changed.
+    /// These devices; `true` if the device was added, not only changed.
     Devices(Vec<(PathBuf, bool)>),
     /// Some device is there no more.
     Unplugged,
@@ -91,9 +91,9 @@ pub(crate) enum Uevents {
     Everything,
 }
 
-/// Who sent it: by the address, which the kernel fills in, and the credentials that come with it.
+/// The sender: by the address, which the kernel fills in, and the credentials of the message.
 ///
-/// Only the kernel has port 0. What others send to one process alone has no group; and who is not root is not udev.
+/// Only the kernel has port 0. A message of another process to one process alone has no group, and udev runs as root.
 fn speaker(port: u32, groups: u32, uid: Option<u32>) -> Option<Speaker> {
     match (groups, port, uid) {
         (KERNEL_GROUP, 0, Some(0)) => Some(Speaker::Kernel),
@@ -105,13 +105,13 @@ fn speaker(port: u32, groups: u32, uid: Option<u32>) -> Option<Speaker> {
 /// The properties of a message: `KEY=VALUE`, each ended by a zero.
 fn properties(speaker: Speaker, bytes: &[u8]) -> Option<HashMap<&[u8], &[u8]>> {
     let list = match speaker {
-        // Begins with `ACTION@PATH`, which is said again as properties.
+        // The message begins with `ACTION@PATH`, which its properties repeat.
         Speaker::Kernel => {
             let end = bytes.iter().position(|b| *b == 0)?;
             bytes.get(..end)?.contains(&b'@').then_some(())?;
             bytes.get(end + 1..)?
         }
-        // A head that says where they are; its numbers are of this machine's kind, but for the mark.
+        // The head has the offset of the properties; its numbers are in native byte order, except the magic.
         Speaker::Udev => {
             let number = |at: usize| -> Option<u32> {
                 Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
@@ -179,7 +179,7 @@ fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool 
     let Ok(name) = device.strip_prefix("/dev") else { return false };
     let about = sys_class_block.join(name.to_string_lossy().replace('/', "!"));
     let has_holders = |dir: PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
-    // What udev keeps of a device, by its numbers: lines, of which those of its properties begin so.
+    // The entry of a device in the database of udev, by its numbers: lines of properties begin with this.
     let of_others = || {
         let numbers = std::fs::read_to_string(about.join("dev")).ok()?;
         let kept = std::fs::read(udev_data.join(format!("b{}", numbers.trim()))).ok()?;
@@ -192,12 +192,12 @@ fn is_taken_by(sys_class_block: &Path, udev_data: &Path, device: &Path) -> bool 
 /// Devices about which it is not quiet yet.
 #[derive(Default)]
 struct Waiting {
-    /// When the first thing was said of it, when the last, and whether it came.
+    /// Times of the first and last event of a device, and whether it was added.
     devices: BTreeMap<PathBuf, (Instant, Instant, bool)>,
-    /// Those that have come and are not ready yet: devices of the device mapper and of md come empty.
+    /// Devices that were added and are not ready: devices of the device mapper and of md are added without a table.
     empty: BTreeSet<PathBuf>,
     everything: Option<Instant>,
-    /// When it is time to look which devices are there no more.
+    /// Time of the next check for removed devices.
     unplugged: Option<Instant>,
 }
 
@@ -241,7 +241,7 @@ impl Waiting {
         self.devices.values().map(Waiting::due_at).chain(self.everything).chain(self.unplugged).min()
     }
 
-    /// What is to be looked at by now.
+    /// The devices whose events have ended.
     fn due(&mut self, now: Instant) -> Option<Uevents> {
         if self.everything.is_some_and(|at| at <= now) {
             *self = Waiting { empty: std::mem::take(&mut self.empty), ..Waiting::default() };
@@ -301,7 +301,7 @@ impl Monitor {
         Ok(Monitor { heard, waiting: Waiting::default() })
     }
 
-    /// Waits until there is something to be looked at.
+    /// Waits until there are devices to probe.
     ///
     /// # Errors
     /// If the socket is of no use any more.

@@ -1,12 +1,12 @@
-//! The dashboard: its files, and the rule which browsers' requests are listened to.
+//! The dashboard: its files, and the check of requests from browsers.
 //!
 //! Owns what is served below `/` and `/assets/`: files that are part of the program, with their types, an `ETag` each, and a
-//! policy that forbids the page everything but its own origin. They tell nothing of the host, so they need no permission;
-//! what they show comes from the control API. Must not know what that says.
+//! policy that permits the page its own origin only. The files contain no data of the host, so they need no permission; the
+//! data comes from the control API. Must not know the contents of that API.
 //!
-//! A browser sends what any page on the web tells it to, with the rights of its user. So a request that a
-//! browser made for another page is refused, and so is one for a name that is not this host's, unless it proves with a
-//! token that it was meant (DNS can be made to name any address).
+//! Any page on the web can make a browser send requests with the rights of its user. Therefore a request that a browser sends
+//! for a page of another origin is refused. A request for a host name other than localhost is refused unless it has the token:
+//! an attacker can make a DNS name resolve to this host.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
@@ -129,7 +129,7 @@ fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok())
 }
 
-/// Why this is not answered, if it is not. A token that is still in the headers has been looked at.
+/// Why a request is refused; `None` if it is permitted. A token that is still in the headers has been checked before.
 fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     let (site, origin) = (text(headers, "sec-fetch-site"), text(headers, header::ORIGIN));
     // Other programs say none of these; a browser not always all of them.
@@ -140,11 +140,12 @@ fn foreign(headers: &HeaderMap) -> Option<&'static str> {
     let host = text(headers, header::HOST).unwrap_or("");
     let own_origin = origin.is_none_or(|o| o.split_once("://").is_some_and(|(_, place)| place == host));
     if !own_origin || !site.is_none_or(|s| s == "same-origin" || s == "none") {
-        return Some("this was asked for by a page of another origin");
+        return Some("request refused: it comes from a page of another origin");
     }
     if !headers.contains_key(header::AUTHORIZATION) && !is_local(host) {
         return Some(
-            "a browser without a token is answered as localhost only: other names can be made to lead here",
+            "request refused: without a token, expected the host name localhost in the address; use localhost \
+             or a token",
         );
     }
     None

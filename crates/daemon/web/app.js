@@ -62,7 +62,7 @@ function showJobs(list) {
     return el("div", { "data-job": job.id },
       el("div", { class: "title" }, el("strong", {}, `${job.kind} ${job.target.length > 30 ? job.target.slice(0, 8) : job.target}`), el("span", { class: `chip ${kind[job.state]}` }, job.state),
         el("span", { class: "quiet small num grow" }, words.join(", ")),
-        job.state === "running" && el("button", { type: "button", onclick: async () => (await cancelJob(job)) && hurry() }, "Cancel…")),
+        job.state === "running" && el("button", { type: "button", onclick: async () => (await cancelJob(job)) && refreshNow() }, "Cancel…")),
       job.state === "running" && el("div", { class: "meter", role: "progressbar", "aria-valuenow": job.percent, "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": `${job.kind} ${job.target}` }, done));
   })));
 }
@@ -87,11 +87,11 @@ function showRoute() {
   const [, kind, name] = route.split("/");
   view?.end();
   const what = decodeURIComponent(name ?? "");
-  view = kind === "volume" && what ? new VolumeView(what, hurry) : kind === "set" && what ? new SetView(what, hurry) : new Overview();
+  view = kind === "volume" && what ? new VolumeView(what, refreshNow) : kind === "set" && what ? new SetView(what, refreshNow) : new Overview();
   main.replaceChildren(el("div", { class: "stack" }, view.element, jobs, eventsCard));
   turn = 0;
   if (status) show();
-  hurry();
+  refreshNow();
 }
 
 addEventListener("hashchange", () => {
@@ -155,17 +155,17 @@ async function step() {
     listening = true;
     listen((event) => {
       showEvent(event);
-      if (event.type !== "message") hurry();
+      if (event.type !== "message") refreshNow();
     });
   }
 }
 
 /** What went wrong is said; where a token is wanted, it is asked for. */
 async function failed(e) {
-  live(false, e.status ? "refused" : "no answer, trying again");
+  live(false, e.status ? "refused" : "no answer, retrying");
   if (e.status === 401) {
     over = !(await askForToken(e.message, setToken));
-    if (over) live(false, "no token: reload to give one");
+    if (over) live(false, "no token: reload the page to enter one");
   } else if (e.status) {
     showEvent({ seq: `${e.status} ${e.message}`, level: "error", time_ms: Date.now(), text: e.message });
     // What is shown may be gone: the list says so.
@@ -192,11 +192,11 @@ async function loop() {
 }
 
 /** Something was changed: it is to be seen at once. */
-function hurry() {
+function refreshNow() {
   turn = 0;
   clearTimeout(soon);
   soon = setTimeout(loop, 0);
 }
 
-document.addEventListener("visibilitychange", () => document.hidden || hurry());
+document.addEventListener("visibilitychange", () => document.hidden || refreshNow());
 showRoute();

@@ -10,36 +10,36 @@ export const pathOf = (of) => (of.set ? `v1/sets/${at(of.set.uuid)}` : `v1/volum
 function takes(dirty, volume) {
   const speed = volume.writeback.rate_bytes_per_s;
   if (!dirty) return null;
-  const slow = speed > 0 ? `at the present rate of ${rate(speed)} that takes about ${duration(dirty / speed)}; ` : "";
-  return `${slow}“Write back now” does it as fast as the devices can`;
+  const slow = speed > 0 ? `at the current rate of ${rate(speed)} this takes about ${duration(dirty / speed)}; ` : "";
+  return `${slow}“Write back now” writes as fast as the devices allow`;
 }
 
 function modeConsequences(from, to, volume) {
   const dirty = volume.dirty_bytes;
   const said = {
     writeback: [
-      "Writes are answered as soon as the cache device has them, and go to the backing device later.",
-      "Until then the newest data is on the cache device alone: if that device is lost, so is this data, and the file system on the volume with it.",
+      "A write is answered when the cache device has it. It is written back to the backing device later.",
+      "Until then the newest data is on the cache device alone: if the cache device is lost, this data and the file system on the volume are lost.",
     ],
     writethrough: [
-      "A write is answered when it is on the backing device: writes become as slow as that device is. Reads go on to be served from the cache.",
+      "A write is answered when it is on the backing device: writes are as slow as that device. Reads are still served from the cache.",
     ],
     writearound: [
-      "Writes go to the backing device alone, and what the cache has of the same place is dropped. Only reads fill the cache.",
+      "Writes go to the backing device alone, and invalidate cached data of the same range. Only reads fill the cache.",
     ],
     none: [
-      "Nothing new enters the cache. What is in it is still read from there; everything else goes to the backing device.",
+      "No new data enters the cache. Cached data is still read from the cache; all other requests go to the backing device.",
     ],
   }[to] ?? [];
   if (from === "writeback" && to !== "writeback") {
     if (dirty) {
-      said.push(`${bytes(dirty)} of dirty data stay on the cache device until they are written back, and until then the cache device is needed: ${takes(dirty, volume)}.`);
-      if (tunable(volume, "writeback_running") === "0") said.push("writeback_running is 0: nothing is written back until that is changed.");
+      said.push(`${bytes(dirty)} of dirty data stay on the cache device until they are written back. Until then the volume needs the cache device: ${takes(dirty, volume)}.`);
+      if (tunable(volume, "writeback_running") === "0") said.push("writeback_running is 0: nothing is written back until it is 1.");
     } else {
-      said.push("Nothing is dirty now: the backing device has everything.");
+      said.push("Nothing is dirty: the backing device has all data.");
     }
   }
-  said.push("Nobody who uses the volume is disconnected. The mode is kept in the superblock: it holds after a restart, and for the kernel's driver too.");
+  said.push("No client is disconnected. The mode is stored in the superblock: it holds after a restart, and for the kernel's driver, too.");
   return said;
 }
 
@@ -48,31 +48,31 @@ const tunable = (whose, key) => whose.tunables.find((t) => t.key === key)?.value
 /** What some tunables do to what is there now; for others their line of description has to do. */
 const MEANING = {
   writeback_running: (v, value) => value === "0"
-    ? [`Nothing is written back from now on: the ${bytes(v.dirty_bytes)} that are dirty stay dirty, and what is written is added to them, until the cache has no more room for dirty data.`]
-    : [`Writeback goes on: ${bytes(v.dirty_bytes)} are dirty.`],
+    ? [`Nothing is written back from now on: ${bytes(v.dirty_bytes)} stay dirty, and new writes add dirty data until the cache has no more room for it.`]
+    : [`Writeback resumes: ${bytes(v.dirty_bytes)} are dirty.`],
   writeback_percent: (v, value, old) => {
-    if (Number(value) === 0) return [`Dirty data (${bytes(v.dirty_bytes)} now) is written back at once and as fast as the devices can, always. Clients' reads compete with that.`];
+    if (Number(value) === 0) return [`Dirty data (${bytes(v.dirty_bytes)} now) is always written back at once, as fast as the devices allow. Reads of clients compete with writeback.`];
     const target = Number(old) > 0 && v.writeback.target_bytes > 0 ? (v.writeback.target_bytes * Number(value)) / Number(old) : null;
     const said = [];
     if (target != null) {
-      said.push(`About ${bytes(target)} may be dirty (${bytes(v.writeback.target_bytes)} until now); ${bytes(v.dirty_bytes)} are.`);
-      if (v.dirty_bytes > target) said.push(`${bytes(v.dirty_bytes - target)} are above that: the rate of writeback rises until they are gone.`);
+      said.push(`About ${bytes(target)} may be dirty (${bytes(v.writeback.target_bytes)} until now); ${bytes(v.dirty_bytes)} are dirty.`);
+      if (v.dirty_bytes > target) said.push(`${bytes(v.dirty_bytes - target)} are above this target: the rate of writeback rises until they are written back.`);
     }
-    if (Number(value) > Number(old)) said.push("More of the newest data will be on the cache device alone, and less room is left for reads.");
+    if (Number(value) > Number(old)) said.push("More of the newest data is on the cache device alone, and less room is left for reads.");
     return said;
   },
-  writeback_delay: (v, value) => [`After a walk through the device writeback rests for ${duration(Number(value) || 0)}: what is overwritten in that time need not be written twice.`],
-  writeback_rate: (v, value) => [`Writeback goes at ${rate(Number(value) * 512)} until the next update of the rate (for good with writeback_percent=0).`],
+  writeback_delay: (v, value) => [`After each pass over the device writeback pauses for ${duration(Number(value) || 0)}: data that is overwritten in this time is written back only once.`],
+  writeback_rate: (v, value) => [`Writeback runs at ${rate(Number(value) * 512)} until the next update of the rate (permanently with writeback_percent=0).`],
   sequential_cutoff: (v, value) => Number(value) === 0
-    ? ["Streams are cached, too, whatever their length: a backup or a copy of a large file then replaces what is in the cache."]
-    : ["Requests that belong to a longer stream go past the cache (with admission=cost once the cache is full). What is cached already stays."],
+    ? ["Sequential streams of any length are cached: a backup or a copy of a large file evicts other data."]
+    : ["Requests of longer sequential streams bypass the cache (with admission=cost only when the cache is full). Cached data stays."],
   io_disable: (v, value) => (value === "1" ? ["Every request to this volume fails from now on. File systems on it become read-only or stop."] : ["Requests are served again."]),
-  label: (v, value) => [`The volume can be found as “${value}”. Sections of the configuration that name the old label do not apply any more.`],
-  admission: (v, value) => (value === "kernel" ? ["Thresholds alone decide what is cached (sequential_cutoff, congested_*), as in the kernel."] : ["What each device costs, as it is measured, decides what is cached."]),
+  label: (v, value) => [`The volume can be found as “${value}”. Sections of the configuration that name the old label no longer apply.`],
+  admission: (v, value) => (value === "kernel" ? ["Thresholds alone decide what is cached (sequential_cutoff, congested_*), as in the kernel."] : ["The measured cost of requests to each device decides what is cached."]),
   cutoff_writeback: () => ["Above this share of buckets in use only synchronous writes become dirty."],
-  cache_replacement_policy: () => ["What is in the cache stays. Which data makes room for new data is decided otherwise from now on."],
-  discard: (v, value) => (value === "1" ? ["The cache device is told about each bucket before it is used again. Some devices are slow at that."] : ["The cache device is not told about buckets any more."]),
-  io_error_limit: (v, value) => [`The device is given up after ${value} failed requests${v.io_errors ? ` (there were ${v.io_errors})` : ""}.`],
+  cache_replacement_policy: () => ["Cached data stays. The new policy selects which data is evicted from now on."],
+  discard: (v, value) => (value === "1" ? ["Each bucket is discarded before it is reused. Some devices discard slowly."] : ["Buckets are no longer discarded."]),
+  io_error_limit: (v, value) => [`Every request to the device fails after ${value} failed requests${v.io_errors ? ` (${v.io_errors} have failed)` : ""}.`],
 };
 const DANGEROUS = (key, value) => key === "io_disable" && value === "1";
 
@@ -155,9 +155,9 @@ export function changeTunable(of, t) {
   const input = inputFor(t);
   const once = el("input", { type: "checkbox", id: "once" });
   const persistence = () => {
-    if (t.in_superblock) return "It is kept in the superblock: it holds after a restart, and for the kernel's driver too.";
-    if (t.key === "writeback_rate") return "It is of the moment and not kept.";
-    return once.checked ? "It is forgotten at the next start of the daemon." : "It is kept, and counts more than the configuration, until it is reset.";
+    if (t.in_superblock) return "It is stored in the superblock: it holds after a restart, and for the kernel's driver, too.";
+    if (t.key === "writeback_rate") return "The value holds until the next update of the rate and is not stored.";
+    return once.checked ? "It holds until the daemon starts again." : "It is stored and overrides the configuration until it is reset.";
   };
   return confirm({
     title: `${t.key} of ${name}`,
@@ -178,7 +178,7 @@ export function changeTunable(of, t) {
         el("p", { class: "quiet small" }, `${t.doc[0].toUpperCase()}${t.doc.slice(1)}.`),
         el("div", { class: "field" }, el("label", { htmlFor: "value" }, t.unit ? `Value in ${t.unit}` : "Value"), input,
           el("span", { class: "quiet small" }, `${t.range}; the default is ${t.default || "empty"}`)),
-        kept && el("label", { class: "tick" }, once, "only until the daemon is started again"),
+        kept && el("label", { class: "tick" }, once, "only until the daemon starts again"),
       ];
     },
     act: () => put(`${pathOf(of)}/tunables/${at(t.key)}`, { value: input.value.trim(), runtime: once.checked }),
@@ -191,7 +191,7 @@ export function resetTunable(of, t) {
     title: `Reset ${t.key}`,
     action: "Reset",
     sentences: [
-      `What was set at run time is forgotten: the value of the configuration holds again, or the default (${t.default || "empty"}); ${t.value || "empty"} holds now.`,
+      `The value that was set at run time (${t.value || "empty"}) is removed: the value of the configuration holds again, or the default (${t.default || "empty"}).`,
       "It takes effect at once, and holds after a restart.",
     ],
     act: () => remove(`${pathOf(of)}/tunables/${at(t.key)}`),
@@ -204,9 +204,9 @@ export function writeBack(of) {
     title: `Write back everything of ${of.volume ? of.volume.name : "the cache set"}`,
     action: "Write back now",
     sentences: [
-      `${bytes(dirty)} of dirty data are written to the backing device${of.volume ? "" : "s"} as fast as the devices can, and stay in the cache as clean data.`,
-      "Clients go on meanwhile; their reads from the backing device take longer. What they write meanwhile is written back, too.",
-      "It is a job with progress, and can be cancelled: what has been written back then stays so.",
+      `${bytes(dirty)} of dirty data are written to the backing device${of.volume ? "" : "s"} as fast as the devices allow, and stay in the cache as clean data.`,
+      "Clients are served meanwhile; their reads from the backing device take longer. Data that they write meanwhile is written back, too.",
+      "This is a job with progress, which can be cancelled: data that is written back until then stays clean.",
     ],
     act: () => post(`${pathOf(of)}/flush`),
   });
@@ -219,10 +219,10 @@ export function detach(volume) {
     danger: true,
     sentences: [
       volume.dirty_bytes
-        ? `First the ${bytes(volume.dirty_bytes)} that are dirty are written back, as fast as the devices can. Until that is done it can be cancelled.`
-        : "Nothing is dirty: nothing has to be written back first.",
-      `Then ${volume.backing_device ?? "the backing device"} is let go: what the cache has of it is worth nothing any more, and every request goes to the backing device.`,
-      "Who uses the volume notices nothing but that it is slow. `ubcache attach` brings it back to a cache, which begins empty then.",
+        ? `First the ${bytes(volume.dirty_bytes)} that are dirty are written back, as fast as the devices allow. Until this is done the job can be cancelled.`
+        : "Nothing is dirty, so nothing is written back first.",
+      `Then ${volume.backing_device ?? "the backing device"} is detached: its cached data is invalid from then on, and every request goes to the backing device.`,
+      "No client is disconnected, but requests are slower. `ubcache attach` attaches the volume to a cache again, without cached data.",
     ],
     act: () => post(`${pathOf({ volume })}/detach`),
   });
@@ -233,8 +233,8 @@ export function collectGarbage(set) {
     title: "Collect garbage",
     action: "Collect now",
     sentences: [
-      "The index is walked through once, so that buckets nobody needs can be used again. It happens by itself, too; this does it now.",
-      "No data is lost and nobody is disconnected. Requests may take a little longer for some seconds.",
+      "Garbage collection walks the index once and frees buckets without live data. It also runs by itself; this runs it now.",
+      "No data is lost and no client is disconnected. Requests may take longer for some seconds.",
     ],
     act: () => post(`${pathOf({ set })}/gc`),
   });
@@ -245,7 +245,7 @@ export function cancelJob(job) {
     title: `Cancel ${job.kind} of ${job.target}`,
     action: "Cancel the job",
     danger: true,
-    sentences: [`${job.percent} % are done; that stays done. The rest is left as it is${job.kind === "detach" ? ", and the volume stays attached" : ""}.`],
+    sentences: [`${job.percent} % are done and stay done. The rest is not changed${job.kind === "detach" ? ", and the volume stays attached" : ""}.`],
     act: () => remove(`v1/jobs/${job.id}`),
   });
 }
@@ -255,9 +255,9 @@ export function askForToken(why, take) {
   const input = el("input", { type: "password", id: "token", autocomplete: "off" });
   return confirm({
     title: "Token",
-    action: "Go on",
+    action: "Continue",
     body: () => [el("p", {}, why), el("div", { class: "field" }, el("label", { htmlFor: "token" }, "Token of this daemon"), input)],
-    sentences: ["It is kept in this tab until that is closed, and sent with each request."],
+    sentences: ["The token is kept in this tab until it is closed, and sent with each request."],
     act: async () => take(input.value.trim()),
   });
 }

@@ -55,7 +55,7 @@ export class Buckets {
     this.canvas.canvas.addEventListener("pointerleave", () => say(this.tip, " "));
     this.element = el("section", { class: "card", "aria-label": "Buckets" },
       el("header", {}, el("h2", {}, "Buckets"), el("span", { class: "quiet small", id: "buckets-note" },
-        "the cache device from its begin to its end, row by row")),
+        "the cache device from start to end, row by row")),
       el("div", {}, this.canvas.canvas), this.key, this.tip);
     this.note = this.element.querySelector("#buckets-note");
   }
@@ -149,7 +149,7 @@ export class DiskPicture {
     this.element = el("section", { class: "card", "aria-label": "What reaches the backing device" },
       el("header", {}, el("h2", {}, "What reaches the backing device"),
         el("span", { class: "quiet small grow" }, "time from left to right, place on the device from below"),
-        el("label", { class: "choose" }, this.fit, "zoom to where requests are")),
+        el("label", { class: "choose" }, this.fit, "zoom to the requests")),
       el("div", {}, this.canvas.canvas), this.key, this.tip);
   }
 
@@ -266,8 +266,8 @@ export class DiskPicture {
     if (places.length > 1) {
       parts.push(`${percent((100 * behind) / (places.length - 1))} of the requests begin where the one before ended`);
     }
-    if (this.missed) parts.push(`${count(this.missed)} requests came too fast to be kept`);
-    say(this.tip, parts.join("; ") || (places.length ? " " : "nothing has reached the device since the page was opened"));
+    if (this.missed) parts.push(`${count(this.missed)} requests were too many to be recorded`);
+    say(this.tip, parts.join("; ") || (places.length ? " " : "no request has reached the device since the page was opened"));
     this.canvas.canvas.setAttribute("aria-label", `Requests to the backing device by time and place: ${said.join("; ") || "none"}`);
   }
 }

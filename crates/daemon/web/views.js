@@ -30,8 +30,8 @@ export const nameOf = (volume) => (volume.label && volume.label !== volume.name 
 export const hrefOf = (volume) => `#/volume/${encodeURIComponent(volume.name)}`;
 
 export function stateOf(volume) {
-  if (volume.problem) return ["bad", "cannot be reached"];
-  if (volume.flash_only) return ["info", "in the cache alone"];
+  if (volume.problem) return ["bad", "not exported"];
+  if (volume.flash_only) return ["info", "flash-only"];
   if (!volume.attached) return ["warn", "without a cache"];
   return volume.state === "dirty" ? ["warn", "dirty"] : volume.state === "clean" ? ["good", "clean"] : ["bad", volume.state ?? "unknown"];
 }
@@ -190,7 +190,7 @@ class Charted {
     this.charts = charts;
     this.samples = new Samples(RANGES.at(-1)[0]);
     this.seconds = Number(sessionStorage.getItem("ubcache-range")) || 300;
-    this.range = el("div", { class: "segments", role: "group", "aria-label": "Time that is shown" }, RANGES.map(([seconds, text]) =>
+    this.range = el("div", { class: "segments", role: "group", "aria-label": "Displayed time" }, RANGES.map(([seconds, text]) =>
       el("button", { type: "button", "aria-pressed": String(seconds === this.seconds), onclick: (e) => this.choose(seconds, e.target) }, text)));
     this.grid = el("div", { class: "charts" }, charts.map((c) => c.element));
   }
@@ -273,7 +273,7 @@ export class VolumeView {
     const button = (text, what) => el("button", { type: "button", onclick: act(what) }, text);
     this.buttons = el("div", { class: "title" }, button("Change mode…", () => changeMode(this.volume)),
       button("Write back now…", () => writeBack({ volume: this.volume })), button("Detach…", () => detach(this.volume)));
-    this.facts = new Facts(["Size", "Dirty", "Dirty target", "Hit ratio, 5 min", "Writeback rate", "Backing device", "Cache set", "Reached by"]);
+    this.facts = new Facts(["Size", "Dirty", "Dirty target", "Hit ratio, 5 min", "Writeback rate", "Backing device", "Cache set", "Exports"]);
     this.why = Object.fromEntries(["writeback", "bypassed", "hits"].map((n) => [n, el("ul", { class: "says" })]));
     this.tunables = new Tunables(this.act);
     this.disk = new DiskPicture();
@@ -285,14 +285,14 @@ export class VolumeView {
       new Chart("Latency of reads", { note: "logarithmic", show: micros, log: true, series: quantiles("read") }),
       new Chart("Latency of writes", { note: "logarithmic", show: micros, log: true, series: quantiles("write") }),
       new Chart("Hit ratio", { note: "reads, over ten seconds", show: percent, max: 102, series: [{ label: "Hits", colour: "writeback", fill: true, value: hitRatio }] }),
-      new Chart("Past the cache", { note: "per second", show: count, top: 5, series: [line("Misses", "misses", "miss"), line("Bypassed reads", "bypassed_reads", "read", { dash: [5, 3] }), line("Bypassed writes", "bypassed_writes", "write", { dash: [5, 3] })] }),
-      new Chart("Dirty data against its target", { show: bytes, top: 65536, series: [line("Dirty", "dirty_bytes", "dirty", { fill: true }), line("Target", "target_bytes", "target", { dash: [6, 4] })] }),
+      new Chart("Bypassed", { note: "per second", show: count, top: 5, series: [line("Misses", "misses", "miss"), line("Bypassed reads", "bypassed_reads", "read", { dash: [5, 3] }), line("Bypassed writes", "bypassed_writes", "write", { dash: [5, 3] })] }),
+      new Chart("Dirty data and its target", { show: bytes, top: 65536, series: [line("Dirty", "dirty_bytes", "dirty", { fill: true }), line("Target", "target_bytes", "target", { dash: [6, 4] })] }),
       new Chart("Writeback rate and its terms", { note: "per second", show: bytes, top: 8192, series: [line("Rate", "rate_bytes_per_s", "writeback", { width: 2 }), line("Written back", "written_back_bytes", "dirty", { fill: true }), line("Proportional", "proportional_bytes_per_s", "p50", { dash: [5, 3] }), line("Integral", "integral_bytes_per_s", "p95", { dash: [2, 3] })] }),
     ]);
     this.charted.onchoose = () => this.disk.draw(this.charted.seconds);
     const part = (title, list) => [el("h3", {}, title), list];
-    this.explained = el("section", { class: "card", "aria-label": "Why" }, el("header", {}, el("h2", {}, "Why it does what it does")),
-      part("Writeback", this.why.writeback), part("Past the cache", this.why.bypassed), part("Hits", this.why.hits));
+    this.explained = el("section", { class: "card", "aria-label": "Explanation" }, el("header", {}, el("h2", {}, "Explanation")),
+      part("Writeback", this.why.writeback), part("Bypassed", this.why.bypassed), part("Hits", this.why.hits));
     this.element = el("div", { class: "stack" },
       el("div", { class: "title" }, this.heading, this.state, this.mode, el("span", { class: "grow" }), this.buttons),
       this.problem, el("section", { class: "card", "aria-label": "Facts" }, this.facts.element),
@@ -329,7 +329,7 @@ export class VolumeView {
     f.set("Writeback rate", volume.attached && !volume.flash_only ? rate(volume.writeback.rate_bytes_per_s) : "–");
     f.set("Backing device", volume.backing_device ?? "none", true);
     f.set("Cache set", volume.attached ? el("a", { href: `#/set/${encodeURIComponent(home.id)}` }, home.id.slice(0, 8)) : "none", true);
-    f.set("Reached by", volume.exports.map((e) => e.address).join(", ") || "nothing", true);
+    f.set("Exports", volume.exports.map((e) => e.address).join(", ") || "nothing", true);
     this.tunables.set({ volume }, volume.tunables);
   }
 

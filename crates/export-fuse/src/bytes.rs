@@ -1,8 +1,8 @@
 //! A volume as a file sees it: any range of bytes, cut at the volume's end.
 //!
 //! Owns the way from bytes to whole sectors: reads fetch the sectors around the range; a write that
-//! begins or ends within a sector reads that sector first and keeps everybody else from writing meanwhile
-//! (module `gate`). Runs on the thread of the volume. Must not know files, handles or who asks.
+//! begins or ends within a sector reads that sector first and excludes all other writes meanwhile
+//! (module `gate`). Runs on the thread of the volume. Must not know files, handles or clients.
 //!
 //! Invariant: a byte that is not in a request's range never changes.
 

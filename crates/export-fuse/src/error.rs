@@ -1,4 +1,4 @@
-//! What can go wrong outside of requests, each with what the operator can do about it.
+//! Errors outside of requests, each with the next step for the operator.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,9 +1,8 @@
 //! The export as a whole: a mounted file system and the loop devices over its files.
 //!
-//! Owns the order of things. Start: clean up after the dead, mount, loop devices. Stop: see that nobody
-//! uses anything, loop devices, unmount, sessions' threads, and then the volumes' tasks, so that whoever
-//! waits for the stop may stop the volumes. A stop that is refused has changed nothing, except for users
-//! who come in just then.
+//! Owns the order of steps. Start: clean up after a dead process, mount, loop devices. Stop: check for users, loop devices,
+//! unmount, threads of sessions, and then the tasks of volumes, so that the caller may stop the volumes after the stop. A stop
+//! that is refused has changed nothing, except for users that arrive at that moment.
 //!
 //! Invariant: nothing that blocks runs on the caller's thread, because each step may wait for requests that
 //! this very thread must answer. Blocking steps have a thread of their own each, also none of the driver's
@@ -84,7 +83,7 @@ pub struct Refused {
     pub error: FuseError,
 }
 
-/// What is to be taken away at the end. Shared with the threads that do so.
+/// Everything that the stop removes. Shared with the threads that do so.
 struct Live {
     dir: PathBuf,
     state: Mutex<State>,
@@ -344,7 +343,7 @@ fn abort(state: &mut State, dir: &Path) -> Vec<String> {
     for (_, device) in state.loops.drain(..) {
         let path = device.path().display();
         match device.abandon() {
-            Err(e) => notes.push(format!("{path}: cannot be taken away: {e}")),
+            Err(e) => notes.push(format!("{path}: cannot be removed: {e}")),
             Ok(users) if users.is_empty() => {}
             Ok(users) => notes.push(format!(
                 "{path} was unmounted by force while in use ({}): every access fails now",
@@ -361,7 +360,7 @@ fn tear_down(live: &Live) -> (Vec<String>, bool) {
     let mut notes = abort(&mut state, &live.dir);
     let ended = state.end_session();
     if !ended {
-        notes.push(format!("{}: somebody still sees the files", live.dir.display()));
+        notes.push(format!("{}: the files are still in use in another mount namespace", live.dir.display()));
     }
     (notes, ended)
 }

@@ -1,11 +1,11 @@
-//! Who may write at the same time: whole sectors side by side, a part of a sector alone.
+//! The gate of writes: writes of whole sectors run concurrently, a write of a part of a sector alone.
 //!
-//! A write of a part of a sector reads the sector, changes it and writes it back. Whatever else is stored
-//! in that sector in between would be lost, also by a write that covers it as a whole and had completed.
+//! A write of a part of a sector reads the sector, changes it and writes it back. Another write to
+//! that sector in between would be lost, even if it covers the whole sector and has completed.
 //! Such writes are rare (a block device never sends any), so one of them excludes every other write to
 //! the volume instead of those to its sectors.
 //!
-//! Invariant: fair: whoever comes while somebody waits to be alone waits behind him.
+//! Invariant: the gate is fair: a write that arrives while another waits for exclusion waits behind that one.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! What "punch a hole" means for a volume, and what is wise for the device behind it.
+//! The meaning of "punch a hole" for a volume, and its cost on the device behind it.
 //!
 //! The kernel's loop driver sends a hole for two requests that it does not tell apart: a discard, which may
 //! leave anything behind, and zeros that may be unmapped, which must read as zeros. So a hole has to become

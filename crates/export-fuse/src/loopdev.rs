@@ -5,8 +5,7 @@
 //! what the page cache of the block device holds. So nothing of it may run on the thread that answers.
 //!
 //! For the same reason this process never keeps a loop device open: if it were killed, the kernel would
-//! close the device before or after `/dev/fuse` as it happens, and write back to a file that nobody serves
-//! any more. Nor does a device clear itself when it is let go of (autoclear), which would be the same moment.
+//! close the device before or after `/dev/fuse` in any order, and write back to a file that is no longer served. Nor does a device clear itself when it is let go of (autoclear), which would be the same moment.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -182,7 +181,7 @@ impl LoopDevice {
             };
             match configure(&device, &config) {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => continue,
-                other => other.map_err(at(&path, "setting it up (LOOP_CONFIGURE, Linux 5.8 or newer)"))?,
+                other => other.map_err(at(&path, "setting it up (LOOP_CONFIGURE, Linux 5.8 or later)"))?,
             }
             let status = status(&device).map_err(at(&path, "asking for its state"))?;
             return Ok(LoopDevice {
@@ -239,7 +238,7 @@ impl LoopDevice {
             return Ok(());
         }
         device.sync_all().map_err(failed("writing back"))?;
-        clear_fd(&device).map_err(failed("taking the file off it"))
+        clear_fd(&device).map_err(failed("detaching its file"))
     }
 
     /// Takes the file off the device without asking who uses it. Says who loses it.

@@ -3,8 +3,8 @@
 //! Owns both ways of mounting: mount(2) where that is allowed, else the set-uid program `fusermount3`.
 //! Blocks: not for the thread of a driver. Must not know what is served.
 //!
-//! Invariant: only our own mount is ever unmounted here: what lies on top is looked at first, because an
-//! operator may have unmounted it by hand and mounted something else.
+//! Invariant: it unmounts its own mount only: it checks the topmost mount first, because an operator may have
+//! unmounted it and mounted something else.
 
 use std::ffi::{CString, OsString};
 use std::fs::OpenOptions;
@@ -72,7 +72,7 @@ pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseErr
     let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
     let mounted = mountinfo::topmost(dir).map_err(failed)?.filter(|m| m.fs_type == FS_TYPE);
     let Some(entry) = mounted else {
-        return Err(failed(io::Error::other("the mount has disappeared at once")));
+        return Err(failed(io::Error::other("the new mount was removed again")));
     };
     Ok((device, Mount { dir: dir.to_path_buf(), device: entry.device, by_helper }))
 }
@@ -152,7 +152,7 @@ fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
 pub(crate) fn helper_missing(error: io::Error) -> FuseError {
     FuseError::NoFuse(match error.kind() {
         io::ErrorKind::NotFound => {
-            "without the right to mount, the program fusermount3 is needed: install the package fuse3"
+            "fusermount3 is missing; it is needed to mount without CAP_SYS_ADMIN: install the package fuse3"
                 .to_string()
         }
         _ => format!("fusermount3 cannot be started: {error}"),

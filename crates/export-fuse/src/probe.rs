@@ -1,7 +1,7 @@
-//! What the host offers, for an export that is to be chosen.
+//! Probes of the host, to choose an export.
 //!
-//! Owns the questions; they change nothing. A yes is no promise: a container's rules, for one, only show
-//! when one mounts.
+//! Owns the probes; they change nothing. A positive result is no guarantee: the rules of a container, for example, show only at
+//! the mount.
 
 use std::fs::OpenOptions;
 

@@ -1,4 +1,4 @@
-//! The volume's end: tasks on its thread that carry out what the file system asks for.
+//! The service of a volume: tasks on its thread that carry out the requests of the file system.
 //!
 //! Owns the queue between the two, which is bounded: while it is full, session threads wait, and requests
 //! stay with the kernel. A request costs no task of its own: there are long-lived slots, of which one at a

@@ -1,7 +1,7 @@
 //! The threads that read requests from `/dev/fuse`.
 //!
 //! Owns their number and their start. They read, decode and hand over; replies come from the volumes'
-//! threads. Must not know who mounted the file system or will unmount it: they end when it is.
+//! threads. Must not know the mounting: they end when the file system is unmounted.
 //!
 //! Why threads, and not reads of `/dev/fuse` on a volume's ring: one file system may serve volumes of several
 //! threads, the protocol's codec exists and is used by many (fuser), and at depth the two threads work side

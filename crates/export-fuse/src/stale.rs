@@ -1,10 +1,10 @@
-//! What a process that died left behind: its mount, whose every use is an error ("Transport endpoint is not
-//! connected"), and loop devices over files of that mount.
+//! The remains of a dead process: its mount, where every access fails ("Transport endpoint is not connected"), and loop
+//! devices over files of that mount.
 //!
 //! Owns the clean-up before a new mount. Blocks: not for the thread of a driver.
 //!
-//! Invariant: nothing that works is touched. A mount is only taken away if it is of our type and answers
-//! "not connected"; a loop device only if its file lies in such a mount.
+//! Invariant: a working mount is not changed. A mount is removed only if it has the type of this export and answers "not
+//! connected"; a loop device only if its file lies in such a mount.
 
 use std::fs;
 use std::io;
@@ -32,10 +32,8 @@ pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
                 notes.extend(free_loop_devices(dir));
                 mount::detach_lazily(dir)
                     .map_err(|source| FuseError::Unmount { dir: dir.to_path_buf(), source })?;
-                notes.push(format!(
-                    "{}: unmounted what a process that has died left mounted there",
-                    dir.display()
-                ));
+                notes
+                    .push(format!("{}: unmounted the file system of a process that has died", dir.display()));
             }
             (true, false) => {
                 return Err(occupied(format!(
@@ -62,10 +60,10 @@ fn free_loop_devices(dir: &Path) -> Vec<String> {
         let users = users::of_block_device(&name);
         let what = format!("{} over {}, of a process that has died", device.display(), file.display());
         notes.push(match loopdev::clear(&device) {
-            Err(e) => format!("{what}: cannot be taken away: {e}"),
-            Ok(()) if users.is_empty() => format!("{what}: taken away"),
+            Err(e) => format!("{what}: cannot be removed: {e}"),
+            Ok(()) if users.is_empty() => format!("{what}: removed"),
             Ok(()) => format!(
-                "{what}: every access to it fails, and it goes away when it is let go of ({})",
+                "{what}: every access to it fails; it is removed when no process uses it any more ({})",
                 users::in_words(&users)
             ),
         });

@@ -1,6 +1,6 @@
 //! A mounted file system that holds no volumes: control files, for example.
 //!
-//! Owns its mount and its threads, with the same cleaning up after the dead as for volumes. Blocks: not for the thread
+//! Owns its mount and its threads, with the same clean-up after a dead process as for volumes. Blocks: not for the thread
 //! of a driver. Must not know what the files are.
 
 use std::io;
@@ -65,7 +65,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // What cannot be taken away stays, as after the death of the process; the next start cleans it up.
+        // What cannot be removed stays, as after the death of the process; the next start cleans it up.
         let _: io::Result<()> = self.mount.abort();
         let deadline = Instant::now() + UNMOUNT_WITHIN;
         while !self.has_ended() && Instant::now() < deadline {

@@ -1,7 +1,7 @@
 //! The ABI of the ublk driver: numbers and structures as the kernel's `linux/ublk_cmd.h` defines them.
 //!
 //! Everything is in the byte order of this machine. Sizes and offsets are checked at compile time, so that a change
-//! here cannot go unnoticed. Must not know what is done with it.
+//! here is a compile error. Must not know its use.
 
 use std::mem::{offset_of, size_of};
 

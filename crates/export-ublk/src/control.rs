@@ -1,8 +1,8 @@
-//! Control commands: make, start, stop, recover and look at devices.
+//! Control commands: create, start, stop, recover and query devices.
 //!
 //! Owns the way to `/dev/ublk-control`: each command goes through a small ring of its own (its entries are of the large
 //! kind, which the ring of requests has not) and blocks the calling thread until it is answered; so it is called on
-//! helper threads only. Some commands wait for the server to serve: that goes on meanwhile. Tests put a driver of their
+//! helper threads only. Some commands wait for the server to serve requests, which it does meanwhile. Tests put a driver of their
 //! own in place of the kernel's ([`Port`]).
 
 use std::fs::File;

@@ -1,8 +1,8 @@
-//! The life of one device: made, started, recovered, taken away, left.
+//! The life of one device: created, started, recovered, removed, handed over.
 //!
 //! Owns the order of the driver's commands. A new device: add, set parameters, open its character device, fetch every
 //! tag, start. One that a dead process left: wait until the driver has let go of that process, begin the recovery, open,
-//! fetch, end the recovery; requests that were not answered come again. The end: stop (while requests are still
+//! fetch, end the recovery; the driver sends unanswered requests again. The end: stop (while requests are still
 //! served), wait for the tags, close, delete.
 //!
 //! Invariants: a device that was made and could not be started is deleted; one that was found is never deleted but by
@@ -236,8 +236,8 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
             Ok(mut device) => {
                 if let Err(why) = host.reactor.blocking(move || N::started(&info)).await {
                     device.note = Some(format!(
-                        "/dev/ublkb{number}: if this process dies under full load, it may take the driver 30 seconds to \
-                         notice: {why}"
+                        "/dev/ublkb{number}: if this process dies under full load, the driver may need up to \
+                         30 seconds to detect it: {why}"
                     ));
                 }
                 Ok(device)

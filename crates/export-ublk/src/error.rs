@@ -1,4 +1,4 @@
-//! What can go wrong outside of requests, each with what the operator can do about it.
+//! Errors outside of requests, each with the next step for the operator.
 
 use std::io;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub enum UblkError {
     #[error("ublk cannot be used: {0}")]
     NoRing(io::Error),
     /// Somebody has a device of this number.
-    #[error("/dev/ublkb{number} is taken{}: choose another number, or leave it out", by(*.pid))]
+    #[error("/dev/ublkb{number} is in use{}: choose another number, or leave it out", by(*.pid))]
     Taken {
         /// The number asked for.
         number: u32,
@@ -44,8 +44,8 @@ pub enum UblkError {
     },
     /// A user without privileges does not get the node of the device that was made for him.
     #[error(
-        "/dev/ublkc{number} does not become this user's: a udev rule has to give /dev/ublkc* and /dev/ublkb* to their \
-         owners"
+        "/dev/ublkc{number} does not belong to this user: add a udev rule that gives /dev/ublkc* and \
+         /dev/ublkb* to their owners"
     )]
     NotOwner {
         /// The device.
@@ -64,8 +64,8 @@ pub enum UblkError {
     },
     /// A device that was left behind is not like the volume any more.
     #[error(
-        "/dev/ublkb{number} was left behind with {found} sectors, and the volume has {expected}: whoever uses the device \
-         must let go of it; it is taken away when it is served with the right volume and then stopped"
+        "/dev/ublkb{number} was left behind with {found} sectors, and the volume has {expected}: stop its \
+         users; it is removed when it is served with the right volume and then stopped"
     )]
     Changed {
         /// The device.

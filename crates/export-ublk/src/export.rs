@@ -109,7 +109,7 @@ impl<V: BlockVolume> Ublk<V> {
         self.notes.push(format!("{path}: recovered; process {pid} had left it behind"));
         if number.is_some_and(|n| n != device.number()) || device.shape() != shape {
             let Shape { queues, depth } = device.shape();
-            self.notes.push(format!("{path}: keeps its number, {queues} queues and depth {depth}"));
+            self.notes.push(format!("{path}: its number, {queues} queues and depth {depth} do not change"));
         }
     }
 
@@ -121,8 +121,8 @@ impl<V: BlockVolume> Ublk<V> {
         let path = device.path();
         let (path, shape) = (path.display(), device.shape());
         self.notes.push(format!(
-            "{path}: the buffers of its requests take {} MiB (queues {}, depth {}), which is more than may be held in memory for \
-             it; with swap on it, make it smaller (--ublk-queues, --ublk-depth)",
+            "{path}: the buffers of its requests take {} MiB (queues {}, depth {}), which is more than may be \
+             locked in memory for it; if swap is on it, make it smaller (--ublk-queues, --ublk-depth)",
             shape.buffer_bytes() >> 20,
             shape.queues,
             shape.depth

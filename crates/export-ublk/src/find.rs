@@ -1,7 +1,7 @@
-//! Devices that a process left behind: who they were for.
+//! Devices that a process left behind, and the volumes that they stand for.
 //!
 //! The driver keeps 64 bits for the server of a device. They hold a checksum of what the device stands for (set and
-//! volume), so that whoever serves the same volume again finds its device without any file or registry.
+//! volume), so that a process that serves the same volume again finds its device without any file or registry.
 
 use format::checksum::crc64;
 

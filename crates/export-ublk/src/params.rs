@@ -1,4 +1,4 @@
-//! What a volume is like, in the words of the driver.
+//! The parameters of a volume, in the structures of the driver.
 
 use io::BlockVolume;
 

@@ -1,7 +1,7 @@
-//! What a descriptor asks for: decoding, and the way back of results.
+//! Decodes descriptors into requests, and encodes results.
 //!
 //! Descriptors are bytes from elsewhere: whatever they say, a request that comes out of here fits into the buffer that
-//! goes with it. Whether it fits into the volume is for the volume to say.
+//! goes with it. The volume checks whether it fits into the volume.
 
 use format::{Sector, Sectors};
 use io::{IoError, ReadFlags, VolumeError, WriteFlags};

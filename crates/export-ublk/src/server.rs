@@ -1,7 +1,7 @@
-//! Serving: a task for each tag fetches a request, has the volume carry it out, and answers it with the next fetch.
+//! The server: a task for each tag fetches a request, passes it to the volume, and answers it with the next fetch.
 //!
-//! Owns the tasks of one device and what they have in common: how many requests are under way, and whether requests are
-//! carried out, failed (the device is taken away by force) or left for the next process (it is handed over). A request
+//! Owns the tasks of one device and their common state: how many requests are under way, and whether requests are carried out,
+//! failed (the device is removed by force) or left for the next process (it is handed over). A request
 //! costs no allocation and no task of its own. Each tag has a buffer of the largest request: the driver copies what is
 //! written there before it completes the fetch, and what was read from there with the answer.
 //!

@@ -1,4 +1,4 @@
-//! What the system knows of ublk devices beside their driver: nodes, queues, processes.
+//! Information about ublk devices from sysfs and /proc: nodes, queues, processes.
 
 use std::fs::{self, File};
 use std::io;

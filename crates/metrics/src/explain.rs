@@ -1,7 +1,7 @@
-//! Why a volume does what it does, in sentences.
+//! Explanations of a volume's behaviour, in sentences.
 //!
-//! Owns the wording. Three questions are answered from the figures: why writeback goes at its rate, which requests went
-//! past the cache in the last minutes and why, and why reads hit or miss; each with the tunable that would change it.
+//! Owns the wording. Three questions are answered from the figures: why writeback runs at its rate, which requests bypassed
+//! the cache in the last minutes and why, and why reads hit or miss; each answer names the tunable that changes this.
 //! Must not know how the sentences are shown.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use format::{CacheMode, SECTOR_BYTES, Sectors};
 pub struct Explanation {
     /// Why the writeback rate is what it is.
     pub writeback: Vec<String>,
-    /// What went past the cache in the last five minutes.
+    /// Which requests bypassed the cache in the last five minutes.
     pub bypassed: Vec<String>,
     /// Why reads of the last five minutes hit or missed.
     pub hits: Vec<String>,
@@ -24,8 +24,7 @@ pub struct Explanation {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts =
-            [("Writeback", &self.writeback), ("Past the cache", &self.bypassed), ("Hits", &self.hits)];
+        let parts = [("Writeback", &self.writeback), ("Bypassed", &self.bypassed), ("Hits", &self.hits)];
         for (i, (title, sentences)) in parts.into_iter().enumerate() {
             if i > 0 {
                 writeln!(f)?;
@@ -102,30 +101,33 @@ fn plural(n: u64, one: &str) -> String {
 fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
     let dirty = Size::sectors(v.dirty);
-    let fast = "as fast as the devices can";
+    let fast = "as fast as the devices allow";
     match v.writeback.pace {
         Pace::Never if v.is_flash_only() => {
-            "The volume lives in the cache alone: there is nowhere to write its data back to.".to_owned()
+            "The volume is flash-only: its data is in the cache alone, and nothing is written back."
+                .to_owned()
         }
         Pace::Never => "The device is not attached to a cache: nothing is written back.".to_owned(),
         Pace::NothingDirty => "Nothing is dirty: there is nothing to write back.".to_owned(),
         Pace::Stopped => format!(
-            "{dirty} are dirty and nothing is written back, because writeback_running is 0. Set writeback_running=1 to go on."
+            "{dirty} are dirty and nothing is written back, because writeback_running is 0. Set \
+             writeback_running=1 to resume writeback."
         ),
         Pace::Detaching => {
             format!("The device is being detached: the {dirty} that are dirty are written back {fast}.")
         }
         Pace::Draining => {
-            format!("Somebody waits for all data to be written back: the {dirty} that are dirty go {fast}.")
+            format!("A drain is running: the {dirty} that are dirty are written back {fast}.")
         }
         Pace::CacheStarved => format!(
-            "The cache has no bucket left that could be reused: {dirty} are dirty and are written back {fast}, whatever the \
-             rate says. A smaller writeback_percent (now {}) keeps more buckets clean.",
+            "The cache has no bucket left that can be reused: {dirty} are dirty and are written back {fast}, \
+             whatever the rate says. A smaller writeback_percent (now {}) keeps more buckets clean.",
             t.writeback_percent
         ),
         Pace::Filling => format!(
-            "The cache fills up ({} % in use): the {dirty} that are dirty are written back {fast}, whatever the rate says. \
-             From 88 % on, writes that need new room wait for it, for {} ms at most (writeback_latency_ms).",
+            "The cache is nearly full ({} % in use): the {dirty} that are dirty are written back {fast}, \
+             whatever the rate says. From 88 % on, writes that need new room wait for it, for {} ms at most \
+             (writeback_latency_ms).",
             set.status.in_use_percent, t.writeback_latency_ms
         ),
         Pace::Unthrottled => format!(
@@ -133,18 +135,18 @@ fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
              of the cache that may stay dirty, 10 for example, to spare the backing device."
         ),
         Pace::Delayed => format!(
-            "{dirty} are dirty and rest: data is written back once it is {} s old (writeback_delay), so that what is \
-             overwritten soon is written once.",
+            "{dirty} are dirty and wait: data is written back when it is {} s old (writeback_delay), so that \
+             data which is overwritten soon is written back only once.",
             t.writeback_delay
         ),
         Pace::Idle => format!(
-            "The set has had no requests for a while: the {dirty} that are dirty are written back {fast}, until the next \
-             request comes (idle_max_writeback_rate=0 switches that off)."
+            "The set has had no requests for a while: the {dirty} that are dirty are written back {fast}, \
+             until the next request arrives (idle_max_writeback_rate=0 turns this off)."
         ),
         Pace::Fragmented => format!(
-            "Writeback goes at {}/s. {dirty} are dirty, spread thinly over a cache that is {} % in use: the fragmentation \
-             term of {}/s takes the place of the proportional one, to free buckets. The factors are \
-             writeback_rate_fp_term_low, _mid and _high; writeback_consider_fragment=0 switches them off.",
+            "Writeback runs at {}/s. {dirty} are dirty, spread thinly over a cache that is {} % in use: the \
+             fragmentation term of {}/s replaces the proportional term, to free buckets. The factors are \
+             writeback_rate_fp_term_low, _mid and _high; writeback_consider_fragment=0 turns them off.",
             Size::signed(rate.rate),
             set.status.in_use_percent,
             Size::signed(rate.proportional)
@@ -157,9 +159,9 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     let mut said = vec![speed(v, set)];
     if v.writeback.share < 0.95 && matches!(v.writeback.pace, Pace::Controlled | Pace::Fragmented) {
         said.push(format!(
-            "Requests keep the devices busy and the cache has room: writeback takes {:.0} % of the time at most, more as \
-             dirty data grows from {} to {} % of the cache (cutoff_writeback, cutoff_writeback_sync). \
-             writeback_controller=kernel switches that off.",
+            "Requests keep the devices busy and the cache has room: writeback takes at most {:.0} % of the \
+             time, and more as dirty data grows from {} to {} % of the cache (cutoff_writeback, \
+             cutoff_writeback_sync). writeback_controller=kernel turns this off.",
             v.writeback.share * 100.0,
             set.tunables.cutoff_writeback,
             set.tunables.cutoff_writeback_sync
@@ -167,7 +169,7 @@ fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     }
     if let Some(error) = v.writeback.last_error.as_ref().filter(|_| v.writeback.failures > 0) {
         said.push(format!(
-            "The last {} failed: {error}. It is tried again each second.",
+            "The last {} failed: {error}. Writeback tries again each second.",
             plural(u64::from(v.writeback.failures), "batch").replace("batchs", "batches")
         ));
     }
@@ -193,48 +195,60 @@ fn controlled(v: &VolumeFigures) -> String {
     );
     if dirty <= target && u64::try_from(rate.rate).unwrap_or(0) <= minimum {
         return format!(
-            "Writeback goes at its least, {now}/s (writeback_rate_minimum): {} are dirty, which is no more than the target \
-             of {goal}. A smaller writeback_percent, or a larger writeback_rate_minimum, cleans more.",
+            "Writeback runs at its minimum, {now}/s (writeback_rate_minimum): {} are dirty, which is no more \
+             than the target of {goal}. A smaller writeback_percent, or a larger writeback_rate_minimum, \
+             cleans more.",
             Size::of(dirty)
         );
     }
     if dirty <= target {
         return format!(
-            "Writeback goes at {now}/s although the {} that are dirty are no more than the target of {goal}: {terms}; the \
-             rate falls with each update, every {} s.",
+            "Writeback runs at {now}/s although the {} that are dirty are no more than the target of {goal}: \
+             {terms}; the rate falls with each update, every {} s.",
             Size::of(dirty),
             t.writeback_rate_update_seconds
         );
     }
     format!(
-        "Writeback goes at {now}/s: {} are dirty, {} above the target of {goal}; {terms}. A larger writeback_percent slows it \
-         down, a smaller writeback_rate_p_term_inverse speeds it up.",
+        "Writeback runs at {now}/s: {} are dirty, {} above the target of {goal}; {terms}. A larger \
+         writeback_percent slows it down, a smaller writeback_rate_p_term_inverse speeds it up.",
         Size::of(dirty),
         Size::of(dirty - target)
     )
 }
 
-/// What stands behind a reason, and what would change it.
+/// The meaning of a reason, and the setting that changes it.
 fn advice(reason: BypassReason, v: &VolumeFigures) -> String {
     let t = &v.tunables;
     match reason.name() {
         "detaching" => "the device is being detached".into(),
-        "discard" => "they were discards, which no cache takes part in".into(),
+        "discard" => "they were discards, which are not cached".into(),
         "stopping" => "the set is being stopped".into(),
-        "cache_full" => "more than 95 % of the buckets are in use; a smaller writeback_percent or a larger cache helps".into(),
-        "mode_none" => "cache_mode is none; another cache_mode caches".into(),
-        "writearound" => "cache_mode is writearound, which caches no writes; writethrough or writeback does".into(),
-        "readahead" => "they read ahead; readahead_cache_policy=all caches that".into(),
-        "background" => "they ran in the background; readahead_cache_policy=all caches that".into(),
-        "unaligned" => "they were no whole blocks of the cache; a file system with larger blocks, or another data offset, helps".into(),
+        "cache_full" => {
+            "more than 95 % of the buckets are in use; use a smaller writeback_percent or a larger \
+                         cache"
+                .into()
+        }
+        "mode_none" => "cache_mode is none, which caches nothing; choose another cache_mode".into(),
+        "writearound" => {
+            "cache_mode is writearound, which caches no writes; choose writethrough or writeback".into()
+        }
+        "readahead" => "they were read-ahead; readahead_cache_policy=all caches it".into(),
+        "background" => "they were background reads; readahead_cache_policy=all caches them".into(),
+        "unaligned" => {
+            "they did not cover whole blocks of the cache; use a file system with larger blocks, or \
+                        another data offset"
+                .into()
+        }
         "sequential" => format!(
-            "they were part of streams of {} or more; sequential_cutoff sets that, 0 caches all streams",
+            "they were part of sequential streams of {} or more; sequential_cutoff sets this limit, 0 caches \
+             all streams",
             Size::of(u64::from(t.sequential_cutoff))
         ),
-        "congested" => "the cache device was slow; congested_read_threshold_us and congested_write_threshold_us set what \
-                        counts as slow, 0 switches that off"
+        "congested" => "the cache device was slow; congested_read_threshold_us and \
+                        congested_write_threshold_us set the limits, 0 turns them off"
             .into(),
-        "no_bucket" => "no bucket was free at that moment; a smaller writeback_percent or a larger cache helps".into(),
+        "no_bucket" => "no bucket was free; use a smaller writeback_percent or a larger cache".into(),
         other => format!("the reason was {other}"),
     }
 }
@@ -255,11 +269,11 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     let mut said = Vec::new();
     let asked = plural(all.requests, "request");
     if reasons.is_empty() {
-        said.push(format!("Of {asked} in the last five minutes none went past the cache."));
+        said.push(format!("Of {asked} in the last five minutes none bypassed the cache."));
     } else {
         let (part, size) = (percent(past.requests, all.requests), Size::of(past.bytes));
         said.push(format!(
-            "Of {asked} in the last five minutes {} ({part} %, {size}) went past the cache:",
+            "Of {asked} in the last five minutes {} ({part} %, {size}) bypassed the cache:",
             past.requests
         ));
     }
@@ -269,7 +283,7 @@ fn past_the_cache(v: &VolumeFigures) -> Vec<String> {
     }
     if v.recent.not_cached.requests > 0 {
         said.push(format!(
-            "{} of data were to be cached and found no free bucket.",
+            "{} of data were not cached because no bucket was free.",
             Size::of(v.recent.not_cached.bytes)
         ));
     }
@@ -289,8 +303,8 @@ fn held(set: &SetFigures) -> String {
         )
     } else {
         format!(
-            "The cache is full ({} of {}) and replaces what was not used for the longest time (cache_replacement_policy): what \
-             is read again and again is larger than the cache, or is read once only.",
+            "The cache is full ({} of {}) and evicts data as cache_replacement_policy says (the least recently \
+             used by default): the working set is larger than the cache, or data is read only once.",
             Size::sectors(s.cached_sectors),
             Size(cache.0 as f64 * SECTOR_BYTES as f64)
         )
@@ -302,7 +316,7 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     let (hit, miss, partial) = (count(Outcome::Hit), count(Outcome::Miss), count(Outcome::Partial));
     let reads = hit + miss + partial;
     if reads == 0 {
-        return vec!["No read went through the cache in the last five minutes.".to_owned()];
+        return vec!["There were no reads through the cache in the last five minutes.".to_owned()];
     }
     let mut said = vec![format!(
         "Of {} through the cache in the last five minutes {} % were hits ({hit} hits, {miss} misses, {partial} found a part).",
@@ -313,34 +327,30 @@ fn hits(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
         return said;
     }
     if v.is_flash_only() {
-        said.push(
-            "What a volume in the cache alone does not have was never written: it reads as zeros.".into(),
-        );
+        said.push("The volume is flash-only: a miss reads a range that was never written, as zeros.".into());
         return said;
     }
     let bypassed = BypassReason::ALL.iter().map(|r| count(Outcome::Bypass(*r))).fold(0, u64::saturating_add);
     if bypassed > reads / 4 {
         said.push(format!(
-            "{} more went past the cache and filled nothing: see the reasons above.",
+            "{} more bypassed the cache and were not cached: see the reasons above.",
             plural(bypassed, "read")
         ));
     }
     if v.tunables.cache_mode == CacheMode::Writearound {
-        said.push(
-            "cache_mode is writearound: what is written is not in the cache until it is read once.".into(),
-        );
+        said.push("cache_mode is writearound: written data is cached only when it is read.".into());
     }
     if percent(v.recent.not_cached.bytes, v.recent.all_of(OpKind::Read).bytes) >= 10 {
         said.push(
-            "Much of what was missing could not be kept, for no bucket was free: dirty data holds them. A smaller \
-             writeback_percent or a larger cache helps."
+            "Much of the data of misses was not cached because dirty data held all buckets: use a smaller \
+             writeback_percent or a larger cache."
                 .into(),
         );
     }
     let collisions = v.cache.view(View::FiveMinute).cache_miss_collisions;
     if collisions > (miss + partial) / 10 {
         said.push(format!(
-            "{} could not be kept because the same blocks were written meanwhile.",
+            "{} were not cached because the same blocks were written meanwhile.",
             plural(collisions, "miss").replace("misss", "misses")
         ));
     }

@@ -1,4 +1,4 @@
-//! Which metrics there are.
+//! The table of metric families.
 //!
 //! Owns one table: the name of each family, what it means, and where its samples come from. Dashboards and alert rules
 //! name these; a test compares them. Names keep to Prometheus' conventions: base units, `_total` for counters.

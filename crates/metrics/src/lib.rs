@@ -1,8 +1,8 @@
-//! The engine's figures for programs and for people.
+//! The figures of the engine as metrics and as explanations.
 //!
 //! Two readers of the same plain figures: [`render`] makes text that Prometheus and others scrape, [`explain`] makes
-//! sentences about one volume. Everything here is a pure function of the figures. Must not know where they come from,
-//! nor how the text travels.
+//! sentences about one volume. Everything here is a pure function of the figures. Must not know their source, nor how
+//! the text is sent.
 #![forbid(unsafe_code)]
 
 mod explain;

@@ -1,7 +1,7 @@
-//! The text that is scraped.
+//! The text formats of Prometheus and OpenMetrics.
 //!
 //! Owns the syntax of both text formats: names, labels and their escapes, numbers, histograms. A library with a registry
-//! of live metrics does not fit here: what is written are figures that somebody else has counted.
+//! of live metrics does not fit here: the figures are counted elsewhere.
 
 use std::fmt::Write;
 

@@ -1,7 +1,6 @@
-//! What a running set can be told, and the one function that does it.
+//! The commands of a running set, and the function that carries them out.
 //!
-//! Commands and answers are plain values that may come from another thread. Must not know how a command was written
-//! down, nor who waits for the answer.
+//! Commands and answers are plain values that another thread may send. Must not know the syntax of a command, nor the client.
 
 use serde::{Deserialize, Serialize};
 

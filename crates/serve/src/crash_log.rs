@@ -1,7 +1,7 @@
-//! The crash log: a file in memory in which acknowledged writes that were not flushed outlive a process.
+//! The crash log: a file in memory that preserves acknowledged writes without a flush after a process crash.
 //!
-//! Owns the place of the file, the decision which devices have one (those of which a loss of power is noticed), and the
-//! rule that a start which cannot read the file fails: it would lose acknowledged writes. Must not know what is in the file.
+//! Owns the path of the file, the decision which devices have one (those whose power loss can be detected), and the rule that
+//! a start fails if it cannot read the file: it would lose acknowledged writes. Must not know the contents of the file.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -36,20 +36,20 @@ impl CrashLog {
     /// If there is a crash log that cannot be read.
     pub fn open(disk: &Disk, superblock: &CacheSuper) -> Result<CrashLog, Failure> {
         let device = Path::new(&*disk.info().name);
-        let suffix = suffix_of(device).map_err(|e| Failure::at(device, "cannot be looked at", e))?;
+        let suffix = suffix_of(device).map_err(|e| Failure::at(device, "cannot be examined", e))?;
         let dir = match exports::runtime_dir() {
             Ok(dir) => dir,
             Err(e) => return Ok(CrashLog { file: None, why_not: e.message().map(str::to_owned) }),
         };
         let path = dir.join(format!("{}{suffix}", superblock.set_uuid()));
         let something = std::fs::symlink_metadata(&path).is_ok_and(|m| m.len() > 0);
-        let unread = "this crash log of an earlier process may have acknowledged writes that were not flushed, and it \
-             cannot be read";
+        let unread = "this crash log of an earlier process cannot be read; it may have acknowledged writes \
+                      that were not flushed";
         let incarnation = match blockio::incarnation(device) {
             Ok(Incarnation::Known(words)) => words,
             Ok(Incarnation::Unknown(why)) => return CrashLog::untrusted(&path, something, why),
-            // The device may be what it was, and what was kept for it may count.
-            Err(e) => return Err(Failure::at(device, "cannot find out what the device is", e)),
+            // The device may be the same, and its crash log may be valid.
+            Err(e) => return Err(Failure::at(device, "cannot identify the device", e)),
         };
         match CrashLogFile::open(&path, &incarnation) {
             Ok(file) => {
@@ -60,7 +60,7 @@ impl CrashLog {
             Err(e) => {
                 // What may be left of the attempt is empty.
                 let _ = std::fs::remove_file(&path);
-                let why = Failure::at(&path, "cannot keep what was not flushed", e);
+                let why = Failure::at(&path, "cannot store writes that are not flushed", e);
                 let why = why.message().unwrap_or_default();
                 Ok(CrashLog { file: None, why_not: Some(exports::passed_over().unwrap_or_default() + why) })
             }
@@ -82,14 +82,14 @@ impl CrashLog {
         }
     }
 
-    /// No crash log for a device whose loss of power is not noticed; one that is there does not count.
+    /// No crash log for a device whose power loss cannot be detected; an existing one is not used.
     fn untrusted(path: &Path, something: bool, why: String) -> Result<CrashLog, Failure> {
         if something {
             let file = CrashLogFile::open(path, "").map_err(|e| Failure::at(path, "cannot be opened", e))?;
             warn_of_forgotten(path, &file, "not known");
             file.remove();
         }
-        let why_not = format!("{why}: a loss of power of the device alone would not be noticed");
+        let why_not = format!("{why}: a power loss of this device alone could not be detected");
         Ok(CrashLog { file: None, why_not: Some(why_not) })
     }
 
@@ -129,8 +129,8 @@ fn crash_logs_in(dir: &Path, suffix: &str) -> Vec<PathBuf> {
 fn warn_of_forgotten(device: &Path, file: &CrashLogFile, incarnation: &str) {
     if let Some(before) = file.forgotten() {
         message::warn(format!(
-            "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost its power. \
-             Acknowledged writes that were not flushed are not restored",
+            "{}: the device was {before} when a process died, and is {incarnation} now: it may have lost \
+             power. Acknowledged writes that were not flushed are not restored",
             device.display()
         ));
     }

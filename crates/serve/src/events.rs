@@ -1,7 +1,7 @@
-//! What the engine tells, as log lines on stderr.
+//! Events of the engine as log lines on stderr.
 //!
-//! Levels say what the operator should do: an error is something that was asked for and did not happen, a warning is
-//! abnormal and was survived, everything else is for information.
+//! Levels: an error is a request or command that failed, a warning is an abnormal condition that the engine handled,
+//! everything else is information.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -45,12 +45,12 @@ impl EventLog {
         }
     }
 
-    /// Whether requests failed of late, so that there may be a line about what was left out.
+    /// Whether requests failed recently, so that a line about omitted messages may follow.
     pub fn counts(&self) -> bool {
         self.begin.get().is_some()
     }
 
-    /// Says how much was left out.
+    /// Writes how many messages were omitted.
     pub fn end_window(&self) {
         let left_out = self.device_errors.take().saturating_sub(MAX_DEVICE_ERRORS);
         if left_out > 0 {
@@ -60,13 +60,13 @@ impl EventLog {
     }
 }
 
-/// Level and text; no text for what is not worth a line.
+/// Level and text of an event; no text for an event that is not logged.
 fn line(event: &SetEvent) -> (&'static str, String) {
     match event {
         SetEvent::TornSet { bucket, generation, what } => (
             "warning",
             format!(
-                "btree node at bucket {bucket} gen {generation}: its last write was torn by a crash and has been \
+                "btree node at bucket {bucket} gen {generation}: its last write was torn by a crash and was \
                  dropped; the journal has its keys ({what})"
             ),
         ),
@@ -74,30 +74,28 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         SetEvent::Replayed { entries, keys } => {
             ("", format!("journal replayed: {keys} keys in {entries} entries"))
         }
-        SetEvent::Initialised => {
-            ("", "the cache was used for the first time and has been initialised".into())
-        }
+        SetEvent::Initialised => ("", "the cache set was initialised by its first start".into()),
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
         SetEvent::CrashLogInvalid { why } => (
             "warning",
             format!(
-                "the cache device may have lost what it had not written to its medium ({why}): until the next \
-                 start, acknowledged writes that were not flushed are lost if this process is killed"
+                "the cache device may have lost data of its volatile cache ({why}): until the next start, \
+                 acknowledged writes that were not flushed are lost if this process is killed"
             ),
         ),
         SetEvent::DeviceError { what } => ("warning", what.clone()),
         SetEvent::FlushOverdue { device } => (
             "warning",
             format!(
-                "{device}: a flush is not answered: the cache drops clean copies of this device that are not on the cache \
-                 device yet, so that other devices need not wait"
+                "{device}: a flush does not complete: the cache drops clean copies of this device that are not \
+                 durable on the cache device yet, so that other devices need not wait"
             ),
         ),
         SetEvent::GivenUp { device, errors } => (
             "error",
             format!(
-                "{device}: {errors} requests failed: every request fails from now on, until the next start or \
-                 `set device.io_disable=0`"
+                "{device}: {errors} requests failed: every request to it fails until the next start or `set \
+                 device.io_disable=0`"
             ),
         ),
         SetEvent::State { device, state } => ("", format!("{device}: {state}")),

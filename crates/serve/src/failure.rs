@@ -1,7 +1,6 @@
-//! Why a command ends without success, and the exit code that says so.
+//! Failures of a command, and their exit codes.
 //!
-//! Errors of the other crates already name device, sector, expected and found: they become text here and nothing is
-//! added that they say themselves.
+//! Errors of the other crates already name device, sector, expected and found: they become text here, and nothing is added.
 
 use std::fmt::Display;
 
@@ -10,9 +9,9 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
     (0, "The command succeeded."),
     (FAILED, "The command failed, was refused, or found a problem."),
     (Failure::USAGE, "The command was called with wrong arguments; nothing was done."),
-    (INTERRUPTED, "A second SIGINT ended the program. What was flushed before is safe."),
-    (HANDED_OVER, "A second SIGUSR2 ended the program. What was flushed before is safe."),
-    (TERMINATED, "A second SIGTERM ended the program. What was flushed before is safe."),
+    (INTERRUPTED, "A second SIGINT ended the program. Flushed data is safe."),
+    (HANDED_OVER, "A second SIGUSR2 ended the program. Flushed data is safe."),
+    (TERMINATED, "A second SIGTERM ended the program. Flushed data is safe."),
 ];
 
 /// Exit code of a command that failed, or that found a problem.

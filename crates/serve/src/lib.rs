@@ -1,15 +1,15 @@
 //! A cache set with its exports on one thread: what `ubcache up` and the daemon share.
 //!
-//! Owns the order in which devices, set, volumes and exports come up and go down, and what a running set can be told
-//! ([`Command`]). Everything here lives on the thread of one [`blockio::Driver`]; only [`Command`], [`Answer`] and
-//! [`Snapshot`] are made to leave it. Must not know who asks: command line, standard input or a control socket.
+//! Owns the order in which devices, set, volumes and exports are started and stopped, and the commands of a running set
+//! ([`Command`]). Everything here stays on the thread of one [`blockio::Driver`]; only [`Command`], [`Answer`] and
+//! [`Snapshot`] may leave it. Must not know the source of commands: command line, standard input or control socket.
 //!
-//! Where things are: `session` brings a set up and down; `exports` has one file per kind of export; `command` is what a
-//! running set can be told, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` has
-//! acknowledged writes outlive the process; `superblock` checks a device before anything is written; `read_only` opens devices
-//! for reading; `message` and `events` tell the operator, through the thread of `log_writer` and as often as `quiet` allows;
-//! `plain` keeps text of others from acting upon the terminal; `secret` reads keys and certificates; `ram` says how much memory there is, and `pressure` prepares a
-//! thread for serving when memory is short.
+//! Modules: `session` starts and stops a set; `exports` has one file per kind of export; `command` has the commands of a
+//! running set, `snapshot` all its figures; `takeover` makes another process hand over; `crash_log` preserves acknowledged
+//! writes after a process crash; `superblock` checks a device before anything is written; `read_only` opens devices for
+//! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as `quiet`
+//! permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available memory, and
+//! `pressure` prepares a thread to serve when memory is short.
 #![forbid(unsafe_code)]
 
 pub mod command;

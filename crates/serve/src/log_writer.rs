@@ -1,9 +1,9 @@
-//! A thread that writes messages, so that one which cannot be written holds up no request.
+//! A thread that writes messages, so that a blocked stderr delays no request.
 //!
-//! Where messages go may depend on a volume of this process: a log in a file system on it, a pipe to a process that is
-//! swapped out to it, a file in a tmpfs that is. Owns the thread, and the lines that wait for it. A caller waits at most
+//! The target of messages may depend on a volume of this process: a log in a file system on the volume, a pipe to a process
+//! that is swapped out to the volume. Owns the thread, and the lines that wait for it. A caller waits at most
 //! [`LONGEST_WAIT`] until its line is written; then the thread writes it later, and until it has written one more line, no caller
-//! waits. Lines for which there is no room are lost, and their number is written. Must not know what the lines say.
+//! waits. Lines for which there is no room are dropped, and their number is written. Must not know the contents of lines.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,8 +86,11 @@ fn write_lines(lines: &Receiver<Line>, mut output: impl Write, progress: &Progre
         let _ = output.write_all(line.text.as_bytes());
         let lost = progress.lost.swap(0, Ordering::AcqRel);
         if lost > 0 {
-            let _ =
-                writeln!(output, "ubcache: {lost} messages are lost, as they could not be written in time");
+            let _ = writeln!(
+                output,
+                "ubcache: {lost} messages were dropped because standard error did not take \
+                                  them in time"
+            );
         }
         let mut written = progress.written.lock().unwrap_or_else(PoisonError::into_inner);
         *written = line.number;
@@ -142,7 +145,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let text = String::from_utf8(place.0.lock().unwrap().clone()).unwrap();
-            if text.contains("messages are lost") && text.contains(&format!("\n{}\n", LINES - 1)) {
+            if text.contains("messages were dropped") && text.contains(&format!("\n{}\n", LINES - 1)) {
                 assert!(text.starts_with("0\n"), "{text}");
                 break;
             }

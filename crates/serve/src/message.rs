@@ -1,7 +1,7 @@
-//! What an operator is told: lines on stderr, and a listener of this thread.
+//! Messages to the operator: lines on stderr, and to a listener of this thread.
 //!
-//! There is no colour and no cursor movement in messages, so `NO_COLOR` has nothing to switch off. Must not know who
-//! listens: the daemon makes events of the lines of a set's thread.
+//! Messages have no colour and no cursor movement, so `NO_COLOR` has no effect. Must not know the listener: the daemon makes
+//! events of the messages of a set's thread.
 
 use std::cell::RefCell;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! Text that others wrote, made fit to be printed: labels, error texts with labels in them.
+//! Escapes foreign text for output: labels, and error texts with labels in them.
 //!
-//! Owns which characters a terminal or a log may act upon, and how they are written instead. A label comes from a disk,
-//! which may come from anywhere: it must neither end a line nor look like a path or a name of ours.
+//! Owns the list of characters that a terminal or a log interprets, and their escapes. A label comes from a disk of any origin:
+//! it must neither end a line nor look like a path or a name of a volume.
 
 use std::borrow::Cow;
 

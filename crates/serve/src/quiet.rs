@@ -1,7 +1,7 @@
-//! How often an operator is told the same: lines that others can cause must not fill the log.
+//! A rate limit of messages: lines that clients can cause must not fill the log.
 //!
-//! Owns the count of lines within a period. Lines beyond the limit are counted instead of written, and the number is said
-//! with the next line. Must not know what the lines say, nor read a clock.
+//! Owns the count of lines within a period. Lines beyond the limit are counted instead of written, and the next line has the
+//! number. Must not know the contents of lines, nor read a clock.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ impl Quiet {
         Quiet { most, period, began, said, left_out }
     }
 
-    /// Whether a line is written now: then, how many were left out since the last one.
+    /// Whether a line may be written now: then, how many lines were omitted since the last one.
     pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         if self.began.get().is_none_or(|began| now.saturating_duration_since(began) >= self.period) {
             self.began.set(Some(now));
@@ -36,7 +36,7 @@ impl Quiet {
         Some(self.left_out.take())
     }
 
-    /// How many lines were left out since the last one that was written.
+    /// How many lines were omitted since the last one that was written.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.get()
     }

@@ -1,7 +1,7 @@
-//! How much memory this process may use: what limits are shares of.
+//! The memory that this process may use, of which its limits are shares.
 //!
 //! Owns the reading of the host's memory, of the limit of the control group, and of the process's own limits. Must not know
-//! what the shares are for.
+//! the use of the shares.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Opening devices for reading only, with a shared claim, so that their contents do not change meanwhile.
 //!
-//! Owns the refusal of devices that another process writes to. A file is locked (shared) as long as the value lives; of a
-//! block device it is only found out whether a process has it, because a claim would keep other readers out.
+//! Owns the refusal of devices that another process writes to. A file is locked (shared) as long as the value lives; a
+//! block device is only checked for processes that write to it, because a claim would exclude other readers.
 
 use std::path::Path;
 

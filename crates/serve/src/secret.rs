@@ -1,7 +1,7 @@
 //! Small files that the operator names: certificates, keys, tokens.
 //!
-//! Owns the rules by which they are read: a regular file of bounded size, and for a secret one that is closed to others.
-//! Nothing of what is in them is ever part of an error.
+//! Owns the checks: a regular file of bounded size, and for a secret one that other users cannot read. No part of the contents
+//! is ever in an error.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -28,7 +28,7 @@ pub fn read_private(path: &Path) -> Result<Vec<u8>, String> {
     bytes_of(path, |about| {
         if about.mode() & 0o007 != 0 {
             let mode = about.mode() & 0o7777;
-            return Err(format!("is open to everybody (mode {mode:04o}): expected 0600 or 0640"));
+            return Err(format!("can be read by every user (mode {mode:04o}): expected 0600 or 0640"));
         }
         if about.uid() != 0 && about.uid() != own_uid {
             return Err(format!("belongs to user {}: expected root or user {own_uid}", about.uid()));
@@ -42,7 +42,7 @@ fn bytes_of(path: &Path, allowed: impl FnOnce(&Metadata) -> Result<(), String>) 
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = File::options().read(true).custom_flags(nonblocking).open(path);
     let file = file.map_err(|e| format!("cannot be opened: {e}"))?;
-    let about = file.metadata().map_err(|e| format!("cannot be looked at: {e}"))?;
+    let about = file.metadata().map_err(|e| format!("cannot be examined: {e}"))?;
     if !about.is_file() || about.len() > FILE_BYTES {
         return Err(format!("expected a file of at most {} KiB", FILE_BYTES >> 10));
     }

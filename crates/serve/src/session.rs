@@ -1,6 +1,6 @@
-//! Sets brought up and down: what the commands that use the engine share.
+//! Sessions: start and stop of a set, for all commands that use the engine.
 //!
-//! Owns the order: claim every device, look at every superblock, only then let the engine write. Must not know exports.
+//! Owns the order: claim every device, check every superblock, only then let the engine write. Must not know exports.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};

@@ -1,8 +1,8 @@
 //! All figures of a set and its volumes, as plain values.
 //!
-//! Owns the names under which everything outside of a set's thread sees it: the control API, metrics and the sysfs
-//! view are made of this. Sizes are in bytes, times in the units of their names; text of tunables is what
-//! [`Command::SetVolume`](crate::Command) takes over unchanged. Must not know how any of it is shown.
+//! Owns the names of the figures outside of a set's thread: the control API, the metrics and the sysfs view use this
+//! snapshot. Sizes are in bytes, times in the units of their names; [`Command::SetVolume`](crate::Command) accepts the text of
+//! tunables unchanged. Must not know how any of it is shown.
 
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
-//! Superblocks of devices that are about to be used: read, checked, and refused with the reason that helps.
+//! Checks of superblocks before a device is used, with errors that name the cause.
 //!
-//! A session looks at every superblock before the first one is written, so that a mistake in the arguments changes
-//! nothing on any device.
+//! A session checks every superblock before it writes the first one, so that a mistake in the arguments changes nothing on any
+//! device.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn refused(disk: &Disk, what: impl std::fmt::Display) -> Failure {
 fn not_bcache(disk: &Disk, path: &Path, wanted: &str) -> Failure {
     let found = match probe_signature(path) {
         Ok(Some(signature)) => signature.to_string(),
-        _ => "no superblock that is known".to_owned(),
+        _ => "no bcache superblock".to_owned(),
     };
     refused(disk, format!("expected {wanted} of bcache, found {found}"))
 }

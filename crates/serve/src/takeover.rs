@@ -1,9 +1,9 @@
 //! `up --takeover`: takes over the ublk devices that another process serves.
 //!
-//! The order: everything that can be checked without owning the devices is checked; the process that serves the set is
-//! found through its ublk devices and told by a signal to hand over; it answers what is under way, makes it durable,
-//! leaves its devices in the driver's keeping and ends; its claims end with it. Then the start goes on as always, which
-//! recovers the devices. Must not know how a set is served.
+//! The order: the new process checks everything that it can check without owning the devices. It finds the process that
+//! serves the set through its ublk devices and sends it a signal to hand over. The old process answers the requests under way,
+//! makes them durable, leaves its devices to the driver and ends, which releases its claims. The new process then starts as
+//! usual and recovers the devices. Must not know how a set is served.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -57,7 +57,7 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
     if exports::servers(driver, &set.to_string(), &uuids).await? != servers {
         return Err(Failure::Failed(format!("process {pid} ended during the takeover; try again")));
     }
-    pidfd_send_signal(&handle, Signal::USR2).map_err(|e| refused("cannot be told to hand over", e))?;
+    pidfd_send_signal(&handle, Signal::USR2).map_err(|e| refused("cannot be asked to hand over", e))?;
     message::note(format!("process {pid} hands over"));
     let ended = driver.reactor().blocking(move || {
         loop {

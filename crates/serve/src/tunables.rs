@@ -1,4 +1,4 @@
-//! `KEY=VALUE`: which tunable is meant, and whether the value can be one, before anything is opened.
+//! `KEY=VALUE`: finds the tunable and checks the value, before any device is opened.
 //!
 //! Names, units and ranges are the engine's. A few names exist for the set and for its devices; those need a prefix.
 

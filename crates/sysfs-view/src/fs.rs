@@ -1,8 +1,8 @@
 //! The tree as a FUSE file system.
 //!
-//! Owns inode numbers, one for each path that was ever asked for, and the text of open files. A file's text is made at
-//! open; each write is an order of its own. As in sysfs, a file that cannot be read cannot be opened for that, not even
-//! by root, and files have the size of a page. Must not know who mounts it.
+//! Owns inode numbers, one for each path that was ever requested, and the text of open files. The text of a file is made at
+//! open; each write is an order of its own. As in sysfs, a file without read permission cannot be opened for reading, not
+//! even by root, and files have the size of a page. Must not know the mount.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

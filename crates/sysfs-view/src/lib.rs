@@ -2,11 +2,11 @@
 //! when they are given its root: `fs/bcache/<set>/…`, `block/<device>/bcache/…`, `block/bcacheN/bcache`.
 //!
 //! Names, formats and write semantics are the kernel's (semantics section 16) and stand in one table, `table`; `tree`
-//! knows where its files are, `fs` answers FUSE. What is read and done goes through [`Owner`], by whoever has the sets.
-//! Must not know threads, sockets, or where devices come from.
+//! has the paths of its files, `fs` answers FUSE. Reads and writes go through [`Owner`], which the owner of the sets
+//! implements. Must not know threads, sockets, or the source of devices.
 //!
-//! Invariants: a file's text is made when it is opened, all of it from one moment; nothing is remembered between two
-//! opens but inode numbers and the numbers of `bcacheN`; a write is done when it is answered.
+//! Invariants: the text of a file is made at open, all of it from one snapshot; only inode numbers and the numbers of
+//! `bcacheN` are stored between two opens; a write is carried out before it is answered.
 #![forbid(unsafe_code)]
 
 mod fs;

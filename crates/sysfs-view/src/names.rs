@@ -1,4 +1,4 @@
-//! Names of devices: which `bcacheN` a volume is, and what a disk is called.
+//! Names of devices: the number of `bcacheN` of a volume, and the name of a disk.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What the view needs of whoever has the sets.
+//! The interface between the view and the owner of the sets.
 
 use engine::figures::{BucketFigures, SetFigures, VolumeFigures};
 use format::{Sectors, Uuid};
@@ -56,7 +56,7 @@ pub enum DeviceOrder {
     },
     /// Attach it to the set of this name (a UUID).
     Attach(Uuid),
-    /// Write everything back and let it go.
+    /// Write all dirty data back and detach it.
     Detach,
     /// Serve it no more; dirty data stays in the cache.
     Stop,

@@ -1,7 +1,7 @@
 //! The table: every file, what is read from it and what writing to it does.
 //!
 //! One entry for each name of the kernel's (semantics section 16). Tests compare names, permissions, formats and answers
-//! with those of a real kernel. Figures that this engine has no equivalent of, because it has no such part, are shown as
+//! with those of a real kernel. Figures of parts that this engine does not have are shown as
 //! zero: `bset_tree_stats` beyond the nodes, `btree_sort_*`, `btree_cache_max_chain`.
 
 use engine::figures::{BucketFigures, SetFigures, VolumeFigures};

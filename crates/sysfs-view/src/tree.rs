@@ -1,4 +1,4 @@
-//! Where files are.
+//! The tree of paths.
 //!
 //! Owns the directories and links, which follow from a snapshot: sets under `fs/bcache`, devices under `block`. Links are
 //! relative, so that a mount can be anywhere. Must not know FUSE.

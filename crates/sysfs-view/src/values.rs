@@ -1,7 +1,7 @@
-//! What the kernel takes for a number, a flag, a size.
+//! Parsers of written text, as the kernel parses numbers, flags and sizes.
 //!
-//! Owns the rules by which written text is refused before anybody is asked (observed on a real kernel, see the tests'
-//! data). Numbers out of a tunable's range are no business of this module: they are clamped by the tunable.
+//! Owns the rules by which text is refused before the owner of a tunable gets it (observed on a real kernel, see the data of
+//! the tests). The tunable itself limits numbers to its range.
 
 use format::{SECTOR_BYTES, Sectors};
 

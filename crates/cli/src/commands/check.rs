@@ -14,8 +14,8 @@ use crate::read_only::ReadOnlyOpener;
 
 /// Verify every structure and invariant of a cache set
 ///
-/// Give the cache device and, so that what concerns them is checked too, its backing devices, in any order. Never
-/// writes. Exit status 1 if anything is wrong; notices alone are no problem.
+/// Give the cache device and, to check them as well, its backing devices, in any order. The command never writes. Exit
+/// status 1 if there are errors; with notices alone it is 0.
 #[derive(Args, Debug)]
 pub(crate) struct Check {
     /// Cache and backing devices
@@ -24,7 +24,7 @@ pub(crate) struct Check {
     /// Metadata only: do not compare cached data with the backing devices
     #[arg(long)]
     quick: bool,
-    /// Read devices that another process writes to; what is found may be torn
+    /// Read devices that another process writes to; the findings may be wrong
     #[arg(long)]
     in_use: bool,
     /// Print JSON

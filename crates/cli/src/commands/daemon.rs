@@ -6,20 +6,20 @@ use clap::Args;
 
 use crate::failure::Failure;
 
-/// Hold all cache sets of this host
+/// Serve all cache sets of this host
 ///
-/// Serves the devices that were registered, or that the configuration names, until SIGTERM; dirty data stays dirty
-/// unless the configuration says to write it back first. After a crash the same command brings every volume back where
-/// it was. SIGHUP reads the configuration again.
+/// Serves the devices that were registered or that the configuration names, until SIGTERM. Dirty data stays dirty at the
+/// stop unless the configuration asks for a drain. After a crash the same command serves every volume again under its
+/// name. SIGHUP reloads the configuration.
 #[derive(Args, Debug)]
 pub(crate) struct Daemon {
-    /// Configuration file; none is needed
+    /// Configuration file [default: the built-in settings]
     #[arg(long, value_name = "FILE", default_value = daemon::DEFAULT_CONFIG)]
     config: PathBuf,
     /// Control socket [default: /run/ubcache/control.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Directory for registered devices, names and tunables [default: /var/lib/ubcache]
+    /// Directory of the daemon's state: registered devices, names and tunables [default: /var/lib/ubcache]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
 }

@@ -20,33 +20,33 @@ enum What {
     Journal,
     /// The nodes of the index
     Btree,
-    /// The buckets: what they hold, generations, priorities
+    /// The buckets: use, generations, priorities
     Buckets,
     /// The table of devices and volumes
     Uuids,
-    /// What is cached, after replay of the journal
+    /// The cached extents, after replay of the journal
     Extents,
 }
 
-/// Show structures of a cache set as they are
+/// Show structures of a cache set
 ///
-/// Works on sets that were not shut down, and as far as possible on damaged ones; what was assumed then is said on
-/// stderr, and the exit status is 1.
+/// Works on sets that were not shut down, and as far as possible on damaged ones; assumptions about damaged structures
+/// are printed on stderr, and the exit status is 1.
 #[derive(Args, Debug)]
 pub(crate) struct Dump {
     /// Cache device (for `superblock` also a backing device)
     #[arg(value_name = "DEV")]
     device: PathBuf,
-    /// What to show
+    /// Structure to show
     #[arg(value_name = "WHAT")]
     what: What,
     /// With `btree`: also the keys
     #[arg(long)]
     keys: bool,
-    /// With `btree`: this node and what is below it, as buckets from the root on: 12/88/160
+    /// With `btree`: this node and the nodes below it, given by the buckets on the path from the root: 12/88/160
     #[arg(long, value_name = "PATH", default_value = "")]
     path: String,
-    /// Read a device that another process writes to; what is shown may be torn
+    /// Read a device that another process writes to; the output may be inconsistent
     #[arg(long)]
     in_use: bool,
     /// Print JSON

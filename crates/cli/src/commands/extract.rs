@@ -1,8 +1,8 @@
-//! `ubcache extract`: the logical contents of a cached device or volume, with nothing changed anywhere.
+//! `ubcache extract`: copies the logical contents of a cached device or volume and changes nothing on the devices.
 //!
-//! A file is written under a temporary name beside its own and renamed at the end: what was there before is whole
-//! until the new contents are. The contents of a device are nobody else's to read: a new file has mode 0600, one in the place
-//! of another has that one's mode and owner. What is in use, or is part of a set, is not written over.
+//! A file is written under a temporary name beside its own and renamed at the end: an old file stays complete until the new
+//! one is. Other users must not read the contents of a device: a new file has mode 0600, one that replaces a file has the mode
+//! and owner of that file. A device that is in use, or is part of a set, is not overwritten.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufWriter, IsTerminal};
@@ -38,19 +38,19 @@ pub(crate) struct Extract {
     /// The flash-only volume in this slot
     #[arg(long, value_name = "SLOT")]
     volume: Option<u32>,
-    /// Where to: a file, a block device, or - for standard output
+    /// Output: a file, a block device, or - for standard output
     #[arg(short = 'o', long = "output", value_name = "FILE|-")]
     output: PathBuf,
-    /// Overwrite the output if it is there
+    /// Overwrite the output if it exists
     #[arg(long)]
     force: bool,
-    /// Leave clean cached data alone and read it from the backing device
+    /// Ignore clean cached data and read these ranges from the backing device
     #[arg(long)]
     dirty_only: bool,
-    /// Go on at damage, and say what was lost or assumed; exit status 1 if anything was
+    /// Continue at damage and report what was lost or assumed; exit status 1 if anything was
     #[arg(long)]
     best_effort: bool,
-    /// Read devices that another process writes to; the contents may be torn
+    /// Read devices that another process writes to; the contents may be inconsistent
     #[arg(long)]
     in_use: bool,
     /// Print JSON about what was extracted
@@ -62,11 +62,15 @@ impl Extract {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let to_stdout = self.output.as_os_str() == "-";
         if to_stdout && self.json {
-            return Err(Failure::Usage("--json and the contents cannot both go to standard output".into()));
+            return Err(Failure::Usage(
+                "--json and the contents cannot both go to standard output: write the \
+                                       contents to a file"
+                    .into(),
+            ));
         }
         if to_stdout && std::io::stdout().is_terminal() {
             return Err(Failure::Usage(
-                "the contents of a device are not for a terminal: redirect them".into(),
+                "expected standard output to be a file or a pipe, found a terminal: redirect it".into(),
             ));
         }
         let opener = ReadOnlyOpener::new(self.in_use, IN_USE)?;
@@ -97,7 +101,7 @@ impl Extract {
         let meta = match std::fs::metadata(path) {
             Ok(meta) => Some(meta),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(Failure::at(path, "cannot be looked at", e)),
+            Err(e) => return Err(Failure::at(path, "cannot be examined", e)),
         };
         for input in [Some(&self.cache), self.backing.as_ref()].into_iter().flatten() {
             if let (Some(out), Ok(input_meta)) = (&meta, std::fs::metadata(input))
@@ -158,8 +162,8 @@ impl Extract {
             && identify(&head) != Identity::NotBcache
         {
             return Err(Failure::Failed(format!(
-                "{}: is a device of a cache set: writing over it would destroy it: choose another output, or wipe \
-                 that superblock first",
+                "{}: is a device of a cache set: the output would overwrite it: choose another output, or wipe \
+                 the superblock first",
                 path.display()
             )));
         }
@@ -195,7 +199,7 @@ impl Extract {
             let mode = std::fs::Permissions::from_mode(before.mode() & 0o777);
             about
                 .set_permissions(mode)
-                .map_err(|e| Failure::at(&self.output, "cannot be given the mode that it had", e))?;
+                .map_err(|e| Failure::at(&self.output, "its permissions cannot be restored", e))?;
         }
         partial.complete()?;
         drop(claim);

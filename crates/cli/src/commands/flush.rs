@@ -1,7 +1,7 @@
-//! `ubcache flush`: writes all dirty data back while nobody uses the set.
+//! `ubcache flush`: writes all dirty data back while the set is not in use.
 //!
-//! The set is first looked at read-only: what would have to be refused is refused before anything is written, and a
-//! set without dirty data is not written to at all.
+//! The set is first checked read-only: the command refuses before anything is written, and does not write to a set without
+//! dirty data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::{interrupt, out, size};
 
 /// Write all dirty data back and mark it clean, offline
 ///
-/// Opens the set, writes the dirty data of the given backing devices to them (without -B: of all that can be found
+/// Opens the set, writes the dirty data of the given backing devices to them (without -B: of all that it finds
 /// among the block devices and, if the cache is a file, beside it), and stops. Exit status 1 if dirty data is left
 /// because its backing device is missing.
 #[derive(Args, Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct Flush {
     json: bool,
 }
 
-/// What was done.
+/// The result of the command.
 #[derive(Serialize)]
 struct Report {
     schema_version: u32,
@@ -92,7 +92,7 @@ impl Flush {
         out::document(self.json, &report)?;
         if report.volumes_dirty_bytes > 0 {
             out::note(format!(
-                "{} belong to flash-only volumes, which live in the cache alone",
+                "{} belong to flash-only volumes, which have no backing device",
                 size::human(report.volumes_dirty_bytes)
             ));
         }
@@ -143,7 +143,7 @@ impl Flush {
         let mut chosen = Vec::new();
         for backing in devices.backings {
             if let Some(slot) = self.wanted(&view, &backing)? {
-                // Refuses what could not be written back in full.
+                // Refuses a set whose dirty data cannot be written back completely.
                 let device = FileSource::open(&*backing.disk.info().name)?;
                 let target = Target::Cached(&device);
                 Extraction::new(&view, &source, target, ExtractOptions::default())?;
@@ -171,11 +171,11 @@ impl Flush {
             // The set itself refuses a device with dirty data in another state of the cache.
             Attachment::Attached | Attachment::OlderDirty => Ok(relation.slot),
             Attachment::Unattached => {
-                out::note(format!("{name}: is not attached to this set: nothing of it is dirty"));
+                out::note(format!("{name}: is not attached to this set, so it has no dirty data in it"));
                 Ok(None)
             }
             Attachment::NoSlot if state == BackingState::Clean => {
-                out::note(format!("{name}: is clean, and the set has nothing of it"));
+                out::note(format!("{name}: is clean, and the set has no data of it"));
                 Ok(None)
             }
             Attachment::NoSlot | Attachment::OtherSet => Err(Failure::Failed(format!(
@@ -187,12 +187,13 @@ impl Flush {
                 backing.superblock.uuid()
             ))),
             Attachment::OlderClean => Err(Failure::Failed(format!(
-                "{name}: the cache device does not know the last registration of this device: one of the two was restored \
-                 from an older copy, so what the cache has of it is out of date and is not written back"
+                "{name}: the cache device does not know the last registration of this device: one of the two \
+                 was restored from an older copy, so its data in the cache is out of date and is not written \
+                 back"
             ))),
             Attachment::Invalid => Err(Failure::Failed(format!(
-                "{name}: state {}: it ran without this cache or was detached, so what the cache has of it is out of \
-                 date and is not written back",
+                "{name}: state {}: it ran without this cache or was detached, so its data in the cache is out \
+                 of date and is not written back",
                 state.name()
             ))),
         }
@@ -257,7 +258,7 @@ async fn drain(
     crash_log: &CrashLog,
     chosen: Vec<(OpenBacking, u64)>,
 ) -> Result<Vec<Flushed>, Failure> {
-    // What a process that was killed had answered is to be written back, too.
+    // Acknowledged writes of a killed process are written back, too.
     let memory = serve::ram::budget_of_sets();
     let options =
         SetOptions { seed: session::seed(), crash_log: crash_log.file(), memory, ..SetOptions::default() };

@@ -1,7 +1,6 @@
 //! `ubcache make`: formats cache and backing devices (format section 13).
 //!
-//! Everything that can be refused is refused before the first byte is written: all devices are claimed, looked at and
-//! their superblocks built first.
+//! The command refuses before the first byte is written: it first claims and checks all devices and builds their superblocks.
 
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -25,22 +24,22 @@ use crate::failure::Failure;
 use crate::superblock::{self, HEAD};
 use crate::{out, size};
 
-/// Which data makes room for new data.
+/// Replacement policy: which data is evicted for new data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Policy {
-    /// Least recently used
+    /// Least recently used data first
     Lru,
-    /// Oldest
+    /// Oldest data first
     Fifo,
-    /// Any
+    /// Random data
     Random,
 }
 
 /// Format cache and backing devices
 ///
 /// Makes DEV the cache device (-C) of a new cache set, or backing devices (-B), or both: backing devices that are
-/// formatted together with a cache device belong to its set from the first start on. What was on a backing device is
-/// lost.
+/// formatted together with a cache device belong to its set from the first start on. The contents of a backing device
+/// are lost.
 #[derive(Args, Debug)]
 pub(crate) struct Make {
     /// Cache device: the fast one
@@ -61,10 +60,10 @@ pub(crate) struct Make {
     /// Write to the cache first and to the backing device later [default: to both at once]
     #[arg(long)]
     writeback: bool,
-    /// Discard buckets before they are used again
+    /// Discard buckets before they are reused
     #[arg(long)]
     discard: bool,
-    /// Which data makes room for new data
+    /// Replacement policy: which data is evicted for new data
     #[arg(long, visible_alias = "cache_replacement_policy", value_name = "POLICY", default_value = "lru")]
     cache_replacement_policy: Policy,
     /// Label of the backing devices, at most 32 bytes
@@ -93,7 +92,7 @@ fn random_uuid() -> Uuid {
     Uuid(uuid::Uuid::new_v4().into_bytes())
 }
 
-/// What was made.
+/// The formatted devices.
 #[derive(Serialize)]
 struct Report {
     schema_version: u32,
@@ -148,7 +147,7 @@ impl fmt::Display for Report {
 struct Target {
     path: PathBuf,
     disk: Disk,
-    /// What the first sectors will hold.
+    /// The new contents of the first sectors.
     head: [u8; SUPERBLOCK_BYTES],
     made: Made,
 }
@@ -245,7 +244,7 @@ impl Make {
         let report = Report {
             schema_version: 1,
             set_uuid: set.map(|u| u.to_string()),
-            // The cache device first: it is what people look for.
+            // The cache device is printed first.
             devices: {
                 let mut made: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
                 made.rotate_right(self.cache.len());
@@ -387,7 +386,7 @@ impl Make {
     }
 }
 
-/// Checks a new superblock as whoever opens the device will: formatting does not know the logical block size.
+/// Checks a new superblock as a later start does: formatting does not know the logical block size.
 fn recheck(
     info: &io::DeviceInfo,
     head: &[u8],
@@ -425,7 +424,7 @@ fn describe(bytes: &[u8]) -> String {
 /// Signatures that are erased at most: ZFS alone has 128 of them.
 const MAX_SIGNATURES: usize = 1000;
 
-/// Overwrites what would still make the device look like something else.
+/// Overwrites old signatures on the device.
 async fn erase_signatures(target: &Target) -> Result<(), Failure> {
     let disk = &target.disk;
     let block = u64::from(disk.info().logical_block_bytes);
@@ -437,7 +436,7 @@ async fn erase_signatures(target: &Target) -> Result<(), Failure> {
         let zeros = disk.runtime().pool().zeroed(block as usize);
         disk.write(Sector(start / 512), zeros, true).await?;
     }
-    Err(Failure::Failed(format!("{}: what was on it cannot be erased", target.path.display())))
+    Err(Failure::Failed(format!("{}: its old contents cannot be erased", target.path.display())))
 }
 
 /// Writes the sectors before the superblock, which are zeroed by custom, and the superblock.

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 /// The option to read a device that another process writes to.
 const IN_USE: &str = "--in-use";
 
-/// What the program does.
+/// The commands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     Make(make::Make),

@@ -1,6 +1,6 @@
-//! Options about who may reach volumes over NBD.
+//! The options for access to volumes over NBD.
 //!
-//! Owns the options and the reading of the files that they name. What they mean together is `serve`'s business.
+//! Owns the options and the reading of their files. Crate `serve` decides what the options permit together.
 
 use std::path::{Path, PathBuf};
 
@@ -9,28 +9,28 @@ use serve::exports::{NbdAccess, SaidBy, TlsFile, read_tls};
 
 use crate::failure::Failure;
 
-/// See the module head.
+/// The options for access over NBD.
 #[derive(Args, Debug)]
 pub(crate) struct NbdArgs {
-    /// Certificate of this server for NBD over TCP, in PEM form; with it, nothing is served in plain text there
+    /// Certificate of this server for NBD over TCP, in PEM form; connections without TLS are then refused
     #[arg(long, value_name = "FILE", requires = "nbd_tls_key")]
     nbd_tls_cert: Option<PathBuf>,
-    /// Its private key, in a file that is closed to others
+    /// Private key of that certificate, in a file that other users cannot read
     #[arg(long, value_name = "FILE", requires = "nbd_tls_cert")]
     nbd_tls_key: Option<PathBuf>,
-    /// Authorities that sign the certificates of clients; with it, clients without such a certificate are refused
+    /// CA certificates of the clients; clients without a certificate signed by one of these CAs are refused
     #[arg(long, value_name = "FILE", requires = "nbd_tls_cert")]
     nbd_tls_client_ca: Option<PathBuf>,
-    /// Serve NBD over TCP without certificates of clients: every user of this host can read and write the volumes
+    /// Serve NBD over TCP without client certificates: every user of this host can read and write the volumes
     #[arg(long)]
     nbd_allow_unauthenticated_tcp: bool,
-    /// Let other hosts connect to such ports, too
+    /// With --nbd-allow-unauthenticated-tcp: listen also on addresses that other hosts can reach
     #[arg(long)]
     allow_remote: bool,
 }
 
 impl NbdArgs {
-    /// What was said, with what is in the files.
+    /// The access that the options permit, with the contents of the files.
     pub(crate) fn access(&self) -> Result<NbdAccess, Failure> {
         let tls = match (&self.nbd_tls_cert, &self.nbd_tls_key) {
             (Some(certificate), Some(key)) => {

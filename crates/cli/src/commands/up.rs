@@ -1,7 +1,7 @@
 //! `ubcache up`: serves a set in the foreground.
 //!
-//! Order of the start: arguments, devices, set, settings, exports, and only then the lines that say so. Order of the
-//! stop: exports (which answer what is under way), volumes and set, devices.
+//! Order of the start: arguments, devices, set, settings, exports, and then the lines about ready volumes. Order of the stop:
+//! exports (which answer the requests under way), volumes and set, devices.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -28,18 +28,18 @@ use crate::{interrupt, out};
 /// How long exports that are in use may take to end after a second signal.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long exports that are told to use force may take.
+/// Time limit of exports that are stopped by force.
 const FORCED_WITHIN: Nanos = Nanos::from_ms(2500);
 
 /// Serve a cache set in the foreground
 ///
 /// Volumes are named bcache0, bcache1 and so on: first those of the backing devices in the order given, then
-/// flash-only volumes. One line per volume on standard output says when it is ready and how it is reached. Runs until
-/// SIGINT or SIGTERM; a second one ends it at once. A cache device that was never used is initialised.
+/// flash-only volumes. When a volume is ready, a line on standard output has its export. Runs until SIGINT or SIGTERM; a
+/// second signal ends it at once. A cache device that was never used is initialised.
 ///
 /// A device of the kernel (ublk) stays when this process is killed: its users wait, and the same command serves it
-/// again. `--takeover` does so while the process still runs: a new version of this program can go on under a mounted
-/// file system.
+/// again. `--takeover` takes the devices over from a running process: a new version of this program can replace the old
+/// one under a mounted file system.
 #[derive(Args, Debug)]
 pub(crate) struct Up {
     /// Cache device
@@ -63,14 +63,14 @@ pub(crate) struct Up {
     /// Requests in each queue at a time [default: 128, fewer on a host with little memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=4096))]
     ublk_depth: Option<u16>,
-    /// Poll for requests for so many microseconds before sleeping, while they follow each other closely; auto (six
-    /// times what waking a thread takes) or never
+    /// Poll for requests before sleeping, for at most this many microseconds; auto (at most twelve times the time that
+    /// waking a thread takes) or never
     #[arg(long, value_name = "US", default_value = "auto")]
     busy_poll: BusyPoll,
     /// Take over the ublk devices of the process that serves this set
     #[arg(long, requires = "cache")]
     takeover: bool,
-    /// The root file system is on a volume of this set: systemd does not stop the process before the machine is off
+    /// The root file system is on a volume of this set: systemd does not kill the process during shutdown
     #[arg(long, requires = "cache")]
     root_storage: bool,
     #[command(flatten)]
@@ -81,7 +81,7 @@ pub(crate) struct Up {
     /// Make the backing devices as slow as disks with a moving head
     #[arg(long, hide_short_help = true)]
     simulate_hdd: bool,
-    /// Make each request to the backing devices take this much longer
+    /// Delay each request to the backing devices by this time
     #[arg(long, value_name = "MS", default_value_t = 0, hide_short_help = true)]
     simulate_delay_ms: u64,
     /// Take commands from standard input, one a line, and answer with JSON: `stats`, `set KEY=VALUE`,
@@ -120,7 +120,7 @@ impl Up {
             ));
         }
         let nbd = self.nbd.access()?;
-        // What is wrong with the command is said before what the host lacks.
+        // Errors of the command line come before those of the host.
         let ports = self.export.iter().filter(|spec| matches!(spec, Spec::Nbd(_)));
         ports.into_iter().try_for_each(|spec| exports::check(spec, &nbd))?;
         if self.root_storage {
@@ -180,7 +180,7 @@ impl Up {
             Either::Left(stopped) => return result.and(stopped),
             Either::Right(signal) => signal,
         };
-        out::warn("ended at once by a second signal; what was flushed before is safe");
+        out::warn("ended at once by a second signal; flushed data is safe");
         if takes_force {
             force.use_it();
             // What takes longer is dropped.
@@ -319,7 +319,7 @@ fn marked_as_root_storage() -> Result<(), Failure> {
     Err(Failure::Failed(format!("cannot be started again as @ubcache: {e}")))
 }
 
-/// What comes of standard input.
+/// An event of standard input.
 enum Said {
     Line(Option<String>),
     Answer(Value),

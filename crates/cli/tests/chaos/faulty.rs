@@ -192,7 +192,7 @@ fn errors_without_end() {
     stage.device.fail(false);
     traffic.settle(&mut load);
     assert_eq!(with_errors(&mut traffic, &mut load, &up, 24), 24, "given up until the next start");
-    wait_until("a message", || up.said().contains("every request fails from now on"));
+    wait_until("a message", || up.said().contains("every request to it fails until"));
     up.kill();
     stage.place.check();
     stage.place.finish(&mut load);

@@ -129,7 +129,7 @@ fn out_of_descriptors(seed: u64) {
     traffic.run(&mut load, 100);
     drop(traffic);
     let said = up.stop();
-    let said_times = said.lines().filter(|l| l.contains("could not be accepted")).count();
+    let said_times = said.lines().filter(|l| l.contains("cannot be accepted")).count();
     // Each client that leaves makes room, so that it may begin again: said once in ten seconds.
     let most = 1 + began.elapsed().as_secs() / 10;
     assert!(said_times >= 1 && said_times as u64 <= most, "said {said_times} times: {said}");

@@ -125,7 +125,7 @@ fn a_file_here_and_a_label_there_are_told_apart() {
         Said::of(output(command))
     };
     place.dir.sparse("one", 8 << 20);
-    here(&["stop", "one"]).usage().says(&["is a file here", &place.hdd, "write ./one"]);
+    here(&["stop", "one"]).usage().says(&["ambiguous: it is the file", &place.hdd, "write ./one"]);
     here(&["stop", "./one"]).refused(&["one: is not registered"]);
     assert_eq!(daemon.state_of(&place.hdd), "served");
     // The file is what the daemon has under that name, or nothing else is.

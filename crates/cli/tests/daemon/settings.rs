@@ -90,7 +90,7 @@ fn figures_are_scraped_explained_and_watched() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains("application/openmetrics-text") && text.ends_with("# EOF\n"), "{text}");
     assert!(text.contains("bcache0"), "{text}");
-    daemon.run(&["explain", "one"]).ok().says(&["Writeback\n", "Past the cache\n", "Hits\n"]);
+    daemon.run(&["explain", "one"]).ok().says(&["Writeback\n", "Bypassed\n", "Hits\n"]);
     daemon.run(&["explain", "nothing"]).refused(&["no volume nothing"]);
     daemon.run(&["top", "-n", "1"]).ok().says(&["bcache0", "dirty"]);
     let said = daemon.run(&["top", "-n", "2", "--json"]).ok();

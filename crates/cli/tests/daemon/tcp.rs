@@ -198,7 +198,7 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
     daemon.run(&["reload"]).refused(&["line 3", "token_file", "open to everybody"]);
     over(&second, &token, &["status", "--ca", &ca]).ok();
     place.configure("");
-    daemon.run(&["reload"]).ok().says(&["does not listen on TCP any more"]);
+    daemon.run(&["reload"]).ok().says(&["no longer listens on TCP"]);
     wait_until("the closed port", || TcpStream::connect(second.split_once("://").unwrap().1).is_err());
     assert!(!daemon.said().contains(OTHER) && !daemon.said().contains("PRIVATE KEY"));
     daemon.stop();

@@ -154,7 +154,7 @@ fn what_reaches_the_disk_and_what_the_buckets_hold() {
     daemon.http("POST", &format!("/v1/sets/{set}/volumes"), r#"{"size_bytes": 65536, "label": "flash"}"#);
     let (status, answer) = daemon.http("GET", "/v1/volumes/flash/disk-trace", "");
     assert_eq!(status, 409, "{answer}");
-    assert!(answer["error"].as_str().unwrap().contains("in the cache alone"), "{answer}");
+    assert!(answer["error"].as_str().unwrap().contains("flash-only"), "{answer}");
     assert_eq!(daemon.http("GET", "/v1/volumes/flash/history", "").0, 200);
     daemon.stop();
 }

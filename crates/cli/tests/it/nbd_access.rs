@@ -60,7 +60,7 @@ fn tcp_has_to_be_asked_for() {
     assert!(!said.err.contains("warning"), "a mistake is said before what the host lacks: {said}");
     up(&["--allow-remote"]).usage().says(&["--nbd-allow-unauthenticated-tcp"]);
     let files = server_files(&dir, &Ca::new("ours"));
-    up(&[&files[0], &files[1]]).usage().says(&["lets everybody in"]);
+    up(&[&files[0], &files[1]]).usage().says(&["does not authenticate clients"]);
     up(&[&files[0]]).usage().says(&["--nbd-tls-key"]);
     up(&[&files[2]]).usage();
     let open =

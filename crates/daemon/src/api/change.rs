@@ -1,7 +1,7 @@
-//! What changes something, or begins something long.
+//! Handlers of requests that change something or start a job.
 //!
-//! Owns what each request takes and what is answered: with `resolved`, which says what a name was taken for. Each says what
-//! it does and to which device before it is done, for the audit. Must not know who asks.
+//! Owns the parameters and answers of these requests; `resolved` in an answer names the device that a name stands for. Each
+//! handler records its action and device for the audit before it acts. Must not know the client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ struct Put {
     runtime: bool,
 }
 
-/// Whose tunables, for work that goes on when its request is gone.
+/// The owner of the tunables, for work that continues after its request has ended.
 #[derive(Clone)]
 enum Whose {
     Set(String),
@@ -420,7 +420,7 @@ struct Check {
     devices: Vec<String>,
     #[serde(default)]
     quick: bool,
-    /// Also if another process writes to them: what is found then may be torn.
+    /// Check although another process writes to the devices: the findings may be wrong.
     #[serde(default)]
     in_use: bool,
 }

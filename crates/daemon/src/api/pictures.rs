@@ -1,7 +1,7 @@
-//! Data for pictures: what happened lately, what the buckets hold, what reached a backing device.
+//! Handlers for the data of charts: history, contents of buckets, requests to a backing device.
 //!
-//! Owns the shape of these answers, which are columns of equal length rather than objects: there are many values, and
-//! somebody asks for them every second. Must not know who draws, nor how.
+//! Owns the shape of these answers: columns of equal length instead of objects, because they have many values and an open
+//! dashboard requests them every second. Must not know how they are drawn.
 
 use axum::extract::{Path, RawQuery, State};
 use engine::figures::BucketMap;

@@ -2,7 +2,7 @@
 
 use serve::plain;
 
-/// What is being configured.
+/// The set or volume that a section configures.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Key {
     /// UUID of the set or of the backing device; `SET/SLOT` for a flash-only volume.
@@ -14,7 +14,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The label by which a section may be named. One that looks like the name of a volume is none.
+    /// The label by which a section can name the volume; `None` if the label looks like the name of a volume.
     pub(super) fn section_label(&self) -> Option<String> {
         let label = self.label.to_lowercase();
         (!label.is_empty() && !plain::is_volume_name(&label)).then_some(label)

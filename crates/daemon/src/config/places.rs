@@ -1,7 +1,7 @@
-//! Places that exports have, and the sections that say them: no two volumes at one place, and no section without a volume.
+//! Checks of the sections of a configuration: no two volumes at one export address, and no section without a volume.
 //!
-//! Owns what can be found out without knowing a volume. Which volume has a place that all of them are given is for `places`
-//! of the daemon to say.
+//! Owns the checks that need no running volume. Module `places` of the daemon decides which volume gets an address that the
+//! configuration gives to all volumes.
 
 use serve::exports::Spec;
 use serve::plain;
@@ -15,7 +15,7 @@ const VOLUME: &str = "{volume}";
 /// A volume or set that is registered; a volume with its name.
 type Known = (Key, Option<String>);
 
-/// The first export that gives two volumes one place, and what is wrong with it.
+/// The first export that gives two volumes one address, with the error message.
 pub(super) fn shared<'f>(
     exports: Option<&'f [Spanned<String>]>,
     volumes: impl Iterator<Item = (&'f str, &'f [Spanned<String>])>,
@@ -45,7 +45,7 @@ pub(super) fn shared<'f>(
     None
 }
 
-/// The place that an export text names, if it is the same place for every volume.
+/// The address in the text of an export; `None` if each volume gets its own.
 fn fixed(spec: &Spanned<String>) -> Option<Spec> {
     spec.get_ref().parse().ok().filter(|_| !spec.get_ref().contains(VOLUME))
 }
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(said.len(), 2, "{said:?}");
         assert!(said[0].starts_with("[volume.bcache0] has no effect") && said[0].contains("[volume.\"u1\"]"));
         assert!(said[1].starts_with("[volume.dat] has no effect"), "{said:?}");
-        // A disk that somebody else has labelled like a volume does not take its section.
+        // A disk whose label looks like the name of a volume does not take the section of that volume.
         let foreign = key("u2", "bcache0", false);
         assert!(config.tunables(&foreign).is_empty());
         assert_eq!(config.unmatched(&[(foreign, None)]).len(), 4);

@@ -1,4 +1,4 @@
-//! The presets: sets of tunables that belong together, by the name that a configuration calls them.
+//! The presets: groups of tunables with a name that a configuration can use.
 
 /// A preset is a handful of tunables that belong together.
 pub(super) const PRESETS: &[(&str, &[(&str, &str)])] = &[
@@ -13,7 +13,7 @@ pub(super) const PRESETS: &[(&str, &[(&str, &str)])] = &[
             ("writeback_percent", "40"),
         ],
     ),
-    // Streams go to the disks, which are good at them; dirty data goes there in large pieces.
+    // Sequential streams bypass the cache, because disks are fast at them; dirty data is written back in large pieces.
     (
         "throughput",
         &[

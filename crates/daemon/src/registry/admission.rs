@@ -1,9 +1,10 @@
-//! Which device may take the place of a UUID, and which may be attached without having been named.
+//! Admission: which device is accepted for a UUID, and which may be attached although no operator has named it.
 //!
-//! Owns the comparison with what is remembered. UUIDs are copied with the superblock that they are in, so a device comes up
-//! only if it is the one that is remembered for its UUID: the same hardware or file, and no older than it was seen before.
-//! Anything else is refused until the operator accepts it. A device whose hardware says nothing of itself is known by its
-//! UUID and its age alone. What is served is never replaced: it has to be let go first.
+//! Owns the comparison with the stored identity. A copy of a device has the same superblock and UUID, so a device is served
+//! only if it is the one that is stored for its UUID: the same hardware or file, with a superblock that is not older than the
+//! last known state. Any other device is refused until the operator accepts it. A device whose hardware reports no identity is
+//! known by its UUID and the age of its superblock alone. A device that is served is never replaced: it has to be unregistered
+//! first.
 //!
 //! Must not know how a device was found.
 
@@ -20,7 +21,7 @@ use crate::probe::{Attachment, Probe, Role, probe_device};
 use crate::shared::Shared;
 use crate::state::{Known, Mark};
 
-/// On whose word a device is registered.
+/// Why a device is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
     /// The operator has named it.
@@ -30,7 +31,7 @@ pub(crate) enum By {
         /// It is to take the place of the one that is remembered for its UUID.
         accept: bool,
     },
-    /// It was found: devices that appear are to be looked at, or it has been here before.
+    /// The daemon found the device: scans are permitted, or the device was registered before.
     Search,
 }
 
@@ -53,7 +54,7 @@ impl By {
     }
 }
 
-/// How the operator says that a device is to take the place of the remembered one.
+/// The command by which the operator accepts a device as the replacement of the stored one.
 const ACCEPT: &str = "ubcache register --accept-replacement";
 
 /// Admits devices. See the module head.
@@ -134,7 +135,7 @@ impl Admission {
         })
     }
 
-    /// What tells this device from the one that is remembered for its UUID; nothing if it is that one, or none is.
+    /// The differences between this device and the one that is stored for its UUID; `None` if there are none, or none is stored.
     pub(crate) fn difference(&self, probe: &Probe) -> Option<String> {
         let mark = self.shared.state().mark(probe.key())?;
         if let Likeness::Other(why) = mark.identity.compare(&probe.identity) {
@@ -162,13 +163,13 @@ impl Admission {
         self.shared.state().mark(probe.key()).is_none()
     }
 
-    /// Whether the operator wants devices to be looked for that he has not named.
+    /// Whether the configuration permits scans for devices that no operator has named.
     pub(crate) fn searches(&self) -> bool {
         let config = self.shared.config();
         config.scan || config.scan_on_events
     }
 
-    /// Where the same UUID is served from, if it is served from somewhere else.
+    /// The path from which the same UUID is served, if it is another one.
     fn served_twin(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.inventory.devices.all();
         let twin = devices.into_iter().find(|(path, d)| {
@@ -183,7 +184,7 @@ impl Admission {
         twin.map(|(path, _)| path)
     }
 
-    /// Whether a device may come up.
+    /// Whether a device may be served.
     ///
     /// # Errors
     /// If its UUID is served already, or it is not the one that is remembered; what differs, and what to do.
@@ -205,7 +206,7 @@ impl Admission {
         }
     }
 
-    /// Refuses devices that may not come up; with the word of the operator, what differs is returned and forgotten.
+    /// Refuses devices that may not be served. If the operator accepts them, returns the differences and drops the stored identity.
     pub(crate) fn admit_all(&self, probe: &[Probe], by: By) -> Result<Vec<String>, Failure> {
         for (n, one) in probe.iter().enumerate() {
             if let Some(other) = probe.iter().skip(n + 1).find(|other| other.key() == one.key()) {
@@ -312,5 +313,5 @@ fn what(probe: &Probe) -> String {
 fn copies(one: &Probe, all: &[&Probe]) -> String {
     let places: Vec<String> = all.iter().map(|s| s.path.display().to_string()).collect();
     let places = places.join(" and at ");
-    format!("{} is at {places}; one may be a copy of the other; register the right one", what(one))
+    format!("{} is at {places}; one may be a copy of the other; register the right device", what(one))
 }

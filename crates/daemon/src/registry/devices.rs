@@ -1,7 +1,7 @@
-//! The registered devices, by their paths, and what has become of each.
+//! The table of registered devices, by path, with their states.
 //!
-//! Owns the table, and what is said when a device waits, fails, or is unplugged. Must not know why a device is registered,
-//! nor which thread serves it.
+//! Owns the table, and the messages when a device waits, fails, or is unplugged. Must not know why a device is registered, nor
+//! which thread serves it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::hub::{Hub, Kind};
 use crate::probe::{Probe, Role};
 use crate::state::Known;
 
-/// What has become of a registered device.
+/// The state of a registered device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceState {
     /// Its thread has it.
@@ -83,17 +83,17 @@ impl DeviceTable {
         self.lock().remove(path);
     }
 
-    /// A device cannot be served; says why.
+    /// Marks a device as failed and logs why.
     pub(crate) fn fail(&self, probe: &Probe, failure: &Failure) {
         self.set(probe, DeviceState::Failed(failure.message().unwrap_or_default().to_owned()));
     }
 
-    /// A device cannot be had, which has been said already; of one that could not be probed there is no probe.
+    /// Marks a device as failed without a message; a device that could not be probed has no probe.
     pub(crate) fn set_failed(&self, path: PathBuf, probe: Option<Probe>, why: String) {
         self.lock().insert(path, Device { probe, state: DeviceState::Failed(why) });
     }
 
-    /// Changes the state of a device that is registered, and says nothing.
+    /// Changes the state of a registered device without a message.
     pub(crate) fn change(&self, path: &Path, change: impl FnOnce(&mut DeviceState)) {
         if let Some(device) = self.lock().get_mut(path) {
             change(&mut device.state);
@@ -110,7 +110,7 @@ impl DeviceTable {
         }
     }
 
-    /// Has a device be in this state; says why it waits or fails.
+    /// Sets the state of a device and logs why it waits or fails.
     pub(crate) fn set(&self, probe: &Probe, state: DeviceState) {
         if let DeviceState::Waiting(why)
         | DeviceState::Failed(why)
@@ -126,7 +126,7 @@ impl DeviceTable {
         self.lock().insert(probe.path.clone(), Device { probe: Some(probe.clone()), state });
     }
 
-    /// Says of every served device that has gone what becomes of its volume.
+    /// Logs each served device that was unplugged, with the consequence for its volume.
     pub(crate) fn note_unplugged(&self) {
         let unplugged: Vec<Probe> = {
             let devices = self.lock();
@@ -150,7 +150,7 @@ impl DeviceTable {
         }
     }
 
-    /// Whether any device has gone.
+    /// Whether any device is unplugged.
     pub(crate) fn has_unplugged(&self) -> bool {
         self.lock().values().any(|d| matches!(d.state, DeviceState::Unplugged(_)))
     }
@@ -160,7 +160,7 @@ impl DeviceTable {
         self.unplugged_as(probe).is_some()
     }
 
-    /// What it was called before it went.
+    /// Its path before it was unplugged.
     pub(crate) fn unplugged_as(&self, probe: &Probe) -> Option<PathBuf> {
         let devices = self.lock();
         let same = devices.iter().find(|(_, d)| {

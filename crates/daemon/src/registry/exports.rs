@@ -1,6 +1,6 @@
-//! How volumes are reached, over all sets: what the configuration says of those that are there, and what came of it.
+//! The exports of all volumes: those that the configuration names, and their results.
 //!
-//! Owns no decision: whose a place is, is for `places` to say, and what a section applies to for `config`.
+//! Owns no decision: `places` decides which volume owns an address, and `config` to which volume a section applies.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl Exports {
         config.unmatched(&known)
     }
 
-    /// Says which sections apply to nothing.
+    /// Logs the sections that apply to no set or volume.
     pub(crate) async fn say_unmatched(&self) {
         let config = self.shared.config().clone();
         for line in self.unmatched(&config).await {

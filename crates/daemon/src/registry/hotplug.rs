@@ -1,8 +1,8 @@
-//! Devices that appear while the daemon runs: which of them are registered.
+//! Hotplug: devices that are plugged in while the daemon runs, and which of them are registered.
 //!
-//! Owns that decision: one that was served and had gone; and where the operator wants that, any device with a superblock
-//! that no other program has and that was not unregistered on purpose. It is then registered as if by command. Must not know
-//! how it became known that there is something new.
+//! Owns that decision: a device that was served and was unplugged; and if the configuration permits it, any device with a
+//! superblock that no other program uses and no operator has unregistered. It is then registered as by command. Must not know
+//! how changes are detected.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,8 +59,10 @@ impl Hotplug {
                     all.into_iter().map(|path| (path, false)).collect()
                 }
                 Err(e) => {
-                    let text =
-                        format!("devices that are plugged in or unplugged are not noticed any more: {e}");
+                    let text = format!(
+                        "hotplug events cannot be received any more; restart the daemon to receive \
+                                 them: {e}"
+                    );
                     message::message("error", &text);
                     return;
                 }
@@ -74,15 +76,15 @@ impl Hotplug {
         }
     }
 
-    /// Registers those of these devices that are ours and not known; `true`: it has just come. Without `all` only those that
-    /// were served and had gone. Whatever is wrong with one is said and keeps none of the others.
+    /// Registers those of these devices that have a superblock and are not registered; `true`: the device was just plugged in.
+    /// Without `all` only devices that were served and unplugged. An error of one device is logged and does not affect others.
     pub(crate) async fn hotplugged(&self, devices: Vec<(PathBuf, bool)>, all: bool) {
         let (paths, came): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
         for ((_, probed), came) in probe_all(paths).await.into_iter().zip(came) {
-            // Most of what appears has no superblock of bcache, or is gone again.
+            // Most devices have no superblock of bcache, or are unplugged again.
             let Ok(probe) = probed else { continue };
             let is_back = self.inventory.devices.was_unplugged(&probe) && (all || self.is_expected(&probe));
-            // One that was refused is tried again when it comes again.
+            // A refused device is tried again when it is plugged in again.
             let may_be_tried = came || !self.admission.is_released(&probe.uuid);
             if is_back && may_be_tried || all && self.is_new(&probe, came) {
                 self.register_hotplugged(&probe).await;
@@ -96,7 +98,7 @@ impl Hotplug {
         let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
         let what =
             Named { device: Some(probe.path.clone()), uuid: Some(probe.uuid.clone()), ..Named::default() };
-        audit::tell(&self.hub, Peer::Other("the device"), "register by appearing", &[what], result);
+        audit::tell(&self.hub, Peer::Other("the device"), "register by hotplug", &[what], result);
         match registered {
             Ok(_) => self.admission.welcome(&probe.uuid),
             Err(e) => {
@@ -130,8 +132,8 @@ impl Hotplug {
         came || (same.iter().all(|d| d.probe.is_none()) && !self.admission.is_released(&probe.uuid))
     }
 
-    /// Whether it is the device that had gone, as far as anything tells that: it has the serial number, or the place. With
-    /// neither it is taken only where devices are to be looked for.
+    /// Whether it is the unplugged device: it has the same serial number, or the same path. Without either it is accepted only if
+    /// the configuration permits scans.
     fn is_expected(&self, probe: &Probe) -> bool {
         self.admission.is_surely(probe)
             || self.admission.is_unknown(probe)
@@ -201,7 +203,7 @@ mod tests {
         registry.hotplug.hotplugged(vec![(two.clone(), true)], true).await;
         assert_eq!(served(&registry), 2, "it was taken out and put in again");
 
-        // A copy is left alone as long as what it is a copy of is there.
+        // A copy is ignored as long as the original is there.
         let copy = dir.path().join("copy");
         std::fs::copy(&one, &copy).unwrap();
         let errors = || registry.shared.hub.last(9, |e| e.kind == "device" && e.level == "error").len();
@@ -209,7 +211,7 @@ mod tests {
             registry.hotplug.hotplugged(vec![(copy.clone(), came)], true).await;
             assert_eq!((served(&registry), errors()), (2, wanted));
         }
-        // With that one let go it is refused, said once, and tried again only if it comes again.
+        // After the original is unregistered the copy is refused, with one message, and tried again only after the next hotplug.
         registry.registration.unregister(one.to_str().unwrap()).await.unwrap();
         for uuid in [2 ^ 0x80, 3 ^ 0x80].map(|n| format::Uuid([n; 16]).to_string()) {
             registry.admission.welcome(&uuid);

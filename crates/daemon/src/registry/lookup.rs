@@ -1,6 +1,6 @@
-//! Names made devices, sets and volumes: what there is to be named, and what a name has to be for.
+//! Lookup: resolves names to devices, sets and volumes of the kind that a command needs.
 //!
-//! Owns the list of everything that can be named; which of it a name means is for `names` to say.
+//! Owns the list of everything with a name; module `names` decides which of these a name stands for.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Found {
     pub(crate) worker: Arc<Worker>,
     /// Its name there.
     pub(crate) name: String,
-    /// What was named.
+    /// The device, set or volume of a name.
     pub(crate) named: Named,
 }
 
@@ -52,7 +52,7 @@ impl Lookup {
             let (name, label) = (Some(volume.name.clone()), volume.label.clone());
             let served_by = Some(id.clone());
             match all.iter_mut().find(is_it) {
-                // What was seen when the device came may have changed since.
+                // The probe at its registration may be out of date.
                 Some(named) => (named.name, named.label, named.served_by) = (name, label, served_by),
                 None => {
                     let uuid = volume.backing_uuid.clone();
@@ -80,7 +80,7 @@ impl Lookup {
         named
     }
 
-    /// What is registered, or served, under this name.
+    /// The registered device or served volume with this name.
     pub(crate) async fn named(&self, name: &str) -> Result<Named, Unresolved> {
         resolve(name, &self.all_named().await).cloned()
     }

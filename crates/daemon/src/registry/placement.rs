@@ -1,8 +1,8 @@
-//! Giving devices to threads.
+//! Placement: assigns devices to threads.
 //!
-//! Owns the rule how a device is served: a set when its cache device is there; a backing device with it, or alone if it
-//! belongs to no set. A backing device whose cache is missing waits and says so: it is never served without it. Changes of
-//! what is served happen one at a time, under the lock that is kept here. Must not know who asks.
+//! Owns the rule how a device is served: a set if its cache device is there; a backing device with its set, or alone if it
+//! belongs to no set. A backing device whose cache device is missing waits, with a message: it is never served without it.
+//! Changes of what is served happen one at a time, under the lock of this module. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::order::Plan;
 use crate::probe::{Attachment, Probe, Role, probe_all};
 use crate::worker::{Phase, Worker};
 
-/// Time between two checks of a set that takes longer to come up.
+/// Interval between checks of a set that is still starting.
 const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 
 /// See the module head.
@@ -37,12 +37,12 @@ impl Placement {
         Placement { inventory, admission, changing: tokio::sync::Mutex::default() }
     }
 
-    /// As long as it is held, no device comes or goes, and nothing else changes what they are to be like.
+    /// While this lock is held, no device is registered or unregistered, and no setting of them changes.
     pub(crate) async fn nothing_changes(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.changing.lock().await
     }
 
-    /// Gives devices to threads: caches first, at the same time, and then the rest.
+    /// Assigns devices to threads: first all cache devices at the same time, then the others.
     pub(crate) async fn place(self: &Arc<Self>, probes: Vec<Probe>) -> Vec<(Probe, Result<(), Failure>)> {
         let (caches, backings): (Vec<Probe>, Vec<Probe>) =
             probes.into_iter().partition(|p| matches!(p.role, Role::Cache { .. }));
@@ -66,7 +66,7 @@ impl Placement {
     /// Gives a device to the thread that serves it, or has it wait for its cache device.
     ///
     /// # Errors
-    /// If it may not come up, or cannot be served.
+    /// If the device is refused, or cannot be served.
     pub(crate) async fn place_one(self: &Arc<Self>, probe: &Probe) -> Result<(), Failure> {
         self.admission.admit(probe)?;
         match &probe.role {
@@ -145,7 +145,7 @@ impl Placement {
         true
     }
 
-    /// The cache is there: so can be what waited for it. What is at its place may be another device by now.
+    /// Serves the devices that waited for a cache device. The device at a stored path may be another one by now.
     async fn add_waiting(self: &Arc<Self>, set: &str) {
         let waiting: BTreeMap<PathBuf, Probe> = {
             let waits = |d: &Device| matches!(d.state, DeviceState::Waiting(_));
@@ -181,7 +181,7 @@ impl Placement {
         }
     }
 
-    /// The cache device of a set has gone: what it served waits for it, or is served alone if it was detached meanwhile.
+    /// Handles the unregistration of a cache device: its backing devices wait for it, or are served alone if they are detached.
     pub(crate) async fn replace_without_cache(self: &Arc<Self>, set: &str) {
         let served = self.inventory.devices.paths(|d| {
             d.state == DeviceState::Served

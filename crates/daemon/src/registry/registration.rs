@@ -1,7 +1,7 @@
-//! What the operator does with devices and volumes: register, unregister, attach, stop.
+//! The commands register, unregister, attach and stop.
 //!
-//! Owns the order of the steps of each, which happens as a whole: nothing else that changes what is served happens
-//! meanwhile. Must not know who asks.
+//! Owns the order of the steps of each command. A command holds the lock of placement: nothing else changes what is served
+//! meanwhile. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::state::Known;
 pub(crate) struct Registered {
     /// The devices, without links.
     pub(crate) paths: Vec<PathBuf>,
-    /// What differs from what was remembered, and was accepted.
+    /// The accepted differences to the stored identity.
     pub(crate) accepted: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ impl Registration {
         Ok(Registered { paths, accepted })
     }
 
-    /// Looks at devices that are to be registered, each once.
+    /// Probes the devices to register, each once.
     async fn probe_new(
         &self,
         paths: Vec<PathBuf>,
@@ -123,7 +123,7 @@ impl Registration {
         Ok(probes)
     }
 
-    /// Forgets a device: a cache device with its set goes down, dirty data stays dirty; a volume is stopped.
+    /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
     pub(crate) async fn unregister(&self, device: &str) -> Result<Named, Failure> {
         let _one = self.placement.nothing_changes().await;
         let named = self.lookup.named(device).await?;
@@ -175,7 +175,7 @@ impl Registration {
         let added = worker.add(probe.path.clone()).await;
         let probed = probe_device(&path).await;
         if let Err(e) = added {
-            // It goes on as it was.
+            // The volume is served as before.
             let now = probed.unwrap_or(probe);
             if was_served && let Err(why) = self.placement.place_one(&now).await {
                 self.inventory.devices.fail(&now, &why);

@@ -1,11 +1,11 @@
-//! Devices that were unplugged while they were served, and are there again.
+//! Replug: devices that were unplugged while they were served, and are plugged in again.
 //!
-//! Owns the change from the one that has gone to the one that came. Of a volume whose backing device is unplugged, what the
-//! cache has is answered, and the rest fails. Once the device is there again, by whatever name, its volume is started again
-//! as soon as it is not in use: requests of its users have failed, and they have to notice that. After the cache device, or a
+//! Owns the change from the unplugged device to the new one. While the backing device of a volume is unplugged, requests that
+//! the cache can answer succeed and the others fail. When the device is plugged in again, under any name, its volume is started
+//! again as soon as it is not in use: requests of its users have failed, and they have to see that. After a cache device, or a
 //! device that may have lost acknowledged writes, the whole set is started again.
 //!
-//! Must not know how one finds out that something has changed.
+//! Must not know how changes are detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,12 +65,12 @@ impl Replug {
                 return;
             }
             let Some(why) = self.renew(&probe).await else { return };
-            // Others may be in the way now. That is shown to who asks, but said once: users come and go.
+            // The users may be others by now. The status shows them, but the log has them once only.
             self.inventory.devices.change(&probe.path, |state| *state = waits_for_users(&why));
         }
     }
 
-    /// Serves a device anew that has come back; else why that has to wait.
+    /// Serves a device again that is plugged in again. Returns why that has to wait, if it has.
     async fn renew(self: &Arc<Self>, probe: &Probe) -> Option<String> {
         let in_words = |e: Failure| e.message().unwrap_or_default().to_owned();
         let Some(worker) = self.inventory.workers.of_device(probe) else {
@@ -100,14 +100,14 @@ impl Replug {
         if let Some(why) = in_the_way(users(None).await) {
             return Some(why);
         }
-        // What it was asked to keep may be lost, as by a power cut: only a start of the set makes that good.
+        // Its volatile cache may be lost, as by a power cut: only a start of the set recovers from that.
         if let Some(e) = refused {
-            message::warn(format!("{}: its set begins anew: {}", probe.path.display(), in_words(e)));
+            message::warn(format!("{}: its set is started again: {}", probe.path.display(), in_words(e)));
         }
         self.begin_anew(&worker.plan.id, probe).await.err().map(in_words)
     }
 
-    /// Stops a thread, whatever it says to that, and serves its devices anew, with this one among them.
+    /// Stops a thread, also if the stop fails, and serves its devices again together with this one.
     async fn begin_anew(self: &Arc<Self>, id: &str, back: &Probe) -> Result<(), Failure> {
         let stopped = self.inventory.workers.stop(id).await;
         if self.inventory.workers.serving(id).is_some() {

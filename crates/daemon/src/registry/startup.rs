@@ -1,10 +1,10 @@
-//! The start: the devices of the configuration, those that are remembered, and what a scan finds.
+//! The start: registers the devices of the configuration, the stored devices, and those that a scan finds.
 //!
-//! Owns what is made of a device that is not where it was. Names such as `/dev/sdb` are given anew with each start of a
-//! host, so a device that is remembered is looked for by its UUID wherever it may be. What is found is taken if its serial
-//! number (or its inode) is that of the remembered one. Where nothing tells it from a copy, it is taken at a place that the
-//! operator has named, and elsewhere only where he wants devices to be looked for. Another device in its place is not taken
-//! for it, nor is a copy.
+//! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot, so
+//! the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its serial
+//! number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy: it is accepted
+//! at a path that the operator has named, and elsewhere only if the configuration permits scans. Another device at the stored
+//! path, or a copy, is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::probe::{Probe, probe_all};
 use crate::shared::Shared;
 use crate::state::Known;
 
-/// What was found at the places that are known.
+/// The results of probes at the known paths.
 #[derive(Default)]
 struct Found {
     /// To be served.
@@ -104,7 +104,7 @@ impl Startup {
         }
     }
 
-    /// Looks at what is remembered, configured and found, and notes what the operator has named.
+    /// Probes the stored, configured and found devices, and marks those that the operator has named.
     async fn probe_known(&self, scanned: &[PathBuf], known: &BTreeMap<PathBuf, Known>) -> Found {
         let configured = self.shared.config().devices.clone();
         self.admission.name_all(known.values().filter(|k| k.named).map(|k| k.uuid.clone()));
@@ -121,7 +121,7 @@ impl Startup {
                     found.missing.push((path, e.message().unwrap_or_default().to_owned()));
                     continue;
                 }
-                // A scan looks at everything; most of it is no business of ours.
+                // A scan probes all block devices; most of them have no superblock of bcache.
                 Err(_) => continue,
             };
             if configured.contains(&path) {
@@ -194,7 +194,7 @@ impl Startup {
         let fits = |s: &&&Probe| self.admission.difference(s).is_none();
         let sure: Vec<&Probe> =
             places.iter().filter(fits).filter(|s| self.admission.is_surely(s)).copied().collect();
-        // Where nothing tells, a device at a place that was named is as good as it was there.
+        // Without an identity, a device at a path that the operator has named is accepted.
         let configured = self.shared.config().devices.clone();
         let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
         let may = |s: &Probe| self.admission.searches() || self.admission.is_unknown(s) || is_named(s);
@@ -206,12 +206,12 @@ impl Startup {
             ([], [first, ..]) => Err(match self.admission.admit(first) {
                 Err(e) => e.message().unwrap_or_default().to_owned(),
                 Ok(()) => format!(
-                    "{} has it, and nothing tells it from a copy: register it if it is the right one",
+                    "{} has this UUID, but it may be a copy: register it if it is the right device",
                     first.path.display()
                 ),
             }),
             ([one, other, ..], _) => Err(format!(
-                "is at {} and at {}; register the right one",
+                "is at {} and at {}; register the right device",
                 one.path.display(),
                 other.path.display()
             )),
@@ -257,7 +257,7 @@ mod tests {
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
 
-        // What was asked for by name is said.
+        // An error of a device that was named is logged.
         let none = dir.path().join("none");
         let registry = registry(dir.path(), &format!("devices = {:?}", [&broken, &one, &none]));
         registry.startup.begin(vec![two.clone()], Vec::new).await;
@@ -300,7 +300,7 @@ mod tests {
         third.startup.begin(Vec::new(), move || places).await;
         assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed").len()), (3, 0));
         assert!(in_state(&third, "served").contains(&three));
-        // With what is known, nobody looks elsewhere.
+        // All devices are at their stored paths, so there is no search.
         third.inventory.workers.stop_all().await.unwrap();
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
@@ -314,7 +314,7 @@ mod tests {
         fifth.inventory.workers.stop_all().await.unwrap();
     }
 
-    /// The device that is remembered is gone, and there is a copy: at its place, elsewhere, or found by a scan.
+    /// The stored device is missing, and there is a copy: at its path, elsewhere, or found by a scan.
     #[tokio::test]
     async fn a_copy_does_not_take_the_place_of_what_is_remembered() {
         for (at_its_place, config, scanned) in
@@ -349,7 +349,7 @@ mod tests {
             );
             second.inventory.workers.stop_all().await.unwrap();
             drop(second);
-            // It is back: nothing has to be said. And with the word of the operator the copy takes its place.
+            // The device is back: there is no message. After acceptance by the operator the copy replaces it.
             let (third, found) = (registry(dir.path(), config), aside.clone());
             third.startup.begin(Vec::new(), move || vec![found]).await;
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
@@ -441,7 +441,7 @@ mod tests {
         }
     }
 
-    /// Two with the same UUID at once, and neither has been seen before.
+    /// Two unknown devices with the same UUID at the same time.
     #[tokio::test]
     async fn of_two_that_were_never_seen_neither_is_served() {
         let dir = tempfile::tempdir().unwrap();

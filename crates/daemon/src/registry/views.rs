@@ -1,4 +1,4 @@
-//! Devices and threads as clients see them.
+//! Views of devices and threads for answers of the API.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::worker::Phase;
 pub(crate) struct DeviceView {
     pub(crate) path: PathBuf,
     pub(crate) uuid: Option<String>,
-    /// `cache`, `backing`, or nothing if it could not be looked at.
+    /// `cache`, `backing`, or `None` if it could not be probed.
     pub(crate) kind: Option<&'static str>,
     pub(crate) set: Option<String>,
     pub(crate) label: String,

@@ -16,7 +16,7 @@ use crate::probe::{Probe, Role};
 use crate::shared::Shared;
 use crate::worker::{self, ANSWER_WITHIN, Phase, Worker, within};
 
-/// How long a client waits for a set to come up before it is told that the set still does.
+/// Time after which a client that waits for the start of a set gets the answer that the set is still starting.
 const UP_WITHIN: Duration = Duration::from_secs(90);
 
 /// See the module head.
@@ -91,7 +91,7 @@ impl Workers {
         }
         let old = self.lock().remove(&id);
         if let Some(old) = old {
-            // It has ended, as far as its phase says; what it held is free only when the thread is gone.
+            // Its phase says that it has ended, but its devices are free only after the end of the thread.
             let joined = tokio::task::spawn_blocking(move || old.join());
             let _ = tokio::time::timeout(ANSWER_WITHIN, joined).await;
         }
@@ -143,7 +143,7 @@ impl Workers {
         Ok(true)
     }
 
-    /// What the engines of all threads count. A thread that does not answer is left out, and said.
+    /// Figures of the engines of all threads. A thread that does not answer is omitted, and logged.
     pub(crate) async fn engine_figures(&self) -> metrics::Figures {
         let mut all = metrics::Figures::default();
         for worker in self.all() {
@@ -164,7 +164,7 @@ impl Workers {
         all
     }
 
-    /// Tells every thread to stop and waits until all have. `force` may be called later from elsewhere.
+    /// Stops all threads and waits for their end. `force` can be called meanwhile.
     pub(crate) async fn stop_all(&self) -> Result<(), Failure> {
         let workers: Vec<_> = {
             let workers = self.lock();
@@ -172,7 +172,7 @@ impl Workers {
             workers.values().cloned().collect()
         };
         for worker in &workers {
-            // One that is gone has nothing to stop.
+            // A thread that has ended needs no stop.
             let _ = worker.order(Order::Stop);
         }
         let mut result = Ok(());

@@ -1,4 +1,4 @@
-//! What a client is told about an export, and the list of exports as the handshake sees it.
+//! The description of an export for a client, and the list of exports for the handshake.
 
 use super::wire::transmission_flag as flag;
 

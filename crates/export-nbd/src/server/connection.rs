@@ -1,4 +1,4 @@
-//! One client after the handshake: receive requests, have them carried out, send replies.
+//! One client after the handshake: receives requests, passes them to workers, sends replies.
 //!
 //! Three kinds of tasks share a [`Connection`]: the receiver (the task that calls [`Connection::run`])
 //! parses requests and hands pieces of them to workers; workers call the volume and put replies into the
@@ -6,9 +6,8 @@
 //! under way (`Link::admission`), bytes in data buffers (`memory`). Both are given back only after the
 //! reply was sent, so a client that does not read its replies stops being read from.
 //!
-//! Invariants: what was handed to the volume is awaited to its end, whatever happens to the client; for a
-//! client that is gone nothing more is handed to the volume; when `run` returns, every task of the connection
-//! has ended.
+//! Invariants: an operation of the volume is awaited to its end, also if the client disconnects; no further operations are
+//! started for a client that has disconnected; when `run` returns, every task of the connection has ended.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,6 +1,6 @@
-//! What happens to connections, for a log.
+//! Events of connections, for a log.
 //!
-//! Owns the words in which the server speaks of its clients. Must not know who listens, nor how often is too often.
+//! Owns the texts about clients. Must not know the listener, nor the rate limit of messages.
 
 use std::fmt;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ pub enum ConnectionEvent {
         /// Who it is.
         peer: PeerId,
     },
-    /// A client was turned away.
+    /// A client was refused.
     TurnedAway {
         /// Who it was.
         peer: PeerId,
@@ -121,13 +121,13 @@ impl fmt::Display for ConnectionEnd {
             ConnectionEnd::NoMemory => f.write_str("the system has no memory for a connection"),
             ConnectionEnd::BrokenReply(e) => write!(
                 f,
-                "a read failed after the beginning of its data had been sent (error {}): disconnected, because a \
-                 simple reply has no other way to say so",
+                "a read failed after a part of its data was sent (error {}): disconnected, because a simple \
+                 reply cannot report this error",
                 e.code()
             ),
-            ConnectionEnd::GaveWay => {
-                f.write_str("the client was idle for the longest, and gave its place to another one")
-            }
+            ConnectionEnd::GaveWay => f.write_str(
+                "closed to make room for another client: this client was idle for the longest time",
+            ),
             ConnectionEnd::Stopped => f.write_str("the server was stopped"),
         }
     }

@@ -12,10 +12,10 @@ use crate::codec::wire::MAX_STRING_BYTES;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ExportError {
     /// Another volume has this name.
-    #[error("an export named {0:?} is there already")]
+    #[error("an export named {0:?} exists already")]
     Duplicate(String),
     /// The protocol has no room for this name.
-    #[error("an export cannot be named {0:?}: 1 to {MAX_STRING_BYTES} bytes without NUL are needed")]
+    #[error("name of an export: expected 1 to {MAX_STRING_BYTES} bytes without NUL, found {0:?}")]
     BadName(String),
 }
 

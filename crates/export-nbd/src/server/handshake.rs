@@ -1,6 +1,6 @@
-//! The handshake over a stream: from the greeting to the choice of an export, with TLS in between where it is wanted.
+//! The handshake over a stream: from the greeting to the choice of an export, with TLS if it is required.
 //!
-//! Owns the receive buffer that goes on to the connection. The time limit is the caller's. Must not know volumes.
+//! Owns the receive buffer, which the connection takes over. The caller owns the time limit. Must not know volumes.
 
 use std::io::ErrorKind;
 

@@ -1,13 +1,13 @@
 //! Memory of one connection within the budget of the process.
 //!
-//! Owns the count of bytes in data buffers, and the connection's part of the [`MemoryBudget`]. A connection reserves what
-//! it cannot do without when it is accepted: its fixed buffers, and room for one piece. A client for which that cannot be
-//! had is turned away. Beyond it, a connection takes memory for more pieces at once as the budget allows.
+//! Owns the count of bytes in data buffers, and the connection's part of the [`MemoryBudget`]. A connection reserves its
+//! minimum when it is accepted: its fixed buffers, and room for one piece. A client is refused if the budget does not have this
+//! minimum. Beyond it, a connection takes memory for more pieces as the budget permits.
 //!
-//! Why clients wait instead of reading ENOMEM: most clients pass that on to a file system, which takes it for a bad disk.
-//! Waiting is safe here, because nobody waits for memory of others: with room for one piece of its own, a connection always
-//! gets on, only with fewer requests at a time. So the waiter needs no wake-up from other connections or threads. ENOMEM is
-//! the answer where the system itself refuses an allocation within the budget.
+//! Clients wait instead of getting ENOMEM, because most clients pass ENOMEM on to a file system, which takes it for a disk
+//! error. Waiting is safe: no connection waits for memory of another. With room for one piece of its own a connection always
+//! makes progress, with fewer requests at a time. So a waiter needs no wake-up from other connections or threads. The answer is
+//! ENOMEM only if the system refuses an allocation within the budget.
 //!
 //! Invariants: `used` never exceeds what is reserved for data; a take of at most a piece succeeds when nothing else is
 //! taken. Only the connection's receiver waits, so there is room for one waker. Must not know what the memory holds.

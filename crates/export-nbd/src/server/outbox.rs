@@ -1,9 +1,9 @@
 //! Replies that wait to be sent.
 //!
 //! Owns the order of the bytes that go to one client. Any task of the connection adds whole replies or
-//! whole chunks; the connection's sender takes everything that is there and sends it in one go. Headers
-//! are collected in shared buffers, data go from where they lie. What a reply occupies of the
-//! connection's limits travels with it and is given back once it was sent.
+//! whole chunks; the sender of the connection takes all of them and sends them in one call. Headers
+//! are collected in shared buffers, data is sent from its own buffer. A reply carries its share of the
+//! connection's limits, which is released after it was sent.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

@@ -1,10 +1,10 @@
-//! Who has a place, and who gets the next one.
+//! The limited places for connections, and their fair assignment.
 //!
-//! Owns the list of connections and the rule by which a newcomer is served, turned away, or put in the place of an idle
-//! client. A client that is idle keeps its place for as long as nobody else needs it: a mounted file system may be idle for
-//! days. When places are short, the one that has been idle for the longest gives way, those that never asked for anything
-//! before all others, but only to its own peer or to a peer that has fewer places. So whoever connects again and again
-//! takes places from itself alone. Must not know sockets or volumes.
+//! Owns the list of connections and the rule by which a new client is accepted, refused, or replaces an idle client. An idle
+//! client keeps its connection as long as no other client needs the place: a mounted file system may be idle for days. When all
+//! places are taken, the client that was idle for the longest time is disconnected, clients without any request first, but only
+//! for a client of the same peer or of a peer with fewer places. So a peer that connects repeatedly takes places from itself
+//! alone. Must not know sockets or volumes.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;

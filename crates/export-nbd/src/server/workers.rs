@@ -2,7 +2,7 @@
 //!
 //! A request costs no task of its own: a job goes to an idle worker, else to a new one as long as there
 //! are few, else it waits. Owns the hand-over; must not know what a job is. The last worker that became
-//! idle gets the next job, because its memory is warm.
+//! idle gets the next job, because its memory is in the processor cache.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

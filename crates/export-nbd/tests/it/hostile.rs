@@ -177,7 +177,7 @@ fn an_idle_client_gives_way_only_when_places_are_short() {
     assert_eq!(sessions[1].read(0, 512), Ok(vec![0; 512]));
     let next = world.connect_as(MALLORY, "disk", true);
     assert!(sessions[0].pipe.is_closed(), "it has been idle for the longest of this peer");
-    assert!(world.events().iter().any(|e| e.contains("gave its place to another one")));
+    assert!(world.events().iter().any(|e| e.contains("closed to make room for another client")));
     assert!(!sessions[1].pipe.is_closed() && !mounted.pipe.is_closed());
     assert_eq!(next.read(0, 512), Ok(vec![0; 512]));
 

@@ -30,7 +30,7 @@ fn nothing_happens() {
     let e = situation(|_, _| ());
     assert_eq!(e.writeback, ["Nothing is dirty: there is nothing to write back."]);
     assert_eq!(e.bypassed, ["There were no requests in the last five minutes."]);
-    assert_eq!(e.hits, ["No read went through the cache in the last five minutes."]);
+    assert_eq!(e.hits, ["There were no reads through the cache in the last five minutes."]);
 }
 
 #[test]
@@ -45,12 +45,10 @@ fn the_controller_is_above_its_target() {
     });
     assert_eq!(
         e.writeback,
-        [
-            "Writeback goes at 2.5 MiB/s: 200.0 MiB are dirty, 100.0 MiB above the target of 100.0 MiB (writeback_percent 10 \
-          of the cache, this device's share); the proportional term, the distance divided by 40 \
-          (writeback_rate_p_term_inverse), is 2.0 MiB/s, the integral term 512.0 KiB/s. A larger writeback_percent slows \
-          it down, a smaller writeback_rate_p_term_inverse speeds it up."
-        ]
+        ["Writeback runs at 2.5 MiB/s: 200.0 MiB are dirty, 100.0 MiB above the target of 100.0 MiB \
+             (writeback_percent 10 of the cache, this device's share); the proportional term, the distance \
+             divided by 40 (writeback_rate_p_term_inverse), is 2.0 MiB/s, the integral term 512.0 KiB/s. A \
+             larger writeback_percent slows it down, a smaller writeback_rate_p_term_inverse speeds it up."]
     );
 }
 
@@ -65,9 +63,9 @@ fn the_controller_is_below_its_target() {
     assert_eq!(
         e.writeback,
         [
-            "Writeback goes at its least, 4.0 KiB/s (writeback_rate_minimum): 4.0 KiB are dirty, which is no more than the \
-          target of 100.0 MiB (writeback_percent 10 of the cache, this device's share). A smaller writeback_percent, or a \
-          larger writeback_rate_minimum, cleans more."
+            "Writeback runs at its minimum, 4.0 KiB/s (writeback_rate_minimum): 4.0 KiB are dirty, which is no \
+             more than the target of 100.0 MiB (writeback_percent 10 of the cache, this device's share). A \
+             smaller writeback_percent, or a larger writeback_rate_minimum, cleans more."
         ]
     );
 }
@@ -102,12 +100,13 @@ fn each_pace_has_its_own_sentence() {
         .collect();
     assert_eq!(
         sentences[2],
-        "1.0 MiB are dirty and nothing is written back, because writeback_running is 0. Set writeback_running=1 to go on."
+        "1.0 MiB are dirty and nothing is written back, because writeback_running is 0. Set \
+         writeback_running=1 to resume writeback."
     );
     assert_eq!(
         sentences[8],
-        "1.0 MiB are dirty and rest: data is written back once it is 30 s old (writeback_delay), so that what is overwritten \
-         soon is written once."
+        "1.0 MiB are dirty and wait: data is written back when it is 30 s old (writeback_delay), so that data \
+         which is overwritten soon is written back only once."
     );
     sentences.sort();
     sentences.dedup();
@@ -126,9 +125,9 @@ fn writeback_that_yields_says_to_whom_and_how_to_stop_it() {
     };
     assert_eq!(
         yields(Pace::Controlled, 0.25)[1],
-        "Requests keep the devices busy and the cache has room: writeback takes 25 % of the time at most, more as dirty data \
-         grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). writeback_controller=kernel switches \
-         that off."
+        "Requests keep the devices busy and the cache has room: writeback takes 25 % of the time at most, more \
+         as dirty data grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). \
+         writeback_controller=kernel turns this off."
     );
     assert_eq!(yields(Pace::Controlled, 1.0).len(), 1);
     assert_eq!(yields(Pace::Delayed, 0.25).len(), 1, "what rests anyway yields to nobody");
@@ -143,7 +142,8 @@ fn a_failing_backing_device() {
     });
     assert_eq!(
         e.writeback[1],
-        "The last 2 batches failed: sdb: write of 8 sectors at sector 16 failed. It is tried again each second."
+        "The last 2 batches failed: sdb: write of 8 sectors at sector 16 failed. Writeback tries again each \
+         second."
     );
 }
 
@@ -159,12 +159,12 @@ fn bypasses_by_frequency() {
     assert_eq!(
         e.bypassed,
         [
-            "Of 100 requests in the last five minutes 40 (40 %, 6.9 MiB) went past the cache:",
+            "Of 100 requests in the last five minutes 40 (40 %, 6.9 MiB) bypassed the cache:",
             "30 requests (1.9 MiB, sequential): they were part of streams of 4.0 MiB or more; sequential_cutoff sets that, 0 \
              caches all streams.",
-            "5 requests (5.0 MiB, discard): they were discards, which no cache takes part in.",
+            "5 requests (5.0 MiB, discard): they were discards, which are not cached.",
             "5 requests (20.0 KiB, congested): the cache device was slow; congested_read_threshold_us and \
-             congested_write_threshold_us set what counts as slow, 0 switches that off.",
+             congested_write_threshold_us set the limits, 0 turns them off.",
         ]
     );
     assert_eq!(
@@ -203,9 +203,10 @@ fn misses_of_a_cache_that_is_too_small() {
         e.hits,
         [
             "Of 10 reads through the cache in the last five minutes 0 % were hits (0 hits, 10 misses, 0 found a part).",
-            "10 reads more went past the cache and filled nothing: see the reasons above.",
-            "The cache is full (16.0 MiB of 16.0 MiB) and replaces what was not used for the longest time \
-             (cache_replacement_policy): what is read again and again is larger than the cache, or is read once only.",
+            "10 reads more bypassed the cache and were not cached: see the reasons above.",
+            "The cache is full (16.0 MiB of 16.0 MiB) and evicts data as cache_replacement_policy says (the \
+             least recently used by default): the working set is larger than the cache, or data is read only \
+             once.",
         ]
     );
 }
@@ -222,8 +223,9 @@ fn every_reason_has_advice() {
 #[test]
 fn all_of_it_as_text() {
     let text = situation(|_, _| ()).to_string();
-    let expected = "Writeback\n  Nothing is dirty: there is nothing to write back.\n\nPast the cache\n  There were no requests \
-                    in the last five minutes.\n\nHits\n  No read went through the cache in the last five minutes.\n";
+    let expected = "Writeback\n  Nothing is dirty: there is nothing to write back.\n\nBypassed\n  There were \
+                    no requests in the last five minutes.\n\nHits\n  There were no reads through the cache in \
+                    the last five minutes.\n";
     assert_eq!(text, expected);
 }
 

@@ -41,7 +41,8 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
     };
     let socket = dir.join(format!("{}.sock", context.place));
     message::note(format!(
-        "export: NBD on {}, as there can be no block devices: {no_ublk}; by FUSE: {no_fuse} (choose with --export)",
+        "export: NBD on {}, because block devices are not available: {no_ublk}; by FUSE: {no_fuse} (choose \
+         with --export)",
         socket.display()
     ));
     nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)
@@ -83,7 +84,7 @@ fn private_dir(dir: &Path, euid: u32) -> std::io::Result<()> {
     if meta.is_dir() && meta.uid() == euid && meta.mode() & 0o022 == 0 {
         return Ok(());
     }
-    Err(std::io::Error::other("others can write to it"))
+    Err(std::io::Error::other("other users can write to it"))
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl Fuse {
                     }
                     if why != told {
                         message::warn(format!(
-                            "{why}: waiting for that to end; a second signal takes it away by force"
+                            "{why}: waiting until it is no longer in use; a second signal removes it by force"
                         ));
                         told = why;
                     }

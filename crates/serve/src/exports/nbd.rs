@@ -95,14 +95,16 @@ impl Log {
     fn take(&self, event: &ConnectionEvent) {
         match event {
             ConnectionEvent::TurnedAway { peer, why } => {
-                say(&self.turned_away, || format!("nbd: a client was turned away ({peer}): {why}"));
+                say(&self.turned_away, || format!("nbd: a client was refused ({peer}): {why}"));
             }
             ConnectionEvent::AcceptFailed(e) => {
                 let lately = self.refused.get().is_some_and(|said| said.elapsed() < SAID_WITHIN);
                 if !self.refusing.get() && !lately {
                     self.refusing.set(true);
                     self.refused.set(Some(Instant::now()));
-                    message::warn(format!("nbd: a client could not be accepted and has to wait: {e}"));
+                    message::warn(format!(
+                        "nbd: new clients wait, because a connection cannot be accepted: {e}"
+                    ));
                 }
             }
             ConnectionEvent::Accepted { .. } => {
@@ -121,7 +123,7 @@ impl Log {
     fn end(&self) {
         let left_out = self.turned_away.left_out() + self.failed.left_out();
         if left_out > 0 {
-            message::warn(format!("nbd: {left_out} more warnings about clients were left out"));
+            message::warn(format!("nbd: {left_out} more warnings about clients were omitted"));
         }
     }
 }
@@ -150,7 +152,7 @@ fn say(quiet: &Quiet, line: impl FnOnce() -> String) {
     match quiet.admit(Instant::now()) {
         None => {}
         Some(0) => message::warn(line()),
-        Some(left_out) => message::warn(format!("{} ({left_out} more like it were left out before)", line())),
+        Some(left_out) => message::warn(format!("{} ({left_out} more like it were omitted before)", line())),
     }
 }
 
@@ -177,8 +179,8 @@ mod tests {
             log.take(&ConnectionEvent::Closed { id, peer, end: ConnectionEnd::Goodbye });
         }
         assert_eq!(heard.borrow().len(), 10);
-        assert_eq!(heard.borrow()[1], "nbd: a client was turned away (user 1000): all 64 places are taken");
+        assert_eq!(heard.borrow()[1], "nbd: a client was refused (user 1000): all 64 places are taken");
         log.end();
-        assert_eq!(heard.borrow()[10], "nbd: 1990 more warnings about clients were left out");
+        assert_eq!(heard.borrow()[10], "nbd: 1990 more warnings about clients were omitted");
     }
 }

@@ -89,7 +89,7 @@ impl NbdAccess {
 /// Why a TCP port is not opened, and the ways out.
 pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String {
     let lacking = if encrypted {
-        "TLS without certificates of the clients encrypts and lets everybody in"
+        "TLS without client certificates encrypts but does not authenticate clients"
     } else {
         "NBD over TCP has no access control"
     };
@@ -102,18 +102,18 @@ pub fn why_not(endpoint: &Endpoint, encrypted: bool, said_by: SaidBy) -> String 
         }
     };
     format!(
-        "{endpoint}: every user of this host could read and write the volumes through this port: {lacking}; use a \
-         unix socket (nbd=/run/NAME.sock), or let in clients with a certificate ({certificates}), or open the port to \
-         everybody who reaches it ({open})"
+        "{endpoint}: every user of this host could read and write the volumes through this port: {lacking}; \
+         use a unix socket (nbd=/run/NAME.sock), or require client certificates ({certificates}), or allow \
+         clients without authentication ({open})"
     )
 }
 
 /// Why a port that other hosts can reach is not opened to everybody by the configuration, and the ways out.
 pub fn why_not_remote(endpoint: &Endpoint) -> String {
     format!(
-        "{endpoint}: other hosts can reach this address, and nbd_allow_unauthenticated_tcp = true opens ports of this host's \
-         own addresses only; use nbd=127.0.0.1:PORT or a unix socket (nbd=/run/NAME.sock), or let in clients with a \
-         certificate (nbd_tls_certificate, nbd_tls_key and nbd_tls_client_ca)"
+        "{endpoint}: other hosts can reach this address, and nbd_allow_unauthenticated_tcp = true permits \
+         loopback addresses only; use nbd=127.0.0.1:PORT or a unix socket (nbd=/run/NAME.sock), or require \
+         client certificates (nbd_tls_certificate, nbd_tls_key and nbd_tls_client_ca)"
     )
 }
 

@@ -103,7 +103,7 @@ impl Ublk {
             let Some(why) = self.devices.in_use().await else { break };
             if why != told {
                 message::warn(format!(
-                    "{why}: waiting for that to end; a second signal takes it away by force"
+                    "{why}: waiting until it is no longer in use; a second signal removes it by force"
                 ));
                 told = why;
             }

@@ -1,4 +1,4 @@
-//! Long operations of the daemon, watched.
+//! Commands that start and follow jobs of the daemon.
 
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ fn progress_line(job: &Value) -> String {
     )
 }
 
-/// What a job works on: the volume or the set, and the device with its UUID.
+/// The target of a job: the volume or the set, and the device with its UUID.
 fn target_of(job: &Value) -> String {
     described(&json!({"name": job["target"], "device": job["device"], "uuid": job["uuid"]}))
 }
 
-/// What a wipe has done, if there was one.
+/// The result of a wipe, if there was one.
 fn wiped_in_words(wiped: &Value) -> String {
     let number = |key: &str| wiped[key].as_u64();
     let (Some(bytes), Some(whole), Some(shared)) =
@@ -47,7 +47,7 @@ fn wiped_in_words(wiped: &Value) -> String {
     )
 }
 
-/// Waits for the end of a job, and says how it was.
+/// Waits for the end of a job and prints its result.
 fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), Failure> {
     let mut progress = out::Progress::new(kind);
     let id = body["job"]["id"].as_u64().unwrap_or(0);
@@ -72,7 +72,7 @@ fn watch(control: &Control, kind: &'static str, mut body: Value) -> Result<(), F
     }
 }
 
-/// What commands that begin a job have in common.
+/// The options of commands that start a job.
 #[derive(Args, Debug)]
 struct Waiting {
     /// Do not wait for the end
@@ -98,14 +98,14 @@ impl Waiting {
     }
 }
 
-/// Detach a backing device: write everything back and let it go
+/// Detach a backing device: write its dirty data back and stop caching it
 ///
-/// It is served on, without a cache. Ending this command does not end the detaching: `cancel` does.
+/// Its volume is still served, without a cache. Ending this command does not end the detach: `cancel` does.
 #[derive(Args, Debug)]
 pub(crate) struct Detach {
     /// Volume or backing device
     backing: String,
-    /// Then overwrite with zeros what no volume of the set needs on the cache device, as `wipe` does
+    /// Then overwrite with zeros all data on the cache device that no volume of the set needs, as `wipe` does
     #[arg(long)]
     wipe: bool,
     #[command(flatten)]
@@ -120,10 +120,10 @@ impl Detach {
     }
 }
 
-/// Overwrite with zeros what no volume of a set needs on its cache device
+/// Overwrite with zeros all data on a cache device that no volume of its set needs
 ///
-/// Data of detached volumes, and data that was overwritten, discarded or evicted, stays readable on the device until its place is
-/// used again. The set serves its volumes meanwhile. The command can be run again at any time, also after a crash.
+/// Data of detached volumes, and data that was overwritten, discarded or evicted, stays readable on the device until its
+/// bucket is reused. The set serves its volumes meanwhile. The command can be run again at any time, also after a crash.
 #[derive(Args, Debug)]
 pub(crate) struct Wipe {
     /// Set (UUID or cache device)
@@ -183,7 +183,7 @@ impl Jobs {
     }
 }
 
-/// Cancel a job of the daemon; what is done stays done
+/// Cancel a job of the daemon; the work done so far stays done
 #[derive(Args, Debug)]
 pub(crate) struct Cancel {
     /// Number of the job

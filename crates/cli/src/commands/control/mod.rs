@@ -1,6 +1,7 @@
-//! Commands for the daemon that change something, or begin something long.
+//! Commands for the daemon that change something or start a job.
 //!
-//! Each is one request. What takes long is a job: it is watched until it ends, and goes on if the watching is ended.
+//! Each command is one request. A long operation is a job: the command waits until it ends; the job continues if the command is
+//! ended.
 
 mod job;
 mod show;
@@ -24,15 +25,15 @@ use crate::client::{Control, absolute, described, segment};
 use crate::failure::Failure;
 use crate::out;
 
-/// Prints an answer, or says something shorter.
+/// Prints an answer as JSON, or a shorter text.
 fn answer(control: &Control, body: &Value, short: impl FnOnce() -> String) -> Result<(), Failure> {
     if control.json { out::print_json(body) } else { out::print(&short()) }
 }
 
 /// Register devices with the daemon
 ///
-/// A cache device brings its set up, a backing device its volume. A backing device whose cache is missing waits for it.
-/// Exit status 1 also if a volume is served and cannot be exported as the configuration says.
+/// Registering a cache device starts its set, and a backing device its volume. A backing device whose cache device is
+/// missing waits for it. Exit status 1 also if a volume is served but cannot be exported as configured.
 #[derive(Args, Debug)]
 pub(crate) struct Register {
     /// Cache and backing devices
@@ -41,7 +42,7 @@ pub(crate) struct Register {
     /// Accept devices that are registered already
     #[arg(long)]
     quiet: bool,
-    /// Serve a device that is not the one remembered for its UUID, or an older state of it; what differs is printed
+    /// Serve a device that differs from the one remembered for its UUID, or an older state of it; the differences are printed
     #[arg(long)]
     accept_replacement: bool,
     #[command(flatten)]
@@ -71,12 +72,12 @@ impl Register {
     }
 }
 
-/// What a value says; nothing if it is none.
+/// The text of a value; empty if it is not a string.
 pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("")
 }
 
-/// Forget a device
+/// Unregister a device
 ///
 /// Unregistering a cache device stops its set; dirty data stays in the cache. Unregistering a backing device stops
 /// its volume.
@@ -144,7 +145,7 @@ impl Stop {
 pub(crate) struct SetCachemode {
     /// Volume or backing device
     backing: String,
-    /// What happens to writes
+    /// New cache mode
     #[arg(value_parser = ["writethrough", "writeback", "writearound", "none"])]
     mode: String,
     #[command(flatten)]
@@ -164,7 +165,7 @@ impl SetCachemode {
 pub(crate) struct SetLabel {
     /// Volume or backing device
     backing: String,
-    /// At most 32 bytes
+    /// New label, at most 32 bytes
     label: String,
     #[command(flatten)]
     control: Control,
@@ -235,7 +236,7 @@ impl Get {
 
 /// Set tunables of a volume or a set
 ///
-/// The daemon remembers the values unless --runtime is given; `reset` undoes a change.
+/// The daemon stores the values unless --runtime is given; `reset` undoes a change.
 #[derive(Args, Debug)]
 pub(crate) struct Set {
     /// Volume (name, label or device) or set (UUID or cache device)
@@ -243,7 +244,7 @@ pub(crate) struct Set {
     /// Names and values
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
-    /// Forget the value when the daemon ends
+    /// Do not restore the value when the daemon starts again
     #[arg(long)]
     runtime: bool,
     #[command(flatten)]
@@ -315,7 +316,7 @@ impl Reset {
     }
 }
 
-/// Read the configuration again, and say what has changed
+/// Reload the configuration and print the changes
 #[derive(Args, Debug)]
 pub(crate) struct Reload {
     #[command(flatten)]

@@ -29,7 +29,7 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A device, with what is known of its volume.
+/// A device with the known state of its volume.
 struct Row<'a> {
     device: &'a Value,
     volume: Option<&'a Value>,
@@ -76,7 +76,7 @@ impl Row<'_> {
         }
     }
 
-    /// What is said of the device; a label must not look like anything else.
+    /// The line of the device; its label is escaped.
     fn text(&self, key: &str) -> String {
         let text = text(&self.device[key]);
         if key == "label" { plain::label(text).into_owned() } else { text.to_owned() }
@@ -90,7 +90,7 @@ impl Row<'_> {
 /// List devices
 #[derive(Args, Debug)]
 pub(crate) struct Show {
-    /// Everything about one device
+    /// Show everything about one device
     #[arg(short = 'd', long = "device", value_name = "DEV")]
     device: Option<String>,
     /// More columns

@@ -1,4 +1,4 @@
-//! `status`: everything that matters, on one screen; `events`: what happens, as it happens.
+//! `status`: sets, volumes and problems on one screen; `events`: events as they happen.
 
 use clap::Args;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::client::{Control, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
-/// Show sets, volumes and what is wrong, on one screen
+/// Show sets, volumes and problems on one screen
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     #[command(flatten)]
@@ -124,7 +124,7 @@ fn volumes(set: &Value) -> String {
     table(&rows)
 }
 
-/// Explain why a volume does what it does
+/// Explain writeback, bypassed requests and the hit ratio of a volume
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
     /// Volume, by name, label or backing device
@@ -141,7 +141,7 @@ impl Explain {
         if self.control.json {
             return out::print_json(&body);
         }
-        let parts = [("writeback", "Writeback"), ("bypassed", "Past the cache"), ("hits", "Hits")];
+        let parts = [("writeback", "Writeback"), ("bypassed", "Bypassed"), ("hits", "Hits")];
         let parts = parts.map(|(key, title)| {
             let sentences: String = each(&body[key]).map(|s| format!("  {}\n", text(s))).collect();
             format!("{title}\n{sentences}")

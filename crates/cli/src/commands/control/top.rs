@@ -1,7 +1,7 @@
-//! `top`: what every volume does, once a second.
+//! `top`: the activity of every volume, once a second.
 //!
-//! Rates are differences of counters between two looks. On a terminal the screen is drawn anew each time; elsewhere the
-//! tables follow one another.
+//! Rates are differences of counters between two updates. On a terminal each update redraws the screen; elsewhere it prints
+//! another table.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -16,20 +16,20 @@ use crate::client::Control;
 use crate::failure::Failure;
 use crate::{out, size};
 
-/// Watch the volumes work
+/// Show the activity of volumes, updated regularly
 #[derive(Args, Debug)]
 pub(crate) struct Top {
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(short = 'i', long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
-    /// Looks until the end; without it, until it is interrupted
+    /// Number of updates [default: until interrupted]
     #[arg(short = 'n', long, value_name = "N")]
     count: Option<u64>,
     #[command(flatten)]
     control: Control,
 }
 
-/// What is counted of a volume.
+/// The counters of a volume.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 struct Counts {
     reads: u64,
@@ -54,7 +54,7 @@ impl Counts {
         }
     }
 
-    /// What came since `before`; a volume that began anew meanwhile began at zero.
+    /// The difference since `before`; a volume that was restarted meanwhile counts from zero.
     fn since(self, before: Counts) -> Counts {
         let past = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
         Counts {
@@ -82,7 +82,7 @@ impl Top {
         loop {
             let status = self.control.get("/v1/status")?;
             let now = Instant::now();
-            // The first look has nothing to compare with.
+            // The first update has no difference.
             let seconds = looked.map(|l| now.duration_since(l).as_secs_f64());
             let counts: BTreeMap<String, Counts> =
                 volumes(&status).map(|v| (text(&v["name"]).to_owned(), Counts::of(v))).collect();

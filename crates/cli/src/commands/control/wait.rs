@@ -1,4 +1,4 @@
-//! `wait`: until a volume is served, for what mounts it.
+//! `wait`: waits until a volume is served, before a mount.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// Wait until a volume is served
 ///
-/// Also waits for the daemon itself to come up.
+/// Also waits until the daemon has started.
 #[derive(Args, Debug)]
 pub(crate) struct Wait {
     /// Volume, by name, label, UUID or backing device

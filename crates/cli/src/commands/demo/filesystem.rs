@@ -1,6 +1,6 @@
 //! ext4 on the volume's block device, mounted.
 //!
-//! Owns the question whether that is possible here, and the mount, which is gone when the value is.
+//! Owns the check whether this host permits it, and the mount, which ends with the value.
 
 use std::fs::File;
 use std::io::Write;

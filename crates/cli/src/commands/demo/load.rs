@@ -20,7 +20,7 @@ pub(super) const DEPTH: usize = 8;
 /// Of a hundred requests, so many are reads.
 const READS_PERCENT: u64 = 70;
 
-/// Longest latency that is told apart, in microseconds.
+/// Longest latency that the histogram distinguishes, in microseconds.
 const MOST_US: u64 = 60_000_000;
 
 struct Block {
@@ -66,7 +66,7 @@ impl WorkingSet {
     }
 }
 
-/// What a block holds after its write number `version`: every sector says where it belongs and which write made it.
+/// The contents of a block after its write number `version`: every sector has its position and the number of the write.
 fn contents(position: u64, version: u32) -> Vec<u8> {
     let mut out = vec![0; BLOCK_BYTES];
     if version == 0 {
@@ -80,7 +80,7 @@ fn contents(position: u64, version: u32) -> Vec<u8> {
     out
 }
 
-/// What was measured.
+/// The results of a measurement.
 pub(super) struct Figures {
     pub(super) requests: u64,
     pub(super) took: Duration,
@@ -169,7 +169,10 @@ impl Load {
             .ok()
             .and_then(|n| Some((under_way.get_mut(n)?.take()?, self.set.blocks.get_mut(n)?)))
         else {
-            return Err(Failure::Failed(format!("{what}: an answer to no request")));
+            return Err(Failure::Failed(format!(
+                "{what}: expected a reply to a pending request, found one to no \
+                                                request"
+            )));
         };
         let (sent_at, version) = at;
         let sector = block.position / 512;

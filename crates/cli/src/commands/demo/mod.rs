@@ -1,10 +1,10 @@
-//! `ubcache demo`: the whole product in a minute and a half, on sparse files, with nothing left behind.
+//! `ubcache demo`: a demonstration in 90 seconds on sparse files, which removes all of its files.
 //!
 //! Runs the program's own commands as an operator would (`make`, `up`, `check`, `extract`, `flush`), with a backing
 //! device that is slowed down to a disk with a moving head, and a load generator of its own.
 //!
-//! Invariants: it ends by itself; whatever way it ends, its files and processes are gone. Everything that has to be
-//! taken away is owned by a value whose drop does that, and signals only make the running step fail.
+//! Invariants: it ends by itself; however it ends, it removes its files and ends its processes. Each of them is owned by a
+//! value whose drop does that, and signals only make the running step fail.
 
 mod filesystem;
 mod load;
@@ -33,7 +33,7 @@ const SSD_BYTES: u64 = 256 << 20;
 const HDD_BYTES: u64 = 2 << 30;
 /// Blocks that the load uses: 24 MiB, which fits the cache many times.
 const BLOCKS: usize = 6144;
-/// What the files take at most.
+/// Maximum size of the files.
 const SPACE_BYTES: u64 = 512 << 20;
 /// How long the disk alone is measured.
 const ALONE: Duration = Duration::from_secs(12);
@@ -42,11 +42,11 @@ const FIRST_PASS: Duration = Duration::from_secs(45);
 /// How long the second pass takes at least.
 const SECOND_PASS: Duration = Duration::from_secs(6);
 
-/// Show in a minute and a half what a cache does
+/// Demonstrate a cache in 90 seconds
 ///
 /// Makes a sparse "SSD" of 256 MiB and a sparse "HDD" of 2 GiB, which is slowed down like a disk with a moving head,
 /// and measures random reads and writes on the disk alone and through the cache: as root on a mounted ext4, else by NBD.
-/// Then verifies everything that was written. Nothing is left behind.
+/// Then verifies all written data, and removes all files.
 #[derive(Args, Debug)]
 pub(crate) struct Demo {
     /// Where to put the files [default: the directory for temporary files]
@@ -213,7 +213,7 @@ fn measure_cached(
     table: &mut Table,
     interrupt: &mut Interrupt,
 ) -> Result<(), Failure> {
-    say("\nWith the cache: the same blocks, first each one once, then again and again")?;
+    say("\nWith the cache: the same blocks, first each block once, then repeatedly")?;
     // Every request is to go through the cache, however busy this host is.
     let args = [
         "-C",
@@ -240,7 +240,7 @@ fn measure_cached(
 
 fn prove(devices: &Devices<'_>, way: Way, load: &Load) -> Result<(), Failure> {
     let Devices { place, ssd, hdd } = devices;
-    say("\nStopped in good order; newer data than the HDD has is in the cache. Is everything there?")?;
+    say("\nStopped in order; the cache has data that is newer than the HDD's. Verifying all of it:")?;
     run(place, &["check", ssd, hdd])?;
     let copy = place.path("copy");
     let copy_arg = copy.display().to_string();

@@ -76,7 +76,7 @@ impl Server {
         let line = self
             .lines
             .recv_timeout(ANSWER_WITHIN)
-            .map_err(|_| failed(format!("expected to be told {kind}")))?;
+            .map_err(|_| failed(format!("expected {kind} on standard output, found nothing")))?;
         let event: Value = serde_json::from_str(&line).map_err(|e| failed(format!("{line:?}: {e}")))?;
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
     }

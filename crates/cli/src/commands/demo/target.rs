@@ -1,7 +1,7 @@
-//! What the load goes to: a volume by NBD, or a file on a file system.
+//! The target of the load: a volume by NBD, or a file on a file system.
 //!
-//! Owns the requests under way. A file is opened for direct I/O, so that the page cache of this host plays no part, and
-//! a thread per request stands for the program that waits for it.
+//! Owns the requests under way. A file is opened for direct I/O, so that it bypasses the page cache of this host, and
+//! each request has a thread that waits for it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,7 +29,7 @@ pub(super) enum Request {
 /// Its outcome.
 pub(super) struct Reply {
     pub(super) tag: u64,
-    /// What was read.
+    /// The data of a read.
     pub(super) data: io::Result<Vec<u8>>,
 }
 
