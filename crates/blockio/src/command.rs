@@ -1,22 +1,21 @@
 //! Commands to character devices that answer through the ring: io_uring's `URING_CMD`.
 //!
 //! A driver such as ublk takes a command with a buffer's address and answers it when it has something to
-//! say, which can be never. Owns the operation in the reactor's slot (with file and buffer, module
-//! `reactor`) and the future that waits for it. There is no way to cancel such a command but to make the
+//! say, which can be never. Owns the device's file and the future that waits for an answer. There is no way to cancel such a command but to make the
 //! driver answer it; a reactor that is closed while one is outstanding leaves ring and buffers to the
 //! kernel until the process ends. Must not know what commands mean.
 
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use ::io::Buffer;
 
-use crate::cmd::Cmd;
-use crate::reactor::{Op, OpId, Reactor, Step};
+use crate::operation::command::CommandOp;
+use crate::reactor::{OpId, Reactor};
 
 /// A character device that takes commands through the ring.
 #[derive(Clone)]
@@ -63,66 +62,11 @@ impl CommandFile {
     pub fn send(&self, code: u32, head: [u8; 8], mut buffer: Buffer) -> CommandFuture {
         assert!(buffer.capacity() >= self.memory_bytes, "the driver may touch {} bytes", self.memory_bytes);
         assert!(buffer.get_mut().is_some(), "a shared buffer cannot be given to a driver");
-        let op = CommandOp {
-            file: self.file.clone(),
-            code,
-            head,
-            buffer: Some(buffer),
-            result: None,
-            waker: None,
-            abandoned: false,
+        let state = match self.reactor.start(CommandOp::new(self.file.clone(), code, head, buffer)) {
+            Ok(id) => State::Running(id),
+            Err(op) => State::Refused(op.into_answer().1),
         };
-        let started = self.reactor.start(Op::Command(op), |op| match op {
-            Op::Command(op) => Step::Next(op.command()),
-            _ => unreachable!("made above"),
-        });
-        match started {
-            Ok(id) => CommandFuture { reactor: self.reactor.clone(), state: State::Running(id) },
-            Err(Op::Command(op)) => {
-                CommandFuture { reactor: self.reactor.clone(), state: State::Refused(op.buffer) }
-            }
-            Err(_) => unreachable!("given back as it was"),
-        }
-    }
-}
-
-/// A command in its slot.
-pub(crate) struct CommandOp {
-    file: Rc<OwnedFd>,
-    code: u32,
-    head: [u8; 8],
-    /// `Some` until the waiter takes it.
-    buffer: Option<Buffer>,
-    result: Option<i32>,
-    waker: Option<Waker>,
-    abandoned: bool,
-}
-
-impl CommandOp {
-    fn command(&mut self) -> Cmd {
-        let ptr = self.buffer.as_mut().map_or(std::ptr::null_mut(), |b| b.as_mut().as_mut_ptr());
-        let mut payload = [0u8; 16];
-        payload[..8].copy_from_slice(&self.head);
-        payload[8..].copy_from_slice(&(ptr as u64).to_ne_bytes());
-        Cmd::Command { fd: self.file.as_raw_fd(), code: self.code, payload }
-    }
-
-    /// Takes in the driver's answer.
-    pub(crate) fn advance(&mut self, result: i32) -> Step {
-        self.result = Some(result);
-        Step::Done
-    }
-
-    pub(crate) fn has_ended(&self) -> bool {
-        self.result.is_some()
-    }
-
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandoned
-    }
-
-    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
-        self.waker.take()
+        CommandFuture { reactor: self.reactor.clone(), state }
     }
 }
 
@@ -153,22 +97,17 @@ impl Future for CommandFuture {
             }
             State::Running(id) => {
                 let id = *id;
-                let ended = self.reactor.with_command(id, |op| {
-                    if op.has_ended() {
-                        return true;
+                let ended = self.reactor.with(id, |op: &mut CommandOp| {
+                    if !op.has_ended() {
+                        op.set_waker(cx.waker());
                     }
-                    match &op.waker {
-                        Some(w) if w.will_wake(cx.waker()) => {}
-                        _ => op.waker = Some(cx.waker().clone()),
-                    }
-                    false
+                    op.has_ended()
                 });
                 if !ended {
                     return Poll::Pending;
                 }
                 self.state = State::Taken;
-                let op = self.reactor.take_command(id);
-                Poll::Ready((op.result.unwrap_or(-libc::EIO), op.buffer))
+                Poll::Ready(self.reactor.take::<CommandOp>(id).into_answer())
             }
             State::Taken => panic!("polled after it was ready"),
         }
@@ -178,13 +117,12 @@ impl Future for CommandFuture {
 impl Drop for CommandFuture {
     fn drop(&mut self) {
         let State::Running(id) = self.state else { return };
-        let ended = self.reactor.with_command(id, |op| {
-            op.abandoned = true;
-            op.waker = None;
+        let ended = self.reactor.with(id, |op: &mut CommandOp| {
+            op.abandon();
             op.has_ended()
         });
         if ended {
-            drop(self.reactor.take_command(id));
+            drop(self.reactor.take::<CommandOp>(id));
         }
     }
 }

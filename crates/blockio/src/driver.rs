@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use ::io::{Clock, Fifo, Handle, Nanos, Runtime};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::busy_poll::{BusyPoll, PollPredictor};
+use crate::clock::SystemClock;
 use crate::reactor::Reactor;
 use crate::uring::Uring;
 use crate::wake::Wake;
@@ -63,21 +63,6 @@ impl Default for DriverOptions {
             max_threads: 16,
             busy_poll: BusyPoll::Never,
         }
-    }
-}
-
-/// The system's clocks.
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Nanos {
-        let t = clock_gettime(ClockId::Monotonic);
-        // Neither is negative: the monotonic clock counts from boot.
-        Nanos((t.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64))
-    }
-
-    fn wall_seconds(&self) -> u64 {
-        u64::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0)
     }
 }
 

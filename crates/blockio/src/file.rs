@@ -1,7 +1,7 @@
 //! A device on a block device or a regular file.
 //!
-//! Owns the open file with its claim, and turns requests into commands of the reactor. Short transfers,
-//! `EINTR` and `EAGAIN` are continued here. Direct I/O where the file takes it, else buffered with
+//! Owns the open file with its claim, refuses what the device cannot do, and starts an operation for each request (module
+//! `operation::device`). Direct I/O where the file takes it, else buffered with
 //! fdatasync(2) for flushes, which keeps the same promises through the page cache. A file in memory
 //! (tmpfs) is read, written and flushed on the driver's thread, as long as the transfer is small: io_uring
 //! would hand each to a kernel thread, which costs several times the copy. A file of a file system that another
@@ -22,55 +22,23 @@
 //! | discard | `BLKDISCARD` on a helper thread | punches a hole |
 //! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
 
-use std::cell::{Cell, RefCell};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use ::io::{Buffer, Completer, Device, DeviceInfo, IoError, Op as What, Request};
+use ::io::{Completer, Device, DeviceInfo, IoError, Op as What, Request};
 
 use crate::claim::{OpenError, OpenOptions, Opened, open};
-use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
-use crate::gather::{self, Gathered};
-use crate::reactor::{Op, Reactor, Step};
-use crate::registered::Numbers;
+use crate::operation::device::{DeviceFile, DeviceOp};
+use crate::reactor::Reactor;
 use crate::workers::DeviceThreads;
 use crate::write_cache::WriteCache;
-
-/// Zeros that are written at once where the kernel has no better way.
-const ZEROS_BYTES: usize = 1 << 20;
-
-const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-
-/// Largest transfer of a file in memory that is carried out on the driver's thread: about 20 µs of copying.
-const HERE_BYTES: u64 = 128 << 10;
-
-/// How zeros get to the medium; goes down the list when the kernel refuses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Zeroing {
-    ZeroRange,
-    PunchHole,
-    Write,
-}
-
-pub(crate) struct FileInner {
-    /// Of a block device on a ring. They are named by the descriptor, so they go before it does.
-    threads: Option<DeviceThreads>,
-    /// Reads and writes on the ring do not wait.
-    nowait: Cell<bool>,
-    opened: Opened,
-    zeroing: Cell<Zeroing>,
-    zeros: RefCell<Option<Buffer>>,
-    gathers: gather::Spare,
-    numbers: Rc<Numbers>,
-}
 
 /// A device on a block device or a regular file. Closing happens when the last handle and the last
 /// operation are gone, and gives up the claim.
 #[derive(Clone)]
 pub struct FileDevice {
-    inner: Rc<FileInner>,
+    inner: Rc<DeviceFile>,
     reactor: Reactor,
 }
 
@@ -89,17 +57,8 @@ impl FileDevice {
     }
 
     fn with_threads(reactor: &Reactor, opened: Opened, threads: Option<DeviceThreads>) -> FileDevice {
-        let inner = FileInner {
-            // Through the page cache, the ring waits for reads without a thread.
-            nowait: Cell::new(threads.is_some() && opened.direct),
-            threads,
-            opened,
-            zeroing: Cell::new(Zeroing::ZeroRange),
-            zeros: RefCell::new(None),
-            gathers: gather::Spare::default(),
-            numbers: reactor.numbers().clone(),
-        };
-        FileDevice { inner: Rc::new(inner), reactor: reactor.clone() }
+        let inner = Rc::new(DeviceFile::new(opened, threads, reactor.numbers().clone()));
+        FileDevice { inner, reactor: reactor.clone() }
     }
 
     /// What is unusual about this device (no direct I/O, for example), for the log.
@@ -147,294 +106,10 @@ impl Device for FileDevice {
             return;
         }
         let op = DeviceOp::new(self.inner.clone(), request, completer, self.reactor.pool());
-        let started = if op.may_be_gathered() {
-            self.reactor.hold(op)
-        } else {
-            self.reactor.start(Op::Device(op), |op| match op {
-                Op::Device(op) => op.next(),
-                Op::Socket(_) | Op::Command(_) => unreachable!("made above"),
-            })
-        };
-        if let Err(Op::Device(mut op)) = started.map(|_| ()) {
-            op.errno = Some(libc::ECANCELED);
-            op.finish();
+        let started = if op.may_be_gathered() { self.reactor.hold(op) } else { self.reactor.start(op) };
+        if let Err(op) = started {
+            op.refuse(libc::ECANCELED);
         }
-    }
-}
-
-/// A request on its way through the kernel.
-pub(crate) struct DeviceOp {
-    file: Rc<FileInner>,
-    request: Request,
-    completer: Completer,
-    /// Bytes that are done.
-    done: u64,
-    /// How zeros are written, for a write-zeroes.
-    zeroing: Zeroing,
-    /// Stands in for the request's buffer where that is not aligned enough, or holds zeros.
-    stand_in: Option<Buffer>,
-    /// Writes that go with this one, right behind it.
-    gathered: Option<Box<Gathered>>,
-    /// The last command was a transfer on the ring that does not wait.
-    nowait: bool,
-    errno: Option<i32>,
-}
-
-impl DeviceOp {
-    fn new(
-        file: Rc<FileInner>,
-        mut request: Request,
-        completer: Completer,
-        pool: &::io::BufferPool,
-    ) -> DeviceOp {
-        let range = request.byte_range();
-        let stand_in = match (request.op, &mut request.buffer) {
-            (What::WriteZeroes, _) => {
-                Some(file.zeros.borrow_mut().get_or_insert_with(|| pool.zeroed(ZEROS_BYTES)).clone())
-            }
-            // Buffers are aligned to a page; what may be wrong is the offset in them.
-            (op @ (What::Read | What::Write { .. }), Some(buffer))
-                if !range.start.is_multiple_of(file.opened.memory_align_bytes) =>
-            {
-                Some(match op {
-                    What::Read => pool.take(range.len()),
-                    _ => pool.copy_of(&buffer.as_slice()[range]),
-                })
-            }
-            _ => None,
-        };
-        let zeroing = file.zeroing.get();
-        DeviceOp {
-            file,
-            request,
-            completer,
-            done: 0,
-            zeroing,
-            stand_in,
-            gathered: None,
-            nowait: false,
-            errno: None,
-        }
-    }
-
-    fn left(&self) -> u64 {
-        self.request.sectors.bytes() - self.done
-    }
-
-    /// Whether this may wait for neighbours until the end of the turn.
-    fn may_be_gathered(&self) -> bool {
-        matches!(self.request.op, What::Write { .. })
-            && self.stand_in.is_none()
-            && !self.file.opened.in_memory
-            && self.left() < gather::MAX_BYTES
-    }
-
-    /// Takes `next` along if it belongs right behind this one, else gives it back. Both may be gathered and none has
-    /// gone to the kernel.
-    ///
-    /// # Errors
-    /// The operation, as it was.
-    #[allow(clippy::result_large_err, reason = "boxing would allocate")]
-    pub(crate) fn take_along(&mut self, next: DeviceOp) -> Result<(), DeviceOp> {
-        let beside = Rc::ptr_eq(&self.file, &next.file) && self.request.op == next.request.op;
-        let behind =
-            self.gathered.as_ref().map_or(self.request.sectors, |g| self.request.sectors + g.sectors());
-        let fits = (behind + next.request.sectors).bytes() <= gather::MAX_BYTES
-            && self.gathered.as_ref().is_none_or(|g| !g.is_full());
-        if !beside || !fits || self.request.sector.checked_add(behind) != Some(next.request.sector) {
-            return Err(next);
-        }
-        let DeviceOp { request, completer, .. } = next;
-        self.gathered.get_or_insert_with(|| self.file.gathers.take()).push(request, completer);
-        Ok(())
-    }
-
-    /// After [`Step::Apart`]: the writes that were taken along, each by itself.
-    pub(crate) fn apart(&mut self) -> Vec<DeviceOp> {
-        let Some(mut gathered) = self.gathered.take() else { return Vec::new() };
-        let (file, zeroing) = (&self.file, self.zeroing);
-        let alone = |(request, completer)| DeviceOp {
-            file: file.clone(),
-            request,
-            completer,
-            done: 0,
-            zeroing,
-            stand_in: None,
-            gathered: None,
-            nowait: false,
-            errno: None,
-        };
-        let ops = gathered.drain().map(alone).collect();
-        file.gathers.put_back(gathered);
-        ops
-    }
-
-    /// The command that goes on from `done`.
-    fn command(&mut self) -> Cmd {
-        let fd: RawFd = self.file.opened.file.as_raw_fd();
-        let offset = self.request.sector.bytes() + self.done;
-        let nowait = self.nowait;
-        if let (Some(gathered), What::Write { fua: durable }) = (&mut self.gathered, self.request.op) {
-            let (iovecs, count) = gathered.iovecs(&self.request);
-            return Cmd::WriteGathered { fd, iovecs, count, offset, durable, nowait };
-        }
-        let left = self.left();
-        let len = left.min(MAX_TRANSFER_BYTES) as u32;
-        // Checked on submission: offset plus length lie in the buffer, which fits into memory.
-        let at = self.done as usize;
-        let number = self.number(at + len as usize);
-        match self.request.op {
-            What::Read => {
-                let ptr = match (&mut self.stand_in, &mut self.request.buffer) {
-                    (Some(b), _) => b.as_mut()[at..][..len as usize].as_mut_ptr(),
-                    (None, Some(b)) => {
-                        b.as_mut()[self.request.buffer_offset_bytes + at..][..len as usize].as_mut_ptr()
-                    }
-                    (None, None) => unreachable!("checked on submission"),
-                };
-                Cmd::Read { fd, ptr, len, offset, number, nowait }
-            }
-            What::Write { fua } => {
-                let ptr = match (&self.stand_in, &self.request.buffer) {
-                    (Some(b), _) => b.as_slice()[at..][..len as usize].as_ptr(),
-                    (None, Some(b)) => {
-                        b.as_slice()[self.request.buffer_offset_bytes + at..][..len as usize].as_ptr()
-                    }
-                    (None, None) => unreachable!("checked on submission"),
-                };
-                Cmd::Write { fd, ptr, len, offset, durable: fua, number, nowait }
-            }
-            What::Flush => Cmd::Flush { fd },
-            What::Discard if self.file.opened.is_block => Cmd::Discard { fd, offset, len: left },
-            What::Discard => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
-            What::WriteZeroes => match (self.zeroing, &self.stand_in) {
-                (Zeroing::ZeroRange, _) => Cmd::Fallocate { fd, mode: ZERO_RANGE, offset, len: left },
-                (Zeroing::PunchHole, _) => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
-                (Zeroing::Write, Some(zeros)) => {
-                    let len = left.min(zeros.len() as u64) as u32;
-                    let ptr = zeros.as_slice().as_ptr();
-                    Cmd::Write { fd, ptr, len, offset, durable: false, number: None, nowait }
-                }
-                (Zeroing::Write, None) => unreachable!("a write-zeroes carries zeros"),
-            },
-        }
-    }
-
-    /// The number by which the ring knows the memory up to `end` of the request.
-    fn number(&self, end: usize) -> Option<u16> {
-        if self.stand_in.is_some() {
-            return None;
-        }
-        let (number, known) = self.file.numbers.number_of(self.request.buffer.as_ref()?)?;
-        (self.request.buffer_offset_bytes + end <= known).then_some(number)
-    }
-
-    /// Whether the next command moves data, rather than telling the device something.
-    fn transfers(&self) -> bool {
-        match self.request.op {
-            What::Read | What::Write { .. } => true,
-            What::WriteZeroes => self.zeroing == Zeroing::Write,
-            What::Flush | What::Discard => false,
-        }
-    }
-
-    /// The step that goes on from `done`.
-    pub(crate) fn next(&mut self) -> Step {
-        let here = self.file.opened.in_memory
-            && match self.request.op {
-                What::Read | What::Write { .. } => self.left() <= HERE_BYTES,
-                What::Flush => true,
-                What::Discard | What::WriteZeroes => false,
-            };
-        let transfers = self.transfers();
-        self.nowait = transfers && self.file.nowait.get();
-        let cmd = self.command();
-        // The ring gives each flush, and whatever else is no transfer, to a thread of the kernel.
-        let by_threads = self.file.threads.is_some() && !transfers;
-        match (here, self.file.opened.served_by_others || by_threads) {
-            (true, _) => Step::NextHere(cmd),
-            (false, true) => Step::NextBlocking(cmd),
-            (false, false) => Step::Next(cmd),
-        }
-    }
-
-    /// Takes in a result of the kernel.
-    pub(crate) fn advance(&mut self, result: i32) -> Step {
-        match result {
-            e if e == -libc::EINTR => self.next(),
-            // The device has no room, has to split this, or the kernel is short of something: again, where waiting is
-            // allowed.
-            e if e == -libc::EAGAIN => {
-                self.nowait = false;
-                Step::NextBlocking(self.command())
-            }
-            // The device cannot say that it would have to wait.
-            e if e == -libc::EOPNOTSUPP && self.nowait => {
-                self.file.nowait.set(false);
-                self.next()
-            }
-            n if self.gathered.as_ref().is_some_and(|g| n as i64 != g.bytes_with(&self.request)) => {
-                Step::Apart
-            }
-            e if e < 0 => self.failed(-e),
-            n => self.moved(n as u64),
-        }
-    }
-
-    fn failed(&mut self, errno: i32) -> Step {
-        let refused = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
-        if self.request.op == What::WriteZeroes && self.zeroing != Zeroing::Write && refused {
-            self.zeroing = match self.zeroing {
-                Zeroing::ZeroRange if !self.file.opened.is_block => Zeroing::PunchHole,
-                _ => Zeroing::Write,
-            };
-            self.file.zeroing.set(self.zeroing);
-            return self.next();
-        }
-        self.errno = Some(errno);
-        Step::Done
-    }
-
-    fn moved(&mut self, n: u64) -> Step {
-        if !self.transfers() || n >= self.left() {
-            return Step::Done;
-        }
-        // Direct I/O goes on at whole blocks only. Nothing at all moves behind the end of a file that
-        // somebody truncated, or on a device that broke.
-        let block = u64::from(self.file.opened.info.logical_block_bytes);
-        let whole = n / block * block;
-        if whole == 0 {
-            self.errno = Some(libc::EIO);
-            return Step::Done;
-        }
-        self.done += whole;
-        self.next()
-    }
-
-    /// Tells the waiter.
-    pub(crate) fn finish(self) {
-        let DeviceOp { file, mut request, completer, stand_in, gathered, errno, .. } = self;
-        let result = match errno {
-            None => Ok(()),
-            Some(e) => Err(IoError::of(&file.opened.info.name, &request, e)),
-        };
-        if let (What::Read, Ok(()), Some(from)) = (request.op, &result, &stand_in) {
-            let range = request.byte_range();
-            if let Some(to) = &mut request.buffer {
-                to.as_mut()[range].copy_from_slice(from.as_slice());
-            }
-        }
-        completer.complete(result, request.buffer);
-        // They ended as a whole: what did not was taken apart.
-        let Some(mut gathered) = gathered else { return };
-        for (request, completer) in gathered.drain() {
-            let result = match errno {
-                None => Ok(()),
-                Some(e) => Err(IoError::of(&file.opened.info.name, &request, e)),
-            };
-            completer.complete(result, request.buffer);
-        }
-        file.gathers.put_back(gathered);
     }
 }
 

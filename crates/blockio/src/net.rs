@@ -22,8 +22,9 @@ use std::{fmt, fs};
 use ::io::Buffer;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::reactor::{Op, OpId, Reactor, Step};
-use crate::socket_op::{SocketKind, SocketOp};
+use crate::message::Message;
+use crate::operation::socket::{SocketKind, SocketOp};
+use crate::reactor::{OpId, Reactor};
 
 /// How long a TCP connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -88,70 +89,6 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// Part of a buffer that is to be sent.
-#[derive(Debug)]
-pub struct Piece {
-    buffer: Buffer,
-    range: Range<usize>,
-}
-
-impl Piece {
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        &self.buffer.as_slice()[self.range.clone()]
-    }
-}
-
-/// Bytes to be sent as one, in order; pieces of any number of buffers. Reuse it: it keeps its storage.
-#[derive(Default, Debug)]
-pub struct Message {
-    pieces: Vec<Piece>,
-    len_bytes: usize,
-}
-
-impl Message {
-    /// An empty message.
-    pub fn new() -> Message {
-        Message::default()
-    }
-
-    /// Appends `range` of `buffer`. Several pieces may share one buffer (clones).
-    ///
-    /// # Panics
-    /// If the range does not lie in the buffer.
-    pub fn push(&mut self, buffer: Buffer, range: Range<usize>) {
-        assert!(range.start <= range.end && range.end <= buffer.len(), "{range:?} of {} bytes", buffer.len());
-        self.len_bytes += range.len();
-        if !range.is_empty() {
-            self.pieces.push(Piece { buffer, range });
-        }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.len_bytes
-    }
-
-    /// Whether there is nothing to send.
-    pub fn is_empty(&self) -> bool {
-        self.len_bytes == 0
-    }
-
-    /// Drops the pieces and keeps the storage.
-    pub fn clear(&mut self) {
-        self.pieces.clear();
-        self.len_bytes = 0;
-    }
-
-    /// How many pieces there are. Up to 64 go to the kernel at once.
-    pub fn pieces_len(&self) -> usize {
-        self.pieces.len()
-    }
-
-    pub(crate) fn pieces(&self) -> &[Piece] {
-        &self.pieces
-    }
-}
-
 /// Waits for a socket operation; dropping it gives the operation up.
 struct SocketFuture {
     reactor: Reactor,
@@ -167,18 +104,12 @@ enum FutureState {
 
 impl SocketFuture {
     fn start(reactor: &Reactor, socket: &Rc<OwnedFd>, kind: SocketKind) -> SocketFuture {
-        let op = Op::Socket(SocketOp::new(socket.clone(), kind));
-        let started = reactor.start(op, |op| match op {
-            Op::Socket(op) => Step::Next(op.command()),
-            Op::Device(_) | Op::Command(_) => unreachable!("made above"),
-        });
-        let state = match started {
+        let state = match reactor.start(SocketOp::new(socket.clone(), kind)) {
             Ok(id) => FutureState::Running(id),
-            Err(Op::Socket(mut op)) => {
+            Err(mut op) => {
                 op.fail(libc::ECANCELED);
                 FutureState::Refused(op)
             }
-            Err(Op::Device(_) | Op::Command(_)) => unreachable!("made above"),
         };
         SocketFuture { reactor: reactor.clone(), state }
     }
@@ -190,7 +121,7 @@ impl Future for SocketFuture {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let op = match std::mem::replace(&mut self.state, FutureState::Taken) {
             FutureState::Running(id) => {
-                let ended = self.reactor.with_socket(id, |op| {
+                let ended = self.reactor.with(id, |op: &mut SocketOp| {
                     if !op.has_ended() {
                         op.set_waker(cx.waker());
                     }
@@ -200,7 +131,7 @@ impl Future for SocketFuture {
                     self.state = FutureState::Running(id);
                     return Poll::Pending;
                 }
-                self.reactor.take_socket(id)
+                self.reactor.take::<SocketOp>(id)
             }
             FutureState::Refused(op) => op,
             FutureState::Taken => panic!("polled after it was ready"),

@@ -9,7 +9,7 @@
 //! and waits for everything else but commands to devices (module `command`); later operations fail with
 //! `ECANCELED`.
 //!
-//! Must not know what operations mean: `file`, `net` and `command` do.
+//! Must not know who starts operations: `file`, `net` and `command` do.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::RawFd;
@@ -20,36 +20,20 @@ use std::task::Waker;
 use ::io::{Clock, Nanos};
 
 use crate::busy_poll::PollPredictor;
-use crate::cmd::Cmd;
-use crate::command::CommandOp;
-use crate::driver::SystemClock;
-use crate::file::DeviceOp;
+use crate::clock::SystemClock;
+use crate::operation::device::DeviceOp;
+use crate::operation::socket::{MsgBlock, SocketOp};
+use crate::operation::{Fate, Op, Operation, Step};
 use crate::polled::Polled;
 use crate::registered::Numbers;
+pub(crate) use crate::slots::OpId;
 use crate::slots::Slots;
-pub(crate) use crate::slots::{Op, OpId};
-use crate::socket_op::{MsgBlock, SocketOp};
 use crate::uring::Uring;
 use crate::wake::Wake;
 use crate::workers::{DeviceThreads, Workers};
 
 /// Blocks of 1 KiB that are kept for later sends.
 const SPARE_BLOCKS: usize = 64;
-
-/// What an operation wants after a result.
-pub(crate) enum Step {
-    /// Another command.
-    Next(Cmd),
-    /// The same again, but where waiting is allowed: the kernel was short of something.
-    NextBlocking(Cmd),
-    /// Another command, which the kernel carries out at once without waiting for any device: made on this
-    /// thread, because every hand-over would cost more than the call.
-    NextHere(Cmd),
-    /// What went to the kernel as one did not succeed as a whole: each piece again, by itself.
-    Apart,
-    /// It has ended.
-    Done,
-}
 
 /// How many of the operations that are held are looked at for a neighbour: as many as there are places where a cache
 /// writes at the same time, about.
@@ -114,9 +98,8 @@ struct Shared {
 
 /// What ended while the slots were borrowed, to be told afterwards.
 enum Ended {
-    Device(DeviceOp),
+    Operation(Op),
     Waker(Waker),
-    Orphan(Op),
 }
 
 impl Reactor {
@@ -203,20 +186,19 @@ impl Reactor {
         }
     }
 
-    /// Puts `op` into a slot and starts its first command, which `first` makes once the operation has
-    /// its place.
+    /// Puts `op` into a slot and starts its first command.
     ///
     /// # Errors
     /// Gives the operation back if the reactor is closed.
     #[allow(clippy::result_large_err, reason = "the error is the rare case, and boxing would allocate")]
-    pub(crate) fn start(&self, op: Op, first: impl FnOnce(&mut Op) -> Step) -> Result<OpId, Op> {
+    pub(crate) fn start<O: Operation>(&self, op: O) -> Result<OpId, O> {
         let inner = &mut *self.shared.inner.borrow_mut();
         if inner.closed {
             return Err(op);
         }
         self.count(|c| c.operations += 1);
-        let id = inner.slots.place(op);
-        let step = first(inner.slots.get(id));
+        let id = inner.slots.place(op.into());
+        let step = inner.slots.get(id).next();
         assert!(!matches!(step, Step::Done | Step::Apart), "an operation starts with a command");
         self.issue(&mut inner.backend, &mut inner.here, id, step);
         Ok(id)
@@ -227,21 +209,21 @@ impl Reactor {
     /// # Errors
     /// Gives the operation back if the reactor is closed.
     #[allow(clippy::result_large_err, reason = "the error is the rare case, and boxing would allocate")]
-    pub(crate) fn hold(&self, mut op: DeviceOp) -> Result<OpId, Op> {
+    pub(crate) fn hold(&self, mut op: DeviceOp) -> Result<OpId, DeviceOp> {
         let inner = &mut *self.shared.inner.borrow_mut();
         if inner.closed {
-            return Err(Op::Device(op));
+            return Err(op);
         }
         self.count(|c| c.operations += 1);
         for at in (0..inner.held.len()).rev().take(NEIGHBOURS) {
             let id = inner.held[at];
-            let Op::Device(first) = inner.slots.get(id) else { continue };
+            let Some(first) = DeviceOp::of(inner.slots.get(id)) else { continue };
             match first.take_along(op) {
                 Ok(()) => return Ok(id),
                 Err(back) => op = back,
             }
         }
-        let id = inner.slots.place(Op::Device(op));
+        let id = inner.slots.place(op.into());
         inner.held.push(id);
         Ok(id)
     }
@@ -251,8 +233,7 @@ impl Reactor {
         let inner = &mut *self.shared.inner.borrow_mut();
         for at in 0..inner.held.len() {
             let id = inner.held[at];
-            let Op::Device(op) = inner.slots.get(id) else { continue };
-            let step = op.next();
+            let step = inner.slots.get(id).next();
             self.issue(&mut inner.backend, &mut inner.here, id, step);
         }
         inner.held.clear();
@@ -292,20 +273,20 @@ impl Reactor {
         }
     }
 
-    /// Looks at or changes the socket operation `id`, whose waiter the caller is.
-    pub(crate) fn with_socket<R>(&self, id: OpId, f: impl FnOnce(&mut SocketOp) -> R) -> R {
+    /// Looks at or changes the operation `id`, whose waiter the caller is.
+    pub(crate) fn with<O: Operation, R>(&self, id: OpId, f: impl FnOnce(&mut O) -> R) -> R {
         let inner = &mut *self.shared.inner.borrow_mut();
-        match inner.slots.get(id) {
-            Op::Socket(op) => f(op),
-            _ => unreachable!("the waiter of a socket operation owns its slot"),
+        match O::of(inner.slots.get(id)) {
+            Some(op) => f(op),
+            None => unreachable!("the waiter of an operation knows its kind"),
         }
     }
 
-    /// Takes an ended socket operation out of its slot.
-    pub(crate) fn take_socket(&self, id: OpId) -> SocketOp {
-        match self.shared.inner.borrow_mut().slots.release(id) {
-            Op::Socket(op) => op,
-            _ => unreachable!("named by a waiter of a socket operation"),
+    /// Takes an operation that has ended out of its slot. The caller is its waiter.
+    pub(crate) fn take<O: Operation>(&self, id: OpId) -> O {
+        match O::taken_from(self.shared.inner.borrow_mut().slots.release(id)) {
+            Some(op) => op,
+            None => unreachable!("the waiter of an operation knows its kind"),
         }
     }
 
@@ -317,26 +298,9 @@ impl Reactor {
         }
     }
 
-    /// Looks at or changes the command `id`, whose waiter the caller is.
-    pub(crate) fn with_command<R>(&self, id: OpId, f: impl FnOnce(&mut CommandOp) -> R) -> R {
-        let inner = &mut *self.shared.inner.borrow_mut();
-        match inner.slots.get(id) {
-            Op::Command(op) => f(op),
-            _ => unreachable!("the waiter of a command owns its slot"),
-        }
-    }
-
-    /// Takes an answered command out of its slot.
-    pub(crate) fn take_command(&self, id: OpId) -> CommandOp {
-        match self.shared.inner.borrow_mut().slots.release(id) {
-            Op::Command(op) => op,
-            _ => unreachable!("named by a waiter of a command"),
-        }
-    }
-
     /// The waiter of `id` goes away: the operation ends as soon as the kernel lets go of it.
     pub(crate) fn abandon_socket(&self, id: OpId) {
-        let ended = self.with_socket(id, |op| {
+        let ended = self.with(id, |op: &mut SocketOp| {
             op.abandon();
             op.has_ended()
         });
@@ -458,9 +422,8 @@ impl Reactor {
         drop(inner);
         // Completers wake tasks and buffers, files and sockets are dropped: all of it may come back here.
         match ended {
-            Some(Ended::Device(op)) => op.finish(),
+            Some(Ended::Operation(op)) => op.finish(),
             Some(Ended::Waker(w)) => w.wake(),
-            Some(Ended::Orphan(op)) => drop(op),
             None => {}
         }
     }
@@ -471,21 +434,15 @@ impl Reactor {
             let inner = &mut *self.shared.inner.borrow_mut();
             inner.closed = true;
             for (id, op) in inner.slots.busy_mut() {
-                if let Op::Socket(op) = op
-                    && !op.has_ended()
-                {
-                    op.cancel();
+                if op.cancel() {
                     inner.backend.cancel(id);
                 }
             }
         }
         loop {
-            let unfinished = self.shared.inner.borrow().slots.busy().any(|(_, op)| match op {
-                Op::Device(_) => true,
-                Op::Socket(s) => !s.has_ended(),
-                // Answered when its driver likes.
-                Op::Command(_) => false,
-            });
+            let inner = self.shared.inner.borrow();
+            let unfinished = inner.slots.busy().any(|(_, op)| op.is_awaited() && op.is_under_way());
+            drop(inner);
             if !unfinished {
                 break;
             }
@@ -498,8 +455,7 @@ impl Reactor {
             }
         }
         let inner = &mut *self.shared.inner.borrow_mut();
-        let unanswered = inner.slots.busy().any(|(_, op)| matches!(op, Op::Command(c) if !c.has_ended()));
-        if unanswered {
+        if inner.slots.busy().any(|(_, op)| op.is_under_way()) {
             // Only the end of the process takes these from their drivers: until then ring, files and buffers
             // stay where they are (`Shared::drop`).
             return;
@@ -540,36 +496,25 @@ impl Backend {
 impl Inner {
     fn advance(&mut self, reactor: &Reactor, id: OpId, result: i32) -> Option<Ended> {
         let op = self.slots.get(id);
-        let step = match op {
-            Op::Device(op) => op.advance(result),
-            Op::Socket(op) => op.advance(result),
-            Op::Command(op) => op.advance(result),
-        };
+        let step = op.advance(result);
         match step {
             Step::Next(_) | Step::NextBlocking(_) | Step::NextHere(_) => {
                 reactor.issue(&mut self.backend, &mut self.here, id, step);
                 None
             }
             Step::Apart => {
-                let Op::Device(op) = op else { unreachable!("only writes are gathered") };
+                let Some(op) = DeviceOp::of(op) else { unreachable!("only writes are gathered") };
                 let mut again = vec![id];
-                again.extend(op.apart().into_iter().map(|alone| self.slots.place(Op::Device(alone))));
+                again.extend(op.apart().into_iter().map(|alone| self.slots.place(alone.into())));
                 for id in again {
-                    let Op::Device(op) = self.slots.get(id) else { continue };
-                    let step = op.next();
+                    let step = self.slots.get(id).next();
                     reactor.issue(&mut self.backend, &mut self.here, id, step);
                 }
                 None
             }
-            Step::Done => match op {
-                Op::Device(_) => match self.slots.release(id) {
-                    Op::Device(op) => Some(Ended::Device(op)),
-                    op => Some(Ended::Orphan(op)),
-                },
-                Op::Socket(s) if s.is_abandoned() => Some(Ended::Orphan(self.slots.release(id))),
-                Op::Socket(s) => s.take_waker().map(Ended::Waker),
-                Op::Command(c) if c.is_abandoned() => Some(Ended::Orphan(self.slots.release(id))),
-                Op::Command(c) => c.take_waker().map(Ended::Waker),
+            Step::Done => match op.fate() {
+                Fate::Leaves => Some(Ended::Operation(self.slots.release(id))),
+                Fate::Stays(waker) => waker.map(Ended::Waker),
             },
         }
     }

@@ -4,17 +4,8 @@
 //! slot's generation, so that a late cancellation cannot hit the slot's next operation. Invariant: an operation stays in its
 //! slot until it is released by its name. Must not know what operations do.
 
-use crate::command::CommandOp;
-use crate::file::DeviceOp;
-use crate::socket_op::SocketOp;
+use crate::operation::Op;
 use crate::uring::PRIVATE;
-
-/// An operation in flight.
-pub(crate) enum Op {
-    Device(DeviceOp),
-    Socket(SocketOp),
-    Command(CommandOp),
-}
 
 enum Body {
     Free { next: Option<u32> },

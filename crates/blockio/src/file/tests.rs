@@ -1,7 +1,12 @@
 //! Operations step by step, on devices that tests make up.
 
+use std::cell::RefCell;
+
 use super::*;
+use crate::cmd::Cmd;
 use crate::conformance;
+use crate::operation::device::{PUNCH_HOLE, ZERO_RANGE, Zeroing};
+use crate::operation::{Operation, Step};
 use crate::{Backend, Driver, DriverOptions};
 use ::io::Disk;
 use format::{Sector, Sectors};
@@ -92,13 +97,15 @@ fn a_transfer_that_makes_no_progress_is_an_error() {
 #[test]
 fn zeroing_goes_down_the_ladder_and_remembers() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
-    let (mut op, future) = operation(&driver, What::WriteZeroes, 4000);
-    assert!(matches!(op.command(), Cmd::Fallocate { mode: ZERO_RANGE, .. }));
+    let dir = tempfile::tempdir().unwrap();
+    let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
+    let (mut op, future) = operation_on(&driver, device.clone(), What::WriteZeroes, 4000);
+    assert!(matches!(op.next(), Step::Next(Cmd::Fallocate { mode: ZERO_RANGE, .. })));
     let Step::Next(Cmd::Fallocate { mode: PUNCH_HOLE, .. }) = op.advance(-libc::EOPNOTSUPP) else {
         panic!("expected a hole")
     };
     assert_eq!(next(op.advance(-libc::EOPNOTSUPP)), (4096, 1 << 20), "as much as there are zeros");
-    assert_eq!(op.file.zeroing.get(), Zeroing::Write);
+    assert_eq!(device.inner.zeroing.get(), Zeroing::Write);
     assert_eq!(next(op.advance(1 << 20)), (4096 + (1 << 20), 4000 * 512 - (1 << 20)));
     assert!(matches!(op.advance(4000 * 512 - (1 << 20)), Step::Done));
     op.finish();

@@ -12,9 +12,9 @@ use std::task::Waker;
 
 use ::io::Buffer;
 
+use super::{Fate, Op, Operation, Step, kind};
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
-use crate::net::Message;
-use crate::reactor::Step;
+use crate::message::Message;
 
 /// Pieces that are handed to the kernel at once.
 const IOVECS: usize = 64;
@@ -80,24 +80,11 @@ impl SocketOp {
         self.outcome.is_some()
     }
 
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandoned
-    }
-
     /// Nobody will take the outcome.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
         self.waker = None;
         self.cancelled = true;
-    }
-
-    /// It is to end with the next result, whatever that is.
-    pub(crate) fn cancel(&mut self) {
-        self.cancelled = true;
-    }
-
-    pub(crate) fn take_waker(&mut self) -> Option<Waker> {
-        self.waker.take()
     }
 
     pub(crate) fn set_waker(&mut self, waker: &Waker) {
@@ -108,7 +95,7 @@ impl SocketOp {
     }
 
     /// The command that goes on from `done`.
-    pub(crate) fn command(&mut self) -> Cmd {
+    fn command(&mut self) -> Cmd {
         let fd = self.socket.as_raw_fd();
         match &mut self.kind {
             SocketKind::Accept { .. } => Cmd::Accept { fd },
@@ -143,8 +130,20 @@ impl SocketOp {
         }
     }
 
-    /// Takes in a result of the kernel.
-    pub(crate) fn advance(&mut self, result: i32) -> Step {
+    fn end(&mut self, outcome: Result<usize, i32>) -> Step {
+        self.outcome = Some(outcome);
+        Step::Done
+    }
+}
+
+impl Operation for SocketOp {
+    kind!(Socket);
+
+    fn next(&mut self) -> Step {
+        Step::Next(self.command())
+    }
+
+    fn advance(&mut self, result: i32) -> Step {
         if let (SocketKind::Accept { accepted }, 0..) = (&mut self.kind, result) {
             // SAFETY: accept(2) has just returned this descriptor and nobody else knows it.
             *accepted = Some(unsafe { OwnedFd::from_raw_fd(result) });
@@ -184,8 +183,17 @@ impl SocketOp {
         }
     }
 
-    fn end(&mut self, outcome: Result<usize, i32>) -> Step {
-        self.outcome = Some(outcome);
-        Step::Done
+    fn fate(&mut self) -> Fate {
+        if self.abandoned { Fate::Leaves } else { Fate::Stays(self.waker.take()) }
+    }
+
+    fn is_under_way(&self) -> bool {
+        !self.has_ended()
+    }
+
+    /// It ends with the next result, whatever that is.
+    fn cancel(&mut self) -> bool {
+        self.cancelled |= !self.has_ended();
+        !self.has_ended()
     }
 }

@@ -1,0 +1,166 @@
+//! Operations in flight: each turns results of the kernel into its next command.
+//!
+//! Owns what a reactor needs to know of an operation ([`Operation`]) and the list of the kinds ([`Op`]). Invariant: an
+//! operation owns the buffers, files and kernel structures that its commands name. Must not know the reactor, which keeps
+//! the operation in a slot, carries out its commands and gives it their results.
+
+pub(crate) mod command;
+pub(crate) mod device;
+pub(crate) mod socket;
+
+use std::task::Waker;
+
+use crate::cmd::Cmd;
+use command::CommandOp;
+use device::DeviceOp;
+use socket::SocketOp;
+
+/// What an operation wants after a result.
+pub(crate) enum Step {
+    /// Another command.
+    Next(Cmd),
+    /// The same again, but where waiting is allowed: the kernel was short of something.
+    NextBlocking(Cmd),
+    /// Another command, which the kernel carries out at once without waiting for any device: made on this
+    /// thread, because every hand-over would cost more than the call.
+    NextHere(Cmd),
+    /// What went to the kernel as one did not succeed as a whole: each piece again, by itself.
+    Apart,
+    /// It has ended.
+    Done,
+}
+
+/// What becomes of an operation that has ended.
+pub(crate) enum Fate {
+    /// It leaves its slot and tells its waiter ([`Operation::finish`]), or has no waiter and is dropped.
+    Leaves,
+    /// It stays in its slot until its waiter, which is woken, takes it.
+    Stays(Option<Waker>),
+}
+
+/// What a reactor does with an operation of any kind.
+pub(crate) trait Operation: Into<Op> + Sized {
+    /// The operation in a slot, if it is of this kind.
+    fn of(op: &mut Op) -> Option<&mut Self>;
+
+    /// The operation that was in a slot, if it is of this kind.
+    fn taken_from(op: Op) -> Option<Self>;
+
+    /// The command that begins or continues the operation.
+    fn next(&mut self) -> Step;
+
+    /// Takes in a result of the kernel.
+    fn advance(&mut self, result: i32) -> Step;
+
+    /// What becomes of the operation after [`Step::Done`].
+    fn fate(&mut self) -> Fate;
+
+    /// Tells the waiter of an operation that left its slot.
+    fn finish(self) {}
+
+    /// Whether the kernel still has a command of the operation.
+    fn is_under_way(&self) -> bool;
+
+    /// The reactor closes: whether the command is to be cancelled in the kernel, since it may wait for a peer for ever.
+    fn cancel(&mut self) -> bool {
+        false
+    }
+
+    /// Whether a reactor that closes waits for the operation. A driver answers a command when it likes.
+    const AWAITED: bool = true;
+}
+
+/// An operation of any kind, as a slot holds it: without an allocation for each request.
+pub(crate) enum Op {
+    Device(DeviceOp),
+    Socket(SocketOp),
+    Command(CommandOp),
+}
+
+macro_rules! each_kind {
+    ($op:expr, $o:ident => $what:expr) => {
+        match $op {
+            Op::Device($o) => $what,
+            Op::Socket($o) => $what,
+            Op::Command($o) => $what,
+        }
+    };
+}
+
+impl Op {
+    /// See [`Operation::next`].
+    pub(crate) fn next(&mut self) -> Step {
+        each_kind!(self, o => o.next())
+    }
+
+    /// See [`Operation::advance`].
+    pub(crate) fn advance(&mut self, result: i32) -> Step {
+        each_kind!(self, o => o.advance(result))
+    }
+
+    /// See [`Operation::fate`].
+    pub(crate) fn fate(&mut self) -> Fate {
+        each_kind!(self, o => o.fate())
+    }
+
+    /// See [`Operation::finish`].
+    pub(crate) fn finish(self) {
+        each_kind!(self, o => o.finish());
+    }
+
+    /// See [`Operation::is_under_way`].
+    pub(crate) fn is_under_way(&self) -> bool {
+        each_kind!(self, o => o.is_under_way())
+    }
+
+    /// See [`Operation::cancel`].
+    pub(crate) fn cancel(&mut self) -> bool {
+        each_kind!(self, o => o.cancel())
+    }
+
+    /// See [`Operation::AWAITED`].
+    pub(crate) fn is_awaited(&self) -> bool {
+        fn of<O: Operation>(_: &O) -> bool {
+            O::AWAITED
+        }
+        each_kind!(self, o => of(o))
+    }
+}
+
+/// The conversions between an operation of one kind and one of any kind.
+macro_rules! kind {
+    ($kind:ident) => {
+        fn of(op: &mut Op) -> Option<&mut Self> {
+            match op {
+                Op::$kind(op) => Some(op),
+                _ => None,
+            }
+        }
+
+        fn taken_from(op: Op) -> Option<Self> {
+            match op {
+                Op::$kind(op) => Some(op),
+                _ => None,
+            }
+        }
+    };
+}
+use kind;
+
+impl From<DeviceOp> for Op {
+    fn from(op: DeviceOp) -> Op {
+        Op::Device(op)
+    }
+}
+
+impl From<SocketOp> for Op {
+    fn from(op: SocketOp) -> Op {
+        Op::Socket(op)
+    }
+}
+
+impl From<CommandOp> for Op {
+    fn from(op: CommandOp) -> Op {
+        Op::Command(op)
+    }
+}
