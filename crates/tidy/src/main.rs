@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
+mod circles;
 mod commits;
 mod exceptions;
 mod impls;
 mod layers;
+mod named;
 mod references;
 mod rust;
 mod sizes;
@@ -88,6 +90,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     all.extend(sizes::check(tree));
     all.extend(arrows::crates(tree)?);
     all.extend(arrows::components(tree));
+    all.extend(circles::check(tree));
     all.extend(impls::check(tree));
     all.extend(references::check(tree));
     all.extend(words::check(tree));
