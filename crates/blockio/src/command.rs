@@ -1,8 +1,8 @@
 //! Commands to character devices that answer through the ring: io_uring's `URING_CMD`.
 //!
-//! A driver such as ublk takes a command with a buffer's address and answers it when it has something to
-//! say, which can be never. Owns the operation in the reactor's slot (with file and buffer, module
-//! `reactor`) and the future that waits for it. There is no way to cancel such a command but to make the
+//! A driver such as ublk takes a command with a buffer's address and answers it when it has a request, which
+//! can be never. Owns the operation in the reactor's slot (with file and buffer, module
+//! `reactor`) and the future that waits for it. Such a command can be cancelled only by making the
 //! driver answer it; a reactor that is closed while one is outstanding leaves ring and buffers to the
 //! kernel until the process ends. Must not know what commands mean.
 

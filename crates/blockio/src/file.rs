@@ -13,7 +13,7 @@
 //! transfers for which the device has no room, those that the device has to split, and all that is no transfer. A device that
 //! does not know the flag is asked without it; the kernel then makes threads as it needs them.
 //!
-//! What becomes of a request:
+//! The system calls of requests:
 //!
 //! | request | block device | regular file |
 //! |---|---|---|
@@ -102,7 +102,7 @@ impl FileDevice {
         FileDevice { inner: Rc::new(inner), reactor: reactor.clone() }
     }
 
-    /// What is unusual about this device (no direct I/O, for example), for the log.
+    /// Unusual properties of this device (no direct I/O, for example), for the log.
     pub fn note(&self) -> Option<&str> {
         self.inner.opened.note.as_deref()
     }
@@ -425,7 +425,7 @@ impl DeviceOp {
             }
         }
         completer.complete(result, request.buffer);
-        // They ended as a whole: what did not was taken apart.
+        // They ended as a whole; gathered writes that did not were split before.
         let Some(mut gathered) = gathered else { return };
         for (request, completer) in gathered.drain() {
             let result = match errno {

@@ -59,14 +59,14 @@ impl Power {
         lock(&self.0.0).changes
     }
 
-    /// After so many more writes and flushes, of all disks together, no other one is carried out or answered.
+    /// Holds all changes back after this many more writes and flushes of all disks together.
     pub fn stop_after(&self, changes: u64) {
         let mut state = lock(&self.0.0);
         state.limit = Some(state.changes + changes);
     }
 
-    /// Goes on with what [`Power::stop_after`] held back.
-    pub fn go_on(&self) {
+    /// Carries out the changes that [`Power::stop_after`] held back, and all later ones.
+    pub fn release(&self) {
         lock(&self.0.0).limit = None;
         self.0.1.notify_all();
     }
@@ -415,7 +415,7 @@ mod tests {
         one.send(command::WRITE, 0, BLOCK, &[2; BLOCK]);
         // Reads are answered meanwhile, by the other disk at least.
         assert_eq!(two.ask(command::READ, 0, BLOCK, &[]), [0; BLOCK]);
-        power.go_on();
+        power.release();
         one.0.read_exact(&mut [0; 16]).unwrap();
         assert_eq!(one.ask(command::READ, 0, BLOCK, &[]), [2; BLOCK]);
     }

@@ -43,20 +43,20 @@ pub struct EntryInfo {
 pub enum JournalStop {
     /// The bucket is full.
     EndOfBucket,
-    /// What follows is not an entry.
+    /// The following bytes are not an entry.
     NoEntry {
         /// Sector at which the scan ended.
         sector: Sector,
-        /// What is wrong with the bytes there.
+        /// The reason.
         why: Corrupt,
         /// Sequence number that those bytes claim, if they have the magic of an entry.
         claimed_seq: Option<JournalSeq>,
     },
-    /// What follows was written as an entry and cannot be understood.
+    /// The following bytes are an entry that cannot be parsed.
     NotUnderstood {
         /// Its sector.
         sector: Sector,
-        /// What is wrong with it.
+        /// The reason.
         why: Corrupt,
     },
     /// The device failed.

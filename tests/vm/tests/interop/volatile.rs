@@ -99,13 +99,13 @@ fn killed_in_our_own_recovery() {
         ours.begin(WRITEBACK_OFF);
         let ready = ready_or(&mut ours, &power);
         if ready {
-            power.go_on();
+            power.release();
             break;
         }
         deaths += 1;
         ours.kill();
         // What it had asked of its disks arrives after its death.
-        power.go_on();
+        power.release();
         ours.sh("gone").ok();
         if changes % 2 == 1 {
             // Serves for a while, so that there is something new to replay.
