@@ -33,7 +33,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What disks of a machine have in common: they lose power together, and can stand still together.
+/// The power of the disks of a machine: they lose it together, and can be stopped together.
 #[derive(Clone, Debug)]
 pub struct Power(Arc<(Mutex<PowerState>, Condvar)>);
 
@@ -48,7 +48,7 @@ struct PowerState {
 }
 
 impl Power {
-    /// Power that is on. The seed says what a cut loses.
+    /// Power that is on. The seed selects what a cut loses.
     pub fn new(seed: u64) -> Power {
         let state = PowerState { random: Random::new(seed), changes: 0, limit: None, off: false };
         Power(Arc::new((Mutex::new(state), Condvar::new())))
@@ -103,13 +103,13 @@ impl Power {
     }
 }
 
-/// What stood in the place of a write that no flush covers.
+/// The old contents below a write that no flush covers.
 struct Before {
     at: u64,
     bytes: Vec<u8>,
 }
 
-/// One disk's image and what a power cut may undo in it.
+/// The image of a disk, and the writes that a power cut may undo in it.
 struct Medium {
     image: File,
     unflushed: Mutex<Vec<Before>>,
@@ -168,7 +168,7 @@ impl VolatileCache {
         self.medium.power.set_off(true);
     }
 
-    /// Loses a part of what was not flushed. The machine must be gone.
+    /// Loses a part of the unflushed writes. The machine must have ended.
     pub(crate) fn forget(&self) {
         let (count, changed) = &self.medium.connections;
         let waited = changed.wait_timeout_while(lock(count), TIMEOUT, |n| *n > 0);

@@ -262,7 +262,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Says where an entry newer than the newest was begun, or stands behind a damaged one. A scan ends
-/// there silently, as it must at a torn tail; but a tail that decayed looks the same and takes
+/// there silently, as it must at a torn tail; but a damaged tail looks the same and takes
 /// acknowledged writes with it.
 fn report_torn(
     scan: &mut Scan<'_>,

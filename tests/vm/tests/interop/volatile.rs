@@ -1,4 +1,4 @@
-//! Power cuts of machines whose disks lose what they answered and nobody flushed; and crashes of ubcache in the middle
+//! Power cuts of machines whose disks lose unflushed writes; and crashes of ubcache in the middle
 //! of its own recovery, at chosen requests to its devices.
 
 use ubcache_vm::Guest;
