@@ -1,4 +1,4 @@
-//! fio in the guest: one job, and what its JSON says.
+//! fio in the guest: one job, and its JSON report.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use ubcache_vm::Vm;
 
 use crate::profile::PREFIX;
 
-/// What a run of fio found, reads and writes together.
+/// The results of a run of fio, reads and writes together.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Requests a second.

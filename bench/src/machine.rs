@@ -39,7 +39,7 @@ pub enum Backing {
     Fast,
 }
 
-/// What is not as it is for the table, if it is not.
+/// Conditions that differ from those of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
     /// Durations are divided by this.
@@ -129,7 +129,7 @@ impl Lab {
         (cache.into(), backing.into())
     }
 
-    /// What a reader of the figures must know.
+    /// The description of the machine, for readers of the figures.
     pub fn describe(&mut self) -> BTreeMap<String, String> {
         let mut about = host();
         let mut say = |key: &str, value: String| about.insert(key.to_owned(), value);
@@ -175,7 +175,7 @@ pub fn beside(program: &str) -> PathBuf {
     path
 }
 
-/// What a program prints; `unknown` if it fails.
+/// The output of a program; `unknown` if it fails.
 fn said(command: &mut Command) -> String {
     match command.output() {
         Ok(o) if o.status.success() => String::from_utf8_lossy(&o.stdout).trim().to_owned(),

@@ -1,5 +1,5 @@
-//! Where the time goes while fio or sysbench runs in the guest: samples of all its processors by the processor clock,
-//! which `perf` of this machine takes there, kernel and programs alike.
+//! Profiles of the guest while fio or sysbench runs: samples of all its processors by the processor clock, which `perf` of this
+//! machine takes there, of kernel and programs.
 //!
 //! What is to be looked at goes behind [`PREFIX`], which looks for the directory that [`begin`] makes; there is one file of
 //! samples for each command. Must not know what ran.

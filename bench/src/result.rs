@@ -1,4 +1,4 @@
-//! What was measured. Plain data; must not know how it came about.
+//! The results of measurements. Plain data; must not know the measurement.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// One figure of one contender, all its repetitions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// What of it: `randread depth 16`.
+    /// The figure: `randread depth 16`.
     pub what: String,
     /// Unit of the values: `IOPS`, `ms`, `s`.
     pub unit: String,
@@ -38,7 +38,7 @@ impl Figure {
 /// Values over time, for a plot; of the last repetition.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Series {
-    /// What is drawn: `writes per second`.
+    /// The label of the values: `writes per second`.
     pub what: String,
     /// The contender.
     pub subject: String,

@@ -1,6 +1,6 @@
-//! The contenders: how each gets onto a pair of devices, is told to write everything back, and goes away again.
+//! The contenders: how each is set up on a pair of devices, drained, and removed.
 //!
-//! All of them run with the settings that they come with, in writeback mode; what a job changes it says.
+//! All of them run with their default settings, in writeback mode; each job names the settings that it changes.
 
 use std::time::Duration;
 

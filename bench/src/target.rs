@@ -1,6 +1,6 @@
-//! What each benchmark should reach, what it reached, and what ublk alone would allow.
+//! The target of each benchmark, its result, and the limit by ublk alone.
 //!
-//! A ratio is that of the medians. Must not measure, nor know how figures came about.
+//! A ratio is that of the medians. Must not measure, nor know the source of figures.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! B6: what a reader of cached data notices of writeback and garbage collection: latency of random reads that hit,
+//! B6: the effect of writeback and garbage collection on reads of cached data: latency of random reads that hit,
 //! first while nothing else happens, then while all dirty data is written back.
 
 use crate::fio;

@@ -10,12 +10,12 @@ use std::process::Command;
 /// Phases of the program, in its order. `nothing` is the loop alone.
 const PHASES: [&str; 5] = ["set-up", "insert", "overwrite", "read", "nothing"];
 
-/// What 4 KiB requests cost.
+/// The costs of 4 KiB requests.
 #[derive(Clone, Debug)]
 pub struct Counts {
     /// Instructions for each request of a phase (`read`, `overwrite`, `insert`), those of the loop around it taken off.
     pub instructions: BTreeMap<&'static str, f64>,
-    /// What the program counts itself, by its names.
+    /// The counts of the program itself, by name.
     pub counts: BTreeMap<String, f64>,
 }
 

@@ -19,7 +19,7 @@ pub const CACHE_BLOCKS: u64 = 128 * 256;
 /// A policy: its name here, `cache_replacement_policy`, `replacement`.
 pub type Policy = (&'static str, &'static str, &'static str);
 
-/// What is compared.
+/// The compared policies.
 pub const POLICIES: [Policy; 4] = [
     ("reuse", "lru", "reuse"),
     ("lru", "lru", "kernel"),
@@ -27,10 +27,10 @@ pub const POLICIES: [Policy; 4] = [
     ("random", "random", "kernel"),
 ];
 
-/// What came of it, from the first counted request on.
+/// The results, from the first counted request on.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Outcome {
-    /// Share of what was read that did not come from the disk.
+    /// Share of reads that did not come from the disk.
     pub hits: f64,
     /// Bytes written to the cache device.
     pub cache_written: u64,

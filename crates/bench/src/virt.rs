@@ -46,14 +46,14 @@ pub fn run<F: Future<Output = ()> + 'static>(task: impl FnOnce(Handle) -> F) {
     }
 }
 
-/// What a disk can do.
+/// The limits of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Requests a second, 0 for no limit. Flushes do not count.
     pub iops: u64,
     /// Bytes a second, 0 for no limit.
     pub bytes_per_second: u64,
-    /// What every request takes.
+    /// The duration of every request.
     pub latency: Nanos,
 }
 
@@ -64,7 +64,7 @@ pub const SSD: Limits = Limits { iops: 3000, bytes_per_second: 0, latency: Nanos
 /// The benchmarks' disk: 150 requests and 150 MB a second.
 pub const HDD: Limits = Limits { iops: 150, bytes_per_second: 150_000_000, latency: Nanos(50_000) };
 
-/// What was asked of a disk.
+/// The requests to a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Asked {
     /// Reads.
@@ -90,7 +90,7 @@ pub struct SlowDisk {
     info: DeviceInfo,
     rt: Handle,
     limits: Limits,
-    /// What a page holds that was never written.
+    /// The contents of a page that was never written.
     fresh: fn(u64) -> u64,
     pages: RefCell<BTreeMap<u64, Page>>,
     requests_due: Cell<u64>,
@@ -132,7 +132,7 @@ impl SlowDisk {
         })
     }
 
-    /// What was asked of it so far.
+    /// The requests to it so far.
     pub fn asked(&self) -> Asked {
         self.asked.get()
     }

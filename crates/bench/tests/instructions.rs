@@ -1,5 +1,5 @@
-//! What a 4 KiB request costs the engine alone, counted, against limits: more than a little above what it was when the limit was
-//! set is a change that somebody should know about. docs/performance.md has the figures and says how to look into them.
+//! Instructions of a 4 KiB request in the engine alone, against limits. A limit is slightly above the count at the time when it
+//! was set, so the test fails at a relevant increase. docs/performance.md has the figures and says how to examine them.
 //!
 //! The limits depend on the build: tests have assertions and no optimisation over crates, and a fifth of room, for a processor of
 //! another kind copies with other instructions. What is compared with others is the release build, whose limits for reads and

@@ -1,4 +1,4 @@
-//! What it changes that a request is known to be for a file system's metadata, in virtual time.
+//! The effects of the hint that a request is for metadata of a file system, in virtual time.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 

@@ -6,8 +6,8 @@
 //! a driver's thread (buffers, devices, volumes) crosses the border. Waking goes through the task's
 //! waker, which ends the driver's sleep.
 //!
-//! Invariants: a sender that is told `Ok` has its request received or, if the receiver goes away,
-//! dropped, which the request's `Reply` reports to whoever waits; nobody waits for a side that is gone.
+//! Invariants: a request whose send returns `Ok` is received or, if the receiver is dropped, dropped as well, which its `Reply`
+//! reports to the waiter; no thread and no task waits for a side that was dropped.
 //! `tests/bridge_interleavings.rs` compiles this file with loom's locks and tries every interleaving, so locks come from
 //! `super::sync`, and nothing else here synchronises.
 
@@ -80,7 +80,7 @@ impl<T: Send> RemoteSender<T> {
     /// Hands over `item`; blocks this thread while the queue is full. Not for the driver's own thread.
     ///
     /// # Errors
-    /// Gives the item back if the receiver is gone.
+    /// Returns the item if the receiver was dropped.
     pub fn send(&self, item: T) -> Result<(), Disconnected<T>> {
         let mut queue = lock(&self.channel.queue);
         while queue.items.len() >= queue.capacity && !queue.receiver_dropped {
@@ -96,7 +96,7 @@ impl<T: Send> RemoteSender<T> {
     /// Hands over `item` if there is room now.
     ///
     /// # Errors
-    /// Gives the item back if there is none, or the receiver is gone.
+    /// Returns the item if there is none, or the receiver was dropped.
     pub fn try_send(&self, item: T) -> Result<(), TrySendError<T>> {
         let queue = lock(&self.channel.queue);
         if queue.receiver_dropped {
@@ -121,7 +121,7 @@ impl<T: Send> RemoteSender<T> {
     /// Sends the request that `make` builds around a [`Reply`] and blocks until it is answered.
     ///
     /// # Errors
-    /// If the receiver is gone, or dropped the request unanswered.
+    /// If the receiver was dropped, or dropped the request without an answer.
     pub fn call<A: Send>(&self, make: impl FnOnce(Reply<A>) -> T) -> Result<A, Disconnected> {
         let (reply, answer) = oneshot();
         self.send(make(reply)).map_err(|Disconnected(_)| Disconnected(()))?;
@@ -149,7 +149,7 @@ impl<T> Drop for RemoteSender<T> {
 }
 
 impl<T> RemoteReceiver<T> {
-    /// The next request; `None` once every sender is gone and the queue is empty.
+    /// The next request; `None` once every sender is dropped and the queue is empty.
     pub async fn recv(&mut self) -> Option<T> {
         poll_fn(|cx| {
             let mut queue = lock(&self.channel.queue);
@@ -219,7 +219,7 @@ pub fn oneshot<T: Send>() -> (Reply<T>, Answer<T>) {
 }
 
 impl<T> Reply<T> {
-    /// Gives the answer. It is dropped if nobody waits any more.
+    /// Sends the answer. It is dropped if the waiter was dropped.
     pub fn send(self, value: T) {
         lock(&self.cell.state).value = Some(value);
         // Dropping `self` wakes the waiter.

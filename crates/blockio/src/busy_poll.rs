@@ -225,7 +225,7 @@ mod tests {
     }
 
     /// A caller that was not tied to its processor was often moved to the sleeper's by the scheduler. That measured a switch
-    /// between threads, 3 us where a wake-up took 40, in half of the starts; their looks never met a client.
+    /// between threads, 3 us where a wake-up took 40, in half of the starts; their polls never met a client.
     #[test]
     fn the_threads_of_the_measure_stay_apart() {
         let Some(cpus) = two_processors() else { return };
@@ -265,7 +265,7 @@ mod tests {
         assert!((1..=8).contains(&polled), "gave up after {polled}");
     }
 
-    /// Enough waits must be short: else what is wasted on the others costs more than is saved.
+    /// Enough waits must be short: else polls waste more time on the others than they save.
     #[test]
     fn what_it_wastes_is_less_than_what_it_saves() {
         for (short_of_ten, expected) in [(2, false), (5, false), (8, true), (10, true)] {
@@ -278,8 +278,8 @@ mod tests {
         }
     }
 
-    /// A client that is back after 40 us is met by no shorter look; one that is back at once needs no longer one; and where
-    /// one wait in five is much longer than all of them, the long look is not worth what it wastes then.
+    /// A client that is back after 40 us needs the long window; one that is back at once needs the short one; and if one wait
+    /// in five is much longer than all windows, the long window wastes more than it saves.
     #[test]
     fn the_length_follows_the_waits() {
         let mut p = PollPredictor::of(&[3, 6, 12].map(|n| Nanos(n * 5 * US)), Nanos(5 * US));

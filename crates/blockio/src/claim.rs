@@ -1,14 +1,13 @@
-//! Opening a device and claiming it, so that nobody else writes to it at the same time.
+//! Opens a device and claims it, so that no other process writes to it at the same time.
 //!
 //! Owns the rules of exclusion:
 //!
 //! * A block device opened for writing is claimed with `O_EXCL`, which also keeps mounts, md, device
 //!   mapper and the kernel's own bcache off, and is refused while one of them holds it.
-//! * A file opened for writing is locked with flock(2) exclusively, and refused while a loop device
-//!   stands on it.
-//! * A read-only opening takes a shared lock on a file. On a block device it only looks whether somebody
-//!   holds a claim, because `O_EXCL` would keep other readers out; the look holds the claim for a moment.
-//! * [`Claim::None`] skips all of it, for tools that were told to look at a device in use.
+//! * A file opened for writing is locked with flock(2) exclusively, and refused while a loop device uses it.
+//! * A read-only opening takes a shared lock on a file. On a block device it only checks for a claim, because `O_EXCL` would
+//!   exclude other readers; the check holds the claim for a moment.
+//! * [`Claim::None`] skips all of it, for tools that read a device in use by request.
 //!
 //! A claim lasts as long as the file is open.
 
@@ -35,7 +34,7 @@ const TRIES: u32 = 10;
 const TRIES_AFTER_A_DEATH: u32 = 250;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
-/// What a device is opened for.
+/// The access to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Access {
     /// Reading and writing.
@@ -72,20 +71,20 @@ pub struct OpenOptions {
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Somebody else uses it.
+    /// Another process or the kernel uses the device.
     #[error("{}: in use{}", path.display(), by(holder))]
     InUse {
         /// The device.
         path: PathBuf,
-        /// Who uses it, where that could be found.
+        /// The user, if it was found.
         holder: Option<String>,
     },
     /// It is neither a block device nor a regular file.
     #[error("{}: expected a block device or a regular file, found {found}", path.display())]
     WrongType {
-        /// What was to be opened.
+        /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         found: &'static str,
     },
     /// The wanted logical block size cannot be had.
@@ -93,7 +92,7 @@ pub enum OpenError {
     BlockSize {
         /// The device.
         path: PathBuf,
-        /// What was asked for, in bytes.
+        /// The requested size, in bytes.
         wanted: u32,
         /// Why not.
         why: String,
@@ -103,9 +102,9 @@ pub enum OpenError {
     System {
         /// The device.
         path: PathBuf,
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -130,7 +129,7 @@ pub(crate) struct Opened {
     pub(crate) memory_align_bytes: usize,
     /// Of a block device that is written without the page cache, where the kernel tells.
     pub(crate) write_cache: Option<WriteCache>,
-    /// What is unusual about it, for the log.
+    /// Unusual properties, for the log.
     pub(crate) note: Option<String>,
 }
 
@@ -217,7 +216,7 @@ fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> 
 fn open_direct(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<(File, bool)> {
     if !options.buffered {
         match raw_open(path, options, flags | libc::O_DIRECT) {
-            // What file systems without direct I/O say.
+            // The error of file systems without direct I/O.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             result => return result.map(|f| (f, false)),
         }

@@ -40,7 +40,7 @@ pub(crate) enum Cmd {
         number: Option<u16>,
         nowait: bool,
     },
-    /// Writes what lies in several places one behind the other; `iovecs` belongs to the operation like the memory.
+    /// Writes several pieces of memory one behind the other; `iovecs` belongs to the operation like the memory.
     WriteGathered {
         fd: RawFd,
         iovecs: *const libc::iovec,

@@ -1,7 +1,7 @@
 //! Commands to character devices that answer through the ring: io_uring's `URING_CMD`.
 //!
-//! A driver such as ublk takes a command with a buffer's address and answers it when it has something to
-//! say, which can be never. Owns the device's file and the future that waits for an answer. There is no way to cancel such a command but to make the
+//! A driver such as ublk takes a command with a buffer's address and answers it when it has a request, which can be never. Owns
+//! the device's file and the future that waits for an answer. Such a command can be cancelled only by making the
 //! driver answer it; a reactor that is closed while one is outstanding leaves ring and buffers to the
 //! kernel until the process ends. Must not know what commands mean.
 

@@ -2,7 +2,7 @@
 //!
 //! Owns the checks of the contract in the head of `io`'s device module, as far as they can be seen from
 //! outside without cutting the power (crate `sim` does that). Runs on any driver: production, or
-//! simulated time. A failed check panics and says what was expected. Must not know how a device is made.
+//! simulated time. A failed check panics with expected and found. Must not know how a device is made.
 
 use std::collections::BTreeMap;
 
@@ -140,7 +140,7 @@ async fn many_operations_at_once(disk: &Disk) {
             disk.start_write(Sector(2 * b * i), Sectors(2 * b), data, 0, i % 7 == 0)
         })
         .collect();
-    // Taken in the other order: nobody may depend on the order of completions.
+    // Taken in the other order: no caller may depend on the order of completions.
     for w in writes.into_iter().rev() {
         assert_eq!(w.await.result, Ok(()), "one of many writes");
     }

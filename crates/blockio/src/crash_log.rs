@@ -1,8 +1,8 @@
-//! Memory that outlives the process: a mapped file in a file system that is memory itself.
+//! The file of a crash log: a mapped file in a file system in memory, which outlives the process.
 //!
-//! Owns the layout of that file. The next process of the same machine finds in it what this one put there, to the last
-//! instruction, since the pages belong to the kernel; after a restart of the machine it is worthless, and the number of
-//! the boot in it says so. Everything is 64-bit words in the byte order of this machine:
+//! Owns the layout of that file. The next process on the same machine finds all stores of this one in it, up to the last
+//! instruction, because the pages belong to the kernel. After a boot of the machine it is invalid, which the number of the boot
+//! in it shows. Everything is 64-bit words in the byte order of this machine:
 //!
 //! | word | what |
 //! |---|---|
@@ -49,11 +49,11 @@ pub struct CrashLogFile {
 }
 
 impl CrashLogFile {
-    /// Opens the file at `path`, which only one process may do at a time, or makes it. What does not belong to this
-    /// boot of the machine is forgotten, and what was kept for another `incarnation` of the device.
+    /// Opens or creates the file at `path`, which only one process may do at a time. Contents of another boot of the machine or
+    /// of another `incarnation` of the device are dropped.
     ///
     /// # Errors
-    /// If the directory is not in a file system in memory, somebody else has the file, or the system refuses.
+    /// If the directory is not in a file system in memory, another process has the file, or the system refuses.
     pub fn open(path: &Path, incarnation: &str) -> io::Result<CrashLogFile> {
         if incarnation.len() > INCARNATION_BYTES {
             let found = incarnation.len();
@@ -143,7 +143,7 @@ impl CrashLogFile {
     /// Removes the file: nothing is to be kept any more.
     pub fn remove(&self) {
         self.reset();
-        // Whoever opens it next makes a new one.
+        // The next open creates a new file.
         let _ = std::fs::remove_file(&self.path);
     }
 

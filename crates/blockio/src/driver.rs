@@ -1,11 +1,11 @@
 //! The driver: runs a runtime on this thread.
 //!
-//! Owns the loop: run ready tasks in a batch, submit everything they asked for with one system call,
-//! take in completions, fire timers; wait only when nothing is ready, and then in the same system call.
-//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up; if it is asked to, and waits have
-//! been very short, it looks for work for a moment first (module `busy_poll`).
+//! Owns the loop: run ready tasks in a batch, submit all their requests with one system call,
+//! collect completions, fire timers; wait only when nothing is ready, and then in the same system call.
+//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up; if this is enabled and
+//! recent waits were very short, it polls for a moment first (module `busy_poll`).
 //! Also owns the order of the end: tasks are dropped first (their operations become orphans), then the
-//! reactor is closed (module `reactor`), and only then memory and ring go.
+//! reactor is closed (module `reactor`), and only then memory and ring are freed.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -24,7 +24,7 @@ use crate::reactor::Reactor;
 use crate::uring::Uring;
 use crate::wake::Wake;
 
-/// Polls between two looks at the kernel: bounds how long a completion waits behind ready tasks.
+/// Number of polls of tasks between two checks for completions: bounds the wait of a completion behind ready tasks.
 const BATCH: usize = 256;
 
 /// Which mechanism does the I/O.
@@ -50,7 +50,7 @@ pub struct DriverOptions {
     pub ring_entries: u32,
     /// Most helper threads: all device I/O of the pool backend, ioctls of the other.
     pub max_threads: usize,
-    /// Whether it looks for work before it sleeps; on io_uring alone.
+    /// Whether it polls for work before it sleeps; on io_uring alone.
     pub busy_poll: BusyPoll,
 }
 
@@ -78,7 +78,7 @@ impl Driver {
     /// A driver for this thread.
     ///
     /// # Errors
-    /// If io_uring was demanded and cannot be had (the message says why), or no descriptor is left.
+    /// If io_uring was required and is not available (the message says why), or no descriptor is left.
     pub fn new(options: DriverOptions) -> io::Result<Driver> {
         let (uring, note) = match options.backend {
             Backend::Pool => (None, format!("a pool of up to {} threads, as asked", options.max_threads)),
@@ -110,7 +110,7 @@ impl Driver {
         Ok(Driver { runtime, reactor, running: Cell::new(false), note })
     }
 
-    /// What tasks hold.
+    /// The handle for tasks.
     pub fn handle(&self) -> Handle {
         self.runtime.handle()
     }
@@ -143,7 +143,7 @@ impl Driver {
             if root.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
             {
-                // What was asked for last goes to the kernel although nobody waits here any more.
+                // The last requests go to the kernel although no task waits for them here any more.
                 self.reactor.turn();
                 return value;
             }
@@ -151,7 +151,7 @@ impl Driver {
             if self.runtime.has_ready() || root.woken.load(Ordering::Acquire) {
                 self.reactor.turn();
             } else {
-                // Announced first, looked at second: see module `wake`.
+                // It announces its sleep before the last check for work: see module `wake`.
                 wake.announce_sleep();
                 let deadline = self.runtime.next_deadline();
                 let now = deadline.map_or(Nanos(0), |_| self.handle().now());

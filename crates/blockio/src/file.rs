@@ -13,7 +13,7 @@
 //! transfers for which the device has no room, those that the device has to split, and all that is no transfer. A device that
 //! does not know the flag is asked without it; the kernel then makes threads as it needs them.
 //!
-//! What becomes of a request:
+//! The system calls of requests:
 //!
 //! | request | block device | regular file |
 //! |---|---|---|
@@ -61,7 +61,7 @@ impl FileDevice {
         FileDevice { inner, reactor: reactor.clone() }
     }
 
-    /// What is unusual about this device (no direct I/O, for example), for the log.
+    /// Unusual properties of this device (no direct I/O, for example), for the log.
     pub fn note(&self) -> Option<&str> {
         self.inner.opened.note.as_deref()
     }

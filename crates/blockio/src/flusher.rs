@@ -11,9 +11,9 @@
 //! inherits the mark if the thread had it when the worker was made (seen on Linux 6.12), so a thread is marked before it opens
 //! its first ring. Block devices do without these workers (module `workers`).
 //!
-//! Neither gives a marked thread memory that is not there. One that touches a new page while there is none waits until other
-//! processes give some back, and these may wait for it. So code is brought in when memory is locked, and what the requests
-//! need is there before the first of them: buffers ([`hold`]), and heap and stack (module [`crate::heap`]).
+//! Neither helps a marked thread if there is no memory. A thread that touches a new page then waits until other processes free
+//! some, and these may wait for it. So code is made resident when memory is locked, and all memory for requests is reserved
+//! before the first of them: buffers ([`hold`]), and heap and stack (module [`crate::heap`]).
 //!
 //! Owns both requests to the kernel, and how much memory buffers may hold in the process. Must not know what is served.
 
@@ -53,7 +53,7 @@ pub fn memory_is_locked() -> bool {
     LOCKED.load(Ordering::Acquire)
 }
 
-/// Locks all memory that the process has, and what it touches from now on: once for a process.
+/// Locks all memory of the process, and all pages that it touches from now on: once for a process.
 ///
 /// # Errors
 /// Without the right to lock as much as it takes (CAP_IPC_LOCK, or no RLIMIT_MEMLOCK). Nothing is locked then: with a limit,
@@ -80,7 +80,7 @@ pub fn lock_memory() -> io::Result<()> {
 /// How many bytes of buffers the process may still hold resident.
 static LEFT_TO_HOLD: AtomicU64 = AtomicU64::new(32 << 20);
 
-/// How many bytes of buffers the process may hold resident: said once, before any are held.
+/// Sets how many bytes of buffers the process may hold resident: once, before any are held.
 pub fn set_most_held(bytes: u64) {
     LEFT_TO_HOLD.store(bytes, Ordering::Release);
 }

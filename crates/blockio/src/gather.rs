@@ -2,8 +2,8 @@
 //!
 //! A cache that writes where there is room writes small requests one behind the other, and a device has only so many
 //! requests a second. Owns the list of writes that go with the first one, and the vector that names their memory; the
-//! vector's heap block stays where it is while the operation sits in the reactor's slot. Whatever does not succeed as
-//! a whole is taken apart and repeated piece by piece, so an error is the error of the piece that caused it. Must not
+//! vector's heap block does not move while the operation sits in the reactor's slot. A gathered write that does not
+//! succeed as a whole is repeated piece by piece, so an error belongs to the piece that caused it. Must not
 //! know about slots and turns (module `reactor`).
 
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use format::Sectors;
 use io::{Completer, Request};
 
-/// Most bytes of one command: what block devices take as one request, roughly.
+/// Maximum bytes of one command: about the size that block devices take as one request.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 /// Most pieces of one command.
 pub(crate) const MAX_PIECES: usize = 64;

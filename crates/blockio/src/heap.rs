@@ -1,8 +1,8 @@
 //! Memory that a serving thread can use without a page fault.
 //!
-//! A page fault needs memory of the kernel. Where swap or dirty pages are on a volume of this very process, the kernel may
-//! have none before the process has answered. So the process takes memory while there is some, touches it, and gives none
-//! of it back to the kernel: the C library's allocator serves requests from it. Module [`crate::refill`] takes more when
+//! A page fault needs memory of the kernel. If swap or dirty pages are on a volume of this process, the kernel may have
+//! no memory before the process has answered. So the process takes memory early, touches it, and returns none of it to the
+//! kernel: the C library's allocator serves requests from it. Module [`crate::refill`] takes more when
 //! some of it is in use.
 //!
 //! Owns the settings of that allocator, and the touching of heap and stack. Must not know what the memory is for.

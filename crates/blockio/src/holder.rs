@@ -1,8 +1,7 @@
-//! Who uses a device: looked up for error messages.
+//! The users of a device, for error messages.
 //!
-//! Owns the reading of `/proc` and `/sys`. Everything here is best effort and must not fail: a holder
-//! that is not found is just not named. Looks at mounts, swap, stacked devices, loop devices, file
-//! locks, and at last at the open files of processes.
+//! Owns the reading of `/proc` and `/sys`. Everything here is best effort and must not fail: a user that is not found is
+//! not named. It checks mounts, swap, stacked devices, loop devices, file locks, and at last the open files of processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use crate::info::sysfs_dir;
 
-/// Somebody who uses a device.
+/// A user of a device.
 pub(crate) struct Holder {
     /// For people.
     pub(crate) who: String,
-    /// Will not go away by itself in a moment, as a process may that only looks.
+    /// Whether the user stays: a process that only probes the device closes it in a moment.
     pub(crate) lasting: bool,
 }
 
@@ -24,7 +23,7 @@ impl Holder {
     }
 }
 
-/// Who keeps the block device `rdev`, its partitions or its whole disk busy.
+/// The user of the block device `rdev`, of its partitions or of its whole disk.
 pub(crate) fn of_block_device(rdev: u64) -> Option<Holder> {
     let mut devices = vec![rdev];
     let dir = sysfs_dir(rdev);
@@ -114,7 +113,7 @@ fn opened_by(rdev: u64) -> Option<String> {
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         let mut fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
-        // Following the link reaches the device even if its path is gone.
+        // Following the link reaches the device even if its path was removed.
         let open = |fd: &fs::DirEntry| {
             fs::read_link(fd.path()).is_ok_and(|to| to.starts_with("/dev"))
                 && fs::metadata(fd.path())
@@ -128,7 +127,7 @@ fn opened_by(rdev: u64) -> Option<String> {
     })
 }
 
-/// Who holds a lock on the file.
+/// The holder of a lock on the file.
 pub(crate) fn of_locked_file(meta: &fs::Metadata) -> Option<Holder> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));

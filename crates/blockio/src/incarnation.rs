@@ -1,4 +1,4 @@
-//! What tells a device from its successor, and from itself after it lost its power.
+//! The incarnation of a device, which distinguishes it from its successor, and from itself after a power loss.
 //!
 //! A crash log outlives a process, and names data that a device may hold in its volatile cache only. It counts only while
 //! that cache is the same. The kernel numbers each appearance of a disk (`diskseq`, Linux 5.15): a disk that was pulled
@@ -8,7 +8,7 @@
 //! again; behind ublk or a FUSE file system another process is the device. Those are not trusted, unless they say that
 //! they have no volatile cache (`queue/write_cache`): what they completed is durable.
 //!
-//! Owns the reading of sysfs for this. Must not know what is tied.
+//! Owns the reading of sysfs for this. Must not know the crash log.
 
 use std::fs;
 use std::io;
@@ -17,19 +17,19 @@ use std::path::{Path, PathBuf};
 
 use crate::mountinfo;
 
-/// What is known about the volatile cache of a device. See the module head.
+/// The incarnation of the volatile cache of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Incarnation {
     /// As long as these words are the same, the device has not lost what it completed.
     Known(String),
-    /// Nothing tells whether it has, and why.
+    /// It cannot be detected whether the device has lost something, for this reason.
     Unknown(String),
 }
 
 /// Devices below devices: more levels than anybody builds.
 const MOST_LEVELS: usize = 16;
 
-/// File systems in memory: they lose what they hold with the host alone.
+/// File systems in memory: they lose their contents only with the host.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// File systems on block devices: ext2 to ext4, XFS, F2FS, btrfs.
 const ON_BLOCK_DEVICES: [u64; 4] = [0xef53, 0x5846_5342, 0xf2f5_2010, BTRFS];
@@ -41,7 +41,7 @@ const SERVED_BY_OTHERS: [&str; 5] = ["nbd", "rbd", "drbd", "ublkb", "zd"];
 /// The incarnation of a block device, or of the device under a file.
 ///
 /// # Errors
-/// If the system cannot say now what it is, for example without a descriptor.
+/// If the incarnation cannot be read now, for example without a free descriptor.
 pub fn incarnation(path: &Path) -> io::Result<Incarnation> {
     match (Host { sys: "/sys".into() }.of(path)) {
         Err(e) if is_absent(&e) => Ok(Incarnation::Unknown(format!("{}: {e}", path.display()))),
@@ -49,7 +49,7 @@ pub fn incarnation(path: &Path) -> io::Result<Incarnation> {
     }
 }
 
-/// Where the kernel says what devices there are.
+/// Directory of the kernel with all devices.
 struct Host {
     sys: PathBuf,
 }

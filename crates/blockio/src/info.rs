@@ -1,8 +1,8 @@
-//! What a device is like: asked of the kernel by ioctls and sysfs.
+//! Properties of a device, from ioctls and sysfs.
 //!
 //! Owns the mapping from an open file to [`DeviceInfo`]. sysfs may be missing (containers): the ioctls
-//! give what correctness needs (size and block sizes), sysfs gives advice (rotational, discard, RAID),
-//! and what is unknown is taken as the harmless value.
+//! give the properties that correctness needs (size and block sizes), sysfs gives advice (rotational, discard, RAID),
+//! and an unknown property has the harmless value.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -65,7 +65,7 @@ fn stands_on_parity_raid(dir: &Path, depth: u32) -> bool {
     depth < MAX_STACK && slaves.flatten().any(|s| stands_on_parity_raid(&s.path(), depth + 1))
 }
 
-/// What is known of the block device `fd`.
+/// The properties of the block device `fd`.
 pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> Result<DeviceInfo, Errno> {
     let bytes: u64 = ioctl_number(fd, BLKGETSIZE64)?;
     let logical: i32 = ioctl_number(fd, BLKSSZGET)?;
@@ -86,7 +86,7 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
     })
 }
 
-/// What is known of the regular file `fd` of `bytes` on the file system of device `dev`.
+/// The properties of the regular file `fd` of `bytes` on the file system of device `dev`.
 pub(crate) fn of_file(
     fd: BorrowedFd<'_>,
     bytes: u64,
@@ -124,7 +124,7 @@ pub(crate) fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Whether somebody else serves the file system of the regular file `fd`: another process or another host. Submitting a
+/// Whether another process or host serves the file system of the regular file `fd`. Submitting a
 /// request there can wait for as long as they like, whatever flags say that it should not.
 pub(crate) fn is_served_by_others(fd: BorrowedFd<'_>) -> bool {
     /// `include/uapi/linux/magic.h`: FUSE, NFS, SMB (both), 9P, Ceph, AFS, Coda.

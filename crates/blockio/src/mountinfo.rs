@@ -1,6 +1,6 @@
 //! The table of mounts, as the kernel lists it in `/proc/self/mountinfo`.
 //!
-//! Owns the syntax of that file. Must not know what a mount is looked for.
+//! Owns the syntax of that file. Must not know the purpose of a search.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,7 +16,7 @@ pub struct MountEntry {
     pub at: PathBuf,
     /// Type, with subtype.
     pub fs_type: String,
-    /// What is mounted: a device or a name.
+    /// Source of the mount: a device or a name.
     pub source: OsString,
 }
 

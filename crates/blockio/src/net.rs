@@ -29,7 +29,7 @@ use crate::reactor::{OpId, Reactor};
 /// How long a TCP connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often, and in which intervals, the socket of a dead process is looked at until it is gone: 2 s in all.
+/// Number and interval of the checks until the socket of a dead process is removed: 2 s in all.
 const DEATH_TRIES: u32 = 100;
 const BETWEEN_DEATH_TRIES: Duration = Duration::from_millis(20);
 
@@ -54,7 +54,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who is at the other end of a connection, as far as the kernel vouches for it: what limits for each peer count by.
+/// The peer of a connection, as far as the kernel knows it; limits for each peer count by it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum PeerId {
     /// The user of the process that connected to a unix socket.
@@ -167,7 +167,7 @@ impl Listener {
     /// socket on which nobody listens any more is taken over.
     ///
     /// # Errors
-    /// `AddrInUse` if somebody listens there or the path is no socket; what bind(2) says otherwise.
+    /// `AddrInUse` if a process listens there or the path is no socket; else the error of bind(2).
     pub fn bind(reactor: &Reactor, address: &Address) -> io::Result<Listener> {
         match address {
             Address::Unix(path) => Self::bind_unix(reactor, path),
@@ -190,7 +190,7 @@ impl Listener {
             }
             result => result?,
         }
-        // Before listen(2), so that nobody gets in while the mode is still the umask's.
+        // Before listen(2), so that no client connects while the mode is that of the umask.
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let meta = fs::symlink_metadata(path)?;
         rustix::net::listen(&socket, BACKLOG)?;
@@ -225,7 +225,7 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// What accept(2) says; `EMFILE` and the like are temporary.
+    /// The error of accept(2); `EMFILE` and the like are temporary.
     pub async fn accept(&self) -> io::Result<Connection> {
         loop {
             let kind = SocketKind::Accept { accepted: None };
@@ -254,7 +254,7 @@ impl Drop for Listener {
             && let Ok(meta) = fs::symlink_metadata(path)
         {
             use std::os::unix::fs::MetadataExt;
-            // Somebody may have put another socket there meanwhile.
+            // There may be another socket at the path by now.
             if (meta.dev(), meta.ino()) == (*dev, *ino) {
                 let _ = fs::remove_file(path);
             }
@@ -262,7 +262,7 @@ impl Drop for Listener {
     }
 }
 
-/// Removes `path` if it is a socket on which nobody listens.
+/// Removes `path` if it is a socket on which no process listens.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let in_use = || io::Error::from_raw_os_error(libc::EADDRINUSE);
@@ -311,7 +311,7 @@ impl Connection {
     /// Connects to `address`.
     ///
     /// # Errors
-    /// What connect(2) says; `TimedOut` after 10 s.
+    /// The error of connect(2); `TimedOut` after 10 s.
     pub async fn connect(reactor: &Reactor, address: &Address) -> io::Result<Connection> {
         let wanted = address.clone();
         let fd = reactor
@@ -344,7 +344,7 @@ impl Connection {
     /// stream, or an empty range. Dropping the future loses what was received.
     ///
     /// # Errors
-    /// What recv(2) says.
+    /// The error of recv(2).
     ///
     /// # Panics
     /// If the range does not lie in the buffer, or the buffer is shared.
@@ -355,7 +355,7 @@ impl Connection {
     /// Receives exactly `range` of `buffer`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the stream ends before; what recv(2) says otherwise.
+    /// `UnexpectedEof` if the stream ends before; else the error of recv(2).
     ///
     /// # Panics
     /// If the range does not lie in the buffer, or the buffer is shared.
@@ -389,7 +389,7 @@ impl Connection {
     /// Sends the whole of `message`, which comes back for reuse.
     ///
     /// # Errors
-    /// What sendmsg(2) says; part of the message may have gone out.
+    /// The error of sendmsg(2); a part of the message may have been sent.
     pub async fn send(&self, message: Message) -> (Message, io::Result<()>) {
         if message.is_empty() {
             return (message, Ok(()));
@@ -407,7 +407,7 @@ impl Connection {
     /// Sends the whole of `buffer`, which comes back for reuse.
     ///
     /// # Errors
-    /// What sendmsg(2) says; part of the buffer may have gone out.
+    /// The error of sendmsg(2); a part of the buffer may have been sent.
     pub async fn send_all(&self, buffer: Buffer) -> (Buffer, io::Result<()>) {
         let mut message = Message::new();
         let range = 0..buffer.len();
@@ -445,7 +445,7 @@ impl Connection {
     /// Ends one or both directions; a receive that waits ends with `Ok(0)`.
     ///
     /// # Errors
-    /// `NotConnected` if the peer is gone already.
+    /// `NotConnected` if the peer has disconnected.
     pub fn shutdown(&self, direction: Shutdown) -> io::Result<()> {
         let direction = match direction {
             Shutdown::Read => rustix::net::Shutdown::Read,

@@ -76,7 +76,7 @@ impl Polled {
         if ready < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { ready }
     }
 
-    /// Waits until a socket is ready, a wake-up comes or `timeout` is over; then tries what is ready.
+    /// Waits until a socket is ready, a wake-up comes or `timeout` is over; then tries the commands of ready sockets.
     pub(crate) fn wait(&mut self, wake: &Wake, timeout: Option<Nanos>) {
         self.list(wake, false);
         let mut ready = self.poll(timeout);
@@ -87,15 +87,15 @@ impl Polled {
             ready = self.poll(timeout);
         }
         if ready <= 0 {
-            // Time is over, or a signal came: the driver looks around and waits again.
+            // Time is over, or a signal came: the driver checks for work and waits again.
             return;
         }
         if self.fds[0].revents != 0 {
             let mut count = [0u8; 8];
-            // Fails only if somebody else emptied it, which has the same effect.
+            // Fails only if it is empty already, which has the same effect.
             let _ = rustix::io::read(wake.fd(), &mut count);
         }
-        // From the back, so that removal does not move what is still to be looked at.
+        // From the back, so that a removal does not move the entries that are not checked yet.
         for at in (0..self.waiting.len()).rev() {
             if self.fds[self.places[at]].revents == 0 {
                 continue;

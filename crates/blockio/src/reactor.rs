@@ -1,10 +1,10 @@
 //! The I/O side of a driver: operations in flight, on io_uring or on the fallback.
 //!
 //! Owns the operations in flight (in the slots of module `slots`) and their `user_data`. The rule that
-//! keeps the kernel's hands off freed memory: **an operation owns its buffers, files and kernel
+//! prevents access of the kernel to freed memory: **an operation owns its buffers, files and kernel
 //! structures, it sits in a slot from the first command to the last result, and nothing takes it out
-//! before**. Whoever waits for it may go away: the operation is then an orphan, a socket operation is
-//! asked to end, a device operation runs to its end, and the slot is freed by the result either way.
+//! before**. If its waiter is dropped, the operation is an orphan: a socket operation is cancelled, a
+//! device operation runs to its end, and the slot is freed by the result in both cases.
 //! Closing the reactor ([`Reactor::close`], done by the driver's drop) cancels what waits for a peer
 //! and waits for everything else but commands to devices (module `command`); later operations fail with
 //! `ECANCELED`.
@@ -59,7 +59,7 @@ struct Inner {
     quiet: bool,
 }
 
-/// What a reactor did, for metrics and for tests of how well it batches.
+/// Counters of a reactor, for metrics and for tests of batching.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ReactorCounts {
     /// Operations started.
@@ -70,7 +70,7 @@ pub struct ReactorCounts {
     pub kernel_calls: u64,
     /// How many times nothing was ready, so that it waited.
     pub waits: u64,
-    /// Waits that began with a look at the ring (module `busy_poll`).
+    /// Waits that began with a poll of the ring (module `busy_poll`).
     pub looks: u64,
     /// Those of them that found something before they slept.
     pub found: u64,
@@ -96,7 +96,7 @@ struct Shared {
     numbers: Rc<Numbers>,
 }
 
-/// What ended while the slots were borrowed, to be told afterwards.
+/// Operations that ended while the slots were borrowed; their waiters are woken afterwards.
 enum Ended {
     Operation(Op),
     Waker(Waker),
@@ -228,7 +228,7 @@ impl Reactor {
         Ok(id)
     }
 
-    /// Gives to the kernel what was held.
+    /// Passes the held writes to the kernel.
     fn release_held(&self) {
         let inner = &mut *self.shared.inner.borrow_mut();
         for at in 0..inner.held.len() {
@@ -472,7 +472,7 @@ impl Reactor {
         &self.shared.wake
     }
 
-    /// What was done since the beginning.
+    /// The counters since the start.
     pub fn counts(&self) -> ReactorCounts {
         self.shared.counts.get()
     }

@@ -1,13 +1,13 @@
 //! A thread that keeps free memory of the heap resident ahead of need.
 //!
 //! A thread that serves a block device must not touch a new page while memory is short (module [`crate::heap`]). What is made
-//! resident once is in use sooner or later: by an index that grows, by buffers of a burst, by pieces between others. So
-//! a thread that may wait looks at the free end of the heap from time to time, and populates the next pages of it
+//! resident once is in use sooner or later: by an index that grows, by buffers of a burst, by fragments. So a thread that
+//! may wait checks the free end of the heap from time to time, and populates the next pages of it
 //! (`MADV_POPULATE_WRITE`, which changes no contents, so that others may allocate from them meanwhile).
 //!
-//! Owns that thread, and how much is kept ahead. Invariants: no thread waits for it but those that start an export; it
-//! holds no lock while it waits for memory; it is not marked as a flusher (module [`crate::flusher`]), so that the kernel swaps
-//! and ends processes to give it memory. Must not know what the memory is for.
+//! Owns that thread, and the amount of free memory that it keeps resident. Invariants: only threads that start an
+//! export wait for it; it holds no lock while it waits for memory; it is not marked as a flusher (module [`crate::flusher`]), so
+//! that the kernel swaps and ends processes to give it memory. Must not know what the memory is for.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -93,12 +93,12 @@ impl Refill {
         if state.answered < mine { 0 } else { state.ahead.min(bytes) }
     }
 
-    /// How much free heap was resident when the thread looked last.
+    /// Free resident heap at the last check, in bytes.
     pub fn ahead(&self) -> usize {
         self.shared.lock().ahead
     }
 
-    /// How many times it has looked.
+    /// Number of checks.
     pub fn looks(&self) -> u64 {
         self.shared.lock().looks
     }
@@ -140,7 +140,7 @@ fn run(shared: &Shared) {
 /// How far the heap is resident.
 #[derive(Default)]
 struct Resident {
-    /// Where the free end began at the last look.
+    /// Start of the free end at the last check.
     begins: usize,
     /// All of the heap before this address is resident.
     to: usize,

@@ -1,9 +1,9 @@
-//! Memory that the ring knows by number.
+//! Registered memory, which the ring knows by number.
 //!
-//! For each request the kernel looks up and pins the pages of its buffer, and lets go of them in the end; of memory that
-//! was registered it has done so once. Owns which numbers are in use. A number belongs to a buffer's memory
-//! ([`io::Registration`]) and comes back here when that memory goes; the kernel is told before the number is used again.
-//! Registered memory counts as locked: whoever may not lock more does without.
+//! For each request the kernel looks up, pins and unpins the pages of its buffer; for registered memory it does this once.
+//! Owns the numbers in use. A number belongs to the memory of a buffer ([`io::Registration`]) and is returned here when that
+//! memory is freed; the kernel is told before the number is reused. Registered memory counts as locked: a process that may not
+//! lock more memory does not register it.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -16,7 +16,7 @@ use crate::uring::Uring;
 #[derive(Default)]
 pub(crate) struct Numbers {
     free: RefCell<Vec<u16>>,
-    /// Their memory is gone, and the kernel does not know it yet.
+    /// Numbers whose memory is freed, of which the kernel has not been told yet.
     forgotten: RefCell<Vec<u16>>,
 }
 
@@ -53,7 +53,7 @@ impl Numbers {
         }
     }
 
-    /// Tells the kernel which memory is gone.
+    /// Tells the kernel which memory is freed.
     pub(crate) fn tell(&self, uring: &mut Uring) {
         for number in self.forgotten.borrow_mut().drain(..) {
             uring.unregister(number);

@@ -1,4 +1,4 @@
-//! The signals that ask the process to stop, as something a task can wait for.
+//! Signals that stop the process or make it hand over, for tasks to wait for.
 //!
 //! Owns the handlers of SIGINT, SIGTERM and SIGUSR2, which only write the signal's number to a pipe, and one
 //! thread that reads the pipe and wakes every [`Signals`] in the process, on whatever driver it is.
@@ -22,7 +22,7 @@ pub enum Signal {
     Interrupt,
     /// SIGTERM: the service manager.
     Terminate,
-    /// SIGUSR2: the next process, which wants to go on with what this one serves.
+    /// SIGUSR2: the next process, which takes over the devices of this one.
     HandOver,
 }
 

@@ -1,9 +1,9 @@
-//! What already lies on a device: foreign signatures, so that a formatter can refuse to destroy them.
+//! Foreign signatures on a device, so that a formatter can refuse to overwrite them.
 //!
 //! Owns a table of magic bytes and the few checks beyond it. Reads some pieces at the beginning and at
 //! the end of the device and nothing else; must not change anything, and must not decide whether a
-//! signature matters. A signature that is missed here is a pity; one that is invented would make people
-//! override the check by habit, so short magics are confirmed by other fields.
+//! signature matters. A false match would teach operators to override the check, so short magics are
+//! confirmed by other fields; a missed signature is less harmful.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use std::path::Path;
 /// Something that was recognised on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Signature {
-    /// What it is, in the words of the tools that make it.
+    /// Name of the format, as its own tools print it.
     pub kind: &'static str,
     /// Where its magic bytes are.
     pub offset_bytes: u64,

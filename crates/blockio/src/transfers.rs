@@ -1,9 +1,9 @@
-//! How many reads and writes of a device the kernel has at a time.
+//! The limit of reads and writes of a device that the kernel has at a time.
 //!
 //! For each one it needs memory of its own (`struct io_async_rw`). Linux keeps that of 128 that have ended, and allocates
 //! anew for what goes beyond. The thread that serves a volume with swap on it would wait for that memory, and the memory for
 //! the thread (decision 028). So reads and writes beyond a limit wait here, which takes no memory of the kernel. Each device has
-//! its own limit: one that hangs holds up no other (decision 023).
+//! its own limit: a device that hangs delays no other (decision 023).
 //!
 //! Owns the count of those that the kernel has, and those that wait, in order of arrival. Must not know what they read or write.
 

@@ -1,10 +1,10 @@
 //! The ring: submission, completion and the driver's sleep on io_uring.
 //!
-//! Owns the ring, entries that did not fit into its submission queue, the standing read of the
-//! wake-up descriptor, and the alarm: one timeout that stays armed over many waits, because a timeout of each wait
-//! would have the kernel program its clock twice for every request that comes alone. `user_data` belongs to the reactor, which passes it in and gets it back; the
-//! values from [`PRIVATE`] on are this module's own. Every entry yields exactly one completion, and
-//! [`Uring::quiesce`] waits until none is outstanding: only then may the memory go that entries name.
+//! Owns the ring, entries that did not fit into its submission queue, the permanent read of the wake-up descriptor, and the
+//! alarm: one timeout that stays armed over many waits, because with a timeout for each wait the kernel would program its clock
+//! twice for every single request. `user_data` belongs to the reactor, which passes it in and gets it back; the values from
+//! [`PRIVATE`] on belong to this module. Every entry yields exactly one completion, and [`Uring::quiesce`] waits until none is
+//! outstanding: only then may the memory of the entries be freed.
 
 use std::collections::VecDeque;
 use std::io;

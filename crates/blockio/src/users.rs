@@ -1,7 +1,7 @@
-//! Who uses a block device or a directory: what an operator is told when something cannot be taken away.
+//! The users of a block device or a directory, for messages when it cannot be removed.
 //!
-//! Owns the search in `/proc` and `/sys`. It is made for messages and early refusals: it sees what this
-//! process may see, at one moment. Whether something is really free is for the kernel to say.
+//! Owns the search in `/proc` and `/sys`. It serves messages and early refusals: it finds the users that this process may
+//! see, at one moment. Only the kernel decides whether a device is free.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::mountinfo;
 
-/// Somebody who uses a device or a directory.
+/// A user of a device or a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum User {
     /// A mounted file system.
@@ -30,7 +30,7 @@ pub enum User {
         pid: u32,
         /// Its name.
         name: String,
-        /// What it has open.
+        /// The open file.
         path: PathBuf,
     },
 }
@@ -95,7 +95,7 @@ fn number_of(sys: &Path) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Everybody who uses the block device `name` (`loop3`) or a partition of it.
+/// All users of the block device `name` (`loop3`) or of a partition of it.
 pub fn of_block_device(name: &str) -> Vec<User> {
     let family = Family::of(name);
     let mut users = Vec::new();

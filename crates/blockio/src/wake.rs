@@ -1,8 +1,8 @@
 //! Ends the wait of a driver's thread from another thread.
 //!
-//! Owns the eventfd on which a parked driver waits. Invariant: whoever makes work for the driver first
-//! publishes the work, then calls [`Wake::notify`]; the driver first announces its sleep, then looks
-//! for work. So either the driver sees the work or the waker sees the announcement.
+//! Owns the eventfd on which a parked driver waits. Invariant: another thread first publishes work for
+//! the driver, then calls [`Wake::notify`]; the driver first announces its sleep, then checks for
+//! work. So either the driver sees the work or the other thread sees the announcement.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -31,12 +31,12 @@ impl Wake {
         self.fd.as_fd()
     }
 
-    /// The driver is about to look for work for the last time before it waits.
+    /// The driver announces its sleep, before its last check for work.
     pub(crate) fn announce_sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
     }
 
-    /// The driver looks for work again on its own.
+    /// The driver is awake and checks for work by itself.
     pub(crate) fn awake(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }

@@ -1,9 +1,9 @@
-//! Helper threads for what would block the driver's thread.
+//! Helper threads for calls that would block the driver's thread.
 //!
 //! Owns the threads and their queues: ioctls that io_uring does not have, every device operation of the
 //! pool backend, operations on file systems that wait where they should not, and closures of callers.
-//! Each device has a queue and a share of threads of its own: one that stands still holds up nobody
-//! else. Threads start when there is work for them and end after the last handle is gone. A command's
+//! Each device has a queue and a share of threads of its own: a device that hangs delays no other.
+//! Threads start when there is work for them and end after the last handle is dropped. A command's
 //! memory belongs to its operation in the reactor (module `cmd`); results are collected in a list that
 //! the driver empties, with a wake-up for each sleep of the driver.
 //!
@@ -83,7 +83,7 @@ struct State {
     /// Each that ever had a job; the first was served least recently.
     classes: Vec<Class>,
     threads: usize,
-    /// Threads that will look at the queues.
+    /// Threads that will check the queues.
     idle: usize,
     /// Threads that have begun.
     begun: usize,

@@ -1,11 +1,11 @@
-//! Whether a block device has a write cache that a loss of power empties, as the kernel sees it at this moment.
+//! Whether a block device has a volatile write cache, as the kernel sees it at this moment.
 //!
-//! The kernel drops flushes of a device without one: there fdatasync(2) after direct writes promises nothing that their
-//! completion has not. Through io_uring it is carried out by another thread all the same, which has to be woken and to wake;
-//! that can take longer than the write itself. So who has to flush asks here first.
+//! The kernel drops flushes of a device without one: fdatasync(2) after direct writes then adds nothing to their completion.
+//! Through io_uring another thread still carries it out, with two wake-ups, which can take longer than the write itself. So a
+//! flush checks this first.
 //!
-//! Asked anew for each flush, as the kernel asks itself: a path of a multipath device or an operator (`hdparm -W1`) may bring such
-//! a cache back at any time. *Must not know* what was written; with writes through the page cache it says nothing.
+//! The check is made for each flush, as the kernel does: a path of a multipath device or an operator (`hdparm -W1`) may enable
+//! such a cache at any time. *Must not know* what was written; it does not apply to writes through the page cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ impl WriteCache {
         Some(WriteCache { attribute: File::open(queue.join("write_cache")).ok()? })
     }
 
-    /// Certainly none now. Whatever else the kernel says, or if it says nothing any more, there may be one.
+    /// Whether the kernel reports that there is none now. With any other answer, or without one, there may be one.
     pub(crate) fn is_absent(&self) -> bool {
         const NONE: &[u8] = b"write through\n";
         let mut said = [0; 2 * NONE.len()];
@@ -34,7 +34,7 @@ impl WriteCache {
 mod tests {
     use super::*;
 
-    /// Each question is put to the kernel: what was true before says nothing of now.
+    /// Each check asks the kernel: an earlier answer may be out of date.
     #[test]
     fn only_what_the_kernel_says_now_counts() {
         let dir = tempfile::tempdir().unwrap();

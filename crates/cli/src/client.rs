@@ -72,7 +72,7 @@ pub(crate) fn segment(text: &str) -> String {
     encoded
 }
 
-/// Where the daemon is.
+/// The address of the daemon.
 enum Endpoint {
     Socket(PathBuf),
     Remote(Remote),

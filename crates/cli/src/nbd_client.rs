@@ -72,7 +72,7 @@ impl Client {
     /// Connects and chooses the export `name`.
     ///
     /// # Errors
-    /// If nobody listens, the export is not there, or the other side is no NBD server.
+    /// If no server listens, the export does not exist, or the peer is not an NBD server.
     pub fn connect(socket: &Path, name: &str) -> io::Result<Client> {
         let to = UnixStream::connect(socket)?;
         let mut client = Client {
@@ -166,7 +166,7 @@ impl Client {
     /// Begins a request without data; it is on its way at the latest when a reply is received.
     ///
     /// # Errors
-    /// If the connection is gone.
+    /// If the connection was closed.
     pub fn ask(&mut self, ask: Ask, offset: u64, tag: u64) -> io::Result<()> {
         match ask {
             Ask::Read(bytes) => self.header(
@@ -190,7 +190,7 @@ impl Client {
     /// Begins a write; with `fua` it is durable when it is answered.
     ///
     /// # Errors
-    /// If the connection is gone.
+    /// If the connection was closed.
     pub fn ask_write(&mut self, offset: u64, data: &[u8], fua: bool, tag: u64) -> io::Result<()> {
         let flags = if fua { wire::command_flag::FUA } else { 0 };
         let bytes = u32::try_from(data.len()).map_err(|_| violation("a write of 4 GiB or more"))?;
@@ -206,7 +206,7 @@ impl Client {
     /// Sends what was asked so far, without waiting for a reply.
     ///
     /// # Errors
-    /// If the connection is gone.
+    /// If the connection was closed.
     pub fn send(&mut self) -> io::Result<()> {
         let result = self.to.write_all(&self.out);
         self.out.clear();
@@ -216,7 +216,7 @@ impl Client {
     /// Waits for the next reply.
     ///
     /// # Errors
-    /// If the connection is gone or makes no sense.
+    /// If the connection was closed or a reply is invalid.
     pub fn receive(&mut self) -> io::Result<Reply> {
         if !self.out.is_empty() {
             self.send()?;
@@ -244,7 +244,7 @@ impl Client {
     /// Reads, with nothing else under way.
     ///
     /// # Errors
-    /// If the server says so or is gone.
+    /// If the server reports an error or has closed the connection.
     pub fn read(&mut self, offset: u64, bytes: u32) -> io::Result<Vec<u8>> {
         self.ask(Ask::Read(bytes), offset, 0)?;
         Ok(self.alone()?.data)
@@ -253,7 +253,7 @@ impl Client {
     /// Writes, with nothing else under way.
     ///
     /// # Errors
-    /// If the server says so or is gone.
+    /// If the server reports an error or has closed the connection.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.ask_write(offset, data, false, 0)?;
         self.alone().map(drop)
@@ -262,7 +262,7 @@ impl Client {
     /// Flushes, with nothing else under way.
     ///
     /// # Errors
-    /// If the server says so or is gone.
+    /// If the server reports an error or has closed the connection.
     pub fn flush(&mut self) -> io::Result<()> {
         self.ask(Ask::Flush, 0, 0)?;
         self.alone().map(drop)

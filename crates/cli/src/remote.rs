@@ -19,10 +19,10 @@ use crate::failure::Failure;
 const DEFAULT_PORT: u16 = 9420;
 /// Certificates of the usual authorities, where Debian and most others have them.
 const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// How long a connection may take to come about.
+/// Time limit of a connect.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a daemon is: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+/// The address of a daemon: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Url {
     tls: bool,
@@ -66,7 +66,7 @@ impl std::fmt::Display for Url {
     }
 }
 
-/// How a daemon is reached over TCP.
+/// The connection parameters of a daemon over TCP.
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     pub(crate) url: Url,
@@ -187,7 +187,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// How long the other side may say nothing.
+    /// Time limit of reads.
     pub(crate) fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Stream::Unix(s) => s.set_read_timeout(Some(timeout)),

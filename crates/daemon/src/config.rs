@@ -134,7 +134,7 @@ pub(crate) struct Config {
     pub(crate) socket: Option<PathBuf>,
     pub(crate) group: Option<String>,
     pub(crate) state_dir: Option<PathBuf>,
-    /// Where files like the kernel's are mounted.
+    /// Directory of the sysfs view.
     pub(crate) sysfs_view: Option<PathBuf>,
     /// TCP, if it is wanted.
     pub(crate) tcp: Option<Tcp>,

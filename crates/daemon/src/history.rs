@@ -57,7 +57,7 @@ pub(crate) struct History {
     asked_for_ms: AtomicU64,
 }
 
-/// What a series is about.
+/// The subject of a series.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Whose {
     Set,

@@ -33,7 +33,7 @@ const JOB_TICK: Nanos = Nanos::from_ms(100);
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
 /// Time limit for users of a stopped volume to close it.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
-/// How long requests to a backing device are recorded after a client has asked for them.
+/// Time for which requests to a backing device are recorded after a client has requested them.
 const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.

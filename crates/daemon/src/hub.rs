@@ -20,10 +20,10 @@ const REMEMBERED: usize = 256;
 /// Listeners at a time.
 const MOST_LISTENERS: usize = 64;
 
-/// What an event is about, with the name that clients see and its meaning for the guide.
+/// The kind of an event, with its name for clients and its description for the guide.
 macro_rules! kinds {
     ($($kind:ident = $name:literal: $meaning:literal,)*) => {
-        /// What an event is about.
+        /// The kind of an event.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Kind {
             $(#[doc = $meaning] $kind,)*
@@ -66,7 +66,7 @@ pub(crate) struct Event {
     pub(crate) set: Option<String>,
     /// `error`, `warning` or `info`.
     pub(crate) level: &'static str,
-    /// What happened, in words.
+    /// The text of the event.
     pub(crate) text: String,
     /// With kind `audit`: the client and its change.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -37,7 +37,7 @@ const WEAK: &[&str] = &["partition", "partuuid", "cache uuid"];
 #[serde(transparent)]
 pub(crate) struct Identity(BTreeMap<String, String>);
 
-/// What two identities say of each other.
+/// The result of a comparison of two identities.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Likeness {
     /// The same device.
@@ -48,7 +48,7 @@ pub(crate) enum Likeness {
     Other(String),
 }
 
-/// Where the system describes its devices.
+/// Directories in which the system describes its devices.
 struct System<'a> {
     class_block: &'a Path,
     udev_data: &'a Path,
@@ -170,7 +170,7 @@ impl System<'_> {
         Identity(found)
     }
 
-    /// What udev has found out about the device that sysfs describes in `about`.
+    /// The properties in udev's database of the device that sysfs describes in `about`.
     fn property(&self, about: &Path, name: &str) -> Option<String> {
         let numbers = read(&about.join("dev"))?;
         let kept = fs::read(self.udev_data.join(format!("b{numbers}"))).ok()?;
@@ -188,7 +188,7 @@ fn read(path: &Path) -> Option<String> {
     sane(&fs::read(path).ok()?)
 }
 
-/// What newer kernels say themselves of a partition.
+/// The properties of a partition that newer kernels report.
 fn partuuid(about: &Path) -> Option<String> {
     let said = fs::read_to_string(about.join("uevent")).ok()?;
     said.lines().find_map(|line| line.strip_prefix("PARTUUID=")).map(str::to_lowercase)

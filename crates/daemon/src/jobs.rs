@@ -19,7 +19,7 @@ const REMEMBERED: usize = 100;
 /// Jobs that run at a time.
 const MOST_RUNNING: usize = 32;
 
-/// How a job ended.
+/// The result of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     Done,
@@ -146,7 +146,7 @@ impl Job {
         }
     }
 
-    /// What went wrong, if something did.
+    /// The failure, if the job failed.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.end_now() {
             Some((End::Failed(why), _)) => Some(format!("{} {}: {why}", self.kind, self.target)),

@@ -119,7 +119,7 @@ fn is_uuid(text: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
-/// What `text` names among these.
+/// Resolves `text` among these.
 pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, Unresolved> {
     let shown = plain::escaped(text);
     if text.is_empty() || matches!(text, "." | "..") {

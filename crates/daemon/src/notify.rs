@@ -63,7 +63,7 @@ pub(crate) fn stopping() {
     say("STOPPING=1");
 }
 
-/// How often to say that this process is alive, if that is wanted of it: twice as often as it is waited for.
+/// Interval of watchdog notifications, if the service manager expects them: half of its time limit.
 pub(crate) fn watchdog() -> Option<Duration> {
     if let Ok(pid) = std::env::var("WATCHDOG_PID")
         && pid.parse() != Ok(std::process::id())

@@ -24,7 +24,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// What the thread serves, in words.
+    /// The set or device that the thread serves, as text.
     pub(crate) fn title(&self) -> String {
         match &self.alone {
             Some(device) => format!("backing device {} ({})", self.id, device.display()),
@@ -39,13 +39,13 @@ pub(crate) enum Order {
     Do(Command, Reply<Result<Answer, Failure>>),
     /// Request for all figures of the engine, with histograms.
     Figures(Reply<Result<metrics::Figures, Failure>>),
-    /// What the buckets of the set hold.
+    /// Request for the contents of the buckets of the set.
     Buckets(Reply<Result<BucketFigures, Failure>>),
-    /// What the buckets hold, in so many parts of the device.
+    /// Request for the contents of the buckets, for this many parts of the device.
     BucketMap(u32, Reply<Result<BucketMap, Failure>>),
-    /// What reached the backing device of a volume, from the request of this number on.
+    /// Request for the recorded requests to the backing device of a volume, from this number on.
     DiskTrace(String, u64, Reply<Result<DiskTrace, Failure>>),
-    /// What the cache device counts begins anew.
+    /// Reset the counters of the cache device.
     ClearDeviceStats(Reply<Result<(), Failure>>),
     /// Serve this backing device, too.
     Add(PathBuf, Reply<Result<(), Failure>>),

@@ -15,10 +15,10 @@ use serve::superblock::HEAD;
 
 use crate::identity::Identity;
 
-/// How long a device may take to show its superblock.
+/// Time limit for reading a superblock.
 const PROBE_WITHIN: Duration = Duration::from_secs(15);
 
-/// What a device is for.
+/// The role of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     /// Cache device of this set.
@@ -53,7 +53,7 @@ pub(crate) struct Probe {
     pub(crate) appearance: Option<u64>,
     /// Hardware or file of the device, which distinguishes it from its copies.
     pub(crate) identity: Identity,
-    /// How often its superblock was written, as far as that is counted.
+    /// Sequence number of its superblock.
     pub(crate) sequence: u64,
 }
 

@@ -21,7 +21,7 @@ use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::worker::Phase;
 
-/// What a reload changes.
+/// The components that a reload changes.
 pub(crate) struct Reload {
     pub(crate) shared: Arc<Shared>,
     pub(crate) workers: Arc<Workers>,

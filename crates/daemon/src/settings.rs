@@ -22,7 +22,7 @@ pub(crate) enum Of<'a> {
     Volume(&'a str),
 }
 
-/// What a change came to.
+/// The result of a change.
 #[derive(Serialize)]
 pub(crate) struct Changed {
     key: String,

@@ -23,15 +23,15 @@ const GRACE: Duration = Duration::from_secs(3);
 const SAYS_EVERY: Duration = Duration::from_secs(5);
 /// Time until the first progress message: a shorter drain has none.
 const FIRST_AFTER: Duration = Duration::from_millis(300);
-/// How long the service manager is asked to wait at least, each time.
+/// Time that each notification asks the service manager to wait.
 const ASKS_FOR: Duration = Duration::from_secs(60);
 /// Interval at which the jobs are checked.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
-/// How long jobs may take to give up: the thread of a set may hang.
+/// Time limit for the cancellation of jobs: the thread of a set may hang.
 const GIVE_UP_WITHIN: Duration = Duration::from_secs(2);
 
-/// What drains: the jobs, and what could not even be begun.
+/// A drain: its jobs, and the problems of jobs that could not be started.
 struct Drain {
     jobs: Vec<Arc<Job>>,
     problems: Vec<String>,

@@ -19,7 +19,7 @@ use crate::order::Order as ThreadOrder;
 use crate::registry::{By, Found, Registry};
 use crate::settings::Of;
 
-/// How long a file may take.
+/// Time limit of an access to a file.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// Mounts the view if the configuration enables it. A failure is logged, and the daemon serves without the view.

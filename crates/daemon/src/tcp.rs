@@ -35,9 +35,9 @@ use crate::web::Meant;
 
 /// Clients of one address at a time.
 const MOST_CLIENTS: usize = 128;
-/// How long agreeing on keys may take.
+/// Time limit of the TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-/// How long a client may stay that has not shown the token.
+/// Time limit of a client without the token.
 const STRANGERS_STAY: Duration = Duration::from_secs(30);
 /// Interval between attempts to bind an address that is not available: the daemon can start before the network.
 const RETRY_EVERY: Duration = Duration::from_secs(2);

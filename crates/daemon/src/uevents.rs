@@ -30,16 +30,16 @@ const UDEV_GROUP: u32 = 2;
 const EVENT_BYTES: usize = 16 << 10;
 /// Size of the receive buffer in bytes. If it overflows, all devices are probed.
 const QUEUE_BYTES: usize = 1 << 20;
-/// How long it has to be quiet about a device, and how long that is waited for.
+/// Time without events after which a device is probed, and the limit of this wait.
 const QUIET: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(3);
 /// Number of devices that wait for the end of their events. If there are more, all devices are probed.
 const MOST_WAITING: usize = 1024;
-/// How often the thread checks whether its receiver still exists.
+/// Interval at which the thread checks whether its receiver still exists.
 const LOOKS_UP_EVERY_S: i64 = 1;
 /// Capacity of the queue between the thread of the socket and its reader.
 const HEARD_AT_ONCE: usize = 256;
-/// Where udev listens if it runs.
+/// The control socket of udev, which exists while udev runs.
 const UDEV_CONTROL: &str = "/run/udev/control";
 /// Directory of the database of udev.
 const UDEV_DATA: &str = "/run/udev/data";
@@ -52,7 +52,7 @@ enum Speaker {
     Udev,
 }
 
-/// What happened to a device.
+/// The change of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
     Add,
@@ -70,7 +70,7 @@ struct Event {
     free: bool,
 }
 
-/// What came out of the socket.
+/// A message of the socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Heard {
     Event(Event),

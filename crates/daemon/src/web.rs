@@ -63,7 +63,7 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     FILES.iter().map(with_tag).collect()
 });
 
-/// What the page may do: load its own files, and talk to where it came from.
+/// The rights of the page: it may load its own files, and send requests to its own origin.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -31,14 +31,14 @@ use crate::shared::Shared;
 
 /// Orders that wait for their thread.
 const QUEUE: usize = 64;
-/// How long a set may take for its figures.
+/// Time limit of a set for its figures.
 const FIGURES_WITHIN: Duration = Duration::from_secs(3);
-/// How long a set may take for anything short.
+/// Time limit of a set for short orders.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Room for the requests of several ublk devices.
 const RING_ENTRIES: u32 = 4096;
 
-/// Where a set's thread is.
+/// The phase of the thread of a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Starting,
@@ -174,7 +174,7 @@ impl Worker {
         self.ask(FIGURES_WITHIN, |reply| Order::Users(of, reply)).await
     }
 
-    /// What status shows of the set and its volumes.
+    /// The figures of the set and its volumes, for the status.
     pub(crate) async fn snapshot(&self) -> Result<Snapshot, Failure> {
         match self.ask(FIGURES_WITHIN, |reply| Order::Do(Command::Stats, reply)).await? {
             Answer::Stats(figures) => Ok(*figures),
@@ -187,17 +187,17 @@ impl Worker {
         self.ask(FIGURES_WITHIN, Order::Figures).await
     }
 
-    /// What the buckets of the set hold.
+    /// The contents of the buckets of the set.
     pub(crate) async fn buckets(&self) -> Result<BucketFigures, Failure> {
         self.ask(FIGURES_WITHIN, Order::Buckets).await
     }
 
-    /// What the buckets hold, in so many parts of the device.
+    /// The contents of the buckets, for this many parts of the device.
     pub(crate) async fn bucket_map(&self, cells: u32) -> Result<BucketMap, Failure> {
         self.ask(FIGURES_WITHIN, |reply| Order::BucketMap(cells, reply)).await
     }
 
-    /// What reached the backing device of a volume since the request of this number.
+    /// The recorded requests to the backing device of a volume since this number.
     pub(crate) async fn disk_trace(&self, volume: &str, since: u64) -> Result<DiskTrace, Failure> {
         let name = volume.to_owned();
         self.ask(FIGURES_WITHIN, |reply| Order::DiskTrace(name, since, reply)).await

@@ -90,7 +90,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         Staged { sector, buffer, data: at }
     }
 
-    /// Writes what was staged.
+    /// Writes the staged data.
     pub(crate) async fn write(&self, staged: Staged, durable: bool) -> Result<(), VolumeError> {
         let flags = WriteFlags { fua: durable, ..WriteFlags::default() };
         let sectors = staged.sectors();
@@ -106,7 +106,7 @@ impl<V: BlockVolume> ByteVolume<V> {
         self.volume.write(staged.sector, sectors, staged.buffer, 0, flags).await
     }
 
-    /// Fills what is missing of the first and the last sector from the volume.
+    /// Fills the missing parts of the first and the last sector from the volume.
     async fn complete_ends(&self, mut staged: Staged) -> Result<Staged, VolumeError> {
         let Range { start, end } = staged.data.clone();
         let last = (end - 1) / SECTOR * SECTOR;

@@ -3,7 +3,7 @@
 use fuser::Errno;
 use io::VolumeError;
 
-/// What a caller is told when `error` ended its request.
+/// The error number for the caller when `error` ended its request.
 pub(crate) fn of_volume_error(error: &VolumeError) -> Errno {
     match error {
         // Byte ranges are cut to the volume before it is asked, so this is a bug and no fault of the caller.

@@ -25,7 +25,7 @@ pub enum FuseError {
     Directory {
         /// The mount point.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Mounting would hide files.
@@ -36,7 +36,7 @@ pub enum FuseError {
     Occupied {
         /// The mount point.
         dir: PathBuf,
-        /// What is there.
+        /// The file system that is mounted there.
         what: String,
     },
     /// The system refused to mount.
@@ -44,7 +44,7 @@ pub enum FuseError {
     Mount {
         /// The mount point.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The program that mounts for users refused.
@@ -52,7 +52,7 @@ pub enum FuseError {
     Helper {
         /// The mount point.
         dir: PathBuf,
-        /// What it said.
+        /// The output of the program.
         message: String,
     },
     /// The system refused to unmount.
@@ -60,7 +60,7 @@ pub enum FuseError {
     Unmount {
         /// The mount point.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A step of setting up or taking away a loop device failed.
@@ -68,25 +68,25 @@ pub enum FuseError {
     Loop {
         /// The loop device, or the file that asks for one.
         device: PathBuf,
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Somebody uses a loop device.
+    /// A loop device is in use.
     #[error("{device} is in use: {}", in_words(.users))]
     LoopInUse {
         /// The loop device.
         device: PathBuf,
-        /// Who.
+        /// The users.
         users: Vec<User>,
     },
-    /// Somebody uses a file of the file system.
+    /// A file of the file system is in use.
     #[error("{dir} is in use: {}", in_words(.users))]
     FilesInUse {
         /// The mount point.
         dir: PathBuf,
-        /// Who.
+        /// The users.
         users: Vec<User>,
     },
     /// The threads that answer requests could not be started or ended badly.
@@ -94,7 +94,7 @@ pub enum FuseError {
     Session {
         /// The mount point.
         dir: PathBuf,
-        /// What happened.
+        /// The error.
         source: io::Error,
     },
 }

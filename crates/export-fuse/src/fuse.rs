@@ -25,7 +25,7 @@ use crate::mount::{self, Mount, MountBy};
 use crate::service::Served;
 use crate::{session, stale};
 
-/// How long the kernel's loop driver may take to let go of a file after it was told to.
+/// Time limit of the kernel's loop driver to close a file after the command.
 const LET_GO: Duration = Duration::from_secs(5);
 const LET_GO_STEP: Duration = Duration::from_millis(5);
 
@@ -34,7 +34,7 @@ const LET_GO_STEP: Duration = Duration::from_millis(5);
 pub struct FuseOptions {
     /// Threads that read requests. They only hand over, so a few are enough.
     pub threads: usize,
-    /// Who mounts.
+    /// The mounting user.
     pub mount_by: MountBy,
 }
 
@@ -75,9 +75,9 @@ struct FileInfo {
     punch_hole: PunchHole,
 }
 
-/// A stop that was refused, and what goes on because of that.
+/// A refused stop, with the export that is still in service.
 pub struct Refused {
-    /// What was to be stopped, still in service.
+    /// The export, still in service.
     pub fuse: Fuse,
     /// Why.
     pub error: FuseError,
@@ -153,7 +153,7 @@ impl Fuse {
         &self.live.dir
     }
 
-    /// What an operator should know about the start, one sentence each.
+    /// Messages about the start, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -194,10 +194,10 @@ impl Fuse {
         Ok(())
     }
 
-    /// Takes everything away in good order and waits for it, if nobody uses a loop device or a file.
+    /// Removes everything in order and waits for it, if no loop device and no file is in use.
     ///
     /// # Errors
-    /// Gives the export back, still in service, and says who uses it.
+    /// Returns the export, still in service, with its users.
     pub async fn stop(mut self) -> Result<(), Box<Refused>> {
         let live = self.live.clone();
         let stopped = on_thread(&live.dir.clone(), move || take_down(&live)).await;
@@ -260,7 +260,7 @@ fn set_up(dir: &Path, fs: VolumeFs, options: FuseOptions) -> Result<(Arc<Live>, 
     Ok((live, notes))
 }
 
-/// The polite way. Ends soon if nobody waits for it any more, so that the hard way is taken.
+/// The stop in order. It ends soon if its caller was dropped, so that the stop by force follows.
 fn take_down(live: &Arc<Live>) -> Result<(), FuseError> {
     let waits = || Arc::strong_count(live) > 1;
     let mut state = live.lock();

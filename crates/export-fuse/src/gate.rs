@@ -32,7 +32,7 @@ impl Drop for Shared<'_> {
 }
 
 impl Gate {
-    /// Waits until nobody has to be alone.
+    /// Waits until no write needs exclusion.
     pub(crate) async fn shared(&self) -> Shared<'_> {
         let turn = match self.alone.try_lock() {
             Some(turn) => turn,
@@ -43,7 +43,7 @@ impl Gate {
         Shared(self)
     }
 
-    /// Waits until nobody else writes; nobody does until the permit is dropped.
+    /// Waits until no other write runs, and excludes others until the permit is dropped.
     pub(crate) async fn alone(&self) -> Permit {
         let turn = self.alone.lock().await;
         self.left.wait_until(|| self.sharing.get() == 0).await;

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What "punch a hole" does.
+/// The effect of "punch a hole".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum PunchHole {
     /// The range is made to read as zeros, and may be unmapped. Always right, and slow if the volume can do
@@ -21,7 +21,7 @@ pub enum PunchHole {
 }
 
 impl PunchHole {
-    /// What is wise for a volume whose zeros end up on `device`: [`PunchHole::Zero`] if that is a file or a
+    /// The best choice for a volume whose zeros are written to `device`: [`PunchHole::Zero`] if that is a file or a
     /// device with a fast command for zeros. Of a device that cannot be asked the worst is assumed.
     pub fn for_device(device: &Path) -> PunchHole {
         let Ok(meta) = fs::metadata(device) else { return PunchHole::Refuse };

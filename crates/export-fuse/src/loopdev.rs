@@ -28,10 +28,10 @@ const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// How often another process may be faster in taking the device that the kernel says is free.
+/// Number of tries if another process takes the free device first.
 const RACES: usize = 100;
 
-/// How long a process may look at a device that is to be taken away: udev looks at every new one.
+/// Time limit of processes that probe a device before its removal: udev probes every new one.
 const GLANCE: Duration = Duration::from_secs(2);
 const GLANCE_STEP: Duration = Duration::from_millis(20);
 
@@ -94,7 +94,7 @@ fn result_of(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Number of a loop device that nobody uses.
+/// Number of a free loop device.
 fn get_free(control: &File) -> io::Result<u32> {
     // SAFETY: this request takes no argument; the descriptor is open for the call.
     let number = result_of(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
@@ -218,7 +218,7 @@ impl LoopDevice {
     /// Writes back what the page cache holds and takes the file off the device, if nobody uses it. The
     /// kernel lets go of the file soon after.
     ///
-    /// `waits`: whether somebody still waits for this.
+    /// `waits`: whether the caller still waits.
     pub(crate) fn detach(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let failed = |step| {
             let device = self.path.clone();
@@ -241,7 +241,7 @@ impl LoopDevice {
         clear_fd(&device).map_err(failed("detaching its file"))
     }
 
-    /// Takes the file off the device without asking who uses it. Says who loses it.
+    /// Detaches the file from the device without a check for users. Returns the users.
     pub(crate) fn abandon(&self) -> io::Result<Vec<users::User>> {
         let users = users::of_block_device(&self.name());
         let device = File::open(&self.path)?;
@@ -251,7 +251,7 @@ impl LoopDevice {
         Ok(users)
     }
 
-    /// Waits a moment for processes that only have a look, then refuses.
+    /// Waits a moment for processes that probe the device, then refuses.
     pub(crate) fn refuse_users(&self, waits: &dyn Fn() -> bool) -> Result<(), FuseError> {
         let deadline = Instant::now() + GLANCE;
         loop {

@@ -77,7 +77,7 @@ pub(crate) fn mount(dir: &Path, by: MountBy) -> Result<(OwnedFd, Mount), FuseErr
     Ok((device, Mount { dir: dir.to_path_buf(), device: entry.device, by_helper }))
 }
 
-/// `None` if this process may not mount and somebody else may do it for it.
+/// `None` if this process may not mount, but fusermount3 may.
 fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
     let failed = |source| FuseError::Mount { dir: dir.to_path_buf(), source };
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -102,7 +102,7 @@ fn mount_directly(dir: &Path, mode: u32) -> Result<Option<OwnedFd>, FuseError> {
     }
 }
 
-/// What an error of opening `/dev/fuse` means to an operator.
+/// The message about an error of opening `/dev/fuse`.
 pub(crate) fn no_fuse(error: io::Error) -> FuseError {
     FuseError::NoFuse(match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
@@ -148,7 +148,7 @@ fn mount_by_helper(dir: &Path) -> Result<OwnedFd, FuseError> {
     }
 }
 
-/// What it means that the program cannot be started.
+/// The error if the program cannot be started.
 pub(crate) fn helper_missing(error: io::Error) -> FuseError {
     FuseError::NoFuse(match error.kind() {
         io::ErrorKind::NotFound => {
@@ -178,7 +178,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Mount {
-    /// Unmounts, unless somebody did already.
+    /// Unmounts, unless it is unmounted already.
     pub(crate) fn unmount(&self) -> Result<(), FuseError> {
         let failed = |source| FuseError::Unmount { dir: self.dir.clone(), source };
         if !self.is_on_top().map_err(failed)? {
@@ -226,7 +226,7 @@ impl Mount {
     }
 }
 
-/// Unmounts what is at `dir` without waiting for whoever uses it.
+/// Unmounts the file system at `dir` without waiting for its users.
 pub(crate) fn detach_lazily(dir: &Path) -> io::Result<()> {
     match rustix::mount::unmount(dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Err(Errno::PERM) => run_helper(dir, &["-u", "-z"]),

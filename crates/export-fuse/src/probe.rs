@@ -8,7 +8,7 @@ use std::fs::OpenOptions;
 use crate::loopdev;
 use crate::mount::{self, HELPER};
 
-/// What can be used, and if not, why.
+/// The available exports, or the reasons why they are not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
     /// A file system with a file per volume.
@@ -20,7 +20,7 @@ pub struct Availability {
 /// Number of the capability to mount.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// Looks what the host offers.
+/// Probes the host.
 pub fn probe() -> Availability {
     let fuse = probe_fuse();
     let loop_device = match &fuse {

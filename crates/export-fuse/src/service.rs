@@ -25,7 +25,7 @@ use crate::spare::Spare;
 /// Requests that wait in the queue before session threads do.
 const QUEUE: usize = 64;
 
-/// What the file system asks for. Ranges may be any; they are cut at the volume's end.
+/// A request of the file system. Ranges may be any; they are cut at the end of the volume.
 pub(crate) enum Job {
     Read { offset: u64, bytes: u32, reply: ReplyData },
     Write { offset: u64, data: Vec<u8>, durable: bool, reply: ReplyWrite },
@@ -39,7 +39,7 @@ pub(crate) enum Job {
 pub struct ServeOptions {
     /// Requests under way at a time.
     pub slots: usize,
-    /// What "punch a hole" does.
+    /// The effect of "punch a hole".
     pub punch_hole: PunchHole,
 }
 

@@ -17,7 +17,7 @@ use crate::error::FuseError;
 use crate::loopdev;
 use crate::mount::{self, FS_TYPE};
 
-/// Makes `dir` free for a new mount. Returns what was done, for the log.
+/// Frees `dir` for a new mount. Returns messages about it, for the log.
 pub(crate) fn clean_up(dir: &Path) -> Result<Vec<String>, FuseError> {
     let mut notes = Vec::new();
     // Several dead ones may lie on top of each other.

@@ -18,7 +18,7 @@ use crate::{session, stale};
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(5);
 
-/// A mounted file system. Dropping it takes it away under whoever uses it.
+/// A mounted file system. Its drop removes it also while it is in use.
 pub struct Tree {
     dir: PathBuf,
     mount: Mount,
@@ -52,12 +52,12 @@ impl Tree {
         &self.dir
     }
 
-    /// What an operator should know about the start, one sentence each.
+    /// Messages about the start, one sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Whether it is mounted no more: somebody has unmounted it.
+    /// Whether it was unmounted from outside.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(|s| s.guard.is_finished())
     }

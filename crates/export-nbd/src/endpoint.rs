@@ -34,7 +34,7 @@ pub enum EndpointError {
     /// Nothing comes after `nbd=`.
     #[error("nbd= needs the path of a socket or HOST:PORT")]
     Empty,
-    /// What comes after the colon is no port.
+    /// The text after the colon is not a port.
     #[error(
         "{0:?} is neither HOST:PORT (no port of 0 to 65535 after the colon) nor the path of a socket (no slash; write ./{0} if it is one)"
     )]
@@ -55,7 +55,7 @@ pub enum EndpointError {
     Unresolved {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The error of the resolver.
         source: std::io::Error,
     },
     /// Listening failed.
@@ -63,7 +63,7 @@ pub enum EndpointError {
     Bind {
         /// Where.
         address: Address,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -77,7 +77,7 @@ pub enum Reach {
     Sockets,
     /// TCP, for all processes and users of this host.
     Loopback,
-    /// TCP, for everybody: with certificates of the clients, or because the operator says so.
+    /// TCP on all addresses: with client certificates, or because the operator permits it.
     Anywhere,
 }
 

@@ -29,7 +29,7 @@ pub trait Socket: 'static {
     /// Sends all of `parts` in order. The empty vector comes back, so that its storage is used again.
     fn send(&self, parts: Vec<Part>) -> impl Future<Output = (Vec<Part>, io::Result<()>)>;
 
-    /// Who is at the other end: limits for each peer count by this.
+    /// The peer: limits for each peer count by this.
     fn peer(&self) -> PeerId {
         PeerId::Unknown
     }
@@ -40,7 +40,7 @@ pub trait Socket: 'static {
 
 /// Where connections come from.
 pub trait Listen: 'static {
-    /// What a connection is.
+    /// A connection.
     type Socket: Socket;
 
     /// The next connection.

@@ -27,7 +27,7 @@ const CIPHER_BYTES: usize = 128 << 10;
 /// Memory of a connection for TLS: ciphertext in both directions, as held here and inside rustls.
 pub(crate) const TLS_BYTES: u64 = 4 * CIPHER_BYTES as u64;
 
-/// A server's certificate, and whom it lets in. Cheap to clone.
+/// The certificate of a server, and the clients that it accepts. Cheap to clone.
 #[derive(Clone)]
 pub struct TlsConfig {
     config: Arc<rustls::ServerConfig>,
@@ -51,7 +51,7 @@ pub enum TlsConfigError {
 /// Why a client and the server did not agree on keys.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The client's certificate, or what it said.
+    /// The error of the TLS handshake with the client.
     #[error("{0}")]
     Protocol(#[from] rustls::Error),
     /// The socket failed.
@@ -314,10 +314,10 @@ impl Tls {
     }
 }
 
-/// What rustls has for the reader.
+/// Data of rustls for the reader.
 enum Plain {
     Bytes(usize),
     Nothing,
-    /// The client said farewell.
+    /// The client closed the TLS session.
     End,
 }

@@ -47,14 +47,14 @@ pub(crate) const IO_FETCH: u32 = code(IOC_READ | IOC_WRITE, 0x20, size_of::<IoCo
 /// Answer the request of a tag and fetch the next.
 pub(crate) const IO_COMMIT_AND_FETCH: u32 = code(IOC_READ | IOC_WRITE, 0x21, size_of::<IoCommand>());
 
-/// What a fetch ends with when there is a request.
+/// The result of a fetch with a request.
 pub(crate) const RESULT_OK: i32 = 0;
-/// What a fetch ends with when the device goes away.
+/// The result of a fetch when the device is removed.
 pub(crate) const RESULT_ABORT: i32 = -libc::ENODEV;
 
 /// The device stays when its server dies.
 pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
-/// What the dead server had not answered is given to the next one.
+/// The driver gives unanswered requests of a dead server to the next one.
 pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// Made by a user without privileges.
 pub(crate) const F_UNPRIVILEGED_DEV: u64 = 1 << 5;
@@ -88,7 +88,7 @@ const _: () = assert!(offset_of!(ControlCommand, address) == 8);
 const _: () = assert!(offset_of!(ControlCommand, data) == 16);
 const _: () = assert!(offset_of!(ControlCommand, path_len) == 24);
 
-/// What the driver knows of a device.
+/// The driver's information about a device.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct DeviceInfo {

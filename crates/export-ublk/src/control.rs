@@ -204,7 +204,7 @@ impl Control {
         self.command(command, device, data, &mut []).map_err(|e| refused(device, command, e))
     }
 
-    /// What the driver can do: a set of `abi::F_*`.
+    /// The features of the driver: a set of `abi::F_*`.
     pub(crate) fn features(&self) -> Result<u64, UblkError> {
         let mut features = 0u64;
         match self.command(Command::Features, abi::ANY_DEVICE, 0, features.as_mut_bytes()) {
@@ -217,7 +217,7 @@ impl Control {
         }
     }
 
-    /// Adds a device; gives back what the driver made of the wish.
+    /// Adds a device; returns the parameters that the driver accepted.
     pub(crate) fn add(&self, wish: DeviceInfo) -> Result<DeviceInfo, UblkError> {
         let mut info = wish;
         match self.command(Command::Add, wish.device, 0, info.as_mut_bytes()) {

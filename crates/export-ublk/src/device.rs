@@ -34,7 +34,7 @@ const QUIET_WITHIN: Nanos = Nanos::from_ms(45_000);
 const NODE_WITHIN: Nanos = Nanos::from_ms(5_000);
 /// Long enough for the driver's thread to submit what is queued.
 const A_TURN: Nanos = Nanos::from_ms(1);
-/// How often either is looked at.
+/// Interval of the checks.
 const AGAIN: Nanos = Nanos::from_ms(5);
 
 /// Queues of a device and their depth. All are served by the thread of the volume; several keep the processors that
@@ -54,7 +54,7 @@ impl Shape {
     pub const DEPTH: std::ops::RangeInclusive<u16> = 8..=abi::MAX_QUEUE_DEPTH;
 }
 
-/// The depth if nothing is said and memory suffices.
+/// The default depth, if memory suffices.
 const USUAL_DEPTH: u16 = 128;
 
 impl Shape {
@@ -183,7 +183,7 @@ pub(crate) struct Device<V, N: Node> {
     tags: Tags,
     /// The process that served it before, if it was recovered.
     pub(crate) recovered_from: Option<i32>,
-    /// What the operator should know.
+    /// Messages for the operator.
     pub(crate) note: Option<String>,
 }
 
@@ -350,12 +350,12 @@ impl<V: BlockVolume, N: Node> Device<V, N> {
         Shape { queues: self.info.queues, depth: self.info.depth }
     }
 
-    /// From now on every request fails: for a device that is taken away under whoever uses it.
+    /// Makes every request fail from now on: for a device that is removed while in use.
     pub(crate) fn fail_everything(&self) {
         self.server.fail_everything();
     }
 
-    /// Answers what is under way and begins nothing more; the rest waits for the next process.
+    /// Answers the requests under way and begins no more; the others wait for the next process.
     pub(crate) async fn leave(&self) {
         self.server.leave().await;
     }

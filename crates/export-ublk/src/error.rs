@@ -23,7 +23,7 @@ pub enum UblkError {
     /// The driver cannot be opened for another reason.
     #[error("ublk cannot be used: {}: {source}", crate::abi::CONTROL)]
     Control {
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The driver does not know a command that is needed.
@@ -34,12 +34,12 @@ pub enum UblkError {
     /// There is no ring to serve requests on.
     #[error("ublk cannot be used: {0}")]
     NoRing(io::Error),
-    /// Somebody has a device of this number.
+    /// A device with this number exists.
     #[error("/dev/ublkb{number} is in use{}: choose another number, or leave it out", by(*.pid))]
     Taken {
         /// The number asked for.
         number: u32,
-        /// Who serves that device, where the driver says so.
+        /// The process that serves that device, if the driver reports it.
         pid: Option<i32>,
     },
     /// A user without privileges does not get the node of the device that was made for him.
@@ -90,7 +90,7 @@ pub enum UblkError {
     Node {
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The driver refused a command.
@@ -98,9 +98,9 @@ pub enum UblkError {
     Refused {
         /// The device.
         number: u32,
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         source: io::Error,
     },
     /// The driver refused to make a device.
@@ -110,7 +110,7 @@ pub enum UblkError {
         queues: u16,
         /// Depth asked for.
         depth: u16,
-        /// What the driver said.
+        /// The error of the driver.
         source: io::Error,
     },
 }

@@ -129,7 +129,7 @@ impl<V: BlockVolume> Ublk<V> {
         ));
     }
 
-    /// What the operator should know.
+    /// Messages for the operator.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -161,7 +161,7 @@ impl<V: BlockVolume> Ublk<V> {
         self.host.reactor.blocking(look).await
     }
 
-    /// From now on every request fails: for devices that are taken away under whoever uses them.
+    /// Makes every request fail from now on: for devices that are removed while in use.
     pub fn fail_everything(&self) {
         self.devices.iter().for_each(|(_, d)| d.fail_everything());
     }
@@ -169,7 +169,7 @@ impl<V: BlockVolume> Ublk<V> {
     /// Takes the devices away, in use or not: see [`Ublk::in_use`]. Requests are served until there are none any more.
     ///
     /// # Errors
-    /// The first one; the other devices are taken away all the same.
+    /// The first error; the other devices are removed as well.
     pub async fn stop(self) -> Result<(), UblkError> {
         let mut result = Ok(());
         for (_, device) in self.devices {
@@ -186,7 +186,7 @@ impl<V: BlockVolume> Ublk<V> {
         }
     }
 
-    /// After an error: takes away what is new, and leaves what was recovered.
+    /// After an error: removes new devices, and leaves recovered ones.
     pub async fn give_up(self) {
         for (_, device) in self.devices {
             match device.recovered_from {
@@ -198,7 +198,7 @@ impl<V: BlockVolume> Ublk<V> {
     }
 }
 
-/// The number in the name of a volume: that of its device, if nobody else has it.
+/// The number in the name of a volume: the number of its device, if it is free.
 fn number_of(volume: &str) -> Option<u32> {
     // Larger ones are nobody's habit, and the driver has a limit.
     volume.strip_prefix("bcache")?.parse().ok().filter(|n| *n < 1024)

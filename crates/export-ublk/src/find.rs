@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::error::UblkError;
 use crate::sysfs;
 
-/// What a device stands for, across processes.
+/// The identity of a device across processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity(u64);
 
@@ -42,7 +42,7 @@ pub struct Left {
     pub alive: bool,
 }
 
-/// The device of this identity; nobody's if there is none.
+/// The device of this identity; `None` if there is none.
 pub(crate) fn find(control: &Control, identity: Identity) -> Option<DeviceInfo> {
     control
         .port()

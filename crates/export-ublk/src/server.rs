@@ -27,13 +27,13 @@ pub(crate) trait Requests: 'static {
     /// Makes descriptors readable; called when every tag was asked for, before the device is in service.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the system.
     fn prepare(&self) -> std::io::Result<()>;
 
     /// Answers the request of a tag, if there is one, and asks for its next, at once: not when the future is polled.
     fn next(&self, queue: u16, tag: u16, answer: Option<i32>, buffer: Buffer) -> Self::Next;
 
-    /// What is asked for.
+    /// The request.
     fn descriptor(&self, queue: u16, tag: u16) -> IoDescriptor;
 }
 

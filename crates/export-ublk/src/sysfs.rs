@@ -50,7 +50,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Asks for the driver's module. What comes of it shows when the driver is opened.
+/// Loads the module of the driver. The open of the driver shows the result.
 pub(crate) fn load_driver() {
     let quiet = Stdio::null;
     let _ = Command::new("modprobe")
@@ -68,7 +68,7 @@ pub(crate) fn load_driver() {
 /// to be `none`, as others give requests other numbers than tags; scheduling is done below the cache.
 ///
 /// # Errors
-/// What could not be written, in words.
+/// The failed write, as text.
 pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
     let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
     for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
@@ -85,7 +85,7 @@ pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> 
 /// would lose both. Opened for reading: when something is closed that was opened for writing, udev looks what it holds now.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the system.
 pub(crate) fn settle(number: u32) -> io::Result<bool> {
     let opened = File::options().read(true).custom_flags(libc::O_EXCL).open(disk(number));
     match opened {

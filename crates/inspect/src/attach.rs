@@ -20,7 +20,7 @@ pub enum Attachment {
     /// The set has a slot for the device, which has no dirty data and ran without its cache: the data of the slot is out of
     /// date and must not be used.
     OlderClean,
-    /// It says that it is attached to this set, which has no slot for it: what the cache had is lost.
+    /// Its superblock names this set, which has no slot for it: its data in the cache is lost.
     NoSlot,
     /// It is attached to another set.
     OtherSet,
@@ -31,7 +31,7 @@ pub enum Attachment {
 /// A backing device and its slot in a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Relation {
-    /// What the device has to do with the set.
+    /// The attachment to the set.
     pub attachment: Attachment,
     /// The slot with the device's UUID, whether or not its extents may be used.
     pub slot: Option<Inode>,

@@ -22,7 +22,7 @@ pub enum Origin {
     Journal(JournalSeq),
 }
 
-/// What is known about the range `[start, start + len)` of an inode; positions as in keys (a cached
+/// The state of the range `[start, start + len)` of an inode; positions as in keys (a cached
 /// device's include its data offset).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -30,7 +30,7 @@ pub struct Piece {
     pub start: Sector,
     /// Length; never zero.
     pub len: Sectors,
-    /// The pointer, moved to `start`; `None` says: not cached.
+    /// The pointer, moved to `start`; `None` if not cached.
     pub ptr: Option<Ptr>,
     /// The backing device need not have this data.
     pub dirty: bool,
@@ -78,7 +78,7 @@ pub struct ExtentMap {
 }
 
 impl ExtentMap {
-    /// Lets `new` replace what was known about its range.
+    /// Replaces the state of the range of `new`.
     pub fn insert(&mut self, inode: Inode, new: Piece) {
         let (start, end) = (new.start, new.end());
         if end <= start {
@@ -116,7 +116,7 @@ impl ExtentMap {
         self.pieces.len()
     }
 
-    /// True if no key said anything.
+    /// Whether there was no key.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }

@@ -21,7 +21,7 @@ pub enum Severity {
     Notice,
     /// The invariant does not hold: the writer of this image erred, or it was damaged.
     Error,
-    /// The kernel would refuse the set or shut it down, and what lies behind cannot be read normally.
+    /// The kernel would refuse the set or shut it down; structures behind this one cannot be read normally.
     Fatal,
 }
 
@@ -68,7 +68,7 @@ invariants! {
     JournalContiguous = "2" "journal-contiguous",
     /// No sequence number twice; `last_seq` does not exceed `seq` and does not fall.
     JournalOrder = "3" "journal-order",
-    /// What the newest entry points to can be what it says.
+    /// The pointers of the newest entry are valid.
     JournalRoots = "4" "journal-roots",
     /// Journaled keys are well-formed and point into one bucket of the cache.
     JournalKeys = "5" "journal-keys",
@@ -84,7 +84,7 @@ invariants! {
     SetOrder = "10" "set-order",
     /// Keys of a node lie in the node's range.
     NodeRange = "11" "node-range",
-    /// What the sets of a leaf amount to takes no more space than the sets: a kernel merges them in place.
+    /// The merged bsets of a leaf take no more space than the bsets: a kernel merges them in place.
     MergedSize = "11a" "merged-size",
     /// Children cover the range of their parent, each position once.
     NodePartition = "12" "node-partition",
@@ -102,7 +102,7 @@ invariants! {
     NodeAsData = "18" "node-as-data",
     /// There is room to start.
     Room = "18a" "room",
-    /// A device with dirty data in the cache says so in its superblock.
+    /// The superblock of a device with dirty data in the cache has state dirty.
     BackingState = "19" "backing-state",
     /// Clean data equals the backing device.
     CleanEqual = "20" "clean-equal",
@@ -128,7 +128,7 @@ impl Serialize for Invariant {
 pub struct Place {
     /// Name of the device.
     pub device: String,
-    /// What lies there ("btree node", "journal entry", …).
+    /// The structure ("btree node", "journal entry", …).
     pub structure: &'static str,
     /// First sector of it on the device, where it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -236,17 +236,17 @@ impl fmt::Display for Place {
 pub struct Finding {
     /// How much it matters.
     pub severity: Severity,
-    /// What should hold.
+    /// The invariant.
     pub invariant: Invariant,
     /// Where it does not.
     pub place: Place,
     /// The field or property in question.
     pub field: String,
-    /// What it should be.
+    /// The expected value.
     pub expected: String,
-    /// What it is.
+    /// The found value.
     pub found: String,
-    /// What follows from it, or was assumed instead.
+    /// The consequence, or the assumption instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -272,7 +272,7 @@ impl Finding {
         }
     }
 
-    /// What a parser says about the structure at `place`.
+    /// The error of a parser about the structure at `place`.
     pub fn corrupt(severity: Severity, invariant: Invariant, place: Place, error: &Corrupt) -> Finding {
         // The journal as a whole has no bytes to count.
         let byte = (error.structure != Structure::Journal).then(|| format!("byte {}", error.offset_bytes));
@@ -286,7 +286,7 @@ impl Finding {
         Finding::new(severity, invariant, place, field, error.expected, error.found)
     }
 
-    /// Adds what follows from it.
+    /// Adds the consequence.
     #[must_use]
     pub fn note(mut self, note: impl fmt::Display) -> Finding {
         self.note = Some(note.to_string());

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 /// A device or image that can be read at any sector.
 pub trait ReadAt {
-    /// Fills `into` with what is stored from sector `at` on.
+    /// Fills `into` with the contents from sector `at` on.
     ///
     /// # Errors
     /// If the range reaches past the end, or the device fails. `into` then holds anything.
@@ -47,7 +47,7 @@ pub struct ReadError {
     pub at: Sector,
     /// Its length.
     pub sectors: Sectors,
-    /// What went wrong.
+    /// The error.
     pub reason: ReadFailure,
 }
 
@@ -78,7 +78,7 @@ impl ReadError {
 pub struct OpenFileError {
     /// The path as given.
     pub path: String,
-    /// What went wrong.
+    /// The error.
     pub reason: io::Error,
 }
 

@@ -12,7 +12,7 @@ use crate::finding::{Finding, Findings, Invariant, Place, Severity};
 use crate::sparse::Sparse;
 use crate::view::{PieceKind, SetView, data_place};
 
-/// What a bucket is used for.
+/// The use of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Use {
@@ -55,7 +55,7 @@ impl Use {
 /// Use of one bucket. Of several uses, which is damage, the first found counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketUse {
-    /// What for.
+    /// The use.
     pub what: Use,
     /// Sectors of dirty extents in it.
     pub dirty_sectors: u64,
@@ -92,7 +92,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Finds out what all buckets of `view` are used for, and which have two uses.
+    /// Computes the use of all buckets of `view`, and lists those with two uses.
     pub fn of(view: &SetView) -> (Usage, Findings) {
         let geometry = view.geometry();
         let reserved = u64::from(geometry.first_bucket.0);

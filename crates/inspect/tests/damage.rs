@@ -109,7 +109,7 @@ fn journal_entry_decayed_in_front_of_others() {
     let same_bucket = |i: &&inspect::view::EntryInfo| i.bucket == newest.bucket && i.seq < newest.seq;
     let info = *journal.entries.iter().rev().filter(same_bucket).nth(1).unwrap();
     e.flip(info.sector, 300);
-    let words = [format!("sector {}", info.sector), format!("entry {}", info.seq), "decayed".into()];
+    let words = [format!("sector {}", info.sector), format!("entry {}", info.seq), "is damaged".into()];
     expect(&e, I::JournalContiguous, Error, &words.each_ref().map(String::as_str));
 }
 

@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// Who knows memory by number, see [`Registration`].
+/// Identifier of a device layer with registered memory, see [`Registration`].
 pub trait Registry {
     /// The memory behind `number` is about to go.
     fn forget(&self, number: u16);
@@ -87,7 +87,7 @@ pub struct Registration {
     pub number: u16,
     /// How many bytes, from the first on.
     pub bytes: usize,
-    /// Who gave the number: it means nothing to others.
+    /// The device layer that assigned the number: it has no meaning to others.
     pub registry: Weak<dyn Registry>,
 }
 
@@ -126,7 +126,7 @@ impl BufferPool {
     /// A buffer of `len_bytes` with unspecified contents.
     ///
     /// # Panics
-    /// If the system has no memory: what a client asks for is taken with [`BufferPool::try_take`].
+    /// If the system has no memory: for requests of clients use [`BufferPool::try_take`].
     pub fn take(&self, len_bytes: usize) -> Buffer {
         self.try_take(len_bytes).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"))
     }

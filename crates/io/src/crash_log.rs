@@ -14,16 +14,16 @@ use std::rc::Rc;
 
 /// See the module head.
 pub trait CrashLogMemory {
-    /// Appends words to what is kept of entry `seq`. Entry `seq - 2` is forgotten by the first of them.
+    /// Appends words to the stored part of entry `seq`. The first of them drops entry `seq - 2`.
     fn record(&self, seq: u64, words: &[u64]);
 
-    /// What is kept, by entry, oldest first.
+    /// The stored entries, oldest first.
     fn recorded(&self) -> Vec<(u64, Vec<u64>)>;
 
     /// Forgets everything.
     fn reset(&self);
 
-    /// Ties what is kept to a state of the device: it counts only where one of these two numbers is found.
+    /// Ties the contents to a state of the device: they are valid only if one of these two numbers is found.
     fn tie(&self, states: [u64; 2]);
 
     /// The states to which it is tied.

@@ -25,7 +25,7 @@ use crate::runtime::Handle;
 use crate::timer::Nanos;
 use crate::trace::{Purpose, TraceFigures};
 
-/// What a device is like. Fixed while it is open.
+/// Properties of a device. Fixed while it is open.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// Path or other name, as the operator knows it.
@@ -42,7 +42,7 @@ pub struct DeviceInfo {
     pub rotational: bool,
     /// Whether discard does anything.
     pub discard: bool,
-    /// Whether it is a file with holes: what was never written takes no room, and zeroes written there would.
+    /// Whether it is a file with holes: ranges that were never written take no space, but written zeroes do.
     pub sparse: bool,
     /// Whether partial-stripe writes cost a read-modify-write (RAID 5/6).
     pub partial_stripes_expensive: bool,
@@ -75,7 +75,7 @@ impl DeviceInfo {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Fill the buffer from the device.
@@ -116,7 +116,7 @@ impl fmt::Display for Op {
 /// One request to a device.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// Where; zero for a flush.
     pub sector: Sector,
@@ -145,12 +145,12 @@ impl Request {
     }
 }
 
-/// A failed operation: which device, what, where, and what the system said.
+/// A failed operation: device, operation, range, and the error of the system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IoError {
     /// Name of the device.
     pub device: Arc<str>,
-    /// What was tried.
+    /// The operation.
     pub op: Op,
     /// Where.
     pub sector: Sector,
@@ -219,14 +219,14 @@ impl std::error::Error for IoError {}
 
 /// A block device. See the module head for the contract.
 pub trait Device {
-    /// What it is like.
+    /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
 
     /// Starts `request`; the outcome goes to `completer`.
     fn submit(&self, request: Request, completer: Completer);
 }
 
-/// A device and the means to wait for it: what the engine holds.
+/// A device with the runtime to wait for it: the handle of the engine.
 #[derive(Clone)]
 pub struct Disk {
     device: Rc<dyn Device>,
@@ -241,7 +241,7 @@ impl Disk {
         Disk { device, rt, meter: Rc::default(), purpose: Purpose::default() }
     }
 
-    /// What the requests to it amount to, those of all clones of this handle together.
+    /// Counts of its requests, of all clones of this handle together.
     pub fn figures(&self) -> DeviceFigures {
         self.meter.figures()
     }
@@ -258,7 +258,7 @@ impl Disk {
         self.meter.trace().requests_since(since, self.rt.now(), lease)
     }
 
-    /// What the device is like.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.device.info()
     }

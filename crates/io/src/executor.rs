@@ -33,7 +33,7 @@ impl Schedule for Fifo {
 
 /// Ends the wait of a driver that has parked, from any thread.
 pub trait Unpark: Send + Sync {
-    /// Makes the driver look at the ready queue again.
+    /// Makes the driver check the ready queue again.
     fn unpark(&self);
 }
 
@@ -43,7 +43,7 @@ type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Default)]
 struct ReadyQueue {
     queue: Mutex<VecDeque<TaskId>>,
-    /// There is something in `queue`: looked at without the lock.
+    /// Whether `queue` has entries: checked without the lock.
     filled: AtomicBool,
     /// The driver waits outside: a wake-up must unpark it.
     parked: AtomicBool,
@@ -104,7 +104,7 @@ pub(crate) struct Executor {
     tasks: RefCell<Vec<Task>>,
     free: RefCell<Vec<TaskId>>,
     ready: Arc<ReadyQueue>,
-    /// What was in the ready queue when it was looked at last, in its order.
+    /// The contents of the ready queue at the last check, in its order.
     taken: RefCell<VecDeque<TaskId>>,
     /// How often all tasks were cleared away.
     cleared: Cell<u64>,
@@ -169,7 +169,7 @@ impl Executor {
         polls
     }
 
-    /// Moves what became ready to where this thread alone looks.
+    /// Moves ready tasks to the list of this thread.
     fn take_ready(&self) {
         if self.ready.filled.load(Ordering::Acquire) {
             let mut queue = self.ready.lock();
@@ -239,7 +239,7 @@ impl Executor {
         self.tasks.borrow().iter().filter(|t| t.live).count()
     }
 
-    /// Drops every task where it stands: what a power cut does to them.
+    /// Drops every task at its current await point, as a power cut does.
     pub(crate) fn clear(&self) {
         self.cleared.set(self.cleared.get() + 1);
         loop {
@@ -268,7 +268,7 @@ pub struct JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// The result, if the task has ended and nobody took it yet.
+    /// The result, if the task has ended and the result was not taken.
     pub fn try_take(&self) -> Option<T> {
         self.state.borrow_mut().value.take()
     }

@@ -118,7 +118,7 @@ impl Histogram {
         self.max
     }
 
-    /// What was recorded since this was a copy of `earlier`. The longest time is known only to its bucket.
+    /// The values that were recorded since this was a copy of `earlier`. The longest time is known only to its bucket.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut new = Histogram::default();
@@ -132,7 +132,7 @@ impl Histogram {
         new
     }
 
-    /// Adds what another one has.
+    /// Adds the values of another histogram.
     pub fn add(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine = mine.saturating_add(*theirs);

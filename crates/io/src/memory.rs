@@ -24,7 +24,7 @@ struct Shared {
     refusals: AtomicU64,
 }
 
-/// A request for memory does not fit into what is left of a budget.
+/// A request for memory exceeds the rest of a budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{wanted} bytes of memory do not fit: {used} of {limit} bytes are in use")]
 pub struct OverBudget {
@@ -64,7 +64,7 @@ impl MemoryBudget {
     /// Reserves `bytes`.
     ///
     /// # Errors
-    /// If `bytes` do not fit beside what is reserved already.
+    /// If `bytes` exceed the rest of the budget.
     pub fn try_reserve(&self, bytes: u64) -> Result<Reservation, OverBudget> {
         self.shared.take(bytes)?;
         Ok(Reservation { budget: self.clone(), bytes })
@@ -147,7 +147,7 @@ impl Reservation {
     /// Reserves `more` bytes beside those that are held.
     ///
     /// # Errors
-    /// If `more` bytes do not fit into the budget. What is held stays.
+    /// If `more` bytes exceed the rest of the budget. The reservation then stays as it is.
     pub fn try_grow(&mut self, more: u64) -> Result<(), OverBudget> {
         self.budget.shared.take(more)?;
         // The budget's own count did not overflow, and it includes this one.
@@ -155,7 +155,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives back what is held beyond `bytes`.
+    /// Returns the part of the reservation beyond `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         let excess = self.bytes.saturating_sub(bytes);
         if excess > 0 {

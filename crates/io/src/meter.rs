@@ -21,7 +21,7 @@ pub struct OpFigures {
     pub latency: Histogram,
 }
 
-/// What the requests to a device amount to since it was opened.
+/// Counts of the requests to a device since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DeviceFigures {
     /// Reads.

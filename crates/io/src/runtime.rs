@@ -24,7 +24,7 @@ pub trait Clock {
     fn wall_seconds(&self) -> u64;
 }
 
-/// The clock, and what it said in this turn, if anybody asked.
+/// The clock, and its time in this turn, if it was read.
 pub(crate) struct TurnClock {
     clock: Rc<dyn Clock>,
     turn: Cell<Option<Nanos>>,
@@ -61,7 +61,7 @@ pub struct Runtime {
     shared: Rc<Shared>,
 }
 
-/// What tasks hold of a runtime. Cheap to clone.
+/// The handle of a runtime for tasks. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     shared: Rc<Shared>,
@@ -88,7 +88,7 @@ impl Runtime {
         Handle { shared: self.shared.clone() }
     }
 
-    /// Who ends the driver's wait when a task is woken from another thread.
+    /// Ends the wait of the driver when a task is woken from another thread.
     pub fn set_unpark(&self, unpark: Arc<dyn Unpark>) {
         self.shared.executor.set_unpark(unpark);
     }
@@ -127,7 +127,7 @@ impl Runtime {
         self.shared.timers.next_deadline()
     }
 
-    /// Wakes whoever waits for a time up to now.
+    /// Wakes all tasks that wait for a time up to now.
     pub fn fire_timers(&self) {
         self.shared.timers.fire(self.shared.clock.clock.now());
     }

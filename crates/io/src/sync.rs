@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Wakes everybody who waits for a change. Waiters re-check their condition: a wake-up promises nothing.
+/// Wakes all tasks that wait for a change. Waiters re-check their condition: a wake-up promises nothing.
 #[derive(Default)]
 pub struct Event {
     version: Cell<u64>,
@@ -50,7 +50,7 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        // Without this, waiting with a timeout for what never happens would pile up wakers.
+        // Without this, waits with a timeout for an event that never comes would accumulate wakers.
         if let Some((id, version)) = self.held
             && version == self.event.version.get()
         {
@@ -68,7 +68,7 @@ impl Event {
     #[inline]
     pub fn notify_all(&self) {
         self.version.set(self.version.get() + 1);
-        // Mostly nobody waits.
+        // Mostly no task waits.
         if !self.waiters.borrow().is_empty() {
             self.wake_all();
         }
@@ -86,7 +86,7 @@ impl Event {
         }
     }
 
-    /// Waits until `condition` holds; it is looked at now and after every change.
+    /// Waits until `condition` holds; it is checked now and after every change.
     pub async fn wait_until(&self, mut condition: impl FnMut() -> bool) {
         let mut place = Place { event: self, held: None };
         poll_fn(|cx| {
@@ -108,8 +108,8 @@ impl Event {
 
 /// Counts permits; waits while there are none.
 ///
-/// A permit that comes back goes to who has waited longest, and cannot be taken by others before that
-/// one runs. So: while a permit is free, nobody waits.
+/// A returned permit goes to the task that has waited longest, and no other task can take it before that
+/// one runs. So no task waits while a permit is free.
 pub struct Semaphore {
     permits: Cell<usize>,
     waiters: RefCell<VecDeque<Rc<Waiter>>>,
@@ -121,7 +121,7 @@ struct Waiter {
     waker: RefCell<Option<Waker>>,
 }
 
-/// A place in the queue; gives back what was granted to somebody who stopped waiting.
+/// A place in the queue; its drop returns a permit that was granted to it.
 struct Waiting<'a> {
     semaphore: &'a Rc<Semaphore>,
     waiter: Rc<Waiter>,

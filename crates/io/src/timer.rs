@@ -85,7 +85,7 @@ impl Timers {
         Sleep { timers: self.clone(), id }
     }
 
-    /// The earliest deadline that somebody still waits for.
+    /// The earliest deadline of a waiting task.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         let mut t = self.inner.borrow_mut();
         while let Some(Reverse((deadline, id))) = t.heap.peek().copied() {
@@ -97,7 +97,7 @@ impl Timers {
         None
     }
 
-    /// Wakes whoever waits for a deadline up to `now`.
+    /// Wakes all tasks that wait for a deadline up to `now`.
     pub(crate) fn fire(&self, now: Nanos) {
         loop {
             let mut t = self.inner.borrow_mut();

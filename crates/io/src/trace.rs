@@ -34,9 +34,9 @@ pub enum Purpose {
 pub struct Traced {
     /// When, by the clock of the runtime.
     pub at: Nanos,
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// For whom.
+    /// The purpose.
     pub purpose: Purpose,
     /// Where on the device; zero for a flush.
     pub sector: Sector,
@@ -44,12 +44,12 @@ pub struct Traced {
     pub sectors: Sectors,
 }
 
-/// What was sent since somebody looked before.
+/// The requests since an earlier call.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TraceFigures {
     /// The moment, by the clock of the runtime.
     pub now: Nanos,
-    /// Number of the first request that will come next: what to ask for the next time.
+    /// Number of the next request: the parameter of the next call.
     pub next: u64,
     /// Requests that came since then and are not kept any more.
     pub missed: u64,
@@ -60,7 +60,7 @@ pub struct TraceFigures {
 /// See the module head.
 #[derive(Default)]
 pub(crate) struct Trace {
-    /// Nobody looks any more from then on.
+    /// The trace stops recording at this time.
     until: Cell<Nanos>,
     ring: RefCell<VecDeque<Traced>>,
     /// Requests that were recorded, ever.
@@ -68,7 +68,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Whether somebody looks. The one thing that is asked for each request.
+    /// Whether the trace records. This is the only check for each request.
     pub(crate) fn is_on(&self) -> bool {
         self.until.get() != Nanos(0)
     }
@@ -137,7 +137,7 @@ mod tests {
         };
         assert_eq!((all.next, all.requests.len(), all.requests[0]), (2, 2, second));
         assert_eq!(trace.requests_since(all.next, Nanos(50), Nanos(1)).requests, []);
-        // The longest of those who look counts.
+        // The longest lease counts.
         send(&trace, 4, Purpose::Client, 139);
         assert_eq!(trace.ring.borrow().len(), 3);
         send(&trace, 5, Purpose::Client, 140);

@@ -11,14 +11,14 @@ use format::{Sector, Sectors};
 use crate::buffer::Buffer;
 use crate::device::IoError;
 
-/// What is known about a read.
+/// Hints about a read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ReadFlags {
     /// It is for a file system's metadata. A hint.
     pub meta: bool,
 }
 
-/// How a write wants to complete, and what is known about it.
+/// The durability of a write, and hints about it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteFlags {
     /// Durable at completion.
@@ -88,7 +88,7 @@ pub trait BlockVolume: 'static {
     /// Unit that clients should keep to: 512 or 4096.
     fn logical_block_bytes(&self) -> u32;
 
-    /// Unit that is stored without reading what is around it; at least the logical block.
+    /// Unit that is written without a read of its surroundings; at least the logical block.
     fn physical_block_bytes(&self) -> u32 {
         self.logical_block_bytes()
     }
@@ -147,7 +147,7 @@ pub trait BlockVolume: 'static {
         flags: ZeroFlags,
     ) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// What is known about a range without reading it: runs that cover it from its start, at least one.
+    /// The state of a range without reading it: runs that cover it from its start, at least one.
     fn status(
         &self,
         sector: Sector,

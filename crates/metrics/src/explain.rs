@@ -14,7 +14,7 @@ use format::{CacheMode, SECTOR_BYTES, Sectors};
 /// The answers; one sentence or two in each string.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Explanation {
-    /// Why the writeback rate is what it is.
+    /// The reasons for the rate of writeback.
     pub writeback: Vec<String>,
     /// Which requests bypassed the cache in the last five minutes.
     pub bypassed: Vec<String>,

@@ -40,7 +40,7 @@ pub fn render(figures: &Figures, format: Format) -> String {
     text.end()
 }
 
-/// The names of all series: what can be asked for.
+/// The names of all series.
 pub fn names() -> Vec<String> {
     let mut names = Vec::new();
     for family in FAMILIES {
@@ -155,20 +155,16 @@ const STATES: [(BackingState, &str); 4] = [
 
 static FAMILIES: &[Family] = &[
     // Requests of clients.
-    counter(
-        "ubcache_requests_total",
-        "Requests of clients that were answered, by what became of them.",
-        |f, t| {
-            outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).requests));
-        },
-    ),
+    counter("ubcache_requests_total", "Answered requests of clients, by outcome.", |f, t| {
+        outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).requests));
+    }),
     counter("ubcache_request_bytes_total", "Length of the requests that were answered.", |f, t| {
         outcomes(f, |l, v, op, outcome| t.count(l, v.total.of(op, outcome).bytes));
     }),
-    histogram("ubcache_request_duration_seconds", "How long requests took.", |f, t| {
+    histogram("ubcache_request_duration_seconds", "Duration of requests of clients.", |f, t| {
         outcomes(f, |l, v, op, outcome| t.histogram(l, v.latencies.of(op, outcome)));
     }),
-    counter("ubcache_request_errors_total", "Requests of clients that failed.", |f, t| {
+    counter("ubcache_request_errors_total", "Failed requests of clients.", |f, t| {
         volumes(f, |labels, v| {
             for (op, errors) in OpKind::ALL.into_iter().zip(v.errors) {
                 t.count(&[labels, &[("op", op.name())]].concat(), errors);
@@ -178,32 +174,36 @@ static FAMILIES: &[Family] = &[
     counter("ubcache_bypassed_requests_total", "Requests that were not cached, by reason.", |f, t| {
         reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).0));
     }),
-    counter("ubcache_bypassed_bytes_total", "Length of what was not cached, by reason.", |f, t| {
-        reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).1));
-    }),
-    counter("ubcache_cache_hits_total", "Reads, not bypassed, that the cache had all of.", |f, t| {
+    counter(
+        "ubcache_bypassed_bytes_total",
+        "Length of the requests that were not cached, by reason.",
+        |f, t| {
+            reasons(f, |l, v, reason| t.count(l, bypassed(v, reason).1));
+        },
+    ),
+    counter("ubcache_cache_hits_total", "Reads, not bypassed, that the cache had completely.", |f, t| {
         view(f, t, |v| v.cache_hits);
     }),
     counter(
         "ubcache_cache_misses_total",
-        "Reads, not bypassed, that the cache did not have all of.",
+        "Reads, not bypassed, that the cache did not have completely.",
         |f, t| {
             view(f, t, |v| v.cache_misses);
         },
     ),
-    counter("ubcache_cache_bypass_hits_total", "Bypassed reads that the cache had all of.", |f, t| {
+    counter("ubcache_cache_bypass_hits_total", "Bypassed reads that the cache had completely.", |f, t| {
         view(f, t, |v| v.cache_bypass_hits);
     }),
     counter(
         "ubcache_cache_bypass_misses_total",
-        "Bypassed reads that the cache did not have all of.",
+        "Bypassed reads that the cache did not have completely.",
         |f, t| {
             view(f, t, |v| v.cache_bypass_misses);
         },
     ),
     counter(
         "ubcache_cache_miss_collisions_total",
-        "Misses not cached, for a write came in between.",
+        "Misses not cached because of a concurrent write.",
         |f, t| {
             view(f, t, |v| v.cache_miss_collisions);
         },
@@ -224,13 +224,9 @@ static FAMILIES: &[Family] = &[
     gauge("ubcache_dirty_bytes", "Data that is in the cache only.", |f, t| {
         of_volumes(f, t, |v| bytes(v.dirty.0))
     }),
-    gauge(
-        "ubcache_dirty_target_bytes",
-        "How much data may be in the cache only, by writeback_percent.",
-        |f, t| {
-            of_volumes(f, t, |v| bytes(v.dirty_target.0));
-        },
-    ),
+    gauge("ubcache_dirty_target_bytes", "Target of the dirty data, by writeback_percent.", |f, t| {
+        of_volumes(f, t, |v| bytes(v.dirty_target.0));
+    }),
     gauge(
         "ubcache_writeback_rate_bytes_per_second",
         "Rate of writeback that the controller allows.",
@@ -248,10 +244,10 @@ static FAMILIES: &[Family] = &[
     gauge("ubcache_writeback_integral_bytes_per_second", "Integral term of the rate.", |f, t| {
         of_volumes(f, t, |v| v.writeback.rate.integral as f64);
     }),
-    gauge("ubcache_writeback_change_bytes_per_second", "What the last update added to the rate.", |f, t| {
+    gauge("ubcache_writeback_change_bytes_per_second", "Change of the rate by the last update.", |f, t| {
         of_volumes(f, t, |v| v.writeback.rate.change as f64);
     }),
-    gauge("ubcache_writeback_pace", "Why writeback goes at its rate: 1 for the current reason.", |f, t| {
+    gauge("ubcache_writeback_pace", "Reason for the rate of writeback: 1 for the current one.", |f, t| {
         volumes(f, |labels, v| states(t, labels, "pace", &PACES, v.writeback.pace));
     }),
     counter("ubcache_writeback_bytes_total", "Data written back.", |f, t| {
@@ -261,7 +257,7 @@ static FAMILIES: &[Family] = &[
         of_volumes(f, t, |v| f64::from(v.writeback.failures));
     }),
     // Devices.
-    histogram("ubcache_device_request_duration_seconds", "How long requests to a device took.", |f, t| {
+    histogram("ubcache_device_request_duration_seconds", "Duration of requests to a device.", |f, t| {
         devices(f, |labels, d| {
             for (op, figures) in d.ops() {
                 t.histogram(&[labels, &[("op", op)]].concat(), &figures.latency);
@@ -282,19 +278,23 @@ static FAMILIES: &[Family] = &[
             }
         });
     }),
-    gauge("ubcache_device_errors", "Errors that count towards giving the device up (io_errors).", |f, t| {
-        sets(f, |set, s| {
-            t.count(&[("set", set), ("device", &s.status.device), ("role", "cache")], s.io_errors);
-        });
-        for (set, v) in f.volumes() {
-            if let Some(device) = &v.backing_name {
-                t.count(&[("set", &set), ("device", device), ("role", "backing")], v.io_errors);
+    gauge(
+        "ubcache_device_errors",
+        "Errors of the device that count towards the limit (io_errors).",
+        |f, t| {
+            sets(f, |set, s| {
+                t.count(&[("set", set), ("device", &s.status.device), ("role", "cache")], s.io_errors);
+            });
+            for (set, v) in f.volumes() {
+                if let Some(device) = &v.backing_name {
+                    t.count(&[("set", &set), ("device", device), ("role", "backing")], v.io_errors);
+                }
             }
-        }
-    }),
+        },
+    ),
     gauge(
         "ubcache_device_error_limit",
-        "Errors at which the device is given up (io_error_limit).",
+        "Errors after which every request to the device fails (io_error_limit).",
         |f, t| {
             sets(f, |set, s| {
                 let limit = u64::from(s.tunables.io_error_limit);
@@ -333,10 +333,10 @@ static FAMILIES: &[Family] = &[
     gauge("ubcache_btree_nodes", "Nodes of the btree.", |f, t| {
         of_sets(f, t, |s| s.status.btree_nodes as f64)
     }),
-    gauge("ubcache_index_bytes", "Memory that the index takes.", |f, t| {
+    gauge("ubcache_index_bytes", "Memory of the index.", |f, t| {
         of_sets(f, t, |s| s.status.index_bytes as f64)
     }),
-    counter("ubcache_cache_written_bytes_total", "Written to the cache device, by what it was.", |f, t| {
+    counter("ubcache_cache_written_bytes_total", "Written to the cache device, by kind of data.", |f, t| {
         sets(f, |set, s| {
             let other = s.counters.metadata_written.0.saturating_sub(s.counters.btree_written.0);
             let kinds =
@@ -372,12 +372,16 @@ static FAMILIES: &[Family] = &[
     gauge("ubcache_journal_buckets_free", "Buckets of the journal that are free.", |f, t| {
         of_sets(f, t, |s| s.status.journal_free.0 as f64);
     }),
-    counter("ubcache_journal_reclaims_total", "Times that room in the journal had to be made.", |f, t| {
-        count_sets(f, t, |s| s.counters.reclaim);
-    }),
+    counter(
+        "ubcache_journal_reclaims_total",
+        "Times that the journal had no free bucket and had to release entries.",
+        |f, t| {
+            count_sets(f, t, |s| s.counters.reclaim);
+        },
+    ),
     histogram(
         "ubcache_journal_write_duration_seconds",
-        "How long a journal entry took, with its flush.",
+        "Duration of the write of a journal entry, with its flush.",
         |f, t| {
             sets(f, |set, s| t.histogram(&[("set", set)], &s.times.journal_writes));
         },
@@ -385,23 +389,23 @@ static FAMILIES: &[Family] = &[
     // Background work.
     histogram(
         "ubcache_gc_duration_seconds",
-        "How long walks of the index by the garbage collector took.",
+        "Duration of walks of the index by the garbage collector.",
         |f, t| {
             sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.gc_durations));
         },
     ),
-    counter("ubcache_overwrites_in_place_total", "Writes over dirty data where it was.", |f, t| {
+    counter("ubcache_overwrites_in_place_total", "Overwrites of dirty data in its place.", |f, t| {
         count_sets(f, t, |s| s.engine.overwrites);
     }),
     counter("ubcache_gc_moved_extents_total", "Extents that the garbage collector moved.", |f, t| {
         count_sets(f, t, |s| s.engine.moved_extents);
     }),
-    histogram("ubcache_writeback_batch_duration_seconds", "How long batches of writeback took.", |f, t| {
+    histogram("ubcache_writeback_batch_duration_seconds", "Duration of batches of writeback.", |f, t| {
         sets(f, |set, s| t.histogram(&[("set", set)], &s.times.work.writeback_batches));
     }),
     histogram(
         "ubcache_background_slice_duration_seconds",
-        "How long background work kept the set's thread.",
+        "Duration of slices of background work on the thread of the set.",
         |f, t| {
             sets(f, |set, s| {
                 for (work, slices) in s.times.slices() {

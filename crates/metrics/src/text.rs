@@ -22,7 +22,7 @@ impl Format {
         if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Prometheus }
     }
 
-    /// What the text is called.
+    /// The content type of the text.
     pub const fn content_type(self) -> &'static str {
         match self {
             Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -31,7 +31,7 @@ impl Format {
     }
 }
 
-/// What kind of figure a family has.
+/// The type of a family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Grows until the process ends.

@@ -22,11 +22,11 @@ struct Place {
 pub struct Span {
     /// Bytes of the file.
     pub bytes: Range<usize>,
-    /// What the error says about it.
+    /// The role of the place in the error.
     pub role: Role,
 }
 
-/// What an error says about a place.
+/// The role of a place in an error.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// An assignment there may be left out.

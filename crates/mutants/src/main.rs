@@ -35,7 +35,7 @@ const EQUIVALENT: &str = "crates/mutants/equivalent.txt";
 /// Functions and files without mutants, with the reasons.
 const EXCLUDED: &str = "crates/mutants/excluded.txt";
 
-/// Changes the engine in many small ways and says which of them no test notices.
+/// Changes the engine in many small ways and lists the changes that no test detects.
 #[derive(Parser)]
 struct Args {
     /// The K-th of N equal parts of all mutants, drawn by a hash
@@ -53,7 +53,7 @@ struct Args {
     /// List the chosen mutants, and run none
     #[arg(long)]
     list: bool,
-    /// Report what is known about the chosen mutants, and run none
+    /// Report the known verdicts of the chosen mutants, and run none
     #[arg(long)]
     report: bool,
     /// Retain the verdicts of killed mutants although sources have changed: valid if only tests were added

@@ -4,7 +4,7 @@
 
 use syn::{BinOp, Expr, GenericArgument, Lit, PathArguments, ReturnType, Type, parse_quote};
 
-/// What a binary operator becomes. A comparison becomes its boundary and its negation, arithmetic its inverse.
+/// The replacements of a binary operator. A comparison becomes its boundary and its negation, arithmetic its inverse.
 pub fn binary(op: &BinOp) -> Vec<BinOp> {
     match op {
         BinOp::Lt(_) => vec![parse_quote!(<=), parse_quote!(>=)],
@@ -44,7 +44,7 @@ pub fn literal(lit: &Lit) -> Option<Lit> {
     Some(Lit::Int(syn::LitInt::new(&format!("{next}{}", int.suffix()), int.span())))
 }
 
-/// What a function returns at once instead of doing its work; `None` in the list is `return` without a value.
+/// The values that a function returns at once instead of its work; `None` in the list is `return` without a value.
 pub fn early_returns(output: &ReturnType) -> Vec<Option<Expr>> {
     let ReturnType::Type(_, ty) = output else { return vec![None] };
     match &**ty {

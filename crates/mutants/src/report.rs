@@ -8,7 +8,7 @@ use std::fmt::Write;
 use crate::results::{Fate, Verdict};
 use crate::table::Mutant;
 
-/// Counts of mutants by what became of them.
+/// Counts of mutants by verdict.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 struct Counts {
     built: u32,

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of a mutant.
+/// The verdict about a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fate {
     /// A suite failed.
@@ -24,7 +24,7 @@ pub enum Fate {
     Unreached,
 }
 
-/// The fate of a mutant, and what decided it.
+/// The fate of a mutant, and the suite that decided it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Of which mutant.

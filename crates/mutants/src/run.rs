@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 const MEMORY_BYTES: u64 = 4 << 30;
 /// A mutant may write in a loop.
 const FILE_BYTES: u64 = 256 << 20;
-/// What ends a process whose processor time is used up.
+/// The signal that ends a process whose processor time is used up.
 const SIGXCPU: i32 = 24;
 
-/// What to run.
+/// The program to run.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The program.

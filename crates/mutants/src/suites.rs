@@ -14,7 +14,7 @@ use crate::build::Program;
 use crate::run::{Job, Outcome, run};
 use crate::table::Mutant;
 
-/// Tests that say nothing about the engine as it is: deliberate bugs, and what the generator draws.
+/// Tests that do not test the engine itself: deliberate bugs, and the generator.
 const NOT_USED: &[&str] = &["canaries", "crossed"];
 /// Seeds of the simulator: name of the suite, first seed, number.
 const SEEDS: &[(&str, u64, u64)] = &[("seeds 0 to 19", 0, 20), ("seeds 20 to 319", 20, 300)];
@@ -38,7 +38,7 @@ pub struct Suite {
     own_part: bool,
 }
 
-/// What a suite does with nothing switched on.
+/// The result of a suite without a mutant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Baseline {
     /// Name of the suite.

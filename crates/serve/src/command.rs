@@ -60,7 +60,7 @@ pub enum Command {
     },
 }
 
-/// What came of a command.
+/// The answer to a command.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -72,10 +72,10 @@ pub enum Answer {
     Wiped(Wiped),
 }
 
-/// What a wipe has done.
+/// The result of a wipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Wiped {
-    /// What was overwritten with zeros.
+    /// Overwritten sectors.
     pub zeroed_bytes: u64,
     /// Buckets that hold nothing any more.
     pub whole_buckets: u64,

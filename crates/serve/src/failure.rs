@@ -50,7 +50,7 @@ impl Failure {
         Failure::Failed(format!("{}: {what}: {e}", path.display()))
     }
 
-    /// What to say, if it has not been said already.
+    /// The message, if it has not been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
             Failure::Failed(text) | Failure::Usage(text) => Some(text),
@@ -58,7 +58,7 @@ impl Failure {
         }
     }
 
-    /// What the program ends with.
+    /// The exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Failed(_) | Failure::Found => FAILED,

@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 /// All sets of the process together may take this part of the memory for what their superblocks make them allocate.
 const SHARE_OF_SETS: u64 = 2;
 
-/// What is assumed where the system does not say.
+/// Assumed memory if the system does not report it.
 const ASSUMED_BYTES: u64 = 1 << 30;
 
 /// Bytes of memory that the process can have: those of the host, or fewer if a control group or the process has a limit.

@@ -22,10 +22,10 @@ use crate::failure::Failure;
 use crate::tunables::{Owner, Setting};
 use crate::{message, ram, superblock};
 
-/// How long what happens after an event is collected before it is told.
+/// Time for which events are collected before they are logged.
 const TOGETHER: Nanos = Nanos::from_ms(250);
 
-/// How backing devices are slowed down, for demonstrations.
+/// The simulated slowness of backing devices, for demonstrations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Simulation {
     /// Like a disk with a moving head.

@@ -76,7 +76,7 @@ pub struct SlotDirty {
     pub dirty_bytes: u64,
 }
 
-/// What the engine did on its own account, since the start.
+/// Counters of the engine's background work since the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct WorkFigures {
     /// Written to the cache device: everything (since `clear_stats`, like the others of this kind).
@@ -141,7 +141,7 @@ pub struct ViewFigures {
     pub cache_bypass_hits: u64,
     /// Bypassed reads with at least one missing piece.
     pub cache_bypass_misses: u64,
-    /// Misses that could not be cached, for a write came in between.
+    /// Misses that were not cached because of a concurrent write.
     pub cache_miss_collisions: u64,
     /// Bytes of bypassed requests.
     pub bypassed_bytes: u64,
@@ -239,7 +239,7 @@ pub struct WritebackFigures {
     pub proportional_bytes_per_s: i64,
     /// Integral term.
     pub integral_bytes_per_s: i64,
-    /// What the last update added to the rate.
+    /// Change of the rate by the last update.
     pub change_bytes_per_s: i64,
     /// Until the next I/O is due; negative if it is late.
     pub next_io_ms: i64,
@@ -258,9 +258,9 @@ pub struct TunableFigure {
     pub shown: String,
     /// The default, in the form of `value`.
     pub default: String,
-    /// What it is counted in; empty for nothing.
+    /// Unit; empty without one.
     pub unit: &'static str,
-    /// What it can be, in words.
+    /// Range, as text.
     pub range: String,
     /// The choices, if it is one.
     pub choices: Option<&'static [&'static str]>,

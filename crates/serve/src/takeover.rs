@@ -17,7 +17,7 @@ use crate::exports;
 use crate::failure::Failure;
 use crate::{message, superblock};
 
-/// How long a process may take to answer what is under way and to make it durable.
+/// Time limit for the other process to answer the requests under way and make them durable.
 const HANDOVER_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// Opens a device that another process has, for reading.

@@ -35,7 +35,7 @@ pub struct UnderWay {
 pub struct Client {
     /// Number of the volume in the run.
     pub number: u8,
-    /// What the volume may hold.
+    /// Oracle of the volume.
     pub oracle: Rc<RefCell<Oracle>>,
     world: World,
     rt: Handle,
@@ -180,7 +180,7 @@ impl Client {
         result.is_ok()
     }
 
-    /// Reads and checks. Returns what was there.
+    /// Reads and checks. Returns the contents.
     pub async fn read(self: &Rc<Self>, start: u64, sectors: u64) -> Option<Vec<Content>> {
         let (volume, _guard) = self.enter((start, sectors), true).await?;
         let reading = self.oracle.borrow_mut().begin_read(start, sectors);
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Asks a volume what it knows about its holes: what it calls zeros must be able to be zeros.
+    /// Queries the holes of a volume: the oracle must permit zeros in every reported range of zeros.
     pub async fn check_status(self: &Rc<Self>) {
         let Some((volume, _guard)) = self.enter((0, 0), false).await else { return };
         let (mut at, size) = (0, self.size());

@@ -12,7 +12,7 @@ use engine::canary::{Bug, set_bug};
 use crate::plan::Plan;
 use crate::run::run;
 
-/// What is measured.
+/// Parameters of the measurement.
 #[derive(Clone, Debug)]
 pub struct Search {
     /// The first seed that is tried.
@@ -27,7 +27,7 @@ pub struct Search {
     pub only: String,
 }
 
-/// What was seen of one bug.
+/// The result of one bug.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The bug.
@@ -41,7 +41,7 @@ pub struct Found {
 }
 
 impl Search {
-    /// Measures every bug, and tells each as soon as it is known.
+    /// Measures every bug, and prints each result as soon as it is known.
     pub fn run(&self, tell: impl Fn(&Found) + Sync) -> Vec<Found> {
         let bugs: Vec<Bug> =
             Bug::ALL.iter().copied().filter(|b| format!("{b:?}").starts_with(&self.only)).collect();

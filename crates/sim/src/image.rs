@@ -34,7 +34,7 @@ impl Image {
         self.sectors
     }
 
-    /// Fills `into` with what is stored from `at` on.
+    /// Fills `into` with the contents from `at` on.
     pub fn read(&self, at: Sector, into: &mut [u8]) {
         let mut byte = at.bytes() as usize;
         let mut done = 0;

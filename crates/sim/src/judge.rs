@@ -22,7 +22,7 @@ use crate::stamp::SECTOR;
 /// by a power cut. Then nothing may be lost without it, and the contents are judged without it.
 ///
 /// # Errors
-/// What was found.
+/// The result of the check.
 pub fn check(cache: &Image, backings: &[Image]) -> Result<(), String> {
     let sources: Vec<&dyn ReadAt> = backings.iter().map(|b| b as &dyn ReadAt).collect();
     let report = inspect::check_set(cache, &sources, CheckOptions { compare_clean: true });
@@ -50,7 +50,7 @@ fn is_torn_set(f: &Finding) -> bool {
     f.invariant == Invariant::NodeReadable && f.to_string().contains("in the last set of the node")
 }
 
-/// What is to be extracted.
+/// The target of an extraction.
 pub enum What<'a> {
     /// A cached device.
     Cached(&'a Image),

@@ -129,7 +129,7 @@ fn shrink(plan: &Plan, file: &str, runs: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared<'a> {
     args: &'a Args,
     next: AtomicU64,

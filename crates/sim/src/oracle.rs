@@ -13,10 +13,10 @@
 
 use crate::stamp::{Content, SECTOR, decode};
 
-/// Number of a change of a volume; its data carries it. Change 0 is what was there in the beginning.
+/// Number of a change of a volume, which its data carries. Change 0 is the initial contents.
 pub type ChangeId = u32;
 
-/// What a change does.
+/// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
     /// Writes its stamp.
@@ -114,7 +114,7 @@ impl Oracle {
         }
     }
 
-    /// Equal for oracles that allow the same.
+    /// Equal for oracles that permit the same contents.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = 0_u64;
         let mut add = |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
@@ -287,7 +287,7 @@ impl Oracle {
         self.device_lost();
     }
 
-    /// The machine failed, or the process: what was not durable may be gone, what was under way may have happened.
+    /// The machine or the process failed: data that was not durable may be lost, changes under way may have happened.
     pub fn crashed(&mut self) {
         self.volatile.clear();
         self.cut_off();
@@ -325,7 +325,7 @@ impl Oracle {
     /// A read has ended: checks what it returned.
     ///
     /// # Errors
-    /// The first sector that holds what it must not.
+    /// The first sector with contents that the oracle does not permit.
     pub fn end_read(&mut self, r: &Reading, bytes: &[u8]) -> Result<(), String> {
         self.ended += 1;
         if r.issued < self.lost {
@@ -396,7 +396,7 @@ impl Oracle {
         }
     }
 
-    /// What a discard has left does not change by itself.
+    /// The contents after a discard do not change by themselves.
     fn discard_settled(&mut self, sector: u64, found: Content, discard: ChangeId, old: bool) {
         let observed = self.changes.len() as ChangeId;
         let mut c = self.changes[discard as usize].clone();
@@ -434,10 +434,10 @@ impl Oracle {
         }
     }
 
-    /// Checks what a sector holds after a crash, without anybody having read it.
+    /// Checks the contents of a sector after a crash, before any read.
     ///
     /// # Errors
-    /// If it holds what it must not.
+    /// If the oracle does not permit the contents.
     pub fn check_sector(&self, sector: u64, bytes: &[u8]) -> Result<Content, String> {
         let found = decode(bytes);
         let allowed = self.allowed(sector);

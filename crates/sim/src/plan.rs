@@ -13,7 +13,7 @@ use crate::disk::{Landmark, Retained, Speed};
 use crate::rig::Layout;
 use crate::world::Order;
 
-/// Which devices lie about what is durable.
+/// Which devices report data as durable that is not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Lying {
     /// The cache device.
@@ -102,35 +102,35 @@ pub struct Hang {
     pub released: bool,
 }
 
-/// A device loses what is not durable while the process lives.
+/// A device loses data that is not durable while the process lives.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
     /// Which one.
     pub device: DeviceNumber,
     /// After so many requests to it, or so many flushes.
     pub after: u64,
-    /// What it retains of that.
+    /// The part that it retains.
     pub retained: Retained,
 }
 
-/// What fails in a boot.
+/// The failures in a boot.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// One in so many requests to the cache device fails; 0 for none.
     pub cache_one_in: u64,
-    /// The same for backing devices.
+    /// One in so many requests to backing devices fails; 0 for none.
     pub backing_one_in: u64,
     /// A device goes away, perhaps to come back.
     pub outage: Option<Outage>,
     /// First sector and number of sectors of the cache device that cannot be read.
     pub unreadable: Option<(u64, u64)>,
-    /// The same for the first backing device.
+    /// First sector and number of sectors of the first backing device that cannot be read.
     #[serde(default)]
     pub unreadable_backing: Option<(u64, u64)>,
     /// A backing device hangs, and the others must not wait for it.
     #[serde(default)]
     pub hang: Option<Hang>,
-    /// A flush fails, and loses what is not durable.
+    /// A flush fails, and data that is not durable is lost.
     #[serde(default)]
     pub lossy_flush: Option<Loss>,
     /// A device alone loses its power, fails every request from then on, and is back in the next boot.
@@ -168,7 +168,7 @@ pub enum Request {
     },
 }
 
-/// What the operator does.
+/// An act of the operator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Act {
     /// Sets a tunable of a cached device.
@@ -212,7 +212,7 @@ pub enum Act {
         /// How long it takes.
         ns: u64,
     },
-    /// Overwrites what no volume needs, and gives that up after so many nanoseconds; 0 for never.
+    /// Overwrites data that no volume needs, and cancels that after so many nanoseconds; 0 for never.
     Wipe {
         /// How long it takes at most.
         ns: u64,
@@ -242,10 +242,10 @@ pub struct Aim {
     pub effects: u64,
 }
 
-/// A cache device that is not what it was: the engine is given it first, and then the right one.
+/// A substituted cache device: the engine gets it first, and then the right one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Substitute {
-    /// The device as it was before an earlier boot: somebody restored a copy.
+    /// The device as it was before an earlier boot: a restored copy.
     Copy(usize),
     /// A flash-only volume ends beyond the largest position of the index.
     LargeVolume,
@@ -281,7 +281,7 @@ pub struct Boot {
     pub alone: bool,
     /// Backing devices that are not there.
     pub absent: Vec<usize>,
-    /// What fails.
+    /// The failures.
     pub faults: Option<Faults>,
     /// Percent of the volumes that is read after the start.
     pub read_back_percent: u64,
@@ -339,7 +339,7 @@ pub struct Plan {
     /// There is memory that outlives the process, but not the machine.
     #[serde(default)]
     pub crash_log: bool,
-    /// Devices lie about what is durable: never drawn, for testing the simulator.
+    /// Devices report data as durable that is not: never drawn, for tests of the simulator.
     pub lying: Option<Lying>,
     /// The boots.
     pub boots: Vec<Boot>,

@@ -4,7 +4,7 @@ use io::Nanos;
 
 use crate::disk::{Counters, Landmark};
 
-/// What a run cost.
+/// The costs of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cost {
     /// Requests to the cache device.
@@ -15,7 +15,7 @@ pub struct Cost {
     pub ended: Nanos,
 }
 
-/// What happened in a run, or in many.
+/// Counts of events in one run or in many.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Report {
     /// Runs.
@@ -86,7 +86,7 @@ pub struct Report {
     pub outages: u64,
     /// See `outages`.
     pub outages_that_end: u64,
-    /// Cache devices that were not what they had been.
+    /// Substituted cache devices.
     pub substitutes: u64,
     /// Deaths of the process after which everything that was answered had to be there.
     pub strict_kills: u64,
@@ -103,7 +103,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds what happened in another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Report) {
         self.runs += other.runs;
         self.boots += other.boots;

@@ -104,7 +104,7 @@ pub struct Rig {
     pub cache: Rc<SimDisk>,
     /// The backing devices.
     pub backings: Vec<Rc<SimDisk>>,
-    /// What they are like.
+    /// The layout of the devices.
     pub layout: Layout,
 }
 
@@ -204,7 +204,7 @@ impl Rig {
         Disk::new(disk.clone(), machine.handle())
     }
 
-    /// What it takes to open the set on `machine`.
+    /// The parts to open the set on `machine`.
     pub fn parts(&self, machine: &Machine) -> Parts {
         Parts {
             cache: self.disk(machine, &self.cache),

@@ -27,7 +27,7 @@ const SUPERBLOCK_HEADER: usize = 208;
 const JSET_HEADER: usize = 240;
 const BSET_HEADER: usize = 32;
 
-/// What happened to an image.
+/// The damage to an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Damage {
     /// A bit flipped.
@@ -43,7 +43,7 @@ pub enum Damage {
         sector: u64,
         /// Which of the sector's words of 64 bits.
         word: u16,
-        /// What it holds.
+        /// The new contents.
         value: u64,
     },
     /// A write went astray: these sectors are somewhere else, too.
@@ -55,7 +55,7 @@ pub enum Damage {
         /// How many.
         sectors: u64,
     },
-    /// A write was lost that the device had said was done.
+    /// A completed write was lost.
     Lost {
         /// Where.
         sector: u64,
@@ -126,7 +126,7 @@ fn length(first: &[u8], header: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Sum {
     at: Sector,
-    /// What the checksum starts from.
+    /// Start value of the checksum.
     seed: u64,
 }
 
@@ -162,7 +162,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// What a life left that was cut off.
+    /// The images after an interrupted run.
     ///
     /// # Panics
     /// If the life itself goes wrong.

@@ -32,9 +32,9 @@ const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
 /// A run that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What it did.
+    /// Counts of events.
     pub plan: Box<Plan>,
-    /// What was wrong.
+    /// The failure.
     pub what: String,
 }
 
@@ -63,7 +63,7 @@ pub fn run(plan: &Plan, verbose: bool) -> Result<Report, Failure> {
     run_and_count(plan, verbose).map(|(report, _)| report)
 }
 
-/// Runs a plan, and says what that cost.
+/// Runs a plan, and returns its costs.
 ///
 /// # Errors
 /// If anything is not as it must be.
@@ -132,7 +132,7 @@ struct Run<'a> {
     settings: Option<Settings>,
     /// The last boot ended in order.
     was_stopped: bool,
-    /// What outlives the process, if the plan has it.
+    /// The memory that outlives the process, if the plan has it.
     memory: Option<Rc<Memory>>,
     /// The incarnation of the cache device that this is of.
     memory_of: u64,
@@ -145,7 +145,7 @@ struct Run<'a> {
     report: Report,
 }
 
-/// All devices and what they may hold, at a moment to which they come back.
+/// All devices and oracles at one moment, to which a run can return.
 struct Older {
     images: Vec<Image>,
     oracles: Vec<Oracle>,

@@ -156,7 +156,7 @@ pub(crate) enum End {
 pub struct Scenario {
     /// The devices.
     pub rig: Rig,
-    /// What the volumes may hold.
+    /// The oracles of the volumes.
     pub oracles: Vec<Rc<RefCell<Oracle>>>,
     order: Order,
     running: Option<(Machine, Boot)>,

@@ -14,7 +14,7 @@ use crate::world::Order;
 /// Seeds and moments that are tried for a candidate.
 const VARIANTS: u64 = 12;
 
-/// What kind of failure it is: its words, without the numbers.
+/// The kind of a failure: its text without numbers.
 pub fn kind_of(failure: &str) -> String {
     let line = failure.lines().next().unwrap_or_default();
     let words = line.split(|c: char| !c.is_ascii_alphabetic()).filter(|w| !w.is_empty());
@@ -31,7 +31,7 @@ pub struct Shrink<F> {
 }
 
 impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
-    /// A search that begins with `plan`. `fails` runs a plan and says how it failed; at most `runs` plans are run.
+    /// A search that begins with `plan`. `fails` runs a plan and returns its failure; at most `runs` plans are run.
     /// `None` if the plan does not fail.
     pub fn new(plan: &Plan, runs: u64, fails: F) -> Option<Shrink<F>> {
         let kind = kind_of(&fails(plan)?);
@@ -73,7 +73,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
         false
     }
 
-    /// Offers what a change makes of the best plan.
+    /// Tries a change of the best plan.
     fn change(&mut self, change: impl FnOnce(&mut Plan)) -> bool {
         let mut plan = self.best.clone();
         change(&mut plan);

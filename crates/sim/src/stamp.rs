@@ -10,7 +10,7 @@ pub const SECTOR: usize = 512;
 const DATA: u64 = 0x5a31_6d1f_0b75_c0de;
 const GARBAGE: u64 = 0x6a72_6261_6765_0001;
 
-/// What a sector holds.
+/// The contents of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Content {
     /// Zeros.
@@ -24,7 +24,7 @@ pub enum Content {
         /// Number of the write.
         write: u32,
     },
-    /// What a device made of a discarded block.
+    /// The garbage that a device returns for a discarded block.
     Garbage {
         /// A number of its own.
         number: u64,
@@ -80,7 +80,7 @@ fn word_of(bytes: &[u8], i: usize) -> u64 {
     u64::from_le_bytes(w)
 }
 
-/// Whether every word behind the header is what it must be.
+/// Whether every word behind the header is correct.
 fn is_whole(bytes: &[u8], first: u64, step: u64) -> bool {
     let mut different = 0;
     for i in HEADER_WORDS..LANES {
@@ -113,7 +113,7 @@ pub fn fill_garbage(into: &mut [u8], number: u64) {
     fill(into, GARBAGE, number, 0);
 }
 
-/// What a sector holds. Every byte of it counts.
+/// Decodes the contents of a sector. Every byte counts.
 pub fn decode(bytes: &[u8]) -> Content {
     let (kind, id, place) = (word_of(bytes, 0), word_of(bytes, 1), word_of(bytes, 2));
     if kind == 0 && is_zero(bytes) {

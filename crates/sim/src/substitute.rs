@@ -27,7 +27,7 @@ const STARTS_ALONE: usize = 2;
 /// Sectors that are read at once.
 const READ: u64 = 128;
 
-/// What the engine must do with what it is given.
+/// The expected reaction of the engine to the substitute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Expected {
     /// The set is refused, and nothing is changed.
@@ -42,7 +42,7 @@ enum Expected {
 /// could be put in its place now.
 ///
 /// # Errors
-/// If the engine did not do what it must.
+/// If the engine reacts otherwise.
 pub fn give(
     rig: &Rig,
     oracles: &[Rc<RefCell<Oracle>>],
@@ -106,7 +106,7 @@ fn start(
     said
 }
 
-/// Registers every device, and reads what is served.
+/// Registers every device, and reads all served volumes.
 async fn use_it(
     set: &CacheSet,
     backings: &[Disk],

@@ -35,10 +35,10 @@ struct Inner {
     durable_writes_left: Cell<Option<u64>>,
     off: Cell<bool>,
     verbose: Cell<bool>,
-    /// What happened since it was last asked for, if it is kept.
+    /// Recorded events since the last call, if they are recorded.
     tape: RefCell<Option<Vec<String>>>,
     watcher: RefCell<Option<Watcher>>,
-    /// What is to happen before the effect with this number.
+    /// The action before the effect with this number.
     due: RefCell<Vec<(u64, Event)>>,
     aim: Cell<Option<Aim>>,
     /// How often each landmark was reached.
@@ -78,12 +78,12 @@ impl World {
         }
     }
 
-    /// Says on standard error what happens.
+    /// Prints events on standard error.
     pub fn set_verbose(&self, verbose: bool) {
         self.inner.verbose.set(verbose);
     }
 
-    /// Tells what happens, if somebody wants to know.
+    /// Records and prints an event, if that is enabled.
     pub fn log(&self, what: impl FnOnce() -> String) {
         let (verbose, tape) = (self.inner.verbose.get(), &mut *self.inner.tape.borrow_mut());
         if !verbose && tape.is_none() {
@@ -98,12 +98,12 @@ impl World {
         }
     }
 
-    /// Keeps what happens from now on, with the time, a line each.
+    /// Records events from now on, with the time, a line each.
     pub fn begin_tape(&self) {
         *self.inner.tape.borrow_mut() = Some(Vec::new());
     }
 
-    /// What happened since the tape was begun; nothing is kept any more.
+    /// Returns the recorded events, and ends the recording.
     pub fn end_tape(&self) -> Vec<String> {
         self.inner.tape.take().unwrap_or_default()
     }

@@ -21,7 +21,7 @@ use crate::tree::{Found, Kind, Located, Tree};
 
 /// Devices come and go: the kernel asks again each time.
 const TTL: Duration = Duration::ZERO;
-/// What files of sysfs say is their size.
+/// The size of files in sysfs.
 const FILE_BYTES: u64 = 4096;
 
 /// The file system. Mount it with `export_fuse::Tree`.
@@ -71,7 +71,7 @@ fn join(dir: &str, name: &str) -> String {
 }
 
 impl SysfsView {
-    /// A view of what `owner` has.
+    /// A view of the sets of `owner`.
     pub fn new(owner: Arc<dyn Owner>) -> SysfsView {
         let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         SysfsView { owner, state: Mutex::default(), user, since: SystemTime::now() }
@@ -82,7 +82,7 @@ impl SysfsView {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at what there is now, and finds a path in it.
+    /// Takes a snapshot, and finds a path in it.
     fn at<T>(&self, path: &str, see: impl FnOnce(&Located<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
         // What is always there needs nobody's answer.
         let fixed = matches!(path, "" | "fs");

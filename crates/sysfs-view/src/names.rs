@@ -7,7 +7,7 @@ use format::Uuid;
 
 use crate::owner::Snapshot;
 
-/// What makes a volume the same one as before.
+/// The identity of a volume.
 type Key = (Option<Uuid>, Option<Uuid>, u32);
 
 fn key(set: Option<Uuid>, v: &VolumeFigures) -> Key {

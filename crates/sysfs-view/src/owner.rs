@@ -12,7 +12,7 @@ impl Errno {
     pub const ENOENT: Errno = Errno(2);
     /// It was tried and failed.
     pub const EIO: Errno = Errno(5);
-    /// Somebody else has it.
+    /// Another process uses it.
     pub const EBUSY: Errno = Errno(16);
     /// Makes no sense.
     pub const EINVAL: Errno = Errno(22);
@@ -44,7 +44,7 @@ pub struct VolumeId {
     pub name: String,
 }
 
-/// What a volume can be told.
+/// The orders to a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DeviceOrder {
     /// Change a tunable.
@@ -70,7 +70,7 @@ pub enum DeviceOrder {
     Unregister,
 }
 
-/// What a set can be told.
+/// The orders to a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SetOrder {
     /// Change a tunable.
@@ -88,7 +88,7 @@ pub enum SetOrder {
     CreateVolume(Sectors),
     /// Begin the totals of the set anew.
     ClearStats,
-    /// Begin what the cache device counts anew.
+    /// Reset the counters of the cache device.
     ClearDeviceStats,
     /// Walk the index now.
     Gc,
@@ -96,10 +96,10 @@ pub enum SetOrder {
     Prune(u64),
 }
 
-/// What is to be done.
+/// An order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// What the kernel takes without doing anything. Owners are never asked.
+    /// An order that the kernel accepts without effect. Owners never get it.
     Nothing,
     /// Take a device up.
     Register {
@@ -116,7 +116,7 @@ pub enum Order {
     Set(Uuid, SetOrder),
 }
 
-/// Whoever has the sets. Called from the view's own threads, which may wait for the answer; it must come at some time.
+/// The owner of the sets. Called from the view's own threads, which may wait for the answer; it must come at some time.
 pub trait Owner: Send + Sync + 'static {
     /// Everything at this moment.
     ///
@@ -124,7 +124,7 @@ pub trait Owner: Send + Sync + 'static {
     /// If the owner does not answer.
     fn snapshot(&self) -> Result<Snapshot, Errno>;
 
-    /// What the buckets of a set hold.
+    /// The contents of the buckets of a set.
     ///
     /// # Errors
     /// If the set is gone or does not answer.

@@ -45,7 +45,7 @@ impl Place {
     ];
 }
 
-/// What a file is about.
+/// The subject of a file.
 pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a dyn Owner,
     pub(crate) set: Option<&'a SetFigures>,
@@ -110,7 +110,7 @@ const fn tunable(name: &'static str) -> File {
 }
 
 impl File {
-    /// Permissions: who may read may, and root may write.
+    /// Permissions: every user may read, root may write.
     pub(crate) fn mode(&self) -> u16 {
         let reads = if matches!(self.reads, Reads::Nothing) { 0 } else { 0o444 };
         let writes = if matches!(self.writes, Writes::Nothing) { 0 } else { 0o200 };

@@ -10,7 +10,7 @@ use crate::names::disk;
 use crate::owner::{Owner, Snapshot};
 use crate::table::{self, File, Place, Subject};
 
-/// What is at a path.
+/// The entry at a path.
 pub(crate) enum Found {
     /// A directory, with the names in it.
     Dir(Vec<(String, Kind)>),
@@ -20,7 +20,7 @@ pub(crate) enum Found {
     File(&'static File, Place),
 }
 
-/// What a name stands for.
+/// The entry of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Dir,
@@ -73,7 +73,7 @@ impl<'a> Located<'a> {
         Located { found, set: None, volume: None, view: None }
     }
 
-    /// What the file is about.
+    /// The subject of the file.
     pub(crate) fn subject(&self, owner: &'a dyn Owner) -> Subject<'a> {
         let cache = self.volume.map(|v| &v.cache).or_else(|| self.set.map(|s| &s.cache));
         let view = self.view.and_then(|view| Some(cache?.view(view)));
@@ -106,7 +106,7 @@ impl<'a> Tree<'a> {
         all.zip(self.numbers).map(|((set, volume), number)| Member { set, volume, number: *number })
     }
 
-    /// What is at a path below the root; `None`: nothing.
+    /// The entry at a path below the root, if there is one.
     pub(crate) fn find(&self, path: &[&str]) -> Option<Located<'a>> {
         match path {
             [] => Some(Located::plain(dirs(&["block", "fs"]))),

@@ -1,4 +1,4 @@
-//! What the machines are made of, and where it comes from: QEMU of the host, and a kernel package of Debian.
+//! The parts of the machines and their sources: QEMU of the host, and a kernel package of Debian.
 //!
 //! Owns the cache directory (`UBCACHE_VM_CACHE`, else `ubcache-vm` under `XDG_CACHE_HOME` or `~/.cache`):
 //!
@@ -44,10 +44,10 @@ pub struct Artifacts {
     pub version: String,
 }
 
-/// What machines are made of; fetched once.
+/// The parts of machines; fetched once.
 ///
 /// # Panics
-/// If it cannot be had; the message says what to do.
+/// If it is not available; the message says what to do.
 pub fn artifacts() -> &'static Artifacts {
     static FOUND: OnceLock<Artifacts> = OnceLock::new();
     FOUND.get_or_init(|| {

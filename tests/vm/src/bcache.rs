@@ -14,7 +14,7 @@ pub struct Kernel {
     disks: Vec<Disk>,
 }
 
-/// What bcache says when all is well. Everything else it says is a complaint.
+/// The normal messages of bcache. All others are complaints.
 const GOOD_WORDS: &[&str] = &[
     "registered cache device",
     "registered backing device",
@@ -29,7 +29,7 @@ const GOOD_WORDS: &[&str] = &[
     "invalidating existing data",
 ];
 
-/// What no kernel says whose disks and memory are well.
+/// Messages of a kernel with bad disks or without memory.
 const BAD_WORDS: &[&str] = &["BUG:", "BUG at", "WARNING:", "Oops", "I/O error", "blocked for more than"];
 
 /// A warning of the kernel that says nothing about us: a cached device that is stopped right after it was read may go
@@ -224,7 +224,7 @@ impl Kernel {
         guest::wait(&mut self.vm, plan, requests);
     }
 
-    /// What the volume holds.
+    /// The contents of the volume.
     #[track_caller]
     pub fn map<'a>(&mut self, served: impl Into<Served<'a>>, tag: u32) -> Map {
         let device = self.device(served);
@@ -268,14 +268,14 @@ impl Kernel {
         self.vm.cut_power()
     }
 
-    /// The kernel must have said nothing since the last time but what it says when all is well.
+    /// Checks that the kernel has printed only normal messages since the last call.
     #[track_caller]
     pub fn no_complaints(&mut self) {
         let bad = self.complaints();
         assert!(bad.is_empty(), "the kernel complains:\n{}", bad.join("\n"));
     }
 
-    /// What the kernel had to complain about since the last time.
+    /// The complaints of the kernel since the last call.
     #[track_caller]
     pub fn complaints(&mut self) -> Vec<String> {
         let mut lines = self.vm.new_messages();

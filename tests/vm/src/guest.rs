@@ -95,7 +95,7 @@ resume() { # starts it with clients waiting; says after how many microseconds it
 }
 "#;
 
-/// What no kernel says whose disks and memory are well.
+/// Messages of a kernel with bad disks or without memory.
 const BAD_WORDS: &[&str] = &[
     "I/O error",
     "WARNING",

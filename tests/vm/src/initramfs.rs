@@ -56,7 +56,7 @@ pub enum Extra {
     Link {
         /// In the guest.
         path: String,
-        /// What it leads to.
+        /// Target of the link.
         target: String,
     },
     /// Any file to any place.
@@ -68,7 +68,7 @@ pub enum Extra {
     },
     /// A file with this text.
     Text {
-        /// What is in it.
+        /// Contents.
         text: String,
         /// In the guest.
         to: String,

@@ -78,14 +78,14 @@ impl<'a> Set<'a> {
         json(&["super", "--json", disk.host()])
     }
 
-    /// What a cached device holds, without changing anything.
+    /// The contents of a cached device, without changing anything.
     #[track_caller]
     pub fn extract(&self, backing: usize, tag: u32) -> Map {
         let backing = self.backings.get(backing).expect("a backing device of the set");
         self.extract_of(&["-B", backing.host()], tag)
     }
 
-    /// What a flash-only volume holds.
+    /// The contents of a flash-only volume.
     #[track_caller]
     pub fn extract_volume(&self, slot: u32, tag: u32) -> Map {
         self.extract_of(&["--volume", &slot.to_string()], tag)
@@ -182,7 +182,7 @@ impl Up {
         assert_eq!(event["event"], "done", "{line}: {answer}");
     }
 
-    /// What it said on stderr so far.
+    /// Its stderr so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.messages).unwrap_or_default()
     }
@@ -244,7 +244,7 @@ impl Up {
         model.judge(&map, "ubcache");
     }
 
-    /// Ends it in good order; returns what it said.
+    /// Ends it in order; returns its stderr.
     #[track_caller]
     pub fn stop(self) -> String {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);

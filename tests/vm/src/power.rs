@@ -33,7 +33,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What disks of a machine have in common: they lose power together, and can stand still together.
+/// The power of the disks of a machine: they lose it together, and can be stopped together.
 #[derive(Clone, Debug)]
 pub struct Power(Arc<(Mutex<PowerState>, Condvar)>);
 
@@ -48,7 +48,7 @@ struct PowerState {
 }
 
 impl Power {
-    /// Power that is on. The seed says what a cut loses.
+    /// Power that is on. The seed selects what a cut loses.
     pub fn new(seed: u64) -> Power {
         let state = PowerState { random: Random::new(seed), changes: 0, limit: None, off: false };
         Power(Arc::new((Mutex::new(state), Condvar::new())))
@@ -59,14 +59,14 @@ impl Power {
         lock(&self.0.0).changes
     }
 
-    /// After so many more writes and flushes, of all disks together, no other one is carried out or answered.
+    /// Holds all changes back after this many more writes and flushes of all disks together.
     pub fn stop_after(&self, changes: u64) {
         let mut state = lock(&self.0.0);
         state.limit = Some(state.changes + changes);
     }
 
-    /// Goes on with what [`Power::stop_after`] held back.
-    pub fn go_on(&self) {
+    /// Carries out the changes that [`Power::stop_after`] held back, and all later ones.
+    pub fn release(&self) {
         lock(&self.0.0).limit = None;
         self.0.1.notify_all();
     }
@@ -103,13 +103,13 @@ impl Power {
     }
 }
 
-/// What stood in the place of a write that no flush covers.
+/// The old contents below a write that no flush covers.
 struct Before {
     at: u64,
     bytes: Vec<u8>,
 }
 
-/// One disk's image and what a power cut may undo in it.
+/// The image of a disk, and the writes that a power cut may undo in it.
 struct Medium {
     image: File,
     unflushed: Mutex<Vec<Before>>,
@@ -168,7 +168,7 @@ impl VolatileCache {
         self.medium.power.set_off(true);
     }
 
-    /// Loses a part of what was not flushed. The machine must be gone.
+    /// Loses a part of the unflushed writes. The machine must have ended.
     pub(crate) fn forget(&self) {
         let (count, changed) = &self.medium.connections;
         let waited = changed.wait_timeout_while(lock(count), TIMEOUT, |n| *n > 0);
@@ -415,7 +415,7 @@ mod tests {
         one.send(command::WRITE, 0, BLOCK, &[2; BLOCK]);
         // Reads are answered meanwhile, by the other disk at least.
         assert_eq!(two.ask(command::READ, 0, BLOCK, &[]), [0; BLOCK]);
-        power.go_on();
+        power.release();
         one.0.read_exact(&mut [0; 16]).unwrap();
         assert_eq!(one.ask(command::READ, 0, BLOCK, &[]), [2; BLOCK]);
     }

@@ -52,7 +52,7 @@ const UNITS: &[&str] = &[
     "timers.target",
     "umount.target",
 ];
-/// What is started, and by whom.
+/// The units to start, and the targets that want them.
 const WANTED: &[(&str, &str)] = &[
     ("sysinit.target", "systemd-journald.service"),
     ("sysinit.target", "systemd-udevd.service"),
@@ -124,7 +124,7 @@ pub fn userland(mut builder: Builder) -> Builder {
     packaged(builder).program(built("ubcache"))
 }
 
-/// What the package of this workspace brings for systemd and udev.
+/// The files of this workspace's package for systemd and udev.
 fn packaged(mut builder: Builder) -> Builder {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     for (from, to) in [("systemd", "/usr/lib/systemd/system"), ("udev", "/usr/lib/udev/rules.d")] {

@@ -13,7 +13,7 @@ use crate::disk::Disk;
 use crate::initramfs::{self, Extra};
 use crate::said::{Said, TIMEOUT};
 
-/// What a machine shall have.
+/// The configuration of a machine.
 pub struct Builder {
     label: String,
     disks: Vec<Disk>,
@@ -305,7 +305,7 @@ impl Vm {
         new
     }
 
-    /// What the console showed, also of a machine that does not answer.
+    /// The output of the console, also of a machine that does not answer.
     pub fn serial_log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.path().join("serial.log")).unwrap_or_default())
             .into_owned()

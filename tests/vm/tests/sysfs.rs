@@ -1,7 +1,7 @@
-//! What the kernel shows of bcache in sysfs, and how it answers what is written there.
+//! The files of the kernel's bcache in sysfs, and its answers to writes there.
 //!
-//! `crates/sysfs-view/tests/data` keeps a listing of a real kernel, which the sysfs view is compared with. Here a kernel
-//! says whether that listing is still what it does; `UBCACHE_VM_RECORD=1` replaces it.
+//! `crates/sysfs-view/tests/data` has a listing of a real kernel, which the sysfs view is compared with. Here a kernel
+//! confirms that listing; `UBCACHE_VM_RECORD=1` replaces it.
 
 use std::path::{Path, PathBuf};
 

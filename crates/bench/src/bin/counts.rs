@@ -1,4 +1,4 @@
-//! What requests of 4 KiB cost the engine alone, in things that can be counted: bytes to the cache device, memory, and,
+//! Counts the costs of 4 KiB requests in the engine alone: bytes to the cache device, memory, and,
 //! under callgrind, instructions. One thread, one request after the other; every 32 requests the engine's other tasks
 //! have their turn (journal, leaves, allocator), and what they do counts. The cache has 8 GiB and answers at once without
 //! looking at the data, so there is no copy in the figures.

@@ -1,5 +1,5 @@
 //! Replacement policies side by side: the engine in virtual time, an SSD with 3000 requests a second in front of a disk
-//! with 150, and the optimum of whoever knows the future. Prints the tables of docs/replacement.md.
+//! with 150, and the offline optimum. Prints the tables of docs/replacement.md.
 //!
 //! `replacement [--requests N] [--trace FILE.csv [--shift BYTES]] [NAME...]`: NAMEs of workloads, or all.
 

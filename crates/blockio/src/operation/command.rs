@@ -52,7 +52,7 @@ impl CommandOp {
         }
     }
 
-    /// Nobody will take the answer.
+    /// No task waits for the answer any more.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
         self.waker = None;

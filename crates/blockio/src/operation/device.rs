@@ -338,7 +338,7 @@ impl Operation for DeviceOp {
             }
         }
         completer.complete(result, request.buffer);
-        // They ended as a whole: what did not was taken apart.
+        // They ended as a whole; gathered writes that did not were split before.
         let Some(mut gathered) = gathered else { return };
         for (request, completer) in gathered.drain() {
             let result = match errno {

@@ -15,7 +15,7 @@ use command::CommandOp;
 use device::DeviceOp;
 use socket::SocketOp;
 
-/// What an operation wants after a result.
+/// The next step of an operation after a result.
 pub(crate) enum Step {
     /// Another command.
     Next(Cmd),
@@ -24,7 +24,7 @@ pub(crate) enum Step {
     /// Another command, which the kernel carries out at once without waiting for any device: made on this
     /// thread, because every hand-over would cost more than the call.
     NextHere(Cmd),
-    /// What went to the kernel as one did not succeed as a whole: each piece again, by itself.
+    /// A gathered write did not succeed as a whole: each piece is written again by itself.
     Apart,
     /// It has ended.
     Done,

@@ -19,7 +19,7 @@ use crate::message::Message;
 /// Pieces that are handed to the kernel at once.
 const IOVECS: usize = 64;
 
-/// What sendmsg(2) reads besides the payload; boxed, because its address must not move.
+/// The structures that sendmsg(2) reads besides the payload; boxed, because their address must not move.
 pub(crate) struct MsgBlock {
     header: libc::msghdr,
     iovecs: [libc::iovec; IOVECS],
@@ -80,7 +80,7 @@ impl SocketOp {
         self.outcome.is_some()
     }
 
-    /// Nobody will take the outcome.
+    /// No task waits for the outcome any more.
     pub(crate) fn abandon(&mut self) {
         self.abandoned = true;
         self.waker = None;

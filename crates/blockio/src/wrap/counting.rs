@@ -1,6 +1,6 @@
-//! Counts what is asked of a device.
+//! Counts the requests to a device.
 //!
-//! Owns the counters; adds nothing to a request's way. Counts at submission, so a request that fails is
+//! Owns the counters; it does not change requests. Counts at submission, so a request that fails is
 //! counted like one that succeeds.
 
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ::io::{Completer, Device, DeviceInfo, Op, Request};
 
-/// What was asked of a device so far. Lengths are in bytes.
+/// Counts of requests to a device so far. Lengths are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Reads.
@@ -44,7 +44,7 @@ impl Counts {
 impl Sub for Counts {
     type Output = Counts;
 
-    /// What came between an earlier count and this one.
+    /// The difference to an earlier count.
     fn sub(self, earlier: Counts) -> Counts {
         Counts {
             reads: self.reads - earlier.reads,
@@ -61,14 +61,14 @@ impl Sub for Counts {
     }
 }
 
-/// A device that counts what is asked of the one inside.
+/// A device that counts the requests to the device inside.
 pub struct CountingDisk {
     inner: Rc<dyn Device>,
     counts: Cell<Counts>,
 }
 
 impl CountingDisk {
-    /// Counts what is asked of `inner`.
+    /// Counts the requests to `inner`.
     pub fn new(inner: Rc<dyn Device>) -> CountingDisk {
         CountingDisk { inner, counts: Cell::default() }
     }

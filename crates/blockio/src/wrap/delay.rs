@@ -14,7 +14,7 @@ pub struct Delays {
     pub read: Nanos,
     /// Writes, discards and write-zeroes.
     pub write: Nanos,
-    /// Flushes; also what a durable write takes on top of a write.
+    /// Flushes; also the additional time of a durable write.
     pub flush: Nanos,
 }
 

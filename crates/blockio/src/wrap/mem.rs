@@ -1,7 +1,7 @@
 //! A device of memory: no I/O, every request ends at once.
 //!
-//! Owns the contents in pieces that are made when they are first written; a discarded piece is given
-//! back. Everything is "durable" while the value lives. Refuses what the contract refuses.
+//! Owns the contents in pieces that are allocated at their first write; a discarded piece is freed.
+//! Everything is "durable" while the value lives. Refuses what the contract refuses.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ const PIECE_BYTES: usize = 1 << 16;
 
 type Piece = Option<Box<[u8]>>;
 
-/// A RAM device. What was never written reads as zeros.
+/// A RAM device. Ranges that were never written read as zeros.
 pub struct MemDisk {
     info: DeviceInfo,
     pieces: RefCell<Vec<Piece>>,

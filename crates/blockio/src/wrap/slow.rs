@@ -8,7 +8,7 @@
 //! has to get its cache to the medium.
 //!
 //! Which of the waiting requests is next: [`Queueing::ShortestSeek`] as disks with command queueing do,
-//! among the oldest 32, and nobody is passed over more than 64 times; or [`Queueing::Fifo`].
+//! among the oldest 32, and no request is passed over more than 64 times; or [`Queueing::Fifo`].
 //!
 //! A request is started on the device inside when its turn comes and answered when both it and the
 //! model's time are over. The model's clock goes on from the end of the last request while there is work,
@@ -26,7 +26,7 @@ const WINDOW: usize = 32;
 /// How often a request may be passed over.
 const MAX_PASSED: u32 = 64;
 
-/// In which order a disk serves what waits.
+/// The order in which a disk serves waiting requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Queueing {
     /// The nearest of the oldest 32 is next.
@@ -36,7 +36,7 @@ pub enum Queueing {
     Fifo,
 }
 
-/// What a disk's moves cost.
+/// The costs of movements of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HddModel {
     /// The shortest seek.
@@ -67,10 +67,10 @@ impl Default for HddModel {
     }
 }
 
-/// What a request costs that moves nothing.
+/// The cost of a request without movement.
 const COMMAND: Nanos = Nanos(100_000);
 
-/// Where the head is, and what the next request costs.
+/// The position of the head, from which the cost of the next request follows.
 struct Head {
     model: HddModel,
     disk_sectors: u64,
@@ -97,7 +97,7 @@ impl Head {
         self.model.seek_min.after(Nanos((range * fraction.sqrt()) as u64))
     }
 
-    /// Moves the head through a request and tells how long that takes.
+    /// Moves the head through a request and returns the time that this takes.
     fn serve(&mut self, op: Op, sector: u64, sectors: u64) -> Nanos {
         match op {
             Op::Flush if self.unflushed => {

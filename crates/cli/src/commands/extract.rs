@@ -257,7 +257,7 @@ fn run(extraction: &Extraction<'_>, sink: &mut dyn Sink) -> Result<Extracted, Fa
     Ok(result?)
 }
 
-/// An output that nobody else can claim as long as the value lives.
+/// An output that no other process can claim as long as the value lives.
 struct Claimed {
     device: blockio::FileDevice,
     _file: File,

@@ -90,7 +90,7 @@ pub(crate) struct Up {
     stdin: bool,
 }
 
-/// How serving ends.
+/// The end of serving.
 #[derive(Clone, Copy)]
 enum End {
     Stop,

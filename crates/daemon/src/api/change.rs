@@ -203,7 +203,7 @@ impl Whose {
         }
     }
 
-    /// What is meant by it, and what that is.
+    /// The target of the request, with its description.
     async fn resolved(self, api: &Api, audit: &Audit) -> Result<(Whose, Named), Refusal> {
         match self {
             Whose::Set(name) => {

@@ -8,7 +8,7 @@ use axum::extract::State;
 
 use crate::registry::Registry;
 
-/// What the handlers share.
+/// State that the handlers share.
 pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) config_path: PathBuf,

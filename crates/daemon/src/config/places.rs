@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::key::Key;
 
-/// What stands for the name of a volume in an export.
+/// The placeholder for the name of a volume in an export.
 const VOLUME: &str = "{volume}";
 
 /// A volume or set that is registered; a volume with its name.
@@ -56,7 +56,7 @@ fn matches(id: &str, known: &[Known], set: bool) -> bool {
     same.any(|(key, _)| key.id == id || key.section_label().as_deref() == Some(id))
 }
 
-/// What to say of the sections of volumes that apply to none of these.
+/// Messages about sections of volumes that apply to none of these.
 pub(super) fn unmatched_volumes<'a>(
     sections: impl Iterator<Item = &'a String>,
     known: &[Known],
@@ -77,7 +77,7 @@ pub(super) fn unmatched_volumes<'a>(
     sections.filter(|id| !matches(id, known, false)).map(text).collect()
 }
 
-/// What to say of the sections of sets that apply to none of these.
+/// Messages about sections of sets that apply to none of these.
 pub(super) fn unmatched_sets<'a>(sections: impl Iterator<Item = &'a String>, known: &[Known]) -> Vec<String> {
     let text = |id: &String| {
         format!(

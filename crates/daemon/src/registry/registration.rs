@@ -19,7 +19,7 @@ use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::state::Known;
 
-/// What came of registering devices.
+/// The result of a registration.
 pub(crate) struct Registered {
     /// The devices, without links.
     pub(crate) paths: Vec<PathBuf>,

@@ -26,7 +26,7 @@ impl Errno {
         self as u32
     }
 
-    /// What a client is told when `error` ended its request; `writing` if the request stores something.
+    /// The error number for the client when `error` ended its request; `writing` if the request stores data.
     pub fn of_volume_error(error: &VolumeError, writing: bool) -> Errno {
         match error {
             // The protocol asks for ENOSPC where a write does not fit.

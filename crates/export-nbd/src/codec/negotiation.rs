@@ -15,19 +15,19 @@ use super::wire::{
     option_reply, take_u32, take_u64,
 };
 
-/// Longest data of an option that is looked at. Enough for a name and a few hundred queries.
+/// Longest data of an option that is parsed. Enough for a name and a few hundred queries.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// Longest data of an option that is skipped with an error; whoever sends more is cut off.
+/// Longest data of an option that is skipped with an error; with more the connection is closed.
 pub const MAX_SKIPPED_OPTION_BYTES: u32 = 1 << 20;
 
 /// Options that a client may send before it must have chosen an export.
 pub const MAX_OPTIONS: u32 = 256;
 
-/// What was agreed on.
+/// The negotiated parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Session {
-    /// The export, as the client was told.
+    /// The export, as described to the client.
     pub export: ExportInfo,
     /// Whether reads are answered in chunks.
     pub structured: bool,
@@ -44,7 +44,7 @@ pub enum HandshakeEnd {
     /// The client set flags that were not offered.
     #[error("unknown client flags {0:#010x}")]
     UnknownFlags(u32),
-    /// What should be an option does not begin like one.
+    /// An option does not begin with its magic.
     #[error("bad option magic {0:#018x}")]
     BadMagic(u64),
     /// The client asked for an export that does not exist in a way that has no error reply.
@@ -67,7 +67,7 @@ pub enum HandshakeEnd {
     /// The client chose an export in plain text, in a way that has no error reply.
     #[error("the client asked for an export without TLS")]
     WithoutTls,
-    /// Plain text that follows STARTTLS could be somebody else's, put in front of the client's stream.
+    /// Plain text after STARTTLS could come from an attacker who puts it in front of the client's stream.
     #[error("the client sent plain text after STARTTLS")]
     PlainAfterStartTls,
 }
@@ -97,7 +97,7 @@ enum State {
     Over,
 }
 
-/// What a handshake wants of TLS.
+/// The rule of a handshake about TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Security {
     /// There is none.

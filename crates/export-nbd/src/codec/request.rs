@@ -15,7 +15,7 @@ use super::export::MAX_PAYLOAD_BYTES;
 use super::negotiation::Session;
 use super::wire::{REQUEST_HEADER_BYTES, REQUEST_MAGIC, command, command_flag, take_u16, take_u32, take_u64};
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Send data.
@@ -44,7 +44,7 @@ pub enum Action {
         /// The space must stay allocated.
         no_hole: bool,
     },
-    /// What is known about the range?
+    /// Query the state of the range.
     BlockStatus {
         /// One extent will do.
         one: bool,
@@ -56,7 +56,7 @@ pub enum Action {
 pub struct Command {
     /// The client's name for it.
     pub cookie: u64,
-    /// What to do.
+    /// The operation.
     pub action: Action,
     /// First byte, a multiple of 512.
     pub offset: u64,
@@ -81,21 +81,21 @@ impl Command {
 pub struct Refusal {
     /// The client's name for it.
     pub cookie: u64,
-    /// What the client is told.
+    /// The error number for the client.
     pub errno: Errno,
-    /// The same for people.
+    /// The error text for the client.
     pub message: &'static str,
 }
 
 /// The stream makes no sense any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
-    /// What should be a request does not begin like one.
+    /// A request does not begin with its magic.
     #[error("bad request magic {0:#010x}")]
     BadMagic(u32),
 }
 
-/// What the next bytes of the stream are.
+/// The meaning of the next bytes of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamStep {
     /// The bytes just used mean nothing by themselves: go on with what follows.
@@ -106,7 +106,7 @@ pub enum StreamStep {
     Payload,
     /// Answer with an error.
     Refuse(Refusal),
-    /// The client says goodbye: finish what is under way, then close. Nothing comes after this.
+    /// The client disconnects in order: finish the requests under way, then close. Nothing comes after this.
     Disconnect,
 }
 
@@ -125,7 +125,7 @@ enum State {
     Over,
 }
 
-/// What was agreed on, as far as requests are judged by it.
+/// The negotiated parameters that requests are checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rules {
     size_bytes: u64,

@@ -105,7 +105,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// The features of an export.
 pub mod transmission_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -121,7 +121,7 @@ pub mod transmission_flag {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// Understands reads that must not be answered in fragments.
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush on one connection covers what all connections wrote.
+    /// A flush on one connection covers the writes of all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// Understands requests to cache a range.
     pub const SEND_CACHE: u16 = 1 << 10;
@@ -133,9 +133,9 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Write; the data follows the header.
     pub const WRITE: u16 = 1;
-    /// Finish what is under way and close.
+    /// Finish the requests under way and close.
     pub const DISCONNECT: u16 = 2;
-    /// Make what was answered durable.
+    /// Make answered writes durable.
     pub const FLUSH: u16 = 3;
     /// A range is no longer needed.
     pub const TRIM: u16 = 4;
@@ -143,7 +143,7 @@ pub mod command {
     pub const CACHE: u16 = 5;
     /// A range shall read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
-    /// What is known about a range?
+    /// Query the state of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 

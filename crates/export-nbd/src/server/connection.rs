@@ -30,7 +30,7 @@ const STATUS_BYTES: u64 = 16 << 20;
 /// How a client's requests came to an end.
 #[derive(Debug)]
 pub(super) enum StreamEnd {
-    /// The client said goodbye.
+    /// The client disconnected in order.
     Goodbye,
     /// The stream ended between two requests.
     Closed,
@@ -40,7 +40,7 @@ pub(super) enum StreamEnd {
     Socket(std::io::Error),
 }
 
-/// What a worker does.
+/// The job of a worker.
 pub(super) enum Task {
     Read { index: usize },
     Write { buffer: Buffer, fua: bool },
@@ -206,7 +206,7 @@ impl<V: BlockVolume, S: Socket> Connection<V, S> {
         result.map(|()| buffer).map_err(PieceError::Volume)
     }
 
-    /// What is known about a range, or as much of its beginning as fits into an answer.
+    /// The state of a range, or of the part of it that fits into an answer.
     async fn status(&self, offset: u64, bytes: u32, one: bool) -> Result<Vec<RangeStatus>, PieceError> {
         let mut runs: Vec<RangeStatus> = Vec::new();
         let (mut at, end) = (offset, offset + u64::from(bytes));

@@ -11,19 +11,19 @@ use io::OverBudget;
 use crate::codec::{Errno, HandshakeEnd, StreamError};
 use crate::tls::TlsError;
 
-/// What happens to connections, for a log.
+/// An event of a connection, for a log.
 #[derive(Debug)]
 pub enum ConnectionEvent {
     /// A client came.
     Accepted {
         /// Number of the connection, counted from the server's start.
         id: u64,
-        /// Who it is.
+        /// The peer.
         peer: PeerId,
     },
     /// A client was refused.
     TurnedAway {
-        /// Who it was.
+        /// The peer.
         peer: PeerId,
         /// Why.
         why: TurnedAway,
@@ -41,7 +41,7 @@ pub enum ConnectionEvent {
     Closed {
         /// Number of the connection.
         id: u64,
-        /// Who it was.
+        /// The peer.
         peer: PeerId,
         /// Why.
         end: ConnectionEnd,
@@ -58,12 +58,12 @@ pub enum TurnedAway {
         /// How many there are.
         limit: usize,
     },
-    /// The same peer has taken all the places that one peer may have.
+    /// The peer has all places that one peer may have.
     PeerPlaces {
         /// How many that are.
         limit: usize,
     },
-    /// The budget has no room for what a connection needs at least.
+    /// The budget has no room for the minimum of a connection.
     Memory(OverBudget),
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for TurnedAway {
 /// Why a connection ended.
 #[derive(Debug)]
 pub enum ConnectionEnd {
-    /// The client said goodbye.
+    /// The client disconnected in order.
     Goodbye,
     /// The client closed the connection between two requests without saying goodbye.
     ClientClosed,
@@ -133,5 +133,5 @@ impl fmt::Display for ConnectionEnd {
     }
 }
 
-/// Is told what happens to connections.
+/// The receiver of events of connections.
 pub type Observer = Rc<dyn Fn(&ConnectionEvent)>;

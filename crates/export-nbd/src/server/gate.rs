@@ -26,7 +26,7 @@ impl Gate {
         self.used.set(self.used.get() + n);
     }
 
-    /// Gives back `n` of what was taken.
+    /// Releases `n`.
     pub(super) fn give(&self, n: u64) {
         if n == 0 {
             return;
@@ -39,12 +39,12 @@ impl Gate {
         }
     }
 
-    /// What can be taken.
+    /// The limit.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// What is taken now.
+    /// The current count.
     pub(super) fn used(&self) -> u64 {
         self.used.get()
     }

@@ -15,7 +15,7 @@ use crate::tls::TlsConfig;
 /// Size of a connection's receive buffer: several hundred small requests are received at once.
 pub(super) const RECEIVE_BYTES: usize = 256 << 10;
 
-/// What came of a handshake.
+/// The result of a handshake.
 pub(super) struct Agreed {
     pub(super) session: Session,
     /// The receive buffer, and the bytes in it that came after the handshake.

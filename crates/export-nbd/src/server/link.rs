@@ -34,7 +34,7 @@ pub(super) struct Idle {
 
 /// A connection that can be stopped.
 pub(super) trait Peer {
-    /// Refuses new requests, and closes once what is under way is answered.
+    /// Refuses new requests, and closes once the requests under way are answered.
     fn stop(&self);
 
     /// Closes the socket now. Requests under way end in the volume, unanswered.
@@ -43,10 +43,10 @@ pub(super) trait Peer {
     /// Whether the connection serves the export of this name.
     fn serves(&self, export: &str) -> bool;
 
-    /// Whether the connection was cut: what is left of it only waits for the volume.
+    /// Whether the connection was cut: its tasks only wait for the volume.
     fn is_dead(&self) -> bool;
 
-    /// Who the client is.
+    /// The peer.
     fn who(&self) -> PeerId;
 
     /// Since when the client has neither asked for anything nor taken anything; `None` while the volume is at work for it.

@@ -78,7 +78,7 @@ impl Memory {
         taken
     }
 
-    /// Gives back `n` of what was taken, after the memory itself was given back.
+    /// Releases `n` bytes, after the memory itself was freed.
     pub(super) fn give(&self, n: u64) {
         if n == 0 {
             return;

@@ -86,12 +86,12 @@ impl<V: BlockVolume> Server<V> {
         }
     }
 
-    /// Serves whoever comes to `listener` until the server is stopped, which drops the listener.
+    /// Serves the clients of `listener` until the server is stopped, which drops the listener.
     pub fn serve_listener<L: Listen>(&self, listener: L) {
         self.listen(listener, None);
     }
 
-    /// Serves whoever comes to `listener` and agrees on TLS; in plain text nothing is answered but how to do so.
+    /// Serves the clients of `listener` under TLS; in plain text only STARTTLS is answered.
     pub fn serve_listener_with_tls<L: Listen>(&self, listener: L, tls: TlsConfig) {
         self.listen(listener, Some(tls));
     }

@@ -27,7 +27,7 @@ pub struct ServerOptions {
     pub idle_gives_way: Nanos,
     /// How long [`super::Server::stop`] waits for clients to take their replies.
     pub stop_timeout: Nanos,
-    /// Is told what happens to connections.
+    /// The receiver of events of connections.
     pub observer: Option<Observer>,
 }
 

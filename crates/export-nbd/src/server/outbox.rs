@@ -26,7 +26,7 @@ enum Item {
     Data(Part),
 }
 
-/// What is given back after a send.
+/// The limits to release after a send.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Release {
     /// Requests that are answered.

@@ -18,7 +18,7 @@ use crate::server::events::TurnedAway;
 use crate::server::link::{Idle, Peer};
 use crate::server::options::ServerOptions;
 
-/// A connection of the list: its number, and what can be done to it.
+/// A connection of the list: its number, and its controls.
 pub(super) type Place = (u64, Rc<dyn Peer>);
 
 /// See the module head.
@@ -56,7 +56,7 @@ impl Places {
         self.taken.borrow().iter().filter(|(_, p)| which(&***p)).map(|(id, p)| (*id, p.clone())).collect()
     }
 
-    /// Whether `who` can be served: at once, or instead of the client that is returned.
+    /// Whether `who` can be accepted: at once, or instead of the client that is returned.
     pub(super) fn admit(
         &self,
         who: PeerId,
@@ -154,7 +154,7 @@ mod tests {
         (places, all)
     }
 
-    /// The number of the client that gives way to `who` after `now` seconds.
+    /// The number of the client that is disconnected for `who` after `now` seconds.
     fn admit(
         (places, clients): &(Places, Vec<Rc<Client>>),
         who: PeerId,

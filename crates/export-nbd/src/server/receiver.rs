@@ -52,7 +52,7 @@ impl<'a, V: BlockVolume, S: Socket> Receiver<'a, V, S> {
         Receiver { conn, stream: RequestStream::new(session), incoming: None, tasks: Vec::new() }
     }
 
-    /// Gives up what has not come in full; the workers that were started.
+    /// Drops incomplete requests. Returns the workers that were started.
     pub(super) fn end(mut self) -> Vec<JoinHandle<()>> {
         self.give_up_incoming();
         self.tasks

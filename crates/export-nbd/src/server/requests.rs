@@ -55,7 +55,7 @@ impl From<VolumeError> for PieceError {
 }
 
 impl PieceError {
-    /// What a client is told; `writing` if its request stores something.
+    /// The error number for the client; `writing` if its request stores data.
     pub(super) fn in_protocol(&self, writing: bool) -> (Errno, String) {
         match self {
             PieceError::Volume(e) => (Errno::of_volume_error(e, writing), e.to_string()),

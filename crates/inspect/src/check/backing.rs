@@ -21,7 +21,7 @@ pub(super) fn not_backing(source: &dyn ReadAt) -> Finding {
     Finding::new(Severity::Error, Invariant::Superblock, place, "version", expected, found)
 }
 
-/// What it means for a device in this state that the cache device does not know its last registration.
+/// Severity and consequence for a device in this state if the cache device does not know its last registration.
 fn older_copy(state: BackingState) -> (Severity, &'static str) {
     match state {
         BackingState::Dirty => (
@@ -37,7 +37,7 @@ fn older_copy(state: BackingState) -> (Severity, &'static str) {
     }
 }
 
-/// Compares what superblocks say with what the cache holds.
+/// Compares superblocks of backing devices with the contents of the cache.
 pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: &mut Findings) {
     let set = view.superblock.set_uuid();
     for Backing { source, superblock } in backings {

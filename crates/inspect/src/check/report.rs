@@ -16,7 +16,7 @@ use crate::usage::{Usage, UsageCounts};
 use crate::view::{SetView, SlotKind};
 use format::BackingSuper;
 
-/// What was found on all devices.
+/// The findings on all devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
     /// Version of this document's layout.
@@ -33,19 +33,19 @@ pub struct CheckReport {
     pub notices: u64,
 }
 
-/// What was found on a cache device and its backing devices.
+/// The findings on a cache device and its backing devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct SetReport {
     /// Name of the cache device.
     pub device: String,
-    /// What the set consists of; absent if it could not be opened at all.
+    /// Contents of the set; absent if it could not be opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<SetSummary>,
-    /// What is wrong; a bounded number per invariant and severity.
+    /// The findings; a bounded number per invariant and severity.
     pub findings: Vec<Finding>,
     /// How many findings there are, kept or not.
     pub counts: Vec<Count>,
-    /// What was assumed where something is damaged.
+    /// Assumptions about damaged structures.
     pub assumptions: Vec<String>,
     /// Findings that are errors or fatal.
     pub errors: u64,
@@ -56,7 +56,7 @@ pub struct SetReport {
 /// Number of findings of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Count {
-    /// What does not hold.
+    /// The violated invariant.
     pub invariant: Invariant,
     /// How much it matters.
     pub severity: Severity,
@@ -64,7 +64,7 @@ pub struct Count {
     pub count: u64,
 }
 
-/// What a set consists of.
+/// The contents of a set.
 #[derive(Clone, Debug, Serialize)]
 pub struct SetSummary {
     /// UUID of the set.
@@ -237,7 +237,7 @@ fn severities(findings: &Findings) -> (u64, u64) {
     (findings.count(Severity::Error) + findings.count(Severity::Fatal), notices)
 }
 
-/// A backing device with its superblock, and what it has to do with the set.
+/// A backing device with its superblock and attachment.
 type Related<'a> = (&'a dyn ReadAt, &'a BackingSuper, Relation);
 
 impl DeviceSummary {

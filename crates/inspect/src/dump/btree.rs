@@ -15,7 +15,7 @@ use crate::finding::path_text;
 use crate::source::{ReadAt, ReadError};
 use crate::view::{NodeId, NodeView, SetView};
 
-/// What to show.
+/// Selection of nodes and keys.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BtreeQuery {
     /// Only the node with this path, and those below it.
@@ -58,7 +58,7 @@ pub struct NodeDoc {
     pub written_sectors: u64,
     /// Not all of its sets could be read.
     pub damaged: bool,
-    /// Children, or in a leaf ranges about which it says something.
+    /// Number of children, or in a leaf of ranges with keys.
     pub live: u64,
     /// Its sets, oldest first.
     pub sets: Vec<SetDoc>,

@@ -32,7 +32,7 @@ pub struct BucketsDoc {
 pub struct BucketDoc {
     /// Its number.
     pub bucket: u32,
-    /// What it is used for.
+    /// Use of the bucket.
     #[serde(rename = "use")]
     pub what: Use,
     /// Its generation: the newest one that is stored or pointed with.

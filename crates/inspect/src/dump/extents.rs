@@ -32,7 +32,7 @@ pub struct ExtentDoc {
     pub sectors: u64,
     /// `dirty`, `clean`, `stale`, `hole`, `check`, or `invalid`.
     pub kind: &'static str,
-    /// The key says dirty (stale keys do so too).
+    /// The key is dirty (stale keys may be dirty, too).
     pub dirty: bool,
     /// First sector in the cache; absent where there is no pointer into a bucket.
     #[serde(skip_serializing_if = "Option::is_none")]

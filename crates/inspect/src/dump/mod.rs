@@ -42,7 +42,7 @@ pub struct KeyDoc {
     pub size: u64,
     /// Newer than the backing device.
     pub dirty: bool,
-    /// Where the data, node or table is; absent if the key says "not cached".
+    /// Place of the data, node or table; absent if the key is a hole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pointer: Option<PtrDoc>,
 }

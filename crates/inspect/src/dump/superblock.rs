@@ -28,7 +28,7 @@ pub struct SuperblockDoc {
     pub kind: &'static str,
     /// The magic is bcache's.
     pub magic_ok: bool,
-    /// Where the superblock says it lies; 8 is right.
+    /// Sector of the superblock by its own field; expected: 8.
     pub first_sector: u64,
     /// Checksum as stored, in hexadecimal.
     pub csum: String,
@@ -119,7 +119,7 @@ pub struct BackingDoc {
 /// Reads and decodes the superblock of a device.
 ///
 /// # Errors
-/// Only if it cannot be read; everything else is said in the document.
+/// If the superblock cannot be read; the document has all other problems.
 pub fn superblock(source: &dyn ReadAt) -> Result<SuperblockDoc, ReadError> {
     let bytes = read_superblock_bytes(source)?;
     let checked = check_superblock(source, &bytes[..], source.sectors());
@@ -232,7 +232,7 @@ fn without_zeros(digits: &str) -> &str {
     if short.is_empty() { "0" } else { short }
 }
 
-/// `found [match]`, or what was expected.
+/// `found [match]`, or `found [expected …]`.
 fn matched(found: impl fmt::Display, expected: impl fmt::Display) -> String {
     let (found, expected) = (found.to_string(), expected.to_string());
     if found == expected { format!("{found} [match]") } else { format!("{found} [expected {expected}]") }

@@ -84,7 +84,7 @@ pub enum ExtractError {
         cache: String,
         /// The slot.
         slot: Inode,
-        /// What it has.
+        /// Type of the slot.
         found: &'static str,
         /// Slots that have volumes.
         volumes: Vec<u32>,
@@ -112,7 +112,7 @@ pub enum ExtractError {
         /// Clean sectors in the slot.
         clean_sectors: u64,
     },
-    /// The size is beyond what any file or device can have.
+    /// The size is larger than any file or device.
     #[error("expected a size of at most {most} sectors, found {sectors}")]
     TooLarge {
         /// The size.

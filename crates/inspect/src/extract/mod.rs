@@ -27,14 +27,14 @@ use crate::finding::Severity;
 use crate::source::ReadAt;
 use crate::view::{PieceKind, SetView, SlotKind};
 
-/// What to extract.
+/// The target of an extraction.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
     /// The cached device with this backing device.
     Cached(&'a dyn ReadAt),
     /// The volume in this slot.
     Volume(Inode),
-    /// What the cache has of the cached device in this slot, whose backing device is not at hand. Only
+    /// The data in the cache of the cached device in this slot, without its backing device. Only
     /// with best effort.
     WithoutBacking {
         /// The slot.
@@ -78,11 +78,11 @@ pub struct Lost {
     pub start: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// What stands there now, and why.
+    /// The contents of the range now, and the reason.
     pub reason: String,
 }
 
-/// What was extracted.
+/// The result of an extraction.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Extracted {
     /// Version of this document's layout.
@@ -101,9 +101,9 @@ pub struct Extracted {
     pub lost_sectors: u64,
     /// Where, as far as kept.
     pub lost: Vec<Lost>,
-    /// What was assumed, or left out.
+    /// Assumptions and omissions.
     pub notes: Vec<String>,
-    /// Why the contents may be older than what was written last.
+    /// Why the contents may be older than the last writes.
     pub warnings: Vec<String>,
 }
 
@@ -125,7 +125,7 @@ pub struct Extraction<'a> {
 }
 
 impl<'a> Extraction<'a> {
-    /// Finds out what `target` consists of. Reads nothing but the backing device's superblock.
+    /// Computes the parts of `target`. Reads only the superblock of the backing device.
     ///
     /// `cache` is the device that `view` was opened from.
     ///
@@ -166,12 +166,12 @@ impl<'a> Extraction<'a> {
         Ok(it)
     }
 
-    /// Size of what will be extracted.
+    /// Size of the output.
     pub fn sectors(&self) -> Sectors {
         self.sectors
     }
 
-    /// What was assumed, or left out, so far.
+    /// Assumptions and omissions so far.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

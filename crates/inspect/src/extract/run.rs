@@ -17,7 +17,7 @@ use crate::view::PieceKind;
 const MAX_LOST: usize = 1000;
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 1 << 20;
-/// Zeros that are handed on between two looks at whether to go on: 1 GiB.
+/// Zeros that are passed on between two checks for cancellation: 1 GiB.
 const ZEROS: Sectors = Sectors(1 << 21);
 /// Sectors that are read alone after a larger read failed.
 const RETRY_SECTORS: u64 = 8;
@@ -114,7 +114,7 @@ impl Run<'_, '_> {
     }
 
     /// After a read of `len` sectors failed with `error`: reads parts with `read`, which fills the front
-    /// of the buffer or says what is lost. Without best effort the error stands.
+    /// of the buffer or lists the range as lost. Without best effort it returns the error.
     fn by_parts(
         &mut self,
         error: ReadError,

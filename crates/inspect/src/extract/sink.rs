@@ -10,7 +10,7 @@ use format::Sectors;
 
 /// Receives the contents of a device from its first sector to its last, in order.
 pub trait Sink {
-    /// Called once, first: `total` is what will come.
+    /// Called once, first: `total` is the size of the output.
     ///
     /// # Errors
     /// If the output cannot take that much.
@@ -40,8 +40,8 @@ const HOLE_BYTES: usize = 4096;
 
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Writes everything, zeros included: for pipes and block devices. It flushes what is buffered; making a
-/// block device durable is up to who has it.
+/// Writes everything, zeros included: for pipes and block devices. It flushes its buffer; the caller makes a block
+/// device durable.
 #[derive(Debug)]
 pub struct StreamSink<W> {
     to: W,
@@ -83,7 +83,7 @@ impl<W: Write> Sink for StreamSink<W> {
     }
 }
 
-/// Writes a regular file in which blocks of zeros are holes. What was in the file before is lost.
+/// Writes a regular file in which blocks of zeros are holes. The old contents of the file are lost.
 #[derive(Debug)]
 pub struct FileSink {
     file: File,

@@ -275,7 +275,7 @@ impl Walk<'_> {
         Ok(bucket)
     }
 
-    /// Reads a node, or what is left of it: then with what is wrong.
+    /// Reads a node, or its readable part with the findings.
     fn read(
         &mut self,
         source: &dyn ReadAt,
@@ -319,7 +319,7 @@ impl Walk<'_> {
         source.read_at(key.ptr.offset(), &mut self.buffer)
     }
 
-    /// Invariants 10 and 11, and for leaves what 13 says about a key by itself.
+    /// Checks invariants 10 and 11, and for leaves the part of 13 about single keys.
     fn check_sets(
         &self,
         scan: &mut Scan<'_>,

@@ -9,7 +9,7 @@ use super::gens::Gens;
 use super::journal::JournalView;
 use crate::extent_map::{ExtentMap, Origin, Piece};
 
-/// What a piece of the extent map means.
+/// The meaning of a piece of the extent map.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PieceKind {
     /// Cached, and newer than the backing device.
@@ -114,7 +114,7 @@ pub(super) fn overlay_journal(journal: &JournalView, gens: &mut Gens, extents: &
 }
 
 impl SetView {
-    /// What `piece` means.
+    /// The meaning of `piece`.
     pub fn kind(&self, piece: &Piece) -> PieceKind {
         let Some(ptr) = piece.ptr else { return PieceKind::Hole };
         if ptr.is_check() {
@@ -128,7 +128,7 @@ impl SetView {
         }
     }
 
-    /// All pieces in key order, with what they mean.
+    /// All pieces in key order, with their meaning.
     pub fn pieces(&self) -> impl Iterator<Item = (Inode, &Piece, PieceKind)> {
         self.extents.iter().map(|(inode, piece)| (inode, piece, self.kind(piece)))
     }

@@ -7,7 +7,7 @@ use format::{BucketNr, CacheSuper, Gen, Geometry, Ptr, Sectors};
 
 use crate::sparse::Sparse;
 
-/// What is known about a bucket.
+/// The known generation and priority of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketState {
     /// Generation and priority in the prio set; `None` if that could not be read.
@@ -38,7 +38,7 @@ impl Gens {
         self.geometry.ptr_bucket(ptr, size).filter(|_| here)
     }
 
-    /// What is known about `bucket`.
+    /// The known generation and priority of `bucket`.
     pub fn state(&self, bucket: BucketNr) -> BucketState {
         self.table.get(bucket)
     }

@@ -43,20 +43,20 @@ pub struct EntryInfo {
 pub enum JournalStop {
     /// The bucket is full.
     EndOfBucket,
-    /// What follows is not an entry.
+    /// The following bytes are not an entry.
     NoEntry {
         /// Sector at which the scan ended.
         sector: Sector,
-        /// What is wrong with the bytes there.
+        /// The reason.
         why: Corrupt,
         /// Sequence number that those bytes claim, if they have the magic of an entry.
         claimed_seq: Option<JournalSeq>,
     },
-    /// What follows was written as an entry and cannot be understood.
+    /// The following bytes are an entry that cannot be parsed.
     NotUnderstood {
         /// Its sector.
         sector: Sector,
-        /// What is wrong with it.
+        /// The reason.
         why: Corrupt,
     },
     /// The device failed.
@@ -262,7 +262,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Says where an entry newer than the newest was begun, or stands behind a damaged one. A scan ends
-/// there silently, as it must at a torn tail; but a tail that decayed looks the same and takes
+/// there silently, as it must at a torn tail; but a damaged tail looks the same and takes
 /// acknowledged writes with it.
 fn report_torn(
     scan: &mut Scan<'_>,

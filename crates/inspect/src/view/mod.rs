@@ -35,12 +35,12 @@ use crate::finding::{Finding, Findings, Invariant, Place, Severity};
 use crate::source::ReadAt;
 use scan::{Scan, Stop};
 
-/// What to do at damage.
+/// The reaction to damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// Stop at the first fatal finding: the view is then what the kernel would work with.
     Strict,
-    /// Go on with what is left, and say what was assumed.
+    /// Continue with the readable part, and list the assumptions.
     BestEffort,
 }
 
@@ -66,11 +66,11 @@ pub struct SetView {
     pub nodes: Vec<NodeView>,
     /// Numbers about the btree.
     pub btree: BtreeStats,
-    /// What leaves and journal say about every range.
+    /// The extents of leaves and journal.
     pub extents: ExtentMap,
-    /// What was found wrong on the way.
+    /// The findings so far.
     pub findings: Findings,
-    /// What was assumed in place of what is damaged; empty unless opened with [`Mode::BestEffort`].
+    /// Assumptions about damaged structures; empty unless opened with [`Mode::BestEffort`].
     pub assumptions: Vec<String>,
 }
 

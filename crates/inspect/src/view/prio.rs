@@ -26,7 +26,7 @@ pub struct PrioView {
     pub complete: bool,
 }
 
-/// Reads the chain that starts where the newest journal entry says.
+/// Reads the chain that starts at the bucket in the newest journal entry.
 pub(super) fn open(
     scan: &mut Scan<'_>,
     superblock: &CacheSuper,
@@ -102,7 +102,7 @@ pub(super) fn open(
     Ok(view)
 }
 
-/// Reads one set. The first says, by its checksum, of which size they are.
+/// Reads one set. The checksum of the first set shows their size.
 fn read_set(
     scan: &Scan<'_>,
     superblock: &CacheSuper,

@@ -39,7 +39,7 @@ impl<'a> Scan<'a> {
         Stop(Box::new(finding))
     }
 
-    /// Notes what was assumed in place of something damaged.
+    /// Records an assumption about a damaged structure.
     pub(crate) fn assume(&mut self, what: impl Into<String>) {
         if self.assumptions.len() < MAX_ASSUMPTIONS {
             self.assumptions.push(what.into());

@@ -13,7 +13,7 @@ use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
 use crate::finding::{Finding, Invariant, Place, Severity};
 
-/// What a slot is for.
+/// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotKind {
     /// A backing device.
@@ -27,7 +27,7 @@ pub enum SlotKind {
 /// A slot of the UUID table that is in use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Slot {
-    /// What it is for.
+    /// Use of the slot.
     pub kind: SlotKind,
     /// UUID of the device or volume.
     pub uuid: Uuid,

@@ -27,7 +27,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// All requests take the same time.
+    /// All requests have the same duration.
     pub const fn even(micros: u64) -> Speed {
         Speed {
             base: Nanos(micros * 1000),
@@ -117,7 +117,7 @@ pub enum Retained {
     Some(u64),
 }
 
-/// How often what was done.
+/// Counts of operations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Reads.

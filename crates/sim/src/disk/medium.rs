@@ -48,12 +48,12 @@ impl Medium {
         Medium { live: image.clone(), durable: image, unflushed: Vec::new(), block_sectors }
     }
 
-    /// What reads see.
+    /// The contents for reads.
     pub fn live(&self) -> &Image {
         &self.live
     }
 
-    /// What is not durable is lost but for what is kept. Writes under way are not: they are answered later, and count then.
+    /// Data that is not durable is lost, except the retained part. Writes under way are not lost: they end later, and count then.
     pub(super) fn lose(&mut self, retained: Retained, rng: &mut Rng) {
         let (ended, under_way) =
             std::mem::take(&mut self.unflushed).into_iter().partition(|u| u.ended.is_some());
@@ -84,7 +84,7 @@ impl Medium {
         }
     }
 
-    /// What `covered` accepts is durable now, and what lies below it.
+    /// Versions that `covered` accepts are durable now, and all older ones.
     pub(super) fn make_durable(&mut self, covered: impl Fn(&Unflushed) -> bool) {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut durable = vec![false; self.unflushed.len()];
@@ -106,7 +106,7 @@ impl Medium {
         });
     }
 
-    /// What is left after a power cut.
+    /// The contents after a power cut.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let mut image = self.durable.clone();
         let block = self.block_sectors as usize * SECTOR;
@@ -126,7 +126,7 @@ impl Medium {
     }
 }
 
-/// A device at one moment: what is durable, and what may survive a power cut or not.
+/// A device at one moment: durable data, and data that may survive a power cut.
 #[derive(Clone)]
 pub struct Moment {
     pub(super) durable: Image,

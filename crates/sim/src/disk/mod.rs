@@ -57,9 +57,9 @@ struct Running {
     completer: Completer,
     /// The step at which it was submitted.
     submitted: u64,
-    /// Of a write: what has not taken effect yet, from this sector of the request on.
+    /// Of a write: the first sector of the request that has not taken effect.
     left: Option<(u64, Rc<[u8]>)>,
-    /// Of a read: what it saw, if it has looked already.
+    /// Of a read: its data, if the read has taken effect.
     snapshot: Option<Vec<u8>>,
     fails: bool,
     /// It is a flush that fails and loses data.
@@ -74,7 +74,7 @@ struct State {
     running: BTreeMap<u64, Running>,
     speed: Speed,
     faults: Vec<Fault>,
-    /// What a request is answered with that fails.
+    /// The error of a failing request.
     errno: i32,
     /// One in so many requests fails; 0 for none.
     errors_one_in: u64,
@@ -110,7 +110,7 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// A disk of zeros. `number` tells it from the others of the world.
+    /// A disk of zeros. `number` identifies it in the world.
     pub fn new(world: &World, number: u64, info: DeviceInfo) -> Rc<SimDisk> {
         let block_sectors = u64::from(info.logical_block_bytes) / SECTOR as u64;
         let medium = Medium::zeros(&info.name, info.sectors, block_sectors);
@@ -144,7 +144,7 @@ impl SimDisk {
         })
     }
 
-    /// What such a disk is like: a name, a size, a logical block size.
+    /// Properties of such a disk: a name, a size, a logical block size.
     pub fn describe(name: &str, sectors: u64, logical_block_bytes: u32) -> DeviceInfo {
         DeviceInfo {
             name: Arc::from(name),
@@ -159,7 +159,7 @@ impl SimDisk {
         }
     }
 
-    /// Stores bytes at once and durably: what a formatter did long ago.
+    /// Stores bytes at once and durably, as an earlier format.
     pub fn put(&self, at: Sector, bytes: &[u8]) {
         let s = &mut *self.state.borrow_mut();
         s.medium.live.write(at, bytes);
@@ -217,7 +217,7 @@ impl SimDisk {
         s.outage = from..then.map_or(u64::MAX, |n| from + 2 * n);
     }
 
-    /// The device says that data is durable when it is not. It breaks every promise; see `tests/canary.rs`.
+    /// The device reports data as durable that is not. It violates the contract; see `tests/canary.rs`.
     pub fn lie(&self) {
         self.state.borrow_mut().lies = true;
     }
@@ -284,7 +284,7 @@ impl SimDisk {
         }
     }
 
-    /// What was counted.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.state.borrow().counters
     }
@@ -336,7 +336,7 @@ impl SimDisk {
         s.errors_one_in > 0 && request.op != Op::Discard && rng.chance(1, s.errors_one_in)
     }
 
-    /// What a write-like request puts on the medium.
+    /// The bytes that a write-like request puts on the medium.
     fn written(s: &mut State, number: u64, request: &Request, rng: &mut Rng) -> Option<Rc<[u8]>> {
         match request.op {
             Op::Write { .. } => {

@@ -33,7 +33,7 @@ impl SimDisk {
         }
     }
 
-    /// What would be left if the power failed now. Nothing changes.
+    /// The contents after a power cut now. Nothing changes.
     pub fn after_power_cut(&self, retained: Retained, rng: &mut Rng) -> Image {
         let s = self.state.borrow();
         let mut medium = s.medium.clone();
@@ -48,7 +48,7 @@ impl SimDisk {
         medium.after_power_cut(retained, rng)
     }
 
-    /// The device as it is now, for trying out what a power cut could leave of it.
+    /// The state of the device now, from which the outcomes of a power cut follow.
     pub fn moment(&self) -> Moment {
         let s = self.state.borrow();
         let unflushed = s.medium.unflushed.iter().map(|u| (u.sector, u.data.clone()));
@@ -76,7 +76,7 @@ impl SimDisk {
         self.forget_requests(s);
     }
 
-    /// The device alone loses its power while the process lives: what is under way fails, and so does what comes.
+    /// The device alone loses its power while the process lives: requests under way and later requests fail.
     pub(super) fn lose_power(&self, s: &mut State) {
         let Some((_, retained)) = s.pull.take() else { return };
         let image = self.world.random(|rng| {
@@ -98,7 +98,7 @@ impl SimDisk {
         self.state.borrow_mut().incarnation += 1;
     }
 
-    /// The process dies, and what it had under way is carried out by and by: see [`SimDisk::land_late`].
+    /// The process dies, and its requests under way are carried out later: see [`SimDisk::land_late`].
     pub fn kill_late(&self) {
         let s = &mut *self.state.borrow_mut();
         let late = s.running.values_mut().filter_map(|r| {
@@ -111,7 +111,7 @@ impl SimDisk {
         self.end_process(s);
     }
 
-    /// What a dead process had under way takes effect now.
+    /// The requests of a dead process take effect now.
     pub fn land_late(&self) {
         let s = &mut *self.state.borrow_mut();
         for late in std::mem::take(&mut s.late) {

@@ -35,7 +35,7 @@ pub(super) struct FaultMix {
     pub(super) hang: u64,
 }
 
-/// What a plan has in common from boot to boot.
+/// The weights that all boots of a plan share.
 pub(super) struct Mix {
     pub(super) life: Life,
     pub(super) leans: bool,
@@ -140,7 +140,7 @@ impl Mix {
         (one_of(rng, &RETAINED), one_of(rng, &RETAINED))
     }
 
-    /// What the kind of life says.
+    /// Applies the kind of the plan.
     fn live(&mut self, rng: &mut Rng) {
         match self.life {
             Life::Brief => {
@@ -190,7 +190,7 @@ impl FaultMix {
     }
 }
 
-/// What a plan leans towards.
+/// A combination that a plan leans towards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lean {
     /// Devices become clean and dirty all the time, and nothing is in a hurry to the journal.

@@ -23,7 +23,7 @@ use crate::rig::Layout;
 use crate::world::Order;
 use mix::{Lean, Mix};
 
-/// What kind of life it is.
+/// The kind of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     /// Crash after crash on small devices.
@@ -63,13 +63,13 @@ fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len() as u64) as usize]
 }
 
-/// What all boots of a plan share.
+/// State that all boots of a plan share.
 struct Drawn {
     mix: Mix,
     layout: Layout,
     /// Sizes of the volumes.
     sizes: Vec<u64>,
-    /// What boots are like.
+    /// The kind of boots.
     like: Boot,
 }
 

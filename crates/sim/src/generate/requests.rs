@@ -9,7 +9,7 @@ use super::mix::Mix;
 use super::{Life, one_of};
 use crate::plan::{Act, Faults, Request};
 
-/// What happens in a boot.
+/// The requests and acts of a boot.
 #[derive(Default)]
 pub(super) struct Script {
     pub(super) requests: Vec<(usize, Request)>,
@@ -37,7 +37,7 @@ impl Mix {
         }
     }
 
-    /// What clients and operator do in a boot of about so many requests.
+    /// Requests of clients and acts of the operator in a boot, about this many requests.
     pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
         let mut script = Script::default();
         let mut last_ends = vec![0; sizes.len()];

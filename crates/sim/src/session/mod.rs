@@ -33,7 +33,7 @@ const FEW_LEAVES: u64 = 4;
 /// Number of the flash-only volume among the UUIDs.
 const FLASH: usize = 100;
 
-/// What a boot finds.
+/// The devices and oracles of a boot.
 pub struct Given {
     /// The world.
     pub world: World,
@@ -55,7 +55,7 @@ pub struct Given {
 
 /// Everything that the tasks of one boot share.
 pub struct Session {
-    /// What this boot is to do.
+    /// The plan of this boot.
     pub boot: Boot,
     /// Requests under way at once, for each volume.
     depth: u64,
@@ -64,11 +64,11 @@ pub struct Session {
     bucket_bytes: u64,
     /// Where the data of each backing device begins.
     offsets: Vec<u64>,
-    /// What it found.
+    /// The given devices and oracles.
     pub given: Given,
     rt: Handle,
     set: RefCell<Option<CacheSet>>,
-    /// What each volume is still to be asked.
+    /// The remaining requests of each volume.
     queues: Vec<RefCell<VecDeque<Request>>>,
     issued: Cell<u64>,
     issued_more: Event,
@@ -145,7 +145,7 @@ impl Session {
     /// The whole boot. `Ok(true)`: everything was stopped in order.
     ///
     /// # Errors
-    /// If the engine refused what it should have done.
+    /// If the engine refused an operation that must succeed.
     pub async fn run(self: Rc<Self>) -> Result<bool, String> {
         for c in &self.given.clients {
             c.set_tolerant(self.tolerant());

@@ -45,7 +45,7 @@ pub fn end(vm: &mut Vm, plan: &Plan) {
     vm.sh(&format!("cat {file}; exit $(cat {file}.code)")).ok();
 }
 
-/// What a device holds, or why it cannot be read.
+/// The contents of a device, or why it cannot be read.
 #[track_caller]
 pub fn map(vm: &mut Vm, device: &str, tag: u32) -> Result<Map, Said> {
     let said = vm.sh_within(LOAD, &format!("ubcache-vm-load map {device} {tag}"));

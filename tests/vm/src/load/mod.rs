@@ -17,7 +17,7 @@ pub use model::{Map, Model};
 pub use plan::{Op, Plan, Random};
 pub use target::{FileTarget, NbdTarget, Target};
 
-/// What a file or device holds from a sector on, as a volume.
+/// The contents of a file or device from a sector on, as a volume.
 ///
 /// # Panics
 /// If it cannot be read.

@@ -1,4 +1,4 @@
-//! What a volume must hold.
+//! The expected contents of a volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -47,7 +47,7 @@ impl Map {
     }
 }
 
-/// What a volume must hold, or after a crash what it may hold.
+/// The contents that a volume must have, or after a crash may have.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Which volume it is.
@@ -57,7 +57,7 @@ pub struct Model {
     later: BTreeMap<u64, Vec<u32>>,
     /// The same after a crash of the kernel; see [`Model::kernel_interrupted`].
     open: BTreeMap<u64, Vec<u32>>,
-    /// What may hold anything; see [`Model::kernel_forgot`].
+    /// Sectors that may have any contents; see [`Model::kernel_forgot`].
     anything: BTreeSet<u64>,
     last_version: u32,
 }

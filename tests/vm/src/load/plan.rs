@@ -1,4 +1,4 @@
-//! Which requests a load consists of.
+//! The requests of a load.
 
 use std::fmt;
 use std::ops::Range;
@@ -112,7 +112,7 @@ impl Plan {
     /// What [`fmt::Display`] writes.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error.
     pub fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Plan, String> {
         let mut plan = Plan { workers: 0, ..Plan::random(0, 0, 0) };
         for word in words {

@@ -1,4 +1,4 @@
-//! One side ends in the middle of its work, the other one goes on.
+//! One side ends in the middle of its work, and the other one continues.
 
 use ubcache_vm::load::guest::flushed;
 

@@ -1,4 +1,4 @@
-//! What happens to a set in its life: garbage collection, devices that leave and come back, volumes.
+//! Changes of a set: garbage collection, devices that are detached and attached again, volumes.
 
 use crate::world::*;
 

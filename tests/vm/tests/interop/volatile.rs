@@ -1,4 +1,4 @@
-//! Power cuts of machines whose disks lose what they answered and nobody flushed; and crashes of ubcache in the middle
+//! Power cuts of machines whose disks lose unflushed writes; and crashes of ubcache in the middle
 //! of its own recovery, at chosen requests to its devices.
 
 use ubcache_vm::Guest;
@@ -99,13 +99,13 @@ fn killed_in_our_own_recovery() {
         ours.begin(WRITEBACK_OFF);
         let ready = ready_or(&mut ours, &power);
         if ready {
-            power.go_on();
+            power.release();
             break;
         }
         deaths += 1;
         ours.kill();
         // What it had asked of its disks arrives after its death.
-        power.go_on();
+        power.release();
         ours.sh("gone").ok();
         if changes % 2 == 1 {
             // Serves for a while, so that there is something new to replay.

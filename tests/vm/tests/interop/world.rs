@@ -1,4 +1,4 @@
-//! What the tests share.
+//! The state and settings that the tests share.
 
 pub use ubcache_vm::bcache::Served;
 pub use ubcache_vm::load::stamp::FOREIGN;

@@ -10,7 +10,7 @@ use crate::client::{Control, described, segment};
 use crate::failure::Failure;
 use crate::{out, size};
 
-/// How often a job is asked how far it is.
+/// Interval of requests for the progress of a job.
 const EVERY: Duration = Duration::from_millis(200);
 
 fn progress_line(job: &Value) -> String {

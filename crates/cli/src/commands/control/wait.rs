@@ -8,7 +8,7 @@ use super::{answer, text};
 use crate::client::{Control, segment};
 use crate::failure::Failure;
 
-/// How often the daemon is asked.
+/// Interval of requests to the daemon.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// Wait until a volume is served

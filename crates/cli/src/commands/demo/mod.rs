@@ -107,7 +107,7 @@ impl Drop for Place {
     }
 }
 
-/// How the load reaches the volume.
+/// The way of the load to the volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// By a file on ext4 on a block device.

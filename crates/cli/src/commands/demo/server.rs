@@ -81,7 +81,7 @@ impl Server {
         if event["event"] == kind { Ok(event) } else { Err(failed(format!("expected {kind}, found {line}"))) }
     }
 
-    /// How the volume is reached by this kind of export.
+    /// The address of the volume by this kind of export.
     pub(super) fn address(&self, kind: &str) -> Result<String, Failure> {
         let ways = self.ready["exports"].as_array().into_iter().flatten();
         let way = ways.filter(|w| w["kind"] == kind).find_map(|w| w["address"].as_str());

@@ -39,7 +39,7 @@ pub(super) struct Job {
     tag: u64,
 }
 
-/// Where requests go.
+/// The target of requests.
 pub(super) enum Target {
     Nbd(Box<Client>),
     File(Workers),
