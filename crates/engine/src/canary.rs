@@ -123,7 +123,7 @@ table! {
         /// Nobody who waits until nothing is dirty looks again when a dirty write has failed.
         FailedWriteUnnoticed,
         /// Keys of void slots still count when the leaf that had them is gone.
-        VoidKeysCounted,
+        InvalidKeysCounted,
         /// Leaves that hold the journal up wait for their turn behind others, which fill it.
         JournalHoldersWait,
         /// Who held the journal up when that was looked at is all there is to write, also if it has a successor.
@@ -185,7 +185,7 @@ table! {
         /// An index of several levels is loaded.
         TreeLoaded,
         /// A slot of the table is void.
-        VoidSlot,
+        InvalidSlot,
         /// Dirty data of a slot that nobody can reach is void.
         UnreachableDirty,
         /// A flash-only volume comes up.

@@ -16,7 +16,7 @@ use crate::stats::{
 };
 use crate::tunables::{DeviceTunables, SetTunables};
 use crate::volume::Volume;
-pub use crate::writeback::{Pace, WritebackFigures};
+pub use crate::writeback::{RateReason, WritebackFigures};
 
 /// Hits, misses and bypasses.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -302,7 +302,7 @@ impl CacheSet {
             let mut at = begin(n);
             while at < begin(n + 1) {
                 let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
-                core.cache.alloc.buckets().look_at(at..end, |holds, live| cell.count(holds, live));
+                core.cache.alloc.buckets().visit_range(at..end, |holds, live| cell.count(holds, live));
                 seen += end - at;
                 at = end;
                 if seen >= BUCKETS_AT_ONCE {
@@ -361,7 +361,7 @@ fn bucket_figures(core: &Core) -> BucketFigures {
     let mut figures =
         BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
     let mut ages = Vec::with_capacity(buckets.len() as usize);
-    buckets.look(|kind, age| {
+    buckets.visit_all(|kind, age| {
         match kind {
             crate::alloc::Holds::Nothing => figures.unused += 1,
             crate::alloc::Holds::Clean => figures.clean += 1,

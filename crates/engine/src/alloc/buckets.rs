@@ -379,7 +379,7 @@ impl Buckets {
 
     /// A metadata bucket that nothing durable refers to any more is ready for use as it is: no pointer with its
     /// generation was ever made.
-    pub(crate) fn reuse(&mut self, b: BucketNr) {
+    pub(crate) fn make_ready(&mut self, b: BucketNr) {
         self.change(b, |x| {
             assert!(x.used == Use::Metadata, "bucket {b} is no metadata");
             x.used = Use::Ready;
@@ -427,19 +427,19 @@ impl Buckets {
     }
 
     /// Shows some buckets, as far as there are any: what they hold, and their live sectors.
-    pub(crate) fn look_at(&self, some: std::ops::Range<usize>, mut see: impl FnMut(Holds, Sectors)) {
+    pub(crate) fn visit_range(&self, some: std::ops::Range<usize>, mut visit: impl FnMut(Holds, Sectors)) {
         let end = some.end.min(self.table.len());
         for x in self.table.get(some.start..end).into_iter().flatten() {
-            see(x.holds(), Sectors(u64::from(x.live_sectors)));
+            visit(x.holds(), Sectors(u64::from(x.live_sectors)));
         }
     }
 
     /// Shows every bucket: what it holds, and how long it was not used, in units of priority, if it has a priority.
-    pub(crate) fn look(&self, mut see: impl FnMut(Holds, Option<u16>)) {
+    pub(crate) fn visit_all(&self, mut visit: impl FnMut(Holds, Option<u16>)) {
         for x in &self.table {
             let holds = x.holds();
             let aged = x.prio != 0 && x.prio != PRIO_METADATA;
-            see(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
+            visit(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
         }
     }
 

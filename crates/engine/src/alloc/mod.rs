@@ -190,7 +190,7 @@ impl Allocator {
     /// Returns metadata buckets that were never written.
     pub(crate) fn give_back(&self, buckets: &[BucketNr]) {
         for b in buckets {
-            self.buckets.borrow_mut().reuse(*b);
+            self.buckets.borrow_mut().make_ready(*b);
         }
         if !buckets.is_empty() {
             self.pool.put_ready(buckets.iter().copied());

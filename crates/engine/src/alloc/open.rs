@@ -20,7 +20,7 @@ pub(crate) enum Stream {
     /// Clean copies.
     Clean,
     /// Clean copies that were read before.
-    Kept,
+    Promoted,
     /// Clean copies of file systems' metadata.
     Meta,
     /// Flash-only volumes.

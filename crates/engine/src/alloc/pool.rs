@@ -14,7 +14,7 @@ use format::{BucketNr, Geometry};
 use io::Nanos;
 use io::sync::Event;
 
-use crate::policy::yielding::{self, Pulse};
+use crate::policy::yielding::{self, RateEstimator};
 
 use super::Buckets;
 
@@ -90,7 +90,7 @@ pub(crate) struct Pool {
     /// Buckets taken for new dirty data so far, and how many that is in a second. What reads bring in does not count: it
     /// can be given up again at once.
     taken: Cell<u64>,
-    demand: Cell<Pulse>,
+    demand: Cell<RateEstimator>,
     /// Tasks that wait for a bucket.
     pub(super) waiting: Cell<usize>,
     /// Buckets became ready.
@@ -148,10 +148,10 @@ impl Pool {
     /// Whether new dirty data will soon have filled the buckets that can be reused.
     pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
         let mut demand = self.demand.get();
-        let per_second = demand.see(self.taken.get(), now);
+        let per_second = demand.observe(self.taken.get(), now);
         self.demand.set(demand);
         let spare = buckets.available().saturating_sub(self.reserves.total() as u32);
-        yielding::hurries(spare, per_second, buckets.in_use_percent())
+        yielding::is_room_urgent(spare, per_second, buckets.in_use_percent())
     }
 
     /// No bucket is ready for a btree node.

@@ -161,7 +161,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
                 Some(b) => chain.push(b),
                 None => {
                     for b in &chain {
-                        buckets.reuse(*b);
+                        buckets.make_ready(*b);
                     }
                     alloc.pool.put_ready(chain);
                     return Err(EngineError::NoSpace(format!(
@@ -212,7 +212,7 @@ fn retire_chain(alloc: &Allocator, chain: Vec<BucketNr>) {
     let old = alloc.prios.buckets.replace(chain);
     if alloc.prios.is_ours.replace(true) {
         for b in &old {
-            alloc.buckets.borrow_mut().reuse(*b);
+            alloc.buckets.borrow_mut().make_ready(*b);
         }
         let n = old.len();
         alloc.pool.put_ready(old);

@@ -24,7 +24,7 @@ fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
         0 if buckets.may_invalidate(b) => buckets.invalidate(b),
         1 | 2 if used == Use::Ready => buckets.take(b, what == 2),
         3 if used == Use::Metadata => buckets.free_metadata(b),
-        4 if used == Use::Metadata => buckets.reuse(b),
+        4 if used == Use::Metadata => buckets.make_ready(b),
         5 | 6 if is_data && buckets.live(b) + size <= BUCKET => drop(buckets.add(ptr, size, what == 6)),
         7 if is_data && buckets.dirty(b) >= size => drop(buckets.sub(ptr, size, true)),
         8 if is_data && buckets.live(b) - buckets.dirty(b) >= size => drop(buckets.sub(ptr, size, false)),
@@ -163,7 +163,7 @@ impl Table {
                 (r.used, r.prio) = (Use::Data, 0);
             }
             4 if r.used == Use::Metadata => {
-                buckets.reuse(b);
+                buckets.make_ready(b);
                 (r.used, r.prio) = (Use::Ready, 32768);
             }
             5 | 6 if is_data && r.live + n <= BUCKET.0 => {
@@ -256,11 +256,11 @@ impl Table {
 
     fn compare(&self, buckets: &Buckets) {
         let mut holds = Vec::new();
-        buckets.look_at(3..NBUCKETS as usize + 9, |h, live| holds.push((h, live)));
+        buckets.visit_range(3..NBUCKETS as usize + 9, |h, live| holds.push((h, live)));
         let expected: Vec<_> = self.rows[3..].iter().map(|r| (r.holds(), Sectors(r.live))).collect();
         assert_eq!(holds, expected);
         let mut looks = Vec::new();
-        buckets.look(|h, age| looks.push((h, age)));
+        buckets.visit_all(|h, age| looks.push((h, age)));
         let age = |r: &Row| r.has_prio().then(|| 32768_u16.saturating_sub(r.prio));
         assert_eq!(looks, self.rows.iter().map(|r| (r.holds(), age(r))).collect::<Vec<_>>());
         for (n, r) in (0..).zip(&self.rows) {

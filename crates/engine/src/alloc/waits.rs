@@ -32,7 +32,7 @@ fn a_wait_that_is_given_up_does_not_count() {
 /// A wait ends when a bucket more is ready than is kept back for others, or when it is given up.
 #[test]
 fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
-    for (purpose, kept) in
+    for (purpose, reserved) in
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
         run(move |rt| async move {
@@ -48,10 +48,10 @@ fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
             let (first, second) = (wait(), wait());
             turns(&rt).await;
             assert!(asked.try_take().is_some(), "{purpose:?}: whoever refills the list is told");
-            alloc.put_ready((0..kept).map(BucketNr));
+            alloc.put_ready((0..reserved).map(BucketNr));
             turns(&rt).await;
             assert!(first.try_take().is_none() && alloc.is_wanted(), "{purpose:?}");
-            alloc.put_ready([BucketNr(kept)]);
+            alloc.put_ready([BucketNr(reserved)]);
             turns(&rt).await;
             assert!(first.try_take().is_some() && second.try_take().is_some(), "{purpose:?}");
             assert!(!alloc.is_wanted());

@@ -80,7 +80,7 @@ impl Watch {
             let model = &mut *self.meter.model.borrow_mut();
             match well {
                 true => model.end(observed, self.meter.rt.turn_time()),
-                false => model.forget(observed),
+                false => model.cancel(observed),
             }
         }
     }

@@ -150,13 +150,13 @@ pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     gc.wiring.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
     gc.count(|c| c.walks += 1);
     if gc.settings.get().packs {
-        moving::run(gc, moving::Victims::Partial).await?;
+        moving::run(gc, moving::Packing::Partial).await?;
     }
     Ok(())
 }
 
 async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
-    let void: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
+    let invalid: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
     let started = gc.wiring.index.tree().next_birth();
     let mut oldest: Vec<Gen> = gc.wiring.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
@@ -166,7 +166,7 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
         let Some(id) = id else { break };
         gc.wiring.index.load_leaf(id).await?;
         gc.rt.yield_now().await;
-        if clean_leaf(gc, id, &void, started).await? {
+        if clean_leaf(gc, id, &invalid, started).await? {
             // Replaced: look at what is there now.
             continue;
         }
@@ -188,12 +188,12 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
     // Nothing from before is replayed any more once these are written, and no node on disk has pointers that the walk has
     // not seen because they were replaced in memory.
     let changed: Vec<NodeId> = gc.wiring.index.tree().changed_leaves();
-    gc.wiring.index.write_leaves_unhurried(changed).await?;
+    gc.wiring.index.write_leaves_in_background(changed).await?;
     gc.wiring.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     gc.wiring.index.tree().oldest_dead_pointers(&gc.wiring.alloc.buckets(), &mut oldest);
     gc.wiring.alloc.buckets_mut().finish_gc(&oldest);
     if gc.wiring.journal.oldest_needed() >= purged_seq {
-        gc.wiring.index.slots_are_empty(&void);
+        gc.wiring.index.slots_are_empty(&invalid);
     }
     Ok(())
 }
@@ -202,7 +202,7 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
 async fn clean_leaf(
     gc: &Rc<Gc>,
     id: NodeId,
-    void: &BTreeSet<Inode>,
+    invalid: &BTreeSet<Inode>,
     started: u64,
 ) -> Result<bool, EngineError> {
     let survey = {
@@ -212,8 +212,8 @@ async fn clean_leaf(
             return Ok(false);
         }
         let buckets = &mut *gc.wiring.alloc.buckets_mut();
-        if !void.is_empty() {
-            tree.purge(id, buckets, |inode, _| !void.contains(&inode));
+        if !invalid.is_empty() {
+            tree.purge(id, buckets, |inode, _| !invalid.contains(&inode));
         }
         tree.survey(id, buckets)
     };

@@ -17,7 +17,7 @@ use super::Gc;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::index::{Bound, How, Kind};
+use crate::index::{Bound, Durability, Kind};
 use crate::policy::cost::Costs;
 
 /// A live extent in a bucket that is to be emptied.
@@ -48,7 +48,7 @@ const MAX_PROMOTING: usize = 64;
 const MAX_READ: Sectors = Sectors(1024);
 
 /// Requests that are so many times cheaper than those to the backing device are worth keeping data for.
-const WORTH_KEEPING: u64 = 4;
+const WORTH_MOVING: u64 = 4;
 
 /// Share of the buckets in use from which thinly filled ones are packed: below the first writeback cutoff, so that
 /// fragmentation alone never makes writes go past the cache.
@@ -60,13 +60,13 @@ const SHORT_FROM_PERCENT: u8 = 87;
 
 /// Which buckets to empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Victims {
+pub(super) enum Packing {
     /// Any that are not nearly full.
     Partial,
     /// Those that hold a little data, and some of it dirty: the clean ones come free without being copied.
     ThinlyDirty,
     /// Those that hold a little dirty data, whatever else is in them: that is given up.
-    DirtyAlone,
+    DirtyOnly,
 }
 
 /// Whether dirty data takes more than twice the buckets that it would fill (once room is short, half as many more), and
@@ -101,7 +101,7 @@ fn is_wasteful(gc: &Gc) -> bool {
     else {
         return false;
     };
-    let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING);
+    let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_MOVING);
     gc.wiring.backings.any_by_cost(worth)
 }
 
@@ -111,12 +111,12 @@ fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
 }
 
 /// Which buckets had better be packed now.
-fn due(gc: &Gc) -> Option<Victims> {
+fn due(gc: &Gc) -> Option<Packing> {
     if is_fragmented(gc) {
         let short = gc.wiring.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
-        Some(if short { Victims::DirtyAlone } else { Victims::ThinlyDirty })
+        Some(if short { Packing::DirtyOnly } else { Packing::ThinlyDirty })
     } else {
-        is_wasteful(gc).then_some(Victims::Partial)
+        is_wasteful(gc).then_some(Packing::Partial)
     }
 }
 
@@ -127,9 +127,9 @@ pub(crate) async fn compact_task(gc: Rc<Gc>) {
         if gc.wiring.device.is_stopping() {
             return;
         }
-        let Some(victims) = due(&gc) else { continue };
+        let Some(packing) = due(&gc) else { continue };
         let moved = gc.counters().moved;
-        if let Err(e) = run(&gc, victims).await {
+        if let Err(e) = run(&gc, packing).await {
             gc.wiring.device.fail(e);
             return;
         }
@@ -156,19 +156,19 @@ impl Chosen {
 }
 
 /// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
-fn candidates(gc: &Gc, which: Victims) -> Chosen {
+fn candidates(gc: &Gc, packing: Packing) -> Chosen {
     let buckets = gc.wiring.alloc.buckets();
     let bucket_sectors = gc.geometry.bucket_sectors;
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
         .filter(|b| !buckets.is_moving(*b))
-        .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
-        .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
+        .filter(|b| packing == Packing::Partial || buckets.dirty(*b) > Sectors::ZERO)
+        .map(|b| (if packing == Packing::DirtyOnly { buckets.dirty(b) } else { buckets.live(b) }, b))
         .collect();
     let room = gc.wiring.alloc.moving_reserve();
     let chosen = emptiest(partial, bucket_sectors, room);
-    Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
+    Chosen { buckets: chosen, clean_too: packing != Packing::DirtyOnly }
 }
 
 /// Of buckets with what would be copied of each, those that are less than three quarters full, the emptiest first, as
@@ -212,16 +212,16 @@ impl Drop for Marked<'_> {
 }
 
 /// Empties buckets.
-pub(super) async fn run(gc: &Rc<Gc>, which: Victims) -> Result<(), EngineError> {
-    let victims = candidates(gc, which);
-    if victims.buckets.len() < 2 {
+pub(super) async fn run(gc: &Rc<Gc>, packing: Packing) -> Result<(), EngineError> {
+    let chosen = candidates(gc, packing);
+    if chosen.buckets.len() < 2 {
         return Ok(());
     }
-    let _marked = Marked::new(gc, &victims.buckets);
-    empty(gc, &victims).await
+    let _marked = Marked::new(gc, &chosen.buckets);
+    empty(gc, &chosen).await
 }
 
-async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
+async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         gc.wiring.device.check()?;
@@ -235,7 +235,7 @@ async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
                 .filter(|(_, _, _, ptr, dirty)| {
-                    (*dirty || victims.clean_too) && victims.contains(buckets.bucket_of(*ptr))
+                    (*dirty || chosen.clean_too) && chosen.contains(buckets.bucket_of(*ptr))
                 })
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
@@ -333,7 +333,7 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError
     let tick = gc.wiring.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
-            replace(gc, p, How::LeafOnly(tick)).await?;
+            replace(gc, p, Durability::LeafOnly(tick)).await?;
             gc.count(|c| c.moved += 1);
         }
     }
@@ -379,9 +379,9 @@ async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> V
     copied
 }
 
-/// Where the index still says `from`, it says `to` now; `how` is good enough for clean copies that no crash can bring
+/// Where the index still says `from`, it says `to` now; `durability` is good enough for clean copies that no crash can bring
 /// back. For the others the journal must know: whoever forgets the new copy must not be surprised by the old one.
-async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineError> {
+async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Result<(), EngineError> {
     let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
@@ -395,9 +395,9 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineE
                     if ptr == from.advanced(delta) && dirty == f.dirty =>
                 {
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
-                    let how = if dirty || may_be_durable { How::Journaled } else { how };
+                    let durability = if dirty || may_be_durable { Durability::Journaled } else { durability };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, how) {
+                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, durability) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -436,21 +436,21 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data
         let mut at = start;
         while at < end
             && gc.is_in_use(inode)
-            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Kept, (inode, at), end - at)
+            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Promoted, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
             let done =
                 gc.wiring.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
             gc.wiring.device.observe_data(&done.result);
-            let mut kept = done.result.is_ok();
-            if kept {
+            let mut promoted = done.result.is_ok();
+            if promoted {
                 let tick = gc.wiring.device.gate().wrote();
                 let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
                 // If that fails, the set has failed.
-                kept = replace(&gc, &piece, How::LeafOnly(tick)).await.is_ok();
+                promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();
             }
             gc.wiring.alloc.release(placed);
-            if !kept {
+            if !promoted {
                 break;
             }
             gc.count(|c| c.promoted += 1);

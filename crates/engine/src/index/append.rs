@@ -251,7 +251,7 @@ pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<
 }
 
 /// Writes leaves that nothing waits for, each when the journal has room for its new root.
-pub(crate) async fn write_leaves_unhurried(index: &Index, ids: Vec<NodeId>) -> Result<(), EngineError> {
+pub(crate) async fn write_leaves_in_background(index: &Index, ids: Vec<NodeId>) -> Result<(), EngineError> {
     for id in ids {
         wait_room_for_roots(index).await?;
         write_leaf(index, id).await?;
@@ -342,7 +342,7 @@ pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
             };
             tree.leaves().filter(is_old).collect()
         };
-        if let Err(e) = write_leaves_unhurried(&index, old).await {
+        if let Err(e) = write_leaves_in_background(&index, old).await {
             index.device.fail(e);
             return;
         }

@@ -17,7 +17,7 @@ const MAX_HOLE: Sectors = Sectors(32768);
 
 /// Which way a change takes to disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum How {
+pub(crate) enum Durability {
     /// Through the journal: durable with its entry.
     Journaled,
     /// With its leaf only (clean copies whose loss costs nothing); the data was complete at the tick.
@@ -40,7 +40,7 @@ pub(crate) struct Change {
     start: Sector,
     end: Sector,
     new: Option<(Ptr, bool)>,
-    how: How,
+    durability: Durability,
     newest: JournalSeq,
 }
 
@@ -51,9 +51,9 @@ impl Change {
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Change {
-        Change { inode, start, end, new, how, newest: JournalSeq(0) }
+        Change { inode, start, end, new, durability, newest: JournalSeq(0) }
     }
 }
 
@@ -101,10 +101,10 @@ impl Index {
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Result<(Sector, JournalSeq), Blocked> {
         let now = self.rt.turn_time();
-        let unwanted = matches!((new, how), (Some((_, false)), How::LeafOnly(_)))
+        let unwanted = matches!((new, durability), (Some((_, false)), Durability::LeafOnly(_)))
             && self.backings.flush_has_failed(inode);
         let new = new.filter(|_| !unwanted);
         let tree = &mut *self.tree.borrow_mut();
@@ -118,8 +118,8 @@ impl Index {
             super::append::queue_leaf(self, tree, id);
             return Err(Blocked::LeafFull(id));
         }
-        let (via, seq) = match how {
-            How::Journaled => {
+        let (via, seq) = match durability {
+            Durability::Journaled => {
                 let key = match new {
                     Some((ptr, dirty)) => Bkey::extent(inode, end, end - start, dirty, ptr),
                     None => Bkey::hole(inode, end, end - start),
@@ -127,7 +127,7 @@ impl Index {
                 let seq = self.journal.try_add(&key, now).ok_or(Blocked::JournalFull)?;
                 (Via::Journal(seq), seq)
             }
-            How::LeafOnly(data) => {
+            Durability::LeafOnly(data) => {
                 let (direct, durable) = (super::copies::direct_tick(self, inode), self.journal.durable());
                 (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
             }
@@ -173,11 +173,11 @@ impl Index {
 
     /// Goes on with a change until it is complete or has to wait. A set that failed takes no more dirty data: its volume
     /// may be going on without it.
-    pub(crate) fn go_on(&self, change: &mut Change) -> Result<Progress, EngineError> {
+    pub(crate) fn advance(&self, change: &mut Change) -> Result<Progress, EngineError> {
         loop {
             self.device.check()?;
-            let Change { inode, start, end, new, how, .. } = *change;
-            let (done, seq) = match self.try_change(inode, start, end, new, how) {
+            let Change { inode, start, end, new, durability, .. } = *change;
+            let (done, seq) = match self.try_change(inode, start, end, new, durability) {
                 Ok(done) => done,
                 Err(blocked) => return Ok(Progress::Blocked(blocked)),
             };
@@ -197,13 +197,13 @@ impl Index {
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Result<JournalSeq, EngineError> {
         if start >= end {
             return Ok(JournalSeq(0));
         }
-        let mut change = Change::new(inode, start, end, new, how);
-        match self.go_on(&mut change)? {
+        let mut change = Change::new(inode, start, end, new, durability);
+        match self.advance(&mut change)? {
             Progress::Done(seq) => Ok(seq),
             Progress::Blocked(blocked) => self.complete(change, blocked).await,
         }
@@ -217,7 +217,7 @@ impl Index {
     ) -> Result<JournalSeq, EngineError> {
         loop {
             self.unblock(blocked).await?;
-            match self.go_on(&mut change)? {
+            match self.advance(&mut change)? {
                 Progress::Done(seq) => return Ok(seq),
                 Progress::Blocked(again) => blocked = again,
             }

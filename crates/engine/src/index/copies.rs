@@ -32,7 +32,7 @@ const FLUSH_DEADLINE: Nanos = Nanos::from_secs(5);
 const PRESSED_FLUSH_DEADLINE: Nanos = Nanos::from_ms(500);
 
 /// How often a wait for a flush looks at these.
-const LOOK_EVERY: Nanos = Nanos::from_ms(100);
+const RECHECK_INTERVAL: Nanos = Nanos::from_ms(100);
 
 /// Copies that arrive while a device is flushed want another flush. After so many the leaf is written without them.
 const MOST_FLUSHES: usize = 4;
@@ -177,7 +177,7 @@ async fn settle_in_time(
     let theirs = backing.clone();
     let mut flush = rt.spawn(async move { theirs.settle_direct_writes().await });
     loop {
-        match io::sync::select(&mut flush, rt.sleep(LOOK_EVERY)).await {
+        match io::sync::select(&mut flush, rt.sleep(RECHECK_INTERVAL)).await {
             io::sync::Either::Left(result) => return result.map(|()| true),
             io::sync::Either::Right(()) if late() => {
                 backing.late_until(flush);

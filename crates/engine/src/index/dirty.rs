@@ -99,7 +99,7 @@ impl DirtyDevice {
     }
 
     /// Nobody asks for stripes any more.
-    pub(crate) fn forget_stripes(&mut self) {
+    pub(crate) fn drop_stripes(&mut self) {
         self.stripes = None;
     }
 }
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(d.sectors(ONE), Sectors(16384));
         d.device_mut(ONE).remove(Sector(8), Sectors(8), JournalSeq(0));
         assert_eq!(full(&d), [8192]);
-        d.device_mut(ONE).forget_stripes();
+        d.device_mut(ONE).drop_stripes();
         assert!(full(&d).is_empty());
         assert_eq!(d.sectors(ONE), Sectors(16376));
     }

@@ -117,11 +117,11 @@ impl Extents {
         }
     }
 
-    /// Keeps the entries that `keep` accepts. It may change everything but their place.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(Inode, &mut Entry) -> bool) {
+    /// Keeps the entries that `wanted` accepts. It may change everything but their place.
+    pub(crate) fn retain(&mut self, mut wanted: impl FnMut(Inode, &mut Entry) -> bool) {
         self.chunks.retain_mut(|chunk| {
             let inode = chunk.inode;
-            chunk.entries.retain_mut(|e| keep(inode, e));
+            chunk.entries.retain_mut(|e| wanted(inode, e));
             chunk.unwritten = chunk.entries.iter().any(|e| e.is_unwritten());
             if let Some(last) = chunk.entries.last() {
                 chunk.last_end = last.end();

@@ -240,7 +240,7 @@ pub(crate) async fn load_tree(
         tree: None,
         events: Vec::new(),
         queue: VecDeque::from([root]),
-        seen: BTreeSet::new(),
+        node_buckets: BTreeSet::new(),
         limit_bytes,
     };
     let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
@@ -270,7 +270,7 @@ struct Loading<'a> {
     /// What is to be read yet.
     queue: VecDeque<Wanted>,
     /// Buckets of the nodes so far.
-    seen: BTreeSet<BucketNr>,
+    node_buckets: BTreeSet<BucketNr>,
     /// Extents that stay in memory.
     limit_bytes: usize,
 }
@@ -280,7 +280,7 @@ impl Loading<'_> {
     fn take(&mut self, w: &Wanted, bytes: &Buffer) -> Result<(), EngineError> {
         let reader = self.reader;
         let bucket = reader.bucket_of_node(w)?;
-        if !self.seen.insert(bucket) {
+        if !self.node_buckets.insert(bucket) {
             let what = "btree node: expected a bucket of its own, found one that another node uses";
             return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
         }
@@ -357,10 +357,10 @@ impl Loading<'_> {
     fn end(self) -> Result<LoadedTree, EngineError> {
         let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), "btree: no root"))?;
         tree.rebuild_directory();
-        if self.seen.len() > 1 {
+        if self.node_buckets.len() > 1 {
             mark(Mark::TreeLoaded);
         }
-        for b in self.seen {
+        for b in self.node_buckets {
             claim_metadata(self.buckets, b, "btree node", self.reader)?;
         }
         Ok(LoadedTree { tree, events: self.events })

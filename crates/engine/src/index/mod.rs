@@ -20,7 +20,7 @@ mod node;
 mod rewrite;
 mod tree;
 
-pub(crate) use change::{Blocked, Change, How, Progress};
+pub(crate) use change::{Blocked, Change, Durability, Progress};
 pub(crate) use entry::MAX_POSITION;
 pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
@@ -182,8 +182,8 @@ impl Index {
     }
 
     /// Writes leaves that nothing waits for, each when the journal has room for its new root.
-    pub(crate) async fn write_leaves_unhurried(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
-        append::write_leaves_unhurried(self, ids).await
+    pub(crate) async fn write_leaves_in_background(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
+        append::write_leaves_in_background(self, ids).await
     }
 
     /// Waits until the journal has room for roots that can wait.

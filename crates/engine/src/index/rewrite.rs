@@ -158,17 +158,17 @@ async fn replace_leaves(index: &Index, ids: &[NodeId]) -> Result<(), EngineError
 }
 
 /// Shows the entries that new leaves take over from these.
-fn each_kept(index: &Index, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
+fn each_carried(index: &Index, tree: &Tree, ids: &[NodeId], mut visit: impl FnMut(Inode, Entry)) {
     let durable = index.journal.durable();
-    let (buckets, void) = (index.alloc.buckets(), index.invalid_slots.borrow());
+    let (buckets, invalid) = (index.alloc.buckets(), index.invalid_slots.borrow());
     for id in ids {
         for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
             let wanted = match e.is_tombstone() {
                 true => e.hole_seq() > durable,
-                false => buckets.is_current(e.ptr()) && (void.is_empty() || !void.contains(&inode)),
+                false => buckets.is_current(e.ptr()) && (invalid.is_empty() || !invalid.contains(&inode)),
             };
             if wanted {
-                see(inode, e);
+                visit(inode, e);
             }
         }
     }
@@ -179,9 +179,9 @@ fn fill_words(index: &Index) -> usize {
 }
 
 fn nodes_needed(index: &Index, tree: &Tree, ids: &[NodeId]) -> usize {
-    let mut kept = 0;
-    each_kept(index, tree, ids, |_, _| kept += 1);
-    nodes_for(index, kept)
+    let mut carried = 0;
+    each_carried(index, tree, ids, |_, _| carried += 1);
+    nodes_for(index, carried)
 }
 
 fn nodes_for(index: &Index, keys: usize) -> usize {
@@ -193,17 +193,17 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
     let tree = &mut *index.tree.borrow_mut();
     // Keys of void slots are not carried over, so they no longer count: a slot that is used again would have dirty
     // sectors for ever that nobody finds.
-    let void = index.invalid_slots.borrow();
-    if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
+    let invalid = index.invalid_slots.borrow();
+    if !invalid.is_empty() && !bug(Bug::InvalidKeysCounted) {
         let buckets = &mut *index.alloc.buckets_mut();
-        ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
+        ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !invalid.contains(&inode)));
     }
-    drop(void);
+    drop(invalid);
     ids.iter().for_each(|id| drop_unsettled(index, tree, *id));
-    let mut kept: Vec<(Inode, Entry)> = Vec::new();
-    each_kept(index, tree, ids, |inode, e| kept.push((inode, e)));
-    let count = nodes_for(index, kept.len());
-    let share = kept.len().div_ceil(count).max(1);
+    let mut carried: Vec<(Inode, Entry)> = Vec::new();
+    each_carried(index, tree, ids, |inode, e| carried.push((inode, e)));
+    let count = nodes_for(index, carried.len());
+    let share = carried.len().div_ceil(count).max(1);
     let last = *ids.last().expect("at least one leaf is replaced");
     let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
     let mut newest_seq = JournalSeq(0);
@@ -221,8 +221,8 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
         tree.take_extents(*id);
         tree.node_mut(*id).replaced = true;
     }
-    let old = Heritage { parent, newest_seq, pin };
-    let mut groups = kept.chunks(share);
+    let old = Inherited { parent, newest_seq, pin };
+    let mut groups = carried.chunks(share);
     let mut new = Vec::with_capacity(count);
     let mut writes = Vec::with_capacity(count);
     for i in 0..count {
@@ -248,7 +248,7 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
 }
 
 /// What new leaves take over from the old ones.
-struct Heritage {
+struct Inherited {
     parent: Option<NodeId>,
     newest_seq: JournalSeq,
     /// The oldest journal entry that the old ones needed.
@@ -261,9 +261,9 @@ fn new_leaf(
     tree: &mut Tree,
     (bucket, bound): (BucketNr, Bound),
     group: &[(Inode, Entry)],
-    old: &Heritage,
+    old: &Inherited,
 ) -> (NodeId, (Sector, io::Buffer)) {
-    let Heritage { parent, newest_seq, pin } = *old;
+    let Inherited { parent, newest_seq, pin } = *old;
     let mut node = new_node(index, bucket, 0, bound, parent);
     let mut extents = Extents::new(index.geometry.bucket_sectors);
     let mut keys = Vec::with_capacity(group.len());
@@ -364,10 +364,10 @@ async fn link(index: &Index, new: &[NodeId], old: &[NodeId]) -> Result<(), Engin
                 index.device.write_metadata(sector, buffer).await?;
             }
             let tree = &mut *index.tree.borrow_mut();
-            let gone: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
+            let removed: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
             let node = tree.node_mut(parent);
             node.written += sectors;
-            node.dead.extend(gone);
+            node.dead.extend(removed);
             break;
         }
         let halves = replace_internal(index, parent).await?;

@@ -406,8 +406,8 @@ impl Tree {
     }
 
     /// Nobody asks for the stripes of this device any more.
-    pub(crate) fn forget_stripes(&mut self, inode: Inode) {
-        self.dirty.device_mut(inode).forget_stripes();
+    pub(crate) fn drop_stripes(&mut self, inode: Inode) {
+        self.dirty.device_mut(inode).drop_stripes();
     }
 
     /// Counts the extents of a leaf that was just read for the first time: live data into the bucket table and the
@@ -561,14 +561,14 @@ impl Tree {
     ) {
         let Some(mut extents) = self.take_extents(id) else { return };
         let before = extents.len();
-        let mut dirty_gone = 0;
+        let mut dirty_removed = 0;
         let dirty = &mut self.dirty;
         extents.retain(|inode, e| {
             if wanted(inode, e) {
                 return true;
             }
             if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
-                dirty_gone += e.size().0;
+                dirty_removed += e.size().0;
                 dirty.device_mut(inode).remove(e.start(), e.size(), JournalSeq(0));
             }
             false
@@ -576,7 +576,7 @@ impl Tree {
         let changed = extents.len() != before;
         self.set_extents(id, extents);
         let leaf = self.node_mut(id).leaf_mut();
-        leaf.dirty_sectors -= dirty_gone;
+        leaf.dirty_sectors -= dirty_removed;
         leaf.must_rewrite |= changed;
     }
 

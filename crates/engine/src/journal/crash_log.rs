@@ -27,7 +27,7 @@ fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
 
 /// What was kept of entries behind `newest`, the newest on the device, as the entries that follow it. `superblock_seq`
 /// is that of the superblock as it was found.
-pub(crate) fn surviving(
+pub(crate) fn newer_entries(
     crash_log: &dyn CrashLogMemory,
     superblock_seq: u64,
     newest: &Jset,
@@ -122,7 +122,7 @@ mod tests {
         let geometry = Geometry::new(Sectors(64), Sectors(1), 1024, 4, 4).unwrap();
         let newest = Jset { seq: JournalSeq(5), ..Jset::default() };
         let seqs = |superblock_seq| -> Vec<u64> {
-            surviving(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
+            newer_entries(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
         };
         assert_eq!(seqs(10), [6, 7]);
         assert_eq!(seqs(11), [6, 7]);

@@ -30,7 +30,7 @@ use io::{Histogram, Nanos};
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
 use crate::error::EngineError;
-pub(crate) use crash_log::surviving;
+pub(crate) use crash_log::newer_entries;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
 pub(crate) use ring::Ring;

@@ -42,7 +42,7 @@ pub(crate) async fn scan(
         let buffer = disk.runtime().pool().take(geometry.bucket_sectors.bytes() as usize);
         let (buffer, result) = disk.read(start, buffer).await;
         result?;
-        let buffer = tear_mended(buffer, magic, geometry.block_sectors);
+        let buffer = with_torn_entry_valid(buffer, magic, geometry.block_sectors);
         let found = parse_bucket(buffer.as_slice(), magic, geometry.block_sectors)
             .map_err(|c| place.corrupt(start, &c))?;
         if matches!(&found.why, ScanStop::NoEntry(c) if c.field == "checksum") {
@@ -88,7 +88,7 @@ pub(crate) async fn scan(
 
 /// The deliberate bug that takes a torn entry for a whole one: gives the first thing that is none the checksum that it
 /// would need. Otherwise the buffer as it is.
-fn tear_mended(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::Buffer {
+fn with_torn_entry_valid(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::Buffer {
     if !bug(Bug::TornEntryValid) {
         return buffer;
     }

@@ -179,7 +179,7 @@ pub struct CostModel {
     kinds: [Sums; KINDS],
     /// All windows together.
     busy_ms: f64,
-    seen: u64,
+    answers: u64,
     costs: Costs,
     stale_answers: u32,
     stale_ms: f64,
@@ -196,7 +196,7 @@ impl CostModel {
             window: Window::default(),
             kinds: [Sums::default(); KINDS],
             busy_ms: 0.0,
-            seen: 0,
+            answers: 0,
             costs: prior,
             stale_answers: 0,
             stale_ms: 0.0,
@@ -220,13 +220,13 @@ impl CostModel {
 
     /// A request was answered.
     pub fn end(&mut self, request: Observed, now: Nanos) {
-        self.forget(request);
+        self.cancel(request);
         if request.sectors > Sectors::ZERO {
             let w = &mut self.window;
             w.answers += 1;
             w.seeks += u32::from(request.seek);
             w.sectors = w.sectors.saturating_add(request.sectors.0);
-            self.seen = self.seen.saturating_add(1);
+            self.answers = self.answers.saturating_add(1);
         }
         if self.in_flight == 0 || self.window.is_long_enough(now) {
             self.close_window(now);
@@ -234,7 +234,7 @@ impl CostModel {
     }
 
     /// A request failed, or nobody waits for it any more: how long it took says nothing.
-    pub fn forget(&mut self, request: Observed) {
+    pub fn cancel(&mut self, request: Observed) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.sectors_in_flight = self.sectors_in_flight.saturating_sub(request.sectors.0);
     }
@@ -258,8 +258,8 @@ impl CostModel {
 
     /// Least squares without negative costs: one unknown after the other, again and again.
     fn solve(&mut self) {
-        let seen = self.kinds.iter().filter(|k| k.last_ms > 0.0);
-        let Sums { squares, times, .. } = seen.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
+        let observed = self.kinds.iter().filter(|k| k.last_ms > 0.0);
+        let Sums { squares, times, .. } = observed.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
         let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
         for _ in 0..ROUNDS {
             let before = x;
@@ -283,7 +283,7 @@ impl CostModel {
 
     /// Enough was observed for decisions that cost something if they are wrong.
     pub fn is_known(&self) -> bool {
-        self.seen >= KNOWN_ANSWERS
+        self.answers >= KNOWN_ANSWERS
     }
 
     /// Requests in flight.

@@ -23,12 +23,12 @@ const IN_USE: (f64, f64) = (85.0, 95.0);
 const ROOM_FOR_SECONDS: f64 = 12.0;
 /// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
 /// as writeback, and at most so many times slower than that.
-pub const PACE_FROM_PERCENT: u32 = 88;
-const PACE_EVEN: f64 = 3.0;
-const PACE_MOST: f64 = 2.0;
+pub const THROTTLE_FROM_PERCENT: u32 = 88;
+const THROTTLE_EVEN: f64 = 3.0;
+const THROTTLE_MOST: f64 = 2.0;
 /// Share of used buckets from which writes begin to go around the cache although they are held back. Each takes from the
 /// disk what writes back dozens of blocks, so it is the last resort.
-pub const AROUND_FROM_PERCENT: u8 = 93;
+pub const BYPASS_FROM_PERCENT: u8 = 93;
 /// The longest pause between two batches.
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(5);
 
@@ -94,15 +94,15 @@ pub fn pause(took: Nanos, share: f64) -> Nanos {
 
 /// How fast something happens of late, from counts that are looked at now and then.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pulse {
+pub struct RateEstimator {
     count: u64,
     at: Nanos,
     per_second: f64,
 }
 
-impl Pulse {
+impl RateEstimator {
     /// `count` as of now. Returns how much is added to it in a second.
-    pub fn see(&mut self, count: u64, now: Nanos) -> f64 {
+    pub fn observe(&mut self, count: u64, now: Nanos) -> f64 {
         let span = now.since(self.at);
         // Looked at more often, the same counts would be told from each other by chance.
         if span >= Nanos::from_ms(100) {
@@ -118,18 +118,18 @@ impl Pulse {
 
 /// Whether a cache with so many buckets to spare had better make room now, if so many are filled each second; or
 /// because it is so full that filling it has slowed down.
-pub fn hurries(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
-    in_use_percent >= PACE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
+pub fn is_room_urgent(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
+    in_use_percent >= THROTTLE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
 }
 
 /// Holds back writes that need new room as much as writeback makes room: a cache that is nearly full answers them at the
 /// speed of its writeback, and evenly.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct Throttle {
     due: Nanos,
 }
 
-impl Pace {
+impl Throttle {
     /// When a write of `sectors` may go on. `cleaned_per_second`: sectors that writeback makes clean in a second.
     pub fn due(
         &mut self,
@@ -139,11 +139,11 @@ impl Pace {
         in_use_percent: u32,
         most: Nanos,
     ) -> Nanos {
-        let over = f64::from(in_use_percent.saturating_sub(PACE_FROM_PERCENT));
+        let over = f64::from(in_use_percent.saturating_sub(THROTTLE_FROM_PERCENT));
         if over == 0.0 || cleaned_per_second <= 0.0 {
             return now;
         }
-        let span = sectors as f64 / cleaned_per_second * (over / PACE_EVEN).min(PACE_MOST) * 1e9;
+        let span = sectors as f64 / cleaned_per_second * (over / THROTTLE_EVEN).min(THROTTLE_MOST) * 1e9;
         let from = self.due.max(now);
         // Whoever has waited long enough goes on, and others do not have to wait for what was not waited for.
         self.due = from.after(Nanos(span as u64)).min(now.after(most));
@@ -200,24 +200,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pulse_follows_what_it_counts() {
-        let mut p = Pulse::default();
+    fn a_rate_estimator_follows_the_count() {
+        let mut p = RateEstimator::default();
         for ms in (0..20_000).step_by(10) {
-            p.see(ms * 3, Nanos::from_ms(ms));
+            p.observe(ms * 3, Nanos::from_ms(ms));
         }
-        let rate = p.see(60_000, Nanos::from_ms(20_000));
+        let rate = p.observe(60_000, Nanos::from_ms(20_000));
         assert!((2900.0..3100.0).contains(&rate), "{rate}");
-        let rate = p.see(60_000, Nanos::from_ms(40_000));
+        let rate = p.observe(60_000, Nanos::from_ms(40_000));
         assert!(rate < 500.0, "{rate}");
         let lasts_for = |seconds: f64| (20.0 * seconds) as u32;
-        assert!(hurries(lasts_for(ROOM_FOR_SECONDS - 1.0), 20.0, 50));
-        assert!(!hurries(lasts_for(ROOM_FOR_SECONDS + 1.0), 20.0, 50));
-        assert!(!hurries(0, 0.0, 50) && hurries(500, 0.0, 90));
+        assert!(is_room_urgent(lasts_for(ROOM_FOR_SECONDS - 1.0), 20.0, 50));
+        assert!(!is_room_urgent(lasts_for(ROOM_FOR_SECONDS + 1.0), 20.0, 50));
+        assert!(!is_room_urgent(0, 0.0, 50) && is_room_urgent(500, 0.0, 90));
     }
 
     #[test]
     fn a_cache_that_is_nearly_full_goes_at_the_speed_of_its_writeback() {
-        let (mut p, most) = (Pace::default(), Nanos::from_ms(50));
+        let (mut p, most) = (Throttle::default(), Nanos::from_ms(50));
         let now = Nanos::from_secs(7);
         assert_eq!(p.due(now, 8, 8000.0, 88, most), now);
         assert_eq!(p.due(now, 8, 0.0, 94, most), now);
@@ -266,19 +266,19 @@ mod tests {
 
     /// Counts are looked at after a tenth of a second at least, and the newest counts by its time.
     #[test]
-    fn pulses_by_hand() {
+    fn rate_estimates_by_hand() {
         let near =
             |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}, expected {wanted}");
-        let mut p = Pulse::default();
-        near(p.see(500, Nanos::from_ms(99)), 0.0);
-        near(p.see(500, Nanos::from_ms(100)), 5000.0 * 0.1 / 2.1);
+        let mut p = RateEstimator::default();
+        near(p.observe(500, Nanos::from_ms(99)), 0.0);
+        near(p.observe(500, Nanos::from_ms(100)), 5000.0 * 0.1 / 2.1);
         let before = 5000.0 * 0.1 / 2.1;
-        near(p.see(900, Nanos::from_ms(150)), before);
+        near(p.observe(900, Nanos::from_ms(150)), before);
         let after = before + (400.0 / 2.0 - before) * 0.5;
-        near(p.see(900, Nanos::from_ms(2100)), after);
-        near(p.see(0, Nanos::from_ms(4100)), after / 2.0);
-        assert!(hurries(119, 10.0, 50) && !hurries(120, 10.0, 50));
-        assert!(hurries(1000, 0.0, 88) && !hurries(1000, 0.0, 87));
+        near(p.observe(900, Nanos::from_ms(2100)), after);
+        near(p.observe(0, Nanos::from_ms(4100)), after / 2.0);
+        assert!(is_room_urgent(119, 10.0, 50) && !is_room_urgent(120, 10.0, 50));
+        assert!(is_room_urgent(1000, 0.0, 88) && !is_room_urgent(1000, 0.0, 87));
     }
 
     #[test]

@@ -366,7 +366,7 @@ impl CacheSet {
         core.cache.device.settle_overwrites().await?;
         // One that is still on its way could bring old data over what the next owner of the device writes.
         volume.ranges.invalidate_misses();
-        core.let_go(volume, inode);
+        core.remove_with_device(volume, inode);
         Ok(())
     }
 
@@ -428,7 +428,7 @@ impl CacheSet {
         // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
         core.cache.index.invalidate_slot(inode);
         volume.detached();
-        core.let_go(volume, inode);
+        core.remove_with_device(volume, inode);
         drop(guard);
         let now = core.cache.rt.wall_seconds() as u32;
         core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;

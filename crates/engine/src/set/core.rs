@@ -27,7 +27,7 @@ pub struct EngineCounters {
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
     /// Extents that were copied to another bucket because they were read.
-    pub kept_extents: u64,
+    pub promoted_extents: u64,
     /// Writes over dirty data in its place.
     pub overwrites: u64,
     /// Times that a new btree node had to wait for a bucket.
@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Ends every wait whose condition looks at the set's state.
-    pub(crate) fn wake_everybody(&self) {
+    pub(crate) fn wake_all(&self) {
         let cache = &self.cache;
         if let Err(e) = cache.device.check() {
             cache.journal.fail(e);
@@ -95,7 +95,7 @@ impl Core {
     }
 
     /// The volume in this slot, and its device, are no part of the set any more.
-    pub(crate) fn let_go(&self, volume: &Rc<Volume>, inode: Inode) {
+    pub(crate) fn remove_with_device(&self, volume: &Rc<Volume>, inode: Inode) {
         self.remove(volume);
         // The slot may have another device by now.
         if let Some(backing) = volume.backing() {

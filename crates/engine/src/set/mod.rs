@@ -5,9 +5,9 @@
 
 mod attach;
 mod core;
+mod memory;
 mod open;
 mod stop;
-mod weigh;
 
 use std::rc::Rc;
 
@@ -124,7 +124,7 @@ impl CacheSet {
             btree_rewrites: index.rewrites,
             gc_runs: gc.walks,
             moved_extents: gc.moved,
-            kept_extents: gc.promoted,
+            promoted_extents: gc.promoted,
             overwrites: core.cache.overwrites(),
         }
     }

@@ -25,7 +25,7 @@ use crate::index::{
     Index, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task,
     load_tree, names_data, reclaim_task, write_old_leaves_task,
 };
-use crate::journal::{Journal, Layout, scan, surviving};
+use crate::journal::{Journal, Layout, newer_entries, scan};
 use crate::policy::congestion::Congestion;
 use crate::stats::{CacheStats, Work};
 use crate::tasks::Tasks;
@@ -85,7 +85,7 @@ impl CacheSet {
     async fn open_device(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let mut superblock = read_cache(&cache).await?;
         let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
-        let mut memory = super::weigh::reserve(&options.memory, superblock.geometry(), &place)?;
+        let mut memory = super::memory::reserve(&options.memory, superblock.geometry(), &place)?;
         // What a process that died has left in the device's cache counts from now on, so it must stay.
         if !bug(Bug::OpenWithoutFlush) {
             cache.flush().await?;
@@ -112,7 +112,7 @@ impl CacheSet {
             core.cache.device.emit(e);
         }
         core.tunables_changed();
-        void_unreachable(core);
+        invalidate_unreachable_slots(core);
         let (ready, for_prios) = core.cache.alloc.prime();
         // Exactly as many are enough: the buckets of the old priorities are free once the new ones are written.
         let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
@@ -258,7 +258,7 @@ async fn recover(
         found.replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
     let on_device = found.replay.entries.len();
     if let Some(s) = &crash_log {
-        found.replay.entries.extend(surviving(&**s, superblock.seq(), &newest, g));
+        found.replay.entries.extend(newer_entries(&**s, superblock.seq(), &newest, g));
     }
     newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
     for e in &found.replay.entries {
@@ -473,20 +473,20 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     let weak = Rc::downgrade(&core);
     core.cache.device.set_wake(move || {
         if let Some(core) = weak.upgrade() {
-            core.wake_everybody();
+            core.wake_all();
         }
     });
     core
 }
 
 /// Keys of slots that no device can claim any more are void, and go when the index is walked.
-fn void_unreachable(core: &Rc<Core>) {
+fn invalidate_unreachable_slots(core: &Rc<Core>) {
     let uuids = core.cache.uuids.entries();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
     let tree = core.cache.index.tree();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
-            mark(Mark::VoidSlot);
+            mark(Mark::InvalidSlot);
             core.cache.index.invalidate_slot(Inode(i as u32));
         }
     }

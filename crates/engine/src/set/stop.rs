@@ -38,7 +38,7 @@ impl CacheSet {
         let result = result.await;
         core.cache.device.stop();
         core.cache.journal.stop();
-        core.wake_everybody();
+        core.wake_all();
         // Volumes and set hold each other.
         core.clear();
         stopped.and(result)

@@ -18,7 +18,7 @@ use crate::policy::congestion::Congestion;
 use crate::policy::cost::{CostModel, Costs};
 use crate::policy::reuse::Saving;
 use crate::policy::writeback_rate::{IdleCounter, WritebackRate};
-use crate::policy::yielding::{Busy, Pace};
+use crate::policy::yielding::{Busy, Throttle};
 use crate::stats::CacheStats;
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
@@ -45,7 +45,7 @@ pub(crate) struct Cache {
 pub(crate) struct Shared {
     congestion: RefCell<Congestion>,
     /// Holds writes back while the cache is nearly full.
-    pub(crate) throttle: Cell<Pace>,
+    pub(crate) throttle: Cell<Throttle>,
     idle: RefCell<IdleCounter>,
     /// Writes over dirty data in its place.
     overwrites: Cell<u64>,

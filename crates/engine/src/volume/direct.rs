@@ -23,7 +23,7 @@ use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
 use crate::error::EngineError;
-use crate::index::{How, Kind};
+use crate::index::{Durability, Kind};
 use crate::policy::bypass::BypassReason;
 
 /// What is done to the backing device instead of a write.
@@ -43,7 +43,7 @@ pub(super) async fn write_direct(
     let Some(backing) = volume.backing() else { return Ok(()) };
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.start, write.end);
-    forget_clean(target, outer_start, outer_end).await?;
+    invalidate_clean(target, outer_start, outer_end).await?;
     let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
     if copy {
         let mut at = write.start;
@@ -118,7 +118,7 @@ pub(super) async fn remove_cached(
         return Ok(());
     }
     volume.ranges.writeback_done(first, last).await;
-    forget_clean(target, first, last).await?;
+    invalidate_clean(target, first, last).await?;
     let operation = match op {
         Direct::Zeroes { .. } => Some(Op::WriteZeroes),
         _ => backing.disk.info().discard.then_some(Op::Discard),
@@ -187,7 +187,9 @@ async fn drop_mapped(target: Target<'_>, start: Sector, end: Sector) -> Result<J
     while at < end {
         let seg = cache.index.segment_loaded(inode, at, end).await?;
         let seq = match seg.kind {
-            Kind::Hit { .. } => Some(cache.index.change(inode, at, seg.end, None, How::Journaled).await?),
+            Kind::Hit { .. } => {
+                Some(cache.index.change(inode, at, seg.end, None, Durability::Journaled).await?)
+            }
             // What made the hole may be on its way still.
             Kind::Hole { seq, .. } if !bug(Bug::HoleTakenForDurable) => seq,
             Kind::Hole { .. } => None,
@@ -215,7 +217,7 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
 
 /// Step 2: no clean copy of the range can come back after this, neither from its own key nor from behind dirty
 /// keys: those are durable before the backing device changes.
-async fn forget_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<(), EngineError> {
+async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<(), EngineError> {
     let Target { cache, inode, .. } = target;
     let mut newest = JournalSeq(0);
     let mut over_dirty = false;
@@ -223,23 +225,23 @@ async fn forget_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<
     while at < end {
         cache.device.check()?;
         let seg = cache.index.segment_loaded(inode, at, end).await?;
-        let how = match seg.kind {
+        let durability = match seg.kind {
             Kind::Hit { dirty: true, .. } => {
                 over_dirty = true;
                 None
             }
-            Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
-            Kind::Hit { .. } => Some(How::LeafOnly(cache.device.gate().latest())),
+            Kind::Hit { may_be_durable: true, .. } => Some(Durability::Journaled),
+            Kind::Hit { .. } => Some(Durability::LeafOnly(cache.device.gate().latest())),
             Kind::Hole { seq, .. } => {
                 newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                 None
             }
         };
-        let Some(how) = how else {
+        let Some(durability) = durability else {
             at = seg.end;
             continue;
         };
-        match cache.index.try_change(inode, at, seg.end, None, how) {
+        match cache.index.try_change(inode, at, seg.end, None, durability) {
             Ok((done, seq)) => {
                 newest = newest.max(seq);
                 at = done;

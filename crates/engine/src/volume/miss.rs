@@ -11,7 +11,7 @@ use super::RangeGuard;
 use super::Target;
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
-use crate::index::{Blocked, How, Kind, Segment};
+use crate::index::{Blocked, Durability, Kind, Segment};
 
 /// Inserts under way at most, and how much memory their data may hold; beyond that a miss is just answered.
 const MAX_BACKGROUND: usize = 128;
@@ -46,7 +46,7 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let again = cache.alloc.eviction().miss(inode, start);
     let stream = match (meta, again) {
         (true, _) => Stream::Meta,
-        (false, true) => Stream::Kept,
+        (false, true) => Stream::Promoted,
         (false, false) => Stream::Clean,
     };
     let (volume, cache) = (volume.clone(), cache.clone());
@@ -82,7 +82,7 @@ async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
         let tick = cache.device.gate().wrote();
         let piece_end = at + placed.size;
         if ok {
-            insert_where_hole(target, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss).await;
+            insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &miss).await;
         }
         cache.alloc.release(placed);
         if !ok {
@@ -97,7 +97,7 @@ async fn insert_where_hole(
     target: Target<'_>,
     (start, end): (Sector, Sector),
     ptr: format::Ptr,
-    how: How,
+    durability: Durability,
     miss: &RangeGuard,
 ) {
     let Target { volume, cache, inode } = target;
@@ -121,7 +121,7 @@ async fn insert_where_hole(
             }
             Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                 let here = ptr.advanced(at - start);
-                match cache.index.try_change(inode, at, seg.end, Some((here, false)), how) {
+                match cache.index.try_change(inode, at, seg.end, Some((here, false)), durability) {
                     Ok((done, _)) => {
                         at = done;
                         continue;
@@ -154,6 +154,6 @@ pub(super) async fn insert_written(
 ) -> Result<(), crate::error::EngineError> {
     let Target { cache, inode, .. } = target;
     let tick = cache.device.gate().wrote();
-    cache.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+    cache.index.change(inode, start, start + size, Some((ptr, false)), Durability::LeafOnly(tick)).await?;
     Ok(())
 }

@@ -495,7 +495,7 @@ impl Volume {
             return None;
         }
         let held_back = self.tunables.borrow().writeback_controller == Controller::Yield;
-        let all_up_to = if held_back { cutoffs.1.max(yielding::AROUND_FROM_PERCENT) } else { cutoffs.1 };
+        let all_up_to = if held_back { cutoffs.1.max(yielding::BYPASS_FROM_PERCENT) } else { cutoffs.1 };
         Some(dirty_limit_percent(all_up_to, self.rt.random() as u32))
     }
 

@@ -144,7 +144,7 @@ pub(super) async fn read_cached(
             match done.result {
                 Ok(()) => {
                     observe_latency(volume, cache, Direction::Read, began);
-                    if !is_believed(cache, ptr, turn) {
+                    if !is_still_valid(cache, ptr, turn) {
                         continue;
                     }
                     let data = buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
@@ -186,13 +186,13 @@ async fn read_instead(
 }
 
 /// Whether data read from `ptr` is the data that the key named at `turn`, when it was looked up.
-fn is_believed(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
+fn is_still_valid(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
     let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    let believed = !reused && cache.device.turn() == turn;
-    if !believed {
+    let valid = !reused && cache.device.turn() == turn;
+    if !valid {
         cache.device.counters().cache_read_races += 1;
     }
-    believed
+    valid
 }
 
 /// The cache had this range: at a pointer, dirty or not. `data` begins with what was read.

@@ -20,7 +20,7 @@ use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
 use crate::error::EngineError;
-use crate::index::{Change, How, Kind, Progress};
+use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
@@ -303,7 +303,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
     {
         return Ok(newest);
     }
-    if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
+    if cache.alloc.buckets().in_use_percent() > yielding::THROTTLE_FROM_PERCENT {
         throttle_write(volume, cache, write.sectors()).await;
     }
     let mut newest = JournalSeq(0);
@@ -350,8 +350,8 @@ async fn insert_keys(
     for Piece { at, placed, .. } in pieces {
         if let Ok(newest) = &mut outcome {
             let new = Some((placed.ptr, true));
-            let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-            let changed = match cache.index.go_on(&mut change) {
+            let mut change = Change::new(inode, at, at + placed.size, new, Durability::Journaled);
+            let changed = match cache.index.advance(&mut change) {
                 Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
                 Ok(Progress::Done(seq)) => Ok(seq),
                 Err(e) => Err(e),

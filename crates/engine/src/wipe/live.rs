@@ -97,7 +97,7 @@ impl Live {
 pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
     let mut live = Live::none(&cache.geometry, buckets);
     // Their keys are still there until a walk has removed them.
-    let void: BTreeSet<Inode> = cache.index.invalid_slots();
+    let invalid: BTreeSet<Inode> = cache.index.invalid_slots();
     let mut passed: Option<Bound> = None;
     loop {
         cache.device.check()?;
@@ -109,7 +109,7 @@ pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Re
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {
-                    if !void.contains(&inode) {
+                    if !invalid.contains(&inode) {
                         live.add(ptr.offset(), size);
                     }
                 }

@@ -40,7 +40,7 @@ const AT_ONCE: usize = 16;
 /// Buckets that are pinned, or kept from the allocator, at a time.
 const MOST_HELD: usize = 16;
 /// How long to wait for others when there was nothing to do.
-const LOOK_AGAIN: Nanos = Nanos::from_ms(20);
+const RECHECK_INTERVAL: Nanos = Nanos::from_ms(20);
 
 /// What a set knows about its wipes.
 #[derive(Default)]
@@ -124,7 +124,7 @@ impl Wipe<'_> {
             let now = cache.alloc.buckets().to_wipe();
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
-                cache.rt.sleep(LOOK_AGAIN).await;
+                cache.rt.sleep(RECHECK_INTERVAL).await;
             }
             left = now;
         }
@@ -339,14 +339,14 @@ async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineErr
 /// Discards a range, and looks whether that has made it zeros.
 async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
     /// What is looked at at a time.
-    const LOOK: Sectors = Sectors(2048);
+    const PART: Sectors = Sectors(2048);
     if cache.device.disk().discard(at, size).await.is_err() {
         return false;
     }
     let end = at + size;
     let mut from = at;
     while from < end {
-        let part = LOOK.min(end - from);
+        let part = PART.min(end - from);
         let buffer = cache.rt.pool().take(part.bytes() as usize);
         let (buffer, result) = cache.device.disk().read(from, buffer).await;
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {

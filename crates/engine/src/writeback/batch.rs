@@ -24,7 +24,7 @@ use super::runs::{Extent, Filling, Run, collect, groups};
 use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
-use crate::index::{How, Kind};
+use crate::index::{Durability, Kind};
 use crate::volume::Cache;
 use crate::volume::{RangeGuard, Volume};
 
@@ -365,7 +365,13 @@ async fn mark_clean(
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
-                    match cache.index.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
+                    match cache.index.try_change(
+                        inode,
+                        at,
+                        seg.end,
+                        Some((here, false)),
+                        Durability::Journaled,
+                    ) {
                         Ok((done, _)) => {
                             at = done;
                             continue;

@@ -8,7 +8,7 @@ use crate::policy::writeback_rate::RateDebug;
 
 /// Why writeback goes at the rate it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pace {
+pub enum RateReason {
     /// The volume lives in the cache alone, or has no cache.
     Never,
     /// Nothing is dirty.
@@ -39,7 +39,7 @@ pub enum Pace {
 #[derive(Clone, Debug)]
 pub struct WritebackFigures {
     /// Why it goes at its rate.
-    pub pace: Pace,
+    pub rate_reason: RateReason,
     /// The share of the time that it takes at most, because clients wait; 1 is all.
     pub share: f64,
     /// The rate and its terms.

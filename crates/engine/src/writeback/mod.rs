@@ -11,7 +11,7 @@ mod batch;
 mod figures;
 mod runs;
 
-pub use self::figures::{Pace, WritebackFigures};
+pub use self::figures::{RateReason, WritebackFigures};
 
 use std::rc::Rc;
 
@@ -29,7 +29,7 @@ use crate::volume::{Cache, Volume};
 /// Pause after a failed batch.
 const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 /// How long writeback that is not due yet waits before it looks whether room is short.
-const LOOK_AGAIN: Nanos = Nanos::from_secs(1);
+const RECHECK_INTERVAL: Nanos = Nanos::from_secs(1);
 /// Smallest share of a second's worth of data in one batch.
 const MIN_BATCH: Sectors = Sectors(8);
 /// Share of the largest batch that a batch has at least, whatever share of the time writeback gets.
@@ -44,7 +44,7 @@ pub(crate) fn dirty_target(volume: &Volume) -> Sectors {
 /// The state of the writeback in figures.
 pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
     WritebackFigures {
-        pace: pace(volume),
+        rate_reason: rate_reason(volume),
         share: volume.attached().map_or(1.0, |(cache, _)| writeback_share(volume, &cache)),
         rate: volume.writeback_debug(),
         written: volume.writeback.written.get(),
@@ -54,8 +54,10 @@ pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
 }
 
 /// Why writeback goes at its rate; in the order in which the task looks at things.
-fn pace(volume: &Volume) -> Pace {
-    let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else { return Pace::Never };
+fn rate_reason(volume: &Volume) -> RateReason {
+    let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else {
+        return RateReason::Never;
+    };
     let dirty = cache.index.tree().dirty_sectors(inode);
     let rate = volume.load().rate.borrow();
     let (running, percent) = {
@@ -63,27 +65,27 @@ fn pace(volume: &Volume) -> Pace {
         (t.writeback_running, t.writeback_percent)
     };
     if dirty == Sectors::ZERO {
-        Pace::NothingDirty
+        RateReason::NothingDirty
     } else if volume.is_detaching() {
-        Pace::Detaching
+        RateReason::Detaching
     } else if volume.writeback.draining.get() > 0 {
-        Pace::Draining
+        RateReason::Draining
     } else if !running {
-        Pace::Stopped
+        RateReason::Stopped
     } else if cache.alloc.is_starved() {
-        Pace::CacheStarved
-    } else if hurries(volume, &cache) {
-        Pace::Filling
+        RateReason::CacheStarved
+    } else if is_room_urgent(volume, &cache) {
+        RateReason::Filling
     } else if writeback_due(volume, &cache, dirty).is_some_and(|due| due > volume.rt.now()) {
-        Pace::Delayed
+        RateReason::Delayed
     } else if percent == 0 {
-        Pace::Unthrottled
+        RateReason::Unthrottled
     } else if rate.is_idle() {
-        Pace::Idle
+        RateReason::Idle
     } else if rate.is_fragmented() {
-        Pace::Fragmented
+        RateReason::Fragmented
     } else {
-        Pace::Controlled
+        RateReason::Controlled
     }
 }
 
@@ -91,7 +93,7 @@ fn unlimited(volume: &Volume, cache: &Cache) -> bool {
     volume.is_detaching()
         || volume.writeback.draining.get() > 0
         || volume.tunables.borrow().writeback_percent == 0
-        || hurries(volume, cache)
+        || is_room_urgent(volume, cache)
 }
 
 /// The share of the time that writeback gets: of clients, the busiest volume of the set counts.
@@ -112,7 +114,7 @@ pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
 }
 
 /// The cache needs room: whatever the rate says, it is made as fast as the devices can.
-fn hurries(volume: &Volume, cache: &Cache) -> bool {
+fn is_room_urgent(volume: &Volume, cache: &Cache) -> bool {
     let by_kernel = volume.tunables.borrow().writeback_controller == Controller::Kernel;
     let filling = || cache.alloc.is_filling(volume.rt.turn_time());
     cache.alloc.is_starved() || !by_kernel && filling()
@@ -128,7 +130,7 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
     if !t.writeback_running && !urgent {
         return None;
     }
-    if urgent || hurries(volume, cache) {
+    if urgent || is_room_urgent(volume, cache) {
         return Some(Nanos(0));
     }
     let since = volume.writeback.dirty_since.get().unwrap_or(Nanos(0));
@@ -151,7 +153,7 @@ async fn run(volume: Rc<Volume>) {
         }
         count_stripes(&volume, &cache, inode).await;
         sweep(&volume, &cache, inode).await;
-        cache.index.tree_mut().forget_stripes(inode);
+        cache.index.tree_mut().drop_stripes(inode);
     }
     wb.running.set(false);
     wb.progress.notify_all();
@@ -235,20 +237,20 @@ async fn nothing_dirty(volume: &Volume, cache: &Cache) {
 }
 
 /// Waits until writeback may be due: until then, or until something may have changed the answer.
-async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Option<Nanos>, seen_dirty: bool) {
+async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Option<Nanos>, was_dirty: bool) {
     let changed = || {
         let dirty = cache.index.tree().dirty_sectors(inode);
         cache.device.is_stopping()
             || volume.is_stopping()
             || volume.attached().is_none()
-            || (dirty > Sectors::ZERO) != seen_dirty
+            || (dirty > Sectors::ZERO) != was_dirty
             || writeback_due(volume, cache, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
     };
     let wait = std::pin::pin!(volume.writeback.wake.wait_until(changed));
     match due {
         Some(at) => {
             // Nobody tells when room becomes short.
-            let at = at.min(volume.rt.now().after(LOOK_AGAIN));
+            let at = at.min(volume.rt.now().after(RECHECK_INTERVAL));
             let (Either::Left(()) | Either::Right(())) = select(wait, volume.rt.sleep_until(at)).await;
         }
         None => wait.await,

@@ -79,7 +79,7 @@ fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sector
             tree: None,
             events: Vec::new(),
             queue: VecDeque::new(),
-            seen: BTreeSet::new(),
+            node_buckets: BTreeSet::new(),
             limit_bytes: 0,
         };
         let key = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));

@@ -344,7 +344,7 @@ fn full_stripes_are_found_across_leaves() {
     let full =
         |m: &Model| m.tree.dirty_stripes(Inode(1)).expect("counted").full_dirty_stripes(Sector(0)).count();
     assert_eq!(full(&m), 2);
-    m.tree.forget_stripes(Inode(1));
+    m.tree.drop_stripes(Inode(1));
     assert!(m.tree.dirty_stripes(Inode(1)).is_none());
 }
 

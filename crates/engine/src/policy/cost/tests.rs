@@ -147,10 +147,10 @@ fn an_answer_comes_behind_what_is_in_flight() {
     let within_a_microsecond = |a: Nanos, b: Nanos| a.0.abs_diff(b.0) < 1000;
     let behind_both = alone.after(costs.elsewhere(Sectors(4096))).after(costs.elsewhere(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_both), "{:?}", m.answer_time(Sectors(8)));
-    m.forget(large);
+    m.cancel(large);
     let behind_one = alone.after(costs.elsewhere(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_one));
-    m.forget(small);
+    m.cancel(small);
     assert_eq!((m.answer_time(Sectors(8)), m.in_flight()), (alone, 0));
 }
 
@@ -267,7 +267,7 @@ proptest! {
             for (start, sectors, wait, what) in &steps {
                 now = now.saturating_add(*wait >> (what * 10));
                 match (what, running.pop()) {
-                    (0, Some(o)) => m.forget(o),
+                    (0, Some(o)) => m.cancel(o),
                     (1 | 2, Some(o)) => m.end(o, Nanos(now)),
                     (_, o) => {
                         running.extend(o);
@@ -295,7 +295,7 @@ struct Naive {
     began: u64,
     answered: Vec<(u64, bool)>,
     unsolved: (usize, f64),
-    seen: u64,
+    answers: u64,
 }
 
 impl Naive {
@@ -310,7 +310,7 @@ impl Naive {
             began: 0,
             answered: Vec::new(),
             unsolved: (0, 0.0),
-            seen: 0,
+            answers: 0,
         }
     }
 
@@ -329,7 +329,7 @@ impl Naive {
         let request = self.running.remove(which);
         if request.0 > 0 {
             self.answered.push(request);
-            self.seen += 1;
+            self.answers += 1;
         }
         if self.running.is_empty() || now - self.began >= 100_000_000 || self.answered.len() >= 64 {
             self.close(now);
@@ -428,7 +428,7 @@ proptest! {
                 let which = which % running.len();
                 let observed = running.remove(which);
                 if what == 0 {
-                    model.forget(observed);
+                    model.cancel(observed);
                     naive.running.remove(which);
                 } else {
                     model.end(observed, Nanos(now));
@@ -444,7 +444,7 @@ proptest! {
                 let most = 1e-6 * (1.0 + wanted);
                 prop_assert!((found - wanted).abs() <= most, "{c:?}, expected {:?}", naive.costs);
             }
-            prop_assert_eq!(model.is_known(), naive.seen >= 64);
+            prop_assert_eq!(model.is_known(), naive.answers >= 64);
             prop_assert_eq!(model.in_flight() as usize, naive.running.len());
             let (found, wanted) = (ms(model.answer_time(Sectors(sectors))), naive.answer_ms(sectors));
             prop_assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted), "{found} ms, expected {wanted} ms");
@@ -527,12 +527,12 @@ fn a_window_that_ends_with_a_failure_is_forgotten() {
     let mut m = CostModel::new(prior);
     let (one, two) = (m.begin(Sector(0), Sectors(8), Nanos(0)), m.begin(Sector(8), Sectors(8), Nanos(0)));
     m.end(one, tenth);
-    m.forget(two);
+    m.cancel(two);
     assert_eq!((m.costs(), m.in_flight()), (prior, 0));
     // The next window begins with the next request, and has its answer alone: 21 ms for one request of 4 KiB.
     let mut fresh = CostModel::new(prior);
     let o = fresh.begin(Sector(16), Sectors(0), second);
-    fresh.forget(o);
+    fresh.cancel(o);
     for m in [&mut m, &mut fresh] {
         let o = m.begin(Sector(1 << 20), Sectors(8), second);
         m.end(o, second.after(Nanos::from_ms(21)));
