@@ -1,8 +1,8 @@
-//! Looking things up in the index and changing it, for the request paths.
+//! Look-ups in the index and changes of it, for the request paths.
 //!
-//! A change is one synchronous step ([`Index::try_change`]) that either happens completely, in the journal's open
-//! entry and in the tree at once, or says what it must wait for ([`Blocked`]); the caller waits with
-//! [`Index::unblock`] and then decides anew, because the index may have moved on.
+//! [`Index::try_change`] is one synchronous step: it changes the open entry of the journal and the tree together, or it
+//! changes nothing and returns what the change must wait for ([`Blocked`]). The caller waits with [`Index::unblock`]
+//! and then decides again, because the index may have changed meanwhile.
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
@@ -12,29 +12,30 @@ use super::tree::{NotLoaded, Segment, Via};
 use crate::device::Tick;
 use crate::error::EngineError;
 
-/// Largest range of one pointer-less key (format section 4.2).
+/// Largest range of one key without a pointer (format section 4.2).
 const MAX_HOLE: Sectors = Sectors(32768);
 
-/// Which way a change takes to disk.
+/// How a change becomes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durability {
-    /// Through the journal: durable with its entry.
+    /// Through the journal: the change is durable when its journal entry is.
     Journaled,
-    /// With its leaf only (clean copies whose loss costs nothing); the data was complete at the tick.
+    /// With its leaf only, for clean copies, whose loss costs a miss. The data was complete on the cache device at the
+    /// tick.
     LeafOnly(Tick),
 }
 
-/// What a change has to wait for.
+/// The event for which a change has to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Blocked {
     NotLoaded(NodeId),
     JournalFull,
     LeafFull(NodeId),
-    /// This journal entry is to be durable first.
+    /// This journal entry must be durable first.
     NotDurable(JournalSeq),
 }
 
-/// A change of a range that is not empty, on its way through leaves.
+/// A change of a range that is not empty and may span several leaves.
 pub(crate) struct Change {
     inode: Inode,
     start: Sector,
@@ -45,7 +46,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// `[start, end)` is to be at `new` (pointer and dirty flag), or a hole.
+    /// A change that puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole.
     pub(crate) fn new(
         inode: Inode,
         start: Sector,
@@ -57,11 +58,11 @@ impl Change {
     }
 }
 
-/// How far a change has come.
+/// The state of a change after a call of [`Index::advance`].
 pub(crate) enum Progress {
-    /// To its end; the newest journal entry that has a key of it.
+    /// The change is complete; this is the newest journal entry with a key of it.
     Done(JournalSeq),
-    /// It has to wait.
+    /// The change has to wait.
     Blocked(Blocked),
 }
 
@@ -72,12 +73,12 @@ impl From<NotLoaded> for Blocked {
 }
 
 impl Index {
-    /// What the index says about the beginning of `[start, end)`.
+    /// Looks up the extent or hole at the beginning of `[start, end)`.
     pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
         self.tree.borrow_mut().segment(inode, start, end, &self.alloc.buckets())
     }
 
-    /// The same, reading the leaf if it is not in memory.
+    /// Looks up the extent or hole at the beginning of `[start, end)`, and reads the leaf if it is not in memory.
     pub(crate) async fn segment_loaded(
         &self,
         inode: Inode,
@@ -92,9 +93,9 @@ impl Index {
         }
     }
 
-    /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns how far it got (leaf and
-    /// key limits) and the journal entry. Clean copies of a device that may have lost what they are copies of become
-    /// holes.
+    /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns the end of the changed part,
+    /// which the leaf and the size of a key limit, and the journal entry. A clean copy becomes a hole if its backing
+    /// device has failed a flush, because the device may have lost the data that was copied.
     pub(crate) fn try_change(
         &self,
         inode: Inode,
@@ -145,7 +146,7 @@ impl Index {
         Ok((end, seq))
     }
 
-    /// Waits for what blocked a change.
+    /// Waits for the event that blocks a change.
     pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
         self.device.check()?;
         match blocked {
@@ -153,7 +154,8 @@ impl Index {
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
-                // The wait ends when the leaf is replaced, and also when its extents take less than two nodes have words.
+                // The wait ends when the leaf is replaced, and also when its extents take fewer words than two nodes
+                // have.
                 self.changed
                     .wait_until(|| {
                         self.device.check().is_err()
@@ -171,8 +173,8 @@ impl Index {
         }
     }
 
-    /// Goes on with a change until it is complete or has to wait. A set that failed takes no more dirty data: its volume
-    /// may be going on without it.
+    /// Continues a change until it is complete or has to wait. A failed set takes no more dirty data, because its
+    /// volumes may be served without it.
     pub(crate) fn advance(&self, change: &mut Change) -> Result<Progress, EngineError> {
         loop {
             self.device.check()?;
@@ -190,7 +192,7 @@ impl Index {
         }
     }
 
-    /// A whole change, waiting where it must. Returns the newest journal entry.
+    /// Carries out a whole change and waits where it must. Returns the newest journal entry with a key of it.
     pub(crate) async fn change(
         &self,
         inode: Inode,
@@ -209,7 +211,8 @@ impl Index {
         }
     }
 
-    /// The rest of a change that has to wait.
+    /// Carries out the rest of a change that has to wait for `blocked`. Returns the newest journal entry with a key of
+    /// it.
     pub(crate) async fn complete(
         &self,
         mut change: Change,
@@ -224,13 +227,13 @@ impl Index {
         }
     }
 
-    /// Words of keys that fit into one node.
+    /// The number of words of keys that fit into one node.
     pub(crate) fn leaf_words(&self) -> usize {
         self.geometry.node_sectors.bytes() as usize / 8 - 4
     }
 
-    /// Unwritten words at which a leaf is written without being asked: large enough that a set is worth its
-    /// padding, small enough that nodes take several sets before they are rewritten.
+    /// The number of unwritten words at which a leaf is queued for writing. It is large enough that the padding of a
+    /// bset is a small part of it, and small enough that a node takes several bsets before it is rewritten.
     fn leaf_write_words(&self) -> usize {
         (self.leaf_words() / 8).clamp(48, 2048)
     }
