@@ -1,13 +1,13 @@
-//! Keys that survived a process although no entry on the device has them: from and to words, and which ones count.
+//! The keys in a crash log: decoding them, and the decision which of them are replayed.
 //!
-//! What a [`CrashLogMemory`] kept is not a structure on a disk, but it can be of another time: it is tied to the sequence
-//! number of the superblock, which every program that registers the device raises, and entries that are on the device
-//! by now do not count.
+//! A crash log ([`CrashLogMemory`]) is memory and not a structure on the device, so it may belong to an older state of
+//! the device. It is tied to the sequence number of the superblock, which every program that registers the device
+//! raises. Entries that are on the device already are not replayed from the crash log.
 
 use format::{Bkey, Geometry, Jset, Ptr};
 use io::CrashLogMemory;
 
-/// The keys in words that were kept; what cannot be a key ends them.
+/// Decodes the keys in the words of a crash log; stops at words that cannot be a key.
 fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
     let mut keys = Vec::new();
     while let [high, low, rest @ ..] = words {
@@ -25,8 +25,8 @@ fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
     keys
 }
 
-/// What was kept of entries behind `newest`, the newest on the device, as the entries that follow it. `superblock_seq`
-/// is that of the superblock as it was found.
+/// The entries of the crash log that are newer than `newest`, the newest entry on the device; they are numbered as the
+/// entries that follow it. `superblock_seq` is the sequence number that the superblock had at the start.
 pub(crate) fn newer_entries(
     crash_log: &dyn CrashLogMemory,
     superblock_seq: u64,
@@ -42,7 +42,7 @@ pub(crate) fn newer_entries(
         seq = seq.next();
         Jset { seq, keys: keys_of(&words), ..newest.clone() }
     });
-    // Keys of another geometry would mean that it is another device after all.
+    // Keys that do not fit the geometry belong to another device.
     entries.take_while(|entry| entry.check_keys(geometry).is_ok()).collect()
 }
 

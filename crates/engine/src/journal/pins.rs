@@ -1,8 +1,9 @@
-//! Which journal entries are still needed.
+//! The journal entries that are still needed.
 //!
-//! Owns a count for each entry from the oldest needed one to the open one: how many btree leaves hold keys of that
-//! entry that no durable node has yet. Must not know the leaves. Invariant: `oldest` never passes an entry with a
-//! count above zero, nor the open entry.
+//! Owns a count for each entry from the oldest needed one to the open one: the number of btree leaves with keys of that
+//! entry that are in no durable node yet. Must not know the leaves.
+//!
+//! Invariant: `oldest` never passes an entry whose count is above zero, nor the open entry.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// Entries from `base` on may get pins.
+    /// Makes the pins of the entries from `base` on; none is pinned yet.
     pub(crate) fn new(base: JournalSeq) -> Pins {
         Pins { base, counts: VecDeque::new(), total: 0 }
     }
@@ -41,12 +42,12 @@ impl Pins {
         self.total -= 1;
     }
 
-    /// How many pins there are.
+    /// The number of pins.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The oldest entry that is needed, at most `open`; everything before it is forgotten.
+    /// The oldest entry that is needed, at most `open`. Entries before it can no longer be pinned.
     pub(crate) fn oldest(&mut self, open: JournalSeq) -> JournalSeq {
         while self.base < open {
             match self.counts.front() {
@@ -54,7 +55,7 @@ impl Pins {
                     self.counts.pop_front();
                 }
                 Some(_) => break,
-                // Nothing is pinned at all.
+                // No entry is pinned.
                 None => {
                     self.base = open;
                     break;
