@@ -65,12 +65,12 @@ impl Costs {
     }
 
     /// Busy time of one request that begins elsewhere than the one before it ended.
-    pub fn elsewhere(&self, sectors: Sectors) -> Nanos {
+    pub fn random(&self, sectors: Sectors) -> Nanos {
         nanos(self.request_ms + self.seek_ms + self.mib_ms * mib(sectors))
     }
 
     /// Busy time of one request that goes on where the one before it ended.
-    pub fn going_on(&self, sectors: Sectors) -> Nanos {
+    pub fn sequential(&self, sectors: Sectors) -> Nanos {
         nanos(self.request_ms + self.mib_ms * mib(sectors))
     }
 
@@ -94,7 +94,7 @@ fn nanos(ms: f64) -> Nanos {
     Nanos((ms * 1_000_000.0) as u64)
 }
 
-/// A request under way: give it back to [`CostModel::end`] or [`CostModel::forget`].
+/// A request under way: give it back to [`CostModel::end`] or [`CostModel::cancel`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the request stays in flight for ever"]
 pub struct Observed {
@@ -114,14 +114,14 @@ struct Sums {
 impl Sums {
     /// A window of this kind, in which this was done, took so long.
     fn add(&mut self, done: [f64; COSTS], ms: f64) {
-        let keep = MEMORY_MS / (MEMORY_MS + ms);
+        let decay = MEMORY_MS / (MEMORY_MS + ms);
         for i in 0..COSTS {
             // The products are the same both ways.
             for j in i..COSTS {
-                let sum = self.squares[i][j] * keep + done[i] * done[j];
+                let sum = self.squares[i][j] * decay + done[i] * done[j];
                 (self.squares[i][j], self.squares[j][i]) = (sum, sum);
             }
-            self.times[i] = self.times[i] * keep + done[i] * ms;
+            self.times[i] = self.times[i] * decay + done[i] * ms;
         }
     }
 
@@ -302,5 +302,5 @@ impl CostModel {
 
 /// Whether a stream in requests of this size is faster through one device than through another.
 pub fn faster_for_stream(one: &CostModel, other: &CostModel, sectors: Sectors) -> bool {
-    one.costs().going_on(sectors) < other.costs().going_on(sectors)
+    one.costs().sequential(sectors) < other.costs().sequential(sectors)
 }

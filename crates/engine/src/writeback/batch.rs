@@ -150,7 +150,7 @@ fn has_room(runs: usize, sectors: Sectors, next: Sectors, most: usize) -> bool {
 /// requests do not wait too long.
 fn runs_at_once(volume: &Volume, backing: &BackingDevice, size: Sectors) -> usize {
     let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
-    let each = backing.meter.model(|m| m.costs().elsewhere(size));
+    let each = backing.meter.model(|m| m.costs().random(size));
     in_time(queue_time, each)
 }
 

@@ -101,8 +101,8 @@ impl Picked {
         self.keys += run.extents.len();
         self.sectors = run.extents.iter().fold(self.sectors, |n, e| n + e.size);
         if let Some(costs) = &self.costs {
-            let read = run.filling.disk.map_or(Nanos(0), |(_, size)| costs.elsewhere(size));
-            self.time = self.time.after(read).after(costs.elsewhere(run.size));
+            let read = run.filling.disk.map_or(Nanos(0), |(_, size)| costs.random(size));
+            self.time = self.time.after(read).after(costs.random(run.size));
         }
         self.runs.push(run);
     }

@@ -141,14 +141,14 @@ fn an_answer_comes_behind_what_is_in_flight() {
     let costs = Costs::usual(true);
     let mut m = CostModel::new(costs);
     let alone = m.answer_time(Sectors(8));
-    assert_eq!(alone, costs.elsewhere(Sectors(8)));
+    assert_eq!(alone, costs.random(Sectors(8)));
     let large = m.begin(Sector(64), Sectors(4096), Nanos(0));
     let small = m.begin(Sector(0), Sectors(8), Nanos(0));
     let within_a_microsecond = |a: Nanos, b: Nanos| a.0.abs_diff(b.0) < 1000;
-    let behind_both = alone.after(costs.elsewhere(Sectors(4096))).after(costs.elsewhere(Sectors(8)));
+    let behind_both = alone.after(costs.random(Sectors(4096))).after(costs.random(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_both), "{:?}", m.answer_time(Sectors(8)));
     m.cancel(large);
-    let behind_one = alone.after(costs.elsewhere(Sectors(8)));
+    let behind_one = alone.after(costs.random(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_one));
     m.cancel(small);
     assert_eq!((m.answer_time(Sectors(8)), m.in_flight()), (alone, 0));
@@ -171,9 +171,9 @@ proptest! {
         within(ms(m.costs().per_request()), 5.0, 8.5, "of small requests only")?;
         run(&mut m, &mut device, &load(depth, 300, MIXED), &mut now, rng);
         prop_assert!(m.is_known());
-        within(ms(m.costs().elsewhere(Sectors(8))), 5.0, 8.5, "4 KiB")?;
-        within(ms(m.costs().elsewhere(Sectors(2048))), 5.5, 10.0, "1 MiB")?;
-        let predicted = 300.0 * ms(m.costs().elsewhere(Sectors(2048)));
+        within(ms(m.costs().random(Sectors(8))), 5.0, 8.5, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(2048))), 5.5, 10.0, "1 MiB")?;
+        let predicted = 300.0 * ms(m.costs().random(Sectors(2048)));
         let took = run(&mut m, &mut device, &load(depth, 300, LARGE), &mut now, rng) as f64 / 1e6;
         within(predicted / took, 0.7, 1.5, "a batch of large requests")?;
     }
@@ -189,13 +189,13 @@ proptest! {
         run(&mut m, &mut device, &load(depth, 300, MIXED), &mut now, rng);
         for _ in 0..20 {
             run(&mut m, &mut device, &load(depth, 1000, &[1984, 2008, 2016, 2040, 2048]), &mut now, rng);
-            within(ms(m.costs().elsewhere(Sectors(8))), 5.0, 8.5, "4 KiB")?;
-            within(ms(m.costs().elsewhere(Sectors(2048))), 6.0, 9.0, "1 MiB")?;
+            within(ms(m.costs().random(Sectors(8))), 5.0, 8.5, "4 KiB")?;
+            within(ms(m.costs().random(Sectors(2048))), 6.0, 9.0, "1 MiB")?;
         }
         // And they become dearer, if they do.
         let mut device = Throttled::new(50, 150_000_000);
         run(&mut m, &mut device, &load(depth, 600, SMALL), &mut now, rng);
-        within(ms(m.costs().elsewhere(Sectors(8))), 15.0, 22.0, "4 KiB, later")?;
+        within(ms(m.costs().random(Sectors(8))), 15.0, 22.0, "4 KiB, later")?;
     }
 
     /// A head that moves: seeks and bandwidth are told apart, and a stream costs no seeks.
@@ -210,8 +210,8 @@ proptest! {
         }
         within(ms(m.costs().per_request()), 5.0, 11.5, "a seek")?;
         // In one of 30,000 runs the estimate is below 3.5.
-        within(ms(m.costs().going_on(Sectors(2048))), 2.3, 10.5, "1 MiB of a stream")?;
-        within(ms(m.costs().elsewhere(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
+        within(ms(m.costs().sequential(Sectors(2048))), 2.3, 10.5, "1 MiB of a stream")?;
+        within(ms(m.costs().random(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
     }
 
     /// 3000 requests a second.
@@ -220,7 +220,7 @@ proptest! {
         let rng = &mut Rng::new(seed);
         let (mut m, mut device, mut now) = (model(false), Throttled::new(3000, 500_000_000), 0);
         run(&mut m, &mut device, &load(depth, 4000, SMALL), &mut now, rng);
-        within(ms(m.costs().elsewhere(Sectors(8))), 0.25, 0.45, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(8))), 0.25, 0.45, "4 KiB")?;
         prop_assert!(m.costs().per_request() < Nanos::from_ms(1));
     }
 
@@ -236,7 +236,7 @@ proptest! {
             m.end(o, Nanos(now));
             run(&mut m, &mut Ram, &load(depth, 200, MIXED), &mut now, rng);
         }
-        within(ms(m.costs().elsewhere(Sectors(8))), 0.0, 0.2, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(8))), 0.0, 0.2, "4 KiB")?;
     }
 
     /// A slow device with a short queue can still be the worse choice beside a fast one with a long queue, and the
@@ -457,8 +457,8 @@ proptest! {
 fn costs_add_up() {
     let c = Costs { request_ms: 1.5, seek_ms: 4.0, mib_ms: 10.0 };
     let micros = |n: u64| Nanos(n * 1000);
-    assert_eq!(c.elsewhere(Sectors(1024)), micros(10_500));
-    assert_eq!(c.going_on(Sectors(1024)), micros(6_500));
+    assert_eq!(c.random(Sectors(1024)), micros(10_500));
+    assert_eq!(c.sequential(Sectors(1024)), micros(6_500));
     assert_eq!(c.transfer(Sectors(1024)), micros(5_000));
     assert_eq!(c.per_request(), micros(5_500));
     let cheap = CostModel::new(Costs { mib_ms: 9.0, ..c });
