@@ -1,38 +1,40 @@
-//! Writeback beside clients: how much of the time it leaves to them, when it must hurry, and how clients are held back where
-//! it cannot keep up.
+//! Writeback beside clients: the share of the time that writeback takes, when it is urgent, and how writes are
+//! throttled when it cannot keep up.
 //!
-//! Writeback reads the cache device and writes the backing device, which clients wait for as well. While nobody waits it
-//! goes at the controller's rate without a break. While clients keep the devices busy it gets the smaller a share of the time
-//! the less the cache needs room: data that stays dirty a little longer costs nothing then, and what is overwritten
-//! meanwhile need never be written. A cache that fills up needs room in time, and one that is nearly full takes new
-//! data as fast as writeback makes room. Decision 016. Owns these measures and rules. Must not know who waits for what.
+//! Writeback reads the cache device and writes the backing device, for which clients wait, too. While no client waits,
+//! writeback runs at the rate of the controller without pauses. While clients keep the devices busy, its share of the
+//! time is smaller the less the cache needs room: data that stays dirty longer costs nothing then, and data that is
+//! overwritten meanwhile need not be written. A cache that fills up needs room in time, and a nearly full cache takes
+//! new data at the rate at which writeback makes room (decision 016).
 //!
-//! *Invariants:* shares are in `LEAST..=1`: writeback always goes on; where the cache needs room, nobody is spared; no
-//! write is held back for longer than its caller says.
+//! Owns these measures and rules. Must not know requests or devices.
+//!
+//! *Invariants:* shares are in `LEAST..=1`, so writeback never stops; a cache without room gives writeback all of the
+//! time; no write is delayed for longer than its caller allows.
 
 use io::Nanos;
 
-/// Writeback's share of the time while clients are always waiting and the cache has room.
+/// The share of the time for writeback while clients always wait and the cache has room.
 const LEAST: f64 = 0.05;
-/// How long it takes to forget: what was a second ago counts for little.
+/// The time after which a measurement has half of its weight.
 const MEMORY: Nanos = Nanos::from_secs(1);
-/// Buckets in use from which they count as pressure, and from which there is no more to give: between the two go writes
-/// around the cache (decision 011).
+/// The percentages of buckets in use at which pressure begins, and at which it is greatest. Between the two, more and
+/// more writes bypass the cache (decision 011).
 const IN_USE: (f64, f64) = (85.0, 95.0);
-/// Writeback hurries if what is left to fill lasts for less than this.
+/// Room is urgent if the buckets that are left last for less than this time.
 const ROOM_FOR_SECONDS: f64 = 12.0;
-/// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
-/// as writeback, and at most so many times slower than that.
+/// The percentage of used buckets above which writes that need new room are throttled. `THROTTLE_EVEN` percent above
+/// it, they are as fast as writeback; they are at most `THROTTLE_MOST` times slower than writeback.
 pub const THROTTLE_FROM_PERCENT: u32 = 88;
 const THROTTLE_EVEN: f64 = 3.0;
 const THROTTLE_MOST: f64 = 2.0;
-/// Share of used buckets from which writes begin to go around the cache although they are held back. Each takes from the
-/// disk what writes back dozens of blocks, so it is the last resort.
+/// The percentage of used buckets above which throttled writes begin to bypass the cache. A write past the cache takes
+/// as much time of the disk as writing back dozens of blocks, so it is the last resort.
 pub const BYPASS_FROM_PERCENT: u8 = 93;
 /// The longest pause between two batches.
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(5);
 
-/// The share of the time in which somebody waits, of late.
+/// Measures the recent share of the time in which a client waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Busy {
     waiting: bool,
@@ -41,14 +43,14 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// From now on somebody waits, or nobody.
+    /// Records that from now on a client waits (`waiting`), or that none does.
     pub fn waits(&mut self, waiting: bool, now: Nanos) {
         self.share = self.share(now);
         self.since = now;
         self.waiting = waiting;
     }
 
-    /// The share as of now, from 0 to 1.
+    /// The share at `now`, from 0 to 1.
     pub fn share(&self, now: Nanos) -> f64 {
         let span = now.since(self.since).0 as f64;
         let weight = span / (span + MEMORY.0 as f64);
@@ -57,20 +59,20 @@ impl Busy {
     }
 }
 
-/// How much the cache needs room.
+/// The state of the cache that determines how much it needs room.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
-    /// Dirty data in percent of the cache.
+    /// The percentage of the cache that is dirty data.
     pub dirty_percent: f64,
-    /// Buckets that cannot be reused at once, in percent.
+    /// The percentage of buckets that cannot be reused at once.
     pub in_use_percent: f64,
-    /// `cutoff_writeback` and `cutoff_writeback_sync`: up to the middle between them there is room for dirty data, with
-    /// more than the second there is none.
+    /// `cutoff_writeback` and `cutoff_writeback_sync`: up to the middle between them dirty data causes no pressure, and
+    /// above the second the pressure is greatest.
     pub cutoffs: (u8, u8),
 }
 
 impl Pressure {
-    /// From 0, plenty of room, to 1, none.
+    /// The pressure, from 0 (enough room) to 1 (no room).
     fn degree(&self) -> f64 {
         let between = |x: f64, (low, high): (f64, f64)| ((x - low) / (high - low).max(1.0)).clamp(0.0, 1.0);
         let (low, high) = (f64::from(self.cutoffs.0), f64::from(self.cutoffs.1));
@@ -85,14 +87,14 @@ pub fn share(busy: f64, pressure: &Pressure) -> f64 {
     1.0 - busy.clamp(0.0, 1.0) * (1.0 - least)
 }
 
-/// How long to rest after a batch that took so long, to have no more than a share of the time.
+/// The pause after a batch that took the time `took`, so that batches take only `share` of the time.
 pub fn pause(took: Nanos, share: f64) -> Nanos {
     let rest = took.0 as f64 * (1.0 / share.clamp(LEAST, 1.0) - 1.0);
-    // Saturates; negative or undefined never happens.
+    // The conversion saturates; the value is never negative or undefined.
     Nanos(rest as u64).min(LONGEST_PAUSE)
 }
 
-/// How fast something happens of late, from counts that are looked at now and then.
+/// Estimates the recent rate of events from a count that is read from time to time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RateEstimator {
     count: u64,
@@ -101,10 +103,10 @@ pub struct RateEstimator {
 }
 
 impl RateEstimator {
-    /// `count` as of now. Returns how much is added to it in a second.
+    /// Records the value of the count at `now`; returns its rate per second.
     pub fn observe(&mut self, count: u64, now: Nanos) -> f64 {
         let span = now.since(self.at);
-        // Looked at more often, the same counts would be told from each other by chance.
+        // Shorter spans have too few events for an estimate.
         if span >= Nanos::from_ms(100) {
             let seconds = span.as_seconds();
             let weight = seconds / (seconds + 2.0 * MEMORY.as_seconds());
@@ -116,21 +118,22 @@ impl RateEstimator {
     }
 }
 
-/// Whether a cache with so many buckets to spare had better make room now, if so many are filled each second; or
-/// because it is so full that filling it has slowed down.
+/// Whether the cache must make room now: either the `spare` buckets last too short a time at `filled_per_second`, or
+/// the cache is so full that writes are throttled and the rate says little.
 pub fn is_room_urgent(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
     in_use_percent >= THROTTLE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
 }
 
-/// Holds back writes that need new room as much as writeback makes room: a cache that is nearly full answers them at the
-/// speed of its writeback, and evenly.
+/// Throttles writes that need new room to the rate at which writeback makes room, so that a nearly full cache answers
+/// them evenly at that rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Throttle {
     due: Nanos,
 }
 
 impl Throttle {
-    /// When a write of `sectors` may go on. `cleaned_per_second`: sectors that writeback makes clean in a second.
+    /// The time until which a write of `sectors` is delayed, at most `most` from now. `cleaned_per_second`: the number
+    /// of sectors that writeback makes clean in a second.
     pub fn due(
         &mut self,
         now: Nanos,
@@ -145,7 +148,7 @@ impl Throttle {
         }
         let span = sectors as f64 / cleaned_per_second * (over / THROTTLE_EVEN).min(THROTTLE_MOST) * 1e9;
         let from = self.due.max(now);
-        // Whoever has waited long enough goes on, and others do not have to wait for what was not waited for.
+        // A write is delayed by at most `most`, and later writes do not wait for the part that was cut off.
         self.due = from.after(Nanos(span as u64)).min(now.after(most));
         self.due
     }
