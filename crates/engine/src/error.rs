@@ -151,7 +151,7 @@ mod tests {
         Place { device: "ssd".into(), set: "a-set".into() }
     }
 
-    /// Missing room, also as the reason for which a set was disabled; and the answer of an export.
+    /// Errors for lack of room, also as the cause of a disabled set, and their conversion for exports.
     #[test]
     fn missing_room_is_no_loss() {
         let disabled = |why: EngineError| EngineError::Disabled { set: "a-set".into(), why: Arc::new(why) };
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(answer, VolumeError::Failed(failed.into()));
     }
 
-    /// Each part of the place of a damage, as far as it is known.
+    /// The message has each known part of the place of a damage.
     #[test]
     fn damage_says_where_it_is() {
         let at = |bucket, path: &[u32]| {

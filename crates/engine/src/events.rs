@@ -111,7 +111,7 @@ mod tests {
     use crate::testing::run;
 
     #[test]
-    fn whoever_waits_is_told_of_the_first_event() {
+    fn the_first_event_ends_a_wait() {
         run(|rt| async move {
             let events = Rc::new(Events::default());
             let arrived = || {
@@ -133,7 +133,8 @@ mod tests {
         });
     }
 
-    /// A device was given up in the middle of a flood of errors, and the flood had washed the message away.
+    /// Regression: a device was disabled during thousands of failed requests, whose events displaced the event of the
+    /// disabled device.
     #[test]
     fn a_flood_of_failures_leaves_what_else_happened() {
         let events = Events::default();

@@ -17,7 +17,7 @@ fn geometry() -> Geometry {
 
 /// A wait whose future is dropped no longer counts.
 #[test]
-fn a_wait_that_is_given_up_does_not_count() {
+fn a_wait_that_is_dropped_does_not_count() {
     run(|rt| async move {
         let alloc = Pool::new(&geometry(), 1024, 2);
         {

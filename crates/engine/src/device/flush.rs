@@ -185,7 +185,7 @@ mod tests {
         });
     }
 
-    /// Begins to wait for a flush, and gives that up while the flush is under way.
+    /// Begins to wait for a flush, and drops the future while the flush is under way.
     async fn give_up(disk: &Rc<TestDisk>, gate: &FlushGate, tick: Tick, rt: &io::Handle) {
         disk.hold(true);
         let given_up = std::pin::pin!(gate.ensure(tick));
@@ -193,9 +193,10 @@ mod tests {
         assert!(matches!(first, io::sync::Either::Right(())));
     }
 
-    /// A caller that went away in the middle of a flush left it under way for ever, and every later caller waited for it.
+    /// Regression: a caller that was dropped in the middle of a flush left the flush under way for ever, and every
+    /// later caller waited for it.
     #[test]
-    fn a_flush_that_is_given_up_ends() {
+    fn a_flush_whose_caller_is_dropped_ends() {
         run(|rt| async move {
             let disk = TestDisk::new(64);
             let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
@@ -207,10 +208,10 @@ mod tests {
         });
     }
 
-    /// The caller of a flush that failed had given up, so the error was lost. The next flush succeeded, and data that the device
-    /// had dropped was acknowledged.
+    /// Regression: the caller of a failed flush was dropped, so the error was lost. The next flush succeeded, and data
+    /// that the device had dropped was acknowledged.
     #[test]
-    fn a_flush_that_is_given_up_and_fails_stays_failed() {
+    fn a_failed_flush_whose_caller_is_dropped_stays_failed() {
         run(|rt| async move {
             let disk = TestDisk::new(64);
             let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));

@@ -520,7 +520,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the gaps are, each piece is in one read.
+        /// With any gaps, each piece is in exactly one read.
         #[test]
         fn every_piece_is_read_once(pieces in prop::collection::vec((0u64..200, 1u64..300), 0..20)) {
             let mut at = 0;

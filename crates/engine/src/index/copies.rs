@@ -213,7 +213,7 @@ mod tests {
     }
 
     proptest! {
-        /// What must be flushed is the newest of everything, for each device once.
+        /// The ticks are the newest of all copies, with one entry for each device.
         #[test]
         fn each_device_is_waited_for_once(one in added(), other in added()) {
             let mut both = copies(&one);

@@ -133,7 +133,7 @@ mod tests {
         d.device_mut(ONE).add(Sector(0), Sectors(4096));
         d.device_mut(ONE).add(Sector(8192), Sectors(8192));
         d.device_mut(ONE).begin_stripes(geometry());
-        // Behind the walk: it will find them itself.
+        // Behind the walk, which will find these sectors itself.
         d.device_mut(ONE).add(Sector(4096), Sectors(4096));
         d.device_mut(ONE).remove(Sector(8192), Sectors(8), JournalSeq(0));
         assert!(full(&d).is_empty());

@@ -366,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// What every sector of every inode holds: the cache sector and whether it is dirty.
+    /// The expected content of every sector of every inode: the cache sector and the dirty flag.
     type Naive = BTreeMap<(u32, u64), (u64, bool)>;
 
     #[derive(Clone, Debug)]
@@ -456,7 +456,7 @@ mod tests {
         }
     }
 
-    /// Adds an entry of 8 sectors that joins no other.
+    /// Adds an entry of 8 sectors that cannot be joined with another.
     fn add(x: &mut Extents, inode: u32, slot: u64) {
         let ptr = Ptr::new(0, Sector(slot * 32), Gen(0));
         let e = Entry::extent(Sector(slot * 16 + 8), Sectors(8), true, ptr);
@@ -467,7 +467,7 @@ mod tests {
         x.chunks.iter().map(|c| (c.inode.0, c.entries.len())).collect()
     }
 
-    /// A full chunk is cut at its end for an entry behind all others, in its middle for any other.
+    /// A full chunk is split at its end for an entry behind all others, and in its middle for any other entry.
     #[test]
     fn chunks_are_filled_before_there_are_others() {
         let mut x = Extents::new(Sectors(64));
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(chunks(&y), [(1, 65), (1, 64)]);
     }
 
-    /// What is put between two chunks belongs to the first of them, where it may join the last entry.
+    /// An entry between two chunks goes to the first of them, where it may be joined with the last entry.
     #[test]
     fn an_entry_joins_the_end_of_a_full_chunk() {
         let mut x = Extents::new(Sectors(64));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use crate::index::entry::Entry;
 
-    /// One change: an extent, or a hole.
+    /// One change: an extent or a hole.
     type Change = (u64, u64, bool);
 
     fn entry(start: u64, size: u64, hole: bool, n: u64) -> Entry {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// Sets are written as leaves do it; what they amount to is compared with an overlay of all their keys.
+        /// Bsets are written as a leaf writes them; the estimate is compared with a merge of all their keys.
         #[test]
         fn the_estimate_is_never_too_low(
             sets in prop::collection::vec(prop::collection::vec((0u64..400, 1u64..60, prop::bool::weighted(0.2)), 1..20), 1..12),

@@ -91,13 +91,14 @@ mod tests {
         }
         assert_eq!(words.0.borrow().len(), 8);
         assert_eq!(keys_of(&words.0.borrow()), keys);
-        // A process that died while it wrote one leaves a part of it.
+        // A process that crashed while it recorded a key leaves a part of it.
         let some = &words.0.borrow()[..7];
         assert_eq!(keys_of(some), keys[..2]);
         assert_eq!(keys_of(&[u64::MAX; 9]), []);
     }
 
-    /// Keys of two entries, of which the device has the first by now, on a device whose superblock is the tied one or not.
+    /// Keys of two entries, the first of which is on the device, with and without the superblock to which the crash log
+    /// is tied.
     #[test]
     fn entries_behind_the_newest_follow_it() {
         struct ThreeEntries;

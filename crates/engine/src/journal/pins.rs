@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a count for each entry that was ever pinned.
+        /// Compares the pins with a map of counts of all entries that were ever pinned.
         #[test]
         fn agrees_with_a_map_of_counts(steps in prop::collection::vec((0u8..4, 0u64..6), 1..200)) {
             let (mut pins, mut naive) = (Pins::new(JournalSeq(5)), BTreeMap::<u64, u32>::new());
@@ -99,7 +99,7 @@ mod tests {
                     }
                     2 => open += n,
                     _ => {
-                        // What is not pinned is given up, but for the open entry.
+                        // Entries without pins can no longer be pinned, except the open entry.
                         base = naive.keys().next().copied().unwrap_or(open);
                         prop_assert_eq!(pins.oldest(JournalSeq(open)), JournalSeq(base));
                     }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "journal entry 4 was given up, the oldest is 5")]
-    fn an_entry_that_was_given_up_cannot_be_pinned() {
+    fn a_released_entry_cannot_be_pinned() {
         Pins::new(JournalSeq(5)).pin(JournalSeq(4));
     }
 
@@ -140,9 +140,9 @@ mod tests {
         assert_eq!(p.oldest(JournalSeq(13)), JournalSeq(12));
     }
 
-    /// The open entry may be pinned again after nothing pinned it.
+    /// The open entry may be pinned again after its last pin was released.
     #[test]
-    fn the_open_entry_is_not_forgotten() {
+    fn the_open_entry_stays_pinnable() {
         let mut p = Pins::new(JournalSeq(5));
         p.pin(JournalSeq(7));
         p.unpin(JournalSeq(7));

@@ -151,8 +151,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// An entry has room where it fits, if enough blocks are left behind it: in its bucket, and in those whose entries
-        /// nobody needs then.
+        /// There is room for an entry if it fits and leaves enough free blocks: in its bucket, and in buckets whose
+        /// entries are not needed after it is durable.
         #[test]
         fn room_is_what_is_left(
             newest in prop::collection::vec(0u64..20, 2..6),
@@ -204,7 +204,7 @@ mod tests {
     fn entries_leave_the_reserve() {
         let mut r = ring(4);
         let mut seq = JournalSeq(1);
-        // Everything from entry 1 on is needed.
+        // All entries from entry 1 on are needed.
         let mut taken = 0;
         while r.has_room(512, 10, JournalSeq(1)) {
             r.take(512, seq);
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(taken, 4 * 8 - 10);
         assert!(r.has_room(512, 9, JournalSeq(1)));
         assert!(r.has_room(5 * 512, 0, JournalSeq(1)), "in the last bucket");
-        // An entry that gives up two buckets may use the reserve itself.
+        // An entry that frees two buckets may use the reserve.
         assert!(r.has_room(512, 10, JournalSeq(17)));
         for _ in 0..10 {
             assert!(r.has_room(512, 0, JournalSeq(1)));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_two_buckets_keeps_turning() {
+    fn a_ring_of_two_buckets_never_gets_stuck() {
         let mut r = ring(2);
         for s in 1..100 {
             let seq = JournalSeq(s);

@@ -72,11 +72,8 @@ impl Bridging {
             Bridge::Off => false,
             Bridge::Always => true,
             Bridge::Auto => {
-                let read = if shape.missing > Sectors::ZERO {
-                    self.costs.random(shape.missing)
-                } else {
-                    Nanos(0)
-                };
+                let read =
+                    if shape.missing > Sectors::ZERO { self.costs.random(shape.missing) } else { Nanos(0) };
                 let bridged = read.after(self.costs.random(shape.span));
                 let requests = Nanos(self.costs.per_request().0.saturating_mul(shape.groups));
                 bridged < requests.after(self.costs.transfer(shape.dirty))

@@ -255,7 +255,7 @@ mod tests {
     const A: StreamHint = StreamHint(1);
     const B: StreamHint = StreamHint(2);
 
-    /// The same rules without chains and rings: live records, most recently used first.
+    /// The same rules without chains and rings: a list of live records, the most recently used one first.
     #[derive(Default)]
     struct Naive {
         records: Vec<Record>,
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_forgotten_after_five_seconds() {
+    fn a_stream_ends_after_five_seconds() {
         let mut d = SequentialDetector::new();
         feed(&mut d, 0, 8, 0, A);
         assert_eq!(feed(&mut d, 8, 8, 5000, A), 16, "5 s later: still known");
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX), A), Sectors(2));
     }
 
-    /// The records of streams at places of all kinds are spread over the chains: a look at one is short.
+    /// The records of streams at positions of all kinds are spread over the chains, so each chain is short.
     #[test]
     fn chains_are_short() {
         for step in [8, 128, 1000, 1 << 20, (1 << 20) + 8] {
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    /// The least recently used record goes first, also after some were joined and given up.
+    /// The least recently used record is replaced first, also after some were joined or have expired.
     #[test]
     fn records_are_taken_in_the_order_of_their_use() {
         let mut order = UseOrder::new();

@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(d.geometry().stripe_sectors(), Sectors(1 << 31));
     }
 
-    /// Optimal I/O sizes around the least stripe, and around its parts.
+    /// Optimal I/O sizes around the smallest stripe, and around its parts.
     #[test]
     fn small_stripes_are_taken_several_at_a_time() {
         for (optimal, stripe) in [
@@ -299,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against one flag per sector, on a geometry small enough to try many.
+        /// Compares the counts with one flag for each sector, on a small geometry.
         #[test]
         fn agrees_with_a_map_of_sectors(
             stripe in 1u64..40, data_offset in 0u64..50, data in 1u64..200,
@@ -311,7 +311,7 @@ mod tests {
             for (add, at, sectors) in ops {
                 let start = data_offset + at % data;
                 let end = (start + sectors).min(data_offset + data);
-                // As an index does: runs of sectors that really change.
+                // Only sectors that change are passed, as the index does.
                 for sector in start..end {
                     if dirty[sector as usize] != add {
                         dirty[sector as usize] = add;

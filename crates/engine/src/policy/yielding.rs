@@ -161,7 +161,7 @@ mod tests {
     const ROOM: Pressure = Pressure { dirty_percent: 20.0, in_use_percent: 60.0, cutoffs: (40, 70) };
 
     #[test]
-    fn clients_that_wait_all_the_time_are_busy_and_are_forgotten() {
+    fn busy_clients_count_less_after_they_stop() {
         let mut b = Busy::default();
         let second = |s: u64| Nanos::from_secs(s);
         assert_eq!(b.share(second(3)), 0.0);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_or_no_room_is_no_reason_to_rest() {
+    fn without_clients_or_without_room_there_is_no_pause() {
         assert_eq!(share(0.0, &ROOM), 1.0);
         assert_eq!(pause(Nanos::from_ms(100), 1.0), Nanos(0));
         for full in [Pressure { dirty_percent: 75.0, ..ROOM }, Pressure { in_use_percent: 96.0, ..ROOM }] {
@@ -267,7 +267,7 @@ mod tests {
         near(b.share(ms(7000)), 0.125);
     }
 
-    /// Counts are looked at after a tenth of a second at least, and the newest counts by its time.
+    /// A count is used only after at least 0.1 s, and its weight depends on the time since the last one.
     #[test]
     fn rate_estimates_by_hand() {
         let near =

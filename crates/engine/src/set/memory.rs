@@ -80,16 +80,16 @@ mod tests {
         assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
         drop(one);
         assert_eq!(budget.used(), 0);
-        // A bucket more takes one more place in each table.
+        // One more bucket takes one more place in each table.
         let bytes =
             |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), &place).map(|r| r.bytes()).unwrap();
         let priority = size_of::<format::BucketPrio>() as u64;
         let each = [Buckets::BYTES_EACH, Reuse::BYTES_EACH, priority, priority, 1, 1];
         assert_eq!(bytes(1001) - bytes(1000), each.iter().sum::<u64>());
-        // Beside them the largest buffer: a bucket, or the nodes that are read ahead.
+        // The largest buffer is added: a bucket, or the nodes that are read ahead.
         let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);
         assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);
-        // Twice what it takes is a budget, and a byte less is none.
+        // A budget of twice the size is enough, and one byte less is not.
         let wanted = bytes(1000);
         let within = |limit| reserve(&MemoryBudget::new(limit), &geometry(1000, 1024), &place).is_ok();
         assert!(within(2 * wanted) && !within(2 * wanted - 1));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a loop that decays whenever more than a period of I/Os has passed.
+        /// Compares the count with a loop that decays after each period of I/Os.
         #[test]
         fn errors_fade_by_the_period(
             steps in prop::collection::vec((prop::bool::weighted(0.3), 0u32..5, 0u8..8), 1..400)

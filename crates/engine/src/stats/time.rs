@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Eight events of 8 ns after one of none: an eighth of what is missing each time, in parts of a 256th.
+    /// Eight events of 8 ns after one of 0 ns: each adds an eighth of the difference, rounded to 1/256.
     #[test]
     fn averages_keep_fractions() {
         let mut t = TimeStats::new();

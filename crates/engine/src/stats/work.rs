@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::testing::run;
 
-    /// A task that waits twice runs three times; its result is what it was.
+    /// A task that waits twice has three slices, and its result is unchanged.
     #[test]
     fn each_run_of_a_task_is_a_slice() {
         run(|rt| async move {

@@ -123,7 +123,12 @@ static KNOBS: &[Knob] = &[
         "time until keys without a waiting flush are journaled",
         number!(journal_delay_ms: u16, 0, u16::MAX as u64),
     ),
-    Knob::new("errors", Unit::None, "reaction to an error that makes the set fail", choice_of!(errors: OnError)),
+    Knob::new(
+        "errors",
+        Unit::None,
+        "reaction to an error that makes the set fail",
+        choice_of!(errors: OnError),
+    ),
     Knob::new(
         "io_error_limit",
         Unit::None,

@@ -132,7 +132,7 @@ mod tests {
         WritebackState::new(VolumeLoad::new(None, WritebackRate::new(Nanos(1))))
     }
 
-    /// The speed of writeback follows what batches do, a quarter of the way each time.
+    /// The speed of writeback moves a quarter of the way to that of each batch.
     #[test]
     fn how_fast_writeback_is() {
         let w = state();
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(w.rate(), 4711);
     }
 
-    /// Whoever waits for a drain is told after three failures in a row; a new drain begins to count anew.
+    /// A drain ends after three failures in a row; a new drain begins to count from 0.
     #[test]
     fn writeback_gives_up_after_three_failures() {
         let w = state();

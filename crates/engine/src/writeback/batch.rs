@@ -426,7 +426,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of a range, everything is written but gaps of zeros, in as few parts as that takes. Dirty zeros are data.
+        /// Everything of a range is written except gaps of zeros, in the smallest number of parts. Dirty zeros are
+        /// data.
         #[test]
         fn all_but_holes_is_written(
             pieces in prop::collection::vec((0usize..3, any::<bool>(), 1u64..4, any::<bool>()), 1..9)

@@ -360,7 +360,7 @@ mod tests {
         Picked { runs: Vec::new(), bridging, costs, stripes: None, keys, sectors, limit, time: Nanos(0) }
     }
 
-    /// A run of `extents` extents of a sector each, over so many sectors, of which so many are read.
+    /// A run of `extents` extents of one sector each, with its size and the number of sectors that are read.
     fn push(picked: &mut Picked, extents: u64, span: u64, read: u64) {
         let ranges = Rc::new(Ranges::default());
         let guard = ranges.try_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
@@ -371,7 +371,7 @@ mod tests {
         picked.push(Run { start: Sector(0), size: Sectors(span), extents, filling, guard });
     }
 
-    /// Pushes runs until the batch is full; returns how many that took.
+    /// Pushes runs until the batch is full; returns their number.
     fn runs_until_full(mut picked: Picked, (extents, span, read): (u64, u64, u64)) -> usize {
         for n in 0..1000 {
             if picked.is_full() {

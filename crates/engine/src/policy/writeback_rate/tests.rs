@@ -55,7 +55,7 @@ fn proportional_and_integral_terms_add_up() {
     assert_eq!((rate.rate(), rate.change), (5100, 4076));
     update(&mut rate, &inputs(409_715), T0);
     assert_eq!((rate.rate(), rate.change), (5200, 100));
-    // More than 1 ms behind the limiter: the integral rests.
+    // More than 1 ms behind the limiter: the integral does not grow.
     update(&mut rate, &inputs(409_715), T0.after(Nanos(1_000_000)));
     assert_eq!(rate.rate(), 5200);
     // error -209 715: P = -5242; integral 2 000 000 - 1 048 575 = 951 425: I = 95; minimum 8.
@@ -326,9 +326,9 @@ fn zeros_count_as_one() {
     assert_eq!(zero.delay(Sectors(1), T0), one.delay(Sectors(1), T0));
 }
 
-/// Nothing is shown before the first update but the rate; and what the last one did can be asked for.
+/// Before the first update only the rate is shown; the result of the last update can be read.
 #[test]
-fn a_rate_says_what_it_is() {
+fn the_last_update_can_be_read() {
     let mut rate = WritebackRate::new(T0);
     let fresh = rate.debug(Sectors(0), true, T0);
     let nothing = RateDebug {
@@ -359,7 +359,7 @@ fn a_rate_says_what_it_is() {
     assert!(!rate.is_idle(), "by hand");
 }
 
-/// Terms that do not fit go to the end that they are beyond.
+/// Terms outside the range are limited to its ends.
 #[test]
 fn terms_saturate_to_their_side() {
     let max = i128::from(i64::MAX);
@@ -453,7 +453,7 @@ fn an_equal_fragmentation_term_does_not_decide() {
     }
 }
 
-/// What an update says is what it did, whatever the one before it did.
+/// The result of an update does not depend on the result of the one before.
 #[test]
 fn an_update_without_dirty_data_ends_what_was_before() {
     let spread = RateInputs { available_buckets: 819, in_use_percent: 60, ..inputs(122_900) };
