@@ -174,7 +174,10 @@ impl CacheSet {
             );
         }
         if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
-            return refuse(backing, format!("is larger than {MAX_POSITION} sectors"));
+            return refuse(
+                backing,
+                format!("size: expected an end of the data at sector {MAX_POSITION} at most"),
+            );
         }
         Ok(())
     }
@@ -257,7 +260,7 @@ impl CacheSet {
                 mark(Mark::RefusedTruncated);
                 return Err(EngineError::Invalid(format!(
                     "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
-                     {start} and {end}, where the device has its data: was it truncated?",
+                     {start} and {end}, the data area of the device, which may have been truncated",
                     backing.disk.info().name
                 )));
             }
@@ -289,7 +292,9 @@ impl CacheSet {
         let block = core.cache.geometry.block_sectors.0;
         let size = Sectors(size.0 / block * block);
         if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
-            return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
+            return Err(EngineError::Invalid(format!(
+                "volume: expected 1 block to {MAX_POSITION} sectors, found {size}"
+            )));
         }
         let _config = core.cache.uuids.lock().await;
         let Some(inode) = self.free_slot_after_walk().await? else {

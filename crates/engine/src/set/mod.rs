@@ -202,7 +202,7 @@ impl CacheSet {
         next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
         if !next.synchronous {
             return Err(EngineError::Invalid(
-                "synchronous: 0 would throw the cache away at the next start, dirty data included; detach the \
+                "synchronous: expected 1; 0 would discard the cache with its dirty data at the next start. Detach the \
                  devices and format the cache instead"
                     .into(),
             ));

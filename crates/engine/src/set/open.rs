@@ -172,7 +172,7 @@ async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) ->
     let root_bucket = prio_at(g.prio_buckets + 1);
     if root_bucket.0 >= g.nbuckets {
         return Err(EngineError::Invalid(format!(
-            "{}: {} buckets are too few for the metadata of a set",
+            "{}: expected more than {root_bucket} buckets, for the metadata of a set, found {}: format it with smaller buckets",
             place.device, g.nbuckets
         )));
     }

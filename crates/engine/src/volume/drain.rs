@@ -67,7 +67,7 @@ impl Volume {
             let left = cache.index.tree().dirty_sectors(inode);
             let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
             return Err(EngineError::Invalid(format!(
-                "{}: {left} dirty sectors are left: {why}",
+                "{}: {left} dirty sectors could not be written back: {why}",
                 self.label_or_name()
             )));
         }
