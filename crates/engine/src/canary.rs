@@ -73,7 +73,7 @@ table! {
         MissOverNewerWrite,
         /// A read miss is inserted over a hole whose journal entry is not durable.
         MissOverPendingHole,
-        /// Only misses that begin before a write are invalid, not those that begin during it.
+        /// Misses that begin during a write are not invalidated.
         SecondInvalidationSkipped,
         /// A write does not invalidate the misses that are under way.
         FirstInvalidationSkipped,

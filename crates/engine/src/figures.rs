@@ -154,7 +154,7 @@ pub struct SetFigures {
     pub now: io::Nanos,
     /// Settings.
     pub tunables: SetTunables,
-    /// Its volumes.
+    /// The volumes of the set.
     pub volumes: Vec<VolumeFigures>,
 }
 

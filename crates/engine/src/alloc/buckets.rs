@@ -48,6 +48,7 @@ const TO_WIPE: u8 = 4;
 /// A bucket marked [`SLOW`] ages once while the others age this many times.
 const SLOW_AGING: u32 = 8;
 
+/// The state of one bucket.
 #[derive(Clone, Copy)]
 struct Bucket {
     generation: Gen,
@@ -87,6 +88,7 @@ impl Bucket {
     }
 }
 
+/// The table of all buckets, with counts over all of them.
 pub(crate) struct Buckets {
     table: Vec<Bucket>,
     bucket_shift: u32,

@@ -4,8 +4,8 @@
 //! ([`open`]), the choice of the buckets that are evicted next ([`eviction`]), and the priorities on disk (`prio`). Its
 //! task (`refill`) keeps the list full: it invalidates buckets and makes their new generations durable.
 //!
-//! It uses the journal, whose entries make a prio chain take effect. Must not know the index: the index borrows the
-//! table to account its keys ([`Allocator::buckets_mut`]).
+//! The allocator uses the journal, because the entry that names a prio chain makes the chain take effect. Must not know
+//! the index: the index borrows the table to account its keys ([`Allocator::buckets_mut`]).
 
 mod buckets;
 mod eviction;

@@ -36,6 +36,7 @@ pub(crate) struct Placed {
     pub(crate) size: Sectors,
 }
 
+/// An open bucket.
 struct Open {
     bucket: BucketNr,
     stream: Stream,
@@ -47,6 +48,7 @@ struct Open {
     last_used: u64,
 }
 
+/// The open buckets of all kinds of data.
 pub(crate) struct OpenBuckets {
     open: Vec<Open>,
     limit: usize,

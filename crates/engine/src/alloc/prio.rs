@@ -113,6 +113,7 @@ pub(crate) async fn load_prios(
     Ok(loaded)
 }
 
+/// A prio set that was read, and its size.
 struct ReadSet {
     prios: Vec<BucketPrio>,
     size: Sectors,

@@ -20,6 +20,7 @@ use crate::stats::{BackingErrors, ErrorVerdict};
 /// The number of failed requests at which a failed flush disables the device.
 const LIMIT_OF_FLUSHES: u32 = 64;
 
+/// A backing device of a cache set, or one that is served without a cache.
 pub(crate) struct BackingDevice {
     pub(crate) disk: Disk,
     pub(crate) gate: FlushGate,

@@ -19,6 +19,7 @@ use crate::canary::{Bug, bug};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Tick(u64);
 
+/// Sends the flushes of one device, and records which writes they have made durable.
 pub(crate) struct FlushGate {
     state: Rc<State>,
 }

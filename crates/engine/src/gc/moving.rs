@@ -1,10 +1,10 @@
 //! The moving garbage collector, which packs the live data of sparsely filled buckets together, so that whole buckets
 //! become free.
 //!
-//! It runs after a walk if `copy_gc_enabled` is set, and by itself when a little dirty data fills each of many buckets:
-//! random overwrites leave some data in every bucket, so the cache could take no more data long before it is full. If a
-//! read from the backing device costs much more than a move, clean data is packed, too, before buckets that are mostly
-//! empty would be evicted.
+//! Packing runs after a walk if `copy_gc_enabled` is set, and by itself when each of many buckets has a little dirty
+//! data: random overwrites leave some data in every bucket, so the cache could take no more data long before it is
+//! full. If a read from the backing device costs much more than a move, clean data is packed, too, before buckets that
+//! are mostly empty would be evicted.
 //!
 //! Invariants: a moved extent stays clean or dirty. The new key of a dirty extent is journaled, so replay can never
 //! bring the old place back over the new one (semantics section 18, item 8). A new key is inserted only where the index

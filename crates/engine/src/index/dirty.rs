@@ -28,6 +28,7 @@ pub(crate) struct DirtyDevice {
     stripes: Option<Counted>,
 }
 
+/// The dirty stripes of a device, as far as the walk has counted them.
 struct Counted {
     stripes: DirtyStripes,
     /// The position up to which the walk has counted.

@@ -11,8 +11,10 @@ use format::{Inode, Sector, Sectors};
 
 use super::entry::Entry;
 
+/// The largest number of entries in a chunk.
 const CHUNK_ENTRIES: usize = 128;
 
+/// A part of the list, with entries of one inode.
 struct Chunk {
     inode: Inode,
     /// Whether an entry may be unwritten; true whenever one is.

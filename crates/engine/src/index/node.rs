@@ -25,6 +25,7 @@ impl NodeId {
 /// The greatest position that a node covers, which is the position of its key.
 pub(crate) type Bound = (Inode, Sector);
 
+/// A btree node in memory.
 pub(crate) struct Node {
     pub(crate) level: u16,
     pub(crate) bound: Bound,
@@ -46,9 +47,11 @@ pub(crate) struct Node {
     pub(crate) body: Body,
 }
 
+/// The content of a node, by its kind.
 pub(crate) enum Body {
+    /// A leaf, which has the keys of data.
     Leaf(Leaf),
-    /// The children, ascending by bound.
+    /// An internal node with its children, ascending by bound.
     Internal(Vec<NodeId>),
 }
 

@@ -74,6 +74,7 @@ pub(crate) struct Fill {
     pub(crate) words: usize,
 }
 
+/// The nodes of the index in memory.
 pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
     free: Vec<u32>,

@@ -40,8 +40,9 @@ const HEADER_BYTES: usize = 240;
 /// Largest entry (format section 9.1).
 const MAX_ENTRY_BYTES: usize = 32768;
 
+/// The open entry, the ring and the pins, which change together.
 struct State {
-    /// Keys of the open entry.
+    /// The keys of the open entry.
     keys: Vec<Bkey>,
     spare: Vec<Bkey>,
     words: usize,
@@ -106,6 +107,7 @@ pub(crate) struct Layout {
     pub(crate) block_sectors: Sectors,
 }
 
+/// The journal of one cache set.
 pub(crate) struct Journal {
     device: Rc<CacheDevice>,
     layout: Layout,

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use format::JournalSeq;
 
+/// The counts of pins of the journal entries that are still needed.
 pub(crate) struct Pins {
     base: JournalSeq,
     counts: VecDeque<u32>,

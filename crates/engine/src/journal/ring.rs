@@ -13,6 +13,7 @@ use format::{JournalSeq, Sectors};
 
 use crate::canary::{Bug, bug};
 
+/// The journal ring: the buckets in which entries are written in turn.
 pub(crate) struct Ring {
     bucket_sectors: Sectors,
     block_sectors: Sectors,

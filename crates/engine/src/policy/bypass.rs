@@ -119,7 +119,7 @@ impl BypassReason {
 pub struct BypassInputs {
     /// The kind of the request.
     pub kind: RequestKind,
-    /// What it is for.
+    /// The purpose of the request.
     pub hints: RequestHints,
     /// The position on the *backing device*, including `data_offset`.
     pub start: Sector,
@@ -270,7 +270,7 @@ pub fn dirty_limit_percent(cutoff_writeback_sync: u8, random: u32) -> u8 {
 pub struct WriteInputs {
     /// The kind of the request: write or discard.
     pub kind: RequestKind,
-    /// What it is for.
+    /// The purpose of the request.
     pub hints: RequestHints,
     /// The device's cache mode.
     pub mode: CacheMode,

@@ -30,7 +30,7 @@ pub enum Direction {
 pub struct Congestion {
     read_threshold: u64,
     write_threshold: u64,
-    /// When the last slow I/O completed, in units of 1024 ns.
+    /// The time at which the last slow I/O completed, in units of 1024 ns.
     last_slow: i64,
     /// `-1024..=0`.
     level: i64,

@@ -272,7 +272,7 @@ impl CostModel {
                 let target = times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
                 x[i] = (target / (squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
             }
-            // It begins with the last costs, so it usually converges after few rounds.
+            // The search begins with the last costs, so it usually converges after few rounds.
             if x == before {
                 break;
             }

@@ -68,7 +68,7 @@ impl RateLimiter {
         self.rate = rate.max(1);
     }
 
-    /// When the next I/O is due.
+    /// The time at which the next I/O is due.
     pub fn next(&self) -> Nanos {
         self.next
     }

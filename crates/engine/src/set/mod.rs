@@ -57,7 +57,7 @@ pub struct SetStatus {
     pub journal_free: (usize, usize),
     /// The number of journal entries written since the start, and of their bytes.
     pub journal_written: (u64, u64),
-    /// Why the set is disabled, if it is.
+    /// The failure that disabled the set, if it is disabled.
     pub failed: Option<String>,
 }
 

@@ -52,7 +52,7 @@ impl View {
     }
 }
 
-/// What a view shows.
+/// The values of a view.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ViewValues {
     /// Reads, not bypassed, that were completely served from the cache.
@@ -214,7 +214,7 @@ impl CacheStats {
         self.last_tick.after(TICK)
     }
 
-    /// What a view shows.
+    /// The values of a view.
     pub fn view(&self, view: View) -> ViewValues {
         let counts = match view {
             View::Total => self.total,

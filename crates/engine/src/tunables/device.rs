@@ -32,11 +32,11 @@ type Knob = knob::Knob<DeviceTunables>;
 pub struct DeviceTunables {
     /// Name of the device, at most 32 bytes.
     pub label: String,
-    /// What happens to writes.
+    /// The cache mode, which determines the path of writes.
     pub cache_mode: CacheMode,
-    /// Which requests that read ahead are cached.
+    /// The policy for caching read-ahead and background requests.
     pub readahead_cache_policy: ReadaheadPolicy,
-    /// What happens to the device when its cache set fails.
+    /// The reaction of the device to a failure of its cache set.
     pub stop_when_cache_set_failed: StopWhenFailed,
     /// Streams from this many bytes on bypass the cache; 0 if no stream does.
     pub sequential_cutoff: u32,
@@ -71,7 +71,7 @@ pub struct DeviceTunables {
     pub io_error_limit: u32,
     /// Whether all I/O of the device fails.
     pub io_disable: bool,
-    /// Which requests are cached. Not in the kernel.
+    /// The admission policy, which decides which requests are cached. Not in the kernel.
     pub admission: Admission,
     /// The controller of the rate of writeback. Not in the kernel.
     pub writeback_controller: Controller,

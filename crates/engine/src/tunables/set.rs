@@ -74,7 +74,7 @@ pub struct SetTunables {
     pub cutoff_writeback_sync: u8,
     /// Whether dirty data is overwritten in place. Not in the kernel.
     pub overwrite_in_place: Overwrite,
-    /// What takes the place of lru. Not in the kernel.
+    /// The policy that replaces lru. Not in the kernel.
     pub replacement: Victims,
     /// Limit for btree nodes in memory, in bytes. Not in the kernel.
     pub btree_cache_limit: u64,

@@ -332,7 +332,7 @@ proptest! {
     }
 }
 
-/// Only in the place of lru, and only if that is wanted.
+/// The policy applies only in place of lru, and only if it is set.
 #[test]
 fn replacement_by_reuse_takes_the_place_of_lru() {
     for (policy, replacement, by_reuse) in [

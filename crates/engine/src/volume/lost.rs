@@ -1,5 +1,4 @@
-//! What happens to a volume when its cache fails (semantics section 15.1, without the defects 1 and 18
-//! of docs/compat.md).
+//! The handling of a failed cache by a volume (semantics section 15.1, without the defects 1 and 18 of docs/compat.md).
 //!
 //! A device without dirty data is served without its cache, but only after the state stale is durable in its
 //! superblock: if the cache comes back later, its old content is invalid. A device with dirty data, and a flash-only

@@ -19,6 +19,7 @@ use io::sync::Event;
 
 use crate::canary::{Bug, bug};
 
+/// The kind of operation that holds a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
     Change,
@@ -26,6 +27,7 @@ enum Class {
     Miss,
 }
 
+/// A range that an operation holds.
 struct Held {
     id: u64,
     start: Sector,

@@ -84,21 +84,23 @@ pub struct Wiped {
 /// If the device fails a request, or the set fails or is stopped: some of the data is left, and another wipe removes
 /// it.
 pub(crate) async fn wipe(cache: &Rc<Cache>, wiper: &Rc<Wiper>) -> Result<Wiped, EngineError> {
-    let given_up = Rc::new(GivenUp::default());
-    let _request = Request(given_up.clone());
+    let cancelled = Rc::new(Cancelled::default());
+    let _request = Request(cancelled.clone());
     let (theirs, wiper) = (cache.clone(), wiper.clone());
     // The wipe is a separate task, which ends only after its requests: a sector must not become free while it is being
     // overwritten.
     let task = cache.rt.spawn(async move {
-        Wipe { cache: &theirs, wiper: &wiper, given_up, done: Wiped::default() }.run().await
+        Wipe { cache: &theirs, wiper: &wiper, cancelled, done: Wiped::default() }.run().await
     });
     task.await
 }
 
+/// Tells the task of a wipe that its caller was dropped.
 #[derive(Default)]
-struct GivenUp(Cell<bool>);
+struct Cancelled(Cell<bool>);
 
-struct Request(Rc<GivenUp>);
+/// Sets the flag when the future of the caller is dropped.
+struct Request(Rc<Cancelled>);
 
 impl Drop for Request {
     fn drop(&mut self) {
@@ -106,10 +108,11 @@ impl Drop for Request {
     }
 }
 
+/// A wipe that is under way.
 struct Wipe<'a> {
     cache: &'a Rc<Cache>,
     wiper: &'a Wiper,
-    given_up: Rc<GivenUp>,
+    cancelled: Rc<Cancelled>,
     done: Wiped,
 }
 
@@ -146,7 +149,7 @@ impl Wipe<'_> {
     fn check(&self) -> Result<(), EngineError> {
         let cache = self.cache;
         cache.device.check()?;
-        if self.given_up.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
+        if self.cancelled.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
             return Err(EngineError::Invalid("cancelled before its end".into()));
         }
         Ok(())

@@ -393,7 +393,7 @@ fn fragmentation_counts_from_each_of_its_limits() {
     assert_eq!(term(RateInputs { available_buckets: 9999, ..case(8) }), None);
 }
 
-/// One device is idle after six rounds; a request begins the count anew.
+/// A set with one device is idle after six rounds; a request restarts the count.
 #[test]
 fn a_request_begins_the_count_of_idle_rounds_anew() {
     let (mut rate, mut idle) = (WritebackRate::new(T0), IdleCounter::default());
@@ -412,7 +412,7 @@ fn a_request_begins_the_count_of_idle_rounds_anew() {
     assert!(!one.exceeded(1) && !one.exceeded(0));
 }
 
-/// The integral term: it grows by error times seconds while writeback keeps up, and falls only to below zero.
+/// The integral term grows by error times seconds while writeback keeps up, and falls only until it is negative.
 #[test]
 fn the_integral_winds_up_by_its_rules() {
     let now = T0.after(Nanos::from_ms(1));
@@ -435,7 +435,7 @@ fn the_integral_winds_up_by_its_rules() {
     }
 }
 
-/// Where both terms are the same, the fragmentation term decides nothing.
+/// If both terms are equal, the fragmentation term does not count.
 #[test]
 fn an_equal_fragmentation_term_does_not_decide() {
     // A target of 119 900: P = 3000 with a divisor of 1. 100 sectors for each used bucket, times 30.
