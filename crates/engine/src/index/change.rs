@@ -2,7 +2,7 @@
 //!
 //! [`Index::try_change`] is one synchronous step: it changes the open entry of the journal and the tree together, or it
 //! changes nothing and returns what the change must wait for ([`Blocked`]). The caller waits with [`Index::unblock`]
-//! and then decides again, because the index may have changed meanwhile.
+//! and then decides again, because the index may have changed meanwhile. Must not know volumes.
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 

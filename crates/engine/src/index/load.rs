@@ -7,7 +7,8 @@
 //! many times: after 128 generations the pointer of the key would look newer than the bucket.
 //!
 //! Several nodes are read at the same time. A torn last bset is dropped (format section 12.5): its journal entries are
-//! still pinned, so no acknowledged write is lost. The leaf is rewritten, and an event reports the torn bset.
+//! still pinned, so no acknowledged write is lost. The leaf is rewritten, and an event reports the torn bset. Must not
+//! know the journal.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -2,6 +2,8 @@
 //!
 //! Recovery needs no free place in the journal: replayed keys pin the entries in which they were found, and are written
 //! to their leaves later. A device that was never used (`sync` = 0) is initialised first (format section 13).
+//!
+//! Owns the order of recovery, and connects the components (`assemble`). Must not know the paths of requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -316,7 +316,7 @@ macro_rules! flag {
     };
 }
 
-/// The field of a choice: one of the names of a [`Choice`].
+/// The field of a choice: one of the names of a `Choice`.
 macro_rules! choice_of {
     ($field:ident: $type:ty) => {
         $crate::tunables::knob::Field::Choice {

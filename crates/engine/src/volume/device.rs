@@ -1,5 +1,7 @@
-//! The volume as an export uses it. This module checks bounds, counts each request, and chooses between the cache and
-//! pass-through mode; the paths do the rest.
+//! The volume as an export uses it: the operations of [`BlockVolume`].
+//!
+//! Owns the checks and counts around each request, and the choice between the cache and pass-through mode, which it
+//! makes again when the set fails. Must not know how a path carries out a request.
 
 use std::rc::Rc;
 

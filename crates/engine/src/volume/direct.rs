@@ -1,5 +1,7 @@
 //! Writes, discards and zeros that go directly to the backing device.
 //!
+//! Owns the order of their steps. Must not know why a request bypasses the cache.
+//!
 //! The order of the steps keeps the content of every sector unambiguous after a crash (durability contract 7, 8 and 9):
 //!
 //! 1. wait until writeback of the range has ended, because it would overwrite the new data with older data;

@@ -3,6 +3,8 @@
 //! The insertion runs in the background, after the read was answered. The data was read from the backing device under a
 //! *miss* range: if a change overlapped the range, the copy may be old and is dropped (`cache_miss_collisions`). The
 //! key goes to its leaf only, not to the journal: if a crash loses it, the next read is a miss.
+//!
+//! Owns the insertion and its limits. Must not know the read that found the data missing.
 
 use format::{Sector, Sectors};
 use io::Buffer;

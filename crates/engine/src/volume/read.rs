@@ -5,6 +5,8 @@
 //! read checks the generation of the bucket: if it has changed, the bucket may have been reused during the read, and
 //! the whole request starts again. It also starts again if a wipe has overwritten dead sectors meanwhile. Every missing
 //! piece is inserted into the cache after the answer (`miss`).
+//!
+//! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
 use std::rc::Rc;
 

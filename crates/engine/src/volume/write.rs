@@ -3,7 +3,8 @@
 //! A write goes to the cache alone as dirty data (*writeback*), or to the backing device (`direct`), with or without a
 //! clean copy in the cache. A write over dirty data goes through the cache, except while the volume is being detached
 //! and when the cache has no room. So a dirty key is replaced only by another dirty key, or after the backing device
-//! was written and flushed.
+//! was written and flushed. Owns the path of a write. Must not know the rules by which a write bypasses the cache
+//! (`policy::bypass`).
 //!
 //! Invariant: the data is written before its key enters the journal and the index, and the write is answered after
 //! that.
