@@ -1,9 +1,8 @@
-//! Deliberate bugs, and marks of what was reached: for the simulator, which must find every one of the former and
-//! reach every one of the latter.
+//! Deliberate bugs, which the simulator must find, and marks of code, which the simulator must reach.
 //!
-//! Owns the two tables. Without the feature `canary`, which nothing but the simulator's own tests enables, a bug is the
-//! constant `false`, a mark is nothing, and no trace of either is in the program; `engine::CANARIES` says which it is.
-//! At most one bug is switched on at a time, for the thread that switched it on.
+//! Owns the two tables. Only the tests of the simulator enable the feature `canary`. Without it a bug is the constant
+//! `false` and a mark has no effect, so neither leaves a trace in the program; `engine::CANARIES` tells whether the
+//! feature is enabled. At most one bug is switched on at a time, for the thread that switched it on.
 
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident { $($(#[$what:meta])* $variant:ident,)* }) => {
@@ -44,21 +43,21 @@ table! {
         WritebackNotAwaited,
         /// Writeback that goes over gaps does not hold the gaps: changes of them go ahead meanwhile.
         BridgeHoldsDirtyOnly,
-        /// The superblock says clean before the keys do, durably.
+        /// The state clean is durable in the superblock before the clean keys are durable.
         CleanStateBeforeCleanKeys,
-        /// Dirty writes are answered whatever the superblock says.
+        /// Dirty writes are answered although the state in the superblock is not dirty.
         DirtyStateForgotten,
-        /// An update of a backing superblock whose caller has given up the wait is overtaken by later ones.
+        /// A later update of a backing superblock overtakes one whose caller has dropped its future.
         GivenUpUpdateForgotten,
         /// A write in flight makes a stale device dirty.
         DirtyAfterStale,
-        /// A device goes on without its cache and does not say so.
+        /// A device is served without its cache, but its superblock does not have the state stale.
         LostButNotStale,
-        /// A device that ran alone gets its old slot.
+        /// A device that was served without its cache gets its old slot.
         StaleSlotReused,
         /// A device is detached with dirty data left.
         DetachWithDirtyData,
-        /// The first superblock of a set is written as if all of it arrived, or nothing.
+        /// The first superblock of a set is written as if a write could not be torn.
         SuperblockInOnePiece,
         /// The buckets of the old prio chain are ready for use before the journal names the new one.
         OldChainReusedEarly,
@@ -68,29 +67,29 @@ table! {
         ReuseBeforeGenerations,
         /// A direct write does not wait for the generations of invalidated buckets.
         GenerationsNotAwaited,
-        /// What a bucket holds after it was reused is read as if it had not been.
+        /// A read uses the data of a bucket that was reused during the read.
         StaleGenerationRead,
         /// A read miss that a write overlapped is inserted over the newer data.
         MissOverNewerWrite,
         /// A read miss is inserted over a hole whose journal entry is not durable.
         MissOverPendingHole,
-        /// Only misses that begin before a write are invalid, not those that begin during it.
+        /// Misses that begin during a write are not invalidated.
         SecondInvalidationSkipped,
         /// A write does not invalidate the misses that are under way.
         FirstInvalidationSkipped,
-        /// Changes of one range go on side by side.
+        /// Changes of overlapping ranges run at the same time.
         ChangesOverlap,
-        /// Clean copies are forgotten in memory only before the backing device changes.
+        /// Clean copies are invalidated in memory only, and not durably, before the backing device changes.
         HoleNotDurable,
-        /// What is a hole already is taken for one that is durable.
+        /// A hole counts as durable although its journal entry is not.
         HoleTakenForDurable,
         /// Durable zeros over a flash-only volume do not wait for their edges, which are data.
         EdgesNotDurable,
-        /// Dirty keys are dropped before what replaces them is durable on the backing device.
+        /// Dirty keys are removed before the data that replaces theirs is durable on the backing device.
         DirtyDroppedBeforeFlush,
         /// The moving garbage collector makes dirty data clean.
         MovedDirtyKeyForgotten,
-        /// It moves durable clean copies without a word in the journal.
+        /// The moving garbage collector moves durable clean copies without journaling the new keys.
         MovedCleanNotJournaled,
         /// Replay begins one entry too late.
         ReplayBeginsTooLate,
@@ -100,11 +99,11 @@ table! {
         ReplayRaisesNothing,
         /// A journal entry whose end did not arrive counts as valid.
         TornEntryValid,
-        /// The set is opened without making durable what was read.
+        /// The set is opened without a flush that makes the structures that were read durable.
         OpenWithoutFlush,
-        /// What survives the process counts although the cache device failed a request.
+        /// The crash log is replayed although the cache device failed a request.
         CrashLogAfterError,
-        /// A cache device that is older than what its backing devices have seen is believed.
+        /// A cache device that is older than the last registration of a backing device is accepted.
         OlderCacheBelieved,
         /// Keys of a leaf beyond the largest position of the index are left out.
         FarKeyLeftOut,
@@ -114,33 +113,34 @@ table! {
         LoadIgnoresLimit,
         /// A start wants one empty bucket more than the priorities take.
         StartWantsOneMore,
-        /// Journal entries are given up when their keys are on the way to a leaf, not when they are there.
+        /// Journal entries are released when their keys are being written to a leaf, not when the write has ended.
         PinsReleasedEarly,
         /// The keys of new leaves do not reach their parent.
         SplitWithoutParent,
-        /// A flush counts for writes that came while it was under way.
+        /// A flush covers writes that ended while it was under way.
         FlushCoversLateWrites,
-        /// Nobody who waits until nothing is dirty looks again when a dirty write has failed.
+        /// A failed dirty write does not wake the tasks that wait until nothing is dirty.
         FailedWriteUnnoticed,
-        /// Keys of void slots still count when the leaf that had them is gone.
-        VoidKeysCounted,
-        /// Leaves that hold the journal up wait for their turn behind others, which fill it.
+        /// Keys of invalid slots are still counted after the leaf that had them was replaced.
+        InvalidKeysCounted,
+        /// Leaves that pin the oldest journal entries are replaced in turn, after others that fill the journal.
         JournalHoldersWait,
-        /// Who held the journal up when that was looked at is all there is to write, also if it has a successor.
+        /// The reclaim task writes only the leaves that it found first, and not the successor of a leaf that was
+        /// replaced meanwhile.
         ReclaimLooksOnce,
-        /// Keys leave the journal no room for what frees it.
+        /// Keys leave no room in the journal for the entries that free it.
         JournalWithoutReserve,
-        /// Dirty data is overwritten in its place while an older state of it is written back, which then counts as clean.
+        /// Dirty data is overwritten in place while an older state of it is written back, and then becomes clean.
         OverwrittenInWriteback,
-        /// Dirty data is overwritten in its place while an older state of it is moved elsewhere.
+        /// Dirty data is overwritten in place while an older state of it is moved to another bucket.
         OverwrittenWhileMoved,
-        /// A flush does not cover what was overwritten in its place.
+        /// A flush does not cover data that was overwritten in place.
         OverwriteNotFlushed,
-        /// A write with FUA in the place of dirty data does not wait for the key of that.
+        /// A write with FUA that overwrites dirty data in place does not wait for the key of that data.
         OverwriteForgetsKeys,
         /// Extents of neighbouring buckets are joined.
         JoinedAcrossBuckets,
-        /// Replayed keys do not hold the entries in which they were found.
+        /// Replayed keys do not pin the entries in which they were found.
         ReplayedNotPinned,
     }
 }
@@ -152,11 +152,11 @@ table! {
         Initialised,
         /// A set is refused whose superblock was never written.
         NoSuperblock,
-        /// A set is refused whose journal has no entry, or not all that are needed, or says what cannot be.
+        /// A set is refused whose journal has no entry, lacks needed entries, or has invalid ones.
         BadJournal,
-        /// A set is refused whose priorities cannot be right.
+        /// A set is refused whose prio sets are damaged.
         BadPrios,
-        /// A set is refused whose UUID table cannot be right.
+        /// A set is refused whose UUID table is damaged.
         BadUuids,
         /// A set is refused with a damaged node in its index.
         BadNode,
@@ -164,9 +164,9 @@ table! {
         NoBuckets,
         /// A journal entry is replayed.
         Replayed,
-        /// A key of the journal survived only in memory.
+        /// A key is replayed from the crash log.
         ReplayedCrashLog,
-        /// Dirty data is overwritten in its place.
+        /// Dirty data is overwritten in place.
         OverwrittenInPlace,
         /// There is nothing to replay.
         NothingToReplay,
@@ -174,19 +174,19 @@ table! {
         ReplayedHole,
         /// A key of the journal points to a bucket that was reused.
         ReplayedStale,
-        /// A key of the journal raises a generation beyond what the priorities say.
+        /// A key of the journal raises a generation above that in the prio sets.
         ReplayRaised,
-        /// Something that is no entry follows the newest one in its bucket.
+        /// The newest entry does not end at the end of its bucket.
         TailAfterNewest,
-        /// It was to be one: its end did not arrive.
+        /// A torn entry follows the last entry of a bucket.
         TornEntry,
         /// A torn set at the end of a leaf is dropped.
         TornSet,
         /// An index of several levels is loaded.
         TreeLoaded,
-        /// A slot of the table is void.
-        VoidSlot,
-        /// Dirty data of a slot that nobody can reach is void.
+        /// A slot of the UUID table is invalid.
+        InvalidSlot,
+        /// Dirty data of a slot that no device has becomes invalid.
         UnreachableDirty,
         /// A flash-only volume comes up.
         FlashVolume,
@@ -194,15 +194,15 @@ table! {
         KnownSlot,
         /// A device comes up in its slot with dirty data.
         KnownDirty,
-        /// The superblock says clean, but there are dirty keys.
+        /// The state in the superblock is clean, but there are dirty keys.
         DirtyKeysOfClean,
-        /// The superblock says dirty, but there is no dirty key.
+        /// The state in the superblock is dirty, but there is no dirty key.
         DirtyWithoutKeys,
-        /// The slot of a device that says stale, or detached, is void.
+        /// The slot of a device in the state stale or none becomes invalid.
         SlotOfStale,
         /// A device gets a new slot.
         NewSlot,
-        /// A device is refused whose superblock cannot be right.
+        /// A device is refused whose superblock is invalid.
         RefusedSuperblock,
         /// A device is refused by a set that has failed.
         RefusedByFailedSet,
@@ -218,11 +218,11 @@ table! {
         RefusedTwice,
         /// A device that is too small for its dirty data is refused.
         RefusedTruncated,
-        /// A device with dirty data is not served alone.
+        /// A device with dirty data is refused to be served without its cache.
         AloneRefused,
-        /// A device that was attached is served alone, and says stale.
+        /// A device that was attached is served without its cache, and gets the state stale.
         AloneStale,
-        /// A device that belongs nowhere is served alone.
+        /// A device of no set is served without a cache.
         AloneFree,
         /// The cache of a clean device is lost.
         LostClean,
@@ -250,7 +250,7 @@ mod on {
         BUG.set(bug);
     }
 
-    /// Marks that were reached on this thread.
+    /// The marks that were reached on this thread.
     pub fn reached() -> BTreeSet<Mark> {
         REACHED.with(|r| r.borrow().clone())
     }
@@ -269,12 +269,12 @@ pub(crate) use on::{bug, mark};
 #[cfg(feature = "canary")]
 pub use on::{reached, set_bug};
 
-/// Whether the bug is switched on: never in the product.
+/// Whether the bug is switched on; always false without the feature.
 #[cfg(not(feature = "canary"))]
 pub(crate) const fn bug(_: Bug) -> bool {
     false
 }
 
-/// Nothing in the product.
+/// Records a mark; has no effect without the feature.
 #[cfg(not(feature = "canary"))]
 pub(crate) const fn mark(_: Mark) {}

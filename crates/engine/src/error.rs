@@ -1,18 +1,18 @@
-//! What can go wrong in the engine: `Corrupt` (the disk lies), `Io` (a device failed), `Invalid` (the caller or
-//! the operator), `NoSpace`, `Disabled` (the set failed before). Bugs are assertions, not errors.
+//! The errors of the engine: `Corrupt` (a structure on disk is damaged), `Io` (a device failed), `Invalid` (the request
+//! is not possible), `NoSpace`, `Disabled` (the set has failed before). Bugs are assertions, not errors.
 
 use std::sync::Arc;
 
 use format::{Bkey, BucketNr, Corrupt, Gen, Sector};
 use io::{IoError, VolumeError};
 
-/// Why the engine refused or failed an operation.
+/// The reason for which an operation was refused or has failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// A structure on the cache device is not what it must be.
+    /// A structure on the cache device is damaged.
     #[error("{0}")]
     Corrupt(Arc<Damage>),
     /// The request cannot be carried out as asked.
@@ -31,20 +31,20 @@ pub enum EngineError {
     },
 }
 
-/// A damaged structure: where it is and what is wrong with it.
+/// A damaged structure: its place and the damage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Name of the cache device.
     pub device: Arc<str>,
     /// UUID of the set.
     pub set: String,
-    /// The place on the device.
+    /// The sector on the device.
     pub sector: Sector,
-    /// Bucket and generation, where the structure has one.
+    /// The bucket, and its generation where the structure has one.
     pub bucket: Option<(BucketNr, Option<Gen>)>,
-    /// Buckets from the root to a btree node.
+    /// The buckets of the btree nodes above the structure, from the root on.
     pub path: Vec<BucketNr>,
-    /// What is wrong.
+    /// The damage: what was expected and what was found.
     pub what: String,
 }
 
@@ -66,7 +66,7 @@ impl std::fmt::Display for Damage {
 }
 
 impl EngineError {
-    /// Whether the cause is missing room, on the device or in the set: the device has lost nothing.
+    /// Whether the cause is a lack of room on the device or in the set, so that the device has lost no data.
     pub(crate) fn is_out_of_room(&self) -> bool {
         match self {
             EngineError::Io(e) => e.is_out_of_room(),
@@ -76,7 +76,7 @@ impl EngineError {
         }
     }
 
-    /// The answer an export gives.
+    /// The error that an export returns to the client.
     pub fn to_volume_error(&self) -> VolumeError {
         match self {
             EngineError::Io(e) => VolumeError::Io(e.clone()),
@@ -151,7 +151,7 @@ mod tests {
         Place { device: "ssd".into(), set: "a-set".into() }
     }
 
-    /// Missing room, also as the reason for which a set was disabled; and the answer of an export.
+    /// Errors for lack of room, also as the cause of a disabled set, and their conversion for exports.
     #[test]
     fn missing_room_is_no_loss() {
         let disabled = |why: EngineError| EngineError::Disabled { set: "a-set".into(), why: Arc::new(why) };
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(answer, VolumeError::Failed(failed.into()));
     }
 
-    /// Each part of the place of a damage, as far as it is known.
+    /// The message has each known part of the place of a damage.
     #[test]
     fn damage_says_where_it_is() {
         let at = |bucket, path: &[u32]| {

@@ -1,7 +1,7 @@
-//! What the operator should know, until somebody asks.
+//! The events for the operator, queued until they are taken.
 //!
-//! Owns a queue with an end. Invariant: failing requests, of which there may be thousands in a moment, never push out anything
-//! else.
+//! Owns a queue of limited length. Invariant: events of failed requests, of which there may be thousands in a second,
+//! never displace other events while the queue has any of them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -9,50 +9,51 @@ use std::collections::VecDeque;
 use format::{BucketNr, Gen};
 use io::sync::Event;
 
-/// Something that the operator should know. The shells log these.
+/// An event for the operator, which the program logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetEvent {
-    /// The last set of a btree node was torn by a crash and has been dropped; the journal has its keys.
+    /// The last bset of a btree node was torn by a crash and has been dropped; the journal has its keys.
     TornSet {
         /// Bucket of the node.
         bucket: BucketNr,
         /// Its generation.
         generation: Gen,
-        /// What was wrong with the set.
+        /// The damage of the bset.
         what: String,
     },
     /// The journal was replayed.
     Replayed {
-        /// Entries.
+        /// The number of entries.
         entries: u64,
-        /// Keys in them.
+        /// The number of keys in them.
         keys: u64,
     },
     /// The set was initialised: it had never been used.
     Initialised,
     /// The set has been disabled.
     Failed {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The crash log does not count any more: if this process is killed, writes that were answered and not flushed are lost.
+    /// The crash log is invalid: if this process is killed, writes that were answered and not flushed are lost.
     CrashLogInvalid {
-        /// What the cache device failed.
+        /// The failed request to the cache device.
         why: String,
     },
     /// A device failed a request.
     DeviceError {
-        /// What failed.
+        /// The failed request.
         what: String,
     },
     /// A backing device changed its state.
     State {
         /// Name of the backing device.
         device: String,
-        /// The new state, in the kernel's words.
+        /// The new state, by the kernel's name.
         state: &'static str,
     },
-    /// A backing device does not answer a flush: copies of its data are dropped from the cache instead of being waited for.
+    /// A backing device does not answer a flush: copies of its data are dropped from the cache, so that other devices
+    /// need not wait.
     FlushOverdue {
         /// Name of the backing device.
         device: String,
@@ -61,15 +62,15 @@ pub enum SetEvent {
     GivenUp {
         /// Name of the backing device.
         device: String,
-        /// How often.
+        /// The number of failed requests.
         errors: u64,
     },
 }
 
-/// Most events that wait.
+/// The largest number of queued events.
 const MOST: usize = 1024;
 
-/// Events that nobody has asked for yet, the oldest first.
+/// Events that were not taken yet, the oldest first.
 #[derive(Default)]
 pub(crate) struct Events {
     queue: RefCell<VecDeque<SetEvent>>,
@@ -77,7 +78,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Adds one. If there are too many, the oldest failed request goes.
+    /// Adds an event. If the queue is full, the oldest event of a failed request is dropped, or the oldest event if
+    /// there is none.
     pub(crate) fn push(&self, event: SetEvent) {
         {
             let events = &mut *self.queue.borrow_mut();
@@ -90,12 +92,12 @@ impl Events {
         self.arrived.notify_all();
     }
 
-    /// Waits until there is one.
+    /// Waits until there is an event.
     pub(crate) async fn arrived(&self) {
         self.arrived.wait_until(|| !self.queue.borrow().is_empty()).await;
     }
 
-    /// All of them.
+    /// Takes all events.
     pub(crate) fn take(&self) -> Vec<SetEvent> {
         self.queue.borrow_mut().drain(..).collect()
     }
@@ -109,7 +111,7 @@ mod tests {
     use crate::testing::run;
 
     #[test]
-    fn whoever_waits_is_told_of_the_first_event() {
+    fn the_first_event_ends_a_wait() {
         run(|rt| async move {
             let events = Rc::new(Events::default());
             let arrived = || {
@@ -131,7 +133,8 @@ mod tests {
         });
     }
 
-    /// A device was given up in the middle of a flood of errors, and the flood had washed the message away.
+    /// Regression: a device was disabled during thousands of failed requests, whose events displaced the event of the
+    /// disabled device.
     #[test]
     fn a_flood_of_failures_leaves_what_else_happened() {
         let events = Events::default();

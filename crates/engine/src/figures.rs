@@ -1,7 +1,7 @@
 //! All figures of a set and its volumes, copied at one moment.
 //!
-//! Owns the plain structs that metrics, explanations and control files are made of. They hold no reference to the
-//! engine and can go to other threads. Units are in the names or the types. Must not know how anything is shown.
+//! Owns the plain structs from which metrics, explanations and control files are made. They have no reference to the
+//! engine and can be sent to other threads. Units are in the names or the types. Must not know how figures are shown.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::stats::{
 };
 use crate::tunables::{DeviceTunables, SetTunables};
 use crate::volume::Volume;
-pub use crate::writeback::{Pace, WritebackFigures};
+pub use crate::writeback::{RateReason, WritebackFigures};
 
 /// Hits, misses and bypasses.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -33,18 +33,18 @@ impl CacheFigures {
         }
     }
 
-    /// What a view shows.
+    /// The values of a view.
     pub fn view(&self, view: View) -> ViewValues {
         self.views[view as usize]
     }
 
-    /// What was not cached for this reason, since the start or `clear_stats`.
+    /// The requests that were not cached for this reason since the start or `clear_stats`.
     pub fn reason(&self, reason: BypassReason) -> ReasonCount {
         self.reasons[reason.index()]
     }
 }
 
-/// What the buckets of a cache hold; the counts add up to all buckets, but for those that were never in use by anybody.
+/// The content of the buckets of a cache. Each bucket counts in one of `unused`, `clean`, `dirty` and `metadata`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BucketFigures {
     /// All of them.
@@ -57,17 +57,17 @@ pub struct BucketFigures {
     pub dirty: u32,
     /// Superblock, journal, btree, priorities.
     pub metadata: u32,
-    /// That can be reused at once or are ready for use.
+    /// Buckets that are ready for use or can be reused at once.
     pub available: u32,
-    /// Mean age of the buckets that have one, in units of priority.
+    /// Mean age of the buckets that have an age, in units of priority.
     pub average_age: u64,
-    /// Sectors of buckets in each of the parts between two quantiles.
+    /// Sectors of the buckets in each part between two quantiles.
     pub sectors_per_quantile: u64,
-    /// Ages: the ends of 32 equal parts of the buckets that have an age; empty without any.
+    /// The ages at the borders of 32 equal parts of the buckets that have an age; empty if none has.
     pub quantiles: Vec<u16>,
 }
 
-/// What the buckets of a cache hold, from its begin to its end in a number of parts of about equal size.
+/// The content of the buckets of a cache, from its begin to its end, in a number of parts of about equal size.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BucketMap {
     /// All buckets.
@@ -78,7 +78,7 @@ pub struct BucketMap {
     pub cells: Vec<BucketCell>,
 }
 
-/// Neighbouring buckets.
+/// The content of a part of the buckets, which are neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketCell {
     /// Without any live data.
@@ -93,18 +93,18 @@ pub struct BucketCell {
     pub live: Sectors,
 }
 
-/// What the btree amounts to.
+/// The size and fill of the btree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BtreeFigures {
     /// Levels above the leaves.
     pub depth: u32,
     /// Extents in memory.
     pub extents: u64,
-    /// Mean length of an extent; zero of none.
+    /// Mean length of an extent; 0 if there is none.
     pub average_extent: Sectors,
-    /// How full the root is.
+    /// Fill of the root.
     pub root_usage_percent: u64,
-    /// How full the nodes are on average.
+    /// Mean fill of all nodes.
     pub used_percent: u64,
     /// Sectors of all nodes.
     pub node_sectors: Sectors,
@@ -115,24 +115,24 @@ pub struct BtreeFigures {
 /// Times of the engine's own work.
 #[derive(Clone, Debug, Default)]
 pub struct TimeFigures {
-    /// Whole journal entries, with the flush before.
+    /// Writes of whole journal entries, with the flush before each.
     pub journal_writes: Histogram,
     /// Slices, walks and batches.
     pub work: WorkStats,
 }
 
-/// A set, its cache device, and its volumes.
+/// The figures of a set, its cache device, and its volumes.
 #[derive(Clone, Debug)]
 pub struct SetFigures {
     /// Sizes and state.
     pub status: SetStatus,
     /// Size of a block.
     pub block_sectors: Sectors,
-    /// What was written, and more that the kernel counts.
+    /// Counts of written sectors, and other counts of the kernel.
     pub counters: SetCounters,
-    /// The engine's own work in counts.
+    /// Counts of the engine's own work.
     pub engine: EngineCounters,
-    /// The same in times.
+    /// Times of the engine's own work.
     pub times: TimeFigures,
     /// Hits and misses of all volumes together.
     pub cache: CacheFigures,
@@ -142,28 +142,28 @@ pub struct SetFigures {
     pub device_uuid: format::Uuid,
     /// Errors of the cache device, after decay.
     pub io_errors: u64,
-    /// Streams from this length on bypass, for the cache device is congested; `None`: it is not.
+    /// The stream length from which requests bypass the congested cache device; `None` if it is not congested.
     pub congested: Option<Sectors>,
     /// Buckets that can be reused at once or are ready for use.
     pub available_buckets: u32,
-    /// Journal entries that are needed for recovery, or will be.
+    /// Journal entries that recovery needs or will need.
     pub journal_entries_in_use: u64,
     /// The btree.
     pub btree: BtreeFigures,
-    /// The moment, by the engine's clock.
+    /// The time of the copy, by the engine's clock.
     pub now: io::Nanos,
     /// Settings.
     pub tunables: SetTunables,
-    /// Its volumes.
+    /// The volumes of the set.
     pub volumes: Vec<VolumeFigures>,
 }
 
-/// A volume and its backing device.
+/// The figures of a volume and its backing device.
 #[derive(Clone, Debug)]
 pub struct VolumeFigures {
     /// Name for clients.
     pub name: String,
-    /// Slot in the set, while attached.
+    /// Slot in the set, while the volume is attached.
     pub inode: Option<Inode>,
     /// Name of the backing device; none for a flash-only volume.
     pub backing_name: Option<String>,
@@ -171,27 +171,27 @@ pub struct VolumeFigures {
     pub backing_uuid: Option<format::Uuid>,
     /// State in the backing superblock.
     pub state: Option<BackingState>,
-    /// It is being detached.
+    /// Whether it is being detached.
     pub detaching: bool,
-    /// It is being stopped, or has been.
+    /// Whether it is being stopped, or has been.
     pub stopping: bool,
     /// Size.
     pub size: Sectors,
     /// Live dirty data.
     pub dirty: Sectors,
-    /// Live dirty data is more than so much only for a moment: `writeback_percent` of the cache, or this device's share.
+    /// The target for the dirty data: the share of this device of `writeback_percent` of the cache.
     pub dirty_target: Sectors,
     /// Unit in which stripes are counted.
     pub stripe: Sectors,
-    /// Writing a part of a stripe is expensive.
+    /// Whether writing a part of a stripe is expensive.
     pub partial_stripes_expensive: bool,
     /// Requests of clients.
     pub requests: RequestCounters,
-    /// What became of them, since the start.
+    /// The outcomes of the requests since the start.
     pub total: Tallies,
-    /// The same in the last five minutes.
+    /// The outcomes of the requests of the last five minutes.
     pub recent: Tallies,
-    /// How long they took.
+    /// The latencies of the requests.
     pub latencies: Latencies,
     /// Failed requests, in the order of [`OpKind::ALL`].
     pub errors: [u64; OpKind::ALL.len()],
@@ -208,14 +208,14 @@ pub struct VolumeFigures {
 }
 
 impl VolumeFigures {
-    /// Whether the volume lives in the cache alone.
+    /// Whether all data of the volume is in the cache: it has no backing device.
     pub fn is_flash_only(&self) -> bool {
         self.backing_name.is_none()
     }
 }
 
 impl Volume {
-    /// All figures at this moment; takes some ten microseconds.
+    /// Copies all figures of the volume; takes some ten microseconds.
     pub fn figures(self: &Rc<Self>) -> VolumeFigures {
         let now = self.rt.now();
         let served = &mut *self.served.borrow_mut();
@@ -248,7 +248,7 @@ impl Volume {
 }
 
 impl CacheSet {
-    /// All figures at this moment; takes some ten microseconds for each volume.
+    /// Copies all figures of the set; takes some ten microseconds for each volume.
     pub fn figures(&self) -> SetFigures {
         let core = &self.core;
         let limit = core.cache.congestion().limit(core.cache.rt.now(), 0);
@@ -281,20 +281,20 @@ impl CacheSet {
         }
     }
 
-    /// What the buckets hold. Looks at each of them: some ten microseconds for each thousand.
+    /// Counts the content of all buckets; takes some ten microseconds for each thousand.
     pub fn bucket_figures(&self) -> BucketFigures {
         bucket_figures(&self.core)
     }
 
-    /// What the buckets hold, in at most so many parts (at least one). Looks at each bucket, some at a time, so that
-    /// requests need not wait for all of it.
+    /// Counts the content of all buckets in at most `cells` parts (at least one). It yields between groups of buckets,
+    /// so that requests do not wait for the whole count.
     pub async fn bucket_map(&self, cells: u32) -> BucketMap {
         let core = &self.core;
         let total = core.cache.alloc.buckets().len();
         let cells = u64::from(cells.clamp(1, total.max(1)));
         let mut map =
             BucketMap { total, bucket_sectors: core.cache.geometry.bucket_sectors, cells: Vec::new() };
-        // Below 2^64, for both are below 2^32.
+        // The product is below 2^64, because both factors are below 2^32.
         let begin = |cell: u64| (cell * u64::from(total) / cells) as usize;
         let mut seen = 0;
         for n in 0..cells {
@@ -302,7 +302,7 @@ impl CacheSet {
             let mut at = begin(n);
             while at < begin(n + 1) {
                 let end = begin(n + 1).min(at + BUCKETS_AT_ONCE - seen);
-                core.cache.alloc.buckets().look_at(at..end, |holds, live| cell.count(holds, live));
+                core.cache.alloc.buckets().visit_range(at..end, |holds, live| cell.count(holds, live));
                 seen += end - at;
                 at = end;
                 if seen >= BUCKETS_AT_ONCE {
@@ -336,7 +336,7 @@ fn btree_figures(core: &Core) -> BtreeFigures {
     }
 }
 
-/// Buckets that are looked at in one turn: less than a millisecond.
+/// The number of buckets that are counted in one turn of the driver: less than a millisecond.
 const BUCKETS_AT_ONCE: usize = 1 << 15;
 
 impl BucketCell {
@@ -353,7 +353,7 @@ impl BucketCell {
     }
 }
 
-/// Parts of the buckets that quantiles divide.
+/// The number of parts into which quantiles divide the buckets.
 const PARTS: usize = 32;
 
 fn bucket_figures(core: &Core) -> BucketFigures {
@@ -361,7 +361,7 @@ fn bucket_figures(core: &Core) -> BucketFigures {
     let mut figures =
         BucketFigures { total: buckets.len(), available: buckets.available(), ..BucketFigures::default() };
     let mut ages = Vec::with_capacity(buckets.len() as usize);
-    buckets.look(|kind, age| {
+    buckets.visit_all(|kind, age| {
         match kind {
             crate::alloc::Holds::Nothing => figures.unused += 1,
             crate::alloc::Holds::Clean => figures.clean += 1,
@@ -383,7 +383,7 @@ fn bucket_figures(core: &Core) -> BucketFigures {
 }
 
 impl TimeFigures {
-    /// Each kind of work with its slices.
+    /// Each kind of work with the histogram of its slices.
     pub fn slices(&self) -> impl Iterator<Item = (Work, &Histogram)> {
         Work::ALL.into_iter().map(|work| (work, self.work.slices(work)))
     }

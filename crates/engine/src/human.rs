@@ -1,15 +1,14 @@
-//! Sizes for people: the kernel's "h" format (semantics section 16).
+//! Human-readable sizes: the kernel's "h" format (semantics section 16).
 //!
-//! Owns the one way in which control files show bytes: one decimal, cut off rather than rounded,
-//! powers of 1024, and at most three digits before the point, so that 1000k is shown as `0.9M`. The
-//! smallest unit is k: 512 bytes are `0.5k`.
+//! Owns the format in which control files show bytes: one decimal, truncated and not rounded, powers of 1024, and at
+//! most three digits before the point, so that 1000k is shown as `0.9M`. The smallest unit is k: 512 bytes are `0.5k`.
 
 use std::fmt;
 
-/// Letters for the powers of 1024. 64 bits end in E.
+/// Letters for the powers of 1024; 64 bits end in E.
 const UNITS: [char; 6] = ['k', 'M', 'G', 'T', 'P', 'E'];
 
-/// A number of bytes that displays in the "h" format.
+/// A number of bytes whose `Display` is the "h" format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Human(pub i64);
 

@@ -1,13 +1,13 @@
 //! The cache engine of ubcache: a bcache set in userspace.
 //!
-//! Deterministic asynchronous code over the traits of crate `io`: no system call, no clock, no thread, no randomness
-//! of its own. A [`CacheSet`] is opened on a cache device; backing devices are registered with it and come up as
-//! [`Volume`]s, which serve reads, writes, flushes and discards.
+//! The engine is deterministic asynchronous code over the traits of crate `io`: it makes no system calls and has no
+//! clock, thread or source of randomness. A [`CacheSet`] is opened on a cache device; each backing device that is
+//! registered with it becomes a [`Volume`], which serves reads, writes, flushes and discards.
 //!
 //! Entry points: [`CacheSet::open`], [`CacheSet::register`], [`Volume::read`], [`Volume::write`], [`Volume::flush`],
-//! [`CacheSet::stop`]. Where things are: `index` (what is cached), `journal` (what is durable), `alloc` (where data
-//! goes), `volume` (the life of a request), `writeback`, `gc`, `wipe`, `set` (registration and life cycle), `policy`
-//! (decisions), `stats`, `tunables`.
+//! [`CacheSet::stop`]. The modules: `index` (cached extents), `journal` (durability of keys), `alloc` (buckets),
+//! `volume` (paths of requests), `writeback`, `gc`, `wipe`, `set` (registration and life cycle), `policy` (decisions),
+//! `stats`, `tunables`.
 #![forbid(unsafe_code)]
 
 mod alloc;
@@ -35,7 +35,7 @@ mod volume;
 mod wipe;
 mod writeback;
 
-/// Deliberate bugs can be switched on in this build: it is the simulator's own.
+/// Whether deliberate bugs can be switched on in this build, as in that of the simulator.
 pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use error::{Damage, EngineError};

@@ -1,7 +1,7 @@
-//! The tasks of a set.
+//! The background tasks of a set.
 //!
-//! Owns how they are started, how many operations are under way behind the back of clients, and the times of background
-//! work. Must not know what a task does.
+//! Owns the start of tasks, the count of background operations under way, and the times of background work. Must not
+//! know what a task does.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,12 +11,12 @@ use io::sync::Event;
 
 use crate::stats::{Sliced, Work, WorkStats};
 
-/// See the module head.
+/// Starts the background tasks of one set, and counts its background operations.
 pub(crate) struct Tasks {
     rt: Handle,
     times: Rc<RefCell<WorkStats>>,
     under_way: Cell<usize>,
-    /// Memory that the data of operations under way holds.
+    /// Bytes of memory that the data of operations under way takes.
     held_bytes: Cell<usize>,
     ended: Event,
 }
@@ -32,40 +32,40 @@ impl Tasks {
         }
     }
 
-    /// Times of background work.
+    /// The times of background work.
     pub(crate) fn times(&self) -> &RefCell<WorkStats> {
         &self.times
     }
 
-    /// Starts a background task, whose slices are measured.
+    /// Starts a background task and measures its slices.
     pub(crate) fn spawn(&self, work: Work, task: impl Future<Output = ()> + 'static) {
         self.rt.spawn(Sliced::new(&self.rt, &self.times, work, task));
     }
 
-    /// Makes a change to its end, also if the caller gives up the wait for it: the next change could overtake what it has
-    /// under way, and a part of it would stay.
+    /// Runs a change to its end, also if the future of the caller is dropped: otherwise a part of the change could
+    /// stay, and the next change could overtake its requests.
     pub(crate) async fn to_the_end<T: 'static>(&self, change: impl Future<Output = T> + 'static) -> T {
         self.rt.spawn(change).await
     }
 
-    /// A background operation begins; it ends when the guard is dropped. The set does not stop before.
+    /// Counts a background operation until the guard is dropped. The set does not stop before that.
     pub(crate) fn begin(self: &Rc<Self>) -> UnderWay {
         self.begin_with(0)
     }
 
-    /// A background operation begins whose data holds so much memory until the guard is dropped.
+    /// Counts a background operation, and the memory that its data takes, until the guard is dropped.
     pub(crate) fn begin_with(self: &Rc<Self>, bytes: usize) -> UnderWay {
         self.under_way.set(self.under_way.get() + 1);
         self.held_bytes.set(self.held_bytes.get() + bytes);
         UnderWay { tasks: self.clone(), bytes }
     }
 
-    /// Memory that the data of operations under way holds.
+    /// Bytes of memory that the data of operations under way takes.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes.get()
     }
 
-    /// Background operations under way.
+    /// The number of background operations under way.
     pub(crate) fn under_way(&self) -> usize {
         self.under_way.get()
     }

@@ -22,7 +22,7 @@ pub(crate) fn cache_device(disk: &Rc<TestDisk>, rt: &Handle, bucket: Sectors) ->
     cache_device_on(io::Disk::new(disk.clone(), rt.clone()), bucket)
 }
 
-/// The same on a disk that is watched.
+/// A cache device with buckets of `bucket` sectors and blocks of one, on a watched disk.
 pub(crate) fn watched_cache_device(disk: &Rc<Watching>, rt: &Handle, bucket: Sectors) -> Rc<CacheDevice> {
     cache_device_on(io::Disk::new(disk.clone(), rt.clone()), bucket)
 }
@@ -78,7 +78,7 @@ pub(crate) fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Handle) ->
         if done.try_take().is_some() {
             return;
         }
-        let next = rt.next_deadline().expect("the test waits for something that never happens");
+        let next = rt.next_deadline().expect("the test waits for an event that never happens");
         clock.0.set(next.max(clock.0.get()));
         rt.fire_timers();
     }

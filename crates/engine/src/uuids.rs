@@ -1,8 +1,8 @@
-//! The UUID table: which device has which slot.
+//! The UUID table, which maps devices to slots.
 //!
-//! Owns the table in memory and its writing: as a whole, into a bucket of its own, effective with the next journal entry
-//! (format section 7). Slots of devices that are gone are used again once no key of theirs is left in the index, which the
-//! caller knows. Changes are made one at a time ([`UuidTable::lock`]).
+//! Owns the table in memory and writes it: as a whole, to a new bucket, effective with the next journal entry (format
+//! section 7). An invalid slot is reused when the index has no key of it any more, which the caller tells. Changes are
+//! made one at a time ([`UuidTable::lock`]).
 
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::{Journal, Urgency};
 
-/// See the module head.
+/// The UUID table of one cache set.
 pub(crate) struct UuidTable {
     device: Rc<CacheDevice>,
     journal: Rc<Journal>,
@@ -25,7 +25,7 @@ pub(crate) struct UuidTable {
 }
 
 impl UuidTable {
-    /// The table that recovery found.
+    /// Makes the table that recovery has read.
     pub(crate) fn new(
         device: Rc<CacheDevice>,
         journal: Rc<Journal>,
@@ -35,7 +35,7 @@ impl UuidTable {
         UuidTable { device, journal, alloc, entries: RefCell::new(entries), lock: Mutex::default() }
     }
 
-    /// Changes of the table, and of the cache superblock, are made one at a time: while the permit is held.
+    /// Takes the lock under which the table and the cache superblock are changed, one change at a time.
     pub(crate) async fn lock(&self) -> Permit {
         self.lock.lock().await
     }
@@ -56,7 +56,8 @@ impl UuidTable {
         self.entries.borrow().get(inode.0 as usize).is_some_and(UuidEntry::is_live)
     }
 
-    /// A slot that nothing uses: never used, or given up and without keys. `has_keys` tells the latter.
+    /// A free slot: one that was never used, or an invalid one without keys. `has_keys` tells whether the index may
+    /// have keys of a slot.
     pub(crate) fn free_slot(&self, has_keys: impl Fn(Inode) -> bool) -> Option<Inode> {
         let entries = self.entries.borrow();
         let reusable = |i: usize| entries[i].is_invalidated() && !has_keys(Inode(i as u32));
@@ -70,7 +71,7 @@ impl UuidTable {
         self.write(bucket, change).await
     }
 
-    /// Changes the table if there is a bucket for it now; false if there is none.
+    /// Changes the table if a bucket for it is ready; returns false if none is.
     pub(crate) async fn update_if_room(
         &self,
         change: impl FnOnce(&mut Vec<UuidEntry>),

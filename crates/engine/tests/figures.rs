@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use engine::figures::Pace;
+use engine::figures::RateReason;
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, View, Work};
 use format::{Sector, Sectors};
@@ -61,7 +61,7 @@ fn each_request_has_its_outcome() {
         assert_eq!((view.cache_bypass_hits, view.cache_bypass_misses), (1, 1));
         assert_eq!(v.cache.reason(BypassReason::ModeNone).requests, 2);
         assert_eq!(v.dirty, Sectors(8));
-        assert_eq!(v.writeback.pace, Pace::Stopped);
+        assert_eq!(v.writeback.rate_reason, RateReason::Stopped);
         assert!(v.dirty_target > Sectors(0));
         assert!(figures.device.writes.latency.count() > 3 && figures.device.reads.bytes >= 8192);
         assert!(v.device.reads.latency.count() >= 3);
@@ -139,20 +139,20 @@ fn what_reaches_the_backing_device_is_told_apart() {
 #[test]
 fn a_pace_has_its_reason() {
     with(async |rig| {
-        let pace = || rig.volume.figures().writeback.pace;
-        assert_eq!(pace(), Pace::NothingDirty);
+        let reason = || rig.volume.figures().writeback.rate_reason;
+        assert_eq!(reason(), RateReason::NothingDirty);
         rig.set("writeback_delay", "1000").await;
         rig.write(0, 8).await;
         // Once the task has seen it.
         for _ in 0..1000 {
-            if pace() == Pace::Delayed {
+            if reason() == RateReason::Delayed {
                 break;
             }
             rig.runtime().yield_now().await;
         }
-        assert_eq!(pace(), Pace::Delayed);
+        assert_eq!(reason(), RateReason::Delayed);
         rig.volume.drained().await.unwrap();
-        assert_eq!(pace(), Pace::NothingDirty);
+        assert_eq!(reason(), RateReason::NothingDirty);
         let v = rig.volume.figures();
         assert_eq!((v.writeback.written, v.writeback.failures), (Sectors(8), 0));
         assert_eq!(rig.set.figures().times.work.writeback_batches.count(), 1);

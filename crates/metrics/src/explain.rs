@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, Tally, View};
 use format::{CacheMode, SECTOR_BYTES, Sectors};
@@ -102,48 +102,48 @@ fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
     let (t, rate) = (&v.tunables, &v.writeback.rate);
     let dirty = Size::sectors(v.dirty);
     let fast = "as fast as the devices allow";
-    match v.writeback.pace {
-        Pace::Never if v.is_flash_only() => {
+    match v.writeback.rate_reason {
+        RateReason::Never if v.is_flash_only() => {
             "The volume is flash-only: its data is in the cache alone, and nothing is written back."
                 .to_owned()
         }
-        Pace::Never => "The device is not attached to a cache: nothing is written back.".to_owned(),
-        Pace::NothingDirty => "Nothing is dirty: there is nothing to write back.".to_owned(),
-        Pace::Stopped => format!(
+        RateReason::Never => "The device is not attached to a cache: nothing is written back.".to_owned(),
+        RateReason::NothingDirty => "Nothing is dirty: there is nothing to write back.".to_owned(),
+        RateReason::Stopped => format!(
             "{dirty} are dirty and nothing is written back, because writeback_running is 0. Set \
              writeback_running=1 to resume writeback."
         ),
-        Pace::Detaching => {
+        RateReason::Detaching => {
             format!("The device is being detached: the {dirty} that are dirty are written back {fast}.")
         }
-        Pace::Draining => {
+        RateReason::Draining => {
             format!("A drain is running: the {dirty} that are dirty are written back {fast}.")
         }
-        Pace::CacheStarved => format!(
+        RateReason::CacheStarved => format!(
             "The cache has no bucket left that can be reused: {dirty} are dirty and are written back {fast}, \
              whatever the rate says. A smaller writeback_percent (now {}) keeps more buckets clean.",
             t.writeback_percent
         ),
-        Pace::Filling => format!(
+        RateReason::Filling => format!(
             "The cache is nearly full ({} % in use): the {dirty} that are dirty are written back {fast}, \
              whatever the rate says. From 88 % on, writes that need new room wait for it, for {} ms at most \
              (writeback_latency_ms).",
             set.status.in_use_percent, t.writeback_latency_ms
         ),
-        Pace::Unthrottled => format!(
+        RateReason::Unthrottled => format!(
             "writeback_percent is 0: the {dirty} that are dirty are written back {fast}. Set writeback_percent to the share \
              of the cache that may stay dirty, 10 for example, to spare the backing device."
         ),
-        Pace::Delayed => format!(
+        RateReason::Delayed => format!(
             "{dirty} are dirty and wait: data is written back when it is {} s old (writeback_delay), so that \
              data which is overwritten soon is written back only once.",
             t.writeback_delay
         ),
-        Pace::Idle => format!(
+        RateReason::Idle => format!(
             "The set has had no requests for a while: the {dirty} that are dirty are written back {fast}, \
              until the next request arrives (idle_max_writeback_rate=0 turns this off)."
         ),
-        Pace::Fragmented => format!(
+        RateReason::Fragmented => format!(
             "Writeback runs at {}/s. {dirty} are dirty, spread thinly over a cache that is {} % in use: the \
              fragmentation term of {}/s replaces the proportional term, to free buckets. The factors are \
              writeback_rate_fp_term_low, _mid and _high; writeback_consider_fragment=0 turns them off.",
@@ -151,13 +151,15 @@ fn speed(v: &VolumeFigures, set: &SetFigures) -> String {
             set.status.in_use_percent,
             Size::signed(rate.proportional)
         ),
-        Pace::Controlled => controlled(v),
+        RateReason::Controlled => controlled(v),
     }
 }
 
 fn writeback(v: &VolumeFigures, set: &SetFigures) -> Vec<String> {
     let mut said = vec![speed(v, set)];
-    if v.writeback.share < 0.95 && matches!(v.writeback.pace, Pace::Controlled | Pace::Fragmented) {
+    if v.writeback.share < 0.95
+        && matches!(v.writeback.rate_reason, RateReason::Controlled | RateReason::Fragmented)
+    {
         said.push(format!(
             "Requests keep the devices busy and the cache has room: writeback takes at most {:.0} % of the \
              time, and more as dirty data grows from {} to {} % of the cache (cutoff_writeback, \

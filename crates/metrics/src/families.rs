@@ -3,7 +3,7 @@
 //! Owns one table: the name of each family, what it means, and where its samples come from. Dashboards and alert rules
 //! name these; a test compares them. Names keep to Prometheus' conventions: base units, `_total` for counters.
 
-use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{DeviceFigures, OpKind, Outcome, View, ViewValues};
 use format::{BackingState, SECTOR_BYTES};
@@ -131,19 +131,19 @@ fn states<T: PartialEq + Copy>(
     }
 }
 
-const PACES: [(Pace, &str); 12] = [
-    (Pace::Never, "never"),
-    (Pace::NothingDirty, "nothing_dirty"),
-    (Pace::Stopped, "stopped"),
-    (Pace::Detaching, "detaching"),
-    (Pace::Draining, "draining"),
-    (Pace::CacheStarved, "cache_starved"),
-    (Pace::Filling, "filling"),
-    (Pace::Unthrottled, "unthrottled"),
-    (Pace::Delayed, "delayed"),
-    (Pace::Idle, "idle"),
-    (Pace::Fragmented, "fragmented"),
-    (Pace::Controlled, "controlled"),
+const RATE_REASONS: [(RateReason, &str); 12] = [
+    (RateReason::Never, "never"),
+    (RateReason::NothingDirty, "nothing_dirty"),
+    (RateReason::Stopped, "stopped"),
+    (RateReason::Detaching, "detaching"),
+    (RateReason::Draining, "draining"),
+    (RateReason::CacheStarved, "cache_starved"),
+    (RateReason::Filling, "filling"),
+    (RateReason::Unthrottled, "unthrottled"),
+    (RateReason::Delayed, "delayed"),
+    (RateReason::Idle, "idle"),
+    (RateReason::Fragmented, "fragmented"),
+    (RateReason::Controlled, "controlled"),
 ];
 
 const STATES: [(BackingState, &str); 4] = [
@@ -248,7 +248,7 @@ static FAMILIES: &[Family] = &[
         of_volumes(f, t, |v| v.writeback.rate.change as f64);
     }),
     gauge("ubcache_writeback_pace", "Reason for the rate of writeback: 1 for the current one.", |f, t| {
-        volumes(f, |labels, v| states(t, labels, "pace", &PACES, v.writeback.pace));
+        volumes(f, |labels, v| states(t, labels, "pace", &RATE_REASONS, v.writeback.rate_reason));
     }),
     counter("ubcache_writeback_bytes_total", "Data written back.", |f, t| {
         volumes(f, |labels, v| t.count(labels, v.writeback.written.bytes()));

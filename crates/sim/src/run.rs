@@ -463,7 +463,7 @@ impl<'a> Run<'a> {
         let (c, s) = (set.counters(), set.status());
         self.report.gc_runs += c.gc_runs;
         self.report.moved += c.moved_extents;
-        self.report.promoted += c.kept_extents;
+        self.report.promoted += c.promoted_extents;
         self.report.bridged += set.set_counters().writeback_bridged_runs;
         self.report.prio_writes += c.prio_writes;
         self.report.rewrites += c.btree_rewrites;

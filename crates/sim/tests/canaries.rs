@@ -42,7 +42,7 @@ const RARE: &[Bug] = &[
     Bug::OverwriteForgetsKeys,
     Bug::BridgeHoldsDirtyOnly,
     Bug::SuperblockInOnePiece,
-    Bug::VoidKeysCounted,
+    Bug::InvalidKeysCounted,
     Bug::JournalHoldersWait,
     Bug::JournalWithoutReserve,
     Bug::ReclaimLooksOnce,

@@ -3,7 +3,7 @@
 
 use std::pin::pin;
 
-use engine::figures::Pace;
+use engine::figures::RateReason;
 use engine::tunables::Overwrite;
 use engine::{SetEvent, SetOptions, VolumeRef};
 use format::{CacheMode, Sector, Sectors};
@@ -164,7 +164,7 @@ fn a_detach_takes_no_new_dirty_data() {
         let (set, volume) = (b.set(), b.volume(0));
         let detach = b.rt.spawn(async move { set.detach(&volume).await });
         b.sleep_ms(10).await;
-        assert_eq!(b.volume(0).figures().writeback.pace, Pace::Detaching);
+        assert_eq!(b.volume(0).figures().writeback.rate_reason, RateReason::Detaching);
         assert!(b.clients[0].write(64, 8, false).await);
         assert_eq!(b.volume(0).dirty_sectors(), Sectors(8), "only what was dirty before");
         b.backings[0].release();
@@ -238,7 +238,7 @@ fn a_hit_copies_nothing_while_there_is_room() {
         }
         b.sleep_ms(100).await;
         let hits = b.volume(0).with_stats(|s| s.view(engine::stats::View::Total).cache_hits);
-        assert_eq!((hits, b.set().counters().kept_extents), (4, 0));
+        assert_eq!((hits, b.set().counters().promoted_extents), (4, 0));
         assert_eq!(b.set().set_counters().written, before);
     });
     scenario.power_cut(Retained::Nothing).judge().happy_end();

@@ -1,28 +1,28 @@
-//! The bucket table: what every bucket of the cache device holds.
+//! The bucket table: the use and the content of every bucket of the cache device.
 //!
-//! Owns generations, priorities, uses and the exact count of live and dirty sectors of each bucket. Every change of
-//! the index is accounted here, so the table is right at any moment and nothing has to be marked by a walk. Must not
-//! know the index or any device.
+//! Owns the generation, priority, use, and exact count of live and dirty sectors of each bucket. Every change of the
+//! index is accounted here, so the table is always exact and no walk has to mark anything. Must not know the index or
+//! any device.
 //!
-//! Invariants: `dirty <= live`; a bucket with dirty sectors or pins is never reclaimable; `available` is the number
-//! of reclaimable and ready buckets.
+//! Invariants: a bucket has at most as many dirty as live sectors; a bucket with dirty sectors or pins is never
+//! reclaimable; `available` is the number of reclaimable and ready buckets.
 
 use format::{BucketNr, Gen, Geometry, Ptr, Sectors};
 
-/// What a bucket is used for.
+/// The use of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
-    /// Superblock area and journal: never allocated.
+    /// The superblock area or the journal: the bucket is never allocated.
     Reserved,
-    /// Invalidated, on its way to or in the list of buckets ready for allocation.
+    /// Invalidated: the bucket is in the list of ready buckets, or will be.
     Ready,
-    /// Btree node, prio set or UUID table.
+    /// A btree node, prio set or UUID table.
     Metadata,
-    /// Cached data, or nothing at all.
+    /// Cached data, or nothing.
     Data,
 }
 
-/// What a bucket holds, for figures.
+/// The content of a bucket, for figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Holds {
     Nothing,
@@ -35,28 +35,30 @@ pub(crate) enum Holds {
 pub(crate) const PRIO_METADATA: u16 = u16::MAX;
 /// Priority of a bucket that was just used (format section 5).
 pub(crate) const PRIO_INITIAL: u16 = 32768;
-/// A bucket whose oldest pointer is this far behind must not be invalidated (format section 5, `GC_GEN_MAX`).
+/// A bucket must not be invalidated if its oldest pointer is this many generations behind (format section 5,
+/// `GC_GEN_MAX`).
 pub(crate) const GEN_AGE_LIMIT: u8 = 96;
 
-/// Mark: what is in the bucket is being copied elsewhere.
+/// Mark: the data in the bucket is being copied to other buckets.
 const MOVING: u8 = 1;
-/// Mark: the bucket ages slowly, since it holds file systems' metadata.
+/// Mark: the bucket ages slowly, because it has metadata of file systems.
 const SLOW: u8 = 2;
-/// Mark: it may hold data that nothing refers to, and a wipe is under way.
+/// Mark: a wipe is under way, and the bucket may have data to which nothing refers.
 const TO_WIPE: u8 = 4;
-/// Such buckets age with every so many agings of the others.
+/// A bucket marked [`SLOW`] ages once while the others age this many times.
 const SLOW_AGING: u32 = 8;
 
+/// The state of one bucket.
 #[derive(Clone, Copy)]
 struct Bucket {
     generation: Gen,
-    /// Oldest generation of any pointer to the bucket that may still be in the index.
+    /// The oldest generation of a pointer to the bucket that may still be in the index.
     oldest: Gen,
     used: Use,
     prio: u16,
-    /// Reads do not pin; allocations in progress and open buckets do.
+    /// Pins of open buckets and of writes to the bucket under way. Reads do not pin.
     pins: u16,
-    /// [`MOVING`], [`SLOW`], [`TO_WIPE`].
+    /// Bits: [`MOVING`], [`SLOW`], [`TO_WIPE`].
     marks: u8,
     live_sectors: u32,
     dirty_sectors: u32,
@@ -67,7 +69,7 @@ impl Bucket {
         self.used == Use::Data && self.dirty_sectors == 0 && self.pins == 0
     }
 
-    /// Nothing is in it, and nothing is on its way there.
+    /// Whether the bucket has no live data and no write to it is under way.
     fn unused(&self) -> bool {
         self.used == Use::Ready || (self.reclaimable() && self.live_sectors == 0)
     }
@@ -86,18 +88,19 @@ impl Bucket {
     }
 }
 
+/// The table of all buckets, with counts over all of them.
 pub(crate) struct Buckets {
     table: Vec<Bucket>,
     bucket_shift: u32,
     available: u32,
-    /// What `available` says about how full the cache is: asked for far more often than it changes.
+    /// The percentage of buckets that are not available; kept because it is read far more often than it changes.
     in_use_percent: u32,
     reclaimable: u32,
     unused: u32,
     live_sectors: u64,
-    /// Buckets invalidated since the last walk of the index.
+    /// Buckets that were invalidated since the last walk of the index.
     invalidated_since_gc: u64,
-    /// Agings so far.
+    /// The number of agings so far.
     agings: u32,
 }
 
@@ -144,7 +147,7 @@ impl Buckets {
         &self.table[b.0 as usize]
     }
 
-    /// Changes a bucket and keeps the counts right.
+    /// Changes a bucket and updates the counts.
     fn change(&mut self, b: BucketNr, f: impl FnOnce(&mut Bucket)) {
         let bucket = &mut self.table[b.0 as usize];
         let before = *bucket;
@@ -153,13 +156,13 @@ impl Buckets {
         assert!(after.dirty_sectors <= after.live_sectors, "bucket {b}: more dirty than live sectors");
         self.live_sectors =
             self.live_sectors - u64::from(before.live_sectors) + u64::from(after.live_sectors);
-        // Most changes are of buckets that stay dirty or pinned, which counts among the same before and after.
+        // Most changes leave the bucket dirty or pinned, which changes none of the counts below.
         if before.used != after.used || before.reclaimable() || after.reclaimable() {
             self.recount(&before, &after);
         }
     }
 
-    /// A bucket that was like `before` is like `after`.
+    /// Updates the counts for a bucket that changed from `before` to `after`.
     fn recount(&mut self, before: &Bucket, after: &Bucket) {
         self.available = self.available - u32::from(before.available()) + u32::from(after.available());
         self.reclaimable =
@@ -196,18 +199,18 @@ impl Buckets {
         self.get(b).pins
     }
 
-    /// Whether data behind `ptr` is still what it was when the pointer was made.
+    /// Whether `ptr` is current: its bucket still has the generation of the pointer.
     pub(crate) fn is_current(&self, ptr: Ptr) -> bool {
         let b = self.bucket_of(ptr);
         self.table.get(b.0 as usize).is_some_and(|x| x.generation == ptr.generation())
     }
 
-    /// Holds nothing that anybody needs.
+    /// Whether the bucket can be invalidated without a loss, apart from the age of its generation.
     pub(crate) fn is_reclaimable(&self, b: BucketNr) -> bool {
         self.get(b).reclaimable()
     }
 
-    /// May be invalidated now: reclaimable, and its generation has not run too far ahead.
+    /// Whether the bucket may be invalidated now: it is reclaimable, and its oldest pointer is not too old.
     pub(crate) fn may_invalidate(&self, b: BucketNr) -> bool {
         let x = self.get(b);
         x.reclaimable() && x.generation.0.wrapping_sub(x.oldest.0) < GEN_AGE_LIMIT
@@ -217,12 +220,12 @@ impl Buckets {
         self.reclaimable
     }
 
-    /// Buckets that hold nothing at all: using one costs nobody a hit.
+    /// The number of buckets without any data: using one of them costs no hit.
     pub(crate) fn unused(&self) -> u32 {
         self.unused
     }
 
-    /// Percent of all buckets that hold dirty data or metadata or are being filled.
+    /// The percentage of buckets that have dirty data or metadata or are being filled.
     pub(crate) fn in_use_percent(&self) -> u32 {
         self.in_use_percent
     }
@@ -239,7 +242,7 @@ impl Buckets {
         self.invalidated_since_gc
     }
 
-    /// State as read from the prio sets.
+    /// Sets the state of a bucket as read from the prio sets.
     pub(crate) fn load(&mut self, b: BucketNr, generation: Gen, prio: u16) {
         self.change(b, |x| {
             x.generation = generation;
@@ -248,7 +251,7 @@ impl Buckets {
         });
     }
 
-    /// A pointer of this generation exists: the bucket's generation is at least that (format section 5).
+    /// Raises the generation of a bucket to that of a pointer that was found (format section 5).
     pub(crate) fn raise(&mut self, b: BucketNr, pointer: Gen) {
         self.change(b, |x| {
             x.generation = x.generation.raised_by(pointer);
@@ -258,7 +261,7 @@ impl Buckets {
         });
     }
 
-    /// Live data behind `ptr` appeared in the index. Nothing happens for a stale pointer.
+    /// Counts live data that was inserted into the index. Returns false, and counts nothing, if the pointer is stale.
     pub(crate) fn add(&mut self, ptr: Ptr, size: Sectors, dirty: bool) -> bool {
         if !self.is_current(ptr) {
             return false;
@@ -273,7 +276,7 @@ impl Buckets {
         true
     }
 
-    /// Data behind `ptr` left the index. Returns whether the pointer was current.
+    /// Counts data that was removed from the index. Returns false, and counts nothing, if the pointer is stale.
     pub(crate) fn sub(&mut self, ptr: Ptr, size: Sectors, dirty: bool) -> bool {
         if !self.is_current(ptr) {
             return false;
@@ -289,12 +292,12 @@ impl Buckets {
         true
     }
 
-    /// Whether what is in the bucket is being copied elsewhere.
+    /// Whether the data in the bucket is being copied to other buckets.
     pub(crate) fn is_moving(&self, b: BucketNr) -> bool {
         self.get(b).marks & MOVING != 0
     }
 
-    /// Begins or ends copying what is in a bucket; false if that is so already.
+    /// Sets or clears the mark that the data of a bucket is being copied; returns false if that changes nothing.
     pub(crate) fn set_moving(&mut self, b: BucketNr, moving: bool) -> bool {
         let marks = &mut self.table[b.0 as usize].marks;
         let before = *marks & MOVING != 0;
@@ -302,22 +305,22 @@ impl Buckets {
         before != moving
     }
 
-    /// A wipe begins: every bucket but the reserved ones may hold data that nothing refers to.
+    /// Marks every bucket except the reserved ones for a wipe, because it may have data to which nothing refers.
     pub(crate) fn mark_for_wipe(&mut self) {
         self.table.iter_mut().filter(|x| x.used != Use::Reserved).for_each(|x| x.marks |= TO_WIPE);
     }
 
-    /// Whether the wipe that is under way has this bucket before it.
+    /// Whether the wipe under way has not finished this bucket yet.
     pub(crate) fn is_to_wipe(&self, b: BucketNr) -> bool {
         self.get(b).marks & TO_WIPE != 0
     }
 
-    /// How many buckets the wipe has before it.
+    /// The number of buckets that the wipe has not finished yet.
     pub(crate) fn to_wipe(&self) -> u32 {
         self.table.iter().filter(|x| x.marks & TO_WIPE != 0).count() as u32
     }
 
-    /// The wipe is done with a bucket.
+    /// Records that the wipe has finished a bucket.
     pub(crate) fn wiped(&mut self, b: BucketNr) {
         self.table[b.0 as usize].marks &= !TO_WIPE;
     }
@@ -326,7 +329,7 @@ impl Buckets {
         let more =
             |x: &mut Bucket| x.pins = x.pins.checked_add(1).expect("fewer than 65536 pins on a bucket");
         match &mut self.table[b.0 as usize] {
-            // Mostly the bucket is open: a pin more changes no count.
+            // Usually the bucket is open: a further pin changes no count.
             x if x.pins > 0 => more(x),
             _ => self.change(b, more),
         }
@@ -341,7 +344,7 @@ impl Buckets {
         }
     }
 
-    /// The bucket was just read or written.
+    /// Resets the priority of a data bucket that was just read or written.
     pub(crate) fn touch(&mut self, ptr: Ptr) {
         let b = self.bucket_of(ptr);
         let x = &mut self.table[b.0 as usize];
@@ -350,7 +353,8 @@ impl Buckets {
         }
     }
 
-    /// Makes every pointer to the bucket stale. It may be written again once the new generation is durable.
+    /// Invalidates a bucket: every pointer to it becomes stale. It may be written again after the new generation is
+    /// durable.
     pub(crate) fn invalidate(&mut self, b: BucketNr) {
         assert!(self.may_invalidate(b), "bucket {b} is not reclaimable");
         self.change(b, |x| {
@@ -363,12 +367,12 @@ impl Buckets {
         self.invalidated_since_gc += 1;
     }
 
-    /// The bucket is kept longer than others, until it is reused.
+    /// Makes the bucket age slowly until it is reused.
     pub(crate) fn age_slowly(&mut self, b: BucketNr) {
         self.table[b.0 as usize].marks |= SLOW;
     }
 
-    /// A ready bucket is taken into use.
+    /// Takes a ready bucket into use.
     pub(crate) fn take(&mut self, b: BucketNr, metadata: bool) {
         self.change(b, |x| {
             assert!(x.used == Use::Ready, "bucket {b} is allocated twice");
@@ -377,27 +381,27 @@ impl Buckets {
         });
     }
 
-    /// A metadata bucket that nothing durable refers to any more is ready for use as it is: no pointer with its
-    /// generation was ever made.
-    pub(crate) fn reuse(&mut self, b: BucketNr) {
+    /// Makes a metadata bucket ready for use with its present generation: nothing durable refers to it, and no pointer
+    /// to data in it with this generation was ever made.
+    pub(crate) fn make_ready(&mut self, b: BucketNr) {
         self.change(b, |x| {
-            assert!(x.used == Use::Metadata, "bucket {b} is no metadata");
+            assert!(x.used == Use::Metadata, "bucket {b} is not metadata");
             x.used = Use::Ready;
             x.prio = PRIO_INITIAL;
         });
     }
 
-    /// A btree node, or a UUID table, is gone: pointers to it become stale.
+    /// Frees the bucket of a btree node or a UUID table: pointers to it become stale.
     pub(crate) fn free_metadata(&mut self, b: BucketNr) {
         self.change(b, |x| {
-            assert!(x.used == Use::Metadata, "bucket {b} is no metadata");
+            assert!(x.used == Use::Metadata, "bucket {b} is not metadata");
             x.generation = x.generation.next();
             x.used = Use::Data;
             x.prio = 0;
         });
     }
 
-    /// The bucket holds metadata (found while loading).
+    /// Marks a bucket in which metadata was found at the start.
     pub(crate) fn mark_metadata(&mut self, b: BucketNr) {
         self.change(b, |x| {
             x.used = Use::Metadata;
@@ -405,7 +409,7 @@ impl Buckets {
         });
     }
 
-    /// A walk of the whole index found `oldest` as the oldest pointers.
+    /// Records the oldest pointer to each bucket, which a walk of the whole index has found.
     pub(crate) fn finish_gc(&mut self, oldest: &[Gen]) {
         for (x, o) in self.table.iter_mut().zip(oldest) {
             x.oldest = *o;
@@ -417,7 +421,7 @@ impl Buckets {
         self.table.iter().map(|x| x.generation).collect()
     }
 
-    /// (prio, gen) of all buckets, for the prio sets.
+    /// Priority and generation of all buckets, for the prio sets.
     pub(crate) fn prios(&self) -> impl Iterator<Item = (u16, Gen)> + '_ {
         self.table.iter().map(|x| (x.prio, x.generation))
     }
@@ -426,25 +430,27 @@ impl Buckets {
         (0..self.len()).map(BucketNr)
     }
 
-    /// Shows some buckets, as far as there are any: what they hold, and their live sectors.
-    pub(crate) fn look_at(&self, some: std::ops::Range<usize>, mut see: impl FnMut(Holds, Sectors)) {
+    /// Calls `visit` with the content and the live sectors of each bucket of a range; numbers beyond the last bucket
+    /// are skipped.
+    pub(crate) fn visit_range(&self, some: std::ops::Range<usize>, mut visit: impl FnMut(Holds, Sectors)) {
         let end = some.end.min(self.table.len());
         for x in self.table.get(some.start..end).into_iter().flatten() {
-            see(x.holds(), Sectors(u64::from(x.live_sectors)));
+            visit(x.holds(), Sectors(u64::from(x.live_sectors)));
         }
     }
 
-    /// Shows every bucket: what it holds, and how long it was not used, in units of priority, if it has a priority.
-    pub(crate) fn look(&self, mut see: impl FnMut(Holds, Option<u16>)) {
+    /// Calls `visit` with the content and the age of every bucket. The age is in units of priority; a bucket without a
+    /// priority has none.
+    pub(crate) fn visit_all(&self, mut visit: impl FnMut(Holds, Option<u16>)) {
         for x in &self.table {
             let holds = x.holds();
             let aged = x.prio != 0 && x.prio != PRIO_METADATA;
-            see(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
+            visit(holds, aged.then(|| PRIO_INITIAL.saturating_sub(x.prio)));
         }
     }
 
-    /// Age all data priorities by one (the kernel's rescaling), those that age slowly once in [`SLOW_AGING`] times;
-    /// returns the smallest that is left.
+    /// Ages all data priorities by one (the kernel's rescaling), those of slowly aging buckets once in [`SLOW_AGING`]
+    /// times. Returns the smallest priority that is left.
     pub(crate) fn age(&mut self) -> u16 {
         self.agings = self.agings.wrapping_add(1);
         let all = self.agings.is_multiple_of(SLOW_AGING);

@@ -1,11 +1,11 @@
-//! The allocator: hands out buckets, and sectors inside open buckets.
+//! The allocator: hands out buckets, and places inside open buckets.
 //!
-//! [`Allocator`] owns the table of all buckets ([`Buckets`]), the list of those that are ready ([`pool`]), the open ones
-//! ([`open`]), the choice of those that are given up next ([`eviction`]), and the priorities on disk (`prio`). Its task
-//! (`refill`) keeps the list full: it invalidates buckets and makes their new generations durable.
+//! [`Allocator`] owns the table of all buckets ([`Buckets`]), the list of ready buckets ([`pool`]), the open buckets
+//! ([`open`]), the choice of the buckets that are evicted next ([`eviction`]), and the priorities on disk (`prio`). Its
+//! task (`refill`) keeps the list full: it invalidates buckets and makes their new generations durable.
 //!
-//! Names the journal, whose entries make a prio chain take effect. Must not know the index: what accounts keys in the table
-//! borrows it ([`Allocator::buckets_mut`]).
+//! The allocator uses the journal, because the entry that names a prio chain makes the chain take effect. Must not know
+//! the index: the index borrows the table to account its keys ([`Allocator::buckets_mut`]).
 
 mod buckets;
 mod eviction;
@@ -46,13 +46,13 @@ use crate::policy::reuse::{Saving, Segment};
 pub(crate) struct AllocCounters {
     /// Priority chains written.
     pub(crate) prio_writes: u64,
-    /// Buckets whose generation went around.
+    /// Buckets whose generation wrapped around.
     pub(crate) gen_wraps: u64,
-    /// Times that a new btree node had to wait for a bucket.
+    /// The number of times that a new btree node had to wait for a bucket.
     pub(crate) btree_waits: u64,
 }
 
-/// See the module head.
+/// The allocator of one cache set.
 pub(crate) struct Allocator {
     device: Rc<CacheDevice>,
     journal: Rc<Journal>,
@@ -66,9 +66,9 @@ pub(crate) struct Allocator {
     counters: Cell<AllocCounters>,
 }
 
-/// Wiring, and what others look at.
+/// Construction, and read access for other components.
 impl Allocator {
-    /// An allocator over the table that recovery made, with the prio chain that it found.
+    /// Makes an allocator of the bucket table and the prio chain that recovery has read.
     pub(crate) fn new(
         device: Rc<CacheDevice>,
         journal: Rc<Journal>,
@@ -91,17 +91,17 @@ impl Allocator {
         }
     }
 
-    /// The bucket table. Not to be held across an await.
+    /// Borrows the bucket table. The borrow must not be held across an await.
     pub(crate) fn buckets(&self) -> Ref<'_, Buckets> {
         self.buckets.borrow()
     }
 
-    /// The bucket table, to account keys in it. Not to be held across an await.
+    /// Borrows the bucket table to account keys in it. The borrow must not be held across an await.
     pub(crate) fn buckets_mut(&self) -> RefMut<'_, Buckets> {
         self.buckets.borrow_mut()
     }
 
-    /// Which buckets are given up next.
+    /// The state that decides which buckets are evicted next.
     pub(crate) fn eviction(&self) -> RefMut<'_, Eviction> {
         self.eviction.borrow_mut()
     }
@@ -122,44 +122,45 @@ impl Allocator {
         self.counters.set(c);
     }
 
-    /// Percent of the cache that cannot be reclaimed at once.
+    /// The percentage of buckets that cannot be reclaimed at once.
     pub(crate) fn in_use_percent(&self) -> u8 {
         self.buckets.borrow().in_use_percent() as u8
     }
 
-    /// The last refill found nothing to invalidate.
+    /// Whether the last refill found no bucket to invalidate.
     pub(crate) fn is_starved(&self) -> bool {
         self.pool.starved.get()
     }
 
-    /// As if the last refill had found nothing.
+    /// Sets the state after a refill that found no bucket to invalidate.
     #[cfg(test)]
     pub(crate) fn starve(&self) {
         self.pool.starved.set(true);
     }
 
-    /// The unused buckets are well above what is kept ready for what comes next.
+    /// Whether there are more than twice as many unused buckets as are kept ready.
     pub(crate) fn has_plenty(&self) -> bool {
         self.pool.is_plenty(self.buckets.borrow().unused())
     }
 
-    /// Whether new dirty data will soon have filled the buckets that can be reused.
+    /// Whether new dirty data will soon fill the buckets that can be reused.
     pub(crate) fn is_filling(&self, now: Nanos) -> bool {
         self.pool.is_filling(&self.buckets.borrow(), now)
     }
 
-    /// No bucket is ready for a btree node.
+    /// Whether no bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
         self.pool.is_short_of_btree()
     }
 
-    /// What moving gc can take at once.
+    /// The space that the moving garbage collector can take at once.
     pub(crate) fn moving_reserve(&self) -> Sectors {
         Sectors(self.pool.reserves.moving as u64 * self.geometry.bucket_sectors.0)
     }
 
-    /// At start, buckets without any live pointer may be used at once: whatever still points to them was stale by the
-    /// stored generation (format section 12.2, exception). Returns how many are ready, and how many priorities need.
+    /// Makes buckets ready at the start. Buckets without a live pointer may be used at once, because every pointer to
+    /// them is stale by the stored generation (format section 12.2, exception). Returns the number of ready buckets,
+    /// and the number that priorities need.
     pub(crate) fn prime(&self) -> (usize, usize) {
         refill::prime(self, self.pool.reserves.total() + self.pool.batch);
         (self.pool.ready_len(), self.pool.reserves.prio)
@@ -168,7 +169,7 @@ impl Allocator {
 
 /// Taking buckets and giving them back.
 impl Allocator {
-    /// A bucket for a btree node or the UUID table, waiting for one.
+    /// Takes a bucket for a btree node or the UUID table; waits until there is one.
     pub(crate) async fn take_btree_bucket(&self) -> Result<BucketNr, EngineError> {
         loop {
             self.device.check()?;
@@ -176,28 +177,28 @@ impl Allocator {
                 return Ok(b);
             }
             self.count(|c| c.btree_waits += 1);
-            // Priorities that wait for the journal must not wait any more.
+            // The write of priorities may wait for the journal, and must not wait while buckets are short.
             self.journal.recheck();
             self.wait(Purpose::Btree, || self.device.check().is_err()).await;
         }
     }
 
-    /// A bucket for a btree node or the UUID table, if one is ready.
+    /// Takes a bucket for a btree node or the UUID table if one is ready.
     pub(crate) fn try_take_btree_bucket(&self) -> Option<BucketNr> {
         self.pool.try_take(Purpose::Btree, &mut self.buckets.borrow_mut())
     }
 
-    /// Returns metadata buckets that were never written.
+    /// Gives back metadata buckets that were never written.
     pub(crate) fn give_back(&self, buckets: &[BucketNr]) {
         for b in buckets {
-            self.buckets.borrow_mut().reuse(*b);
+            self.buckets.borrow_mut().make_ready(*b);
         }
         if !buckets.is_empty() {
             self.pool.put_ready(buckets.iter().copied());
         }
     }
 
-    /// A metadata bucket is not needed any more: nothing durable names it.
+    /// Frees a metadata bucket to which nothing durable refers any more.
     pub(crate) fn free_metadata(&self, ptr: Ptr) {
         let buckets = &mut *self.buckets.borrow_mut();
         let b = buckets.bucket_of(ptr);
@@ -205,34 +206,35 @@ impl Allocator {
         self.pool.wanted.notify_all();
     }
 
-    /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
+    /// Waits until a bucket for `purpose` may be ready, or `give_up` is true; it is evaluated whenever buckets change.
     pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
         self.pool.wait(purpose, give_up).await;
     }
 
-    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or `give_up` holds.
+    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or `give_up` is
+    /// true.
     pub(crate) async fn generations_durable(&self, give_up: impl Fn() -> bool) {
         self.pool.generations_durable(give_up).await;
     }
 
-    /// Makes the refill check again: buckets may have become reclaimable.
+    /// Makes the refill task check again, because buckets may have become reclaimable.
     pub(crate) fn recheck(&self) {
         self.pool.wanted.notify_all();
     }
 
-    /// Makes the refill check again, if a task waits for buckets.
+    /// Makes the refill task check again, if a task waits for buckets.
     pub(crate) fn recheck_if_wanted(&self) {
         if self.pool.is_wanted() {
             self.pool.wanted.notify_all();
         }
     }
 
-    /// Wakes everybody who waits, to look at the state of the set.
+    /// Wakes every task that waits for buckets, so that it checks the state of the set.
     pub(crate) fn kick(&self) {
         self.pool.kick();
     }
 
-    /// Room in an open bucket, if there is any now. The bucket stays pinned until [`Allocator::release`].
+    /// Takes a place in an open bucket, if there is room now. The bucket stays pinned until [`Allocator::release`].
     pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
         let buckets = &mut *self.buckets.borrow_mut();
         let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
@@ -249,7 +251,7 @@ impl Allocator {
                 if stream == Stream::Dirty {
                     self.pool.fills();
                 }
-                // What is read of a file system's metadata is worth more than what other reads bring in.
+                // Metadata of file systems is worth more than the data of other read misses.
                 let segment = if stream == Stream::Clean { Segment::Probation } else { Segment::Protected };
                 self.eviction.borrow_mut().fills(taken, segment);
                 if stream == Stream::Meta {
@@ -260,13 +262,13 @@ impl Allocator {
         )
     }
 
-    /// The key of a placed piece is in the index, or will never be.
+    /// Releases a place whose key is in the index, or will never be.
     pub(crate) fn release(&self, placed: Placed) {
         let bucket = self.buckets.borrow().bucket_of(placed.ptr);
         self.unpin(bucket);
     }
 
-    /// Nothing is on its way to the bucket any more.
+    /// Removes the pin of a write to a bucket that has ended.
     pub(crate) fn unpin(&self, b: BucketNr) {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.unpin(b);
@@ -275,8 +277,8 @@ impl Allocator {
         }
     }
 
-    /// Records a hit of this length, which saved what `saving` says. True if the data should be copied elsewhere, because its
-    /// bucket will be reused soon.
+    /// Records a hit of this length; `saving` is the time that a hit saves. Returns true if the data should be
+    /// promoted, because its bucket will be evicted soon.
     pub(crate) fn used(&self, ptr: Ptr, sectors: Sectors, saving: Saving) -> bool {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
@@ -284,7 +286,7 @@ impl Allocator {
         eviction.by_cost_benefit() && eviction.hit(buckets, ptr, saving.of(sectors))
     }
 
-    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
+    /// Counts foreground sectors that were not bypassed; they age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) -> Aged {
         let cache_sectors = self.geometry.used_sectors().0;
         let eviction = &mut *self.eviction.borrow_mut();
@@ -294,35 +296,35 @@ impl Allocator {
         }
     }
 
-    /// Keeps priorities from being written while the permit is held.
+    /// Keeps priorities from being written until the permit is dropped.
     pub(crate) async fn hold_prios(&self) -> Permit {
         self.prios.hold().await
     }
 
-    /// Writes priorities and generations as they are, unless the newest chain was written by this run. The caller holds
-    /// the permit of [`Self::hold_prios`].
+    /// Writes a prio chain, unless this run has written the newest one. The caller holds the permit of
+    /// [`Self::hold_prios`].
     pub(crate) async fn own_prios(&self) -> Result<(), EngineError> {
         if self.prios.is_ours() { Ok(()) } else { prio::write_prios(self).await }
     }
 
-    /// Buckets of the newest prio chain.
+    /// The buckets of the newest prio chain.
     pub(crate) fn prio_chain(&self) -> Vec<BucketNr> {
         self.prios.buckets()
     }
 
-    /// Takes ready buckets out of the list that are `wanted`, at most `most` and a quarter of the list;
-    /// [`Self::put_ready`] puts them back.
+    /// Takes ready buckets for which `wanted` is true out of the list, at most `most` and at most a quarter of the
+    /// list. [`Self::put_ready`] puts them back.
     pub(crate) fn take_ready(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
         let most = (self.pool.ready_len() / 4).clamp(1, most);
         self.pool.take_out(most, wanted)
     }
 
-    /// Puts buckets into the list of ready ones. Their generations are durable.
+    /// Puts buckets whose generations are durable into the list of ready buckets.
     pub(crate) fn put_ready(&self, buckets: Vec<BucketNr>) {
         self.pool.put_ready(buckets);
     }
 
-    /// Closes the open buckets that a wipe has before it: nothing more goes there.
+    /// Closes the open buckets that a wipe has not finished yet, so that no more data goes there.
     pub(crate) fn close_marked(&self) {
         self.open.borrow_mut().close_marked(&mut self.buckets.borrow_mut());
     }

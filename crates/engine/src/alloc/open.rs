@@ -1,29 +1,29 @@
-//! Open buckets: where new data goes.
+//! The open buckets, to which new data is written.
 //!
-//! Owns the buckets that are being filled, one list for each kind of data, so that dirty data, clean data, volumes
-//! and moved data do not share buckets and are reclaimed independently. Inside a kind, a stream continues in the
-//! bucket that it used last, and a write that follows the last one of some bucket goes there: what is written
-//! together lies together (semantics section 7.4).
+//! Owns the buckets that are being filled. Each kind of data ([`Stream`]) has its own buckets, so that dirty data,
+//! clean data, flash-only volumes and moved data are reclaimed independently. A write that continues the last piece of
+//! an open bucket of its kind goes to that bucket; other writes go to the bucket of their kind that was used last. So
+//! data that is written together is stored together (semantics section 7.4).
 //!
-//! Invariant: an open bucket holds one pin, and every piece handed out holds another until its key is inserted or
-//! given up.
+//! Invariant: an open bucket has one pin, and one more for every place that was handed out, until its key is inserted
+//! or the place is released.
 
 use format::{BucketNr, Inode, Ptr, Sector, Sectors};
 
 use super::Buckets;
 
-/// What kind of data a bucket is filled with.
+/// The kind of data in a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stream {
     /// Dirty data of cached devices.
     Dirty,
     /// Clean copies.
     Clean,
-    /// Clean copies that were read before.
-    Kept,
+    /// Promoted data: clean copies that were read again.
+    Promoted,
     /// Clean copies of file systems' metadata.
     Meta,
-    /// Flash-only volumes.
+    /// Data of flash-only volumes.
     Volume,
     /// Data packed by the moving garbage collector.
     Moving,
@@ -36,28 +36,31 @@ pub(crate) struct Placed {
     pub(crate) size: Sectors,
 }
 
+/// An open bucket.
 struct Open {
     bucket: BucketNr,
     stream: Stream,
     /// Next free sector inside the bucket.
     used: Sectors,
-    /// Where the last piece ended on its device.
+    /// The position on its device at which the last piece ended.
     last: (Inode, Sector),
     hint: u16,
     last_used: u64,
 }
 
+/// The open buckets of all kinds of data.
 pub(crate) struct OpenBuckets {
     open: Vec<Open>,
     limit: usize,
     clock: u64,
 }
 
-/// Largest piece: the size field of a key, in whole 4 KiB blocks.
+/// Largest piece: the limit of the size field of a key, in whole 4 KiB blocks.
 const MAX_PIECE: Sectors = Sectors(65528);
 
 impl OpenBuckets {
-    /// As many of a set with so many buckets as streams can use, and few enough to be found quickly.
+    /// Makes the open buckets of a set with this many buckets: enough for its streams, and few enough for a fast
+    /// search.
     pub(crate) fn of_set(nbuckets: u32) -> OpenBuckets {
         OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)
     }
@@ -66,7 +69,7 @@ impl OpenBuckets {
         OpenBuckets { open: Vec::with_capacity(limit), limit, clock: 0 }
     }
 
-    /// The open bucket that suits a write best, by index.
+    /// The index of the open bucket that fits a write best.
     fn choose(&self, stream: Stream, at: (Inode, Sector), hint: u16) -> Option<usize> {
         let mine = || self.open.iter().enumerate().filter(|(_, o)| o.stream == stream);
         let follows = mine().find(|(_, o)| o.last == at);
@@ -74,7 +77,8 @@ impl OpenBuckets {
         follows.or_else(same).map(|(i, _)| i)
     }
 
-    /// Places up to `want` sectors for `at` of the volume; `fresh` supplies a new bucket. `None`: no bucket is ready.
+    /// Takes a place of up to `want` sectors for position `at`. `fresh` supplies a new bucket; returns `None` if there
+    /// is none.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn place(
         &mut self,
@@ -104,7 +108,7 @@ impl OpenBuckets {
                     });
                     self.open.len() - 1
                 }
-                // No bucket: share one with another stream rather than fail.
+                // No new bucket is ready: use any open bucket of the kind.
                 None => {
                     let shared = self.open.iter().enumerate().filter(|(_, o)| o.stream == stream);
                     shared.max_by_key(|(_, o)| o.last_used)?.0
@@ -127,7 +131,7 @@ impl OpenBuckets {
         Some(Placed { ptr, size })
     }
 
-    /// Closes those buckets that a wipe has before it: nothing more goes there.
+    /// Closes the buckets that a wipe has not finished yet, so that no more data goes there.
     pub(crate) fn close_marked(&mut self, buckets: &mut Buckets) {
         self.open.retain(|o| {
             let marked = buckets.is_to_wipe(o.bucket);
@@ -138,7 +142,7 @@ impl OpenBuckets {
         });
     }
 
-    /// Makes room for one more, if as many are open as may be.
+    /// Closes the least recently used bucket if the limit of open buckets is reached.
     fn close_coldest(&mut self, buckets: &mut Buckets) {
         if self.open.len() < self.limit {
             return;

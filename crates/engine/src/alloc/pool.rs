@@ -1,11 +1,11 @@
 //! The list of buckets that are ready for use.
 //!
-//! Owns the list, the reserves for each purpose, who waits for a bucket, and which generations are durable. Must not know
-//! how buckets become ready.
+//! Owns the list, the reserves for each purpose, the count of tasks that wait for a bucket, and the knowledge which
+//! rounds of invalidation are durable. Must not know how buckets become ready.
 //!
-//! Invariants: a bucket in the ready list has a durable generation, or none that any durable pointer could match, so
-//! it may be written at once; data leaves the reserves for metadata untouched, and btree nodes leave those for
-//! priorities: what frees space always finds room.
+//! Invariants: a bucket in the list has a durable generation, or one that no durable pointer can match, so it may be
+//! written at once; data leaves the reserves for metadata, and btree nodes leave those for priorities, so that writes
+//! that free space always find room.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,11 +14,11 @@ use format::{BucketNr, Geometry};
 use io::Nanos;
 use io::sync::Event;
 
-use crate::policy::yielding::{self, Pulse};
+use crate::policy::yielding::{self, RateEstimator};
 
 use super::Buckets;
 
-/// What a bucket is wanted for; later ones may use the reserves of earlier ones.
+/// The purpose of a bucket. A purpose may use the reserves of those before it in this list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Purpose {
     /// Cached data.
@@ -31,7 +31,7 @@ pub(crate) enum Purpose {
     Prio,
 }
 
-/// Buckets kept back for each purpose.
+/// The number of buckets that are reserved for each purpose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserves {
     pub(crate) moving: usize,
@@ -65,7 +65,7 @@ impl Reserves {
     }
 }
 
-/// Counts a wait for a bucket, until it ends or its future is dropped.
+/// Counts a task that waits for a bucket, until the wait ends or its future is dropped.
 struct Waiting<'a>(&'a Cell<usize>);
 
 impl<'a> Waiting<'a> {
@@ -81,25 +81,25 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// See the module head.
+/// The ready buckets and the tasks that wait for them.
 pub(crate) struct Pool {
     ready: RefCell<VecDeque<BucketNr>>,
     pub(crate) reserves: Reserves,
-    /// Buckets to have ready beyond the reserves.
+    /// The number of buckets to keep ready beyond the reserves.
     pub(crate) batch: usize,
-    /// Buckets taken for new dirty data so far, and how many that is in a second. What reads bring in does not count: it
-    /// can be given up again at once.
+    /// The number of buckets that were taken for new dirty data, and its rate per second. Data of read misses does not
+    /// count, because it can be evicted again at once.
     taken: Cell<u64>,
-    demand: Cell<Pulse>,
-    /// Tasks that wait for a bucket.
+    demand: Cell<RateEstimator>,
+    /// The number of tasks that wait for a bucket.
     pub(super) waiting: Cell<usize>,
-    /// Buckets became ready.
+    /// Notified when buckets became ready.
     refilled: Event,
-    /// Buckets were taken, or became reclaimable.
+    /// Notified when buckets were taken or became reclaimable; wakes the refill task.
     pub(crate) wanted: Event,
-    /// The last refill found nothing to invalidate.
+    /// Whether the last refill found no bucket to invalidate.
     pub(crate) starved: Cell<bool>,
-    /// Rounds of invalidation, and how many of them are durable.
+    /// The number of rounds of invalidation, and of those whose generations are durable.
     invalidated: Cell<u64>,
     settled: Cell<u64>,
     settling: Event,
@@ -127,7 +127,7 @@ impl Pool {
         self.ready.borrow().len()
     }
 
-    /// Buckets that the refill task should get now.
+    /// The number of buckets that the refill task should make ready now.
     pub(crate) fn missing(&self) -> usize {
         let target = self.reserves.total() + self.batch;
         let have = self.ready_len();
@@ -135,42 +135,42 @@ impl Pool {
         if have < low || (self.waiting.get() > 0 && have < target) { target - have } else { 0 }
     }
 
-    /// This many unused buckets are well above what is kept ready for what comes next.
+    /// Whether this number of unused buckets is more than twice the number that is kept ready.
     pub(crate) fn is_plenty(&self, unused: u32) -> bool {
         unused as usize > 2 * (self.reserves.total() + self.batch)
     }
 
-    /// A bucket was taken for new dirty data.
+    /// Counts a bucket that was taken for new dirty data.
     pub(crate) fn fills(&self) {
         self.taken.set(self.taken.get() + 1);
     }
 
-    /// Whether new dirty data will soon have filled the buckets that can be reused.
+    /// Whether new dirty data will soon fill the buckets that can be reused.
     pub(crate) fn is_filling(&self, buckets: &Buckets, now: Nanos) -> bool {
         let mut demand = self.demand.get();
-        let per_second = demand.see(self.taken.get(), now);
+        let per_second = demand.observe(self.taken.get(), now);
         self.demand.set(demand);
         let spare = buckets.available().saturating_sub(self.reserves.total() as u32);
-        yielding::hurries(spare, per_second, buckets.in_use_percent())
+        yielding::is_room_urgent(spare, per_second, buckets.in_use_percent())
     }
 
-    /// No bucket is ready for a btree node.
+    /// Whether no bucket is ready for a btree node.
     pub(crate) fn is_short_of_btree(&self) -> bool {
         self.ready_len() <= self.reserves.below(Purpose::Btree)
     }
 
-    /// Puts buckets into the list. Their generations are durable.
+    /// Puts buckets whose generations are durable into the list.
     pub(crate) fn put_ready(&self, buckets: impl IntoIterator<Item = BucketNr>) {
         self.ready.borrow_mut().extend(buckets);
         self.refilled.notify_all();
     }
 
-    /// The newest `n` of the list are the next to be taken.
+    /// Moves the newest `n` buckets to the front of the list, so that they are taken next.
     pub(crate) fn put_first(&self, n: usize) {
         self.ready.borrow_mut().rotate_right(n);
     }
 
-    /// Takes buckets out of the list that are `wanted`, at most so many. The caller puts them back.
+    /// Takes at most `most` buckets for which `wanted` is true out of the list. The caller puts them back.
     pub(crate) fn take_out(&self, most: usize, wanted: impl Fn(BucketNr) -> bool) -> Vec<BucketNr> {
         let mut taken = Vec::with_capacity(most);
         self.ready.borrow_mut().retain(|b| {
@@ -194,7 +194,7 @@ impl Pool {
         taken
     }
 
-    /// Waits until a bucket for `purpose` may be there, or `give_up` holds (looked at whenever something changes).
+    /// Waits until a bucket for `purpose` may be ready, or `give_up` is true; it is evaluated whenever buckets change.
     pub(crate) async fn wait(&self, purpose: Purpose, give_up: impl Fn() -> bool) {
         let _waiting = Waiting::begin(&self.waiting);
         self.wanted.notify_all();
@@ -202,19 +202,19 @@ impl Pool {
         self.refilled.wait_until(|| give_up() || self.ready.borrow().len() > below).await;
     }
 
-    /// Buckets were invalidated; their new generations are not durable yet.
+    /// Counts a round of invalidation, whose new generations are not durable yet.
     pub(crate) fn invalidated(&self) {
         self.invalidated.set(self.invalidated.get() + 1);
     }
 
-    /// All generations are durable as they are.
+    /// Records that the generations of all rounds so far are durable.
     pub(crate) fn settled(&self) {
         self.settled.set(self.invalidated.get());
         self.settling.notify_all();
     }
 
-    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or
-    /// `give_up` holds.
+    /// Waits until no crash can bring back a pointer to a bucket that was invalidated before this call, or `give_up` is
+    /// true.
     pub(crate) async fn generations_durable(&self, give_up: impl Fn() -> bool) {
         let round = self.invalidated.get();
         if self.settled.get() < round {
@@ -227,7 +227,7 @@ impl Pool {
         self.waiting.get() > 0
     }
 
-    /// Wakes everybody who waits, to look again.
+    /// Wakes every waiting task, so that it evaluates its condition again.
     pub(crate) fn kick(&self) {
         self.refilled.notify_all();
         self.wanted.notify_all();

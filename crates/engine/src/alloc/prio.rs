@@ -1,8 +1,8 @@
-//! Priorities and generations on disk.
+//! The priorities and generations of buckets on disk.
 //!
-//! Owns the prio chain: reading it at start and writing a new one. A chain is written to buckets taken for it, last
-//! set first, and takes effect with the journal entry that names it; then the buckets of the chain before are ready
-//! for use as they are, because no pointer to them was ever made.
+//! Owns the prio chain: reading it at the start and writing a new one. A chain is written to buckets taken for it, the
+//! last prio set first, and takes effect with the journal entry that names it. Then the buckets of the chain before are
+//! ready for use with their generations, because no pointer to data in them was ever made.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -15,25 +15,25 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
-/// What the newest chain says.
+/// The content of the newest chain.
 pub(crate) struct LoadedPrios {
     pub(crate) prios: Vec<BucketPrio>,
     pub(crate) chain: Vec<BucketNr>,
     pub(crate) seq: u64,
 }
 
-/// The newest durable chain.
+/// The newest durable prio chain.
 pub(super) struct PrioChain {
     pub(super) buckets: RefCell<Vec<BucketNr>>,
     pub(super) seq: Cell<u64>,
-    /// The chain was written by this run, so its buckets were in use with their present generations.
+    /// Whether this run has written the chain, so that it has the present generations of its buckets.
     pub(super) is_ours: Cell<bool>,
     /// Held from the invalidation of buckets until prio sets with their generations are durable.
     pub(super) lock: Mutex,
 }
 
 impl PrioChain {
-    /// The chain that recovery found.
+    /// Makes the state for the chain that recovery has read.
     pub(super) fn found(loaded: LoadedPrios) -> PrioChain {
         PrioChain {
             buckets: RefCell::new(loaded.chain),
@@ -113,12 +113,13 @@ pub(crate) async fn load_prios(
     Ok(loaded)
 }
 
+/// A prio set that was read, and its size.
 struct ReadSet {
     prios: Vec<BucketPrio>,
     size: Sectors,
 }
 
-/// Reads one set. Its size is not stored: other machines may have used another one (format section 3.2).
+/// Reads one prio set. Its size is not stored, and other machines may have used another size (format section 3.2).
 #[allow(clippy::too_many_arguments)]
 async fn read_set(
     disk: &io::Disk,
@@ -137,7 +138,7 @@ async fn read_set(
         let buffer = disk.runtime().pool().take(size.bytes() as usize);
         let (buffer, result) = disk.read(sector, buffer).await;
         result?;
-        // The last one may have more than there are buckets.
+        // The last prio set may have more places than there are buckets left.
         let count = format::prio::prio_capacity(buffer.len());
         let mut prios = vec![BucketPrio { prio: 0, generation: Gen(0) }; count];
         match parse_prio_set(buffer.as_slice(), magic, &mut prios) {
@@ -149,7 +150,7 @@ async fn read_set(
     Err(place.damage_at(sector, Some((bucket, None)), Vec::new(), what))
 }
 
-/// Writes priorities and generations as they are now, and waits until they are durable.
+/// Writes the present priorities and generations, and waits until they are durable.
 pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
     let geometry = &alloc.geometry;
     let sets = geometry.prio_buckets as usize;
@@ -161,7 +162,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
                 Some(b) => chain.push(b),
                 None => {
                     for b in &chain {
-                        buckets.reuse(*b);
+                        buckets.make_ready(*b);
                     }
                     alloc.pool.put_ready(chain);
                     return Err(EngineError::NoSpace(format!(
@@ -174,7 +175,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
         chain
     };
     let seq = alloc.prios.seq.get() + 1;
-    // One moment for all sets: what is invalidated later goes into the next chain.
+    // All prio sets have the state of this moment; a bucket that is invalidated later goes into the next chain.
     let prios: Vec<BucketPrio> =
         alloc.buckets.borrow().prios().map(|(prio, generation)| BucketPrio { prio, generation }).collect();
     let per_set = geometry.prios_per_bucket as usize;
@@ -187,7 +188,7 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
         next_bucket = u64::from(bucket.0);
     }
     let nr = usize::from(alloc.device.superblock().nr_this_dev());
-    // Leaves that are written to free the journal may wait for the buckets that this makes ready.
+    // Leaf writes that free the journal may wait for the buckets that this chain makes ready.
     let urgency = || if alloc.pool.is_short_of_btree() { Urgency::Frees } else { Urgency::CanWait };
     let change = |r: &mut JsetRoots| {
         if let Some(slot) = r.prio_bucket.get_mut(nr) {
@@ -207,28 +208,28 @@ pub(super) async fn write_prios(alloc: &Allocator) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// `chain` takes the place of the chain before it, whose buckets are free. The journal names `chain`, durably.
+/// Replaces the old chain by `chain`, which the journal names durably, and frees the buckets of the old one.
 fn retire_chain(alloc: &Allocator, chain: Vec<BucketNr>) {
     let old = alloc.prios.buckets.replace(chain);
     if alloc.prios.is_ours.replace(true) {
         for b in &old {
-            alloc.buckets.borrow_mut().reuse(*b);
+            alloc.buckets.borrow_mut().make_ready(*b);
         }
         let n = old.len();
         alloc.pool.put_ready(old);
         if bug(Bug::OldChainReusedEarly) {
-            // They are the next to be taken, or a crash would hardly ever find one of them in use.
+            // These buckets are taken next; otherwise a crash would hardly ever find one of them in use.
             alloc.pool.put_first(n);
         }
     } else {
-        // A chain found at start may list its own buckets with an older generation, which pointers may have.
+        // A chain that was read at the start may list its own buckets with older generations, which pointers may have.
         for b in &old {
             alloc.buckets.borrow_mut().free_metadata(*b);
         }
     }
 }
 
-/// Puts what a chain says into the bucket table.
+/// Puts the content of a chain into the bucket table.
 pub(crate) fn apply_prios(buckets: &mut Buckets, loaded: &LoadedPrios) {
     for (b, p) in loaded.prios.iter().enumerate() {
         buckets.load(BucketNr(b as u32), p.generation, p.prio);

@@ -1,4 +1,4 @@
-//! What the allocator counts, against what there is.
+//! Compares the counts of the allocator with the buckets.
 
 use format::{Gen, Inode, Ptr, Sector, Sectors};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn geometry() -> Geometry {
     Geometry::new(BUCKET, Sectors(1), NBUCKETS.into(), FIRST as u16, 4).unwrap()
 }
 
-/// One change of a bucket, where it may be done; others do nothing.
+/// Makes one change of a bucket if it is allowed; otherwise does nothing.
 fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
     let ptr = Ptr::new(0, Sector(u64::from(b.0) * BUCKET.0), buckets.generation(b));
     let size = Sectors(sectors);
@@ -24,7 +24,7 @@ fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
         0 if buckets.may_invalidate(b) => buckets.invalidate(b),
         1 | 2 if used == Use::Ready => buckets.take(b, what == 2),
         3 if used == Use::Metadata => buckets.free_metadata(b),
-        4 if used == Use::Metadata => buckets.reuse(b),
+        4 if used == Use::Metadata => buckets.make_ready(b),
         5 | 6 if is_data && buckets.live(b) + size <= BUCKET => drop(buckets.add(ptr, size, what == 6)),
         7 if is_data && buckets.dirty(b) >= size => drop(buckets.sub(ptr, size, true)),
         8 if is_data && buckets.live(b) - buckets.dirty(b) >= size => drop(buckets.sub(ptr, size, false)),
@@ -37,7 +37,7 @@ fn change(buckets: &mut Buckets, b: BucketNr, what: u8, sectors: u64) {
 }
 
 proptest! {
-    /// The table is counted as it changes; counting it all gives the same at any moment.
+    /// The counts that are updated with each change always equal a complete count.
     #[test]
     fn counts_are_those_of_the_table(
         changes in prop::collection::vec((FIRST..NBUCKETS, 0u8..13, 1u64..64), 1..300)
@@ -62,7 +62,7 @@ proptest! {
     }
 }
 
-/// The list is filled up before it is short; while a bucket is waited for, at once.
+/// The list is refilled when it is half empty, and at once while a task waits for a bucket.
 #[test]
 fn the_list_is_refilled_up_to_its_target() {
     for more in 0..40 {
@@ -113,7 +113,7 @@ impl Row {
     }
 }
 
-/// The table by the words of its functions.
+/// The table as the comments of its functions define it.
 struct Table {
     rows: Vec<Row>,
     agings: u32,
@@ -137,11 +137,11 @@ impl Table {
         Table { rows: (0..NBUCKETS).map(row).collect(), agings: 0, invalidated: 0 }
     }
 
-    /// Does the same to both tables, if it may be done.
+    /// Makes the same change in both tables, if it is allowed.
     #[allow(clippy::too_many_lines)]
     fn change(&mut self, buckets: &mut Buckets, b: BucketNr, what: u8, n: u64) {
         let r = &mut self.rows[b.0 as usize];
-        // Of the generation before, it is stale.
+        // A pointer with the generation before is stale.
         let stale = n.is_multiple_of(7);
         let generation = Gen(r.generation.wrapping_sub(u8::from(stale)));
         let ptr = Ptr::new(0, Sector(u64::from(b.0) * BUCKET.0 + n % BUCKET.0), generation);
@@ -163,7 +163,7 @@ impl Table {
                 (r.used, r.prio) = (Use::Data, 0);
             }
             4 if r.used == Use::Metadata => {
-                buckets.reuse(b);
+                buckets.make_ready(b);
                 (r.used, r.prio) = (Use::Ready, 32768);
             }
             5 | 6 if is_data && r.live + n <= BUCKET.0 => {
@@ -215,7 +215,7 @@ impl Table {
                 r.to_wipe = false;
             }
             18 if r.used == Use::Data && r.live == 0 => {
-                // From 32 behind to 32 ahead of what it is.
+                // From 32 behind to 32 ahead of the present generation.
                 let pointer = r.generation.wrapping_add(n as u8).wrapping_sub(32);
                 buckets.raise(b, Gen(pointer));
                 let older = |a: u8, b: u8| (1..=Gen::MAX_AGE).contains(&b.wrapping_sub(a));
@@ -226,7 +226,7 @@ impl Table {
         }
     }
 
-    /// What concerns all buckets at once.
+    /// Changes of all buckets at the same time.
     fn change_all(&mut self, buckets: &mut Buckets, what: u8) {
         match what {
             19 => {
@@ -256,11 +256,11 @@ impl Table {
 
     fn compare(&self, buckets: &Buckets) {
         let mut holds = Vec::new();
-        buckets.look_at(3..NBUCKETS as usize + 9, |h, live| holds.push((h, live)));
+        buckets.visit_range(3..NBUCKETS as usize + 9, |h, live| holds.push((h, live)));
         let expected: Vec<_> = self.rows[3..].iter().map(|r| (r.holds(), Sectors(r.live))).collect();
         assert_eq!(holds, expected);
         let mut looks = Vec::new();
-        buckets.look(|h, age| looks.push((h, age)));
+        buckets.visit_all(|h, age| looks.push((h, age)));
         let age = |r: &Row| r.has_prio().then(|| 32768_u16.saturating_sub(r.prio));
         assert_eq!(looks, self.rows.iter().map(|r| (r.holds(), age(r))).collect::<Vec<_>>());
         for (n, r) in (0..).zip(&self.rows) {
@@ -285,7 +285,7 @@ impl Table {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every field of every bucket is what the words of the functions say.
+    /// Every field of every bucket is as the comments of the functions define it.
     #[test]
     fn the_table_has_what_was_put_into_it(
         changes in prop::collection::vec((FIRST..FIRST + 6, 0u8..22, 1u64..64), 1..300)
@@ -300,7 +300,7 @@ proptest! {
     }
 }
 
-/// What is kept back for whom, in caches of several sizes: for moving, for btree nodes, for priorities.
+/// The reserves in caches of several sizes: for moved data, for btree nodes, for priorities.
 #[test]
 fn reserves_by_the_size_of_the_cache() {
     for (nbuckets, moving, btree, batch) in
@@ -317,7 +317,7 @@ fn reserves_by_the_size_of_the_cache() {
     }
 }
 
-/// How many buckets are filled side by side, in caches of several sizes: one more closes the one that was used least recently.
+/// The number of open buckets in caches of several sizes: one more closes the least recently used one.
 #[test]
 fn open_buckets_by_the_size_of_the_cache() {
     for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (1024, 16), (4096, 64), (100_000, 64)] {
@@ -340,7 +340,7 @@ fn open_buckets_by_the_size_of_the_cache() {
     }
 }
 
-/// Each purpose takes buckets, the oldest first, until those are left that are kept back for others.
+/// Each purpose takes buckets, the oldest first, until the reserves for other purposes are left.
 #[test]
 fn buckets_are_taken_down_to_the_reserves() {
     for (purpose, left) in
@@ -357,7 +357,7 @@ fn buckets_are_taken_down_to_the_reserves() {
         let metadata = matches!(purpose, Purpose::Btree | Purpose::Prio);
         let used = if metadata { Use::Metadata } else { Use::Data };
         assert!(taken.iter().all(|b| buckets.used(*b) == used));
-        // Those that are taken out for a wipe: at most so many, in their order.
+        // Buckets that are taken out for a wipe: at most the given number, in their order.
         let rest: Vec<BucketNr> = ready[30 - left..].iter().filter(|b| b.0 % 2 == 0).copied().collect();
         let most = rest.len().min(4);
         assert_eq!(alloc.take_out(4, |b| b.0 % 2 == 0), rest[..most]);
@@ -365,7 +365,7 @@ fn buckets_are_taken_down_to_the_reserves() {
     }
 }
 
-/// 106 buckets are to spare; what was taken in the last seconds would fill them within twelve, or not.
+/// 106 buckets are to spare; the recent rate would fill them within 12 s, or not.
 #[test]
 fn a_cache_fills_up_by_what_is_taken() {
     let buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
@@ -383,7 +383,7 @@ fn a_cache_fills_up_by_what_is_taken() {
     assert!(!alloc.is_filling(&buckets, at(6)));
 }
 
-/// An open bucket by what was put into it: the volume, the end of the piece, the hint and the moment.
+/// An open bucket, described by its last piece: the volume, the end, the hint and the time.
 struct OpenedBucket {
     bucket: BucketNr,
     stream: Stream,
@@ -394,8 +394,8 @@ struct OpenedBucket {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A piece goes behind the one that it follows, else to the bucket that its client used last, else to a new one, else to
-    /// whichever of its kind was used last.
+    /// A piece goes behind the piece that it continues, otherwise to the bucket that its hint used last, otherwise to a
+    /// new bucket, otherwise to the bucket of its kind that was used last.
     #[test]
     fn pieces_are_placed_by_what_they_follow(
         pieces in prop::collection::vec(
@@ -417,7 +417,7 @@ proptest! {
                 let mine = open.iter().filter(|o| o.stream == stream && fits(o));
                 mine.max_by_key(|o| o.put.3).map(|o| o.bucket)
             };
-            // Two buckets can end at the same place: any of them will do.
+            // The last pieces of two buckets can end at the same position; either bucket is correct.
             let follow: Vec<BucketNr> = naive
                 .iter()
                 .filter(|o| o.stream == stream && (o.put.0, o.put.1) == at)
@@ -465,7 +465,7 @@ proptest! {
             }
             prop_assert!(buckets.all().all(|b| buckets.pins(b) == pins[b.0 as usize]));
         }
-        // A wipe closes what it has before it.
+        // A wipe closes the buckets that it has not finished.
         buckets.mark_for_wipe();
         naive.iter().take(2).for_each(|o| buckets.wiped(o.bucket));
         open.close_marked(&mut buckets);
@@ -474,7 +474,7 @@ proptest! {
     }
 }
 
-/// Two open buckets, of which a wipe has one before it: nothing more goes there, and the other goes on being filled.
+/// Of two open buckets, a wipe has not finished one: no more data goes there, and the other is still filled.
 #[test]
 fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
@@ -501,7 +501,7 @@ fn a_wipe_closes_what_it_has_before_it() {
     }
 }
 
-/// A pointer that is older than any before by one generation is what the distance is counted from.
+/// A pointer that is one generation older than all others determines the age of the bucket.
 #[test]
 fn the_oldest_pointer_decides() {
     for (pointers, newest, may) in [

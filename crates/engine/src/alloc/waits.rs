@@ -1,4 +1,4 @@
-//! What ends a wait for buckets, and who is told.
+//! Tests of the conditions that end a wait for buckets, and of the events that are sent.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -15,9 +15,9 @@ fn geometry() -> Geometry {
     Geometry::new(format::Sectors(64), format::Sectors(1), NBUCKETS.into(), FIRST as u16, 4).unwrap()
 }
 
-/// A wait that is given up no longer counts.
+/// A wait whose future is dropped no longer counts.
 #[test]
-fn a_wait_that_is_given_up_does_not_count() {
+fn a_wait_that_is_dropped_does_not_count() {
     run(|rt| async move {
         let alloc = Pool::new(&geometry(), 1024, 2);
         {
@@ -29,10 +29,10 @@ fn a_wait_that_is_given_up_does_not_count() {
     });
 }
 
-/// A wait ends when a bucket more is ready than is kept back for others, or when it is given up.
+/// A wait ends when one more bucket is ready than is reserved for other purposes, or when `give_up` is true.
 #[test]
 fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
-    for (purpose, kept) in
+    for (purpose, reserved) in
         [(Purpose::Data, 19), (Purpose::Moving, 11), (Purpose::Btree, 3), (Purpose::Prio, 0)]
     {
         run(move |rt| async move {
@@ -47,11 +47,11 @@ fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
             rt.yield_now().await;
             let (first, second) = (wait(), wait());
             turns(&rt).await;
-            assert!(asked.try_take().is_some(), "{purpose:?}: whoever refills the list is told");
-            alloc.put_ready((0..kept).map(BucketNr));
+            assert!(asked.try_take().is_some(), "{purpose:?}: the refill task is woken");
+            alloc.put_ready((0..reserved).map(BucketNr));
             turns(&rt).await;
             assert!(first.try_take().is_none() && alloc.is_wanted(), "{purpose:?}");
-            alloc.put_ready([BucketNr(kept)]);
+            alloc.put_ready([BucketNr(reserved)]);
             turns(&rt).await;
             assert!(first.try_take().is_some() && second.try_take().is_some(), "{purpose:?}");
             assert!(!alloc.is_wanted());
@@ -60,7 +60,7 @@ fn a_wait_ends_with_the_first_bucket_beyond_the_reserves() {
             turns(&rt).await;
             give_up.set(true);
             turns(&rt).await;
-            assert!(third.try_take().is_none(), "nobody said that something changed");
+            assert!(third.try_take().is_none(), "no event was sent");
             alloc.kick();
             turns(&rt).await;
             assert!(third.try_take().is_some());
@@ -74,7 +74,7 @@ async fn turns(rt: &io::Handle) {
     }
 }
 
-/// What was invalidated before the call is waited for, and nothing else.
+/// The wait is for rounds of invalidation before the call, and for no later ones.
 #[test]
 fn generations_are_waited_for_until_they_are_durable() {
     run(|rt| async move {
@@ -104,7 +104,7 @@ fn generations_are_waited_for_until_they_are_durable() {
         alloc.kick();
         turns(&rt).await;
         assert!(given_up.try_take().is_some());
-        // Whoever refills the list waits for `wanted`.
+        // The refill task waits for `wanted`.
         let refills = alloc.clone();
         let refills = rt.spawn(async move { refills.wanted.changed().await });
         turns(&rt).await;
@@ -115,9 +115,9 @@ fn generations_are_waited_for_until_they_are_durable() {
     });
 }
 
-/// Each try to take a bucket tells whoever refills the list, also one that takes nothing.
+/// Each try to take a bucket wakes the refill task, also a try that takes none.
 #[test]
-fn tries_to_take_are_told() {
+fn each_try_to_take_wakes_the_refill_task() {
     run(|rt| async move {
         for ready in [0, 30] {
             let alloc = Rc::new(Pool::new(&geometry(), 1024, 3));

@@ -1,13 +1,13 @@
-//! Requests for walks of the index, and for packing.
+//! Requests for walks of the index and for packing.
 //!
-//! Owns whether a walk is wanted, and the event that says so. A walk makes buckets reclaimable, so the allocator is the one
-//! that asks for it most; the garbage collector serves the requests. Must not know what a walk does.
+//! Owns the request for a walk, and the event that wakes the garbage collector, which serves it. Most requests come
+//! from the allocator, because a walk makes buckets reclaimable. Must not know what a walk does.
 
 use std::cell::Cell;
 
 use io::sync::Event;
 
-/// See the module head.
+/// The requests for walks of the index.
 #[derive(Default)]
 pub(crate) struct WalkRequests {
     wanted: Cell<bool>,
@@ -21,27 +21,27 @@ impl WalkRequests {
         self.event.notify_all();
     }
 
-    /// Makes gc check again whether a walk or packing is due.
+    /// Makes the garbage collector check again whether a walk or packing is due.
     pub(crate) fn recheck(&self) {
         self.event.notify_all();
     }
 
-    /// Whether a walk is wanted.
+    /// Whether a walk was requested and has not begun.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.get()
     }
 
-    /// A walk begins, which serves every request so far.
+    /// Records that a walk begins, which serves every request so far.
     pub(crate) fn begun(&self) {
         self.wanted.set(false);
     }
 
-    /// Waits until `due` holds, looked at whenever something changes.
+    /// Waits until `due` is true; it is evaluated on every event.
     pub(crate) async fn wait_until(&self, due: impl FnMut() -> bool) {
         self.event.wait_until(due).await;
     }
 
-    /// Waits until something has changed.
+    /// Waits for the next event.
     pub(crate) async fn changed(&self) {
         self.event.changed().await;
     }

@@ -1,8 +1,8 @@
 //! A backing device: its superblock, its flushes, its errors.
 //!
-//! Owns what the backing superblock says and the order in which it says it (format section 12.6): dirty before the
-//! first dirty write is acknowledged, clean only after the last dirty key is gone, stale before anything is served
-//! without the cache. Must not know the index.
+//! Owns the backing superblock and the order of its states (format section 12.6): dirty before the first dirty write is
+//! acknowledged, clean only after the last dirty key is removed, stale before any request is served without the cache.
+//! Must not know the index.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,35 +17,36 @@ use crate::error::EngineError;
 use crate::events::{Events, SetEvent};
 use crate::stats::{BackingErrors, ErrorVerdict};
 
-/// Flushes that may fail before the device is given up.
+/// The number of failed requests at which a failed flush disables the device.
 const LIMIT_OF_FLUSHES: u32 = 64;
 
+/// A backing device of a cache set, or one that is served without a cache.
 pub(crate) struct BackingDevice {
     pub(crate) disk: Disk,
     pub(crate) gate: FlushGate,
-    /// What requests for data cost it.
+    /// Measures the costs of requests for data.
     pub(crate) meter: Rc<Meter>,
     superblock: RefCell<BackingSuper>,
     write_lock: Mutex,
-    /// The state that is durable on the device; what `superblock` says may be on its way there.
+    /// The state that is durable on the device; that in `superblock` may still be being written.
     durable_state: Cell<BackingState>,
-    /// The newest write that a client's flush must cover: writeback is not among them.
+    /// The newest write that a flush of a client must cover; writes of writeback do not count.
     direct_writes: Cell<Tick>,
     /// See [`BackingDevice::is_late`].
     late: Cell<bool>,
     errors: RefCell<BackingErrors>,
     events: Events,
-    /// All requests fail: too many errors, or the operator said so.
+    /// Whether all requests fail, because of too many errors or because the operator set `io_disable`.
     pub(crate) disabled: Cell<bool>,
-    /// Its data is admitted to the cache by what the device's requests cost.
+    /// Whether the costs of the device's requests decide which data is cached (`admission` is `cost`).
     by_cost: Cell<bool>,
 }
 
 impl BackingDevice {
-    /// Opens a device without deciding anything about it.
+    /// Opens a device: reads its superblock and makes it durable. Changes nothing.
     pub(crate) async fn open(disk: Disk) -> Result<Rc<BackingDevice>, EngineError> {
         let superblock = read_backing(&disk).await?;
-        // As for the cache: what is read from now on must stay, the superblock's state above all.
+        // From now on the set relies on the superblock that was read, so it must be durable, as for the cache device.
         disk.flush().await?;
         Ok(Rc::new(BackingDevice::new(disk, superblock)))
     }
@@ -67,7 +68,7 @@ impl BackingDevice {
         }
     }
 
-    /// Sets whether its data is admitted to the cache by what its requests cost.
+    /// Sets whether the costs of the device's requests decide which data is cached.
     pub(crate) fn set_admits_by_cost(&self, by_cost: bool) {
         self.by_cost.set(by_cost);
     }
@@ -88,7 +89,7 @@ impl BackingDevice {
         self.durable_state.get()
     }
 
-    /// The number of the last registration that the device has seen; none if a kernel attached it, or nothing ever did.
+    /// The number of the last registration of the device; none if a kernel attached it, or if it was never attached.
     pub(crate) fn registration(&self) -> Option<RegistrationNr> {
         self.superblock.borrow().registration()
     }
@@ -158,12 +159,12 @@ impl BackingDevice {
         self.meter.write(&disk, (sector, sectors), buffer, 0, false)
     }
 
-    /// A client's write (or discard) went to the device.
+    /// Records that a write or discard of a client went to the device.
     pub(crate) fn wrote_directly(&self) {
         self.direct_writes.set(self.gate.wrote());
     }
 
-    /// Makes every write that clients sent directly to the device durable.
+    /// Makes every write durable that clients sent directly to the device.
     pub(crate) async fn settle_direct_writes(&self) -> Result<(), IoError> {
         let result = self.gate.ensure(self.direct_writes.get()).await;
         if let Err(e) = &result {
@@ -177,17 +178,17 @@ impl BackingDevice {
         self.direct_writes.get()
     }
 
-    /// Every write up to `tick` is durable.
+    /// Whether every write up to `tick` is durable.
     pub(crate) fn is_durable(&self, tick: Tick) -> bool {
         self.gate.is_durable(tick)
     }
 
-    /// A flush is under way for longer than anything that serves other devices waits for.
+    /// Whether a flush has been under way for longer than tasks that serve other devices may wait.
     pub(crate) fn is_late(&self) -> bool {
         self.late.get()
     }
 
-    /// The device is late until `flush` ends.
+    /// Makes the device late until `flush` ends, and reports that with an event.
     pub(crate) fn late_until(self: &Rc<Self>, flush: JoinHandle<Result<(), IoError>>) {
         if self.late.replace(true) {
             return;
@@ -195,7 +196,7 @@ impl BackingDevice {
         self.emit(SetEvent::FlushOverdue { device: self.disk.info().name.to_string() });
         let backing = self.clone();
         self.disk.runtime().spawn(async move {
-            // Its failure is found by the next flush.
+            // If the flush fails, the next flush returns the error.
             let _ = flush.await;
             backing.late.set(false);
         });
@@ -210,8 +211,9 @@ impl BackingDevice {
         self.update_locked(lock, change).await
     }
 
-    /// The lock is held until the write has ended, also if the caller gives up the wait for it: a later update would
-    /// overtake it, and what the superblock says in the end would be older than what was acknowledged.
+    /// Changes the superblock and waits until it is durable; `lock` is held until the write has ended, also if the
+    /// future of the caller is dropped. Otherwise a later update could overtake the write, and the superblock would end
+    /// up in an older state than was acknowledged.
     async fn update_locked(
         self: &Rc<Self>,
         lock: Permit,
@@ -225,7 +227,7 @@ impl BackingDevice {
             let bytes = next.encode();
             (next, bytes)
         };
-        // Until the write has ended nobody may rely on either state.
+        // Until the write has ended, no task may rely on the old or the new state.
         let state = next.state();
         if state != self.durable_state.get() && self.durable_state.get() == BackingState::Dirty {
             self.durable_state.set(state);
@@ -246,8 +248,9 @@ impl BackingDevice {
         self.disk.runtime().spawn(write).await
     }
 
-    /// Waits until the superblock says dirty: no dirty write may be acknowledged before. `allowed` fails if the device
-    /// has no cache any more by the time that its turn has come: stale must not become dirty.
+    /// Waits until the state in the superblock is dirty; no dirty write may be acknowledged before. Returns whether the
+    /// state has changed. `allowed` is called with the lock held, and fails if the device has lost its cache meanwhile:
+    /// the state stale must not become dirty.
     pub(crate) async fn ensure_dirty(
         self: &Rc<Self>,
         allowed: impl FnOnce() -> Result<(), EngineError>,
@@ -266,8 +269,8 @@ impl BackingDevice {
         Ok(true)
     }
 
-    /// Makes the superblock say clean if `still_clean` holds once no other update is under way. A writer that comes
-    /// later finds the state not dirty and waits for its own update.
+    /// Sets the state in the superblock to clean if `still_clean` is true when no other update is under way. Returns
+    /// whether the state has changed. A later writer finds that the state is not dirty and waits for its own update.
     pub(crate) async fn ensure_clean(
         self: &Rc<Self>,
         still_clean: impl FnOnce() -> bool,
@@ -280,8 +283,8 @@ impl BackingDevice {
         Ok(true)
     }
 
-    /// A request failed: counts it, and disables the device at the limit (semantics section 14.1). A
-    /// device without room is not broken: what it has can be read, and it goes on as soon as there is room.
+    /// Counts a failed request, and disables the device at the limit (semantics section 14.1). A request that failed
+    /// for lack of room does not count: the device can be read, and works again as soon as there is room.
     pub(crate) fn failed(&self, error: &IoError, limit: u32) {
         self.emit(SetEvent::DeviceError { what: error.to_string() });
         if error.is_out_of_room() {
@@ -298,12 +301,12 @@ impl BackingDevice {
         self.events.push(event);
     }
 
-    /// What happened to the device since the last call.
+    /// The events of the device since the last call.
     pub(crate) fn take_events(&self) -> Vec<SetEvent> {
         self.events.take()
     }
 
-    /// Waits until there is something.
+    /// Waits until there is an event.
     pub(crate) async fn events_arrived(&self) {
         self.events.arrived().await;
     }

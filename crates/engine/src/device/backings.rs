@@ -1,10 +1,10 @@
-//! The backing devices of a set, by slot, and which of them failed a flush.
+//! The backing devices of a set, by slot, and the record of those that have failed a flush.
 //!
-//! A device that failed a flush may have dropped what clients wrote past the cache, and a later flush that succeeds does
-//! not bring it back. A clean copy of such a write would be newer than the device: reads would return it until its bucket
-//! is reused, and older data after that. From the failure until the next start, no new clean copy of the device is made, and
-//! the copies whose keys no set of a leaf has yet become holes (`index::copies`). Copies on disk stay: the device had
-//! flushed what they are copies of before their keys were written.
+//! A device that failed a flush may have lost writes past the cache, and a later successful flush does not bring them
+//! back. A clean copy of such a write would be newer than the data on the device: reads would return the copy until its
+//! bucket is evicted, and older data after that. Therefore from the failure until the next start no new clean copy of
+//! data of the device is made, and copies whose keys are in no bset yet become holes (`index::copies`). Copies on disk
+//! stay, because the device had flushed the copied data before their keys were written.
 //!
 //! Must not know why a flush failed.
 
@@ -17,7 +17,7 @@ use format::{Inode, Sectors};
 use super::{BackingDevice, Tick};
 use crate::policy::cost::Costs;
 
-/// See the module head.
+/// The backing devices of a set, by slot.
 #[derive(Default)]
 pub(crate) struct BackingDevices {
     by_slot: RefCell<BTreeMap<Inode, Rc<BackingDevice>>>,
@@ -25,14 +25,13 @@ pub(crate) struct BackingDevices {
 }
 
 impl BackingDevices {
-    /// A device was registered in this slot. Its first flush is still to come, whatever another device in the slot, or the
-    /// same one before, did.
+    /// Adds a device that was registered in this slot, and forgets failed flushes of an earlier device of the slot.
     pub(crate) fn add(&self, inode: Inode, device: Rc<BackingDevice>) {
         self.failed_flushes.borrow_mut().remove(&inode);
         self.by_slot.borrow_mut().insert(inode, device);
     }
 
-    /// The slot has no device any more, if it still has this one.
+    /// Removes this device from the slot, if the slot still has it.
     pub(crate) fn remove(&self, inode: Inode, device: &Rc<BackingDevice>) {
         let by_slot = &mut *self.by_slot.borrow_mut();
         if by_slot.get(&inode).is_some_and(|d| Rc::ptr_eq(d, device)) {
@@ -40,7 +39,7 @@ impl BackingDevices {
         }
     }
 
-    /// The set is gone.
+    /// Removes all devices.
     pub(crate) fn clear(&self) {
         self.by_slot.borrow_mut().clear();
     }
@@ -60,17 +59,17 @@ impl BackingDevices {
         self.by_slot.borrow().contains_key(&inode)
     }
 
-    /// What they can hold together.
+    /// The sum of the data sectors of all devices.
     pub(crate) fn data_sectors(&self) -> Sectors {
         self.by_slot.borrow().values().fold(Sectors::ZERO, |n, d| n + d.data_sectors())
     }
 
-    /// How many there are.
+    /// The number of devices.
     pub(crate) fn len(&self) -> usize {
         self.by_slot.borrow().len()
     }
 
-    /// Whether the costs of any device are known, whose data is admitted by its costs, and `worth` holds for them.
+    /// Whether `worth` is true for the known costs of any device with the tunable `admission` set to `cost`.
     pub(crate) fn any_by_cost(&self, worth: impl Fn(Costs) -> bool) -> bool {
         self.by_slot.borrow().values().filter(|d| d.admits_by_cost()).any(|d| {
             let (known, costs) = d.meter.model(|m| (m.is_known(), m.costs()));
@@ -78,12 +77,13 @@ impl BackingDevices {
         })
     }
 
-    /// Up to where a device must have been flushed before a copy of its present contents is named on disk.
+    /// The tick up to which a device must have flushed before a bset names a copy of its present content.
     pub(crate) fn direct_tick(&self, inode: Inode) -> Option<Tick> {
         self.by_slot.borrow().get(&inode).map(|d| d.direct_tick())
     }
 
-    /// Whether a device has flushed everything up to `tick`. A device that is gone was settled before it went.
+    /// Whether a device has flushed every write up to `tick`; true if the slot has no device, because a device is
+    /// flushed before it is removed.
     pub(crate) fn is_durable(&self, inode: Inode, tick: Tick) -> bool {
         self.by_slot.borrow().get(&inode).is_none_or(|d| d.is_durable(tick))
     }
@@ -94,7 +94,7 @@ impl BackingDevices {
         !failed.is_empty() && failed.contains(&inode)
     }
 
-    /// A flush of the device in this slot failed.
+    /// Records that a flush of the device in this slot failed.
     pub(crate) fn flush_failed(&self, inode: Inode) {
         self.failed_flushes.borrow_mut().insert(inode);
     }

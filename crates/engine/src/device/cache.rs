@@ -1,11 +1,11 @@
 //! The cache device of a set.
 //!
-//! Owns the device, its superblock, its flushes, its errors and its crash log, and the state of the set that depends on it:
-//! running, stopping, or failed. The set fails when metadata cannot be read or written, or when data requests fail too often
-//! (semantics sections 14.2 and 14.3). A failed set never runs again: every later request of it fails.
+//! Owns the device, its superblock, flushes, errors and crash log, and the state of the set: running, stopping, or
+//! failed. The set fails when metadata cannot be read or written, or when data requests fail too often (semantics
+//! sections 14.2 and 14.3). A failed set stays failed until it is opened again.
 //!
-//! Invariants: the crash log is invalid from the first error that may mean a loss of what the device held; a read of data
-//! that was under way when the set failed is not believed ([`Turn`]).
+//! Invariants: the crash log is invalid from the first error after which the device may have lost data; data of a read
+//! that was under way when the set failed is not used ([`Turn`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -19,16 +19,16 @@ use crate::error::{EngineError, Place};
 use crate::events::{Events, SetEvent};
 use crate::stats::{CacheErrors, ErrorVerdict, SetCounters};
 
-/// When errors of data requests disable the set (semantics section 14.2).
+/// The limits at which errors of data requests disable the set (semantics section 14.2).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct ErrorLimits {
-    /// `io_error_limit`: errors that are too many.
+    /// `io_error_limit`: the number of errors that disables the set.
     pub(crate) limit: u32,
-    /// `io_error_halflife`: requests after which the count of errors has halved; 0 for never.
+    /// `io_error_halflife`: the number of requests after which the count of errors has halved; 0 for never.
     pub(crate) halflife: u32,
 }
 
-/// See the module head.
+/// The cache device of a set, and the state of the set.
 pub(crate) struct CacheDevice {
     rt: Handle,
     disk: Disk,
@@ -36,24 +36,25 @@ pub(crate) struct CacheDevice {
     magic: SetMagic,
     superblock: RefCell<CacheSuper>,
     gate: FlushGate,
-    /// The last write over dirty data in its place: no key says that it has to be flushed.
+    /// The last write that overwrote dirty data in place; such a write inserts no key, so the journal does not flush
+    /// it.
     overwritten: Cell<Tick>,
     meter: Rc<Meter>,
     crash_log: CrashLog,
     errors: RefCell<CacheErrors>,
     limits: Cell<ErrorLimits>,
     counters: RefCell<SetCounters>,
-    /// Counts moments; see [`Turn`].
+    /// Counts wipes and failures; see [`Turn`].
     turns: Cell<u64>,
     failed: RefCell<Option<Arc<EngineError>>>,
     stopping: Cell<bool>,
-    /// Wakes every wait of the set, so that it looks at the state of the device again.
+    /// Wakes every task of the set that waits, so that it checks the state of the set again.
     wake: OnceCell<Box<dyn Fn()>>,
     events: Events,
 }
 
 impl CacheDevice {
-    /// A device whose superblock was read and is valid.
+    /// Makes the cache device of a set; its superblock was read and checked.
     pub(crate) fn new(disk: Disk, place: Place, superblock: CacheSuper) -> CacheDevice {
         CacheDevice {
             rt: disk.runtime().clone(),
@@ -76,17 +77,17 @@ impl CacheDevice {
         }
     }
 
-    /// Sets what wakes every wait of the set. Called once, when the set is assembled.
+    /// Sets the function that wakes every waiting task of the set. It is called once, when the set is assembled.
     pub(crate) fn set_wake(&self, wake: impl Fn() + 'static) {
         assert!(self.wake.set(Box::new(wake)).is_ok(), "a set is assembled once");
     }
 
-    /// The device itself, for requests that no other method sends.
+    /// The device, for requests that no other method sends.
     pub(crate) fn disk(&self) -> &Disk {
         &self.disk
     }
 
-    /// Names the device and the set in errors.
+    /// The names of the device and the set, for errors.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
@@ -111,60 +112,60 @@ impl CacheDevice {
         change(&mut self.superblock.borrow_mut());
     }
 
-    /// Its flushes.
+    /// The flushes of the device.
     pub(crate) fn gate(&self) -> &FlushGate {
         &self.gate
     }
 
-    /// What requests for data cost it.
+    /// Measures the costs of requests for data.
     pub(crate) fn meter(&self) -> &Rc<Meter> {
         &self.meter
     }
 
-    /// Memory that outlives the process.
+    /// The crash log of the set.
     pub(crate) fn crash_log(&self) -> &CrashLog {
         &self.crash_log
     }
 
-    /// Counts of what was written to the device and of what became of its keys.
+    /// Counts of what was written to the device and of the keys that were written back.
     pub(crate) fn counters(&self) -> std::cell::RefMut<'_, SetCounters> {
         self.counters.borrow_mut()
     }
 
-    /// Errors of data requests, after decay.
+    /// The number of errors of data requests, after decay.
     pub(crate) fn error_count(&self) -> u64 {
         self.errors.borrow().errors()
     }
 
-    /// Forgets errors of data requests.
+    /// Sets the number of errors of data requests to 0.
     pub(crate) fn clear_errors(&self) {
         self.errors.borrow_mut().clear();
     }
 
-    /// Sets when errors of data requests disable the set.
+    /// Sets the limits at which errors of data requests disable the set.
     pub(crate) fn set_error_limits(&self, limits: ErrorLimits) {
         self.limits.set(limits);
     }
 
-    /// Buckets are discarded before they are used again.
+    /// Whether buckets are discarded before they are reused.
     pub(crate) fn discards_buckets(&self) -> bool {
         self.superblock.borrow().discard() && self.disk.info().discard
     }
 
-    /// The moment; see [`Turn`].
+    /// The present turn; see [`Turn`].
     pub(crate) fn turn(&self) -> Turn {
         Turn { number: self.turns.get(), flush_failed: self.gate.has_failed() }
     }
 
-    /// Makes every read of cached data that is under way look its key up again.
+    /// Begins a new turn: every read of cached data that is under way will look its key up again.
     pub(crate) fn next_turn(&self) {
         self.turns.set(self.turns.get() + 1);
     }
 }
 
-/// The state of the set.
+/// The running, stopping or failed state of the set.
 impl CacheDevice {
-    /// Fails if the set has been disabled.
+    /// Returns an error if the set has failed.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         match &*self.failed.borrow() {
             None => Ok(()),
@@ -172,40 +173,40 @@ impl CacheDevice {
         }
     }
 
-    /// Whether the set has been disabled.
+    /// Whether the set has failed.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed.borrow().is_some()
     }
 
-    /// Why the set has been disabled.
+    /// The failure of the set, if it has failed.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failed.borrow().as_ref().map(ToString::to_string)
     }
 
-    /// The set's tasks should end.
+    /// Whether the tasks of the set should end, because it is being stopped or has failed.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.get() || self.is_failed()
     }
 
-    /// The set's tasks should end: it is being stopped. The caller wakes them.
+    /// Makes the set stop: its tasks should end. The caller wakes them.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
     }
 
-    /// Tells the operator.
+    /// Adds an event for the operator.
     pub(crate) fn emit(&self, event: SetEvent) {
         self.events.push(event);
     }
 
-    /// What the operator has not been told yet.
+    /// The events that were not taken yet.
     pub(crate) fn events(&self) -> &Events {
         &self.events
     }
 
-    /// Metadata could not be read or written: the set is disabled at once (semantics section 14.3).
+    /// Makes the set fail, for example because metadata could not be read or written (semantics section 14.3).
     pub(crate) fn fail(&self, e: EngineError) {
         if self.is_failed() {
-            // What failed first may have been no sign of a loss: a device without room has lost nothing.
+            // The first failure may have been a lack of room, which loses no data; this one may mean a loss.
             if let EngineError::Io(e) = e {
                 self.request_failed(&e);
             }
@@ -220,33 +221,34 @@ impl CacheDevice {
             self.invalidate_crash_log(&why.to_string());
         }
         *self.failed.borrow_mut() = Some(why);
-        // The device may have lost what it held: what is being read from it is not believed.
+        // The device may have lost data, so data that is being read from it must not be used.
         self.next_turn();
         if let Some(wake) = self.wake.get() {
             wake();
         }
     }
 
-    /// The device failed a request: it may have lost its power, and with it data that was answered and not flushed. Keys of
-    /// such data must not be replayed over older data that was flushed.
+    /// Invalidates the crash log after a failed request: the device may have lost its power, and with it data that was
+    /// answered and not flushed. Keys of such data must not be replayed over older data that was flushed.
     fn invalidate_crash_log(&self, why: &str) {
         if self.crash_log.invalidate() {
             self.emit(SetEvent::CrashLogInvalid { why: why.to_owned() });
         }
     }
 
-    /// A request to the device failed. The device may have lost what was not flushed, so the crash log is not believed
-    /// any more. Whether the set is disabled is the caller's decision.
+    /// Handles a failed request: the device may have lost data that was not flushed, so the crash log becomes invalid.
+    /// The caller decides whether the set fails.
     pub(crate) fn request_failed(&self, e: &IoError) {
         if !e.is_out_of_room() {
             self.invalidate_crash_log(&e.to_string());
         }
     }
 
-    /// A data request has ended: counts its error, and disables the set at the limit (semantics section 14.2).
+    /// Records the result of a data request: counts an error, and makes the set fail at the limit (semantics section
+    /// 14.2).
     pub(crate) fn observe_data(&self, result: &Result<(), IoError>) {
         let ErrorLimits { limit, halflife } = self.limits.get();
-        // A device without room is not broken: what it has can be read, and writes go past it meanwhile.
+        // A lack of room does not count: the device can be read, and writes bypass it until there is room.
         let failed = result.as_ref().is_err_and(|e| !e.is_out_of_room());
         let verdict = self.errors.borrow_mut().observe(failed, limit, halflife);
         if let Err(e) = result {
@@ -258,8 +260,8 @@ impl CacheDevice {
         }
     }
 
-    /// Makes everything durable that the device was given up to this tick. If that fails, the device may have lost any of
-    /// it, and the set is disabled.
+    /// Makes every write to the device up to this tick durable. If the flush fails, the device may have lost any of
+    /// these writes, and the set fails.
     pub(crate) async fn flush(&self, tick: Tick) -> Result<(), EngineError> {
         let flushed = self.gate.ensure(tick).await;
         if let Err(e) = &flushed {
@@ -268,12 +270,12 @@ impl CacheDevice {
         Ok(flushed?)
     }
 
-    /// Dirty data was overwritten in its place, or may have been: the next flush covers it.
+    /// Records that dirty data was, or may have been, overwritten in place: the next flush must cover it.
     pub(crate) fn overwrote(&self) {
         self.overwritten.set(self.gate.wrote());
     }
 
-    /// Makes overwrites in place durable. Usually a flush of the journal has covered them already.
+    /// Makes overwrites in place durable. Usually the flush before a journal entry has covered them already.
     pub(crate) async fn settle_overwrites(&self) -> Result<(), EngineError> {
         self.flush(self.overwritten.get()).await
     }
@@ -289,7 +291,7 @@ impl CacheDevice {
         self.meter.read(&self.disk, sector, sectors, buffer, offset_bytes)
     }
 
-    /// Starts a write of data to be cached.
+    /// Starts a write of data into the cache.
     pub(crate) fn write_data(
         &self,
         sector: Sector,
@@ -300,12 +302,12 @@ impl CacheDevice {
         self.meter.write(&self.disk, (sector, sectors), buffer, offset_bytes, false)
     }
 
-    /// Writes metadata durably; the set fails if that fails.
+    /// Writes metadata durably; if the write fails, the set fails.
     pub(crate) async fn write_metadata(&self, sector: Sector, buffer: Buffer) -> Result<(), EngineError> {
         let sectors = Sectors::from_bytes_floor(buffer.len() as u64);
         let written = self.disk.write(sector, buffer, true).await.map_err(EngineError::from);
         if let Err(e) = written {
-            // The index in memory is ahead of the device now.
+            // The index in memory is newer than the device now.
             self.fail(e.clone());
             return Err(e);
         }
@@ -313,7 +315,7 @@ impl CacheDevice {
         Ok(())
     }
 
-    /// Writes the superblock as it is in memory. One caller at a time: the set holds the lock of the UUID table.
+    /// Writes the superblock that is in memory. There is one caller at a time, which holds the lock of the UUID table.
     pub(crate) async fn write_superblock(&self) -> Result<(), EngineError> {
         let (bytes, before, after) = {
             let sb = &mut *self.superblock.borrow_mut();

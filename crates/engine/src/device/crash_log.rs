@@ -1,7 +1,8 @@
 //! The crash log: keys that no journal entry on the device has yet, in memory that outlives the process.
 //!
-//! Owns the memory ([`io::CrashLogMemory`]) and whether it counts. It belongs to one state of the cache device, named by the
-//! sequence number of the superblock, and is invalid from the first error of the device on. Must not know what keys mean.
+//! Owns the memory ([`io::CrashLogMemory`]) and its validity. The crash log belongs to one state of the cache device,
+//! which the sequence number of the superblock identifies, and is invalid from the first error of the device on. Must
+//! not know the meaning of keys.
 
 use std::cell::RefCell;
 
@@ -10,12 +11,12 @@ use io::CrashLogRef;
 
 use crate::canary::{Bug, bug};
 
-/// The crash log of a set; it holds nothing until [`CrashLog::begin`].
+/// The crash log of a set; it records nothing before [`CrashLog::begin`].
 #[derive(Default)]
 pub(crate) struct CrashLog(RefCell<Option<CrashLogRef>>);
 
 impl CrashLog {
-    /// From now on keys outlive the process in `memory` until their journal entries are durable.
+    /// Begins to record keys in `memory`, where they outlive the process until their journal entries are durable.
     pub(crate) fn begin(&self, memory: CrashLogRef) {
         memory.reset();
         *self.0.borrow_mut() = Some(memory);
@@ -29,7 +30,8 @@ impl CrashLog {
         }
     }
 
-    /// What is recorded does not count any more, nor does what comes. False if there is no crash log.
+    /// Invalidates the crash log: its keys are dropped, and no more are recorded. Returns false if there is no crash
+    /// log.
     pub(crate) fn invalidate(&self) -> bool {
         match self.0.take() {
             Some(_) if bug(Bug::CrashLogAfterError) => false,
@@ -41,7 +43,7 @@ impl CrashLog {
         }
     }
 
-    /// What is recorded belongs to a device whose superblock has one of these sequence numbers.
+    /// Ties the crash log to a device whose superblock has one of these sequence numbers.
     pub(crate) fn tie(&self, superblock_seqs: [u64; 2]) {
         if let Some(memory) = &*self.0.borrow() {
             memory.tie(superblock_seqs);

@@ -1,11 +1,11 @@
-//! Shared flushes of one device.
+//! The flushes of one device, shared by all tasks that wait for one.
 //!
-//! Owns the knowledge of what a device's flushes have made durable. Whoever completed a write takes a *tick*; a
-//! flush that began after the tick covers it. One device flush serves everybody who waits.
+//! Owns the knowledge which writes the flushes of a device have made durable. Each completed write takes a *tick*; a
+//! flush that begins after the tick covers the write. One flush of the device serves all tasks that wait.
 //!
-//! Invariants: `flushed` never names a tick that was taken after the covering flush was submitted. After a failed
-//! flush every later one fails too: the device may have dropped the data, and asking again could hide that. So a flush
-//! is a task of its own, and its result counts also if everybody who waited has given up.
+//! Invariants: `flushed` is never a tick that was taken after the flush was sent. After a failed flush every later one
+//! fails, too, because the device may have dropped the data and a repeated flush could hide that. Therefore each flush
+//! is a separate task, whose result is recorded even if no task waits for it any more.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,16 +19,17 @@ use crate::canary::{Bug, bug};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Tick(u64);
 
+/// Sends the flushes of one device, and records which writes they have made durable.
 pub(crate) struct FlushGate {
     state: Rc<State>,
 }
 
-/// What the task of a flush shares with those who wait.
+/// The state that the task of a flush shares with the tasks that wait.
 struct State {
     disk: Disk,
-    /// The next tick to be handed out.
+    /// The tick of the latest write.
     now: Cell<Tick>,
-    /// Everything up to and including this tick is durable.
+    /// Every write up to and including this tick is durable.
     flushed: Cell<Tick>,
     running: Cell<bool>,
     failed: RefCell<Option<IoError>>,
@@ -50,14 +51,14 @@ impl FlushGate {
         FlushGate { state: Rc::new(state) }
     }
 
-    /// A write has completed (or may have reached the device): it is covered by flushes that begin later.
+    /// Records a write that has completed or may have reached the device; flushes that begin later cover it.
     pub(crate) fn wrote(&self) -> Tick {
         let t = Tick(self.state.now.get().0 + 1);
         self.state.now.set(t);
         t
     }
 
-    /// The latest write so far.
+    /// The tick of the latest write.
     pub(crate) fn latest(&self) -> Tick {
         self.state.now.get()
     }
@@ -66,17 +67,17 @@ impl FlushGate {
         self.state.flushed.get() >= tick
     }
 
-    /// Whether a flush has failed: the device may have dropped what it held.
+    /// Whether a flush has failed: the device may have dropped data that was not flushed.
     pub(crate) fn has_failed(&self) -> bool {
         self.state.failed.borrow().is_some()
     }
 
-    /// Flushes sent to the device.
+    /// The number of flushes sent to the device.
     pub(crate) fn count(&self) -> u64 {
         self.state.count.get()
     }
 
-    /// Waits until everything up to `tick` is durable; sends a flush if none that covers it is under way.
+    /// Waits until every write up to `tick` is durable; sends a flush if none that covers it is under way.
     pub(crate) async fn ensure(&self, tick: Tick) -> Result<(), IoError> {
         loop {
             if self.is_durable(tick) {
@@ -88,12 +89,12 @@ impl FlushGate {
             if !self.state.running.replace(true) {
                 self.begin();
             }
-            // One that is under way may have begun too early for this tick; look again when it is done.
+            // A flush under way may have begun too early for this tick; check again when it has ended.
             self.state.done.wait_until(|| !self.state.running.get()).await;
         }
     }
 
-    /// Sends a flush, which covers the writes that ended before it began.
+    /// Sends a flush, which covers the writes that have ended before.
     fn begin(&self) {
         let state = self.state.clone();
         state.count.set(state.count.get() + 1);
@@ -185,7 +186,7 @@ mod tests {
         });
     }
 
-    /// Begins to wait for a flush, and gives that up while the flush is under way.
+    /// Begins to wait for a flush, and drops the future while the flush is under way.
     async fn give_up(disk: &Rc<TestDisk>, gate: &FlushGate, tick: Tick, rt: &io::Handle) {
         disk.hold(true);
         let given_up = std::pin::pin!(gate.ensure(tick));
@@ -193,9 +194,10 @@ mod tests {
         assert!(matches!(first, io::sync::Either::Right(())));
     }
 
-    /// A caller that went away in the middle of a flush left it under way for ever, and every later caller waited for it.
+    /// Regression: a caller that was dropped in the middle of a flush left the flush under way for ever, and every
+    /// later caller waited for it.
     #[test]
-    fn a_flush_that_is_given_up_ends() {
+    fn a_flush_whose_caller_is_dropped_ends() {
         run(|rt| async move {
             let disk = TestDisk::new(64);
             let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));
@@ -207,10 +209,10 @@ mod tests {
         });
     }
 
-    /// The caller of a flush that failed had given up, so the error was lost. The next flush succeeded, and data that the device
-    /// had dropped was acknowledged.
+    /// Regression: the caller of a failed flush was dropped, so the error was lost. The next flush succeeded, and data
+    /// that the device had dropped was acknowledged.
     #[test]
-    fn a_flush_that_is_given_up_and_fails_stays_failed() {
+    fn a_failed_flush_whose_caller_is_dropped_stays_failed() {
         run(|rt| async move {
             let disk = TestDisk::new(64);
             let gate = Rc::new(FlushGate::new(Disk::new(disk.clone(), rt.clone())));

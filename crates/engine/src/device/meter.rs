@@ -1,7 +1,7 @@
-//! Requests of data to a device, as its cost model sees them.
+//! Measurement of the costs of a device's requests, by its cost model.
 //!
-//! Owns the model of one device in use. A request counts from the moment that it is sent until its answer is looked at,
-//! which is the driver's next turn. Must not know what the costs are used for.
+//! Owns the cost model of one device. A request counts as in flight from the moment at which it is sent until its
+//! completion is polled, in the next turn of the driver. Must not know what the costs are used for.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -14,7 +14,7 @@ use io::{Buffer, Completion, Disk, Handle, IoFuture};
 
 use crate::policy::cost::{CostModel, Costs, Observed};
 
-/// The model of a device. See the module head.
+/// Measures the costs of the requests of one device.
 pub(crate) struct Meter {
     rt: Handle,
     model: RefCell<CostModel>,
@@ -26,7 +26,7 @@ impl Meter {
         Rc::new(Meter { rt: disk.runtime().clone(), model: RefCell::new(model) })
     }
 
-    /// What `read` finds in the model.
+    /// Calls `read` with the cost model.
     pub(crate) fn model<T>(&self, read: impl FnOnce(&CostModel) -> T) -> T {
         read(&self.model.borrow())
     }
@@ -62,13 +62,13 @@ impl Meter {
         Watched { future: disk.start_write(start, sectors, buffer, offset_bytes, fua), watch }
     }
 
-    /// The device is busy with something that is no request for data until the guard is dropped: a flush.
+    /// Makes the device count as busy until the guard is dropped, for a flush, which is not a request for data.
     pub(crate) fn busy(self: &Rc<Self>) -> Busy {
         Busy(self.begin(Sector(0), Sectors::ZERO))
     }
 }
 
-/// A request that the model knows about.
+/// Counts a request in the model until it is dropped.
 struct Watch {
     meter: Rc<Meter>,
     observed: Option<Observed>,
@@ -80,7 +80,7 @@ impl Watch {
             let model = &mut *self.meter.model.borrow_mut();
             match well {
                 true => model.end(observed, self.meter.rt.turn_time()),
-                false => model.forget(observed),
+                false => model.cancel(observed),
             }
         }
     }
@@ -101,7 +101,7 @@ impl Drop for Busy {
     }
 }
 
-/// A request that the model knows about, to be awaited.
+/// A request whose costs are measured; its future has the result.
 #[must_use = "an operation that nobody waits for has no ordering"]
 pub(crate) struct Watched {
     future: IoFuture,

@@ -1,9 +1,9 @@
 //! The devices of a set, as the rest of the engine uses them.
 //!
-//! [`CacheDevice`] owns the cache device: its superblock, its flushes, its errors, and whether the set has failed with it.
-//! [`BackingDevice`] owns one backing device in the same way; [`BackingDevices`] finds it by its slot. `flush` shares the
-//! flushes of a device, `meter` observes what its requests cost, `turn` says whether data that was read may be believed,
-//! `crash_log` is memory that outlives the process.
+//! [`CacheDevice`] owns the cache device: its superblock, its flushes, its errors, and whether the set has failed.
+//! [`BackingDevice`] owns the superblock, flushes and errors of one backing device; [`BackingDevices`] finds it by its
+//! slot. `flush` shares the flushes of a device, `meter` measures the costs of its requests, `turn` tells whether data
+//! that was read is still valid, `crash_log` is memory that outlives the process.
 //!
 //! Must not know the index, the journal or any volume.
 

@@ -1,4 +1,4 @@
-//! Reading superblocks: checked against the device, and refused with its name.
+//! Reading superblocks and checking them against the size of the device. Errors name the device.
 
 use format::{BackingSuper, CacheSuper, RawSuperblock, Sector, Sectors};
 use io::Disk;
@@ -6,7 +6,7 @@ use io::Disk;
 use crate::canary::{Mark, mark};
 use crate::error::EngineError;
 
-/// The place of the superblock (format section 2).
+/// The sector of the superblock (format section 2).
 pub(crate) const SUPERBLOCK_SECTOR: Sector = Sector(8);
 
 /// Reads and checks the superblock of a cache device.

@@ -1,4 +1,4 @@
-//! Figures of a set whose tables hold what is known.
+//! Tests of the figures of a set with known tables.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ async fn set(rt: &Handle) -> CacheSet {
     open_set(&Watching::new(1024 * BUCKET), rt, (BUCKET, false), SetOptions::default()).await
 }
 
-/// Puts another table in the place of the set's: buckets from 10 on hold nothing yet.
+/// Replaces the table of the set by another one, in which buckets from 10 on are empty.
 fn table(set: &CacheSet, nbuckets: u32) {
     *set.core.cache.alloc.buckets_mut() = Buckets::new(&set.core.cache.geometry, BucketNr(10), nbuckets);
 }
@@ -29,7 +29,7 @@ fn fill(set: &CacheSet, b: u32, sectors: u64, dirty: bool) {
     assert!(buckets.add(ptr, Sectors(sectors), dirty));
 }
 
-/// 64 buckets that were used 0 to 63 agings ago, in any order; others have no age.
+/// 64 buckets that were used 0 to 63 agings ago, in any order; the others have no age.
 #[test]
 fn ages_by_hand() {
     run(|rt| async move {
@@ -51,7 +51,7 @@ fn ages_by_hand() {
             clean: 7,
             dirty: 5,
             metadata: 10,
-            // All but ten of metadata, five dirty ones and the pinned one.
+            // All buckets but ten of metadata, five dirty ones and the pinned one.
             available: 84,
             // 2016 in 64 buckets.
             average_age: 31,
@@ -63,7 +63,7 @@ fn ages_by_hand() {
     });
 }
 
-/// Each part is as many buckets as the others, or one more; others get a turn while many are looked at.
+/// All parts have the same number of buckets, or one more. Other tasks run during the count of many buckets.
 #[test]
 fn a_map_has_all_buckets_in_order() {
     run(|rt| async move {
@@ -81,7 +81,7 @@ fn a_map_has_all_buckets_in_order() {
             metadata,
             live: Sectors(live),
         };
-        // They begin at 0, 14, 28, 42, 57, 71 and 85.
+        // The parts begin at 0, 14, 28, 42, 57, 71 and 85.
         let expected = [
             cell(2, 1, 1, 10, 11),
             cell(14, 0, 0, 0, 0),
@@ -126,7 +126,7 @@ fn others_get_turns_while_a_map_is_made() {
     });
 }
 
-/// 98 extents of eight sectors, with as many sectors between them, in a volume that lives in the cache alone.
+/// 98 extents of eight sectors, with gaps of the same size, in a flash-only volume.
 async fn filled(set: &CacheSet, rt: &Handle) -> Rc<Volume> {
     let volume = set.create_volume(Uuid([3; 16]), Sectors(4096), "flash").await.unwrap();
     for n in 0..98 {
@@ -160,9 +160,9 @@ fn the_btree_by_what_is_in_it() {
     });
 }
 
-/// What the set says beside its tables: congestion without the random bits, and entries that are needed.
+/// Figures that are not from tables: congestion without the random bits, and needed journal entries.
 #[test]
-fn a_set_says_what_holds_it_up() {
+fn figures_have_congestion_and_needed_entries() {
     run(|rt| async move {
         let set = set(&rt).await;
         let core = &set.core;

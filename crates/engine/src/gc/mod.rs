@@ -1,11 +1,11 @@
-//! The garbage collector: walks the index, leaf by leaf, beside everything else.
+//! The garbage collector, which walks the index leaf by leaf while the set serves requests.
 //!
-//! Bucket counts are exact at all times, so nothing has to be marked. The walk is for what only it can know: how old
-//! the oldest pointer to each bucket is (so that generations can go on), stale entries that fill leaves, keys of
-//! devices that are gone, and small leaves that can share a node. Each step handles one leaf and lets others run.
+//! Bucket counts are always exact, so a walk does not have to mark buckets. A walk finds the oldest pointer to each
+//! bucket (so that generations can advance), removes stale entries that fill leaves and keys of invalid slots, and
+//! joins small leaves. Each step handles one leaf and then lets other tasks run.
 //!
-//! Every leaf with unwritten keys that is passed is written, so that no journal entry from before the walk can bring
-//! back a pointer older than the walk has seen.
+//! At its end a walk writes every leaf with unwritten keys, so that no journal entry from before the walk can bring
+//! back a pointer that is older than those that the walk has found. Must not know volumes.
 
 mod moving;
 
@@ -28,7 +28,7 @@ use crate::journal::{Journal, Urgency};
 use crate::tasks::Tasks;
 use crate::uuids::UuidTable;
 
-/// Adjacent leaves that are looked at together.
+/// The largest number of adjacent leaves that are joined.
 const COALESCE: usize = 4;
 
 /// The tunables of the garbage collector.
@@ -47,11 +47,11 @@ pub(crate) struct GcCounters {
     pub(crate) walks: u64,
     /// Extents that were packed.
     pub(crate) moved: u64,
-    /// Extents that were copied to another bucket because they were read.
+    /// Extents that were promoted: copied to another bucket because they were read.
     pub(crate) promoted: u64,
 }
 
-/// What the garbage collector is wired to.
+/// The components that the garbage collector uses.
 pub(crate) struct Wiring {
     pub(crate) device: Rc<CacheDevice>,
     pub(crate) backings: Rc<BackingDevices>,
@@ -62,13 +62,13 @@ pub(crate) struct Wiring {
     pub(crate) tasks: Rc<Tasks>,
 }
 
-/// See the module head.
+/// The garbage collector of one cache set.
 pub(crate) struct Gc {
     rt: Handle,
     geometry: Geometry,
     wiring: Wiring,
     settings: Cell<GcSettings>,
-    /// One walk at a time.
+    /// Held during a walk: there is one at a time.
     lock: Mutex,
     is_walking: Cell<bool>,
     counters: Cell<GcCounters>,
@@ -91,7 +91,7 @@ impl Gc {
         self.settings.set(settings);
     }
 
-    /// A walk is under way.
+    /// Whether a walk is under way.
     pub(crate) fn is_walking(&self) -> bool {
         self.is_walking.get()
     }
@@ -107,19 +107,19 @@ impl Gc {
         self.counters.set(c);
     }
 
-    /// Whether the slot is that of a device of the set. Data of others is not copied: a wipe may have passed the bucket to
-    /// which it would go.
+    /// Whether the slot belongs to a volume of the set. Data of other slots is not copied, because a wipe may already
+    /// have passed the bucket to which it would go.
     fn is_in_use(&self, inode: Inode) -> bool {
         self.wiring.uuids.is_live(inode) && !self.wiring.index.is_invalid_slot(inode)
     }
 }
 
-/// Runs a walk whenever one is asked for or due.
+/// Runs a walk whenever one is requested or due.
 pub(crate) async fn gc_task(gc: Rc<Gc>) {
     loop {
         let due = || {
             let buckets = gc.wiring.alloc.buckets();
-            // On average every bucket has been reused once.
+            // A walk is due when there were as many invalidations as there are buckets.
             buckets.invalidated_since_gc() > u64::from(buckets.len())
         };
         gc.wiring
@@ -138,7 +138,7 @@ pub(crate) async fn gc_task(gc: Rc<Gc>) {
     }
 }
 
-/// One whole walk.
+/// Runs one whole walk, and packs data afterwards if `copy_gc_enabled` is set.
 pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     let _one = gc.lock.lock().await;
     gc.wiring.alloc.walks().begun();
@@ -150,13 +150,13 @@ pub(crate) async fn collect(gc: &Rc<Gc>) -> Result<(), EngineError> {
     gc.wiring.tasks.times().borrow_mut().gc_ended(began, gc.rt.now());
     gc.count(|c| c.walks += 1);
     if gc.settings.get().packs {
-        moving::run(gc, moving::Victims::Partial).await?;
+        moving::run(gc, moving::Packing::Partial).await?;
     }
     Ok(())
 }
 
 async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
-    let void: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
+    let invalid: BTreeSet<Inode> = gc.wiring.index.invalid_slots();
     let started = gc.wiring.index.tree().next_birth();
     let mut oldest: Vec<Gen> = gc.wiring.alloc.buckets().generations();
     let mut passed: Option<Bound> = None;
@@ -166,13 +166,13 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
         let Some(id) = id else { break };
         gc.wiring.index.load_leaf(id).await?;
         gc.rt.yield_now().await;
-        if clean_leaf(gc, id, &void, started).await? {
-            // Replaced: look at what is there now.
+        if clean_leaf(gc, id, &invalid, started).await? {
+            // The leaf was replaced: continue with the leaf at the same place.
             continue;
         }
         let bound = {
             let tree = gc.wiring.index.tree();
-            // Loaded above; if it went away again, or was replaced, come back to it.
+            // The leaf was loaded above. If it was dropped from memory or replaced since, it is handled again.
             let Some(node) = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some()) else {
                 continue;
             };
@@ -182,27 +182,28 @@ async fn walk(gc: &Rc<Gc>) -> Result<(), EngineError> {
         };
         passed = Some(bound);
     }
-    // No leaf has keys of the void slots any more, so no later entry has. An entry from before may: data that is moved beside
-    // the walk gets new keys until its leaf is purged.
+    // No leaf has keys of the invalid slots any more, so no later journal entry has. An earlier entry may have some,
+    // because data that is moved during the walk gets new keys until its leaf is purged.
     let purged_seq = gc.wiring.journal.open_seq();
-    // Nothing from before is replayed any more once these are written, and no node on disk has pointers that the walk has
-    // not seen because they were replaced in memory.
+    // After these leaves are written, no entry from before the walk is replayed, and no node on disk has pointers that
+    // the walk has missed because they were replaced in memory.
     let changed: Vec<NodeId> = gc.wiring.index.tree().changed_leaves();
-    gc.wiring.index.write_leaves_unhurried(changed).await?;
+    gc.wiring.index.write_leaves_in_background(changed).await?;
     gc.wiring.journal.commit_roots(|| Urgency::CanWait, |_| ()).await?;
     gc.wiring.index.tree().oldest_dead_pointers(&gc.wiring.alloc.buckets(), &mut oldest);
     gc.wiring.alloc.buckets_mut().finish_gc(&oldest);
     if gc.wiring.journal.oldest_needed() >= purged_seq {
-        gc.wiring.index.slots_are_empty(&void);
+        gc.wiring.index.slots_are_empty(&invalid);
     }
     Ok(())
 }
 
-/// Drops what must not stay in a leaf; true if the leaf was replaced.
+/// Removes stale and invalid keys from a leaf and joins it with small siblings, if worth it; returns true if the leaf
+/// was replaced.
 async fn clean_leaf(
     gc: &Rc<Gc>,
     id: NodeId,
-    void: &BTreeSet<Inode>,
+    invalid: &BTreeSet<Inode>,
     started: u64,
 ) -> Result<bool, EngineError> {
     let survey = {
@@ -212,14 +213,14 @@ async fn clean_leaf(
             return Ok(false);
         }
         let buckets = &mut *gc.wiring.alloc.buckets_mut();
-        if !void.is_empty() {
-            tree.purge(id, buckets, |inode, _| !void.contains(&inode));
+        if !invalid.is_empty() {
+            tree.purge(id, buckets, |inode, _| !invalid.contains(&inode));
         }
         tree.survey(id, buckets)
     };
     let always = gc.settings.get().always_rewrites && created_before(gc, id, started);
     let must = gc.wiring.index.tree().node(id).leaf().must_rewrite;
-    // With the leaf, the nodes above it are replaced.
+    // Replacing a leaf also replaces the nodes above it if their pointers are too old.
     let dead_age = gc.wiring.index.tree().dead_age_above(id, &gc.wiring.alloc.buckets());
     if must || always || is_stale(&survey, dead_age) {
         gc.wiring.index.wait_room_for_roots().await?;
@@ -235,17 +236,20 @@ async fn clean_leaf(
     Ok(false)
 }
 
-/// Whether a leaf is replaced for its stale pointers, or the nodes above it for those to children that are gone.
+/// Whether a leaf must be replaced because of its stale pointers, or because of old pointers to former children in the
+/// nodes above it.
 fn is_stale(survey: &Survey, dead_age: u8) -> bool {
     survey.max_age.max(dead_age) > MAX_STALE_AGE || survey.stale > survey.live.max(64)
 }
 
-/// Each leaf is rewritten once by a walk, never what the walk itself has made (docs/compat.md, item 25).
+/// Whether a leaf is older than the walk: a walk never rewrites leaves that it has made itself (docs/compat.md, item
+/// 25).
 fn created_before(gc: &Gc, id: NodeId, started: u64) -> bool {
     gc.wiring.index.tree().node(id).birth < started
 }
 
-/// The leaf and those behind it, under the same parent and in memory, that together fit into one node at two thirds.
+/// The leaf and the leaves behind it that have the same parent, are in memory, and together fit into one node with a
+/// third of its room to spare.
 fn small_siblings(gc: &Gc, id: NodeId, live: usize) -> Vec<NodeId> {
     let tree = gc.wiring.index.tree();
     let buckets = gc.wiring.alloc.buckets();
@@ -255,7 +259,7 @@ fn small_siblings(gc: &Gc, id: NodeId, live: usize) -> Vec<NodeId> {
     siblings.take(count).collect()
 }
 
-/// The leaf behind this one, if both can be replaced by one.
+/// The leaf behind this one, if one leaf can replace both.
 fn next_sibling(tree: &Tree, id: NodeId) -> Option<NodeId> {
     let node = tree.node(id);
     let next = tree.leaf_after(node.bound)?;
@@ -264,8 +268,8 @@ fn next_sibling(tree: &Tree, id: NodeId) -> Option<NodeId> {
     joins.then_some(next)
 }
 
-/// How many adjacent leaves with so many live extents fit into one node of `leaf_words` at two thirds of what a new node
-/// gets, the first of them first.
+/// The number of adjacent leaves, from the first on, that fit into one node of `leaf_words` and fill at most two thirds
+/// of the words that a new node gets. `live` has their numbers of live extents.
 fn fitting(leaf_words: usize, live: impl Iterator<Item = usize>) -> usize {
     let room = leaf_words * 5 / 8 * 2 / 3;
     let mut words = 0;

@@ -1,11 +1,14 @@
-//! The moving garbage collector: packs the live data of emptyish buckets together, so that whole buckets come free.
+//! The moving garbage collector, which packs the live data of sparsely filled buckets together, so that whole buckets
+//! become free.
 //!
-//! Runs after a walk if `copy_gc_enabled` says so, and by itself when dirty data fills many buckets thinly: random
-//! overwrites leave a little in each bucket, which would stop the cache from taking more long before it is full of
-//! data. Where reading something again from its backing device costs much more than moving it, clean data is packed too
-//! before it is given up for buckets that are mostly empty. A moved extent keeps its state; its new key is journaled if it is
-//! dirty, so replay can never bring the old place back over the new one (semantics section 18,
-//! item 8); and it is inserted only where the index still has the very extent that was copied.
+//! Packing runs after a walk if `copy_gc_enabled` is set, and by itself when each of many buckets has a little dirty
+//! data: random overwrites leave some data in every bucket, so the cache could take no more data long before it is
+//! full. If a read from the backing device costs much more than a move, clean data is packed, too, before buckets that
+//! are mostly empty would be evicted.
+//!
+//! Invariants: a moved extent stays clean or dirty. The new key of a dirty extent is journaled, so replay can never
+//! bring the old place back over the new one (semantics section 18, item 8). A new key is inserted only where the index
+//! still has the extent that was copied. Must not know volumes.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +20,7 @@ use super::Gc;
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
-use crate::index::{Bound, How, Kind};
+use crate::index::{Bound, Durability, Kind};
 use crate::policy::cost::Costs;
 
 /// A live extent in a bucket that is to be emptied.
@@ -29,7 +32,7 @@ struct Found {
     dirty: bool,
 }
 
-/// A piece of an extent on its way.
+/// A piece of an extent that is being copied.
 struct Piece<'a> {
     found: &'a Found,
     at: Sector,
@@ -37,40 +40,41 @@ struct Piece<'a> {
     placed: Placed,
 }
 
-/// What is copied at once, so that foreground requests never queue behind more than this.
+/// The limits for one batch of copies: foreground requests never wait behind more than this.
 const BATCH_SECTORS: Sectors = Sectors(2048);
 const BATCH_PIECES: usize = 64;
 
-/// Copies of what was read, under way at most.
+/// The largest number of promotions under way.
 const MAX_PROMOTING: usize = 64;
 
-/// Largest read that collects several pieces.
+/// The largest read that has several pieces.
 const MAX_READ: Sectors = Sectors(1024);
 
-/// Requests that are so many times cheaper than those to the backing device are worth keeping data for.
-const WORTH_KEEPING: u64 = 4;
+/// Moving clean data is worth it if a request to the backing device costs more than this many times a request to the
+/// cache device.
+const WORTH_MOVING: u64 = 4;
 
-/// Share of the buckets in use from which thinly filled ones are packed: below the first writeback cutoff, so that
-/// fragmentation alone never makes writes go past the cache.
+/// The share of buckets in use from which sparsely filled ones are packed. It is below the first writeback cutoff, so
+/// that fragmentation alone never makes writes bypass the cache.
 const COMPACT_FROM_PERCENT: u8 = 30;
 
-/// Share of the buckets in use from which room is worth more than clean data: less than where writes are held back
-/// (`policy::yielding`).
+/// The share of buckets in use from which room is worth more than clean data. It is lower than the share from which
+/// writes are throttled (`policy::yielding`).
 const SHORT_FROM_PERCENT: u8 = 87;
 
-/// Which buckets to empty.
+/// The kind of buckets that are emptied.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Victims {
-    /// Any that are not nearly full.
+pub(super) enum Packing {
+    /// All buckets that are less than three quarters full.
     Partial,
-    /// Those that hold a little data, and some of it dirty: the clean ones come free without being copied.
+    /// Buckets with little data, some of it dirty; buckets with clean data only can be evicted without a copy.
     ThinlyDirty,
-    /// Those that hold a little dirty data, whatever else is in them: that is given up.
-    DirtyAlone,
+    /// Buckets with little dirty data. Clean data in them is not copied and is lost for the cache.
+    DirtyOnly,
 }
 
-/// Whether dirty data takes more than twice the buckets that it would fill (once room is short, half as many more), and
-/// enough of them to matter.
+/// Whether dirty data takes more than twice the buckets that it would fill (1.5 times when room is short), while enough
+/// buckets are in use for this to matter.
 fn is_fragmented(gc: &Gc) -> bool {
     let buckets = gc.wiring.alloc.buckets();
     let in_use_percent = buckets.in_use_percent() as u8;
@@ -82,13 +86,13 @@ fn is_fragmented(gc: &Gc) -> bool {
     is_thin(in_use_percent, used, dirty)
 }
 
-/// Whether so many dirty sectors fill the sectors of the buckets in use too thinly.
+/// Whether `dirty` sectors fill too small a part of the `used` sectors of the buckets in use.
 fn is_thin(in_use_percent: u8, used: u64, dirty: u64) -> bool {
     if in_use_percent < SHORT_FROM_PERCENT { used > dirty * 2 } else { used * 2 > dirty * 3 }
 }
 
-/// Whether data is about to be given up although a quarter of what the buckets in use could hold is empty, and the data
-/// would cost more to read again than to move.
+/// Whether clean data will be evicted soon although a quarter of the space in the filled buckets is empty, and reading
+/// the data again costs more than moving it.
 fn is_wasteful(gc: &Gc) -> bool {
     {
         let buckets = gc.wiring.alloc.buckets();
@@ -101,51 +105,51 @@ fn is_wasteful(gc: &Gc) -> bool {
     else {
         return false;
     };
-    let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_KEEPING);
+    let worth = |costs: Costs| costs.per_request().0 > move_one.0.saturating_mul(WORTH_MOVING);
     gc.wiring.backings.any_by_cost(worth)
 }
 
-/// Whether a quarter of what buckets of `filled` sectors could hold is empty.
+/// Whether a quarter of the `filled` sectors of buckets has no live data.
 fn is_quarter_empty(filled: u64, live: Sectors) -> bool {
     filled.saturating_sub(live.0) * 4 >= filled
 }
 
-/// Which buckets had better be packed now.
-fn due(gc: &Gc) -> Option<Victims> {
+/// The kind of buckets that should be packed now, if any.
+fn due(gc: &Gc) -> Option<Packing> {
     if is_fragmented(gc) {
         let short = gc.wiring.alloc.buckets().in_use_percent() as u8 >= SHORT_FROM_PERCENT;
-        Some(if short { Victims::DirtyAlone } else { Victims::ThinlyDirty })
+        Some(if short { Packing::DirtyOnly } else { Packing::ThinlyDirty })
     } else {
-        is_wasteful(gc).then_some(Victims::Partial)
+        is_wasteful(gc).then_some(Packing::Partial)
     }
 }
 
-/// Packs thinly filled buckets whenever there are too many of them.
+/// Packs sparsely filled buckets whenever there are too many of them.
 pub(crate) async fn compact_task(gc: Rc<Gc>) {
     loop {
         gc.wiring.alloc.walks().wait_until(|| gc.wiring.device.is_stopping() || due(&gc).is_some()).await;
         if gc.wiring.device.is_stopping() {
             return;
         }
-        let Some(victims) = due(&gc) else { continue };
+        let Some(packing) = due(&gc) else { continue };
         let moved = gc.counters().moved;
-        if let Err(e) = run(&gc, victims).await {
+        if let Err(e) = run(&gc, packing).await {
             gc.wiring.device.fail(e);
             return;
         }
         gc.wiring.alloc.recheck();
         if gc.counters().moved == moved {
-            // Nothing to pack, or no room to pack into: look again when something has changed.
+            // There was nothing to pack, or no room for it: wait for the next event.
             gc.wiring.alloc.walks().changed().await;
         }
         gc.rt.yield_now().await;
     }
 }
 
-/// Buckets to be emptied, in order: every extent of the index is looked up in them.
+/// The buckets to empty, ascending, because every extent of the index is looked up in the list.
 struct Chosen {
     buckets: Vec<BucketNr>,
-    /// What is clean in them is copied as well.
+    /// Whether clean data in them is copied, too.
     clean_too: bool,
 }
 
@@ -155,24 +159,24 @@ impl Chosen {
     }
 }
 
-/// Buckets worth emptying, emptiest first, as many as the reserve for moving can take.
-fn candidates(gc: &Gc, which: Victims) -> Chosen {
+/// Chooses the buckets to empty: the emptiest ones, as many as fit into the reserve for moved data.
+fn candidates(gc: &Gc, packing: Packing) -> Chosen {
     let buckets = gc.wiring.alloc.buckets();
     let bucket_sectors = gc.geometry.bucket_sectors;
     let partial: Vec<(Sectors, BucketNr)> = buckets
         .all()
         .filter(|b| buckets.used(*b) == crate::alloc::Use::Data && buckets.pins(*b) == 0)
         .filter(|b| !buckets.is_moving(*b))
-        .filter(|b| which == Victims::Partial || buckets.dirty(*b) > Sectors::ZERO)
-        .map(|b| (if which == Victims::DirtyAlone { buckets.dirty(b) } else { buckets.live(b) }, b))
+        .filter(|b| packing == Packing::Partial || buckets.dirty(*b) > Sectors::ZERO)
+        .map(|b| (if packing == Packing::DirtyOnly { buckets.dirty(b) } else { buckets.live(b) }, b))
         .collect();
     let room = gc.wiring.alloc.moving_reserve();
     let chosen = emptiest(partial, bucket_sectors, room);
-    Chosen { buckets: chosen, clean_too: which != Victims::DirtyAlone }
+    Chosen { buckets: chosen, clean_too: packing != Packing::DirtyOnly }
 }
 
-/// Of buckets with what would be copied of each, those that are less than three quarters full, the emptiest first, as
-/// long as it all fits into `room`; in their order.
+/// Chooses buckets that are less than three quarters full, the emptiest first, as long as their data fits into `room`;
+/// returns them in ascending order. `buckets` has the number of sectors to copy from each.
 fn emptiest(mut buckets: Vec<(Sectors, BucketNr)>, bucket_sectors: Sectors, room: Sectors) -> Vec<BucketNr> {
     buckets.retain(|(copied, _)| *copied > Sectors::ZERO && copied.0 * 4 < bucket_sectors.0 * 3);
     buckets.sort_unstable();
@@ -186,8 +190,8 @@ fn emptiest(mut buckets: Vec<(Sectors, BucketNr)>, bucket_sectors: Sectors, room
     chosen
 }
 
-/// Marks buckets that are being emptied: nobody writes into them meanwhile. The marks go with it, also when whoever
-/// asked for a walk of the index gives up waiting for it.
+/// Marks buckets as being emptied, so that no dirty data in them is overwritten in place. The marks are removed when it
+/// is dropped, also if the future of the caller is dropped.
 struct Marked<'a> {
     gc: &'a Gc,
     buckets: &'a [BucketNr],
@@ -211,17 +215,17 @@ impl Drop for Marked<'_> {
     }
 }
 
-/// Empties buckets.
-pub(super) async fn run(gc: &Rc<Gc>, which: Victims) -> Result<(), EngineError> {
-    let victims = candidates(gc, which);
-    if victims.buckets.len() < 2 {
+/// Chooses buckets of this kind and empties them, if there are at least two.
+pub(super) async fn run(gc: &Rc<Gc>, packing: Packing) -> Result<(), EngineError> {
+    let chosen = candidates(gc, packing);
+    if chosen.buckets.len() < 2 {
         return Ok(());
     }
-    let _marked = Marked::new(gc, &victims.buckets);
-    empty(gc, &victims).await
+    let _marked = Marked::new(gc, &chosen.buckets);
+    empty(gc, &chosen).await
 }
 
-async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
+async fn empty(gc: &Rc<Gc>, chosen: &Chosen) -> Result<(), EngineError> {
     let mut passed: Option<Bound> = None;
     loop {
         gc.wiring.device.check()?;
@@ -235,12 +239,12 @@ async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
             passed = Some(node.bound);
             tree.live_extents(id, &buckets)
                 .filter(|(_, _, _, ptr, dirty)| {
-                    (*dirty || victims.clean_too) && victims.contains(buckets.bucket_of(*ptr))
+                    (*dirty || chosen.clean_too) && chosen.contains(buckets.bucket_of(*ptr))
                 })
                 .map(|(inode, start, size, ptr, dirty)| Found { inode, start, size, ptr, dirty })
                 .collect()
         };
-        // In the order of the device: what lies together is read together.
+        // Sorted by their place on the device, so that neighbours are read together.
         found.sort_unstable_by_key(|f| f.ptr.offset());
         if !move_extents(gc, &found).await? {
             return Ok(());
@@ -249,7 +253,7 @@ async fn empty(gc: &Rc<Gc>, victims: &Chosen) -> Result<(), EngineError> {
     }
 }
 
-/// Copies extents, many at once; false if there is no room for more.
+/// Copies extents, many at the same time; returns false if there is no room for more.
 async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError> {
     let mut batch = Vec::with_capacity(BATCH_PIECES);
     let mut left = BATCH_SECTORS;
@@ -264,7 +268,7 @@ async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError>
             let want = Sectors((end - at).0.min(left.0));
             let Some(placed) = gc.wiring.alloc.try_place(Stream::Moving, (f.inode, at), want) else {
                 copy(gc, &mut batch).await?;
-                // Without a bucket there is nothing to pack into.
+                // There is no bucket to pack into.
                 gc.wiring.alloc.wait(Purpose::Moving, || true).await;
                 return Ok(false);
             };
@@ -281,8 +285,8 @@ async fn move_extents(gc: &Rc<Gc>, found: &[Found]) -> Result<bool, EngineError>
     Ok(true)
 }
 
-/// Reads what `batch` is to copy, its pieces being in the order of the device. Pieces that are near to each other are
-/// read together, if what lies between them takes less time than another request.
+/// Reads the data of a batch, whose pieces are sorted by their place on the device. Pieces that are near to each other
+/// are read together if reading the gap takes less time than another request.
 async fn read(gc: &Gc, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
     let costs = gc.wiring.device.meter().model(|m| m.costs());
     let places: Vec<(Sector, Sectors)> = batch.iter().map(|p| (p.from.offset(), p.placed.size)).collect();
@@ -307,7 +311,8 @@ async fn read(gc: &Gc, batch: &[Piece<'_>]) -> Vec<Option<Buffer>> {
     data
 }
 
-/// What is read of these places, which are in the order of the device: for each read the places in it, its start and size.
+/// Plans the reads of places that are sorted by their position on the device: the range of places in each read, its
+/// start and its size.
 fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usize>, Sector, Sectors)> {
     let mut reads: Vec<(Range<usize>, Sector, Sectors)> = Vec::new();
     for (n, &(at, size)) in places.iter().enumerate() {
@@ -326,14 +331,15 @@ fn read_together(places: &[(Sector, Sectors)], costs: &Costs) -> Vec<(Range<usiz
     reads
 }
 
-/// Copies the pieces of `batch` and empties it: all reads at once, one write for what lies together.
+/// Copies the pieces of `batch` and empties it: all reads at the same time, and one write for pieces whose new places
+/// are adjacent.
 async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError> {
     let data = read(gc, batch).await;
     let copied = write(gc, batch, data).await;
     let tick = gc.wiring.device.gate().wrote();
     for (p, copied) in batch.iter().zip(&copied) {
         if *copied {
-            replace(gc, p, How::LeafOnly(tick)).await?;
+            replace(gc, p, Durability::LeafOnly(tick)).await?;
             gc.count(|c| c.moved += 1);
         }
     }
@@ -343,7 +349,7 @@ async fn copy(gc: &Rc<Gc>, batch: &mut Vec<Piece<'_>>) -> Result<(), EngineError
     Ok(())
 }
 
-/// Writes what was read of each piece to its new place; says for each whether it is there.
+/// Writes the data of each piece to its new place; returns for each piece whether it was written.
 async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> Vec<bool> {
     let mut copied = vec![false; batch.len()];
     let mut writes = Vec::new();
@@ -379,9 +385,10 @@ async fn write(gc: &Rc<Gc>, batch: &[Piece<'_>], data: Vec<Option<Buffer>>) -> V
     copied
 }
 
-/// Where the index still says `from`, it says `to` now; `how` is good enough for clean copies that no crash can bring
-/// back. For the others the journal must know: whoever forgets the new copy must not be surprised by the old one.
-async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineError> {
+/// Replaces the old place of a piece by the new one where the index still has the old place. `durability` applies to
+/// clean copies that no crash can bring back. All other keys are journaled: otherwise a later invalidation of the new
+/// copy would miss that a crash can bring the old one back.
+async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Result<(), EngineError> {
     let Piece { found: f, at: start, from, placed: Placed { ptr: to, size } } = *piece;
     let end = start + size;
     let mut at = start;
@@ -395,9 +402,9 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineE
                     if ptr == from.advanced(delta) && dirty == f.dirty =>
                 {
                     let may_be_durable = may_be_durable && !bug(Bug::MovedCleanNotJournaled);
-                    let how = if dirty || may_be_durable { How::Journaled } else { how };
+                    let durability = if dirty || may_be_durable { Durability::Journaled } else { durability };
                     let new = Some((to.advanced(delta), dirty && !bug(Bug::MovedDirtyKeyForgotten)));
-                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, how) {
+                    match gc.wiring.index.try_change(f.inode, at, seg.end, new, durability) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -416,8 +423,8 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, how: How) -> Result<(), EngineE
     Ok(())
 }
 
-/// Copies clean data that was just read from `from` to a bucket that is not reused soon, if there is room at once. `data`
-/// is what was read, at `at` of the volume. Happens behind the reader's back.
+/// Promotes clean data that was just read from `from`: copies it to a bucket that is not evicted soon, if there is room
+/// now. `data` is the data at position `at` of the volume. The copy runs in the background.
 #[cold]
 pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
     // Whole blocks only.
@@ -436,21 +443,21 @@ pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data
         let mut at = start;
         while at < end
             && gc.is_in_use(inode)
-            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Kept, (inode, at), end - at)
+            && let Some(placed) = gc.wiring.alloc.try_place(Stream::Promoted, (inode, at), end - at)
         {
             let offset = (at - start).bytes() as usize;
             let done =
                 gc.wiring.device.write_data(placed.ptr.offset(), placed.size, data.clone(), offset).await;
             gc.wiring.device.observe_data(&done.result);
-            let mut kept = done.result.is_ok();
-            if kept {
+            let mut promoted = done.result.is_ok();
+            if promoted {
                 let tick = gc.wiring.device.gate().wrote();
                 let piece = Piece { found: &found, at, from: found.ptr.advanced(at - start), placed };
-                // If that fails, the set has failed.
-                kept = replace(&gc, &piece, How::LeafOnly(tick)).await.is_ok();
+                // If this fails, the set has failed.
+                promoted = replace(&gc, &piece, Durability::LeafOnly(tick)).await.is_ok();
             }
             gc.wiring.alloc.release(placed);
-            if !kept {
+            if !promoted {
                 break;
             }
             gc.count(|c| c.promoted += 1);
@@ -513,7 +520,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the gaps are, each piece is in one read.
+        /// With any gaps, each piece is in exactly one read.
         #[test]
         fn every_piece_is_read_once(pieces in prop::collection::vec((0u64..200, 1u64..300), 0..20)) {
             let mut at = 0;

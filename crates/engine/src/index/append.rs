@@ -1,11 +1,11 @@
-//! Writing leaves behind: the keys that no set of a leaf holds yet become its next set.
+//! Delayed writes of leaves: the unwritten keys of a leaf become its next bset.
 //!
-//! Owns the tasks that decide when leaves are written: enough keys, too old, the journal needs its space, memory is
-//! short, the set stops.
+//! Owns the tasks that decide when a leaf is written: when it has enough unwritten keys, when these are too old, when
+//! the journal needs its space, when memory is short, and when the set stops.
 //!
-//! Order (format section 12.1): the journal entries of all keys in the set are durable first, which makes their data
-//! durable too; for keys that are not journaled the cache device is flushed, and the backing devices whose data they
-//! copy; then the set is written with FUA; then the journal entries are released.
+//! Order (format section 12.1): the journal entries of all keys in the bset become durable first, which makes their
+//! data durable, too. For keys that are not journaled, the cache device is flushed, and the backing devices whose data
+//! they copy. Then the bset is written with FUA. Then the journal entries are released.
 
 use std::rc::Rc;
 
@@ -24,10 +24,10 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
-/// Leaves are written when their oldest unwritten key is this old (semantics section 9).
+/// A leaf is written when its oldest unwritten key is this old (semantics section 9).
 const WRITE_AGE: Nanos = Nanos::from_secs(30);
 
-/// A set on its way to disk.
+/// A bset that is to be written.
 struct Snapshot {
     buffer: Buffer,
     sector: Sector,
@@ -37,7 +37,7 @@ struct Snapshot {
     has_holes: bool,
 }
 
-/// The key of an entry in a set.
+/// The key that stands for an entry in a bset.
 pub(super) fn key_of(inode: Inode, e: Entry) -> Bkey {
     if e.is_tombstone() {
         Bkey::hole(inode, e.end(), e.size())
@@ -46,7 +46,7 @@ pub(super) fn key_of(inode: Inode, e: Entry) -> Bkey {
     }
 }
 
-/// Asks the writer tasks to write a leaf.
+/// Queues a leaf for the writer tasks, unless it is queued already.
 pub(crate) fn queue_leaf(index: &Index, tree: &mut Tree, id: NodeId) {
     let leaf = tree.node_mut(id).leaf_mut();
     if !leaf.queued {
@@ -55,7 +55,7 @@ pub(crate) fn queue_leaf(index: &Index, tree: &mut Tree, id: NodeId) {
     }
 }
 
-/// Writes everything of a leaf that is not on disk yet.
+/// Writes all changes of a leaf that are not on disk yet.
 pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineError> {
     loop {
         index.device.check()?;
@@ -95,15 +95,15 @@ pub(crate) async fn write_leaf(index: &Index, id: NodeId) -> Result<(), EngineEr
     }
 }
 
-/// Waits until no task writes the node.
+/// Waits until no task writes or replaces the node.
 pub(crate) async fn wait_idle(index: &Index, id: NodeId) -> Result<(), EngineError> {
     let idle = || index.device.check().is_err() || index.tree.borrow().try_node(id).is_none_or(|n| !n.busy);
     index.changed.wait_until(idle).await;
     index.device.check()
 }
 
-/// Takes the unwritten keys for the next set; `None` if the node has no room for them, or for what its sets would
-/// amount to then.
+/// Takes the unwritten keys for the next bset. Returns `None` if the node has no room for them, or for the merged keys
+/// of all its bsets.
 fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
     let block = index.geometry.block_sectors;
     let node = tree.node_mut(id);
@@ -122,7 +122,7 @@ fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
     if words > 0 && !merged.fits(written_bytes + bytes) {
         return None;
     }
-    // Header, keys and padding fill it.
+    // Header, keys and padding fill the whole buffer.
     let mut buffer = index.rt.pool().take(bytes);
     if words > 0 {
         let mut set = BsetBuilder::begin(buffer.as_mut(), set_seq, block);
@@ -130,9 +130,10 @@ fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
             assert!(set.push_key(&key_of(inode, e)), "the words were counted");
         }
         let len = set.finish(index.device.magic(), ptr);
-        assert_eq!(len, bytes, "a set is as large as its keys");
+        assert_eq!(len, bytes, "a bset is as large as its keys");
     } else {
-        // Everything unwritten was replaced in memory before it was written: nothing to do but release.
+        // All unwritten keys were replaced in memory before they were written: only the journal entries are to be
+        // released.
         buffer.set_len(0);
     }
     node.busy = true;
@@ -141,7 +142,7 @@ fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
         x.mark_all_written();
     }
     leaf.unwritten_words = 0;
-    assert!(leaf.pin_inflight.is_none(), "one write at a time");
+    assert!(leaf.pin_inflight.is_none(), "a leaf is written by one task at a time");
     leaf.pin_inflight = leaf.pin_pending.take();
     if bug(Bug::PinsReleasedEarly)
         && let Some(seq) = leaf.pin_inflight.take()
@@ -152,7 +153,8 @@ fn snapshot(index: &Index, tree: &mut Tree, id: NodeId) -> Option<Snapshot> {
     Some(Snapshot { buffer, sector, newest_seq, copies, merged, has_holes: new.holes > 0 })
 }
 
-/// Makes everything durable that a set with keys up to these may name.
+/// Makes the journal entries up to `newest` durable, and the data of `copies`: a bset that names them may be written
+/// then.
 pub(super) async fn settle(index: &Index, newest: JournalSeq, copies: &Copies) -> Result<(), EngineError> {
     if newest > index.journal.durable() {
         index.journal.commit(newest).await?;
@@ -163,7 +165,7 @@ pub(super) async fn settle(index: &Index, newest: JournalSeq, copies: &Copies) -
     }
 }
 
-/// Writes the next set of a leaf.
+/// Writes the next bset of a leaf.
 async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineError> {
     let sectors = format::Sectors::from_bytes_floor(s.buffer.len() as u64);
     let result = match settle(index, s.newest_seq, &s.copies).await {
@@ -171,7 +173,7 @@ async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineErro
         other => other,
     };
     let mut tree = index.tree.borrow_mut();
-    // A node is replaced only when no task writes it, so it is still there.
+    // A node is replaced only while no task writes it, so it still exists.
     let node = tree.node_mut(id);
     node.busy = false;
     match &result {
@@ -189,14 +191,14 @@ async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineErro
             if s.has_holes
                 && let Some(mut x) = tree.take_extents(id)
             {
-                // What these holes hide on disk is hidden by the set from now on.
+                // From now on the bset on disk hides the keys that these holes hide.
                 x.retain(|_, e| !e.is_tombstone() || e.is_unwritten());
                 tree.set_extents(id, x);
                 tree.node_mut(id).leaf_mut().last_used = used;
             }
         }
         Err(_) => {
-            // What is on disk behind the last set is not known: the keys go into a new node.
+            // The content of the disk behind the last bset is unknown, so the keys must go into a new node.
             let leaf = node.leaf_mut();
             leaf.must_rewrite = true;
             leaf.copies.merge(&s.copies);
@@ -214,7 +216,7 @@ async fn append(index: &Index, id: NodeId, s: Snapshot) -> Result<(), EngineErro
     result
 }
 
-/// Leaves were written or replaced. If they take more memory than they may, some can be dropped from it now.
+/// Wakes the tasks that wait for a change of leaves, and the eviction task if the leaves in memory exceed their limit.
 pub(super) fn leaves_changed(index: &Index) {
     index.changed.notify_all();
     if index.tree.borrow().loaded_bytes() > index.memory_limit_bytes.get() {
@@ -222,7 +224,7 @@ pub(super) fn leaves_changed(index: &Index) {
     }
 }
 
-/// Writes every leaf that has something unwritten, and waits for it.
+/// Writes every leaf that has unwritten changes, and waits until they are written.
 pub(crate) async fn write_all_leaves(index: &Rc<Index>) -> Result<(), EngineError> {
     loop {
         let next = index.tree.borrow().changed_leaves();
@@ -233,7 +235,7 @@ pub(crate) async fn write_all_leaves(index: &Rc<Index>) -> Result<(), EngineErro
     }
 }
 
-/// Writes leaves, several at a time.
+/// Writes leaves, up to 16 at the same time.
 pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<(), EngineError> {
     for group in ids.chunks(16) {
         let tasks: Vec<_> = group
@@ -250,8 +252,8 @@ pub(crate) async fn write_leaves(index: &Rc<Index>, ids: Vec<NodeId>) -> Result<
     Ok(())
 }
 
-/// Writes leaves that nothing waits for, each when the journal has room for its new root.
-pub(crate) async fn write_leaves_unhurried(index: &Index, ids: Vec<NodeId>) -> Result<(), EngineError> {
+/// Writes leaves for which no task waits, each after the journal has room for its new root.
+pub(crate) async fn write_leaves_in_background(index: &Index, ids: Vec<NodeId>) -> Result<(), EngineError> {
     for id in ids {
         wait_room_for_roots(index).await?;
         write_leaf(index, id).await?;
@@ -259,14 +261,15 @@ pub(crate) async fn write_leaves_unhurried(index: &Index, ids: Vec<NodeId>) -> R
     Ok(())
 }
 
-/// Waits until the journal has room for roots that can wait. They cannot when there are no buckets: what frees the
-/// journal needs buckets too, and the walk that makes room for everybody must not be held up.
+/// Waits until the journal has room for a new root that is not urgent. The wait ends at once when the allocator has no
+/// buckets: the leaf writes that free the journal need buckets, too, and the walk of the index that makes buckets
+/// reclaimable must not be delayed.
 pub(crate) async fn wait_room_for_roots(index: &Index) -> Result<(), EngineError> {
     let urgent = || index.alloc.is_starved() || index.alloc.is_short_of_btree();
     index.journal.wait_room_to_spare(urgent).await
 }
 
-/// Writes the leaves that were queued. Several of these tasks run side by side.
+/// Writes the leaves that were queued. Several of these tasks run at the same time.
 pub(crate) async fn leaf_writer_task(index: Rc<Index>) {
     while let Some(id) = index.leaf_work.pop().await {
         {
@@ -281,7 +284,7 @@ pub(crate) async fn leaf_writer_task(index: Rc<Index>) {
     }
 }
 
-/// Who keeps the oldest ring bucket from being used again.
+/// The leaves that keep the oldest bucket of the journal ring from being reused.
 #[derive(PartialEq, Eq)]
 struct Holders {
     target: JournalSeq,
@@ -297,7 +300,7 @@ impl Holders {
     }
 }
 
-/// Frees journal space: writes the leaves that pin the oldest entries whenever the ring is more than half full.
+/// Frees journal space: writes the leaves that pin the oldest journal entries whenever the ring is more than half full.
 pub(crate) async fn reclaim_task(index: Rc<Index>) {
     loop {
         index.journal.wait_pressed(|| index.device.is_stopping()).await;
@@ -308,13 +311,13 @@ pub(crate) async fn reclaim_task(index: Rc<Index>) {
         let result = async {
             write_leaves(&index, holders.leaves.clone()).await?;
             if index.journal.can_advance() {
-                // Says in the ring that the old entries are not needed any more.
+                // Writes an entry whose `last_seq` says that the old entries are no longer needed.
                 index.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
             } else if index.journal.is_pressed()
                 && (Holders::now(&index) == holders || bug(Bug::ReclaimLooksOnce))
             {
-                // Nothing to free before something else happens. What has happened meanwhile is in the comparison: a leaf
-                // that was replaced while it was to be written has handed its entries on.
+                // No space can be freed until the journal changes. The comparison covers changes during the write: a
+                // leaf that was replaced before it was written has passed its pins to its successor.
                 index.journal.changed().await;
             }
             Ok::<(), EngineError>(())
@@ -326,7 +329,8 @@ pub(crate) async fn reclaim_task(index: Rc<Index>) {
     }
 }
 
-/// Writes leaves whose oldest unwritten key is 30 seconds old, so that what is not journaled is not lost by the hour.
+/// Writes leaves whose oldest unwritten key is 30 seconds old, so that a crash loses only the newest keys that are not
+/// journaled.
 pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
     loop {
         index.rt.sleep(Nanos::from_secs(10)).await;
@@ -342,14 +346,14 @@ pub(crate) async fn write_old_leaves_task(index: Rc<Index>) {
             };
             tree.leaves().filter(is_old).collect()
         };
-        if let Err(e) = write_leaves_unhurried(&index, old).await {
+        if let Err(e) = write_leaves_in_background(&index, old).await {
             index.device.fail(e);
             return;
         }
     }
 }
 
-/// Keeps the leaves in memory below the limit.
+/// Drops leaves from memory while they take more than the limit.
 pub(crate) async fn evict_task(index: Rc<Index>) {
     loop {
         let over = || index.tree.borrow().loaded_bytes() > index.memory_limit_bytes.get();
@@ -362,7 +366,7 @@ pub(crate) async fn evict_task(index: Rc<Index>) {
             match coldest {
                 Some(id) => drop(index.tree.borrow_mut().take_extents(id)),
                 None => {
-                    // Everything in memory has unwritten keys: write the coldest of them.
+                    // Every leaf in memory has unwritten changes: write the least recently used one.
                     let coldest = index.tree.borrow().coldest_dirty();
                     let Some(id) = coldest else { break };
                     if let Err(e) = write_leaf(&index, id).await {

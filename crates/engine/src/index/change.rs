@@ -1,8 +1,8 @@
-//! Looking things up in the index and changing it, for the request paths.
+//! Look-ups in the index and changes of it, for the request paths.
 //!
-//! A change is one synchronous step ([`Index::try_change`]) that either happens completely, in the journal's open
-//! entry and in the tree at once, or says what it must wait for ([`Blocked`]); the caller waits with
-//! [`Index::unblock`] and then decides anew, because the index may have moved on.
+//! [`Index::try_change`] is one synchronous step: it changes the open entry of the journal and the tree together, or it
+//! changes nothing and returns what the change must wait for ([`Blocked`]). The caller waits with [`Index::unblock`]
+//! and then decides again, because the index may have changed meanwhile. Must not know volumes.
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
@@ -12,56 +12,57 @@ use super::tree::{NotLoaded, Segment, Via};
 use crate::device::Tick;
 use crate::error::EngineError;
 
-/// Largest range of one pointer-less key (format section 4.2).
+/// Largest range of one key without a pointer (format section 4.2).
 const MAX_HOLE: Sectors = Sectors(32768);
 
-/// Which way a change takes to disk.
+/// How a change becomes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum How {
-    /// Through the journal: durable with its entry.
+pub(crate) enum Durability {
+    /// Through the journal: the change is durable when its journal entry is.
     Journaled,
-    /// With its leaf only (clean copies whose loss costs nothing); the data was complete at the tick.
+    /// With its leaf only, for clean copies, whose loss costs a miss. The data was complete on the cache device at the
+    /// tick.
     LeafOnly(Tick),
 }
 
-/// What a change has to wait for.
+/// The event for which a change has to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Blocked {
     NotLoaded(NodeId),
     JournalFull,
     LeafFull(NodeId),
-    /// This journal entry is to be durable first.
+    /// This journal entry must be durable first.
     NotDurable(JournalSeq),
 }
 
-/// A change of a range that is not empty, on its way through leaves.
+/// A change of a range that is not empty and may span several leaves.
 pub(crate) struct Change {
     inode: Inode,
     start: Sector,
     end: Sector,
     new: Option<(Ptr, bool)>,
-    how: How,
+    durability: Durability,
     newest: JournalSeq,
 }
 
 impl Change {
-    /// `[start, end)` is to be at `new` (pointer and dirty flag), or a hole.
+    /// A change that puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole.
     pub(crate) fn new(
         inode: Inode,
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Change {
-        Change { inode, start, end, new, how, newest: JournalSeq(0) }
+        Change { inode, start, end, new, durability, newest: JournalSeq(0) }
     }
 }
 
-/// How far a change has come.
+/// The state of a change after a call of [`Index::advance`].
 pub(crate) enum Progress {
-    /// To its end; the newest journal entry that has a key of it.
+    /// The change is complete; this is the newest journal entry with a key of it.
     Done(JournalSeq),
-    /// It has to wait.
+    /// The change has to wait.
     Blocked(Blocked),
 }
 
@@ -72,12 +73,12 @@ impl From<NotLoaded> for Blocked {
 }
 
 impl Index {
-    /// What the index says about the beginning of `[start, end)`.
+    /// Looks up the extent or hole at the beginning of `[start, end)`.
     pub(crate) fn segment(&self, inode: Inode, start: Sector, end: Sector) -> Result<Segment, NotLoaded> {
         self.tree.borrow_mut().segment(inode, start, end, &self.alloc.buckets())
     }
 
-    /// The same, reading the leaf if it is not in memory.
+    /// Looks up the extent or hole at the beginning of `[start, end)`, and reads the leaf if it is not in memory.
     pub(crate) async fn segment_loaded(
         &self,
         inode: Inode,
@@ -92,19 +93,19 @@ impl Index {
         }
     }
 
-    /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns how far it got (leaf and
-    /// key limits) and the journal entry. Clean copies of a device that may have lost what they are copies of become
-    /// holes.
+    /// Puts `[start, end)` at `new` (pointer and dirty flag), or makes it a hole. Returns the end of the changed part,
+    /// which the leaf and the size of a key limit, and the journal entry. A clean copy becomes a hole if its backing
+    /// device has failed a flush, because the device may have lost the data that was copied.
     pub(crate) fn try_change(
         &self,
         inode: Inode,
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Result<(Sector, JournalSeq), Blocked> {
         let now = self.rt.turn_time();
-        let unwanted = matches!((new, how), (Some((_, false)), How::LeafOnly(_)))
+        let unwanted = matches!((new, durability), (Some((_, false)), Durability::LeafOnly(_)))
             && self.backings.flush_has_failed(inode);
         let new = new.filter(|_| !unwanted);
         let tree = &mut *self.tree.borrow_mut();
@@ -118,8 +119,8 @@ impl Index {
             super::append::queue_leaf(self, tree, id);
             return Err(Blocked::LeafFull(id));
         }
-        let (via, seq) = match how {
-            How::Journaled => {
+        let (via, seq) = match durability {
+            Durability::Journaled => {
                 let key = match new {
                     Some((ptr, dirty)) => Bkey::extent(inode, end, end - start, dirty, ptr),
                     None => Bkey::hole(inode, end, end - start),
@@ -127,7 +128,7 @@ impl Index {
                 let seq = self.journal.try_add(&key, now).ok_or(Blocked::JournalFull)?;
                 (Via::Journal(seq), seq)
             }
-            How::LeafOnly(data) => {
+            Durability::LeafOnly(data) => {
                 let (direct, durable) = (super::copies::direct_tick(self, inode), self.journal.durable());
                 (Via::LeafOnly { data, direct, durable }, JournalSeq(0))
             }
@@ -145,7 +146,7 @@ impl Index {
         Ok((end, seq))
     }
 
-    /// Waits for what blocked a change.
+    /// Waits for the event that blocks a change.
     pub(crate) async fn unblock(&self, blocked: Blocked) -> Result<(), EngineError> {
         self.device.check()?;
         match blocked {
@@ -153,7 +154,8 @@ impl Index {
             Blocked::JournalFull => self.journal.wait_room().await,
             Blocked::NotDurable(seq) => self.journal.commit(seq).await,
             Blocked::LeafFull(id) => {
-                // The wait ends when the leaf is replaced, and also when its extents take less than two nodes have words.
+                // The wait ends when the leaf is replaced, and also when its extents take fewer words than two nodes
+                // have.
                 self.changed
                     .wait_until(|| {
                         self.device.check().is_err()
@@ -171,13 +173,13 @@ impl Index {
         }
     }
 
-    /// Goes on with a change until it is complete or has to wait. A set that failed takes no more dirty data: its volume
-    /// may be going on without it.
-    pub(crate) fn go_on(&self, change: &mut Change) -> Result<Progress, EngineError> {
+    /// Continues a change until it is complete or has to wait. A failed set takes no more dirty data, because its
+    /// volumes may be served without it.
+    pub(crate) fn advance(&self, change: &mut Change) -> Result<Progress, EngineError> {
         loop {
             self.device.check()?;
-            let Change { inode, start, end, new, how, .. } = *change;
-            let (done, seq) = match self.try_change(inode, start, end, new, how) {
+            let Change { inode, start, end, new, durability, .. } = *change;
+            let (done, seq) = match self.try_change(inode, start, end, new, durability) {
                 Ok(done) => done,
                 Err(blocked) => return Ok(Progress::Blocked(blocked)),
             };
@@ -190,26 +192,27 @@ impl Index {
         }
     }
 
-    /// A whole change, waiting where it must. Returns the newest journal entry.
+    /// Carries out a whole change and waits where it must. Returns the newest journal entry with a key of it.
     pub(crate) async fn change(
         &self,
         inode: Inode,
         start: Sector,
         end: Sector,
         new: Option<(Ptr, bool)>,
-        how: How,
+        durability: Durability,
     ) -> Result<JournalSeq, EngineError> {
         if start >= end {
             return Ok(JournalSeq(0));
         }
-        let mut change = Change::new(inode, start, end, new, how);
-        match self.go_on(&mut change)? {
+        let mut change = Change::new(inode, start, end, new, durability);
+        match self.advance(&mut change)? {
             Progress::Done(seq) => Ok(seq),
             Progress::Blocked(blocked) => self.complete(change, blocked).await,
         }
     }
 
-    /// The rest of a change that has to wait.
+    /// Carries out the rest of a change that has to wait for `blocked`. Returns the newest journal entry with a key of
+    /// it.
     pub(crate) async fn complete(
         &self,
         mut change: Change,
@@ -217,20 +220,20 @@ impl Index {
     ) -> Result<JournalSeq, EngineError> {
         loop {
             self.unblock(blocked).await?;
-            match self.go_on(&mut change)? {
+            match self.advance(&mut change)? {
                 Progress::Done(seq) => return Ok(seq),
                 Progress::Blocked(again) => blocked = again,
             }
         }
     }
 
-    /// Words of keys that fit into one node.
+    /// The number of words of keys that fit into one node.
     pub(crate) fn leaf_words(&self) -> usize {
         self.geometry.node_sectors.bytes() as usize / 8 - 4
     }
 
-    /// Unwritten words at which a leaf is written without being asked: large enough that a set is worth its
-    /// padding, small enough that nodes take several sets before they are rewritten.
+    /// The number of unwritten words at which a leaf is queued for writing. It is large enough that the padding of a
+    /// bset is a small part of it, and small enough that a node takes several bsets before it is rewritten.
     fn leaf_write_words(&self) -> usize {
         (self.leaf_words() / 8).clamp(48, 2048)
     }

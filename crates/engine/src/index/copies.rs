@@ -1,14 +1,14 @@
-//! Clean copies whose keys are not in the journal: what must be durable before a set of their leaf names them.
+//! Clean copies whose keys are not in the journal, and the data that must be durable before a bset names them.
 //!
-//! A key of such a copy goes to disk with its leaf only. Before the leaf is written, the cache device must have flushed
-//! the copy, and the backing device must have flushed the data of which it is a copy: else a power cut leaves a copy that
-//! is newer than the device.
+//! The key of such a copy goes to disk with its leaf only. Before the leaf is written, the cache device must have
+//! flushed the copy, and the backing device must have flushed the data that was copied. Otherwise a power loss can
+//! leave a copy that is newer than the data on the backing device.
 //!
-//! A leaf waits only for the backing devices of which it has such copies, and for each only so long ([`FLUSH_DEADLINE`]):
-//! the leaf holds journal entries of all devices of the set. A device that is late, or that failed a flush, loses the
-//! copies of the leaf: they become holes, which costs a miss each.
+//! A leaf waits only for the backing devices of which it has such copies, and for each at most [`FLUSH_DEADLINE`],
+//! because the leaf pins journal entries of all devices of the set. If a device exceeds the deadline or has failed a
+//! flush, its copies in the leaf become holes. Each hole costs a miss.
 //!
-//! Invariant: between [`drop_unsettled`] and the writing of the leaf's keys into a set there is no await point.
+//! Invariant: between [`drop_unsettled`] and the encoding of the leaf's keys into a bset there is no await point.
 
 use std::rc::Rc;
 
@@ -24,31 +24,32 @@ use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::device::Tick;
 
-/// A backing device that has not answered a flush for so long is late. Longer than a disk takes to start its motor costs
-/// other devices more than the copies are worth.
+/// The time after which a backing device that has not answered a flush is late. A longer deadline would delay the other
+/// devices for more than the copies are worth.
 const FLUSH_DEADLINE: Nanos = Nanos::from_secs(5);
 
-/// The same while requests wait for room in the journal.
+/// The deadline for a flush while requests wait for room in the journal.
 const PRESSED_FLUSH_DEADLINE: Nanos = Nanos::from_ms(500);
 
-/// How often a wait for a flush looks at these.
-const LOOK_EVERY: Nanos = Nanos::from_ms(100);
+/// How often a wait for a flush checks the deadlines.
+const RECHECK_INTERVAL: Nanos = Nanos::from_ms(100);
 
-/// Copies that arrive while a device is flushed want another flush. After so many the leaf is written without them.
+/// The largest number of flushes before a leaf is written. A copy that is added during a flush needs another flush;
+/// after the last one the leaf is written without such copies.
 const MOST_FLUSHES: usize = 4;
 
-/// The unjournaled clean copies of one leaf. See the module head.
+/// The clean copies of one leaf whose keys are not in the journal.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Copies {
-    /// The cache device must have flushed up to here.
+    /// The tick up to which the cache device must have flushed.
     data: Option<Tick>,
-    /// Each backing device must have flushed up to here. Few, unordered.
+    /// For each backing device, the tick up to which it must have flushed. Few entries, in no order.
     devices: Vec<(Inode, Tick)>,
 }
 
 impl Copies {
-    /// A copy of data of `inode` was added. It was complete at tick `data` of the cache device, and it may be a copy of
-    /// anything that was written to the backing device up to tick `direct`.
+    /// Records a new copy of data of `inode`. The copy was complete at tick `data` of the cache device, and it may have
+    /// the data of any write to the backing device up to tick `direct`.
     pub(super) fn add(&mut self, inode: Inode, data: Tick, direct: Option<Tick>) {
         self.data = self.data.max(Some(data));
         let Some(direct) = direct else { return };
@@ -58,7 +59,7 @@ impl Copies {
         }
     }
 
-    /// Adds the copies of another leaf.
+    /// Records the copies of another leaf.
     pub(super) fn merge(&mut self, other: &Copies) {
         self.data = self.data.max(other.data);
         for (inode, direct) in &other.devices {
@@ -68,18 +69,18 @@ impl Copies {
         }
     }
 
-    /// Up to where the cache device must have been flushed.
+    /// The tick up to which the cache device must have flushed, if there are copies.
     pub(super) fn data(&self) -> Option<Tick> {
         self.data.filter(|_| !bug(Bug::LeafBeforeData))
     }
 }
 
-/// Up to where a backing device must have been flushed before a copy of its present contents is named on disk.
+/// The tick up to which a backing device must have flushed before a bset names a copy of its present content.
 pub(super) fn direct_tick(index: &Index, inode: Inode) -> Option<Tick> {
     index.backings.direct_tick(inode)
 }
 
-/// Waits until the backing devices have flushed what the leaf has copies of, or are late, or failed.
+/// Waits until each backing device has flushed the data that the leaf has copies of, or is late, or has failed.
 pub(super) async fn settle_copies(index: &Index, id: NodeId) {
     for _ in 0..MOST_FLUSHES {
         let pending = unsettled(index, &index.tree.borrow(), id);
@@ -93,7 +94,7 @@ pub(super) async fn settle_copies(index: &Index, id: NodeId) {
     }
 }
 
-/// The devices that have not flushed what the leaf has copies of.
+/// The devices that have not flushed the data that the leaf has copies of, each with its tick.
 fn unsettled(index: &Index, tree: &Tree, id: NodeId) -> Vec<(Inode, Tick)> {
     let Some(node) = tree.try_node(id).filter(|n| n.level == 0) else { return Vec::new() };
     let devices = &node.leaf().copies.devices;
@@ -104,7 +105,8 @@ fn unsettled(index: &Index, tree: &Tree, id: NodeId) -> Vec<(Inode, Tick)> {
     devices.iter().filter(|d| !settled(d)).copied().collect()
 }
 
-/// Waits until a backing device has flushed up to `tick`; false if it failed to, now or earlier, or is late.
+/// Waits until a backing device has flushed up to `tick`. Returns false if the device is late, or has failed a flush
+/// now or earlier.
 pub(crate) async fn settle_backing(index: &Index, inode: Inode, tick: Tick) -> bool {
     let Some(backing) = index.backings.get(inode) else { return true };
     if index.backings.flush_has_failed(inode) {
@@ -125,8 +127,8 @@ pub(crate) async fn settle_backing(index: &Index, inode: Inode, tick: Tick) -> b
     }
 }
 
-/// Makes holes of the leaf's copies whose backing device has not flushed what they are copies of. The leaf is in
-/// memory, and nothing writes it.
+/// Replaces by holes the copies in the leaf whose backing device has not flushed the copied data. The leaf is in
+/// memory, and no task writes it.
 pub(super) fn drop_unsettled(index: &Index, tree: &mut Tree, id: NodeId) {
     let unsettled = unsettled(index, tree, id);
     let late = |(inode, _): &(Inode, Tick)| !index.backings.flush_has_failed(*inode);
@@ -160,8 +162,8 @@ pub(super) fn drop_unsettled(index: &Index, tree: &mut Tree, id: NodeId) {
     devices.retain(|d| !unsettled.contains(d));
 }
 
-/// Waits until a backing device has flushed up to `tick`; false once `late` says so. The flush goes on then, and the
-/// device stays late until it ends.
+/// Waits until a backing device has flushed up to `tick`. Returns false as soon as `late` is true: the flush then
+/// continues, and the device is late until it ends.
 async fn settle_in_time(
     backing: &Rc<BackingDevice>,
     tick: Tick,
@@ -177,7 +179,7 @@ async fn settle_in_time(
     let theirs = backing.clone();
     let mut flush = rt.spawn(async move { theirs.settle_direct_writes().await });
     loop {
-        match io::sync::select(&mut flush, rt.sleep(LOOK_EVERY)).await {
+        match io::sync::select(&mut flush, rt.sleep(RECHECK_INTERVAL)).await {
             io::sync::Either::Left(result) => return result.map(|()| true),
             io::sync::Either::Right(()) if late() => {
                 backing.late_until(flush);
@@ -211,7 +213,7 @@ mod tests {
     }
 
     proptest! {
-        /// What must be flushed is the newest of everything, for each device once.
+        /// The ticks are the newest of all copies, with one entry for each device.
         #[test]
         fn each_device_is_waited_for_once(one in added(), other in added()) {
             let mut both = copies(&one);

@@ -1,11 +1,11 @@
-//! How much of each device is dirty, and in which stripes where that matters.
+//! The number of dirty sectors of each device, and of each stripe where partial stripes are expensive.
 //!
-//! Owns the exact count of live dirty sectors by inode, kept in step by the tree with every change. For a device on
-//! which partial stripes are expensive it can count each stripe too. That count starts when the device is attached,
-//! long after the index was read: a walk counts leaf after leaf, and changes are followed up to where the walk has
-//! come, so that nothing is counted twice. Must not know buckets or generations.
+//! Owns the exact count of live dirty sectors for each inode, which the tree updates with every change. For a device on
+//! which partial stripes are expensive it can also count each stripe. That count starts when the device is attached,
+//! after the index was read: a walk counts leaf after leaf, and a change is counted only in the part that the walk has
+//! passed, so that nothing is counted twice. Must not know buckets or generations.
 //!
-//! Invariant: with a count of stripes, exactly the live dirty sectors before `counted` are in it.
+//! Invariant: the count of stripes has exactly the live dirty sectors before `Counted::until`.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use format::{Inode, JournalSeq, Sector, Sectors};
 
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
-/// See the module head.
+/// The dirty sectors of all devices.
 #[derive(Default)]
 pub(crate) struct DirtyDevices {
     devices: BTreeMap<Inode, DirtyDevice>,
 }
 
-/// One device's count.
+/// The dirty sectors of one device.
 #[derive(Default)]
 pub(crate) struct DirtyDevice {
     sectors: u64,
@@ -28,19 +28,20 @@ pub(crate) struct DirtyDevice {
     stripes: Option<Counted>,
 }
 
+/// The dirty stripes of a device, as far as the walk has counted them.
 struct Counted {
     stripes: DirtyStripes,
-    /// Where the walk has come.
+    /// The position up to which the walk has counted.
     until: Sector,
 }
 
 impl DirtyDevices {
-    /// The count of one device, to be changed.
+    /// The counts of one device, for a change.
     pub(crate) fn device_mut(&mut self, inode: Inode) -> &mut DirtyDevice {
         self.devices.entry(inode).or_default()
     }
 
-    /// Live dirty sectors of a device.
+    /// The number of live dirty sectors of a device.
     pub(crate) fn sectors(&self, inode: Inode) -> Sectors {
         Sectors(self.devices.get(&inode).map_or(0, |d| d.sectors))
     }
@@ -50,19 +51,19 @@ impl DirtyDevices {
         self.devices.get(&inode).map_or(JournalSeq(0), |d| d.cleaned)
     }
 
-    /// Every device that ever had dirty sectors.
+    /// Every device that has had dirty sectors, with their present number.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Inode, Sectors)> + '_ {
         self.devices.iter().map(|(inode, d)| (*inode, Sectors(d.sectors)))
     }
 
-    /// The stripes of a device, as far as they have been counted.
+    /// The dirty stripes of a device, as far as the walk has counted them.
     pub(crate) fn stripes(&self, inode: Inode) -> Option<&DirtyStripes> {
         self.devices.get(&inode).and_then(|d| d.stripes.as_ref()).map(|c| &c.stripes)
     }
 }
 
 impl DirtyDevice {
-    /// These sectors were not dirty before.
+    /// Counts sectors that became dirty and were not dirty before.
     pub(crate) fn add(&mut self, start: Sector, sectors: Sectors) {
         self.sectors += sectors.0;
         if let Some(c) = &mut self.stripes {
@@ -70,7 +71,7 @@ impl DirtyDevice {
         }
     }
 
-    /// These sectors are no longer dirty once this journal entry is durable.
+    /// Counts sectors that are no longer dirty when journal entry `by` is durable.
     pub(crate) fn remove(&mut self, start: Sector, sectors: Sectors, by: JournalSeq) {
         self.cleaned = self.cleaned.max(by);
         self.sectors -= sectors.0;
@@ -84,7 +85,7 @@ impl DirtyDevice {
         self.stripes = Some(Counted { stripes: DirtyStripes::new(geometry, true), until: Sector(0) });
     }
 
-    /// The walk comes to `until`, and these are the dirty extents that it found since it was last heard of.
+    /// Records that the walk has reached `until` and found these dirty extents since the last call.
     pub(crate) fn count_stripes(&mut self, until: Sector, found: impl Iterator<Item = (Sector, Sectors)>) {
         let Some(c) = &mut self.stripes else { return };
         let from = c.until;
@@ -98,8 +99,8 @@ impl DirtyDevice {
         c.until = until;
     }
 
-    /// Nobody asks for stripes any more.
-    pub(crate) fn forget_stripes(&mut self) {
+    /// Ends the count of stripes.
+    pub(crate) fn drop_stripes(&mut self) {
         self.stripes = None;
     }
 }
@@ -133,7 +134,7 @@ mod tests {
         d.device_mut(ONE).add(Sector(0), Sectors(4096));
         d.device_mut(ONE).add(Sector(8192), Sectors(8192));
         d.device_mut(ONE).begin_stripes(geometry());
-        // Behind the walk: it will find them itself.
+        // Behind the walk, which will find these sectors itself.
         d.device_mut(ONE).add(Sector(4096), Sectors(4096));
         d.device_mut(ONE).remove(Sector(8192), Sectors(8), JournalSeq(0));
         assert!(full(&d).is_empty());
@@ -151,7 +152,7 @@ mod tests {
         assert_eq!(d.sectors(ONE), Sectors(16384));
         d.device_mut(ONE).remove(Sector(8), Sectors(8), JournalSeq(0));
         assert_eq!(full(&d), [8192]);
-        d.device_mut(ONE).forget_stripes();
+        d.device_mut(ONE).drop_stripes();
         assert!(full(&d).is_empty());
         assert_eq!(d.sectors(ONE), Sectors(16376));
     }

@@ -1,11 +1,11 @@
 //! One cached extent in memory: 16 bytes.
 //!
-//! Owns the packing. The first word orders entries by their end; the second holds a pointer in bcache's own
-//! layout (generation, sector) with three flags in the bits that the on-disk pointer uses for the device index,
+//! Owns the packing. The first word has the end of the extent in its highest bits. The second word has a pointer in
+//! bcache's layout (generation, sector), with three flags in the bits that a pointer on disk uses for the device index,
 //! which is always 0 in a set with one cache device.
 //!
-//! Invariants: `size` is at least 1 and at most 65535; `end >= size`; a tombstone has no pointer, its place holds
-//! the journal sequence number that made the range a hole.
+//! Invariants: `size` is at least 1 and at most 65535; `end >= size`; a tombstone has the sequence number of the
+//! journal entry that made the range a hole in place of a pointer.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 
@@ -14,7 +14,7 @@ use crate::canary::{Bug, bug};
 /// Largest size of one extent (the 16-bit field of a bkey).
 pub(crate) const MAX_EXTENT: Sectors = Sectors(65535);
 
-/// Positions are kept in 47 bits: 64 PiB. Larger devices are refused when they are attached.
+/// Largest position: 47 bits, which is 64 PiB. Attaching a larger device is refused.
 pub(crate) const MAX_POSITION: Sector = Sector((1 << 47) - 1);
 
 const UNWRITTEN: u64 = 1 << 51;
@@ -22,7 +22,7 @@ const JOURNALED: u64 = 1 << 52;
 const TOMBSTONE: u64 = 1 << 53;
 const PTR_MASK: u64 = (1 << 51) - 1;
 
-/// A cached extent, or a range that is known to be a hole and must be written as one.
+/// A cached extent, or a hole that a bset must record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// end (47 bits), size (16), dirty (1)
@@ -32,24 +32,25 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A cached extent ending at `end`.
+    /// Makes the entry of a cached extent that ends at `end`.
     pub(crate) fn extent(end: Sector, size: Sectors, dirty: bool, ptr: Ptr) -> Entry {
         Entry { place: place(end, size, dirty), target: ptr.0 & PTR_MASK }
     }
 
-    /// A hole that `seq` made.
+    /// Makes the entry of a hole that journal entry `seq` made.
     pub(crate) fn tombstone(end: Sector, size: Sectors, seq: JournalSeq) -> Entry {
         assert!(seq.0 <= PTR_MASK, "journal sequence number {seq} does not fit in 51 bits");
         Entry { place: place(end, size, false), target: seq.0 | TOMBSTONE }
     }
 
-    /// The same entry, not yet in any written set of its node.
+    /// Returns the entry marked as not yet in any written bset of its node.
     pub(crate) fn unwritten(mut self) -> Entry {
         self.target |= UNWRITTEN;
         self
     }
 
-    /// The same entry, whose key a crash may bring back: it went into the journal, or an older set covers it.
+    /// Returns the entry marked as one whose key a crash may bring back: the key is in the journal, or an older bset
+    /// covers it.
     pub(crate) fn journaled(mut self) -> Entry {
         self.target |= JOURNALED;
         self
@@ -79,20 +80,21 @@ impl Entry {
         self.target & UNWRITTEN != 0
     }
 
-    /// One of an unwritten entry, none of others; and the same of an unwritten hole: sums of many, without a branch.
+    /// Returns 1 or 0 for whether the entry is unwritten, and for whether it is an unwritten hole. Sums over many
+    /// entries need no branch.
     pub(crate) fn count_unwritten(self) -> (usize, usize) {
         let unwritten = (self.target / UNWRITTEN) & 1;
         let hole = (self.target / TOMBSTONE) & unwritten;
         (unwritten as usize, hole as usize)
     }
 
-    /// Whether a crash may bring this very entry back: it is, or a larger one that it was part of, in a written set or in
-    /// the journal.
+    /// Whether a crash may bring this entry back: the entry, or a larger one that it was part of, is in a written bset
+    /// or in the journal.
     pub(crate) fn may_be_durable(self) -> bool {
         self.target & (UNWRITTEN | JOURNALED) != UNWRITTEN
     }
 
-    /// Where the data is; meaningless for a tombstone.
+    /// The place of the data. The caller has checked that the entry is not a tombstone.
     pub(crate) fn ptr(self) -> Ptr {
         debug_assert!(!self.is_tombstone());
         Ptr(self.target & PTR_MASK)
@@ -102,7 +104,7 @@ impl Entry {
         self.ptr().generation()
     }
 
-    /// The journal entry that made this hole; meaningless for an extent.
+    /// The journal entry that made this hole. The caller has checked that the entry is a tombstone.
     pub(crate) fn hole_seq(self) -> JournalSeq {
         debug_assert!(self.is_tombstone());
         JournalSeq(self.target & PTR_MASK)
@@ -112,7 +114,7 @@ impl Entry {
         self.target &= !UNWRITTEN;
     }
 
-    /// The next set of its node shall hold it, although an older one may do so already.
+    /// Makes the next bset of the node contain the entry, although an older bset may contain it already.
     pub(crate) fn mark_rewritten(&mut self) {
         if !self.is_unwritten() {
             self.target |= UNWRITTEN | JOURNALED;
@@ -134,7 +136,7 @@ impl Entry {
         self.place = place(self.end() - n, self.size() - n, self.dirty());
     }
 
-    /// The part of the entry inside `[start, end)`, which must overlap it.
+    /// Returns the part of the entry inside `[start, end)`, which must overlap the entry.
     pub(crate) fn clipped(mut self, start: Sector, end: Sector) -> Entry {
         if self.start() < start {
             self.cut_front(start - self.start());
@@ -145,8 +147,8 @@ impl Entry {
         self
     }
 
-    /// Joins `right` to this entry if the two say the same as one would: adjacent on the device and in the
-    /// cache, alike in every flag, and in one bucket of `1 << bucket_shift` sectors.
+    /// Joins `right` to this entry if one entry can stand for both: they are adjacent on the device and in the cache,
+    /// have the same flags, and lie in one bucket of `1 << bucket_shift` sectors.
     pub(crate) fn try_join(&mut self, right: Entry, bucket_shift: u32) -> bool {
         let size = self.size() + right.size();
         if self.end() != right.start() || self.dirty() != right.dirty() || size > MAX_EXTENT {
@@ -156,8 +158,8 @@ impl Entry {
         if right.target != expected {
             return false;
         }
-        // At the end of the largest cache `expected` carries into the flags, and `right` may be a hole. Its place for the pointer
-        // then says sector 0, which is in another bucket.
+        // At the end of the largest cache `expected` overflows into the flags, and `right` may be a hole. The pointer
+        // bits of `right` then name sector 0, which is in another bucket.
         let bucket = |e: Entry| Ptr(e.target & PTR_MASK).offset().0 >> bucket_shift;
         if !self.is_tombstone() && bucket(*self) != bucket(right) && !bug(Bug::JoinedAcrossBuckets) {
             return false;

@@ -1,8 +1,8 @@
-//! The extents of one btree leaf in memory.
+//! The list of extents of one btree leaf in memory.
 //!
-//! Owns a sorted list of [`Entry`], cut into chunks of at most [`CHUNK_ENTRIES`] so that an insert moves at most
-//! 2 KiB. A leaf may hold several devices: a chunk belongs to one inode. Must not know buckets, generations or
-//! disks: what was replaced is handed to the caller, who accounts for it.
+//! Owns a sorted list of [`Entry`], split into chunks of at most [`CHUNK_ENTRIES`], so that an insertion moves at most
+//! 2 KiB. A leaf may have extents of several devices; a chunk has those of one inode. Must not know buckets,
+//! generations or disks: it passes replaced entries to the caller, which accounts for them.
 //!
 //! Invariants: entries are disjoint and ascending by (inode, end); no chunk is empty; `last_end` of a chunk is the
 //! end of its last entry.
@@ -11,41 +11,44 @@ use format::{Inode, Sector, Sectors};
 
 use super::entry::Entry;
 
+/// The largest number of entries in a chunk.
 const CHUNK_ENTRIES: usize = 128;
 
+/// A part of the list, with entries of one inode.
 struct Chunk {
     inode: Inode,
-    /// Some entry may be unwritten (never false while one is).
+    /// Whether an entry may be unwritten; true whenever one is.
     unwritten: bool,
     last_end: Sector,
     entries: Vec<Entry>,
 }
 
-/// Where an entry is: chunk and index inside it.
+/// The position of an entry: the chunk, and the index in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
     chunk: usize,
     index: usize,
 }
 
-/// Numbers of unwritten entries.
+/// The number of unwritten entries.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Unwritten {
     pub(crate) keys: usize,
-    /// Those of them that are holes.
+    /// The number of unwritten entries that are holes.
     pub(crate) holes: usize,
 }
 
-/// A sorted list of extents; see the module head.
+/// A sorted list of extents.
 pub(crate) struct Extents {
-    /// Extents are joined inside one bucket of `1 << bucket_shift` sectors only: a key must not cross a boundary.
+    /// Extents are joined only inside one bucket of `1 << bucket_shift` sectors, because a key must not cross a bucket
+    /// boundary.
     bucket_shift: u32,
     chunks: Vec<Chunk>,
     len: usize,
 }
 
 impl Extents {
-    /// No extents, on a cache with buckets of this size.
+    /// Makes an empty list for a cache with buckets of this size.
     pub(crate) fn new(bucket_sectors: Sectors) -> Extents {
         Extents { bucket_shift: bucket_sectors.0.trailing_zeros(), chunks: Vec::new(), len: 0 }
     }
@@ -54,19 +57,20 @@ impl Extents {
         self.len
     }
 
-    /// Bytes of memory held by full chunks: cheap, and close enough to bound the cache.
+    /// The bytes of memory that full chunks would take: cheap to compute, and close enough to limit the memory of
+    /// leaves.
     pub(crate) fn memory_bytes_hint(&self) -> usize {
         self.chunks.len() * (CHUNK_ENTRIES * size_of::<Entry>() + size_of::<Chunk>())
     }
 
-    /// Bytes of memory held.
+    /// The bytes of memory that the list takes.
     #[cfg(test)]
     pub(crate) fn memory_bytes(&self) -> usize {
         self.chunks.capacity() * size_of::<Chunk>()
             + self.chunks.iter().map(|c| c.entries.capacity() * size_of::<Entry>()).sum::<usize>()
     }
 
-    /// The first entry of `inode` that ends behind `position`: it covers the position or follows it.
+    /// The first entry of `inode` that ends behind `position`: it contains the position or follows it.
     pub(crate) fn first_behind(&self, inode: Inode, position: Sector) -> Option<Entry> {
         let at = self.seek(inode, position);
         let chunk = self.chunks.get(at.chunk)?;
@@ -98,7 +102,7 @@ impl Extents {
             .filter(|(_, e)| e.is_unwritten())
     }
 
-    /// How many there are of these.
+    /// The number of unwritten entries.
     pub(crate) fn count_unwritten(&self) -> Unwritten {
         let mut n = Unwritten::default();
         for e in self.chunks.iter().filter(|c| c.unwritten).flat_map(|c| c.entries.as_slice()) {
@@ -109,7 +113,7 @@ impl Extents {
         n
     }
 
-    /// Every unwritten entry has gone into a set.
+    /// Marks every entry as written, after all of them went into a bset.
     pub(crate) fn mark_all_written(&mut self) {
         for chunk in self.chunks.iter_mut().filter(|c| c.unwritten) {
             chunk.entries.iter_mut().for_each(Entry::mark_written);
@@ -117,11 +121,11 @@ impl Extents {
         }
     }
 
-    /// Keeps the entries that `keep` accepts. It may change everything but their place.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(Inode, &mut Entry) -> bool) {
+    /// Removes the entries for which `wanted` is false. `wanted` may change an entry, but not its start and end.
+    pub(crate) fn retain(&mut self, mut wanted: impl FnMut(Inode, &mut Entry) -> bool) {
         self.chunks.retain_mut(|chunk| {
             let inode = chunk.inode;
-            chunk.entries.retain_mut(|e| keep(inode, e));
+            chunk.entries.retain_mut(|e| wanted(inode, e));
             chunk.unwritten = chunk.entries.iter().any(|e| e.is_unwritten());
             if let Some(last) = chunk.entries.last() {
                 chunk.last_end = last.end();
@@ -131,7 +135,7 @@ impl Extents {
         self.len = self.chunks.iter().map(|c| c.entries.len()).sum();
     }
 
-    /// Adds an entry behind all others (loading and splitting).
+    /// Adds an entry behind all others, for loading and splitting.
     pub(crate) fn push_back(&mut self, inode: Inode, entry: Entry) {
         self.len += 1;
         if let Some(chunk) = self.chunks.last_mut() {
@@ -146,8 +150,8 @@ impl Extents {
         self.chunks.push(Chunk::of(inode, entry));
     }
 
-    /// Makes `[start, end)` of `inode` a hole and then, if `new` is given, puts it there (it must lie inside). What
-    /// was there before goes, cut to the range, to `removed`.
+    /// Makes `[start, end)` of `inode` a hole and then, if `new` is given, inserts it there; `new` must lie inside the
+    /// range. Calls `removed` with each old entry, clipped to the range.
     pub(crate) fn replace(
         &mut self,
         inode: Inode,
@@ -159,7 +163,7 @@ impl Extents {
         debug_assert!(start < end);
         debug_assert!(new.is_none_or(|n| n.start() >= start && n.end() <= end));
         let at = self.seek(inode, start);
-        // The common case: the same blocks are written again.
+        // The most common case: a write of the same blocks as before.
         if let (Some(new), Some(chunk)) = (new, self.chunks.get_mut(at.chunk))
             && chunk.inode == inode
             && let Some(old) = chunk.entries.get_mut(at.index)
@@ -179,8 +183,8 @@ impl Extents {
         }
     }
 
-    /// Makes `[start, end)` a hole, beginning at `at` = the first entry behind `start`; returns where an entry for
-    /// the range belongs.
+    /// Makes `[start, end)` a hole; `at` is the place of the first entry behind `start`. Returns the place of a new
+    /// entry for the range.
     fn clear(
         &mut self,
         mut at: Place,
@@ -192,7 +196,7 @@ impl Extents {
         loop {
             let Some(chunk) = self.chunks.get_mut(at.chunk).filter(|c| c.inode == inode) else { return at };
             let Some(first) = chunk.entries.get(at.index).copied() else {
-                // Behind the last entry of this chunk: the next one may begin inside the range.
+                // The place is behind the last entry of this chunk; the next chunk may begin inside the range.
                 let next = Place { chunk: at.chunk + 1, index: 0 };
                 match self.chunks.get(next.chunk).filter(|c| c.inode == inode) {
                     Some(c) if c.entries.first().is_some_and(|e| e.start() < end) => at = next,
@@ -206,7 +210,7 @@ impl Extents {
             if first.start() < start {
                 return self.clear_inside(at, first, start, end, removed);
             }
-            // Whole entries up to the first that reaches beyond the range.
+            // Removes whole entries up to the first one that reaches beyond the range.
             let covered =
                 chunk.entries.get(at.index..).unwrap_or(&[]).iter().take_while(|e| e.end() <= end).count();
             for e in chunk.entries.drain(at.index..at.index + covered) {
@@ -224,7 +228,7 @@ impl Extents {
             if chunk.entries.is_empty() {
                 self.chunks.remove(at.chunk);
                 at.index = 0;
-                // An entry for the range belongs at the end of the chunk before, or opens a new one.
+                // A new entry for the range goes to the end of the chunk before, or into a new chunk.
                 if self.chunks.get(at.chunk).is_none_or(|c| c.inode != inode)
                     && let Some(before) = at.chunk.checked_sub(1)
                     && let Some(c) = self.chunks.get(before).filter(|c| c.inode == inode)
@@ -237,7 +241,8 @@ impl Extents {
         }
     }
 
-    /// The first overlapping entry begins before the range: keep its head, and its tail if it has one.
+    /// Clears the range where the first overlapping entry begins before it: the head of that entry stays, and its tail
+    /// if it has one.
     fn clear_inside(
         &mut self,
         at: Place,
@@ -254,7 +259,8 @@ impl Extents {
         if first.end() > end {
             let mut tail = first;
             tail.cut_front(end - first.start());
-            // Goes into the next set again, or the sets would amount to more keys than they hold (see `merged`).
+            // The tail goes into the next bset, too, because the merged bsets could have more keys than the bsets
+            // themselves (see `merged`).
             tail.mark_rewritten();
             return self.insert_behind(next, inode, tail);
         }
@@ -262,7 +268,7 @@ impl Extents {
         self.clear(next, inode, start, end, removed)
     }
 
-    /// Inserts and returns the place of the inserted entry.
+    /// Inserts an entry and returns its place.
     fn insert_behind(&mut self, at: Place, inode: Inode, entry: Entry) -> Place {
         self.insert_plain(at, inode, entry);
         self.seek(inode, entry.start())
@@ -283,7 +289,7 @@ impl Extents {
         self.len += 1;
         let in_chunk = self.chunks.get(at.chunk).is_some_and(|c| c.inode == inode);
         if !in_chunk {
-            // A place outside the chunks of an inode means that the inode has none.
+            // If the place is in no chunk of the inode, the inode has no chunk.
             debug_assert!(self.chunks.iter().all(|c| c.inode != inode));
             self.chunks.insert(at.chunk, Chunk::of(inode, entry));
             return;
@@ -293,7 +299,8 @@ impl Extents {
             chunk.insert(at.index, entry);
             return;
         }
-        // Ascending writes fill chunks to the brim: split at the end then, else in the middle.
+        // A full chunk is split in the middle, but at its end for an ascending write, so that ascending writes fill
+        // chunks completely.
         let half = if at.index == CHUNK_ENTRIES { CHUNK_ENTRIES } else { CHUNK_ENTRIES / 2 };
         let mut right = Vec::with_capacity(CHUNK_ENTRIES);
         right.extend(chunk.entries.drain(half..));
@@ -315,7 +322,7 @@ impl Extents {
             Some(c) if c.inode == inode => {
                 Place { chunk, index: c.entries.partition_point(|e| e.end() <= position) }
             }
-            // Behind the last entry of the inode: appending to its last chunk beats a new one.
+            // The position is behind the last entry of the inode: the place is the end of its last chunk.
             _ => match chunk.checked_sub(1).and_then(|i| self.chunks.get(i)) {
                 Some(c) if c.inode == inode => Place { chunk: chunk - 1, index: c.entries.len() },
                 _ => Place { chunk, index: 0 },
@@ -324,7 +331,7 @@ impl Extents {
     }
 }
 
-/// Orders positions of all devices as one number: compared without a branch.
+/// A number by which positions of all devices are ordered; comparing two of them needs no branch.
 pub(super) fn order(inode: Inode, position: Sector) -> u128 {
     u128::from(inode.0) << 64 | u128::from(position.0)
 }
@@ -361,7 +368,7 @@ mod tests {
 
     use super::*;
 
-    /// What every sector of every inode holds: the cache sector and whether it is dirty.
+    /// The expected content of every sector of every inode: the cache sector and the dirty flag.
     type Naive = BTreeMap<(u32, u64), (u64, bool)>;
 
     #[derive(Clone, Debug)]
@@ -451,7 +458,7 @@ mod tests {
         }
     }
 
-    /// Adds an entry of 8 sectors that joins no other.
+    /// Adds an entry of 8 sectors that cannot be joined with another.
     fn add(x: &mut Extents, inode: u32, slot: u64) {
         let ptr = Ptr::new(0, Sector(slot * 32), Gen(0));
         let e = Entry::extent(Sector(slot * 16 + 8), Sectors(8), true, ptr);
@@ -462,7 +469,7 @@ mod tests {
         x.chunks.iter().map(|c| (c.inode.0, c.entries.len())).collect()
     }
 
-    /// A full chunk is cut at its end for an entry behind all others, in its middle for any other.
+    /// A full chunk is split at its end for an entry behind all others, and in its middle for any other entry.
     #[test]
     fn chunks_are_filled_before_there_are_others() {
         let mut x = Extents::new(Sectors(64));
@@ -486,7 +493,7 @@ mod tests {
         assert_eq!(chunks(&y), [(1, 65), (1, 64)]);
     }
 
-    /// What is put between two chunks belongs to the first of them, where it may join the last entry.
+    /// An entry between two chunks goes to the first of them, where it may be joined with the last entry.
     #[test]
     fn an_entry_joins_the_end_of_a_full_chunk() {
         let mut x = Extents::new(Sectors(64));

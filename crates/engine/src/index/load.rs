@@ -1,12 +1,14 @@
-//! Reading btree nodes: the whole tree at start, single leaves when they are needed again.
+//! Reading btree nodes: the whole tree at the start, and single leaves when they are needed again.
 //!
-//! At start the keys of nodes raise the generation of the bucket they point to, and only then is it known which
-//! pointers are stale (format section 5): so the tree is read first and accounted for afterwards. Of a leaf only what
-//! its sets amount to raises: walks see, and bound the age of, these pointers alone. A superseded key stays in its set
-//! until the leaf is rewritten, which may never happen, while its bucket is used over and over: 128 generations later
-//! its own would look newer than the bucket's. Nodes are read ahead, several at a time. A torn last set is dropped
-//! (format section 12.5): its journal entries are still pinned, so nothing that was acknowledged is lost; the leaf is
-//! rewritten, and an event says so.
+//! At the start the keys of nodes raise the generations of the buckets to which they point (format section 5). Only
+//! then is it known which pointers are stale, so the tree is read first and accounted for afterwards. Of a leaf, only
+//! the merged keys of its bsets raise generations, because the walks of gc check the age of these pointers alone. A
+//! superseded key stays in its bset until the leaf is rewritten, which may never happen, while its bucket is reused
+//! many times: after 128 generations the pointer of the key would look newer than the bucket.
+//!
+//! Several nodes are read at the same time. A torn last bset is dropped (format section 12.5): its journal entries are
+//! still pinned, so no acknowledged write is lost. The leaf is rewritten, and an event reports the torn bset. Must not
+//! know the journal.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -25,17 +27,17 @@ use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
 
-/// Nodes that are read at once.
+/// The number of nodes that are read at the same time.
 pub(crate) const READ_AHEAD: usize = 16;
 
-/// Live sectors that a bucket can be counted to hold. Extents of a sound set do not share sectors, so a bucket has no more
-/// than its size; the counts are of 32 bits.
+/// The largest number of live sectors that is counted in a bucket, whose count has 32 bits. In a sound cache set,
+/// extents do not share sectors, so a bucket has no more live sectors than its size.
 const MOST_LIVE: Sectors = Sectors(1 << 31);
 
-/// A node's way from the root, for errors.
+/// The buckets of the nodes above a node, from the root on, for error messages.
 type Path = Vec<BucketNr>;
 
-/// What is needed to read nodes.
+/// Everything that is needed to read btree nodes.
 pub(crate) struct Reader<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) place: &'a Place,
@@ -43,17 +45,17 @@ pub(crate) struct Reader<'a> {
     pub(crate) magic: SetMagic,
 }
 
-/// A node to be read: its key, level, parent, and the keys' lower bound.
+/// A node that is to be read.
 struct Wanted {
     key: Bkey,
     level: u16,
     parent: Option<NodeId>,
     path: Path,
-    /// Where in its parent's children it goes.
+    /// The index of the node among the children of its parent.
     child: usize,
 }
 
-/// A node as read.
+/// The content of a node that was read.
 struct Parsed {
     summary: NodeSummary,
     torn: Option<String>,
@@ -121,7 +123,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The extents of a leaf that was read.
+    /// Parses a leaf that was read: its extents, and the size of its merged bsets.
     fn extents(&self, key: &Bkey, bytes: &Buffer) -> Result<(Extents, Merged), EngineError> {
         let parsed = self.parse(key, &Vec::new(), bytes)?;
         extents_of(&parsed.keys, self.geometry.bucket_sectors).map_err(|what| {
@@ -130,13 +132,13 @@ impl Reader<'_> {
         })
     }
 
-    /// Reads a leaf of the tree again.
+    /// Starts to read a leaf of the tree again.
     fn start_leaf(&self, leaf: &Node) -> IoFuture {
         let buffer = self.disk.runtime().pool().take(leaf.sectors.bytes() as usize);
         self.disk.start_read(leaf.ptr.offset(), leaf.sectors, buffer, 0)
     }
 
-    /// Reads a leaf into memory that did not stay there.
+    /// Reads the extents of a leaf into memory if they are not there.
     pub(crate) async fn load_again(&self, tree: &mut Tree, id: NodeId) -> Result<(), EngineError> {
         if tree.node(id).leaf().extents.is_some() {
             return Ok(());
@@ -150,7 +152,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The pointers of a node's keys, each with its bucket; one that makes no sense is damage.
+    /// The pointers in the keys of a node, each with its bucket. A pointer outside the buckets of the set is damage.
     fn pointers(&self, keys: &[Bkey], w: &Wanted) -> Result<Vec<(BucketNr, Ptr)>, EngineError> {
         let mut found = Vec::with_capacity(keys.len());
         for k in keys {
@@ -178,10 +180,11 @@ impl Reader<'_> {
     }
 }
 
-/// The extents that the sets of a leaf amount to (format section 8.3), and what they amount to with the holes.
+/// Merges the keys of all bsets of a leaf (format section 8.3). Returns the extents, and the size of the merged keys
+/// with the holes.
 ///
 /// # Errors
-/// If a key lies beyond [`MAX_POSITION`]: a leaf without it would be rewritten without it.
+/// If a key lies beyond [`MAX_POSITION`]: if it were skipped, a later rewrite of the leaf would lose it.
 fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged), String> {
     let mut x = Extents::new(bucket_sectors);
     for k in keys {
@@ -200,7 +203,7 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged
             Some(p) if p.is_available() => Entry::extent(k.offset(), k.size(), k.dirty(), p),
             _ => Entry::tombstone(k.offset(), k.size(), JournalSeq(0)),
         };
-        // What is cut must not be told from what is not, or they would not join again.
+        // All entries get the same flags, because entries with different flags would not be joined again.
         x.replace(k.inode(), start, k.offset(), Some(entry.unwritten()), |_| {});
     }
     let merged = Merged::of_extents(&x);
@@ -211,14 +214,14 @@ fn extents_of(keys: &[Bkey], bucket_sectors: Sectors) -> Result<(Extents, Merged
     Ok((x, merged))
 }
 
-/// What the start found besides the tree.
+/// The tree that was loaded, and the events to report.
 pub(crate) struct LoadedTree {
     pub(crate) tree: Tree,
     pub(crate) events: Vec<SetEvent>,
 }
 
-/// Reads the whole tree under `root` and raises generations; nothing is accounted for yet. Leaves stay in memory up to
-/// `limit_bytes` of extents.
+/// Reads the whole tree under `root` and raises generations, but does not account for the extents yet. Leaves stay in
+/// memory up to `limit_bytes` of extents.
 pub(crate) async fn load_tree(
     reader: &Reader<'_>,
     (root, level): (Bkey, u16),
@@ -240,7 +243,7 @@ pub(crate) async fn load_tree(
         tree: None,
         events: Vec::new(),
         queue: VecDeque::from([root]),
-        seen: BTreeSet::new(),
+        node_buckets: BTreeSet::new(),
         limit_bytes,
     };
     let mut reading: VecDeque<(Wanted, IoFuture)> = VecDeque::new();
@@ -261,26 +264,26 @@ pub(crate) async fn load_tree(
     loading.end()
 }
 
-/// A tree of which a part was read.
+/// A tree that is being loaded.
 struct Loading<'a> {
     reader: &'a Reader<'a>,
     buckets: &'a mut Buckets,
     tree: Option<Tree>,
     events: Vec<SetEvent>,
-    /// What is to be read yet.
+    /// The nodes that are still to be read.
     queue: VecDeque<Wanted>,
-    /// Buckets of the nodes so far.
-    seen: BTreeSet<BucketNr>,
-    /// Extents that stay in memory.
+    /// The buckets of the nodes that were read so far.
+    node_buckets: BTreeSet<BucketNr>,
+    /// The limit for the memory of extents that stay in memory.
     limit_bytes: usize,
 }
 
 impl Loading<'_> {
-    /// A node was read.
+    /// Checks a node that was read and adds it to the tree.
     fn take(&mut self, w: &Wanted, bytes: &Buffer) -> Result<(), EngineError> {
         let reader = self.reader;
         let bucket = reader.bucket_of_node(w)?;
-        if !self.seen.insert(bucket) {
+        if !self.node_buckets.insert(bucket) {
             let what = "btree node: expected a bucket of its own, found one that another node uses";
             return Err(reader.place.bad_node(&w.key, w.path.clone(), bucket, what.into()));
         }
@@ -297,7 +300,7 @@ impl Loading<'_> {
         self.take_internal(w, bucket, &parsed)
     }
 
-    /// A leaf raises what its sets amount to.
+    /// Adds a leaf. Its merged keys raise the generations of their buckets.
     fn take_leaf(&mut self, w: &Wanted, bucket: BucketNr, parsed: &Parsed) -> Result<(), EngineError> {
         let (extents, merged) = extents_of(&parsed.keys, self.reader.geometry.bucket_sectors)
             .map_err(|what| self.reader.place.bad_node(&w.key, w.path.clone(), bucket, what))?;
@@ -307,21 +310,21 @@ impl Loading<'_> {
         let must_rewrite = parsed.torn.is_some() || !merged.fits(parsed.summary.written_bytes);
         let leaf = Leaf { must_rewrite, extents: None, merged, ..Leaf::default() };
         let id = self.add(w, node_of(w, parsed, Body::Leaf(leaf)));
-        let tree = self.tree.as_mut().expect("a node was added to it");
-        // One that must be rewritten is not on disk as it is in memory.
+        let tree = self.tree.as_mut().expect("a node was added to the tree");
+        // The extents of a leaf that must be rewritten cannot be read from disk again as they are in memory.
         if must_rewrite || tree.loaded_bytes() < self.limit_bytes || bug(Bug::LoadIgnoresLimit) {
             tree.set_extents(id, extents);
         }
         Ok(())
     }
 
-    /// The live children of an internal node are to be read.
+    /// Adds an internal node, and queues its live children for reading.
     fn take_internal(&mut self, w: &Wanted, bucket: BucketNr, parsed: &Parsed) -> Result<(), EngineError> {
         let children = live_children(self.reader, w, &parsed.keys, self.buckets)?;
         let mut node = node_of(w, parsed, Body::Internal(vec![NodeId::NONE; children.len()]));
         if parsed.torn.is_some() {
-            // Whatever a torn internal set named was not in use yet: the old children are all there. The node
-            // takes no further sets.
+            // The nodes that a torn internal bset names were not in use yet, and all old children still exist. The node
+            // takes no further bsets.
             node.written = node.sectors;
         }
         let live = |p: &Ptr| children.iter().any(|c| c.pointer() == Some(*p));
@@ -341,7 +344,7 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Puts a node into the tree, and into its place among its parent's children. The first is the root.
+    /// Adds a node to the tree and to the children of its parent. The first node is the root.
     fn add(&mut self, w: &Wanted, node: Node) -> NodeId {
         let Some(tree) = &mut self.tree else { return self.tree.insert(Tree::new(node)).root() };
         let id = tree.add_node(node);
@@ -353,21 +356,21 @@ impl Loading<'_> {
         id
     }
 
-    /// Everything was read.
+    /// Ends the loading after every node was read.
     fn end(self) -> Result<LoadedTree, EngineError> {
         let mut tree = self.tree.ok_or_else(|| self.reader.place.damage(Sector(0), "btree: no root"))?;
         tree.rebuild_directory();
-        if self.seen.len() > 1 {
+        if self.node_buckets.len() > 1 {
             mark(Mark::TreeLoaded);
         }
-        for b in self.seen {
+        for b in self.node_buckets {
             claim_metadata(self.buckets, b, "btree node", self.reader)?;
         }
         Ok(LoadedTree { tree, events: self.events })
     }
 }
 
-/// A node as it was read.
+/// Makes the node in memory of a node that was read.
 fn node_of(w: &Wanted, parsed: &Parsed, body: Body) -> Node {
     Node {
         level: w.level,
@@ -385,7 +388,7 @@ fn node_of(w: &Wanted, parsed: &Parsed, body: Body) -> Node {
     }
 }
 
-/// The live children of an internal node, in order (format section 8.4).
+/// The keys of the live children of an internal node, in order (format section 8.4).
 fn live_children(
     reader: &Reader<'_>,
     w: &Wanted,
@@ -424,7 +427,7 @@ fn live_children(
     }
 }
 
-/// A bucket holds metadata of one kind, and nothing else does.
+/// Marks a bucket as metadata. It is an error if other metadata uses the bucket already.
 pub(crate) fn claim_metadata(
     buckets: &mut Buckets,
     bucket: BucketNr,
@@ -440,8 +443,8 @@ pub(crate) fn claim_metadata(
     Err(reader.place.damage_at(sector, Some((bucket, None)), Vec::new(), error))
 }
 
-/// Checks that leaves' extents lie in their leaf and name data, and counts them. Leaves that did not stay in memory are
-/// read once more: which of their pointers are stale is known only now.
+/// Checks that the extents of each leaf lie in the leaf and point to data, and counts them. A leaf that did not stay in
+/// memory is read again, because only now is it known which of its pointers are stale.
 pub(crate) async fn account_tree(
     reader: &Reader<'_>,
     tree: &mut Tree,
@@ -476,7 +479,7 @@ pub(crate) async fn account_tree(
     }
 }
 
-/// Checks and counts the extents of one leaf, which begins behind `lower`.
+/// Checks and counts the extents of one leaf, whose range begins behind `lower`.
 fn account_leaf(
     reader: &Reader<'_>,
     tree: &mut Tree,
@@ -505,7 +508,8 @@ fn account_leaf(
     Ok(())
 }
 
-/// Whether a pointer to data that is to be counted can be one: live data is in no bucket of metadata.
+/// Checks that a current pointer to data names a bucket that can hold the data: a bucket of metadata cannot, and no
+/// bucket can have more live sectors than its count.
 pub(crate) fn names_data(buckets: &Buckets, ptr: Ptr, size: Sectors) -> Result<(), String> {
     if !buckets.is_current(ptr) {
         return Ok(());
@@ -529,7 +533,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
         index.device.check()?;
         let (key, sector) = {
             let tree = &mut *index.tree.borrow_mut();
-            // Gone, or loaded meanwhile: the caller looks again.
+            // If the leaf was replaced or loaded meanwhile, the caller looks the key up again.
             let leaf = tree.try_node(id).filter(|n| n.level == 0 && !n.replaced);
             let Some(node) = leaf else { return Ok(()) };
             if node.leaf().extents.is_some() {
@@ -567,7 +571,7 @@ pub(crate) async fn load_leaf(index: &Index, id: NodeId) -> Result<(), EngineErr
         };
         let result = {
             let tree = &mut *index.tree.borrow_mut();
-            // A leaf that is not in memory is clean and nobody replaces it without loading it.
+            // A leaf that is not in memory is clean, and no task replaces it without loading it first.
             tree.node_mut(id).leaf_mut().loading = false;
             loaded.map(|(extents, merged)| {
                 tree.set_extents(id, extents);

@@ -1,59 +1,60 @@
-//! How much space the sets of a leaf take once somebody merges them in place.
+//! The space that the bsets of a leaf take after a kernel has merged them in place.
 //!
-//! A kernel that reads a leaf merges its sets into one at the start of the node, and goes on behind the blocks that the
-//! sets take on disk. So what the sets amount to, holes included, must take no more space than the sets themselves
-//! (format section 8.5). Sets can amount to more keys than they hold: a key in the middle of an older one makes three of
-//! the two. Two things keep the rule: the part behind the new key goes into the next set too (`Extents::replace`), and a
-//! set that would break the rule nevertheless is not appended, but the leaf replaced.
+//! A kernel that reads a leaf merges its bsets into one at the start of the node, and continues behind the blocks that
+//! the bsets take on disk. So the merged keys, holes included, must take no more space than the bsets themselves
+//! (format section 8.5). Merging can increase the number of keys: a new key inside an older one splits it, so two keys
+//! become three. Two measures keep the rule. The part of the old key behind the new one goes into the next bset, too
+//! (`Extents::replace`). If the next bset would break the rule in spite of that, it is not appended and the leaf is
+//! replaced.
 //!
-//! Owns the estimate, which is never too low. Must not know how sets are written.
+//! Owns the estimate of the space. Invariant: the estimate is never too low. Must not know how bsets are written.
 
 use super::extents::{Extents, Unwritten};
 
-/// Words of a set's header.
+/// Words of the header of a bset.
 const HEADER_WORDS: usize = 4;
-/// Words of a key with and without a pointer.
+/// Words of a key with a pointer, and of a key without one.
 const EXTENT_WORDS: usize = 3;
 const HOLE_WORDS: usize = 2;
 
-/// Words of the keys of a set.
+/// The words that the keys of a bset take.
 pub(crate) fn words_of(new: Unwritten) -> usize {
     (new.keys - new.holes) * EXTENT_WORDS + new.holes * HOLE_WORDS
 }
 
-/// What the sets of a leaf amount to, at most.
+/// An upper bound for the merged keys of the bsets of a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Merged {
     words: usize,
-    /// Holes among it, which memory does not keep.
+    /// Holes among the keys; the extents in memory do not have them.
     holes: usize,
 }
 
 impl Merged {
-    /// A single set of this many extents.
+    /// The keys of a single bset with this many extents and no hole.
     pub(crate) fn of_set(extents: usize) -> Merged {
         Merged { words: extents * EXTENT_WORDS, holes: 0 }
     }
 
-    /// Everything that the sets say, with its holes.
+    /// The merged keys of all bsets, as extents with their holes.
     pub(crate) fn of_extents(extents: &Extents) -> Merged {
         let holes = extents.iter().filter(|(_, e)| e.is_tombstone()).count();
         Merged { words: (extents.len() - holes) * EXTENT_WORDS + holes * HOLE_WORDS, holes }
     }
 
-    /// The same with one more set, of what is unwritten, where memory has so many extents.
+    /// The merged keys after one more bset with the unwritten keys `new`; `extents` is the number of extents in memory.
     pub(crate) fn with_set(self, new: Unwritten, extents: usize) -> Merged {
         let Unwritten { keys, holes: new_holes } = new;
-        // Each new key may cut one of the old holes in two, but no extent: see the module head.
+        // A new key may split an old hole in two, but no extent: see the module head.
         let cut_holes = if self.holes > 0 { keys } else { 0 };
         let holes = self.holes + cut_holes + new_holes;
         let added = (keys - new_holes) * EXTENT_WORDS + (new_holes + cut_holes) * HOLE_WORDS;
-        // Or by what is there in the end: everything in memory, and holes.
+        // A second bound: all extents in memory, and the holes.
         let counted = extents * EXTENT_WORDS + holes * HOLE_WORDS;
         Merged { words: (self.words + added).min(counted), holes }
     }
 
-    /// Whether it fits where sets of this size are.
+    /// Whether the merged keys fit into the space of bsets of this size.
     pub(crate) fn fits(self, written_bytes: usize) -> bool {
         (HEADER_WORDS + self.words) * 8 <= written_bytes
     }
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
     use crate::index::entry::Entry;
 
-    /// One change: an extent, or a hole.
+    /// One change: an extent or a hole.
     type Change = (u64, u64, bool);
 
     fn entry(start: u64, size: u64, hole: bool, n: u64) -> Entry {
@@ -90,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// Sets are written as leaves do it; what they amount to is compared with an overlay of all their keys.
+        /// Bsets are written as a leaf writes them; the estimate is compared with a merge of all their keys.
         #[test]
         fn the_estimate_is_never_too_low(
             sets in prop::collection::vec(prop::collection::vec((0u64..400, 1u64..60, prop::bool::weighted(0.2)), 1..20), 1..12),

@@ -1,12 +1,12 @@
-//! The index of what is cached: extents by (inode, sector).
+//! The index of the cached data: extents by (inode, sector).
 //!
-//! In memory a tree of leaves with chunked extent lists ([`tree`], [`extents`]); on disk bcache's btree, a log of
-//! bsets in each node. Changes are made in memory and journaled ([`change`]); leaves are written behind (`append`), replaced
-//! when they are full (`rewrite`) and read when they are needed (`load`). Clean copies that are not journaled wait for their
-//! backing devices (`copies`).
+//! In memory the index is a tree of leaves with chunked extent lists ([`tree`], [`extents`]). On disk it is bcache's
+//! btree, in which each node is a log of bsets. A change is made in memory and journaled ([`change`]). A leaf is
+//! written later (`append`), replaced when it is full (`rewrite`) and read when it is needed (`load`). Clean copies
+//! that are not journaled wait for their backing devices (`copies`).
 //!
-//! [`Index`] owns the tree, its memory, and the slots whose keys must not be used any more. It names the allocator, the
-//! journal and the devices. Must not know volumes, nor who asks.
+//! [`Index`] owns the tree, its memory, and the set of slots whose keys are invalid. It uses the allocator, the journal
+//! and the devices. Must not know volumes.
 
 mod append;
 mod change;
@@ -20,7 +20,7 @@ mod node;
 mod rewrite;
 mod tree;
 
-pub(crate) use change::{Blocked, Change, How, Progress};
+pub(crate) use change::{Blocked, Change, Durability, Progress};
 pub(crate) use entry::MAX_POSITION;
 pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
@@ -52,7 +52,7 @@ pub(crate) struct IndexCounters {
     pub(crate) rewrites: u64,
 }
 
-/// What the index is wired to.
+/// The components that the index uses.
 pub(crate) struct Wiring {
     pub(crate) device: Rc<CacheDevice>,
     pub(crate) backings: Rc<BackingDevices>,
@@ -61,7 +61,7 @@ pub(crate) struct Wiring {
     pub(crate) tasks: Rc<Tasks>,
 }
 
-/// See the module head.
+/// The index of one cache set.
 pub(crate) struct Index {
     rt: Handle,
     device: Rc<CacheDevice>,
@@ -70,25 +70,25 @@ pub(crate) struct Index {
     alloc: Rc<Allocator>,
     geometry: Geometry,
     tree: RefCell<Tree>,
-    /// Held while btree nodes are replaced.
+    /// Held while a task replaces btree nodes.
     structure: Mutex,
-    /// Leaves to be written.
+    /// The leaves that the writer tasks are to write.
     leaf_work: Queue<NodeId>,
-    /// A node was loaded, written or replaced.
+    /// Notified when a node was loaded, written or replaced.
     changed: Event,
-    /// Leaves were loaded, or have grown.
+    /// Notified when leaves were loaded or may take more memory than the limit.
     memory_changed: Event,
-    /// Leaves in memory take more than this only for a moment (`btree_cache_limit`).
+    /// The limit for the memory of leaves (`btree_cache_limit`); the eviction task enforces it after the fact.
     memory_limit_bytes: Cell<usize>,
-    /// Slots whose keys must not be used: a walk removes them.
+    /// Slots whose keys are invalid, until a walk of the index has removed these keys.
     invalid_slots: RefCell<BTreeSet<Inode>>,
     counters: Cell<IndexCounters>,
     tasks: Rc<Tasks>,
 }
 
-/// Wiring, and what others look at and ask for.
+/// Construction, and the operations that other components use.
 impl Index {
-    /// An index over the tree that recovery made.
+    /// Makes an index of the tree that recovery has built.
     pub(crate) fn new(tree: Tree, wiring: Wiring) -> Index {
         let Wiring { device, backings, journal, alloc, tasks } = wiring;
         Index {
@@ -110,12 +110,12 @@ impl Index {
         }
     }
 
-    /// The tree. Not to be held across an await.
+    /// Borrows the tree. The borrow must not be held across an await.
     pub(crate) fn tree(&self) -> Ref<'_, Tree> {
         self.tree.borrow()
     }
 
-    /// The tree, to change it. Not to be held across an await.
+    /// Borrows the tree mutably. The borrow must not be held across an await.
     pub(crate) fn tree_mut(&self) -> RefMut<'_, Tree> {
         self.tree.borrow_mut()
     }
@@ -137,7 +137,8 @@ impl Index {
         self.memory_changed.notify_all();
     }
 
-    /// Wakes everybody who waits, to look at the state of the set. Leaves are written until the set stops or fails.
+    /// Wakes every task that waits for the index, so that it checks the state of the set. If the set stops or has
+    /// failed, no further leaves are queued for writing.
     pub(crate) fn kick(&self) {
         if self.device.is_stopping() {
             self.leaf_work.close();
@@ -146,22 +147,22 @@ impl Index {
         self.memory_changed.notify_all();
     }
 
-    /// Keys of this slot are not used any more; a walk of the index removes them.
+    /// Makes the keys of this slot invalid; a walk of the index removes them.
     pub(crate) fn invalidate_slot(&self, inode: Inode) {
         self.invalid_slots.borrow_mut().insert(inode);
     }
 
-    /// Whether keys of this slot must not be used.
+    /// Whether the keys of this slot are invalid.
     pub(crate) fn is_invalid_slot(&self, inode: Inode) -> bool {
         self.invalid_slots.borrow().contains(&inode)
     }
 
-    /// The slots whose keys must not be used.
+    /// The slots whose keys are invalid.
     pub(crate) fn invalid_slots(&self) -> BTreeSet<Inode> {
         self.invalid_slots.borrow().clone()
     }
 
-    /// No key of these slots is left, in memory, on disk or in the journal.
+    /// Records that no key of these slots is left in memory, on disk or in the journal.
     pub(crate) fn slots_are_empty(&self, slots: &BTreeSet<Inode>) {
         self.invalid_slots.borrow_mut().retain(|i| !slots.contains(i));
     }
@@ -176,22 +177,22 @@ impl Index {
         rewrite::rewrite(self, ids).await
     }
 
-    /// Writes every leaf that has something unwritten, and waits for it.
+    /// Writes every leaf that has unwritten changes, and waits until they are written.
     pub(crate) async fn write_all_leaves(self: &Rc<Self>) -> Result<(), EngineError> {
         append::write_all_leaves(self).await
     }
 
-    /// Writes leaves that nothing waits for, each when the journal has room for its new root.
-    pub(crate) async fn write_leaves_unhurried(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
-        append::write_leaves_unhurried(self, ids).await
+    /// Writes leaves for which no task waits, each after the journal has room for its new root.
+    pub(crate) async fn write_leaves_in_background(&self, ids: Vec<NodeId>) -> Result<(), EngineError> {
+        append::write_leaves_in_background(self, ids).await
     }
 
-    /// Waits until the journal has room for roots that can wait.
+    /// Waits until the journal has room for a new root that is not urgent.
     pub(crate) async fn wait_room_for_roots(&self) -> Result<(), EngineError> {
         append::wait_room_for_roots(self).await
     }
 
-    /// Keeps a node from being written or replaced until the guard is dropped; `None` if it is gone.
+    /// Keeps a node from being written or replaced until the guard is dropped; `None` if the node no longer exists.
     pub(crate) async fn claim_node(&self, id: NodeId) -> Result<Option<ClaimedNode<'_>>, EngineError> {
         let structure = self.structure.lock().await;
         loop {
@@ -216,7 +217,7 @@ impl Index {
 pub(crate) struct ClaimedNode<'a> {
     index: &'a Index,
     id: NodeId,
-    /// Where its sets end on the cache device.
+    /// The sector of the cache device at which the bsets of the node end.
     pub(crate) end: Sector,
     _structure: Permit,
 }

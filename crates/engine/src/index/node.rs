@@ -1,6 +1,6 @@
-//! A btree node: where it is on disk, what it pins, and for a leaf its extents in memory.
+//! A btree node: its place on disk, the journal entries that it pins, and the extents of a leaf.
 //!
-//! Must not know how nodes are found or written; see `tree`, `append` and `rewrite`.
+//! Must not know how nodes are found or written; `tree`, `append` and `rewrite` do that.
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
@@ -9,84 +9,87 @@ use super::copies::Copies;
 use super::extents::Extents;
 use super::merged::Merged;
 
-/// Names a node in memory. The name of a node that is gone never names another one.
+/// The id of a node in memory. The id of a removed node is never given to another node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct NodeId {
     pub(super) slot: u32,
-    /// Order in which nodes were made.
+    /// The birth number: the position in the order in which nodes were made.
     pub(super) birth: u64,
 }
 
 impl NodeId {
-    /// The name of no node.
+    /// The id that no node has.
     pub(super) const NONE: NodeId = NodeId { slot: u32::MAX, birth: 0 };
 }
 
-/// The greatest position that a node covers; the position of its key.
+/// The greatest position that a node covers, which is the position of its key.
 pub(crate) type Bound = (Inode, Sector);
 
+/// A btree node in memory.
 pub(crate) struct Node {
     pub(crate) level: u16,
     pub(crate) bound: Bound,
     pub(crate) ptr: Ptr,
     pub(crate) sectors: Sectors,
-    /// `seq` of all its bsets.
+    /// The `seq` of all bsets of the node.
     pub(crate) set_seq: u64,
-    /// Sectors of the node that hold sets.
+    /// The sectors of the node that have bsets.
     pub(crate) written: Sectors,
     pub(crate) parent: Option<NodeId>,
-    /// Order in which nodes were made; given by the tree.
+    /// The birth number, which the tree assigns.
     pub(crate) birth: u64,
-    /// A write of the node is in flight, or it is being replaced: no second writer.
+    /// Whether a task writes or replaces the node; no other task may begin to.
     pub(crate) busy: bool,
-    /// Another node has taken its place in memory: it lives on only until that one is durable.
+    /// Whether another node has replaced this one in memory; it stays until that one is durable.
     pub(crate) replaced: bool,
-    /// Pointers that the sets of an internal node have on disk to children that it has no more.
+    /// Pointers to former children that the bsets of an internal node still have on disk.
     pub(crate) dead: Vec<Ptr>,
     pub(crate) body: Body,
 }
 
+/// The content of a node, by its kind.
 pub(crate) enum Body {
+    /// A leaf, which has the keys of data.
     Leaf(Leaf),
-    /// Children, ascending by bound.
+    /// An internal node with its children, ascending by bound.
     Internal(Vec<NodeId>),
 }
 
 /// A leaf in memory.
 #[derive(Default)]
 pub(crate) struct Leaf {
-    /// `None` while the leaf is only on disk.
+    /// The extents; `None` while the leaf is only on disk.
     pub(crate) extents: Option<Extents>,
     pub(crate) loading: bool,
-    /// What the sets on disk amount to.
+    /// The merged size of the bsets on disk.
     pub(crate) merged: Merged,
-    /// Live dirty sectors (kept while the leaf is not in memory).
+    /// The number of live dirty sectors, also while the extents are not in memory.
     pub(crate) dirty_sectors: u64,
-    /// Words of keys that no set holds yet (an upper bound).
+    /// An upper bound for the words of the keys that are in no bset yet.
     pub(crate) unwritten_words: usize,
-    /// When the first of them came.
+    /// The time of the first of these keys.
     pub(crate) unwritten_since: Nanos,
-    /// Newest journal entry with a key of this leaf.
+    /// The newest journal entry with a key of this leaf.
     pub(crate) newest_seq: JournalSeq,
-    /// Oldest journal entry with a key that no set holds yet.
+    /// The oldest journal entry with a key that is in no bset yet.
     pub(crate) pin_pending: Option<JournalSeq>,
-    /// The same for keys in a set that is being written.
+    /// The oldest journal entry with a key in the bset that is being written.
     pub(crate) pin_inflight: Option<JournalSeq>,
-    /// Clean copies that are in no set yet, nor in the journal.
+    /// The clean copies whose keys are in no bset yet and not in the journal.
     pub(crate) copies: Copies,
-    /// Must be replaced by a new node: an append failed, or entries were dropped in memory only.
+    /// Whether a new node must replace the leaf: an append failed, or entries were removed in memory only.
     pub(crate) must_rewrite: bool,
     pub(crate) last_used: u64,
     pub(crate) queued: bool,
 }
 
 impl Node {
-    /// The key by which the parent (or the journal) names this node.
+    /// The key that points to this node, in its parent or in the journal.
     pub(crate) fn key(&self) -> Bkey {
         Bkey::node(self.bound.0, self.bound.1, self.sectors, self.ptr)
     }
 
-    /// The part of `[…, end)` of a device that a leaf covers in which the range begins.
+    /// The end of the part of a range that this leaf covers; the range begins in this leaf and ends at `end`.
     pub(crate) fn clip(&self, inode: Inode, end: Sector) -> Sector {
         if self.bound.0 == inode { end.min(self.bound.1) } else { end }
     }
@@ -94,14 +97,14 @@ impl Node {
     pub(crate) fn leaf(&self) -> &Leaf {
         match &self.body {
             Body::Leaf(l) => l,
-            Body::Internal(_) => panic!("node at level {} is no leaf", self.level),
+            Body::Internal(_) => panic!("the node at level {} is not a leaf", self.level),
         }
     }
 
     pub(crate) fn leaf_mut(&mut self) -> &mut Leaf {
         match &mut self.body {
             Body::Leaf(l) => l,
-            Body::Internal(_) => panic!("node at level {} is no leaf", self.level),
+            Body::Internal(_) => panic!("the node at level {} is not a leaf", self.level),
         }
     }
 
@@ -121,7 +124,7 @@ impl Node {
 }
 
 impl Leaf {
-    /// Nothing would be lost if the extents were dropped from memory.
+    /// Whether the extents can be dropped from memory without a loss.
     pub(crate) fn is_clean(&self) -> bool {
         self.unwritten_words == 0
             && !self.must_rewrite
@@ -129,7 +132,7 @@ impl Leaf {
             && self.pin_inflight.is_none()
     }
 
-    /// Journal entries that the leaf holds.
+    /// The journal entries that the leaf pins.
     pub(crate) fn pins(&self) -> impl Iterator<Item = JournalSeq> + use<> {
         self.pin_pending.into_iter().chain(self.pin_inflight)
     }

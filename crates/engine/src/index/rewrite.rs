@@ -1,11 +1,11 @@
 //! Replacing leaves: splitting a full one, compacting a fragmented one, packing several small ones together.
 //!
-//! The new leaves take the place of the old ones in memory at once, and requests go on with them; on disk they follow
-//! in their order (format section 12.3): the new nodes completely (FUA) → the parent's set with their keys and
-//! the freeing keys of the old ones (FUA), or a journal entry with the new root → the old buckets may be reused.
-//! Until then the old leaves' journal entries stay pinned.
+//! In memory the new leaves replace the old ones at once, and requests use them. On disk the order is (format section
+//! 12.3): the whole new nodes (FUA) → the bset of the parent with their keys and the freeing keys of the old nodes
+//! (FUA), or a journal entry with the new root → the old buckets may be reused. The journal entries of the old leaves
+//! stay pinned until the second step is durable.
 //!
-//! Invariant: one replacement at a time (the structure lock), so parents are never changed by two.
+//! Invariant: the structure lock allows one replacement at a time, so two tasks never change the same parent.
 
 use format::bset::{BsetBuilder, appendable_words, padded_bytes};
 use format::{Bkey, BucketNr, Inode, JournalSeq, JsetRoots, Ptr, Sector, Sectors};
@@ -26,11 +26,11 @@ use crate::journal::Urgency;
 /// A node is rewritten when it has a stale pointer of more than this age (semantics section 8.4).
 pub(crate) const MAX_STALE_AGE: u8 = 10;
 
-/// A new node gets at most this share of its words, so that it can take further sets.
+/// The share of its words that a new node gets at most, so that it can take further bsets.
 const FILL_NUMERATOR: usize = 5;
 const FILL_DENOMINATOR: usize = 8;
 
-/// Everything about a replacement between its start in memory and its end on disk.
+/// A replacement that was made in memory and is still to be written to disk.
 struct Replacement {
     old: Vec<NodeId>,
     new: Vec<NodeId>,
@@ -39,7 +39,7 @@ struct Replacement {
     copies: Copies,
 }
 
-/// Replaces adjacent leaves of one parent by as few new ones as hold their extents.
+/// Replaces adjacent leaves of one parent by the smallest number of new leaves that hold their extents.
 pub(crate) async fn rewrite(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
     let _structure = index.structure.lock().await;
     if !bug(Bug::JournalHoldersWait) {
@@ -48,8 +48,9 @@ pub(crate) async fn rewrite(index: &Index, ids: &[NodeId]) -> Result<(), EngineE
     claim_and_replace(index, ids).await
 }
 
-/// A replacement may need a new root, and that a journal entry, but only one of a leaf that holds the oldest entries
-/// frees any: while the journal has no room to spare, such leaves go before `ids`.
+/// Replaces the leaves that pin the oldest journal entries, while the journal has no room to spare. A replacement may
+/// need a new root and so a journal entry, but only the replacement of a leaf with the oldest pins frees entries: so
+/// these leaves go before `ids`.
 async fn replace_holders(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
     while !index.journal.has_room_to_spare() {
         let target = index.journal.reclaim_target();
@@ -70,14 +71,14 @@ async fn replace_holders(index: &Index, ids: &[NodeId]) -> Result<(), EngineErro
     Ok(())
 }
 
-/// As [`rewrite`], with the structure lock held.
+/// Replaces leaves like [`rewrite`]; the caller holds the structure lock.
 async fn claim_and_replace(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
     if !claim(index, ids).await? {
         return Ok(());
     }
     let result = replace_leaves(index, ids).await;
     if let Err(e) = &result {
-        // The new leaves may be in use already, and cannot be reached on disk.
+        // The new leaves may be in use already, but on disk no parent points to them.
         index.device.fail(e.clone());
         let tree = &mut *index.tree.borrow_mut();
         for id in ids {
@@ -90,7 +91,7 @@ async fn claim_and_replace(index: &Index, ids: &[NodeId]) -> Result<(), EngineEr
     result
 }
 
-/// Loads the leaves and marks them busy; false if they are not what they were any more.
+/// Loads the leaves and marks them busy; returns false if they have been replaced or have different parents now.
 async fn claim(index: &Index, ids: &[NodeId]) -> Result<bool, EngineError> {
     loop {
         index.device.check()?;
@@ -127,7 +128,7 @@ async fn claim(index: &Index, ids: &[NodeId]) -> Result<bool, EngineError> {
 
 async fn replace_leaves(index: &Index, ids: &[NodeId]) -> Result<(), EngineError> {
     let began = index.rt.now();
-    // Holes whose journal entries are durable need not be carried over.
+    // The new leaves need not have holes whose journal entries are durable.
     index.journal.commit_keys().await?;
     let mut buckets: Vec<BucketNr> = Vec::new();
     for id in ids {
@@ -157,18 +158,18 @@ async fn replace_leaves(index: &Index, ids: &[NodeId]) -> Result<(), EngineError
     Ok(())
 }
 
-/// Shows the entries that new leaves take over from these.
-fn each_kept(index: &Index, tree: &Tree, ids: &[NodeId], mut see: impl FnMut(Inode, Entry)) {
+/// Calls `visit` with each entry of these leaves that the new leaves take over.
+fn each_carried(index: &Index, tree: &Tree, ids: &[NodeId], mut visit: impl FnMut(Inode, Entry)) {
     let durable = index.journal.durable();
-    let (buckets, void) = (index.alloc.buckets(), index.invalid_slots.borrow());
+    let (buckets, invalid) = (index.alloc.buckets(), index.invalid_slots.borrow());
     for id in ids {
         for (inode, e) in tree.node(*id).leaf().extents.iter().flat_map(Extents::iter) {
             let wanted = match e.is_tombstone() {
                 true => e.hole_seq() > durable,
-                false => buckets.is_current(e.ptr()) && (void.is_empty() || !void.contains(&inode)),
+                false => buckets.is_current(e.ptr()) && (invalid.is_empty() || !invalid.contains(&inode)),
             };
             if wanted {
-                see(inode, e);
+                visit(inode, e);
             }
         }
     }
@@ -179,31 +180,32 @@ fn fill_words(index: &Index) -> usize {
 }
 
 fn nodes_needed(index: &Index, tree: &Tree, ids: &[NodeId]) -> usize {
-    let mut kept = 0;
-    each_kept(index, tree, ids, |_, _| kept += 1);
-    nodes_for(index, kept)
+    let mut carried = 0;
+    each_carried(index, tree, ids, |_, _| carried += 1);
+    nodes_for(index, carried)
 }
 
 fn nodes_for(index: &Index, keys: usize) -> usize {
     (3 * keys).div_ceil(fill_words(index)).max(1)
 }
 
-/// In memory, new leaves in `buckets` (as many as needed; the rest stays in the list) take the place of `ids`.
+/// Replaces the leaves `ids` in memory by new leaves. Takes as many of `buckets` as it needs; the others stay in the
+/// list.
 fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Replacement {
     let tree = &mut *index.tree.borrow_mut();
-    // Keys of void slots are not carried over, so they no longer count: a slot that is used again would have dirty
-    // sectors for ever that nobody finds.
-    let void = index.invalid_slots.borrow();
-    if !void.is_empty() && !bug(Bug::VoidKeysCounted) {
+    // Keys of invalid slots are not carried over, so they must no longer be counted: a later user of the slot would
+    // have dirty sectors for ever that no look-up finds.
+    let invalid = index.invalid_slots.borrow();
+    if !invalid.is_empty() && !bug(Bug::InvalidKeysCounted) {
         let buckets = &mut *index.alloc.buckets_mut();
-        ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !void.contains(&inode)));
+        ids.iter().for_each(|id| tree.purge(*id, buckets, |inode, _| !invalid.contains(&inode)));
     }
-    drop(void);
+    drop(invalid);
     ids.iter().for_each(|id| drop_unsettled(index, tree, *id));
-    let mut kept: Vec<(Inode, Entry)> = Vec::new();
-    each_kept(index, tree, ids, |inode, e| kept.push((inode, e)));
-    let count = nodes_for(index, kept.len());
-    let share = kept.len().div_ceil(count).max(1);
+    let mut carried: Vec<(Inode, Entry)> = Vec::new();
+    each_carried(index, tree, ids, |inode, e| carried.push((inode, e)));
+    let count = nodes_for(index, carried.len());
+    let share = carried.len().div_ceil(count).max(1);
     let last = *ids.last().expect("at least one leaf is replaced");
     let (end, parent) = (tree.node(last).bound, tree.node(last).parent);
     let mut newest_seq = JournalSeq(0);
@@ -221,13 +223,13 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
         tree.take_extents(*id);
         tree.node_mut(*id).replaced = true;
     }
-    let old = Heritage { parent, newest_seq, pin };
-    let mut groups = kept.chunks(share);
+    let old = Inherited { parent, newest_seq, pin };
+    let mut groups = carried.chunks(share);
     let mut new = Vec::with_capacity(count);
     let mut writes = Vec::with_capacity(count);
     for i in 0..count {
         let group = groups.next().unwrap_or(&[]);
-        // The last one ends where the old ones ended, the others behind their last extent.
+        // The last new leaf has the bound of the last old one; each other new leaf ends behind its last extent.
         let bound = match group.last() {
             Some((inode, e)) if i + 1 < count => (*inode, e.end()),
             _ => end,
@@ -247,23 +249,23 @@ fn swap_leaves(index: &Index, ids: &[NodeId], buckets: &mut Vec<BucketNr>) -> Re
     Replacement { old: ids.to_vec(), new, writes, newest_seq, copies }
 }
 
-/// What new leaves take over from the old ones.
-struct Heritage {
+/// The state that new leaves take over from the old ones.
+struct Inherited {
     parent: Option<NodeId>,
     newest_seq: JournalSeq,
-    /// The oldest journal entry that the old ones needed.
+    /// The oldest journal entry that the old leaves pinned.
     pin: Option<JournalSeq>,
 }
 
-/// Adds a leaf with these extents to the tree; returns what is to be written for it.
+/// Adds a leaf with these extents to the tree; returns its id, and the write that puts it on disk.
 fn new_leaf(
     index: &Index,
     tree: &mut Tree,
     (bucket, bound): (BucketNr, Bound),
     group: &[(Inode, Entry)],
-    old: &Heritage,
+    old: &Inherited,
 ) -> (NodeId, (Sector, io::Buffer)) {
-    let Heritage { parent, newest_seq, pin } = *old;
+    let Inherited { parent, newest_seq, pin } = *old;
     let mut node = new_node(index, bucket, 0, bound, parent);
     let mut extents = Extents::new(index.geometry.bucket_sectors);
     let mut keys = Vec::with_capacity(group.len());
@@ -272,8 +274,8 @@ fn new_leaf(
     for (inode, e) in group {
         let mut e = *e;
         if e.is_tombstone() {
-            // Its entry may not be durable yet, so whoever asks must still see it. No set holds it: that one would
-            // have waited for the entry.
+            // The journal entry of the hole may not be durable yet, so look-ups must still find the hole. It is in no
+            // bset, because the write of a bset waits for the journal entry.
             debug_assert!(e.is_unwritten());
             carried_holes += 1;
         } else {
@@ -321,20 +323,20 @@ fn new_node(index: &Index, bucket: BucketNr, level: u16, bound: Bound, parent: O
     }
 }
 
-/// The first set of a new node, and how many sectors it takes.
+/// Encodes the first bset of a new node; returns it and the number of its sectors.
 fn encode_set(index: &Index, node: &Node, keys: &[Bkey]) -> (io::Buffer, Sectors) {
     let words = keys.iter().map(Bkey::words).sum();
     let block = index.geometry.block_sectors;
     let bytes = padded_bytes(words, block).expect("the keys of a node fit in memory");
     assert!(bytes as u64 <= node.sectors.bytes(), "{words} words in a node of {} sectors", node.sectors);
-    // Header, keys and padding fill it.
+    // Header, keys and padding fill the whole buffer.
     let mut buffer = index.rt.pool().take(bytes);
     let mut set = BsetBuilder::begin(buffer.as_mut(), node.set_seq, block);
     for key in keys {
         assert!(set.push_key(key), "the words were counted");
     }
     let len = set.finish(index.device.magic(), node.ptr);
-    assert_eq!(len, bytes, "a set is as large as its keys");
+    assert_eq!(len, bytes, "a bset is as large as its keys");
     (buffer, Sectors::from_bytes_floor(bytes as u64))
 }
 
@@ -345,12 +347,12 @@ async fn write_nodes(index: &Index, writes: Vec<(Sector, io::Buffer)>) -> Result
     Ok(())
 }
 
-/// Makes the way from the root to `new` durable, in place of `old`: their parent's next set, a new parent, or a
-/// new root in the journal.
+/// Makes the path from the root to `new` durable, in place of the path to `old`: by the next bset of their parent, by a
+/// new parent, or by a new root in the journal.
 async fn link(index: &Index, new: &[NodeId], old: &[NodeId]) -> Result<(), EngineError> {
     let (new_leaves, old_leaves) = (new, old);
     let (mut new, mut old) = (new.to_vec(), old.to_vec());
-    // Internal nodes replaced on the way up: freed once the top of the change is durable.
+    // Internal nodes that were replaced on the way up; they are freed after the topmost change is durable.
     let mut replaced: Vec<NodeId> = Vec::new();
     loop {
         let parent = new.first().and_then(|id| index.tree.borrow().node(*id).parent);
@@ -364,10 +366,10 @@ async fn link(index: &Index, new: &[NodeId], old: &[NodeId]) -> Result<(), Engin
                 index.device.write_metadata(sector, buffer).await?;
             }
             let tree = &mut *index.tree.borrow_mut();
-            let gone: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
+            let removed: Vec<Ptr> = old.iter().map(|id| tree.node(*id).ptr).collect();
             let node = tree.node_mut(parent);
             node.written += sectors;
-            node.dead.extend(gone);
+            node.dead.extend(removed);
             break;
         }
         let halves = replace_internal(index, parent).await?;
@@ -381,8 +383,8 @@ async fn link(index: &Index, new: &[NodeId], old: &[NodeId]) -> Result<(), Engin
     Ok(())
 }
 
-/// The parent's next set: freeing keys of the old children, keys of the new ones. `None`: no room, or the sets that
-/// are there have pointers that should go.
+/// The next bset of a parent: the freeing keys of the old children and the keys of the new ones. `None` if the parent
+/// has no room, or if its bsets have pointers that are too stale to stay.
 fn parent_set(index: &Index, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> Option<(Sector, io::Buffer)> {
     let tree = index.tree.borrow();
     if tree.dead_age(parent, &index.alloc.buckets()) > MAX_STALE_AGE {
@@ -404,7 +406,7 @@ fn parent_set(index: &Index, parent: NodeId, new: &[NodeId], old: &[NodeId]) -> 
     Some((node.ptr.offset() + node.written, buffer))
 }
 
-/// Writes the children of a full internal node into one or more new nodes, which take its place in memory.
+/// Writes the keys of the children of a full internal node into new nodes, which replace it in memory.
 async fn replace_internal(index: &Index, id: NodeId) -> Result<Vec<NodeId>, EngineError> {
     let (children, level, bound, parent) = {
         let tree = index.tree.borrow();
@@ -448,9 +450,9 @@ async fn replace_internal(index: &Index, id: NodeId) -> Result<Vec<NodeId>, Engi
     Ok(new)
 }
 
-/// `new` are the top of the tree: one is the root, several get a root above them. The journal says so, and in the
-/// same entry gives up what the leaves were pinning: with the new root all their keys are in durable nodes. So in
-/// the smallest of journals, too, a new root frees space.
+/// Makes the topmost nodes `new` the top of the tree: a single node becomes the root, several get a new root above
+/// them. One journal entry has the new root and releases the entries that the leaves pinned, because all their keys are
+/// in durable nodes with this root. So a new root frees space even in the smallest journal.
 async fn link_root(
     index: &Index,
     new: &[NodeId],
@@ -495,7 +497,7 @@ async fn link_root(
     index.journal.commit_roots(|| Urgency::Frees, change).await
 }
 
-/// Releases the journal entries of leaves that were replaced; what came to the new ones since stays pinned.
+/// Releases the journal entries of replaced leaves. Entries with newer keys of the new leaves stay pinned.
 fn release_pins(index: &Index, old: &[NodeId], new: &[NodeId]) {
     let tree = &mut *index.tree.borrow_mut();
     for id in new {
@@ -511,7 +513,7 @@ fn release_pins(index: &Index, old: &[NodeId], new: &[NodeId]) {
     }
 }
 
-/// The new leaves are durable and reachable: releases what the old ones held.
+/// Ends a replacement whose new leaves are durable and reachable: releases the pins and buckets of the old leaves.
 fn finish(index: &Index, old: &[NodeId], new: &[NodeId]) {
     release_pins(index, old, new);
     let tree = &mut *index.tree.borrow_mut();
@@ -525,7 +527,7 @@ fn finish(index: &Index, old: &[NodeId], new: &[NodeId]) {
     index.journal.pins_released();
 }
 
-/// Among `children`, the adjacent `old` become `new`.
+/// Replaces the adjacent nodes `old` in `children` by `new`.
 fn replace_children(children: &mut Vec<NodeId>, old: &[NodeId], new: &[NodeId]) {
     let first = children.iter().position(|c| Some(c) == old.first()).expect("a child is in its parent");
     assert_eq!(children.get(first..first + old.len()), Some(old), "replaced children are adjacent");

@@ -1,11 +1,11 @@
-//! The index: a btree of extents by (inode, sector), in memory.
+//! The btree of extents by (inode, sector), in memory.
 //!
-//! Owns the nodes, the directory of leaves and the dirty-sector counts; keeps the bucket table in step with every
-//! change. Everything here is synchronous: between two await points of a caller the tree is consistent. Loading and
-//! writing nodes is done around it (`load`, `append`, `rewrite`). Must not know devices or the journal's contents.
+//! Owns the nodes, the directory of leaves and the dirty-sector counts; updates the bucket table with every change. All
+//! functions are synchronous: between two await points of a caller the tree is consistent. `load`, `append` and
+//! `rewrite` read and write the nodes. Must not know devices or the content of the journal.
 //!
-//! Invariants: the leaves' bounds are ascending and the last one is the greatest position, so every position has
-//! exactly one leaf; a leaf's extents lie behind the bound of the leaf before it and not behind its own.
+//! Invariants: the bounds of the leaves are ascending and the last one is the greatest position, so every position has
+//! exactly one leaf; the extents of a leaf lie between the bound of the leaf before it and its own.
 
 use format::{Gen, Inode, JournalSeq, Ptr, Sector, Sectors};
 use io::Nanos;
@@ -19,61 +19,62 @@ use crate::canary::{Bug, bug};
 use crate::device::Tick;
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
-/// The greatest position: bound of the last leaf and of the root.
+/// The greatest position, which is the bound of the last leaf and of the root.
 pub(crate) const MAX_BOUND: Bound = (Inode(0xF_FFFF), Sector(i64::MAX as u64));
 
-/// The leaf must be read from disk first.
+/// The error of a look-up in a leaf that must be read from disk first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotLoaded(pub(crate) NodeId);
 
-/// What the index knows about the beginning of a range.
+/// The extent or hole at the beginning of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
-    /// Where this knowledge ends; behind the asked position, at most the asked end.
+    /// The end of the extent or hole, at most the end of the range.
     pub(crate) end: Sector,
     pub(crate) kind: Kind,
 }
 
-/// See [`Segment`].
+/// Whether a segment is cached, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Not cached.
     Hole {
-        /// The journal entry that made it a hole, if that may not be durable yet.
+        /// The journal entry that made the hole, if it may not be durable yet.
         seq: Option<JournalSeq>,
     },
-    /// Cached at `ptr` (of the asked position).
+    /// Cached; `ptr` points to the data of the first sector.
     Hit {
         ptr: Ptr,
         dirty: bool,
-        /// A crash may bring this very extent back.
+        /// Whether a crash may bring this extent back.
         may_be_durable: bool,
     },
 }
 
-/// How a change of the index gets to disk.
+/// How a change of the index gets to disk, with the numbers that the tree records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Via {
-    /// Its key is in this entry of the journal.
+    /// The key is in this journal entry.
     Journal(JournalSeq),
-    /// Only the leaf will hold it.
+    /// The key goes to its leaf only.
     LeafOnly {
         /// The data was complete at this tick of the cache device.
         data: Tick,
-        /// It may be a copy of anything written to the backing device up to this tick.
+        /// The data may be that of any write to the backing device up to this tick.
         direct: Option<Tick>,
         /// The newest durable journal entry: a hole that a later entry made must not be replaced.
         durable: JournalSeq,
     },
 }
 
-/// How full the nodes are.
+/// The fill of the nodes in memory.
 pub(crate) struct Fill {
     pub(crate) extents: usize,
     pub(crate) root_words: usize,
     pub(crate) words: usize,
 }
 
+/// The nodes of the index in memory.
 pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
     free: Vec<u32>,
@@ -85,7 +86,7 @@ pub(crate) struct Tree {
     loaded_bytes: usize,
 }
 
-/// What one leaf holds.
+/// The numbers of live and stale entries of one leaf.
 pub(crate) struct Survey {
     pub(crate) live: usize,
     pub(crate) stale: usize,
@@ -93,7 +94,7 @@ pub(crate) struct Survey {
 }
 
 impl Tree {
-    /// A tree of one node.
+    /// Makes a tree of one node.
     pub(crate) fn new(root: Node) -> Tree {
         let mut t = Tree {
             nodes: Vec::new(),
@@ -123,7 +124,7 @@ impl Tree {
         u32::from(self.node(self.root).level)
     }
 
-    /// Extents in memory, and the words of keys that all nodes in memory hold, the root and every node.
+    /// The number of extents in memory, and the words of the keys of the root and of all nodes.
     pub(crate) fn fill(&self) -> Fill {
         let words = |n: &Node| match &n.body {
             Body::Leaf(leaf) => leaf.extents.as_ref().map_or(0, Extents::len) * 3,
@@ -144,7 +145,7 @@ impl Tree {
         self.node_mut(root).parent = None;
     }
 
-    /// Nodes made from now on have at least this birth number.
+    /// The birth number that the next node gets.
     pub(crate) fn next_birth(&self) -> u64 {
         self.next_birth
     }
@@ -169,7 +170,7 @@ impl Tree {
     pub(crate) fn remove_node(&mut self, id: NodeId) -> Node {
         assert!(self.try_node(id).is_some(), "a node is removed once");
         self.free.push(id.slot);
-        self.nodes[id.slot as usize].take().expect("looked at above")
+        self.nodes[id.slot as usize].take().expect("the node was found above")
     }
 
     pub(crate) fn try_node(&self, id: NodeId) -> Option<&Node> {
@@ -189,18 +190,18 @@ impl Tree {
         self.nodes.len() - self.free.len()
     }
 
-    /// Every node.
+    /// The ids of all nodes.
     pub(crate) fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
         let nodes = (0..).zip(&self.nodes);
         nodes.filter_map(|(slot, n)| n.as_ref().map(|n| NodeId { slot, birth: n.birth }))
     }
 
-    /// Leaves in order.
+    /// The leaves in order.
     pub(crate) fn leaves(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.leaves.iter().map(|(_, id)| *id)
     }
 
-    /// Makes the directory what the internal nodes say (loading).
+    /// Builds the directory of leaves from the internal nodes, after loading.
     pub(crate) fn rebuild_directory(&mut self) {
         let mut leaves = Vec::new();
         let mut stack = vec![self.root];
@@ -214,7 +215,7 @@ impl Tree {
         self.leaves = leaves;
     }
 
-    /// In the directory, the leaves `old` (adjacent) become `new`.
+    /// Replaces the adjacent leaves `old` in the directory by `new`.
     pub(crate) fn replace_leaves(&mut self, old: &[NodeId], new: &[NodeId]) {
         let first = self.leaves.iter().position(|(_, id)| Some(id) == old.first());
         let first = first.expect("the leaf is in the directory");
@@ -232,13 +233,13 @@ impl Tree {
         self.leaves.get(at).expect("the last leaf covers the greatest position").1
     }
 
-    /// The leaf behind the one that covers `position`, and where it begins.
+    /// The leaf behind the one whose bound is `bound`.
     pub(crate) fn leaf_after(&self, bound: Bound) -> Option<NodeId> {
         let at = self.leaves.partition_point(|(b, _)| *b <= bound);
         self.leaves.get(at).map(|(_, id)| *id)
     }
 
-    /// The next leaf of a walk that has passed everything before `passed`; the first one, if it has passed nothing.
+    /// The next leaf of a walk that has passed the leaf with the bound `passed`; the first leaf for `None`.
     pub(crate) fn next_leaf(&self, passed: Option<Bound>) -> Option<NodeId> {
         match passed {
             None => Some(self.leaf_at(Inode(0), Sector(0))),
@@ -246,7 +247,7 @@ impl Tree {
         }
     }
 
-    /// What is known about `[start, …)`, at most up to `end`.
+    /// Looks up the extent or hole at `start`, up to `end`.
     pub(crate) fn segment(
         &mut self,
         inode: Inode,
@@ -280,8 +281,8 @@ impl Tree {
         Ok(Segment { end: here.end(), kind })
     }
 
-    /// Puts `new` into the leaf at `id`, or makes `[start, end)` a hole there: the leaf is in memory and covers the
-    /// range. `now` dates the leaf's first unwritten key. Returns how many words of keys the leaf has to write then.
+    /// Puts `new` into the leaf at `id`, or makes `[start, end)` a hole there. The leaf is in memory and covers the
+    /// range. Returns the number of words of keys that the leaf then has to write.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn change(
         &mut self,
@@ -299,7 +300,7 @@ impl Tree {
         let node = self.nodes.get_mut(id.slot as usize).and_then(Option::as_mut);
         let node = node.filter(|n| n.birth == id.birth).expect("a node id names a live node");
         let Body::Leaf(leaf) = &mut node.body else { panic!("the directory names leaves") };
-        let extents = leaf.extents.as_mut().expect("whoever changes a leaf has it in memory");
+        let extents = leaf.extents.as_mut().expect("a leaf is in memory while it is changed");
         let entry = match (new, via) {
             (Some((ptr, dirty)), Via::Journal(_)) => {
                 Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
@@ -318,7 +319,7 @@ impl Tree {
         let (before, entries) = (extents.memory_bytes_hint(), extents.len());
         extents.replace(inode, start, end, entry, |old| {
             if old.is_tombstone() {
-                // The hole hides an older key. Whoever finds the copy would not know which entry to wait for.
+                // The hole hides an older key. A look-up that finds the copy would not know for which entry to wait.
                 let forgotten = matches!(via, Via::LeafOnly { durable, .. } if old.hole_seq() > durable);
                 assert!(
                     !forgotten || bug(Bug::MissOverPendingHole),
@@ -335,7 +336,7 @@ impl Tree {
         });
         self.loaded_bytes = self.loaded_bytes + extents.memory_bytes_hint() - before;
         if let Some((ptr, dirty)) = new {
-            assert!(buckets.add(ptr, size, dirty), "a new extent points to a bucket that was invalidated");
+            assert!(buckets.add(ptr, size, dirty), "a new extent points to an invalidated bucket");
             if dirty {
                 device.add(start, size);
                 leaf.dirty_sectors += size.0;
@@ -344,7 +345,7 @@ impl Tree {
         if leaf.unwritten_words == 0 {
             leaf.unwritten_since = now;
         }
-        // In the middle of an older entry, the part behind is written again.
+        // If the change is inside an older entry, the part behind it is written again, too.
         leaf.unwritten_words += if extents.len() > entries + 1 { 6 } else { 3 };
         match via {
             Via::Journal(seq) => {
@@ -360,7 +361,7 @@ impl Tree {
         leaf.unwritten_words
     }
 
-    /// Live dirty sectors of a device.
+    /// The number of live dirty sectors of a device.
     pub(crate) fn dirty_sectors(&self, inode: Inode) -> Sectors {
         self.dirty.sectors(inode)
     }
@@ -370,7 +371,7 @@ impl Tree {
         self.dirty.cleaned(inode)
     }
 
-    /// Every device with dirty sectors.
+    /// Every device that has had dirty sectors, with their present number.
     pub(crate) fn all_dirty(&self) -> impl Iterator<Item = (Inode, Sectors)> + '_ {
         self.dirty.all()
     }
@@ -380,12 +381,12 @@ impl Tree {
         self.dirty.stripes(inode)
     }
 
-    /// Begins to count the dirty stripes of a device; [`Tree::count_stripes`] does it.
+    /// Begins to count the dirty stripes of a device; [`Tree::count_stripes`] counts them.
     pub(crate) fn begin_stripes(&mut self, inode: Inode, geometry: StripeGeometry) {
         self.dirty.device_mut(inode).begin_stripes(geometry);
     }
 
-    /// Counts stripes in the leaf that covers `from`; returns where the next one begins, if the device goes on there.
+    /// Counts stripes in the leaf that covers `from`; returns the start of the next leaf of the device, if any.
     pub(crate) fn count_stripes(
         &mut self,
         inode: Inode,
@@ -405,13 +406,12 @@ impl Tree {
         Ok(next)
     }
 
-    /// Nobody asks for the stripes of this device any more.
-    pub(crate) fn forget_stripes(&mut self, inode: Inode) {
-        self.dirty.device_mut(inode).forget_stripes();
+    /// Ends the count of the stripes of a device.
+    pub(crate) fn drop_stripes(&mut self, inode: Inode) {
+        self.dirty.device_mut(inode).drop_stripes();
     }
 
-    /// Counts the extents of a leaf that was just read for the first time: live data into the bucket table and the
-    /// dirty counts.
+    /// Counts the extents of a leaf that was just read for the first time, in the bucket table and in the dirty counts.
     pub(crate) fn account_leaf(&mut self, id: NodeId, extents: &Extents, buckets: &mut Buckets) {
         let mut leaf_dirty = 0;
         for (inode, e) in extents.iter().filter(|(_, e)| !e.is_tombstone()) {
@@ -423,7 +423,7 @@ impl Tree {
         self.node_mut(id).leaf_mut().dirty_sectors = leaf_dirty;
     }
 
-    /// The leaf's extents are in memory now.
+    /// Puts the extents of a leaf into memory.
     pub(crate) fn set_extents(&mut self, id: NodeId, extents: Extents) {
         self.loaded_bytes += extents.memory_bytes_hint();
         self.clock += 1;
@@ -441,12 +441,12 @@ impl Tree {
         x
     }
 
-    /// Bytes of extents in memory.
+    /// The bytes of memory that extents take.
     pub(crate) fn loaded_bytes(&self) -> usize {
         self.loaded_bytes
     }
 
-    /// The leaf that was used least recently among those that can be dropped from memory.
+    /// The least recently used leaf that can be dropped from memory.
     pub(crate) fn coldest_clean(&self) -> Option<NodeId> {
         let candidates = self.leaves().filter(|id| {
             let n = self.node(*id);
@@ -455,15 +455,15 @@ impl Tree {
         candidates.min_by_key(|id| self.node(*id).leaf().last_used)
     }
 
-    /// The leaf in memory that was used least recently, whatever it has unwritten.
+    /// The least recently used leaf in memory, with or without unwritten changes.
     pub(crate) fn coldest_dirty(&self) -> Option<NodeId> {
         let loaded =
             self.leaves().filter(|id| self.node(*id).leaf().extents.is_some() && !self.node(*id).busy);
         loaded.min_by_key(|id| self.node(*id).leaf().last_used)
     }
 
-    /// The next dirty extent of `inode` at or behind `from`: its start, size and pointer. Skips leaves without dirty
-    /// data unseen.
+    /// The next dirty extent of `inode` at or behind `from`: start, size, pointer. Needs no leaf without dirty data in
+    /// memory.
     pub(crate) fn next_dirty(
         &self,
         inode: Inode,
@@ -492,9 +492,9 @@ impl Tree {
     }
 }
 
-/// What the garbage collector asks.
+/// Operations of the garbage collector.
 impl Tree {
-    /// How many entries of a leaf are live and stale, and how stale.
+    /// Counts the live and the stale entries of a leaf, and finds the greatest age of a stale one.
     pub(crate) fn survey(&self, id: NodeId, buckets: &Buckets) -> Survey {
         let mut s = Survey { live: 0, stale: 0, max_age: 0 };
         let extents = self.node(id).leaf().extents.as_ref();
@@ -510,7 +510,7 @@ impl Tree {
         s
     }
 
-    /// Lowers `oldest` to the generations of the leaf's pointers.
+    /// Lowers `oldest` to the generations of the pointers in a leaf.
     pub(crate) fn oldest_pointers(&self, id: NodeId, buckets: &Buckets, oldest: &mut [Gen]) {
         let extents = self.node(id).leaf().extents.as_ref();
         for (_, e) in extents.into_iter().flat_map(Extents::iter).filter(|(_, e)| !e.is_tombstone()) {
@@ -521,7 +521,7 @@ impl Tree {
         }
     }
 
-    /// The same for what internal nodes still have on disk.
+    /// Lowers `oldest` to the generations of the pointers to former children that internal nodes have on disk.
     pub(crate) fn oldest_dead_pointers(&self, buckets: &Buckets, oldest: &mut [Gen]) {
         for ptr in self.nodes.iter().flatten().flat_map(|n| &n.dead) {
             let slot = oldest.get_mut(buckets.bucket_of(*ptr).0 as usize);
@@ -531,13 +531,13 @@ impl Tree {
         }
     }
 
-    /// Age of the oldest pointer that an internal node has on disk to a child that is gone.
+    /// The greatest age of a pointer to a former child that an internal node has on disk.
     pub(crate) fn dead_age(&self, id: NodeId, buckets: &Buckets) -> u8 {
         let age = |p: &Ptr| buckets.generation(buckets.bucket_of(*p)).age_of(p.generation());
         self.node(id).dead.iter().map(age).max().unwrap_or(0)
     }
 
-    /// The greatest [`Tree::dead_age`] on the way from the root to a node.
+    /// The greatest [`Tree::dead_age`] of the nodes above a node.
     pub(crate) fn dead_age_above(&self, id: NodeId, buckets: &Buckets) -> u8 {
         let (mut age, mut at) = (0, self.node(id).parent);
         while let Some(parent) = at {
@@ -547,12 +547,12 @@ impl Tree {
         age
     }
 
-    /// Leaves that are not on disk as they are in memory.
+    /// The leaves whose extents in memory differ from their bsets on disk.
     pub(crate) fn changed_leaves(&self) -> Vec<NodeId> {
         self.leaves().filter(|id| !self.node(*id).leaf().is_clean()).collect()
     }
 
-    /// Removes entries that are not `wanted` from a leaf in memory; the leaf must be rewritten then.
+    /// Removes the entries for which `wanted` is false from a leaf in memory, and marks it for a rewrite if it had any.
     pub(crate) fn purge(
         &mut self,
         id: NodeId,
@@ -561,14 +561,14 @@ impl Tree {
     ) {
         let Some(mut extents) = self.take_extents(id) else { return };
         let before = extents.len();
-        let mut dirty_gone = 0;
+        let mut dirty_removed = 0;
         let dirty = &mut self.dirty;
         extents.retain(|inode, e| {
             if wanted(inode, e) {
                 return true;
             }
             if !e.is_tombstone() && buckets.sub(e.ptr(), e.size(), e.dirty()) && e.dirty() {
-                dirty_gone += e.size().0;
+                dirty_removed += e.size().0;
                 dirty.device_mut(inode).remove(e.start(), e.size(), JournalSeq(0));
             }
             false
@@ -576,11 +576,11 @@ impl Tree {
         let changed = extents.len() != before;
         self.set_extents(id, extents);
         let leaf = self.node_mut(id).leaf_mut();
-        leaf.dirty_sectors -= dirty_gone;
+        leaf.dirty_sectors -= dirty_removed;
         leaf.must_rewrite |= changed;
     }
 
-    /// Live extents of a leaf: inode, start, size, pointer, dirty.
+    /// The live extents of a leaf: inode, start, size, pointer, dirty flag.
     pub(crate) fn live_extents<'a>(
         &'a self,
         id: NodeId,

@@ -1,13 +1,13 @@
-//! Keys that survived a process although no entry on the device has them: from and to words, and which ones count.
+//! The keys in a crash log: decoding them, and the decision which of them are replayed.
 //!
-//! What a [`CrashLogMemory`] kept is not a structure on a disk, but it can be of another time: it is tied to the sequence
-//! number of the superblock, which every program that registers the device raises, and entries that are on the device
-//! by now do not count.
+//! A crash log ([`CrashLogMemory`]) is memory and not a structure on the device, so it may belong to an older state of
+//! the device. It is tied to the sequence number of the superblock, which every program that registers the device
+//! raises. Entries that are on the device already are not replayed from the crash log.
 
 use format::{Bkey, Geometry, Jset, Ptr};
 use io::CrashLogMemory;
 
-/// The keys in words that were kept; what cannot be a key ends them.
+/// Decodes the keys in the words of a crash log; stops at words that cannot be a key.
 fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
     let mut keys = Vec::new();
     while let [high, low, rest @ ..] = words {
@@ -25,9 +25,9 @@ fn keys_of(mut words: &[u64]) -> Vec<Bkey> {
     keys
 }
 
-/// What was kept of entries behind `newest`, the newest on the device, as the entries that follow it. `superblock_seq`
-/// is that of the superblock as it was found.
-pub(crate) fn surviving(
+/// The entries of the crash log that are newer than `newest`, the newest entry on the device; they are numbered as the
+/// entries that follow it. `superblock_seq` is the sequence number that the superblock had at the start.
+pub(crate) fn newer_entries(
     crash_log: &dyn CrashLogMemory,
     superblock_seq: u64,
     newest: &Jset,
@@ -42,7 +42,7 @@ pub(crate) fn surviving(
         seq = seq.next();
         Jset { seq, keys: keys_of(&words), ..newest.clone() }
     });
-    // Keys of another geometry would mean that it is another device after all.
+    // Keys that do not fit the geometry belong to another device.
     entries.take_while(|entry| entry.check_keys(geometry).is_ok()).collect()
 }
 
@@ -91,13 +91,14 @@ mod tests {
         }
         assert_eq!(words.0.borrow().len(), 8);
         assert_eq!(keys_of(&words.0.borrow()), keys);
-        // A process that died while it wrote one leaves a part of it.
+        // A process that crashed while it recorded a key leaves a part of it.
         let some = &words.0.borrow()[..7];
         assert_eq!(keys_of(some), keys[..2]);
         assert_eq!(keys_of(&[u64::MAX; 9]), []);
     }
 
-    /// Keys of two entries, of which the device has the first by now, on a device whose superblock is the tied one or not.
+    /// Keys of two entries, the first of which is on the device, with and without the superblock to which the crash log
+    /// is tied.
     #[test]
     fn entries_behind_the_newest_follow_it() {
         struct ThreeEntries;
@@ -122,7 +123,7 @@ mod tests {
         let geometry = Geometry::new(Sectors(64), Sectors(1), 1024, 4, 4).unwrap();
         let newest = Jset { seq: JournalSeq(5), ..Jset::default() };
         let seqs = |superblock_seq| -> Vec<u64> {
-            surviving(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
+            newer_entries(&ThreeEntries, superblock_seq, &newest, &geometry).iter().map(|e| e.seq.0).collect()
         };
         assert_eq!(seqs(10), [6, 7]);
         assert_eq!(seqs(11), [6, 7]);

@@ -1,18 +1,18 @@
-//! The journal: makes inserted keys durable.
+//! The journal, which makes inserted keys durable.
 //!
 //! Owns the open entry, the ring, the pins of entries that are still needed, and the roots (btree root, UUID table,
-//! prio chain) that every entry carries. One entry is written at a time; what arrives meanwhile collects in the next
-//! and goes out with it: commits group themselves without a delay. Must not know the index: leaves pin entries and
-//! release them.
+//! prio chain) that every entry has. One entry is written at a time. Keys that arrive during the write collect in the
+//! next entry and are written with it, so commits are grouped without a delay. Must not know the index: leaves pin
+//! entries and release them.
 //!
 //! Invariants:
-//! * an entry is written behind a flush of the cache device and with FUA, so the data its keys point to, and the
-//!   metadata its roots point to, are durable before it is;
-//! * entry n+1 is issued after entry n is durable: the ring never has a gap;
-//! * a key enters the open entry only if that entry has a place in the ring ([`Ring`]), so writing it never waits
-//!   for space;
-//! * keys, and roots that can wait, leave enough of the ring for what frees it: each pinned leaf may need a new root,
-//!   and new priorities for its bucket, before its pin is released.
+//! * an entry is written after a flush of the cache device and with FUA, so the data to which its keys point, and the
+//!   metadata to which its roots point, are durable before the entry is;
+//! * entry n+1 is written after entry n is durable, so the ring never has a gap;
+//! * a key enters the open entry only if the ring ([`Ring`]) has a place for that entry, so the write of an entry never
+//!   waits for space;
+//! * keys, and roots that can wait, leave enough of the ring for the entries that free it: each pinned leaf may need a
+//!   new root, and new priorities for its bucket, before its pin is released.
 
 mod crash_log;
 mod pins;
@@ -30,7 +30,7 @@ use io::{Histogram, Nanos};
 use crate::canary::{Bug, bug};
 use crate::device::CacheDevice;
 use crate::error::EngineError;
-pub(crate) use crash_log::surviving;
+pub(crate) use crash_log::newer_entries;
 pub(crate) use pins::Pins;
 pub(crate) use replay::scan;
 pub(crate) use ring::Ring;
@@ -40,17 +40,18 @@ const HEADER_BYTES: usize = 240;
 /// Largest entry (format section 9.1).
 const MAX_ENTRY_BYTES: usize = 32768;
 
+/// The open entry, the ring and the pins, which change together.
 struct State {
-    /// Keys of the open entry.
+    /// The keys of the open entry.
     keys: Vec<Bkey>,
     spare: Vec<Bkey>,
     words: usize,
-    /// When the first key came.
+    /// The time at which the first key was added.
     since: Nanos,
-    /// The open entry must be written even without keys.
+    /// Whether the open entry must be written even without keys.
     forced: bool,
     open: JournalSeq,
-    /// Highest entry that somebody waits for.
+    /// The newest entry for which a task waits.
     wanted: JournalSeq,
     ring: Ring,
     pins: Pins,
@@ -58,7 +59,8 @@ struct State {
 }
 
 impl State {
-    /// Blocks that keys leave: for each pinned leaf a new root and new priorities, and a few more.
+    /// The number of blocks that keys leave free: for each pinned leaf those of a new root and of new priorities, and a
+    /// few more.
     fn reserve_of_keys(&self) -> u64 {
         if bug(Bug::JournalWithoutReserve) {
             return 0;
@@ -66,13 +68,13 @@ impl State {
         (2 * (self.pins.total() + 1) + 4).min(self.ring.blocks() / 2)
     }
 
-    /// Blocks that roots leave which can wait.
+    /// The number of blocks that roots leave free if they can wait.
     fn reserve_of_roots(&self) -> u64 {
         (self.pins.total() + 2).min(self.ring.blocks() / 4)
     }
 }
 
-/// Counts somebody who waits for space.
+/// Counts a task that waits for space, until it is dropped.
 struct Refused<'a>(&'a Cell<usize>);
 
 impl<'a> Refused<'a> {
@@ -88,16 +90,16 @@ impl Drop for Refused<'_> {
     }
 }
 
-/// Whether an entry that carries new roots can wait for space.
+/// Whether an entry with new roots can wait for space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
-    /// It waits while less is left of the ring than leaves may need to be written.
+    /// It waits while the ring has less room than the writes of leaves may need.
     CanWait,
-    /// It is part of what frees the ring.
+    /// It must not wait, because it frees space of the ring.
     Frees,
 }
 
-/// Geometry of the journal on the cache device.
+/// The geometry of the journal on the cache device.
 pub(crate) struct Layout {
     pub(crate) buckets: Vec<BucketNr>,
     pub(crate) bucket_sectors: Sectors,
@@ -105,6 +107,7 @@ pub(crate) struct Layout {
     pub(crate) block_sectors: Sectors,
 }
 
+/// The journal of one cache set.
 pub(crate) struct Journal {
     device: Rc<CacheDevice>,
     layout: Layout,
@@ -113,11 +116,11 @@ pub(crate) struct Journal {
     durable: Cell<JournalSeq>,
     failed: RefCell<Option<EngineError>>,
     stopping: Cell<bool>,
-    /// Longest time that a key waits for its entry when nobody asks.
+    /// The longest time that a key waits until its entry is written without a commit.
     delay: Cell<Nanos>,
     work: Event,
     progress: Event,
-    /// Who waits for space in the ring.
+    /// The number of tasks that wait for space in the ring.
     refused: Cell<usize>,
     entries_written: Cell<u64>,
     bytes_written: Cell<u64>,
@@ -125,7 +128,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// A journal whose newest durable entry is `newest`; the next one is written behind it.
+    /// Makes a journal whose newest durable entry is `newest`; the next entry follows it.
     pub(crate) fn new(
         device: Rc<CacheDevice>,
         layout: Layout,
@@ -168,22 +171,22 @@ impl Journal {
         self.delay.set(delay);
     }
 
-    /// Every entry up to this one is durable.
+    /// The newest durable entry; all entries before it are durable, too.
     pub(crate) fn durable(&self) -> JournalSeq {
         self.durable.get()
     }
 
-    /// The entry that collects keys now.
+    /// The open entry, which collects keys.
     pub(crate) fn open_seq(&self) -> JournalSeq {
         self.state.borrow().open
     }
 
-    /// Entries written and their bytes, since start.
+    /// The number of entries written since the start, and of their bytes.
     pub(crate) fn written(&self) -> (u64, u64) {
         (self.entries_written.get(), self.bytes_written.get())
     }
 
-    /// How long the writing of entries took, with the flush before.
+    /// The times of the writes of entries, each with the flush before it.
     pub(crate) fn write_times(&self) -> Histogram {
         *self.write_times.borrow()
     }
@@ -192,7 +195,7 @@ impl Journal {
         self.state.borrow().roots
     }
 
-    /// Adds a key to the open entry if there is room; the index must take it before the next await point.
+    /// Adds a key to the open entry if there is room. The index must take the key before the next await point.
     pub(crate) fn try_add(&self, key: &Bkey, now: Nanos) -> Option<JournalSeq> {
         let s = &mut *self.state.borrow_mut();
         let words = s.words + key.words();
@@ -203,7 +206,7 @@ impl Journal {
         }
         if s.keys.is_empty() {
             s.since = now;
-            // The writer starts the delay.
+            // The writer task starts the delay.
             self.work.notify_all();
         }
         s.words = words;
@@ -212,8 +215,8 @@ impl Journal {
         Some(s.open)
     }
 
-    /// Writes keys that survived a process as the open entry: as many as an entry had room for. For recovery, before
-    /// anything else happens.
+    /// Writes keys of the crash log as the open entry. They are the keys of one entry, so they fit. Recovery calls this
+    /// before any other key is added.
     pub(crate) async fn adopt(&self, keys: &[Bkey]) -> Result<(), EngineError> {
         {
             let s = &mut *self.state.borrow_mut();
@@ -225,13 +228,13 @@ impl Journal {
         self.write_entry().await
     }
 
-    /// Waits until [`Journal::try_add`] is worth another try.
+    /// Waits until a new call of [`Journal::try_add`] may succeed.
     pub(crate) async fn wait_room(&self) -> Result<(), EngineError> {
         let entries = self.entries_written.get();
         {
             let s = &mut *self.state.borrow_mut();
-            // A full entry is written. An empty one means that the ring is full: writing it would only fill the
-            // ring further; whoever releases pins ends the wait.
+            // An entry with keys is full and is written. If the open entry is empty, the ring is full, and writing the
+            // entry would fill it further: the wait ends when leaves release their pins.
             if !s.keys.is_empty() {
                 s.wanted = s.wanted.max(s.open);
             }
@@ -247,9 +250,9 @@ impl Journal {
         self.state.borrow().keys.is_empty() && self.has_room_to_spare()
     }
 
-    /// Waits until the ring has more room than those need who free it, or `urgent` says that there is no time for that.
-    /// For changes of the roots that can wait and free nothing themselves: many of them would fill the ring while the
-    /// leaf that holds it up waits for its turn.
+    /// Waits until the ring has more room than the entries that free it need, or `urgent` is true. It is for changes of
+    /// the roots that can wait and free no space: many of them would fill the ring before the leaf that pins its oldest
+    /// entries is written.
     pub(crate) async fn wait_room_to_spare(&self, urgent: impl Fn() -> bool) -> Result<(), EngineError> {
         let room =
             || self.failed.borrow().is_some() || self.stopping.get() || urgent() || self.has_room_to_spare();
@@ -259,26 +262,27 @@ impl Journal {
         self.check_failed()
     }
 
-    /// Whether keys still find room, which leave what those need who free the ring.
+    /// Whether the ring has room for a key beyond the room that the entries that free it need.
     pub(crate) fn has_room_to_spare(&self) -> bool {
         let s = &mut *self.state.borrow_mut();
         let last_seq = s.pins.oldest(s.open);
         s.ring.has_room(HEADER_BYTES + 24, s.reserve_of_keys(), last_seq)
     }
 
-    /// Waits for space; meanwhile leaves are written.
+    /// Waits until `room` is true. Meanwhile the reclaim task writes leaves to free space.
     async fn wait_refused(&self, room: impl FnMut() -> bool) {
         let _refused = Refused::begin(&self.refused);
         self.progress.notify_all();
         self.progress.wait_until(room).await;
     }
 
-    /// Pins were released: there may be room again.
+    /// Wakes the tasks that wait for space, after pins were released.
     pub(crate) fn pins_released(&self) {
         self.progress.notify_all();
     }
 
-    /// Less than half of the ring is left, or somebody waits: leaves that pin old entries should be written.
+    /// Whether less than half of the ring is free, or a task waits for space: leaves that pin old entries should then
+    /// be written.
     pub(crate) fn is_pressed(&self) -> bool {
         if self.refused.get() > 0 {
             return true;
@@ -288,7 +292,7 @@ impl Journal {
         left.0 * 2 < total.0
     }
 
-    /// Somebody waits for space.
+    /// Whether a task waits for space.
     pub(crate) fn is_refusing(&self) -> bool {
         self.refused.get() > 0
     }
@@ -298,15 +302,16 @@ impl Journal {
         self.progress.wait_until(|| self.is_pressed() || stop()).await;
     }
 
-    /// Waits until something about the journal changes.
+    /// Waits until an entry is written, pins are released, or a task begins to wait; returns at once if the journal is
+    /// stopped or has failed.
     pub(crate) async fn changed(&self) {
         if !self.stopping.get() && self.failed.borrow().is_none() {
             self.progress.changed().await;
         }
     }
 
-    /// The newest entry in the ring bucket that holds the oldest needed one: giving up everything up to it frees
-    /// that bucket.
+    /// The newest entry in the ring bucket of the oldest needed entry: when no entry up to it is needed, the bucket is
+    /// free.
     pub(crate) fn reclaim_target(&self) -> JournalSeq {
         let s = &mut *self.state.borrow_mut();
         let oldest = s.pins.oldest(s.open);
@@ -332,7 +337,7 @@ impl Journal {
         if self.durable.get() >= seq { Ok(()) } else { self.check_failed() }
     }
 
-    /// The entry that has, or will have, the newest key so far.
+    /// The entry that has, or will have, the newest key that was added.
     pub(crate) fn newest_keys(&self) -> JournalSeq {
         let s = self.state.borrow();
         if s.keys.is_empty() && !s.forced { JournalSeq(s.open.0 - 1) } else { s.open }
@@ -343,8 +348,8 @@ impl Journal {
         self.commit(self.newest_keys()).await
     }
 
-    /// Changes the roots and waits until an entry that carries them is durable. `urgency` is looked at again whenever
-    /// the journal changes; the change itself happens at once when it says [`Urgency::Frees`].
+    /// Changes the roots and waits until an entry with them is durable. `urgency` is evaluated again whenever the
+    /// journal changes; with [`Urgency::Frees`] the change is made without a wait for space.
     pub(crate) async fn commit_roots(
         &self,
         urgency: impl Fn() -> Urgency,
@@ -366,7 +371,7 @@ impl Journal {
 
     fn has_root_room(&self, urgency: Urgency) -> bool {
         let s = &mut *self.state.borrow_mut();
-        // An entry that is written anyway has its place.
+        // An entry that is written anyway has its place in the ring already.
         if urgency == Urgency::Frees || s.forced || !s.keys.is_empty() {
             return true;
         }
@@ -374,7 +379,7 @@ impl Journal {
         s.ring.has_room(HEADER_BYTES, s.reserve_of_roots(), last_seq)
     }
 
-    /// Ends the waits of whoever may not have to wait any more.
+    /// Makes every waiting task evaluate its condition again.
     pub(crate) fn recheck(&self) {
         self.progress.notify_all();
     }
@@ -387,13 +392,13 @@ impl Journal {
         self.state.borrow_mut().pins.unpin(seq);
     }
 
-    /// The oldest entry still needed.
+    /// The oldest entry that is still needed.
     pub(crate) fn oldest_needed(&self) -> JournalSeq {
         let s = &mut *self.state.borrow_mut();
         s.pins.oldest(s.open)
     }
 
-    /// Free ring buckets, and how many there are in all.
+    /// The number of free ring buckets, and of all ring buckets.
     pub(crate) fn free_buckets(&self) -> (usize, usize) {
         self.state.borrow().ring.free()
     }
@@ -405,14 +410,14 @@ impl Journal {
         s.ring.would_free(last_seq)
     }
 
-    /// No more entries after the pending ones.
+    /// Makes the writer task end after it has written the pending keys.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
         self.work.notify_all();
         self.progress.notify_all();
     }
 
-    /// Fails everybody who waits, now and later.
+    /// Makes every present and later wait end with the error.
     pub(crate) fn fail(&self, e: EngineError) {
         self.failed.borrow_mut().get_or_insert(e);
         self.progress.notify_all();
@@ -424,7 +429,7 @@ impl Journal {
         s.wanted >= s.open || s.forced
     }
 
-    /// The writer. Ends after [`Journal::stop`], with everything written, or at the first failure.
+    /// The writer task. It ends after [`Journal::stop`], when everything is written, or at the first failure.
     pub(crate) async fn run(&self) -> Result<(), EngineError> {
         loop {
             self.check_failed()?;
@@ -464,8 +469,8 @@ impl Journal {
 
     /// Closes the open entry and writes it.
     async fn write_entry(&self) -> Result<(), EngineError> {
-        // After a failure pins may have been released for roots that were refused then: an entry that gives up older
-        // ones for them would lose their keys.
+        // After a failure, pins may have been released for roots that were then refused. An entry that releases older
+        // entries for these roots would lose their keys.
         self.check_failed()?;
         let began = self.device.disk().runtime().turn_time();
         let (buffer, keys, slot, seq, last_seq) = {
@@ -482,14 +487,14 @@ impl Journal {
             let seq = s.open;
             let slot = s.ring.take(bytes, seq);
             let padded = s.ring.padded(bytes).bytes() as usize;
-            // Header, keys and padding fill it.
+            // Header, keys and padding fill the whole buffer.
             let mut buffer = self.device.disk().runtime().pool().take(padded);
             let mut jset = JsetBuilder::begin(buffer.as_mut(), self.layout.block_sectors);
             for key in &s.keys {
                 assert!(jset.push_key(key), "try_add counted the room for every key");
             }
             let encoded = jset.finish(self.layout.magic, seq, last_seq, &s.roots);
-            assert_eq!(encoded, padded, "an entry is as large as its place");
+            assert_eq!(encoded, padded, "an entry is as large as its place in the ring");
             let spare = std::mem::take(&mut s.spare);
             let keys = std::mem::replace(&mut s.keys, spare);
             s.words = 0;

@@ -1,13 +1,15 @@
-//! Which journal entries are still needed.
+//! The journal entries that are still needed.
 //!
-//! Owns a count for each entry from the oldest needed one to the open one: how many btree leaves hold keys of that
-//! entry that no durable node has yet. Must not know the leaves. Invariant: `oldest` never passes an entry with a
-//! count above zero, nor the open entry.
+//! Owns a count for each entry from the oldest needed one to the open one: the number of btree leaves with keys of that
+//! entry that are in no durable node yet. Must not know the leaves.
+//!
+//! Invariant: `oldest` never passes an entry whose count is above zero, nor the open entry.
 
 use std::collections::VecDeque;
 
 use format::JournalSeq;
 
+/// The counts of pins of the journal entries that are still needed.
 pub(crate) struct Pins {
     base: JournalSeq,
     counts: VecDeque<u32>,
@@ -15,7 +17,7 @@ pub(crate) struct Pins {
 }
 
 impl Pins {
-    /// Entries from `base` on may get pins.
+    /// Makes the pins of the entries from `base` on; none is pinned yet.
     pub(crate) fn new(base: JournalSeq) -> Pins {
         Pins { base, counts: VecDeque::new(), total: 0 }
     }
@@ -41,12 +43,12 @@ impl Pins {
         self.total -= 1;
     }
 
-    /// How many pins there are.
+    /// The number of pins.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The oldest entry that is needed, at most `open`; everything before it is forgotten.
+    /// The oldest entry that is needed, at most `open`. Entries before it can no longer be pinned.
     pub(crate) fn oldest(&mut self, open: JournalSeq) -> JournalSeq {
         while self.base < open {
             match self.counts.front() {
@@ -54,7 +56,7 @@ impl Pins {
                     self.counts.pop_front();
                 }
                 Some(_) => break,
-                // Nothing is pinned at all.
+                // No entry is pinned.
                 None => {
                     self.base = open;
                     break;
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a count for each entry that was ever pinned.
+        /// Compares the pins with a map of counts of all entries that were ever pinned.
         #[test]
         fn agrees_with_a_map_of_counts(steps in prop::collection::vec((0u8..4, 0u64..6), 1..200)) {
             let (mut pins, mut naive) = (Pins::new(JournalSeq(5)), BTreeMap::<u64, u32>::new());
@@ -98,7 +100,7 @@ mod tests {
                     }
                     2 => open += n,
                     _ => {
-                        // What is not pinned is given up, but for the open entry.
+                        // Entries without pins can no longer be pinned, except the open entry.
                         base = naive.keys().next().copied().unwrap_or(open);
                         prop_assert_eq!(pins.oldest(JournalSeq(open)), JournalSeq(base));
                     }
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "journal entry 4 was given up, the oldest is 5")]
-    fn an_entry_that_was_given_up_cannot_be_pinned() {
+    fn a_released_entry_cannot_be_pinned() {
         Pins::new(JournalSeq(5)).pin(JournalSeq(4));
     }
 
@@ -139,9 +141,9 @@ mod tests {
         assert_eq!(p.oldest(JournalSeq(13)), JournalSeq(12));
     }
 
-    /// The open entry may be pinned again after nothing pinned it.
+    /// The open entry may be pinned again after its last pin was released.
     #[test]
-    fn the_open_entry_is_not_forgotten() {
+    fn the_open_entry_stays_pinnable() {
         let mut p = Pins::new(JournalSeq(5));
         p.pin(JournalSeq(7));
         p.unpin(JournalSeq(7));

@@ -1,7 +1,6 @@
-//! Finding the journal at start: which entries are there, which must be replayed, and where the ring goes on.
+//! Reading the journal at the start: finds its entries, the entries to replay, and the place of the next entry.
 //!
-//! Reads every ring bucket (the exhaustive method, format section 9.3): simple and always right. Must not
-//! apply anything.
+//! Reads every ring bucket (the exhaustive method, format section 9.3), which needs no search. Must not apply keys.
 
 use format::{
     Bkey, BucketNr, Geometry, JournalSeq, Jset, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket,
@@ -13,16 +12,16 @@ use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::{EngineError, Place};
 
-/// What the ring holds.
+/// The result of reading the ring.
 pub(crate) struct Found {
-    /// Entries to replay, and the roots of the newest.
+    /// The entries to replay, and the roots in the newest one.
     pub(crate) replay: Replay,
-    /// Where writing goes on.
+    /// The ring, with the place of the next entry.
     pub(crate) ring: Ring,
 }
 
-/// Reads the journal ring in `ring_buckets`. `discard`: the device's buckets may have been discarded as soon as
-/// nothing in them was needed. What the entries take is added to `memory`.
+/// Reads the journal ring in `ring_buckets`. `discard`: ring buckets may have been discarded when none of their entries
+/// was needed. The memory that the entries take is added to `memory`.
 #[allow(clippy::too_many_arguments)]
 pub(crate) async fn scan(
     disk: &Disk,
@@ -35,14 +34,14 @@ pub(crate) async fn scan(
 ) -> Result<Found, EngineError> {
     let mut entries = Vec::new();
     let mut newest_in = Vec::with_capacity(ring_buckets.len());
-    // Ring index and end of the newest entry.
+    // Sequence number, ring index and end of the newest entry.
     let mut newest: Option<(JournalSeq, usize, u64)> = None;
     for (index, bucket) in ring_buckets.iter().enumerate() {
         let start = Sector(u64::from(bucket.0) * geometry.bucket_sectors.0);
         let buffer = disk.runtime().pool().take(geometry.bucket_sectors.bytes() as usize);
         let (buffer, result) = disk.read(start, buffer).await;
         result?;
-        let buffer = tear_mended(buffer, magic, geometry.block_sectors);
+        let buffer = with_torn_entry_valid(buffer, magic, geometry.block_sectors);
         let found = parse_bucket(buffer.as_slice(), magic, geometry.block_sectors)
             .map_err(|c| place.corrupt(start, &c))?;
         if matches!(&found.why, ScanStop::NoEntry(c) if c.field == "checksum") {
@@ -79,16 +78,16 @@ pub(crate) async fn scan(
     let replay = select_replay(entries, discard).map_err(|c| place.corrupt(first, &c))?;
     let newest_entry =
         replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
-    // The place behind the newest entry is free: whatever follows there is older than anything needed, or torn.
+    // The place behind the newest entry is free: an entry there is older than all needed entries, or torn.
     let used = Sectors(end_bytes / format::SECTOR_BYTES);
     let last_seq = newest_entry.last_seq;
     let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, current, used, last_seq);
     Ok(Found { replay, ring })
 }
 
-/// The deliberate bug that takes a torn entry for a whole one: gives the first thing that is none the checksum that it
-/// would need. Otherwise the buffer as it is.
-fn tear_mended(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::Buffer {
+/// Returns the buffer unchanged. With the deliberate bug `TornEntryValid`, it first gives the torn entry at the end a
+/// valid checksum.
+fn with_torn_entry_valid(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::Buffer {
     if !bug(Bug::TornEntryValid) {
         return buffer;
     }
@@ -96,7 +95,7 @@ fn tear_mended(mut buffer: io::Buffer, magic: SetMagic, block: Sectors) -> io::B
         Ok(found) => found.stopped_at,
         Err(_) => return buffer,
     };
-    // Checksum, magic, version, sequence number, last needed one, version and number of words (format section 9.1).
+    // The number of words is at byte 28 of the header (format section 9.1).
     let Some(torn) = buffer.as_mut().get_mut(end..) else { return buffer };
     let words = torn.get(28..32).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
     if let Some(covered) = torn.get(8..HEADER_BYTES + 8 * words) {

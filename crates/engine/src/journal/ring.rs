@@ -1,34 +1,36 @@
-//! Space in the journal ring.
+//! The space in the journal ring.
 //!
-//! Owns where the next entry goes and which ring buckets may be overwritten. Must not know what is in an entry.
+//! Owns the place of the next entry, and the knowledge which ring buckets may be overwritten. Must not know the content
+//! of an entry.
 //!
 //! Invariants:
 //! * a bucket is overwritten only when its newest entry is older than the `last_seq` of the newest *durable* entry,
-//!   because until then a crash would look for it;
-//! * whoever takes a place says how many blocks must be left behind it once the entry is durable (with the buckets
-//!   that the entry itself gives up): so what frees the journal always finds room.
+//!   because recovery after a crash needs it until then;
+//! * an entry gets a place only if the ring has a given number of free blocks after the entry is durable, including the
+//!   buckets that the entry itself frees. So entries that free the journal always find room.
 
 use format::{JournalSeq, Sectors};
 
 use crate::canary::{Bug, bug};
 
+/// The journal ring: the buckets in which entries are written in turn.
 pub(crate) struct Ring {
     bucket_sectors: Sectors,
     block_sectors: Sectors,
     current: usize,
     used_in_current: Sectors,
-    /// Newest entry in each ring bucket; 0 for none.
+    /// The newest entry in each ring bucket; 0 for none.
     newest_in: Vec<JournalSeq>,
-    /// `last_seq` of the newest durable entry.
+    /// The `last_seq` of the newest durable entry.
     durable_last_seq: JournalSeq,
 }
 
-/// Where an entry goes.
+/// The place of an entry in the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Slot {
-    /// Index of the ring bucket.
+    /// The index of the ring bucket.
     pub(crate) bucket: usize,
-    /// Sectors into it.
+    /// The offset in the bucket.
     pub(crate) offset: Sectors,
 }
 
@@ -45,7 +47,7 @@ impl Ring {
         Ring { bucket_sectors, block_sectors, current, used_in_current, newest_in, durable_last_seq }
     }
 
-    /// Size of an entry of `bytes`, padded to whole blocks.
+    /// The size of an entry of `bytes`, padded to whole blocks.
     pub(crate) fn padded(&self, bytes: usize) -> Sectors {
         let block = self.block_sectors.bytes();
         Sectors::from_bytes_floor((bytes as u64).next_multiple_of(block))
@@ -55,18 +57,18 @@ impl Ring {
         self.bucket_sectors - self.used_in_current
     }
 
-    /// Ring buckets other than the current one whose entries are all older than `seq`.
+    /// The number of ring buckets, without the current one, whose entries are all older than `seq`.
     fn free_below(&self, seq: JournalSeq) -> usize {
         let others = self.newest_in.iter().enumerate().filter(|(i, _)| *i != self.current);
         others.filter(|(_, newest)| **newest < seq).count()
     }
 
-    /// Free ring buckets, and how many there are in all.
+    /// The number of free ring buckets, and of all ring buckets.
     pub(crate) fn free(&self) -> (usize, usize) {
         (self.free_below(self.durable_last_seq), self.newest_in.len())
     }
 
-    /// Whether the next bucket has nothing that is needed, if everything older than `needed` is not.
+    /// Whether all entries of the next bucket are older than `needed`, so that it may be overwritten.
     fn next_is_free(&self, needed: JournalSeq) -> bool {
         let next = self.next();
         next != self.current && self.newest_in[next] < needed
@@ -76,13 +78,13 @@ impl Ring {
         (self.current + 1) % self.newest_in.len()
     }
 
-    /// Blocks of the ring.
+    /// The number of blocks of the ring.
     pub(crate) fn blocks(&self) -> u64 {
         self.newest_in.len() as u64 * (self.bucket_sectors.0 / self.block_sectors.0)
     }
 
-    /// Whether an entry of `bytes` has a place now and leaves `reserve` blocks once it is durable. `last_seq` is what it
-    /// would carry.
+    /// Whether an entry of `bytes` with this `last_seq` has a place now and leaves `reserve` free blocks after it is
+    /// durable.
     pub(crate) fn has_room(&self, bytes: usize, reserve: u64, last_seq: JournalSeq) -> bool {
         let need = self.padded(bytes);
         let needed = if bug(Bug::RingBucketFreedEarly) { last_seq } else { self.durable_last_seq };
@@ -95,13 +97,14 @@ impl Ring {
         };
         let short = (reserve * self.block_sectors.0).saturating_sub((room - need).0);
         let wanted = short.div_ceil(self.bucket_sectors.0) as usize;
-        // Every key asks: only as many are looked at as are wanted. Those behind the current one are free first.
+        // Every added key calls this, so the search stops at the number of buckets that it needs. The buckets behind
+        // the current one become free first.
         let (before, from_current) = self.newest_in.split_at(current);
         let others = from_current.iter().skip(1).chain(before);
         wanted == 0 || others.filter(|newest| **newest < last_seq).nth(wanted - 1).is_some()
     }
 
-    /// Takes the place for an entry. [`Ring::has_room`] must have said yes.
+    /// Takes the place of an entry; [`Ring::has_room`] must have returned true for it.
     pub(crate) fn take(&mut self, bytes: usize, seq: JournalSeq) -> Slot {
         let need = self.padded(bytes);
         if need > self.room_in_current() {
@@ -119,24 +122,24 @@ impl Ring {
         slot
     }
 
-    /// Whether an entry with this `last_seq` would make more buckets free than there are.
+    /// Whether an entry with this `last_seq` would free further buckets.
     pub(crate) fn would_free(&self, last_seq: JournalSeq) -> bool {
         self.free_below(last_seq) > self.free_below(self.durable_last_seq)
     }
 
-    /// Sectors that entries can still take, and the size of the ring.
+    /// The number of sectors that entries can still take, and the size of the ring.
     pub(crate) fn left(&self) -> (Sectors, Sectors) {
         let (free, total) = self.free();
         let bucket = self.bucket_sectors.0;
         (Sectors(self.room_in_current().0 + free as u64 * bucket), Sectors(total as u64 * bucket))
     }
 
-    /// The newest entry of the ring bucket that holds `seq` (or of the first one behind it).
+    /// The newest entry of the ring bucket that has entry `seq`, or of the first bucket behind it.
     pub(crate) fn newest_beside(&self, seq: JournalSeq) -> JournalSeq {
         self.newest_in.iter().copied().filter(|n| *n >= seq).min().unwrap_or(seq)
     }
 
-    /// An entry with this `last_seq` is durable.
+    /// Records that an entry with this `last_seq` is durable.
     pub(crate) fn durable(&mut self, last_seq: JournalSeq) {
         self.durable_last_seq = self.durable_last_seq.max(last_seq);
     }
@@ -149,8 +152,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// An entry has room where it fits, if enough blocks are left behind it: in its bucket, and in those whose entries
-        /// nobody needs then.
+        /// There is room for an entry if it fits and leaves enough free blocks: in its bucket, and in buckets whose
+        /// entries are not needed after it is durable.
         #[test]
         fn room_is_what_is_left(
             newest in prop::collection::vec(0u64..20, 2..6),
@@ -202,7 +205,7 @@ mod tests {
     fn entries_leave_the_reserve() {
         let mut r = ring(4);
         let mut seq = JournalSeq(1);
-        // Everything from entry 1 on is needed.
+        // All entries from entry 1 on are needed.
         let mut taken = 0;
         while r.has_room(512, 10, JournalSeq(1)) {
             r.take(512, seq);
@@ -212,7 +215,7 @@ mod tests {
         assert_eq!(taken, 4 * 8 - 10);
         assert!(r.has_room(512, 9, JournalSeq(1)));
         assert!(r.has_room(5 * 512, 0, JournalSeq(1)), "in the last bucket");
-        // An entry that gives up two buckets may use the reserve itself.
+        // An entry that frees two buckets may use the reserve.
         assert!(r.has_room(512, 10, JournalSeq(17)));
         for _ in 0..10 {
             assert!(r.has_room(512, 0, JournalSeq(1)));
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_two_buckets_keeps_turning() {
+    fn a_ring_of_two_buckets_never_gets_stuck() {
         let mut r = ring(2);
         for s in 1..100 {
             let seq = JournalSeq(s);

@@ -1,4 +1,4 @@
-//! The journal alone, on a disk in memory: what waits for what, and what is counted.
+//! Tests of the journal alone, on a disk in memory: its waits and its counts.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::testing::{TestDisk, cache_device, run};
 mod writer;
 
 const BUCKET: Sectors = Sectors(64);
-/// Longer than any test lasts if nothing waits for it.
+/// A delay that is longer than any test that does not wait for it.
 const HOUR: Nanos = Nanos::from_secs(3600);
 
 fn geometry() -> Geometry {
@@ -23,7 +23,8 @@ fn buckets() -> Vec<BucketNr> {
     (4..8).map(BucketNr).collect()
 }
 
-/// A journal of four buckets whose newest entry, 1, filled the last of them; it writes nothing by itself within an hour.
+/// A journal of four buckets whose newest entry, 1, has filled the last bucket. It writes no entry by itself within an
+/// hour.
 fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
     let layout =
         Layout { buckets: buckets(), bucket_sectors: BUCKET, magic: SetMagic(7), block_sectors: Sectors(1) };
@@ -48,7 +49,7 @@ fn hole(end: u64) -> Bkey {
     Bkey::hole(Inode(3), Sector(end), Sectors(8))
 }
 
-/// Writes entries until keys find no room: leaves pin the first one.
+/// Writes entries until there is no room for a key, because leaves pin the first entry.
 async fn fill(j: &Rc<Journal>, rt: &Handle) {
     start(j, rt);
     for _ in 0..200 {
@@ -86,7 +87,7 @@ fn a_commit_does_not_wait_for_the_delay() {
     });
 }
 
-/// An entry is on its way to the disk and the next one is empty: the newest keys are in the former.
+/// While an entry is being written and the open one is empty, the newest keys are in the former.
 #[test]
 fn keys_of_an_entry_on_its_way_are_waited_for() {
     run(|rt| async move {
@@ -110,7 +111,7 @@ fn keys_of_an_entry_on_its_way_are_waited_for() {
     });
 }
 
-/// A request waits for room when the set fails.
+/// A failure of the set ends a wait for room.
 #[test]
 fn a_failure_ends_the_wait_for_room() {
     run(|rt| async move {
@@ -127,9 +128,9 @@ fn a_failure_ends_the_wait_for_room() {
     });
 }
 
-/// A full entry is written for the request that waits for room, and not only after the delay.
+/// A full entry is written as soon as a task waits for room, and not only after the delay.
 #[test]
-fn a_full_entry_is_written_for_those_who_wait() {
+fn a_full_entry_is_written_for_tasks_that_wait() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
         start(&j, &rt);
@@ -141,7 +142,7 @@ fn a_full_entry_is_written_for_those_who_wait() {
     });
 }
 
-/// A stop writes what waits for the delay at once, and ends the writer and those who wait for room to spare.
+/// A stop writes the pending keys at once, ends the writer task, and ends waits for room to spare.
 #[test]
 fn a_stop_writes_what_is_there_and_ends_waits() {
     run(|rt| async move {
@@ -167,9 +168,9 @@ fn a_stop_writes_what_is_there_and_ends_waits() {
     });
 }
 
-/// A condition of a wait that is outside of the journal changes.
+/// The condition of a wait may depend on state outside of the journal.
 #[test]
-fn a_wait_for_room_looks_again_when_it_is_told_to() {
+fn a_recheck_ends_a_wait_for_room() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
         fill(&j, &rt).await;
@@ -198,8 +199,8 @@ fn an_entry_takes_keys_to_its_last_byte() {
     });
 }
 
-/// Each pinned leaf wants a block for its new root and one for priorities, but keys may always have half of the ring; roots
-/// that can wait leave half of that.
+/// Keys leave a block for a new root and one for priorities for each pinned leaf, but may always use half of the ring.
+/// Roots that can wait leave half of that reserve.
 #[test]
 fn what_frees_the_ring_has_its_blocks() {
     run(|rt| async move {
@@ -218,7 +219,7 @@ fn what_frees_the_ring_has_its_blocks() {
     });
 }
 
-/// What is written is counted, what frees the ring is named, and a quiet journal presses nobody.
+/// Written entries are counted, the entry that frees a bucket is found, and a journal with enough room is not pressed.
 #[test]
 fn entries_are_counted() {
     run(|rt| async move {
@@ -240,7 +241,7 @@ fn entries_are_counted() {
     });
 }
 
-/// The memory that entries take at a start is reserved: it is as much as the device says.
+/// The memory for the entries at the start is reserved, as much as the device demands.
 #[test]
 fn a_scan_reserves_what_the_entries_take() {
     run(|rt| async move {

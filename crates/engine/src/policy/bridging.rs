@@ -1,9 +1,9 @@
-//! Whether writeback goes over what lies between dirty data.
+//! Whether writeback also writes the gaps between dirty extents, so that several extents become one request.
 //!
-//! Owns the rule by which dirty extents become one request: a *run* that goes over a *gap* has to write the gap as well,
-//! with what the backing device has there, and that has to be read first: from the cache where it has a copy, else
-//! from the device, in one request for all gaps of the run. Where every request costs a lot, that is cheaper than one
-//! request for each extent. Positions do not matter here, only lengths. Must not know the index and the devices.
+//! Owns the rule by which dirty extents become one request. A *run* that bridges a *gap* must also write the gap, with
+//! the data that the backing device has there. That data is read first: from the cache if it has a copy, otherwise from
+//! the device, in one request for all gaps of the run. Where each request costs much, this is cheaper than one request
+//! for each extent. The rule depends on lengths only, not on positions. Must not know the index and the devices.
 
 use format::Sectors;
 use io::Nanos;
@@ -11,8 +11,8 @@ use io::Nanos;
 use super::choices::Bridge;
 use super::cost::Costs;
 
-/// Requests that cost less than this cost nothing, as far as gaps are concerned: writing more than was asked for would
-/// wear out a flash device for little.
+/// Gaps are not bridged where a request costs less than this: the additional writes would wear out a flash device for a
+/// small gain.
 const WORTH_SAVING: Nanos = Nanos::from_ms(1);
 
 /// The rule for one batch.
@@ -23,21 +23,22 @@ pub struct Bridging {
     costs: Costs,
 }
 
-/// What a run consists of.
+/// The lengths in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Shape {
-    /// Requests without bridging: groups of adjacent extents.
+    /// The number of groups of adjacent extents, which is the number of requests without bridging.
     pub groups: u64,
-    /// Dirty data.
+    /// The sectors of dirty data.
     pub dirty: Sectors,
-    /// From the first sector to the last.
+    /// The sectors from the first to the last.
     pub span: Sectors,
-    /// What has to be read from the backing device, in one request.
+    /// The sectors that must be read from the backing device, in one request.
     pub missing: Sectors,
 }
 
 impl Bridging {
-    /// `known`: costs were observed, and are not only what is usual. `limit` is the largest gap.
+    /// Makes the rule for one batch. `limit` is the largest gap. `known`: the costs were observed and are not only the
+    /// usual ones.
     pub fn new(mode: Bridge, limit: Sectors, costs: Costs, known: bool) -> Bridging {
         let worth_it = match mode {
             Bridge::Always => true,
@@ -48,8 +49,8 @@ impl Bridging {
         Bridging { mode, limit, costs }
     }
 
-    /// Whether a run had better go on over `gap` to the next extent of `next` sectors, than to end. That is so if it is
-    /// worth it in a run that reads from the device anyway.
+    /// Whether a run should bridge `gap` to the next extent of `next` sectors instead of ending. It should if that is
+    /// cheaper in a run that reads from the device anyway.
     pub fn goes_over(&self, gap: Sectors, next: Sectors) -> bool {
         if gap > self.limit {
             return false;
@@ -65,18 +66,15 @@ impl Bridging {
         }
     }
 
-    /// Whether one read and one write are cheaper than what they replace.
+    /// Whether one read and one write are cheaper than the requests that they replace.
     pub fn pays(&self, shape: &Shape) -> bool {
         match self.mode {
             Bridge::Off => false,
             Bridge::Always => true,
             Bridge::Auto => {
-                let read = if shape.missing > Sectors::ZERO {
-                    self.costs.elsewhere(shape.missing)
-                } else {
-                    Nanos(0)
-                };
-                let bridged = read.after(self.costs.elsewhere(shape.span));
+                let read =
+                    if shape.missing > Sectors::ZERO { self.costs.random(shape.missing) } else { Nanos(0) };
+                let bridged = read.after(self.costs.random(shape.span));
                 let requests = Nanos(self.costs.per_request().0.saturating_mul(shape.groups));
                 bridged < requests.after(self.costs.transfer(shape.dirty))
             }

@@ -1,72 +1,72 @@
-//! Whether a request goes through the cache, and where a write goes.
+//! The decisions whether a request goes through the cache, and to which devices a write goes.
 //!
-//! Owns the bypass decision (semantics section 4), the writeback decision (semantics section 3.1), what the
-//! admission policy `cost` changes about both (it looks at what requests cost the devices, and at the room
-//! that is left) and the rule of the durability contract for writes over dirty data: such a write goes
-//! through the cache as dirty data, whatever the mode; while detaching, or when the cache cannot take it,
-//! the backing device is written *and flushed* before the dirty keys are replaced durably. (The kernel
-//! replaces them in parallel with the backing write, and can lose flushed data by that.)
+//! Owns the bypass decision (semantics section 4), the writeback decision (semantics section 3.1), the changes of both
+//! by the admission policy `cost` (which uses the costs of requests to the devices, and the room in the cache), and the
+//! rule of the durability contract for writes over dirty data. Such a write goes through the cache as dirty data in
+//! every mode. While the volume is being detached, or when the cache cannot take the write, the backing device is
+//! written *and flushed* before the dirty keys are replaced durably. (The kernel replaces them in parallel with the
+//! write to the backing device, which can lose flushed data.)
 //!
-//! *Invariants:* pure functions; a request that was decided to bypass never becomes writethrough; a
-//! discard never becomes dirty data. *Must not know:* how a path is carried out.
+//! *Invariants:* pure functions; a request that bypasses the cache never becomes writethrough; a discard never becomes
+//! dirty data. *Must not know:* how a path is carried out.
 
 use format::{CacheMode, Sector, Sectors};
 
 use super::choices::ReadaheadPolicy;
 
-/// Above this share of used buckets, in percent, everything bypasses (semantics section 4, rule 2).
+/// Above this percentage of used buckets every request bypasses the cache (semantics section 4, rule 2).
 pub const CUTOFF_CACHE_ADD_PERCENT: u8 = 95;
 
-/// What a request wants.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequestKind {
-    /// Data from the volume.
+    /// A read of data from the volume.
     Read,
-    /// Data to the volume.
+    /// A write of data to the volume.
     Write,
-    /// The data of the range is no longer needed.
+    /// A discard: the data of the range is no longer needed.
     Discard,
 }
 
-/// What a request is for, as far as the export knows; all false for most requests.
+/// The purpose of a request, as far as the export knows it; all false for most requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RequestHints {
-    /// Somebody waits for its durability: forced unit access, or part of a flush.
+    /// The client waits until the data is durable: forced unit access, or a part of a flush.
     pub sync: bool,
-    /// A file system's metadata, or otherwise marked as important.
+    /// The data is metadata of a file system, or marked as important in another way.
     pub meta: bool,
-    /// Reads ahead of what was asked for.
+    /// The request is read-ahead.
     pub readahead: bool,
-    /// Nobody waits for it.
+    /// The request runs in the background: no client waits for it.
     pub background: bool,
 }
 
-/// Why a request, or a part of it, is not cached.
+/// The reason why a request, or a part of it, is not cached.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum BypassReason {
     /// The cached device is being detached.
     Detaching,
-    /// It is a discard.
+    /// The request is a discard.
     Discard,
-    /// The set is being stopped; misses are no longer cached.
+    /// The set is being stopped, so misses are no longer cached.
     Stopping,
     /// More than 95 % of the buckets are in use.
     CacheFull95,
     /// The cache mode is none.
     ModeNone,
-    /// The cache mode is writearound, and it is a write.
+    /// The cache mode is writearound, and the request is a write.
     WriteAround,
-    /// It reads ahead, and only metadata is to be cached of that.
+    /// The request is read-ahead, of which only metadata is cached.
     Readahead,
-    /// It runs in the background, and only metadata is to be cached of that.
+    /// The request runs in the background, and only metadata of such requests is cached.
     Background,
-    /// It does not consist of whole blocks of the cache set.
+    /// The request does not consist of whole blocks of the cache set.
     Unaligned,
-    /// Its stream has reached `sequential_cutoff`.
+    /// The stream of the request has reached `sequential_cutoff`.
     Sequential,
-    /// The cache device is congested, and the stream is too long for that.
+    /// The cache device is congested, and the stream of the request is longer than the limit for that.
     Congested,
-    /// No bucket was free for its data. Never decided here: found out when the data is to be stored.
+    /// No bucket was free for the data. The paths find this when they store the data; it is never decided here.
     NoBucket,
 }
 
@@ -114,16 +114,16 @@ impl BypassReason {
     }
 }
 
-/// What the bypass decision depends on.
+/// The inputs of the bypass decision.
 #[derive(Clone, Copy, Debug)]
 pub struct BypassInputs {
-    /// What the request wants.
+    /// The kind of the request.
     pub kind: RequestKind,
-    /// What it is for.
+    /// The purpose of the request.
     pub hints: RequestHints,
-    /// Its position on the *backing device*, i.e. including `data_offset`.
+    /// The position on the *backing device*, including `data_offset`.
     pub start: Sector,
-    /// Its length.
+    /// The length of the request.
     pub sectors: Sectors,
     /// Block size of the cache set, in sectors.
     pub block: Sectors,
@@ -137,50 +137,49 @@ pub struct BypassInputs {
     pub in_use_percent: u8,
     /// `readahead_cache_policy`.
     pub readahead_policy: ReadaheadPolicy,
-    /// `sequential_cutoff` in bytes, 0 for off.
+    /// `sequential_cutoff` in bytes; 0 if it is off.
     pub sequential_cutoff_bytes: u32,
-    /// Limit from [`super::congestion::Congestion::limit`]; `None` if not congested.
+    /// The limit of [`super::congestion::Congestion::limit`]; `None` if the cache device is not congested.
     pub congestion_limit: Option<Sectors>,
 }
 
-/// What the admission policy `cost` knows about the devices, for one request.
+/// The comparison of the two devices for one request, for the admission policy `cost`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Comparison {
-    /// There are buckets without any data, more than are kept ready for what comes next.
+    /// Whether there are more buckets without data than are kept ready.
     pub free_room: bool,
-    /// A stream of such requests is faster through the cache device, or too little is known.
+    /// Whether a stream of such requests is faster on the cache device; true if the costs are unknown.
     pub streams_faster: bool,
-    /// The cache device, with what it has to do, answers the request before the backing device would, or too little is
-    /// known.
+    /// Whether the cache device would answer the request before the backing device, after its requests in flight; true
+    /// if the costs are unknown.
     pub answers_first: bool,
 }
 
 /// The bypass decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// Through the cache. The caller counts the request for the aging of priorities
+    /// The request goes through the cache. The caller counts it for the aging of priorities
     /// ([`super::replacement::Aging::count`]).
     Cache,
-    /// Past the cache. The caller counts the request as bypassed. With
-    /// [`BypassReason::CacheFull95`] and a clean device a garbage collection is due, for the cache
-    /// could stay full for ever otherwise.
+    /// The request bypasses the cache. The caller counts it as bypassed. With [`BypassReason::CacheFull95`] and a clean
+    /// device a garbage collection is due, because otherwise the cache could stay full for ever.
     Bypass(BypassReason),
 }
 
-/// Decides about a request (semantics section 4, rules 1 to 8 in their order).
+/// Decides whether a request bypasses the cache (semantics section 4, rules 1 to 8 in their order).
 ///
-/// `stream` is called at most once, and only where the length of the request's stream matters; it is
-/// to return what [`super::sequential::SequentialDetector::observe`] says. So requests that bypass for
-/// another reason are not part of any stream, as in the kernel.
+/// `stream` is called at most once, and only where the length of the request's stream matters; it returns the result of
+/// [`super::sequential::SequentialDetector::observe`]. So requests that bypass for another reason are not part of any
+/// stream, as in the kernel.
 pub fn decide(inputs: &BypassInputs, stream: impl FnOnce() -> Sectors) -> Decision {
     decide_by_cost(inputs, stream, || None)
 }
 
-/// The same with the admission policy `cost`: while there is room to spare, streams are cached that are faster through
-/// the cache; nothing goes past a congested cache to a device that would take even longer; and a file system's metadata
-/// goes past it for neither reason. `compare` is called at
-/// most once, and only for requests that the kernel's rules would send past the cache by these two; without an answer
-/// the kernel's rules hold.
+/// Decides whether a request bypasses the cache under the admission policy `cost`. The policy differs from [`decide`]
+/// in three points: while there is room to spare, a stream that is faster through the cache is cached; no request
+/// bypasses a congested cache for a device that would take even longer; metadata of file systems bypasses the cache for
+/// neither reason. `compare` is called at most once, and only for requests that bypass the cache by rule 7; if it
+/// returns `None`, the kernel's rules apply.
 pub fn decide_by_cost(
     inputs: &BypassInputs,
     stream: impl FnOnce() -> Sectors,
@@ -192,7 +191,7 @@ pub fn decide_by_cost(
     }
 }
 
-/// Rules 1 to 5: what is known without looking at the stream.
+/// Rules 1 to 5, which do not need the stream of the request.
 fn early_reason(inputs: &BypassInputs) -> Option<BypassReason> {
     if inputs.detaching {
         return Some(BypassReason::Detaching);
@@ -226,7 +225,7 @@ fn early_reason(inputs: &BypassInputs) -> Option<BypassReason> {
     None
 }
 
-/// Rules 6 to 8.
+/// Rules 6 to 8, which need the stream of the request.
 fn decide_by_stream(
     inputs: &BypassInputs,
     stream: impl FnOnce() -> Sectors,
@@ -256,9 +255,9 @@ fn decide_by_stream(
     Decision::Cache
 }
 
-/// Up to which share of used buckets, in percent, a write becomes dirty data under the admission policy `cost`: all do
-/// up to `cutoff_writeback_sync`, none above [`CUTOFF_CACHE_ADD_PERCENT`], and in between fewer and fewer. `random` is
-/// any number: equal shares of all numbers give each limit in between.
+/// The percentage of used buckets up to which a write becomes dirty data under the admission policy `cost`. Up to
+/// `cutoff_writeback_sync` all writes do, above [`CUTOFF_CACHE_ADD_PERCENT`] none, and in between fewer and fewer.
+/// `random` is a random number; each limit in between is equally likely.
 pub fn dirty_limit_percent(cutoff_writeback_sync: u8, random: u32) -> u8 {
     let span = u32::from(CUTOFF_CACHE_ADD_PERCENT.saturating_sub(cutoff_writeback_sync));
     // Below 95 percent.
@@ -266,12 +265,12 @@ pub fn dirty_limit_percent(cutoff_writeback_sync: u8, random: u32) -> u8 {
     cutoff_writeback_sync.saturating_add(more as u8)
 }
 
-/// What the path of a write or discard depends on, besides the bypass decision.
+/// The inputs of the path of a write or discard, other than the bypass decision.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteInputs {
-    /// Write or discard.
+    /// The kind of the request: write or discard.
     pub kind: RequestKind,
-    /// What it is for.
+    /// The purpose of the request.
     pub hints: RequestHints,
     /// The device's cache mode.
     pub mode: CacheMode,
@@ -283,38 +282,38 @@ pub struct WriteInputs {
     pub cutoff_writeback: u8,
     /// `cutoff_writeback_sync` in percent.
     pub cutoff_writeback_sync: u8,
-    /// Under the admission policy `cost`, where the cache answers first: what [`dirty_limit_percent`] says about this
-    /// write. It takes the place of both cutoffs.
+    /// The result of [`dirty_limit_percent`] for this write, under the admission policy `cost` if the cache answers
+    /// first. It replaces both cutoffs.
     pub dirty_limit_percent: Option<u8>,
-    /// A stripe that the range touches has dirty data, and partial stripes are expensive
+    /// Whether a stripe that the range touches has dirty data, on a device on which partial stripes are expensive
     /// ([`super::stripes::DirtyStripes::touches_dirty_stripe`]).
     pub touches_dirty_stripe: bool,
-    /// The range itself holds dirty data, whether or not it is being written back just now.
+    /// Whether the range itself has dirty data, which may be being written back.
     pub overlaps_dirty: bool,
-    /// Space for dirty data can be had on the cache device, if need be by waiting for it.
+    /// Whether the cache device can take dirty data, possibly after a wait for room.
     pub cache_takes_dirty: bool,
 }
 
-/// Where the data of a write goes.
+/// The path of a write or discard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WritePath {
-    /// To the cache alone, as dirty data.
+    /// The data goes to the cache alone, as dirty data.
     Writeback,
-    /// To both devices, as clean data in the cache; what finds no free bucket at once is forgotten by
-    /// the cache instead. The range holds no dirty data.
+    /// The data goes to both devices, and is clean in the cache. A part for which no bucket is free becomes a hole
+    /// instead. The range has no dirty data.
     Writethrough,
-    /// To the backing device alone (or the discard is passed on to it); the cache forgets the range.
+    /// The data or discard goes to the backing device alone, and the range becomes a hole in the cache.
     Bypass {
-        /// Why.
+        /// The reason for the bypass.
         reason: BypassReason,
-        /// The range holds dirty data: wait for what is being written back of it, write the backing
-        /// device and flush it, and only then let the loss of the dirty keys become durable.
+        /// Whether the range has dirty data: the path must then wait for writeback of the range, write and flush the
+        /// backing device, and only then remove the dirty keys durably.
         over_dirty: bool,
     },
 }
 
-/// Whether a write becomes dirty data by the rules of the cache mode (semantics section 3.1).
-/// `bypass`: the bypass decision says so. Dirty data in the range is not looked at.
+/// Whether a write becomes dirty data by the rules of the cache mode (semantics section 3.1). `bypass`: the bypass
+/// decision is to bypass. Dirty data in the range does not matter here.
 pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
     if inputs.mode != CacheMode::Writeback
         || inputs.detaching
@@ -335,15 +334,15 @@ pub fn should_writeback(inputs: &WriteInputs, bypass: bool) -> bool {
         || inputs.in_use_percent <= inputs.cutoff_writeback
 }
 
-/// Decides where a write or discard goes, `decision` being what [`decide`] said about it.
+/// Decides the path of a write or discard; `decision` is the result of [`decide`] for it.
 pub fn write_path(inputs: &WriteInputs, decision: Decision) -> WritePath {
     let over_dirty = inputs.overlaps_dirty;
     let bypass = match decision {
         Decision::Bypass(reason) => Some(reason),
         Decision::Cache => None,
     };
-    // Both imply a bypass already, if `decision` is about this request; they are what makes dirty data
-    // wrong, so they are not left to that.
+    // The bypass decision covers both conditions. They are checked again here, because dirty data would be an error in
+    // these cases.
     if inputs.kind != RequestKind::Write {
         return WritePath::Bypass { reason: bypass.unwrap_or(BypassReason::Discard), over_dirty };
     }

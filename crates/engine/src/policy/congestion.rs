@@ -1,11 +1,11 @@
-//! Whether the cache device is so busy that large requests had better go to the backing device.
+//! The congestion of the cache device, which makes long streams bypass the cache.
 //!
-//! Owns the congestion level of a cache set (semantics section 4.2). Latencies of cache-device I/O
-//! above a threshold raise it, every millisecond and every fast completion lowers it, and from the
-//! level follows a request size above which requests bypass the cache. All times are in units of
-//! 1024 ns ("microseconds") and 1024 of those ("milliseconds"), as the kernel has it.
+//! Owns the congestion level of a cache set (semantics section 4.2). A latency of the cache device above a threshold
+//! raises the congestion; every millisecond and every fast completion lowers it. The level determines the stream length
+//! above which requests bypass the cache. All times are in units of 1024 ns ("microseconds") and 1024 of those
+//! ("milliseconds"), as in the kernel.
 //!
-//! *Invariant:* the level is in `-1024..=0`; 0 is "not congested". *Must not know:* requests, and
+//! *Invariant:* the level is in `-1024..=0`; 0 means that the device is not congested. *Must not know:* requests, and
 //! which I/O was observed.
 
 use format::Sectors;
@@ -16,7 +16,7 @@ const DEPTH: i64 = 1024;
 /// Bits to shift nanoseconds by for the unit of 1024 ns, and that for the unit of 1024 · 1024 ns.
 const UNIT_SHIFT: u32 = 10;
 
-/// What kind of cache-device I/O was observed.
+/// The kind of I/O to the cache device that was observed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// A read.
@@ -30,29 +30,29 @@ pub enum Direction {
 pub struct Congestion {
     read_threshold: u64,
     write_threshold: u64,
-    /// When the last slow I/O completed, in units of 1024 ns.
+    /// The time at which the last slow I/O completed, in units of 1024 ns.
     last_slow: i64,
     /// `-1024..=0`.
     level: i64,
 }
 
 impl Congestion {
-    /// Not congested; thresholds in units of 1024 ns (`congested_read_threshold_us` and
-    /// `congested_write_threshold_us`), 0 to ignore that kind of I/O.
+    /// Makes the state of a device that is not congested. The thresholds are in units of 1024 ns
+    /// (`congested_read_threshold_us` and `congested_write_threshold_us`); 0 ignores that kind of I/O.
     pub fn new(read_threshold_us: u32, write_threshold_us: u32) -> Congestion {
         let mut c = Congestion::default();
         c.set_thresholds(read_threshold_us, write_threshold_us);
         c
     }
 
-    /// Takes over changed thresholds; the level stays.
+    /// Sets the thresholds; the level stays.
     pub fn set_thresholds(&mut self, read_threshold_us: u32, write_threshold_us: u32) {
         self.read_threshold = u64::from(read_threshold_us);
         self.write_threshold = u64::from(write_threshold_us);
     }
 
-    /// Takes note that a cache-device I/O (data insert, hit, move or btree write) completed at `now`
-    /// and took `latency`.
+    /// Records that an I/O to the cache device (insertion, hit, move or btree write) completed at `now` after
+    /// `latency`.
     pub fn observe_latency(&mut self, direction: Direction, latency: Nanos, now: Nanos) {
         let threshold = match direction {
             Direction::Read => self.read_threshold,
@@ -71,7 +71,7 @@ impl Congestion {
         }
     }
 
-    /// Nothing was slow of late: there is no limit, at whatever time.
+    /// Whether the level is 0, so that there is no limit at any time.
     pub fn is_calm(&self) -> bool {
         self.level == 0
     }
@@ -95,7 +95,7 @@ impl Congestion {
     }
 }
 
-/// `now` in units of 1024 ns. 64 bits of nanoseconds leave 54, so the sign bit is free.
+/// `now` in units of 1024 ns: 54 bits, so that the sign bit is free.
 fn units(now: Nanos) -> i64 {
     (now.0 >> UNIT_SHIFT) as i64
 }

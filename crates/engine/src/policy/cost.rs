@@ -1,17 +1,18 @@
-//! What requests cost a device: fitted while it is used, from the requests that it gets anyway.
+//! The cost model of a device: what its requests cost, fitted from the requests that it serves anyway.
 //!
-//! Owns the model of one device: its *busy time* is `a` for each request, plus `s` for each request that does not begin
-//! where the one before it ended, plus `b` for each MiB. A disk with a limit of requests a second has a large `a`, a
-//! rotating one a large `s`, memory neither; and bandwidth follows from `b`.
+//! Owns the model of one device. The *busy time* of the device is `a` for each request, plus `s` for each random
+//! request (one that does not begin where the last one ended), plus `b` for each MiB. A device with a limit of requests
+//! per second has a large `a`, a rotating disk has a large `s`, memory has neither; `b` gives the bandwidth.
 //!
-//! Latencies say little: with many requests in flight each of them waits for the others. So what is fitted is busy
-//! time. The model knows how many requests are in flight. A *window* begins with the first of them and ends when none is
-//! left, or when it is long enough; within it the device did what was answered, in the time from its begin to its end.
-//! Each window is one equation; least squares solve them. Older ones count less and less, measured in busy time with
-//! windows of the same kind (small, middling or large requests, going on or elsewhere): while there are large requests only,
-//! what small ones cost is not forgotten, it only counts less than what is seen now, should they contradict each other. What
-//! no window ever told is decided by a weak prior, which is what is usual for
-//! such a device: with requests of one size only, nobody knows the bandwidth.
+//! The model is fitted to busy times and not to latencies, because with many requests in flight each of them waits for
+//! the others. The model counts the requests in flight. A *window* begins with the first of them and ends when none is
+//! left, or when the window is long enough. In the time of the window the device has carried out the requests that were
+//! answered in it. Each window is one equation, and the model solves all equations by least squares.
+//!
+//! Older windows count less and less. Their age is measured in busy time with windows of the same kind (small, medium
+//! or large requests, sequential or random). So while all requests are large, the costs of small requests are kept;
+//! they only count less than newer observations that contradict them. A weak prior, which has the usual costs of such a
+//! device, decides what no window has shown: for example, requests of one size do not show the bandwidth.
 //!
 //! *Invariants:* costs are never negative, and finite; the same observations give the same costs (no transcendental
 //! functions, one order of operations). *Must not know:* clocks, devices, and what the costs are used for.
@@ -22,32 +23,33 @@ mod tests;
 use format::{Sector, Sectors};
 use io::Nanos;
 
-/// A window ends after this time, whatever is in flight.
+/// A window ends after this time, even if requests are in flight.
 const WINDOW: Nanos = Nanos::from_ms(100);
-/// It ends after so many answers, too: fast devices give many equations.
+/// A window ends after this number of answers, so that a fast device gives many equations.
 const WINDOW_ANSWERS: u32 = 64;
-/// Busy time of one kind in which the weight of an observation halves, roughly, in ms.
+/// The busy time of one kind, in ms, in which the weight of an observation is roughly halved.
 const MEMORY_MS: f64 = 2000.0;
-/// Answers from which the model counts as known: more than what a throttled device lets through at once after a rest.
+/// The number of answers from which the model counts as known. It is more than a throttled device accepts at once after
+/// a pause.
 const KNOWN_ANSWERS: u64 = 64;
-/// Weights of the prior, for the three costs.
+/// The weights of the prior for the three costs.
 const PRIOR_WEIGHT: [f64; COSTS] = [0.5, 0.5, 0.2];
-/// What was seen of kinds that do not occur any more counts at least so much.
+/// The smallest weight of windows of a kind that no longer occurs.
 const LEAST_WEIGHT: f64 = 1.0 / 64.0;
-/// Mean sizes of requests that tell kinds of windows apart, in MiB: below them, and above the last.
+/// The mean sizes of requests, in MiB, that separate small, medium and large windows.
 const KIND_SIZES: [f64; 2] = [1.0 / 16.0, 1.0 / 2.0];
-/// The same sizes, going on or elsewhere.
+/// The number of kinds: each size, sequential or random.
 const KINDS: usize = 2 * (KIND_SIZES.len() + 1);
-/// Rounds of the solver: with three unknowns it stands still long before.
+/// The largest number of rounds of the solver, which converges earlier with three unknowns.
 const ROUNDS: usize = 60;
-/// New answers, or new busy time in ms, after which costs are computed anew.
+/// The number of new answers, or the new busy time in ms, after which the costs are computed again.
 const STALE_ANSWERS: u32 = 16;
 const STALE_MS: f64 = 20.0;
 
-/// Request, seek, MiB.
+/// The number of costs: request, seek, MiB.
 const COSTS: usize = 3;
 
-/// What requests cost a device, in ms. Times are busy times: of several requests they add up.
+/// The costs of requests to a device, in ms of busy time. The costs of several requests add up.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Costs {
     request_ms: f64,
@@ -56,7 +58,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Before anything is known: what is usual for rotating disks and for others.
+    /// The usual costs of rotating disks or of other devices, for a device without observations.
     pub fn usual(rotational: bool) -> Costs {
         match rotational {
             true => Costs { request_ms: 0.5, seek_ms: 6.0, mib_ms: 7.0 },
@@ -64,22 +66,22 @@ impl Costs {
         }
     }
 
-    /// Busy time of one request that begins elsewhere than the one before it ended.
-    pub fn elsewhere(&self, sectors: Sectors) -> Nanos {
+    /// The busy time of one random request: it does not begin where the last one ended.
+    pub fn random(&self, sectors: Sectors) -> Nanos {
         nanos(self.request_ms + self.seek_ms + self.mib_ms * mib(sectors))
     }
 
-    /// Busy time of one request that goes on where the one before it ended.
-    pub fn going_on(&self, sectors: Sectors) -> Nanos {
+    /// The busy time of one sequential request: it begins where the last one ended.
+    pub fn sequential(&self, sectors: Sectors) -> Nanos {
         nanos(self.request_ms + self.mib_ms * mib(sectors))
     }
 
-    /// What a request takes longer because of these sectors.
+    /// The part of the busy time of a request that depends on its size.
     pub fn transfer(&self, sectors: Sectors) -> Nanos {
         nanos(self.mib_ms * mib(sectors))
     }
 
-    /// What one request costs more than nothing, however small it is, if it does not go on where another ended.
+    /// The busy time of a random request of no sectors.
     pub fn per_request(&self) -> Nanos {
         nanos(self.request_ms + self.seek_ms)
     }
@@ -94,7 +96,7 @@ fn nanos(ms: f64) -> Nanos {
     Nanos((ms * 1_000_000.0) as u64)
 }
 
-/// A request under way: give it back to [`CostModel::end`] or [`CostModel::forget`].
+/// A request in flight; the caller passes it to [`CostModel::end`] or [`CostModel::cancel`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the request stays in flight for ever"]
 pub struct Observed {
@@ -102,30 +104,31 @@ pub struct Observed {
     seek: bool,
 }
 
-/// What was done in windows of one kind: the normal equations, sums of products of it with itself, and with the time.
+/// The normal equations of the windows of one kind: sums of the products of counts with counts, and of counts with
+/// times.
 #[derive(Clone, Copy, Default, Debug)]
 struct Sums {
     squares: [[f64; COSTS]; COSTS],
     times: [f64; COSTS],
-    /// Busy time of the device when the last window of this kind ended.
+    /// The busy time of the device at the end of the last window of this kind.
     last_ms: f64,
 }
 
 impl Sums {
-    /// A window of this kind, in which this was done, took so long.
+    /// Adds a window with the counts `done` that took `ms`.
     fn add(&mut self, done: [f64; COSTS], ms: f64) {
-        let keep = MEMORY_MS / (MEMORY_MS + ms);
+        let decay = MEMORY_MS / (MEMORY_MS + ms);
         for i in 0..COSTS {
-            // The products are the same both ways.
+            // The matrix is symmetric.
             for j in i..COSTS {
-                let sum = self.squares[i][j] * keep + done[i] * done[j];
+                let sum = self.squares[i][j] * decay + done[i] * done[j];
                 (self.squares[i][j], self.squares[j][i]) = (sum, sum);
             }
-            self.times[i] = self.times[i] * keep + done[i] * ms;
+            self.times[i] = self.times[i] * decay + done[i] * ms;
         }
     }
 
-    /// Both together, the other with the weight that it has after so much busy time.
+    /// Adds `other` with the weight that it has at `busy_ms`.
     fn and(mut self, other: &Sums, busy_ms: f64) -> Sums {
         let recent = MEMORY_MS / (MEMORY_MS + busy_ms - other.last_ms);
         let weight = (recent * recent).max(LEAST_WEIGHT);
@@ -139,17 +142,17 @@ impl Sums {
     }
 }
 
-/// The kind of a window in which this was done.
+/// The kind of a window with these counts.
 fn kind([requests, seeks, mib]: [f64; COSTS]) -> usize {
     let size = KIND_SIZES.iter().filter(|limit| mib >= **limit * requests).count();
     2 * size + usize::from(seeks * 2.0 >= requests)
 }
 
-/// The window that is open.
+/// The open window.
 #[derive(Clone, Default, Debug)]
 struct Window {
     began: Nanos,
-    /// What was answered in it: requests, seeks, sectors.
+    /// The requests that were answered in the window, with their seeks and sectors.
     answers: u32,
     seeks: u32,
     sectors: u64,
@@ -160,33 +163,33 @@ impl Window {
         Window { began: now, ..Window::default() }
     }
 
-    /// It ends with this answer although requests are in flight.
+    /// Whether the window ends with this answer, even if requests are in flight.
     fn is_long_enough(&self, now: Nanos) -> bool {
         now.since(self.began) >= WINDOW || self.answers >= WINDOW_ANSWERS
     }
 }
 
-/// See the module head.
+/// The cost model of one device.
 #[derive(Clone, Debug)]
 pub struct CostModel {
     prior: [f64; COSTS],
     in_flight: u32,
-    /// Sectors of the requests in flight.
+    /// The number of sectors of the requests in flight.
     sectors_in_flight: u64,
-    /// Where the last request ended.
+    /// The end of the last request.
     last_end: Sector,
     window: Window,
     kinds: [Sums; KINDS],
-    /// All windows together.
+    /// The busy time of all windows.
     busy_ms: f64,
-    seen: u64,
+    answers: u64,
     costs: Costs,
     stale_answers: u32,
     stale_ms: f64,
 }
 
 impl CostModel {
-    /// Nothing was observed yet.
+    /// Makes a model without observations.
     pub fn new(prior: Costs) -> CostModel {
         CostModel {
             prior: [prior.request_ms, prior.seek_ms, prior.mib_ms],
@@ -196,17 +199,17 @@ impl CostModel {
             window: Window::default(),
             kinds: [Sums::default(); KINDS],
             busy_ms: 0.0,
-            seen: 0,
+            answers: 0,
             costs: prior,
             stale_answers: 0,
             stale_ms: 0.0,
         }
     }
 
-    /// A request is sent to the device. A flush is one for no sectors.
+    /// Records that a request is sent to the device. A flush is a request for no sectors.
     pub fn begin(&mut self, start: Sector, sectors: Sectors, now: Nanos) -> Observed {
         if self.in_flight == 0 {
-            // What is left of a window that ended with a failure.
+            // The old window may have counts if its last request failed.
             self.window = Window::begin(now);
         }
         self.in_flight += 1;
@@ -218,23 +221,23 @@ impl CostModel {
         Observed { sectors, seek }
     }
 
-    /// A request was answered.
+    /// Records that a request was answered.
     pub fn end(&mut self, request: Observed, now: Nanos) {
-        self.forget(request);
+        self.cancel(request);
         if request.sectors > Sectors::ZERO {
             let w = &mut self.window;
             w.answers += 1;
             w.seeks += u32::from(request.seek);
             w.sectors = w.sectors.saturating_add(request.sectors.0);
-            self.seen = self.seen.saturating_add(1);
+            self.answers = self.answers.saturating_add(1);
         }
         if self.in_flight == 0 || self.window.is_long_enough(now) {
             self.close_window(now);
         }
     }
 
-    /// A request failed, or nobody waits for it any more: how long it took says nothing.
-    pub fn forget(&mut self, request: Observed) {
+    /// Records the end of a request that failed or was dropped; its time is not used.
+    pub fn cancel(&mut self, request: Observed) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.sectors_in_flight = self.sectors_in_flight.saturating_sub(request.sectors.0);
     }
@@ -256,10 +259,11 @@ impl CostModel {
         }
     }
 
-    /// Least squares without negative costs: one unknown after the other, again and again.
+    /// Solves the least squares problem without negative costs by coordinate descent: adjusts one cost after the other,
+    /// in rounds.
     fn solve(&mut self) {
-        let seen = self.kinds.iter().filter(|k| k.last_ms > 0.0);
-        let Sums { squares, times, .. } = seen.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
+        let observed = self.kinds.iter().filter(|k| k.last_ms > 0.0);
+        let Sums { squares, times, .. } = observed.fold(Sums::default(), |all, k| all.and(k, self.busy_ms));
         let mut x = [self.costs.request_ms, self.costs.seek_ms, self.costs.mib_ms];
         for _ in 0..ROUNDS {
             let before = x;
@@ -268,7 +272,7 @@ impl CostModel {
                 let target = times[i] - others + PRIOR_WEIGHT[i] * self.prior[i];
                 x[i] = (target / (squares[i][i] + PRIOR_WEIGHT[i])).max(0.0);
             }
-            // Mostly it begins where the last one ended, and stands still soon.
+            // The search begins with the last costs, so it usually converges after few rounds.
             if x == before {
                 break;
             }
@@ -276,22 +280,22 @@ impl CostModel {
         self.costs = Costs { request_ms: x[0], seek_ms: x[1], mib_ms: x[2] };
     }
 
-    /// The costs as of now.
+    /// The present costs.
     pub fn costs(&self) -> Costs {
         self.costs
     }
 
-    /// Enough was observed for decisions that cost something if they are wrong.
+    /// Whether there are enough observations to base decisions on the costs.
     pub fn is_known(&self) -> bool {
-        self.seen >= KNOWN_ANSWERS
+        self.answers >= KNOWN_ANSWERS
     }
 
-    /// Requests in flight.
+    /// The number of requests in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// How long another request would take, behind everything that is in flight.
+    /// The time in which the device would answer another request, after all requests in flight.
     pub fn answer_time(&self, sectors: Sectors) -> Nanos {
         let c = &self.costs;
         let requests = f64::from(self.in_flight) + 1.0;
@@ -300,7 +304,7 @@ impl CostModel {
     }
 }
 
-/// Whether a stream in requests of this size is faster through one device than through another.
+/// Whether a stream of requests of this size is faster on one device than on the other.
 pub fn faster_for_stream(one: &CostModel, other: &CostModel, sectors: Sectors) -> bool {
-    one.costs().going_on(sectors) < other.costs().going_on(sectors)
+    one.costs().sequential(sectors) < other.costs().sequential(sectors)
 }

@@ -1,11 +1,10 @@
 //! Decisions of the engine, apart from their execution.
 //!
-//! Owns the rules by which requests are cached or bypassed, dirty data is paced and buckets are
-//! chosen for reuse. Everything here is a plain value or function: the same inputs give the same
-//! answer. Must not know devices, clocks, the index or the journal: time arrives as [`io::Nanos`],
-//! randomness as numbers or an [`io::Rng`] of the caller, and facts about the cache as arguments.
-//! Nothing on the path of a request allocates, except [`stripes`] where a backing device asks for
-//! stripes to be tracked.
+//! Owns the rules by which requests are cached or bypassed, writes and writeback are throttled, and buckets are chosen
+//! for eviction. All of it is plain values and functions: the same inputs give the same result. Must not know devices,
+//! clocks, the index or the journal: time arrives as [`io::Nanos`], randomness as numbers or an [`io::Rng`] of the
+//! caller, and facts about the cache as arguments. Nothing on the path of a request allocates, except [`stripes`] for a
+//! backing device whose stripes are tracked.
 
 pub mod bridging;
 pub mod bypass;
@@ -19,8 +18,8 @@ pub mod stripes;
 pub mod writeback_rate;
 pub mod yielding;
 
-/// Share of the buckets that hold something that cannot be dropped at once, in percent, rounded down
-/// (semantics section 8.5). A cache without buckets counts as full.
+/// The percentage of buckets with data that cannot be dropped at once, rounded down (semantics section 8.5). A cache
+/// without buckets counts as full.
 pub fn in_use_percent(nbuckets: u64, available: u64) -> u8 {
     if nbuckets == 0 {
         return 100;

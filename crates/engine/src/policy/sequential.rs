@@ -1,49 +1,49 @@
-//! Which requests belong to a sequential stream, and how long that stream is by now.
+//! The detection of sequential streams and of their lengths.
 //!
-//! Owns the records of the streams seen lately on one backing device (semantics section 4.1): at most
-//! 128 of them, each forgotten 5 seconds after its last request, the least recently used one given up
-//! first. Reads and writes share them.
+//! Owns the records of the recent streams on one backing device (semantics section 4.1): at most 128, each valid for 5
+//! seconds after its last request. A new stream replaces the least recently used record. Reads and writes share the
+//! records.
 //!
-//! The kernel also averages the run lengths of each *task* (thread) and applies the average to
-//! whatever the task does next. A block server has no such tasks: one worker speaks for many clients,
-//! one client is spread over many workers, and the average of one punishes the others. So here a
-//! stream is known by its positions alone. Two things stand in for the averages:
+//! The kernel also averages the run lengths of each *task* (thread) and applies the average to the next requests of the
+//! task. A block server has no such tasks: one worker serves many clients, many workers serve one client, and the
+//! average of one client would affect the others. So this detector identifies a stream by its positions alone. Two
+//! rules replace the averages:
 //!
-//! * A [`StreamHint`] (say, the number of the export's connection) tells apart streams that end at the
-//!   same sector. It never separates what continues seamlessly, since a client may send one stream
-//!   over several connections.
-//! * Streams *join*. Asynchronous servers deliver the requests of one stream slightly out of order; a
-//!   request that came early begins a stream of its own, and when the one before it arrives the two
-//!   become one, with their lengths added. A request that continues nothing never joins what follows
-//!   it, so descending access is not taken for a stream.
+//! * A [`StreamHint`] (for example, the number of the export's connection) distinguishes streams that end at the same
+//!   sector. It never splits a stream whose positions continue, because a client may send one stream over several
+//!   connections.
+//! * Streams *join*. Asynchronous servers deliver the requests of one stream slightly out of order. A request that
+//!   arrives early begins a new stream; when the request before it arrives, the two streams become one, with the sum of
+//!   their lengths. A request that continues no stream never joins a stream behind it, so descending access is not a
+//!   stream.
 //!
-//! *Invariants:* a record's length is `last - first`; every live record is in the chain of its first
-//! and of its last sector exactly once; the order of use is a permutation of all records. *Must not
-//! know:* tunables, and what is done about long streams.
+//! *Invariants:* the length of a record is `last - first`; every live record is exactly once in the chain of its first
+//! sector and once in that of its last sector; the order of use is a permutation of all records. *Must not know:*
+//! tunables, and the use of the lengths.
 
 use format::{Sector, Sectors};
 use io::Nanos;
 
-/// Streams remembered per device (semantics section 4.1).
+/// The number of records of a device (semantics section 4.1).
 const RECORDS: usize = 128;
-/// Bits of the hash over a sector: as many chains as records (semantics section 4.1).
+/// The bits of the hash of a sector: there are as many chains as records (semantics section 4.1).
 const HASH_BITS: u32 = 7;
-/// How long a stream is remembered after its last request (semantics section 4.1).
+/// The time for which a record is valid after its last request (semantics section 4.1).
 const LIFETIME: Nanos = Nanos::from_secs(5);
-/// "No record": an index that no record has.
+/// The index that no record has.
 const NIL: u8 = u8::MAX;
 
-/// Where a request comes from, as far as the caller can tell: the number of the connection or queue.
-/// Callers that know nothing pass the default for all.
+/// The source of a request: the number of the connection or queue. A caller that does not know it passes the default
+/// for all requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct StreamHint(pub u16);
 
 #[derive(Clone, Copy, Default)]
 struct Record {
     first: Sector,
-    /// End of the last request: where the stream continues.
+    /// The end of the last request, at which the stream continues.
     last: Sector,
-    /// The last moment at which the record may still be matched.
+    /// The time until which the record is valid.
     expires: Nanos,
     hint: StreamHint,
     live: bool,
@@ -64,7 +64,7 @@ impl Default for SequentialDetector {
 }
 
 impl SequentialDetector {
-    /// A detector that has seen nothing.
+    /// Makes a detector without streams.
     pub fn new() -> SequentialDetector {
         SequentialDetector {
             records: [Record::default(); RECORDS],
@@ -74,8 +74,8 @@ impl SequentialDetector {
         }
     }
 
-    /// Takes note of a request for `sectors` from `start` and returns the length of the stream that it
-    /// belongs to, itself included. A stream of one request is as long as the request.
+    /// Records a request for `sectors` from `start`, and returns the length of its stream, including the request. A
+    /// stream of one request has the length of the request.
     pub fn observe(&mut self, start: Sector, sectors: Sectors, now: Nanos, hint: StreamHint) -> Sectors {
         let end = Sector(start.0.saturating_add(sectors.0));
         if end == start {
@@ -96,7 +96,7 @@ impl SequentialDetector {
         let continues = self.records[usize::from(slot)].first != start;
         let mut last = end;
         if continues {
-            // Each round removes a record from its chain, so this ends.
+            // Each round removes a record from its chain, so the loop ends.
             while let Some(next) = self.beginning_at(last, now, hint) {
                 last = self.records[usize::from(next)].last;
                 self.unlink(next);
@@ -123,8 +123,8 @@ impl SequentialDetector {
         self.best(&self.by_first, sector, now, hint, |r| r.first)
     }
 
-    /// Of the records whose `key` is `sector`: the most recently used one with this hint, else the most
-    /// recently used one. Chains are in order of use, since every use pushes anew.
+    /// Among the records whose `key` is `sector`: the most recently used one with this hint, otherwise the most
+    /// recently used one. Chains are in order of use, because every use pushes the record again.
     fn best(
         &self,
         chains: &Chains,
@@ -157,7 +157,7 @@ impl SequentialDetector {
     }
 }
 
-/// Hash chains through the records, most recently pushed first.
+/// Hash chains of records, the most recently pushed one first.
 struct Chains {
     heads: [u8; RECORDS],
     next: [u8; RECORDS],
@@ -169,7 +169,7 @@ impl Chains {
     }
 
     fn hash(sector: Sector) -> usize {
-        // Multiplicative hashing by 2^64 / golden ratio; the upper bits are the well mixed ones.
+        // Multiplicative hashing by 2^64 / golden ratio; the upper bits are mixed best.
         (sector.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - HASH_BITS)) as usize
     }
 
@@ -200,8 +200,7 @@ impl Chains {
     }
 }
 
-/// All records from the least to the most recently used, as a doubly linked ring with one extra link
-/// that is no record.
+/// All records in the order of use, as a doubly linked ring with one extra link that is not a record.
 struct UseOrder {
     newer: [u8; RECORDS + 1],
     older: [u8; RECORDS + 1],
@@ -256,7 +255,7 @@ mod tests {
     const A: StreamHint = StreamHint(1);
     const B: StreamHint = StreamHint(2);
 
-    /// The same rules without chains and rings: live records, most recently used first.
+    /// The same rules without chains and rings: a list of live records, the most recently used one first.
     #[derive(Default)]
     struct Naive {
         records: Vec<Record>,
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_forgotten_after_five_seconds() {
+    fn a_stream_ends_after_five_seconds() {
         let mut d = SequentialDetector::new();
         feed(&mut d, 0, 8, 0, A);
         assert_eq!(feed(&mut d, 8, 8, 5000, A), 16, "5 s later: still known");
@@ -367,7 +366,7 @@ mod tests {
         assert_eq!(d.observe(Sector(2), Sectors(1), Nanos(u64::MAX), A), Sectors(2));
     }
 
-    /// The records of streams at places of all kinds are spread over the chains: a look at one is short.
+    /// The records of streams at positions of all kinds are spread over the chains, so each chain is short.
     #[test]
     fn chains_are_short() {
         for step in [8, 128, 1000, 1 << 20, (1 << 20) + 8] {
@@ -385,7 +384,7 @@ mod tests {
         }
     }
 
-    /// The least recently used record goes first, also after some were joined and given up.
+    /// The least recently used record is replaced first, also after some were joined or have expired.
     #[test]
     fn records_are_taken_in_the_order_of_their_use() {
         let mut order = UseOrder::new();

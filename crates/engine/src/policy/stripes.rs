@@ -1,21 +1,19 @@
-//! The stripes of a backing device, and how much of each is dirty.
+//! The stripes of a backing device, and the number of dirty sectors in each.
 //!
-//! Owns the geometry of stripes (semantics section 11.2) and the count of dirty sectors, for the whole
-//! device and, where the device says that writing part of a stripe is expensive (RAID 5 and 6), per
-//! stripe.
+//! Owns the geometry of stripes (semantics section 11.2) and the count of dirty sectors, for the whole device and, on
+//! devices on which writing a part of a stripe is expensive (RAID 5 and 6), for each stripe.
 //!
-//! All positions are positions on the *backing device*, i.e. including `data_offset`, for that is
-//! where its stripes begin. Stripe sizes need not be powers of two. The first and the last stripe may
-//! be cut short by the data area; such a stripe is full when all of it that lies in the data area is
-//! dirty. (The kernel masks where it should divide, and mixes positions with and without
-//! `data_offset`.)
+//! All positions are positions on the *backing device*, including `data_offset`, because stripes begin at its sector 0.
+//! Stripe sizes need not be powers of two. The data area may have only a part of the first and of the last stripe; such
+//! a stripe is full when the part in the data area is dirty. (The kernel masks where it should divide, and mixes
+//! positions with and without `data_offset`.)
 //!
-//! Counts are kept for stripes with dirty data only, so a stripe of 1 TiB costs no more than one of
-//! 4 MiB, and nothing is kept at all if nobody will ask. This is the one policy that may allocate on
-//! the path of a write: when a stripe becomes dirty, on a device with expensive partial stripes.
+//! Only stripes with dirty data have counts, so stripes of 1 TiB need no more memory than stripes of 4 MiB, and a
+//! device without expensive partial stripes has no counts. This is the only policy that may allocate on the path of a
+//! write: when a stripe becomes dirty, on a device with expensive partial stripes.
 //!
-//! *Invariants:* a stripe that is counted has `1..=its length` dirty sectors; the full ones are those
-//! at their length. *Must not know:* the keys that make a sector dirty.
+//! *Invariants:* a stripe with a count has at least 1 and at most its length of dirty sectors; the full stripes are
+//! those whose count is their length. *Must not know:* the keys that make a sector dirty.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +21,10 @@ use format::{Sector, Sectors};
 
 /// Stripe size of a device without an optimal I/O size: 1 TiB (semantics section 11.2).
 const DEFAULT_STRIPE: u64 = 1 << 31;
-/// Smaller stripes are taken several at a time: 4 MiB (semantics section 11.2).
+/// The smallest unit, 4 MiB: smaller stripes are counted several at a time (semantics section 11.2).
 const MIN_STRIPE: u64 = 8192;
 
-/// Where the stripes of a backing device lie.
+/// The positions of the stripes of a backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StripeGeometry {
     stripe: u64,
@@ -80,7 +78,7 @@ impl StripeGeometry {
     }
 }
 
-/// The dirty sectors of a cached device, per stripe where that matters.
+/// The dirty sectors of a cached device, for each stripe if partial stripes are expensive.
 #[derive(Clone, Debug)]
 pub struct DirtyStripes {
     geometry: StripeGeometry,
@@ -91,8 +89,8 @@ pub struct DirtyStripes {
 }
 
 impl DirtyStripes {
-    /// Nothing is dirty yet. `partial_stripes_expensive`: the backing device declares it and has an
-    /// optimal I/O size; without it only the sum is kept.
+    /// Makes the counts of a device without dirty data. `partial_stripes_expensive`: the backing device declares it and
+    /// has an optimal I/O size; if it is false, only the sum is counted.
     pub fn new(geometry: StripeGeometry, partial_stripes_expensive: bool) -> DirtyStripes {
         DirtyStripes {
             geometry,
@@ -108,17 +106,17 @@ impl DirtyStripes {
         &self.geometry
     }
 
-    /// Whether stripes are tracked (`partial_stripes_expensive`).
+    /// Whether each stripe is counted (`partial_stripes_expensive`).
     pub fn partial_stripes_expensive(&self) -> bool {
         self.partial_stripes_expensive
     }
 
-    /// Dirty sectors of the device.
+    /// The number of dirty sectors of the device.
     pub fn dirty(&self) -> Sectors {
         Sectors(self.dirty)
     }
 
-    /// Sectors that were not dirty before are dirty now.
+    /// Counts sectors that became dirty and were not dirty before.
     pub fn add(&mut self, start: Sector, sectors: Sectors) {
         self.dirty = self.dirty.saturating_add(sectors.0);
         if !self.partial_stripes_expensive {
@@ -135,7 +133,7 @@ impl DirtyStripes {
         }
     }
 
-    /// Sectors that were dirty before no longer are.
+    /// Counts sectors that were dirty and no longer are.
     pub fn remove(&mut self, start: Sector, sectors: Sectors) {
         debug_assert!(self.dirty >= sectors.0, "{sectors} of {} dirty sectors cleaned", self.dirty);
         self.dirty = self.dirty.saturating_sub(sectors.0);
@@ -261,7 +259,7 @@ mod tests {
         assert_eq!(d.geometry().stripe_sectors(), Sectors(1 << 31));
     }
 
-    /// Optimal I/O sizes around the least stripe, and around its parts.
+    /// Optimal I/O sizes around the smallest stripe, and around its parts.
     #[test]
     fn small_stripes_are_taken_several_at_a_time() {
         for (optimal, stripe) in [
@@ -301,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against one flag per sector, on a geometry small enough to try many.
+        /// Compares the counts with one flag for each sector, on a small geometry.
         #[test]
         fn agrees_with_a_map_of_sectors(
             stripe in 1u64..40, data_offset in 0u64..50, data in 1u64..200,
@@ -313,7 +311,7 @@ mod tests {
             for (add, at, sectors) in ops {
                 let start = data_offset + at % data;
                 let end = (start + sectors).min(data_offset + data);
-                // As an index does: runs of sectors that really change.
+                // Only sectors that change are passed, as the index does.
                 for sector in start..end {
                     if dirty[sector as usize] != add {
                         dirty[sector as usize] = add;

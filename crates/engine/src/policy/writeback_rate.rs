@@ -1,9 +1,8 @@
-//! How fast dirty data is written back.
+//! The rate at which dirty data is written back.
 //!
-//! Owns the rate of one cached device: the controller that adapts it to the amount of dirty data
-//! (semantics section 11.4), the limiter that turns it into delays (semantics section 11.3), the counter by
-//! which an idle set is recognised (semantics section 11.5), and the terms that `writeback_rate_debug` shows
-//! (semantics section 11.6).
+//! Owns the rate of one cached device: the controller that adapts the rate to the amount of dirty data (semantics
+//! section 11.4), the limiter that converts it to delays (semantics section 11.3), the counter that detects an idle set
+//! (semantics section 11.5), and the terms that `writeback_rate_debug` shows (semantics section 11.6).
 //!
 //! *Invariants:* the rate is in `1..=2^31-1` sectors/s; no input overflows: intermediate results are
 //! 128 bits wide, stored ones saturate. (The kernel cuts the sum of the terms to 32 bits, so that a
@@ -17,18 +16,18 @@ use io::Nanos;
 
 use crate::human::Human;
 
-/// Rate before the first update, in sectors/s (semantics section 11.4).
+/// The rate before the first update, in sectors/s (semantics section 11.4).
 pub const INITIAL_RATE: u32 = 1024;
-/// Rate of an idle set, in sectors/s: unlimited in effect (semantics section 11.5).
+/// The rate of an idle set, in sectors/s, which is unlimited in effect (semantics section 11.5).
 pub const IDLE_RATE: u32 = i32::MAX as u32;
-/// Rate after the first request that ends the idle time, in sectors/s (semantics section 11.5).
+/// The rate after the first request that ends the idle state, in sectors/s (semantics section 11.5).
 const WAKE_RATE: u32 = 1;
 /// Upper end of the controller's range, in sectors/s (semantics section 11.4).
 const MAX_CONTROLLED_RATE: i64 = 1_000_000_000;
 /// Denominator of a device's share of the target (semantics section 11.4).
 const SHARE_ONE: u128 = 16384;
-/// Used buckets in percent from which fragmentation counts, and from which it counts more and most
-/// (semantics section 11.4).
+/// The percentages of used buckets above which fragmentation counts, counts more, and counts most (semantics section
+/// 11.4).
 const FRAGMENT_LOW: u8 = 50;
 const FRAGMENT_MID: u8 = 57;
 const FRAGMENT_HIGH: u8 = 64;
@@ -46,7 +45,7 @@ const IDLE_ROUNDS: u64 = 6;
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// Delays that keep writing at a rate (semantics section 11.3).
+/// Computes delays that keep writes at a rate (semantics section 11.3).
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
     rate: u32,
@@ -69,17 +68,17 @@ impl RateLimiter {
         self.rate = rate.max(1);
     }
 
-    /// When the next I/O is due.
+    /// The time at which the next I/O is due.
     pub fn next(&self) -> Nanos {
         self.next
     }
 
-    /// Forgets the past: the next I/O is due now.
+    /// Restarts the schedule: the next I/O is due now.
     pub fn reset(&mut self, now: Nanos) {
         self.next = now;
     }
 
-    /// Accounts for `written` and returns how long to wait before the next group.
+    /// Accounts for `written` and returns the delay before the next group.
     pub fn delay(&mut self, written: Sectors, now: Nanos) -> Nanos {
         let span = u128::from(written.0) * NANOS_PER_SECOND / u128::from(self.rate);
         let next = self.next.after(Nanos(u64::try_from(span).unwrap_or(u64::MAX)));
@@ -91,7 +90,7 @@ impl RateLimiter {
 /// The tunables of the controller; the names are the kernel's without `writeback_` and `rate_`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RateParams {
-    /// Share of the cache that may be dirty, 0 for unthrottled.
+    /// The percentage of the cache that may be dirty; 0 if the rate is not limited.
     pub percent: u8,
     /// Divisor of the proportional term.
     pub p_term_inverse: u32,
@@ -99,9 +98,9 @@ pub struct RateParams {
     pub i_term_inverse: u32,
     /// Factor of the fragmentation term above 50 % in use.
     pub fp_term_low: u32,
-    /// The same above 57 %.
+    /// Factor of the fragmentation term above 57 % in use.
     pub fp_term_mid: u32,
-    /// The same above 64 %.
+    /// Factor of the fragmentation term above 64 % in use.
     pub fp_term_high: u32,
     /// Least rate, sectors/s.
     pub minimum: u32,
@@ -111,7 +110,7 @@ pub struct RateParams {
     pub consider_fragment: bool,
 }
 
-/// What the controller looks at.
+/// The inputs of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RateInputs {
     /// Buckets of the cache device.
@@ -128,29 +127,29 @@ pub struct RateInputs {
     pub backing: Sectors,
     /// Sum of the sizes of all attached backing devices.
     pub all_backing: Sectors,
-    /// Whether the device counts as dirty: it does until a complete scan found nothing.
+    /// Whether the device has dirty data.
     pub has_dirty: bool,
     /// Dirty data of this device.
     pub dirty: Sectors,
 }
 
 impl RateInputs {
-    /// How much dirty data this device should have, in sectors (semantics section 11.4): its share, by
-    /// size, of `percent` of the cache.
+    /// The target for the dirty data of this device, in sectors (semantics section 11.4): its share, by size, of
+    /// `percent` of the cache.
     pub fn target(&self, percent: u8) -> u64 {
-        // No device has more than 2^55 sectors, so the saturation is for nonsense only.
+        // No device has more than 2^55 sectors, so only invalid input saturates.
         let total = self.nbuckets.saturating_mul(self.bucket.0);
         let cache = u128::from(total.saturating_sub(self.volumes_dirty.0));
         let of_cache = cache * u128::from(percent) / 100;
         let all = u128::from(self.all_backing.0).max(1);
         let share = (u128::from(self.backing.0) * SHARE_ONE / all).max(1);
-        // Beyond the whole a share is a mistake of the caller; do not let it overflow.
+        // A share above 1 is an error of the caller, and must not overflow.
         let target = of_cache * share.min(SHARE_ONE) / SHARE_ONE;
         u64::try_from(target).unwrap_or(u64::MAX)
     }
 
-    /// The term that replaces the proportional one when the dirty data is spread thinly over many
-    /// buckets; `None` where fragmentation does not count.
+    /// The term that replaces the proportional one when the dirty data is spread over many buckets; `None` if
+    /// fragmentation does not count.
     fn fragmentation_term(&self, params: &RateParams) -> Option<i64> {
         let used = self.nbuckets.saturating_sub(self.available_buckets);
         if !params.consider_fragment || self.in_use_percent <= FRAGMENT_LOW || self.dirty.0 == 0 || used == 0
@@ -173,10 +172,10 @@ impl RateInputs {
     }
 }
 
-/// What else of the set an update depends on.
+/// The inputs of an update that concern the whole set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdleInputs {
-    /// BackingDevice devices attached to the set.
+    /// The number of backing devices that are attached to the set.
     pub attached_devices: u32,
     /// `idle_max_writeback_rate`.
     pub enabled: bool,
@@ -184,7 +183,7 @@ pub struct IdleInputs {
     pub gc_running: bool,
 }
 
-/// How long a cache set has had nothing to do, in rate updates (semantics section 11.5).
+/// Counts the rate updates since the last request to the cache set (semantics section 11.5).
 #[derive(Clone, Debug, Default)]
 pub struct IdleCounter {
     rounds: u64,
@@ -192,8 +191,8 @@ pub struct IdleCounter {
 }
 
 impl IdleCounter {
-    /// Takes note of a foreground request. True if the rates were at the idle maximum: the caller then
-    /// calls [`WritebackRate::leave_idle`] for every device of the set.
+    /// Records a foreground request. Returns true if the rates were at the idle maximum: the caller then calls
+    /// [`WritebackRate::leave_idle`] for every device of the set.
     pub fn foreground_request(&mut self) -> bool {
         self.rounds = 0;
         std::mem::take(&mut self.at_max)
@@ -206,10 +205,10 @@ impl IdleCounter {
     }
 }
 
-/// What an update did.
+/// The result of an update.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RateUpdate {
-    /// Nothing: there is no dirty data, or writeback is unthrottled.
+    /// The rate is unchanged: there is no dirty data, or the rate is not limited.
     Unchanged,
     /// The controller set the rate.
     Controlled,
@@ -227,7 +226,7 @@ pub struct WritebackRate {
     proportional: i64,
     integral_scaled: i64,
     change: i64,
-    /// What the last update did, and whether the fragmentation term decided.
+    /// The result of the last update, and whether it used the fragmentation term.
     last: RateUpdate,
     fragmented: bool,
 }
@@ -267,23 +266,23 @@ impl WritebackRate {
         self.limiter.set_rate(rate.min(IDLE_RATE));
     }
 
-    /// How long to wait after a group of `written` sectors. `unlimited`: the device is being detached,
-    /// or `writeback_percent` is 0; then nothing is accounted for either.
+    /// The delay after a group of `written` sectors. `unlimited`: the rate does not apply, so there is no delay and the
+    /// group is not accounted for.
     pub fn delay_after(&mut self, written: Sectors, unlimited: bool, now: Nanos) -> Nanos {
         if unlimited { Nanos(0) } else { self.limiter.delay(written, now) }
     }
 
-    /// Forgets the limiter's past, after a pause of the writeback.
+    /// Restarts the schedule of the limiter, after a pause of the writeback.
     pub fn reset_clock(&mut self, now: Nanos) {
         self.limiter.reset(now);
     }
 
-    /// A foreground request ended the idle time of the set: the rate is 1 until the next update.
+    /// Ends the idle state of the set: the rate is 1 until the next update.
     pub fn leave_idle(&mut self) {
         self.limiter.set_rate(WAKE_RATE);
     }
 
-    /// The update that is due every `writeback_rate_update_seconds`.
+    /// Updates the rate; the caller does so every `writeback_rate_update_seconds`.
     pub fn update(
         &mut self,
         inputs: &RateInputs,
@@ -320,7 +319,7 @@ impl WritebackRate {
             proportional = term;
             self.fragmented = true;
         }
-        // Do not wind up: grow only while writeback keeps up with the rate it has.
+        // The integral term grows only while writeback keeps up with the present rate, so that it does not wind up.
         let keeps_up = now < self.limiter.next().after(KEEPS_UP);
         if (error < 0 && self.integral > 0) || (error > 0 && keeps_up) {
             let step = error.saturating_mul(i64::from(params.update_seconds));
@@ -328,7 +327,7 @@ impl WritebackRate {
         }
         let integral_scaled = self.integral / i64::from(params.i_term_inverse.max(1));
         let wanted = proportional.saturating_add(integral_scaled);
-        // A minimum above the maximum: the maximum wins, as in the kernel.
+        // If the minimum is above the maximum, the maximum applies, as in the kernel.
         let rate = wanted.max(i64::from(params.minimum.max(1))).min(MAX_CONTROLLED_RATE);
         self.target = target;
         self.proportional = proportional;
@@ -337,8 +336,8 @@ impl WritebackRate {
         self.limiter.set_rate(u32::try_from(rate).unwrap_or(u32::MAX));
     }
 
-    /// The terms behind the rate (semantics section 11.6). All but dirty data and target are zero if
-    /// `writeback_running` is 0.
+    /// The rate and its terms (semantics section 11.6). All but dirty data and target are zero if `writeback_running`
+    /// is 0.
     pub fn debug(&self, dirty: Sectors, running: bool, now: Nanos) -> RateDebug {
         let shown = |sectors: i64| if running { in_bytes(sectors) } else { 0 };
         let ms = saturate((i128::from(self.limiter.next().0) - i128::from(now.0)) / 1_000_000);
@@ -354,20 +353,20 @@ impl WritebackRate {
     }
 }
 
-/// What `writeback_rate_debug` shows; its `Display` is the text of that file.
+/// The values of `writeback_rate_debug`; its `Display` is the text of that file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RateDebug {
     /// Rate, bytes/s.
     pub rate: i64,
     /// Dirty data, bytes.
     pub dirty: i64,
-    /// How much dirty data there should be, bytes; as of the last update.
+    /// Target for the dirty data at the last update, bytes.
     pub target: i64,
     /// Proportional (or fragmentation) term, bytes/s.
     pub proportional: i64,
     /// Integral term, bytes/s.
     pub integral: i64,
-    /// What the last update added to the rate, bytes/s.
+    /// Change of the rate by the last update, bytes/s.
     pub change: i64,
     /// Milliseconds until the next I/O is due; negative if it is late.
     pub next_io_ms: i64,
@@ -385,7 +384,7 @@ impl fmt::Display for RateDebug {
     }
 }
 
-/// `value`, or the end of the range it is beyond.
+/// `value`, limited to the range of `i64`.
 fn saturate(value: i128) -> i64 {
     i64::try_from(value).unwrap_or(if value < 0 { i64::MIN } else { i64::MAX })
 }

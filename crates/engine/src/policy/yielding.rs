@@ -1,38 +1,40 @@
-//! Writeback beside clients: how much of the time it leaves to them, when it must hurry, and how clients are held back where
-//! it cannot keep up.
+//! Writeback beside clients: the share of the time that writeback takes, when it is urgent, and how writes are
+//! throttled when it cannot keep up.
 //!
-//! Writeback reads the cache device and writes the backing device, which clients wait for as well. While nobody waits it
-//! goes at the controller's rate without a break. While clients keep the devices busy it gets the smaller a share of the time
-//! the less the cache needs room: data that stays dirty a little longer costs nothing then, and what is overwritten
-//! meanwhile need never be written. A cache that fills up needs room in time, and one that is nearly full takes new
-//! data as fast as writeback makes room. Decision 016. Owns these measures and rules. Must not know who waits for what.
+//! Writeback reads the cache device and writes the backing device, for which clients wait, too. While no client waits,
+//! writeback runs at the rate of the controller without pauses. While clients keep the devices busy, its share of the
+//! time is smaller the less the cache needs room: data that stays dirty longer costs nothing then, and data that is
+//! overwritten meanwhile need not be written. A cache that fills up needs room in time, and a nearly full cache takes
+//! new data at the rate at which writeback makes room (decision 016).
 //!
-//! *Invariants:* shares are in `LEAST..=1`: writeback always goes on; where the cache needs room, nobody is spared; no
-//! write is held back for longer than its caller says.
+//! Owns these measures and rules. Must not know requests or devices.
+//!
+//! *Invariants:* shares are in `LEAST..=1`, so writeback never stops; a cache without room gives writeback all of the
+//! time; no write is delayed for longer than its caller allows.
 
 use io::Nanos;
 
-/// Writeback's share of the time while clients are always waiting and the cache has room.
+/// The share of the time for writeback while clients always wait and the cache has room.
 const LEAST: f64 = 0.05;
-/// How long it takes to forget: what was a second ago counts for little.
+/// The time after which a measurement has half of its weight.
 const MEMORY: Nanos = Nanos::from_secs(1);
-/// Buckets in use from which they count as pressure, and from which there is no more to give: between the two go writes
-/// around the cache (decision 011).
+/// The percentages of buckets in use at which pressure begins, and at which it is greatest. Between the two, more and
+/// more writes bypass the cache (decision 011).
 const IN_USE: (f64, f64) = (85.0, 95.0);
-/// Writeback hurries if what is left to fill lasts for less than this.
+/// Room is urgent if the buckets that are left last for less than this time.
 const ROOM_FOR_SECONDS: f64 = 12.0;
-/// Share of used buckets from which writes that need new room are held back; so many percent above it, they are as fast
-/// as writeback, and at most so many times slower than that.
-pub const PACE_FROM_PERCENT: u32 = 88;
-const PACE_EVEN: f64 = 3.0;
-const PACE_MOST: f64 = 2.0;
-/// Share of used buckets from which writes begin to go around the cache although they are held back. Each takes from the
-/// disk what writes back dozens of blocks, so it is the last resort.
-pub const AROUND_FROM_PERCENT: u8 = 93;
+/// The percentage of used buckets above which writes that need new room are throttled. `THROTTLE_EVEN` percent above
+/// it, they are as fast as writeback; they are at most `THROTTLE_MOST` times slower than writeback.
+pub const THROTTLE_FROM_PERCENT: u32 = 88;
+const THROTTLE_EVEN: f64 = 3.0;
+const THROTTLE_MOST: f64 = 2.0;
+/// The percentage of used buckets above which throttled writes begin to bypass the cache. A write past the cache takes
+/// as much time of the disk as writing back dozens of blocks, so it is the last resort.
+pub const BYPASS_FROM_PERCENT: u8 = 93;
 /// The longest pause between two batches.
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(5);
 
-/// The share of the time in which somebody waits, of late.
+/// Measures the recent share of the time in which a client waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Busy {
     waiting: bool,
@@ -41,14 +43,14 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// From now on somebody waits, or nobody.
+    /// Records that from now on a client waits (`waiting`), or that none does.
     pub fn waits(&mut self, waiting: bool, now: Nanos) {
         self.share = self.share(now);
         self.since = now;
         self.waiting = waiting;
     }
 
-    /// The share as of now, from 0 to 1.
+    /// The share at `now`, from 0 to 1.
     pub fn share(&self, now: Nanos) -> f64 {
         let span = now.since(self.since).0 as f64;
         let weight = span / (span + MEMORY.0 as f64);
@@ -57,20 +59,20 @@ impl Busy {
     }
 }
 
-/// How much the cache needs room.
+/// The state of the cache that determines how much it needs room.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
-    /// Dirty data in percent of the cache.
+    /// The percentage of the cache that is dirty data.
     pub dirty_percent: f64,
-    /// Buckets that cannot be reused at once, in percent.
+    /// The percentage of buckets that cannot be reused at once.
     pub in_use_percent: f64,
-    /// `cutoff_writeback` and `cutoff_writeback_sync`: up to the middle between them there is room for dirty data, with
-    /// more than the second there is none.
+    /// `cutoff_writeback` and `cutoff_writeback_sync`: up to the middle between them dirty data causes no pressure, and
+    /// above the second the pressure is greatest.
     pub cutoffs: (u8, u8),
 }
 
 impl Pressure {
-    /// From 0, plenty of room, to 1, none.
+    /// The pressure, from 0 (enough room) to 1 (no room).
     fn degree(&self) -> f64 {
         let between = |x: f64, (low, high): (f64, f64)| ((x - low) / (high - low).max(1.0)).clamp(0.0, 1.0);
         let (low, high) = (f64::from(self.cutoffs.0), f64::from(self.cutoffs.1));
@@ -85,26 +87,26 @@ pub fn share(busy: f64, pressure: &Pressure) -> f64 {
     1.0 - busy.clamp(0.0, 1.0) * (1.0 - least)
 }
 
-/// How long to rest after a batch that took so long, to have no more than a share of the time.
+/// The pause after a batch that took the time `took`, so that batches take only `share` of the time.
 pub fn pause(took: Nanos, share: f64) -> Nanos {
     let rest = took.0 as f64 * (1.0 / share.clamp(LEAST, 1.0) - 1.0);
-    // Saturates; negative or undefined never happens.
+    // The conversion saturates; the value is never negative or undefined.
     Nanos(rest as u64).min(LONGEST_PAUSE)
 }
 
-/// How fast something happens of late, from counts that are looked at now and then.
+/// Estimates the recent rate of events from a count that is read from time to time.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pulse {
+pub struct RateEstimator {
     count: u64,
     at: Nanos,
     per_second: f64,
 }
 
-impl Pulse {
-    /// `count` as of now. Returns how much is added to it in a second.
-    pub fn see(&mut self, count: u64, now: Nanos) -> f64 {
+impl RateEstimator {
+    /// Records the value of the count at `now`; returns its rate per second.
+    pub fn observe(&mut self, count: u64, now: Nanos) -> f64 {
         let span = now.since(self.at);
-        // Looked at more often, the same counts would be told from each other by chance.
+        // Shorter spans have too few events for an estimate.
         if span >= Nanos::from_ms(100) {
             let seconds = span.as_seconds();
             let weight = seconds / (seconds + 2.0 * MEMORY.as_seconds());
@@ -116,21 +118,22 @@ impl Pulse {
     }
 }
 
-/// Whether a cache with so many buckets to spare had better make room now, if so many are filled each second; or
-/// because it is so full that filling it has slowed down.
-pub fn hurries(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
-    in_use_percent >= PACE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
+/// Whether the cache must make room now: either the `spare` buckets last too short a time at `filled_per_second`, or
+/// the cache is so full that writes are throttled and the rate says little.
+pub fn is_room_urgent(spare: u32, filled_per_second: f64, in_use_percent: u32) -> bool {
+    in_use_percent >= THROTTLE_FROM_PERCENT || f64::from(spare) < filled_per_second * ROOM_FOR_SECONDS
 }
 
-/// Holds back writes that need new room as much as writeback makes room: a cache that is nearly full answers them at the
-/// speed of its writeback, and evenly.
+/// Throttles writes that need new room to the rate at which writeback makes room, so that a nearly full cache answers
+/// them evenly at that rate.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct Throttle {
     due: Nanos,
 }
 
-impl Pace {
-    /// When a write of `sectors` may go on. `cleaned_per_second`: sectors that writeback makes clean in a second.
+impl Throttle {
+    /// The time until which a write of `sectors` is delayed, at most `most` from now. `cleaned_per_second`: the number
+    /// of sectors that writeback makes clean in a second.
     pub fn due(
         &mut self,
         now: Nanos,
@@ -139,13 +142,13 @@ impl Pace {
         in_use_percent: u32,
         most: Nanos,
     ) -> Nanos {
-        let over = f64::from(in_use_percent.saturating_sub(PACE_FROM_PERCENT));
+        let over = f64::from(in_use_percent.saturating_sub(THROTTLE_FROM_PERCENT));
         if over == 0.0 || cleaned_per_second <= 0.0 {
             return now;
         }
-        let span = sectors as f64 / cleaned_per_second * (over / PACE_EVEN).min(PACE_MOST) * 1e9;
+        let span = sectors as f64 / cleaned_per_second * (over / THROTTLE_EVEN).min(THROTTLE_MOST) * 1e9;
         let from = self.due.max(now);
-        // Whoever has waited long enough goes on, and others do not have to wait for what was not waited for.
+        // A write is delayed by at most `most`, and later writes do not wait for the part that was cut off.
         self.due = from.after(Nanos(span as u64)).min(now.after(most));
         self.due
     }
@@ -158,7 +161,7 @@ mod tests {
     const ROOM: Pressure = Pressure { dirty_percent: 20.0, in_use_percent: 60.0, cutoffs: (40, 70) };
 
     #[test]
-    fn clients_that_wait_all_the_time_are_busy_and_are_forgotten() {
+    fn busy_clients_count_less_after_they_stop() {
         let mut b = Busy::default();
         let second = |s: u64| Nanos::from_secs(s);
         assert_eq!(b.share(second(3)), 0.0);
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_or_no_room_is_no_reason_to_rest() {
+    fn without_clients_or_without_room_there_is_no_pause() {
         assert_eq!(share(0.0, &ROOM), 1.0);
         assert_eq!(pause(Nanos::from_ms(100), 1.0), Nanos(0));
         for full in [Pressure { dirty_percent: 75.0, ..ROOM }, Pressure { in_use_percent: 96.0, ..ROOM }] {
@@ -200,24 +203,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pulse_follows_what_it_counts() {
-        let mut p = Pulse::default();
+    fn a_rate_estimator_follows_the_count() {
+        let mut p = RateEstimator::default();
         for ms in (0..20_000).step_by(10) {
-            p.see(ms * 3, Nanos::from_ms(ms));
+            p.observe(ms * 3, Nanos::from_ms(ms));
         }
-        let rate = p.see(60_000, Nanos::from_ms(20_000));
+        let rate = p.observe(60_000, Nanos::from_ms(20_000));
         assert!((2900.0..3100.0).contains(&rate), "{rate}");
-        let rate = p.see(60_000, Nanos::from_ms(40_000));
+        let rate = p.observe(60_000, Nanos::from_ms(40_000));
         assert!(rate < 500.0, "{rate}");
         let lasts_for = |seconds: f64| (20.0 * seconds) as u32;
-        assert!(hurries(lasts_for(ROOM_FOR_SECONDS - 1.0), 20.0, 50));
-        assert!(!hurries(lasts_for(ROOM_FOR_SECONDS + 1.0), 20.0, 50));
-        assert!(!hurries(0, 0.0, 50) && hurries(500, 0.0, 90));
+        assert!(is_room_urgent(lasts_for(ROOM_FOR_SECONDS - 1.0), 20.0, 50));
+        assert!(!is_room_urgent(lasts_for(ROOM_FOR_SECONDS + 1.0), 20.0, 50));
+        assert!(!is_room_urgent(0, 0.0, 50) && is_room_urgent(500, 0.0, 90));
     }
 
     #[test]
     fn a_cache_that_is_nearly_full_goes_at_the_speed_of_its_writeback() {
-        let (mut p, most) = (Pace::default(), Nanos::from_ms(50));
+        let (mut p, most) = (Throttle::default(), Nanos::from_ms(50));
         let now = Nanos::from_secs(7);
         assert_eq!(p.due(now, 8, 8000.0, 88, most), now);
         assert_eq!(p.due(now, 8, 0.0, 94, most), now);
@@ -264,21 +267,21 @@ mod tests {
         near(b.share(ms(7000)), 0.125);
     }
 
-    /// Counts are looked at after a tenth of a second at least, and the newest counts by its time.
+    /// A count is used only after at least 0.1 s, and its weight depends on the time since the last one.
     #[test]
-    fn pulses_by_hand() {
+    fn rate_estimates_by_hand() {
         let near =
             |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}, expected {wanted}");
-        let mut p = Pulse::default();
-        near(p.see(500, Nanos::from_ms(99)), 0.0);
-        near(p.see(500, Nanos::from_ms(100)), 5000.0 * 0.1 / 2.1);
+        let mut p = RateEstimator::default();
+        near(p.observe(500, Nanos::from_ms(99)), 0.0);
+        near(p.observe(500, Nanos::from_ms(100)), 5000.0 * 0.1 / 2.1);
         let before = 5000.0 * 0.1 / 2.1;
-        near(p.see(900, Nanos::from_ms(150)), before);
+        near(p.observe(900, Nanos::from_ms(150)), before);
         let after = before + (400.0 / 2.0 - before) * 0.5;
-        near(p.see(900, Nanos::from_ms(2100)), after);
-        near(p.see(0, Nanos::from_ms(4100)), after / 2.0);
-        assert!(hurries(119, 10.0, 50) && !hurries(120, 10.0, 50));
-        assert!(hurries(1000, 0.0, 88) && !hurries(1000, 0.0, 87));
+        near(p.observe(900, Nanos::from_ms(2100)), after);
+        near(p.observe(0, Nanos::from_ms(4100)), after / 2.0);
+        assert!(is_room_urgent(119, 10.0, 50) && !is_room_urgent(120, 10.0, 50));
+        assert!(is_room_urgent(1000, 0.0, 88) && !is_room_urgent(1000, 0.0, 87));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Attaching and detaching backing devices, creating and deleting volumes.
+//! Attaching and detaching backing devices, and creating and deleting flash-only volumes.
 //!
-//! Orders (format section 12.6): attach: UUID table durable → backing superblock names the set; detach: all dirty
-//! data on the backing device and flushed → superblock without the set → slot void. An old slot of a device that ran
-//! without this cache is void before the device gets a new one, so old data can never come back.
+//! Orders (format section 12.6). Attach: the UUID table is durable → the backing superblock names the set. Detach: all
+//! dirty data is on the backing device and flushed → the superblock no longer names the set → the slot is invalid. The
+//! old slot of a device that was served without this cache becomes invalid before the device gets a new slot, so old
+//! data can never come back.
 
 use std::rc::Rc;
 
@@ -17,19 +18,20 @@ use crate::events::SetEvent;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::volume::Volume;
 
-/// Where a device stands in the UUID table.
+/// The slot of a device in the UUID table.
 struct Slot {
     inode: Inode,
-    /// The number of this registration, if the slot is new: the slot has it, and the superblock gets it with the set's UUID.
+    /// The number of this registration, if the slot is new. The slot has it, and the superblock gets it together with
+    /// the UUID of the set.
     new: Option<RegistrationNr>,
 }
 
 impl CacheSet {
-    /// Registers a backing device with this set: one that belongs to it comes up with its cached data; one that
-    /// belongs nowhere is attached.
+    /// Registers a backing device with this set. A device of this set is served with its cached data; a device of no
+    /// set is attached.
     ///
     /// # Errors
-    /// If the device belongs to another set, or has dirty data that this cache does not know, or does not fit.
+    /// If the device belongs to another set, has dirty data that this cache does not know, or does not fit the set.
     pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
         let set = self.clone();
         let registered = async move {
@@ -64,9 +66,9 @@ impl CacheSet {
         Ok(volume)
     }
 
-    /// The slot of this device, which then says that it belongs to the set. Nobody else attaches the device until the
-    /// guard is dropped. The config lock is not held while the device is waited for: one that hangs must not hold up
-    /// others.
+    /// Finds or makes the slot of a device, and makes the superblock of the device name the set. No other caller can
+    /// attach the device until the guard is dropped. The lock of the UUID table is not held during the write to the
+    /// device, because a device that hangs must not block others.
     async fn claim_slot(&self, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
         let core = &self.core;
         let config = core.cache.uuids.lock().await;
@@ -88,8 +90,9 @@ impl CacheSet {
         Ok((slot, attaching))
     }
 
-    /// Gives a further registration its number, in the slot of the device and then in its superblock. A copy of the cache
-    /// device that is older than this registration does not know the number. (The first has it from [`Self::slot_for`].)
+    /// Gives a registration of a known device its number, first in the slot and then in the superblock of the device.
+    /// An older copy of the cache device does not have this number. (The first registration gets its number from
+    /// [`Self::slot_for`].)
     async fn number_registration(
         &self,
         inode: Inode,
@@ -97,27 +100,29 @@ impl CacheSet {
     ) -> Result<(), EngineError> {
         let core = &self.core;
         let config = core.cache.uuids.lock().await;
-        // Both count until the superblock has the new one.
+        // Both numbers are valid until the superblock has the new one.
         let (before, number) = (backing.registration(), RegistrationNr::from_random(core.cache.rt.random()));
         let renewed =
             core.cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
         drop(config);
         if !renewed {
-            // A cache that is full must start: to become empty it needs its volumes. The numbers before go on to count.
+            // A full cache must start, because only its volumes can make it empty. The old numbers stay valid.
             return Ok(());
         }
-        // The device is served all the same: only a copy that is restored later is not noticed.
+        // The device is served in spite of the error: only the later restore of an older copy would not be detected.
         if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
             core.cache.device.emit(SetEvent::DeviceError { what: e.to_string() });
         }
         Ok(())
     }
 
-    /// Whether the cache device is older than the last registration of this device: it was restored from an older copy.
+    /// Whether the cache device is older than the last registration of this backing device, because one of them was
+    /// restored from an older copy.
     fn is_rolled_back(&self, backing: &BackingDevice) -> bool {
         let of_another_set = backing.set_uuid() != self.uuid();
-        // Without a slot there is nothing to be believed; one without numbers was made by a kernel, and says nothing.
-        // A device without a number is one that a slot with numbers does not know, unless no number was before.
+        // Without a slot there is no number to compare. A slot without numbers was made by a kernel, which does not
+        // number registrations. A device without a number does not match a slot with numbers, unless the slot also
+        // lists "no number" as the one before.
         let unknown = self.core.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
             let numbers = self.core.cache.uuids.entries()[inode.0 as usize].registrations();
             numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
@@ -125,7 +130,7 @@ impl CacheSet {
         unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
     }
 
-    /// Dirty data of a newer cache device is not in this one.
+    /// The error for a device whose dirty data is in a newer state of the cache device.
     fn refuse_rolled_back<T>(&self, backing: &BackingDevice) -> Result<T, EngineError> {
         refuse(
             backing,
@@ -139,7 +144,7 @@ impl CacheSet {
         )
     }
 
-    /// What the superblocks alone say against this device in this set.
+    /// Refuses a device that does not fit the set according to the superblocks and to the devices that are attached.
     fn refuse_misfits(&self, backing: &BackingDevice) -> Result<(), EngineError> {
         let core = &self.core;
         let state = backing.state();
@@ -169,12 +174,15 @@ impl CacheSet {
             );
         }
         if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
-            return refuse(backing, format!("is larger than {MAX_POSITION} sectors"));
+            return refuse(
+                backing,
+                format!("size: expected an end of the data at sector {MAX_POSITION} at most"),
+            );
         }
         Ok(())
     }
 
-    /// The slot of this device: the one that it has, or a new one. The caller holds `config_lock`.
+    /// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
     async fn slot_for(&self, backing: &BackingDevice) -> Result<Slot, EngineError> {
         let core = &self.core;
         let state = backing.state();
@@ -189,7 +197,7 @@ impl CacheSet {
                 mark(Mark::KnownSlot);
                 return Ok(Slot { inode, new: None });
             }
-            // The device ran without this state of the cache: what the cache has of it is void.
+            // The device was served without this state of the cache, so the cached data of it is invalid.
             mark(Mark::SlotOfStale);
             core.cache.index.invalidate_slot(inode);
             core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
@@ -214,14 +222,14 @@ impl CacheSet {
         };
         let number = RegistrationNr::from_random(core.cache.rt.random());
         let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
-        // The number before is that of another set, or of a slot that is void.
+        // The old number belongs to another set or to an invalid slot.
         entry.register(number, None);
         core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
         Ok(Slot { inode, new: Some(number) })
     }
 
-    /// A slot that nothing uses, after a walk of the index if need be: at first every slot that was given up counts as used,
-    /// because keys of it may be left.
+    /// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
+    /// index may still have keys of it.
     async fn free_slot_after_walk(&self) -> Result<Option<Inode>, EngineError> {
         let core = &self.core;
         let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
@@ -232,8 +240,8 @@ impl CacheSet {
         Ok(free())
     }
 
-    /// Dirty data for sectors that the device does not have could never be written back: a device that was truncated,
-    /// or a copy that is not complete, is not served.
+    /// Refuses a device if the cache has dirty data for sectors outside its data area, which could never be written
+    /// back: the device was truncated, or is an incomplete copy.
     async fn refuse_dirty_outside(&self, inode: Inode, backing: &BackingDevice) -> Result<(), EngineError> {
         let core = &self.core;
         let start = backing.data_offset();
@@ -252,7 +260,7 @@ impl CacheSet {
                 mark(Mark::RefusedTruncated);
                 return Err(EngineError::Invalid(format!(
                     "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
-                     {start} and {end}, where the device has its data: was it truncated?",
+                     {start} and {end}, the data area of the device, which may have been truncated",
                     backing.disk.info().name
                 )));
             }
@@ -260,7 +268,7 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Creates a flash-only volume of `size` (rounded down to whole blocks).
+    /// Creates a flash-only volume of `size`, rounded down to whole blocks.
     ///
     /// # Errors
     /// If no slot is free, or the size is zero.
@@ -284,7 +292,9 @@ impl CacheSet {
         let block = core.cache.geometry.block_sectors.0;
         let size = Sectors(size.0 / block * block);
         if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
-            return Err(EngineError::Invalid(format!("a volume of {size} sectors cannot be created")));
+            return Err(EngineError::Invalid(format!(
+                "volume: expected 1 block to {MAX_POSITION} sectors, found {size}"
+            )));
         }
         let _config = core.cache.uuids.lock().await;
         let Some(inode) = self.free_slot_after_walk().await? else {
@@ -306,10 +316,10 @@ impl CacheSet {
         Ok(volume)
     }
 
-    /// Deletes a flash-only volume and its data.
+    /// Deletes a flash-only volume with its data.
     ///
     /// # Errors
-    /// If the slot is no flash-only volume.
+    /// If the slot is not that of a flash-only volume.
     pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
         let set = self.clone();
         self.core.cache.tasks.to_the_end(async move { set.delete_volume_now(inode).await }).await
@@ -319,11 +329,11 @@ impl CacheSet {
         let core = &self.core;
         let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
         let Some(volume) = volume else {
-            return Err(EngineError::Invalid(format!("slot {inode} is no flash-only volume")));
+            return Err(EngineError::Invalid(format!("slot {inode} is not a flash-only volume")));
         };
         volume.stop().await?;
         let _config = core.cache.uuids.lock().await;
-        // Deleted by another caller meanwhile, the slot may be that of a new volume.
+        // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
         if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
             return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
         }
@@ -335,8 +345,8 @@ impl CacheSet {
         Ok(())
     }
 
-    /// The first and long part of a detach, which can be given up: the volume takes no new dirty data, and what it has is
-    /// written back. [`CacheSet::detach`] is to follow while the guard is held.
+    /// The first and longer part of a detach, which can be cancelled: the volume takes no new dirty data, and its dirty
+    /// data is written back. The caller then calls [`CacheSet::detach`] while it holds the guard.
     ///
     /// # Errors
     /// If data cannot be written back.
@@ -350,11 +360,12 @@ impl CacheSet {
         Ok(guard)
     }
 
-    /// Stops a volume and lets its backing device go as it is: attached, with its dirty data in the cache. It can be
-    /// registered again once nobody holds the volume any more. A flash-only volume is stopped for this run.
+    /// Stops a volume and releases its backing device as it is: attached, with its dirty data in the cache. The device
+    /// can be registered again when the last reference to the volume is dropped. A flash-only volume is stopped until
+    /// the set is opened again.
     ///
     /// # Errors
-    /// If what was answered cannot be made durable; the volume is stopped all the same.
+    /// If answered writes cannot be made durable; the volume is stopped in this case, too.
     pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let core = &self.core;
         let stopped = volume.stop().await;
@@ -364,17 +375,17 @@ impl CacheSet {
         }
         core.cache.journal.commit_keys().await?;
         core.cache.device.settle_overwrites().await?;
-        // One that is still on its way could bring old data over what the next owner of the device writes.
+        // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
         volume.ranges.invalidate_misses();
-        core.let_go(volume, inode);
+        core.remove_with_device(volume, inode);
         Ok(())
     }
 
-    /// Detaches a backing device: writes all its dirty data back, then lets it go. The volume stays up and serves
-    /// the device alone.
+    /// Detaches a backing device after writing all its dirty data back. The volume stays up and serves the device
+    /// without a cache.
     ///
     /// # Errors
-    /// If data cannot be written back; the device stays attached then.
+    /// If data cannot be written back; the device then stays attached.
     pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
         let (set, volume) = (self.clone(), volume.clone());
         self.core.cache.tasks.to_the_end(async move { set.detach_now(&volume).await }).await
@@ -387,13 +398,14 @@ impl CacheSet {
         volume.begin_detach();
         let result = self.detach_drained(volume, inode, &backing).await;
         if result.is_err() {
-            // It goes on as before; one that lost its cache meanwhile has nothing to cancel.
+            // The volume is served as before. If it lost its cache meanwhile, there is nothing to cancel.
             volume.cancel_detach();
         }
         result
     }
 
-    /// The volume takes no new dirty data: once what it has is written back, it is let go.
+    /// Detaches a volume that takes no new dirty data: waits until its dirty data is written back, then removes it from
+    /// the set.
     async fn detach_drained(
         &self,
         volume: &Rc<Volume>,
@@ -410,7 +422,7 @@ impl CacheSet {
             if volume.inode() != Some(inode) {
                 return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
             }
-            // A write that had chosen the cache before the detaching began may have ended only now.
+            // A write that chose the cache before the detach began may have ended only now.
             if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData)
             {
                 break guard;
@@ -423,12 +435,14 @@ impl CacheSet {
                 sb.set_state(BackingState::None);
             })
             .await?;
-        // Only now: everything before waits for this device, and whoever holds the lock for the cache device alone.
+        // The lock is taken only here: the steps before wait for this backing device, while holders of the lock may
+        // wait for the cache device only.
         let _config = core.cache.uuids.lock().await;
-        // From here on the device has no cache, whatever becomes of the slot: it is void for a device that says so.
+        // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
+        // because the superblock of the device does not name the set.
         core.cache.index.invalidate_slot(inode);
         volume.detached();
-        core.let_go(volume, inode);
+        core.remove_with_device(volume, inode);
         drop(guard);
         let now = core.cache.rt.wall_seconds() as u32;
         core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
@@ -440,7 +454,7 @@ impl CacheSet {
     }
 }
 
-/// A device that is being attached: nobody else attaches it until this is dropped.
+/// Keeps other callers from attaching a device until it is dropped.
 struct Attaching {
     core: Rc<Core>,
     device: Uuid,
@@ -459,7 +473,8 @@ impl Drop for Attaching {
     }
 }
 
-/// A volume that takes no new dirty data. It does again when the last of these is dropped, unless it was detached.
+/// Keeps a volume from taking new dirty data. When the last guard is dropped, the volume takes dirty data again, unless
+/// it was detached.
 pub struct Detaching {
     volume: Rc<Volume>,
 }
@@ -472,7 +487,7 @@ impl Drop for Detaching {
     }
 }
 
-/// Why a device does not come up, with its name.
+/// The error for a refused device, with the name of the device.
 fn refuse<T>(backing: &BackingDevice, why: String) -> Result<T, EngineError> {
     Err(EngineError::Invalid(format!("{}: {why}", backing.disk.info().name)))
 }

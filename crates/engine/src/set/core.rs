@@ -1,7 +1,7 @@
-//! What a cache set has beside the components that its volumes use.
+//! The state of a cache set other than the components that its volumes use.
 //!
-//! Owns the set's volumes, the devices that are being attached, and the wipe. Single-threaded: a `RefCell` is never borrowed
-//! across an await point.
+//! Owns the volumes of the set, the list of devices that are being attached, and the wipe. All of it runs on one
+//! thread; no `RefCell` is borrowed across an await point.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -26,20 +26,20 @@ pub struct EngineCounters {
     pub gc_runs: u64,
     /// Extents moved by the moving garbage collector.
     pub moved_extents: u64,
-    /// Extents that were copied to another bucket because they were read.
-    pub kept_extents: u64,
-    /// Writes over dirty data in its place.
+    /// Extents that were promoted: copied to another bucket because they were read.
+    pub promoted_extents: u64,
+    /// Writes that overwrote dirty data in place.
     pub overwrites: u64,
-    /// Times that a new btree node had to wait for a bucket.
+    /// The number of times that a new btree node had to wait for a bucket.
     pub btree_waits: u64,
-    /// Buckets whose generation went around.
+    /// Buckets whose generation wrapped around.
     pub gen_wraps: u64,
 }
 
-/// See the module head.
+/// The state behind a [`CacheSet`](super::CacheSet).
 pub(crate) struct Core {
     pub(crate) cache: Rc<Cache>,
-    /// What the tables of the set take.
+    /// The reservation for the memory of the set's tables.
     _memory: Reservation,
     /// Devices that are being attached.
     pub(crate) attaching: RefCell<BTreeSet<Uuid>>,
@@ -58,8 +58,8 @@ impl Core {
         }
     }
 
-    /// Ends every wait whose condition looks at the set's state.
-    pub(crate) fn wake_everybody(&self) {
+    /// Wakes every task of the set that waits, so that it checks whether the set is stopping or has failed.
+    pub(crate) fn wake_all(&self) {
         let cache = &self.cache;
         if let Err(e) = cache.device.check() {
             cache.journal.fail(e);
@@ -77,25 +77,25 @@ impl Core {
         self.volumes.borrow().clone()
     }
 
-    /// The volume behind a slot.
+    /// The volume of a slot.
     pub(crate) fn volume_of(&self, inode: Inode) -> Option<Rc<Volume>> {
         self.volumes.borrow().iter().find(|v| v.inode() == Some(inode)).cloned()
     }
 
-    /// A volume became part of the set.
+    /// Adds a volume to the set.
     pub(crate) fn add(&self, volume: Rc<Volume>) {
         self.cache.add_load(volume.load().clone());
         self.volumes.borrow_mut().push(volume);
     }
 
-    /// A volume is no part of the set any more.
+    /// Removes a volume from the set.
     pub(crate) fn remove(&self, volume: &Rc<Volume>) {
         self.cache.remove_load(volume.load());
         self.volumes.borrow_mut().retain(|v| !Rc::ptr_eq(v, volume));
     }
 
-    /// The volume in this slot, and its device, are no part of the set any more.
-    pub(crate) fn let_go(&self, volume: &Rc<Volume>, inode: Inode) {
+    /// Removes the volume in this slot and its backing device from the set.
+    pub(crate) fn remove_with_device(&self, volume: &Rc<Volume>, inode: Inode) {
         self.remove(volume);
         // The slot may have another device by now.
         if let Some(backing) = volume.backing() {
@@ -103,7 +103,7 @@ impl Core {
         }
     }
 
-    /// The set is gone: what would keep itself alive goes.
+    /// Removes all volumes and devices, because they and the set hold references to each other.
     pub(crate) fn clear(&self) {
         for v in self.volumes.take() {
             self.cache.remove_load(v.load());

@@ -1,13 +1,14 @@
 //! A cache set: one cache device, the backing devices attached to it, and its flash-only volumes.
 //!
-//! [`CacheSet`] is what shells hold: open (register) a cache device, attach and detach backing devices, create and
-//! delete volumes, stop. What it does is in `open` and `attach`; what the parts share is in `core`.
+//! [`CacheSet`] is the interface for the crates above: opening (registering) a cache device, attaching and detaching
+//! backing devices, creating and deleting volumes, stopping. The operations are in `open`, `attach` and `stop`; the
+//! shared state is in `core`; `memory` reserves the memory of a set.
 
 mod attach;
 mod core;
+mod memory;
 mod open;
 mod stop;
-mod weigh;
 
 use std::rc::Rc;
 
@@ -25,7 +26,7 @@ use crate::gc::GcSettings;
 use crate::volume::Volume;
 use crate::wipe::Wiped;
 
-/// A running cache set. Cheap to clone; it runs until [`CacheSet::stop`].
+/// A running cache set. It is cheap to clone, and runs until [`CacheSet::stop`].
 #[derive(Clone)]
 pub struct CacheSet {
     pub(crate) core: Rc<Core>,
@@ -42,21 +43,21 @@ pub struct SetStatus {
     pub bucket_sectors: Sectors,
     /// Number of buckets.
     pub nbuckets: u32,
-    /// Percent of buckets that cannot be reclaimed at once.
+    /// The percentage of buckets that cannot be reclaimed at once.
     pub in_use_percent: u8,
     /// Live data in the cache.
     pub cached_sectors: Sectors,
-    /// Live dirty data, per slot.
+    /// Live dirty data of each slot that has some.
     pub dirty: Vec<(Inode, Sectors)>,
     /// Btree nodes.
     pub btree_nodes: usize,
-    /// Bytes of index in memory.
+    /// Bytes of the index in memory.
     pub index_bytes: usize,
-    /// Free journal buckets, and how many there are.
+    /// The number of free journal buckets, and of all journal buckets.
     pub journal_free: (usize, usize),
-    /// Journal entries and bytes written since the start.
+    /// The number of journal entries written since the start, and of their bytes.
     pub journal_written: (u64, u64),
-    /// Why the set is disabled, if it is.
+    /// The failure that disabled the set, if it is disabled.
     pub failed: Option<String>,
 }
 
@@ -66,7 +67,7 @@ impl CacheSet {
         self.core.cache.device.superblock().set_uuid()
     }
 
-    /// State in numbers.
+    /// A summary of the set's state.
     pub fn status(&self) -> SetStatus {
         let core = &self.core;
         let buckets = core.cache.alloc.buckets();
@@ -87,26 +88,27 @@ impl CacheSet {
         }
     }
 
-    /// Statistics of all devices of the set together, by the views of the kernel.
+    /// Calls `f` with the statistics of all devices of the set together, which have the views of the kernel.
     pub fn with_stats<T>(&self, f: impl FnOnce(&mut crate::stats::CacheStats) -> T) -> T {
         let stats = &mut *self.core.cache.stats.borrow_mut();
         stats.tick(self.core.cache.rt.now());
         f(stats)
     }
 
-    /// Zeroes the totals of the set: statistics, and what was counted about writeback (`clear_stats`).
+    /// Zeroes the totals of the set: the statistics, and the counts of keys that were written back (`clear_stats`).
     pub fn clear_stats(&self) {
         self.core.cache.stats.borrow_mut().clear_total();
         self.core.cache.device.counters().clear_for_set();
     }
 
-    /// Zeroes what the cache device counts: what was written to it, and its errors (its own `clear_stats`).
+    /// Zeroes the counts of the cache device: the data written to it, and its errors (`clear_stats` of the cache
+    /// device).
     pub fn clear_device_stats(&self) {
         self.core.cache.device.counters().clear_for_cache_device();
         self.core.cache.device.clear_errors();
     }
 
-    /// What was written to the cache device, and what became of its keys.
+    /// Counts of what was written to the cache device and of the keys that were written back.
     pub fn set_counters(&self) -> crate::stats::SetCounters {
         *self.core.cache.device.counters()
     }
@@ -124,7 +126,7 @@ impl CacheSet {
             btree_rewrites: index.rewrites,
             gc_runs: gc.walks,
             moved_extents: gc.moved,
-            kept_extents: gc.promoted,
+            promoted_extents: gc.promoted,
             overwrites: core.cache.overwrites(),
         }
     }
@@ -139,67 +141,68 @@ impl CacheSet {
         self.core.volumes()
     }
 
-    /// What happened since the last call.
+    /// The events of the set since the last call.
     pub fn take_events(&self) -> Vec<SetEvent> {
         self.core.cache.device.events().take()
     }
 
-    /// Waits until [`CacheSet::take_events`] has something to say.
+    /// Waits until [`CacheSet::take_events`] returns an event.
     pub async fn events_arrived(&self) {
         self.core.cache.device.events().arrived().await;
     }
 
-    /// Whether the set has been disabled by a failure.
+    /// The failure that has disabled the set, if there was one.
     pub fn failure(&self) -> Option<EngineError> {
         self.core.cache.device.check().err()
     }
 
-    /// Walks the index now: drops what is stale, packs small leaves together.
+    /// Walks the index now: drops stale keys and joins small leaves.
     pub async fn gc(&self) -> Result<(), EngineError> {
         let gc = self.core.cache.gc.clone();
         self.core.cache.tasks.to_the_end(async move { crate::gc::collect(&gc).await }).await
     }
 
-    /// Overwrites with zeros whatever no volume of the set needs, durably. Dropping the future gives it up; what is done
-    /// stays done.
+    /// Overwrites with zeros all sectors that no volume of the set needs, durably. Dropping the future cancels the
+    /// wipe; the sectors that were overwritten stay so.
     ///
     /// # Errors
-    /// If the device refuses, or the set fails or is stopped: some of the data is still there, and another wipe removes it.
+    /// If the device fails a request, or the set fails or is stopped: some of the data is left, and another wipe
+    /// removes it.
     pub async fn wipe(&self) -> Result<Wiped, EngineError> {
         crate::wipe::wipe(&self.core.cache, &self.core.wiper).await
     }
 
-    /// How many buckets the wipe that is under way has done, and how many there are.
+    /// The number of buckets that the wipe under way has finished, and of all its buckets.
     pub fn wipe_progress(&self) -> (u32, u32) {
         self.core.wiper.progress()
     }
 
-    /// Live dirty sectors of a slot.
+    /// The number of live dirty sectors of a slot.
     pub fn dirty_sectors(&self, inode: Inode) -> Sectors {
         self.core.cache.index.tree().dirty_sectors(inode)
     }
 
-    /// Value of a tunable of the set, by the kernel's name.
+    /// The value of a tunable of the set, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
         self.core.cache.tunables.borrow().get(name).ok()
     }
 
-    /// Every tunable of the set.
+    /// A copy of all tunables of the set.
     pub fn tunables(&self) -> crate::tunables::SetTunables {
         self.core.cache.tunables.borrow().clone()
     }
 
-    /// Sets a tunable of the set, by the kernel's name. What the superblock stores is written there.
+    /// Sets a tunable of the set, by the kernel's name. Tunables that the superblock stores are also written there.
     ///
     /// # Errors
-    /// If the name is unknown, the value makes no sense, or the superblock cannot be written.
+    /// If the name is unknown, the value is invalid, or the superblock cannot be written.
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let core = &self.core;
         let mut next = core.cache.tunables.borrow().clone();
         next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
         if !next.synchronous {
             return Err(EngineError::Invalid(
-                "synchronous: 0 would throw the cache away at the next start, dirty data included; detach the \
+                "synchronous: expected 1; 0 would discard the cache with its dirty data at the next start. Detach the \
                  devices and format the cache instead"
                     .into(),
             ));
@@ -224,7 +227,7 @@ impl Core {
         self.cache.tunables.borrow_mut().set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))
     }
 
-    /// Sets a tunable that the superblock stores, once it is there.
+    /// Writes a tunable to the superblock, then sets it.
     async fn store_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let _config = self.cache.uuids.lock().await;
         let mut next = self.cache.tunables.borrow().clone();
@@ -234,13 +237,13 @@ impl Core {
             sb.set_replacement(next.cache_replacement_policy);
         });
         self.cache.device.write_superblock().await?;
-        // Others may have been set meanwhile.
+        // Other tunables may have been set meanwhile, so only this one is set.
         self.set_tunable(name, value)?;
         self.cache.alloc.eviction().set_policy(next.cache_replacement_policy);
         Ok(())
     }
 
-    /// Carries tunables to the parts that keep their own copy.
+    /// Passes the tunables to the components that have their own copies.
     pub(crate) fn tunables_changed(&self) {
         let t = self.cache.tunables.borrow();
         self.cache.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));

@@ -1,7 +1,9 @@
-//! Opening a cache device: reading what is there, replaying the journal, starting the set's tasks.
+//! Opening a cache device: reading its structures, replaying the journal, starting the tasks of the set.
 //!
-//! Recovery needs no free journal slot: replayed keys stay pinned at the entries in which they were found, and go to
-//! the leaves by and by. A device that was never used (`sync` = 0) is initialised first (format section 13).
+//! Recovery needs no free place in the journal: replayed keys pin the entries in which they were found, and are written
+//! to their leaves later. A device that was never used (`sync` = 0) is initialised first (format section 13).
+//!
+//! Owns the order of recovery, and connects the components (`assemble`). Must not know the paths of requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,7 +27,7 @@ use crate::index::{
     Index, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, evict_task, leaf_writer_task,
     load_tree, names_data, reclaim_task, write_old_leaves_task,
 };
-use crate::journal::{Journal, Layout, scan, surviving};
+use crate::journal::{Journal, Layout, newer_entries, scan};
 use crate::policy::congestion::Congestion;
 use crate::stats::{CacheStats, Work};
 use crate::tasks::Tasks;
@@ -34,45 +36,46 @@ use crate::uuids::UuidTable;
 use crate::volume::{Cache, Shared, Volume};
 use crate::{gc, index};
 
-/// Tasks that write leaves behind.
+/// The number of tasks that write queued leaves.
 const LEAF_WRITERS: usize = 4;
 
-/// How a set is to be opened.
+/// The options for opening a set.
 #[derive(Clone, Debug, Default)]
 pub struct SetOptions {
-    /// Settings to begin with; those that the superblock stores are taken from there.
+    /// The initial settings; those that the superblock stores are taken from there.
     pub tunables: SetTunables,
-    /// Seed of the set's random choices (bset sequence numbers, random replacement).
+    /// The seed of the set's random choices (bset sequence numbers, random replacement).
     pub seed: u64,
-    /// Memory that outlives the process: with it the process can die and nothing that was answered is lost, flushed or
-    /// not. It is for this cache device alone.
+    /// Memory that outlives the process. With it a process crash loses no answered write, even one that was not
+    /// flushed. The memory is for this cache device alone.
     pub crash_log: Option<CrashLogRef>,
-    /// The memory of all sets of the process: what the superblock of this one makes it take is reserved there.
+    /// The memory budget of all sets of the process, in which the set reserves the memory that its superblock demands.
     pub memory: MemoryBudget,
 }
 
-/// Everything read from disk before the set runs.
+/// The state that recovery has read from the cache device.
 struct Recovered {
     buckets: Buckets,
     tree: Tree,
     journal: Journal,
     prios: LoadedPrios,
     uuids: Vec<format::UuidEntry>,
-    /// The table has the old, shorter slots.
+    /// Whether the UUID table has the old, shorter slots.
     old_uuids: bool,
     events: Vec<SetEvent>,
 }
 
 impl CacheSet {
-    /// Opens (registers) a cache device: initialises it if it is new, else recovers what is there.
+    /// Opens (registers) a cache device: initialises it if it is new, otherwise recovers its state.
     ///
     /// # Errors
-    /// If a structure is damaged, unsupported or does not fit the device; nothing has been written then, except to a
-    /// device that was being initialised.
+    /// If a structure is damaged, unsupported or does not fit the device. In these cases nothing was written, except to
+    /// a device that was being initialised.
     pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let crash_log = options.crash_log.clone();
         let opened = CacheSet::open_device(cache, options).await;
-        // The device may have dropped what a process before this one wrote and did not flush; not if it has no room.
+        // A device that failed a request may have lost data that an earlier process wrote and did not flush, unless it
+        // only had no room.
         if let (Err(EngineError::Io(e)), Some(crash_log)) = (&opened, crash_log)
             && !e.is_out_of_room()
             && !bug(Bug::CrashLogAfterError)
@@ -85,8 +88,9 @@ impl CacheSet {
     async fn open_device(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
         let mut superblock = read_cache(&cache).await?;
         let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
-        let mut memory = super::weigh::reserve(&options.memory, superblock.geometry(), &place)?;
-        // What a process that died has left in the device's cache counts from now on, so it must stay.
+        let mut memory = super::memory::reserve(&options.memory, superblock.geometry(), &place)?;
+        // From now on the set relies on data that an earlier process has left in the volatile cache of the device, so
+        // it must be durable.
         if !bug(Bug::OpenWithoutFlush) {
             cache.flush().await?;
         }
@@ -112,9 +116,9 @@ impl CacheSet {
             core.cache.device.emit(e);
         }
         core.tunables_changed();
-        void_unreachable(core);
+        invalidate_unreachable_slots(core);
         let (ready, for_prios) = core.cache.alloc.prime();
-        // Exactly as many are enough: the buckets of the old priorities are free once the new ones are written.
+        // No more buckets are needed: the buckets of the old priorities are free after the new ones are written.
         let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
         if ready < needed {
             mark(Mark::NoBuckets);
@@ -130,7 +134,8 @@ impl CacheSet {
         }
         start_tasks(core);
         if old_uuids {
-            // Our journal entries promise slots of 128 bytes, so the table comes first (format section 7).
+            // Journal entries of this version imply slots of 128 bytes, so the table is written first (format section
+            // 7).
             let _lock = core.cache.uuids.lock().await;
             core.cache.uuids.update(|_| ()).await?;
         }
@@ -139,10 +144,11 @@ impl CacheSet {
     }
 }
 
-/// Blocks that the journal of a new set has at least: enough for every leaf of a small index to need a new root.
+/// The smallest number of blocks in the journal of a new set: enough even if every leaf of a small index needs a new
+/// root.
 const MIN_JOURNAL_BLOCKS: u64 = 64;
 
-/// How many buckets a new journal gets: as many as the kernel gives it, more if buckets are tiny.
+/// The number of buckets of a new journal: the kernel's number, or more if the buckets are very small.
 fn journal_buckets(superblock: &CacheSuper) -> u16 {
     let g = superblock.geometry();
     let blocks_each = g.bucket_sectors.0 / g.block_sectors.0;
@@ -151,14 +157,14 @@ fn journal_buckets(superblock: &CacheSuper) -> u16 {
     superblock.default_journal_buckets().max(wanted as u16)
 }
 
-/// Makes a new device a working, empty set.
+/// Initialises a new device as an empty set.
 async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) -> Result<(), EngineError> {
     let count = journal_buckets(superblock);
     superblock.set_journal_buckets(count).map_err(|c| place.corrupt(SUPERBLOCK_SECTOR, &c))?;
     let g = *superblock.geometry();
     let magic = superblock.set_magic();
     let pool = cache.runtime().pool().clone();
-    // A set that was formatted again with its old UUID must not find its old entries.
+    // If the device was formatted again with its old set UUID, recovery must not find old entries.
     for bucket in superblock.journal_buckets() {
         cache.write_zeroes(g.bucket_start(bucket), g.bucket_sectors).await?;
     }
@@ -168,7 +174,7 @@ async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) ->
     let root_bucket = prio_at(g.prio_buckets + 1);
     if root_bucket.0 >= g.nbuckets {
         return Err(EngineError::Invalid(format!(
-            "{}: {} buckets are too few for the metadata of a set",
+            "{}: expected more than {root_bucket} buckets, for the metadata of a set, found {}: format it with smaller buckets",
             place.device, g.nbuckets
         )));
     }
@@ -218,9 +224,9 @@ async fn initialise(cache: &Disk, place: &Place, superblock: &mut CacheSuper) ->
     write_first_superblock(cache, &superblock.encode()).await
 }
 
-/// Sectors of one write may reach the device without each other, and the list of the journal's buckets can be longer than
-/// the first sector. The checksum that is on the device does not cover a list, so that goes first; from then on only the
-/// first sector changes.
+/// Writes the first superblock of a set with the list of journal buckets. A power loss may tear a write between
+/// sectors, and the list may be longer than the first sector. The checksum on the device does not cover the list, so
+/// the list is written first; afterwards only the first sector changes.
 async fn write_first_superblock(cache: &Disk, bytes: &[u8]) -> Result<(), EngineError> {
     let pool = cache.runtime().pool().clone();
     let sector = Sectors(1).bytes() as usize;
@@ -235,7 +241,7 @@ async fn write_first_superblock(cache: &Disk, bytes: &[u8]) -> Result<(), Engine
     Ok(())
 }
 
-/// Reads journal, priorities, UUID table and index, and replays the journal's keys in memory.
+/// Reads journal, priorities, UUID table and index, and replays the keys of the journal in memory.
 async fn recover(
     device: &Rc<CacheDevice>,
     options: &SetOptions,
@@ -258,7 +264,7 @@ async fn recover(
         found.replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
     let on_device = found.replay.entries.len();
     if let Some(s) = &crash_log {
-        found.replay.entries.extend(surviving(&**s, superblock.seq(), &newest, g));
+        found.replay.entries.extend(newer_entries(&**s, superblock.seq(), &newest, g));
     }
     newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
     for e in &found.replay.entries {
@@ -279,7 +285,7 @@ async fn recover(
         .await
         .inspect_err(|_| mark(Mark::BadNode))?;
     let (mut tree, mut events) = (loaded.tree, loaded.events);
-    // Every key of the journal raises generations before anything is judged stale (format section 10).
+    // Every key of the journal raises its generation before any pointer is considered stale (format section 10).
     for ptr in found.replay.entries.iter().flat_map(|e| &e.keys).filter_map(|k| k.pointer()) {
         if ptr.is_available() && !bug(Bug::ReplayRaisesNothing) {
             if ptr.generation().age_of(buckets.generation(buckets.bucket_of(ptr))) > 0 {
@@ -305,7 +311,7 @@ async fn recover(
     let roots = newest.roots();
     let journal = Journal::new(device.clone(), layout, found.ring, newest.seq, oldest, roots);
     replay_keys(&found.replay, &mut tree, &mut buckets, &journal, &reader).await?;
-    // What survived only in memory becomes a part of the journal before anything new does.
+    // Entries of the crash log are written to the journal before any new key.
     for entry in found.replay.entries.iter().skip(on_device) {
         mark(Mark::ReplayedCrashLog);
         journal.adopt(&entry.keys).await?;
@@ -316,12 +322,12 @@ async fn recover(
     let keys = found.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: found.replay.entries.len() as u64, keys });
     let old_uuids = newest.version == 0;
-    // The entries go.
+    // The memory of the entries is free now.
     memory.shrink_to(tables_bytes);
     Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
 }
 
-/// Applies the journal's keys to the index, in order. They stay pinned at their entries.
+/// Applies the keys of the journal to the index, in order. The leaves pin the entries.
 async fn replay_keys(
     replay: &Replay,
     tree: &mut Tree,
@@ -357,7 +363,7 @@ async fn replay_keys(
                     ),
                 ));
             }
-            // A stale key still replaces what was there: it acts as a hole (format section 4.5).
+            // A stale key still replaces older keys: it acts as a hole (format section 4.5).
             let mut new = key
                 .pointer()
                 .filter(|p| p.is_available() && buckets.is_current(*p))
@@ -386,7 +392,8 @@ async fn replay_keys(
     Ok(())
 }
 
-/// The rules of the table, and one more: positions of a flash-only volume must fit into the index.
+/// Checks the UUID table by the rules of the format, and that every position of a flash-only volume fits into the
+/// index.
 fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Result<(), EngineError> {
     let sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
     format::uuid_table::check_uuid_table(uuids).map_err(|c| place.corrupt(sector, &c))?;
@@ -418,7 +425,7 @@ async fn read_uuids(
         .map_err(|c| place.corrupt(sector, &c))
 }
 
-/// Builds the components of a set from the recovered state, and wires them.
+/// Builds the components of a set from the recovered state, and connects them.
 fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: Reservation) -> Rc<Core> {
     let rt = device.disk().runtime().clone();
     let geometry = device.geometry();
@@ -469,24 +476,24 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
         shared: Shared::new(congestion),
     };
     let core = Rc::new(Core::new(Rc::new(cache), memory));
-    // The device outlives no set, but it must not keep the set alive.
+    // The device belongs to the set and must not keep it alive.
     let weak = Rc::downgrade(&core);
     core.cache.device.set_wake(move || {
         if let Some(core) = weak.upgrade() {
-            core.wake_everybody();
+            core.wake_all();
         }
     });
     core
 }
 
-/// Keys of slots that no device can claim any more are void, and go when the index is walked.
-fn void_unreachable(core: &Rc<Core>) {
+/// Invalidates the slots that no device can have any more; a walk of the index removes their keys.
+fn invalidate_unreachable_slots(core: &Rc<Core>) {
     let uuids = core.cache.uuids.entries();
     let live = |i: Inode| uuids.get(i.0 as usize).is_some_and(|u| u.is_live());
     let tree = core.cache.index.tree();
     for (i, u) in uuids.iter().enumerate() {
         if u.is_invalidated() {
-            mark(Mark::VoidSlot);
+            mark(Mark::InvalidSlot);
             core.cache.index.invalidate_slot(Inode(i as u32));
         }
     }

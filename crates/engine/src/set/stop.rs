@@ -1,17 +1,17 @@
-//! Stopping a set: nothing new, what is under way ends, everything that is not on disk goes there.
+//! Stopping a set: it takes no new requests, requests under way end, and all unwritten state is written to disk.
 //!
-//! Dirty data stays dirty. There is no mark of cleanliness on disk: a stopped set looks like a crashed one whose
-//! journal has nothing left to replay.
+//! Dirty data stays dirty. The format has no mark of a clean stop: a stopped set looks like a crashed set whose journal
+//! has nothing left to replay.
 
 use super::CacheSet;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
 impl CacheSet {
-    /// Stops the volumes and the set. Everything that was written is durable afterwards.
+    /// Stops the volumes and the set. Every answered write is durable afterwards.
     ///
     /// # Errors
-    /// If something could not be written; what a flush acknowledged is durable all the same.
+    /// If a write or flush failed; data whose flush was answered before is durable in this case, too.
     pub async fn stop(&self) -> Result<(), EngineError> {
         let core = &self.core;
         core.wiper.stop();
@@ -19,9 +19,9 @@ impl CacheSet {
         for v in self.volumes() {
             stopped = stopped.and(v.stop().await);
         }
-        // Misses being inserted.
+        // Waits for misses that are being inserted.
         core.cache.tasks.all_ended().await;
-        // One that cannot be flushed does not keep what others wrote from becoming durable.
+        // A device that cannot be flushed does not keep the data of others from becoming durable.
         for b in core.cache.backings.all() {
             stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
         }
@@ -38,14 +38,14 @@ impl CacheSet {
         let result = result.await;
         core.cache.device.stop();
         core.cache.journal.stop();
-        core.wake_everybody();
-        // Volumes and set hold each other.
+        core.wake_all();
+        // Volumes and set have references to each other.
         core.clear();
         stopped.and(result)
     }
 
-    /// Gives the set up where it stands, as the death of the process does: nothing is written, nothing is waited
-    /// for. The caller has dropped the runtime's tasks; this drops what would keep itself alive.
+    /// Ends the set as a process crash does: writes nothing and waits for nothing. The caller has dropped the tasks of
+    /// the runtime; this function drops the references that would keep the set alive.
     pub fn abandon(self) {
         for v in self.core.volumes() {
             v.detached();

@@ -1,11 +1,11 @@
-//! Counters that only ever grow, until somebody clears them.
+//! Counters that grow until they are cleared.
 //!
-//! Owns what a volume and a cache set count besides hits and misses. Units: requests, bytes, sectors
-//! as named. They saturate.
+//! Owns the counts of a volume and of a cache set other than hits and misses. The names give the units: requests,
+//! bytes, sectors. Counters saturate.
 
 use format::Sectors;
 
-/// Requests of one kind and the bytes they were about.
+/// The number of requests of one kind, and of their bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct OpCount {
     /// Requests.
@@ -22,7 +22,7 @@ impl OpCount {
     }
 }
 
-/// What was asked of a volume, however it was served.
+/// The requests to a volume, on whatever path they were served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RequestCounters {
     /// Reads.
@@ -33,12 +33,12 @@ pub struct RequestCounters {
     pub discards: OpCount,
     /// Flushes, whether on their own or with a write.
     pub flushes: u64,
-    /// Those of the reads and writes whose sender said that they are about a file system's metadata.
+    /// Reads and writes that the client marked as metadata of a file system.
     pub metadata: OpCount,
 }
 
 impl RequestCounters {
-    /// Counts that a read or write is about metadata. Few are: kept out of the way of those that are not.
+    /// Counts a read or write of metadata. Such requests are rare, so the function is not inlined.
     #[cold]
     #[inline(never)]
     pub fn count_metadata(&mut self, sectors: Sectors) {
@@ -56,7 +56,7 @@ impl RequestCounters {
     }
 }
 
-/// What a cache set does inside; the names are the kernel's (semantics section 16.3, semantics section 16.4).
+/// The internal counts of a cache set; the names are the kernel's (semantics section 16.3, semantics section 16.4).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SetCounters {
     /// Data written to the cache device.
@@ -65,19 +65,19 @@ pub struct SetCounters {
     pub btree_written: Sectors,
     /// Btree nodes, journal entries, prio sets and the UUID table written to the cache device.
     pub metadata_written: Sectors,
-    /// Reads that found their bucket reused meanwhile.
+    /// Reads whose bucket was reused during the read.
     pub cache_read_races: u64,
     /// Keys that became clean by writeback.
     pub writeback_keys_done: u64,
     /// Keys that were overwritten while they were written back.
     pub writeback_keys_failed: u64,
-    /// Runs that were written back together with what lies between their dirty data.
+    /// Runs that were written back together with the gaps between their dirty extents.
     pub writeback_bridged_runs: u64,
-    /// Data read from the backing device for them.
+    /// Data that was read from the backing device for these gaps.
     pub writeback_bridge_read: Sectors,
-    /// Data that was not dirty and was written with them.
+    /// Data in gaps that was written with these runs.
     pub writeback_bridge_written: Sectors,
-    /// Attempts to make room in the journal.
+    /// Attempts to free space of the journal.
     pub reclaim: u64,
     /// Journal buckets that became free.
     pub reclaimed_journal_buckets: u64,
@@ -91,32 +91,32 @@ impl SetCounters {
         add(&mut self.written, sectors);
     }
 
-    /// Counts a btree node write: it is metadata, too.
+    /// Counts the write of a btree node, which is metadata, too.
     pub fn count_btree_written(&mut self, sectors: Sectors) {
         add(&mut self.btree_written, sectors);
         add(&mut self.metadata_written, sectors);
     }
 
-    /// Counts metadata written other than btree nodes.
+    /// Counts the write of metadata other than btree nodes.
     pub fn count_metadata_written(&mut self, sectors: Sectors) {
         add(&mut self.metadata_written, sectors);
     }
 
-    /// Counts a run of writeback that went over gaps: what was read from the backing device for it, and how much of what
-    /// was written is not dirty.
+    /// Counts a run of writeback with gaps: the sectors that were read from the backing device for it, and the sectors
+    /// of gaps that were written.
     pub fn count_bridged(&mut self, read: Sectors, gaps: Sectors) {
         self.writeback_bridged_runs = self.writeback_bridged_runs.saturating_add(1);
         add(&mut self.writeback_bridge_read, read);
         add(&mut self.writeback_bridge_written, gaps);
     }
 
-    /// What `clear_stats` of a set clears (semantics section 13): the counts of writeback keys.
+    /// Clears the counts of writeback keys, as `clear_stats` of a set does (semantics section 13).
     pub fn clear_for_set(&mut self) {
         self.writeback_keys_done = 0;
         self.writeback_keys_failed = 0;
     }
 
-    /// What `clear_stats` of a cache device clears (semantics section 13): what was written.
+    /// Clears the counts of written sectors, as `clear_stats` of a cache device does (semantics section 13).
     pub fn clear_for_cache_device(&mut self) {
         self.written = Sectors::ZERO;
         self.btree_written = Sectors::ZERO;

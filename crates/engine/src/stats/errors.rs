@@ -1,25 +1,24 @@
-//! Counting device errors up to the point where a device is given up.
+//! Counts of device errors, and the limit at which a device is disabled.
 //!
-//! Owns the error counts of a cache device, which fade with the I/O that follows
-//! (semantics section 14.2), and of a backing device, which do not (semantics section 14.1). Must not know
-//! what giving up means.
+//! Owns the error count of a cache device, which decays with later I/O (semantics section 14.2), and that of a backing
+//! device, which does not (semantics section 14.1). Must not know what disabling a device means.
 
-/// Errors of a cache device are kept in units of 2^-20 (semantics section 14.2).
+/// Errors of a cache device are counted in units of 2^-20 (semantics section 14.2).
 const ERROR_SHIFT: u32 = 20;
-/// A count is multiplied by 127/128 each time; 88 times that is a half (semantics section 14.2).
+/// Each decay multiplies a count by 127/128; 88 decays halve it (semantics section 14.2).
 const DECAY_NUMERATOR: u64 = 127;
 const DECAY_DENOMINATOR: u64 = 128;
-/// Decays per half-life (semantics section 14.2).
+/// The number of decays in a half-life (semantics section 14.2).
 pub const DECAYS_PER_HALFLIFE: u32 = 88;
 
-/// What to make of an I/O.
+/// The verdict on the result of an I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorVerdict {
-    /// It was fine.
+    /// The I/O succeeded.
     Fine,
-    /// It failed, and the device has not failed too often yet.
+    /// The I/O failed, and the number of errors is below the limit.
     Tolerated,
-    /// It failed, and the limit is reached: give the device up.
+    /// The I/O failed, and the limit is reached: the device must be disabled.
     LimitReached,
 }
 
@@ -43,19 +42,19 @@ impl CacheErrors {
         self.scaled >> ERROR_SHIFT
     }
 
-    /// Takes note of an I/O. `limit` is `io_error_limit`, `halflife` is `io_error_halflife` in I/Os: below
-    /// 88 errors never fade.
+    /// Records an I/O. `limit` is `io_error_limit`, `halflife` is `io_error_halflife` in I/Os; below 88 errors never
+    /// decay.
     pub fn observe(&mut self, failed: bool, limit: u32, halflife: u32) -> ErrorVerdict {
         let period = halflife / DECAYS_PER_HALFLIFE;
         if period > 0 {
             self.ios = self.ios.saturating_add(1);
-            // More than once only after the half-life was lowered.
+            // The loop runs more than once only after the half-life was lowered.
             while self.ios > period && self.scaled > 0 {
                 self.ios -= period;
                 let decayed = u128::from(self.scaled) * u128::from(DECAY_NUMERATOR);
                 self.scaled = u64::try_from(decayed / u128::from(DECAY_DENOMINATOR)).unwrap_or(u64::MAX);
             }
-            // Nothing to decay: only the phase matters.
+            // There are no errors to decay: only the position in the period matters.
             if self.ios > period {
                 self.ios = (self.ios - 1) % period + 1;
             }
@@ -67,7 +66,7 @@ impl CacheErrors {
         if self.errors() >= u64::from(limit) { ErrorVerdict::LimitReached } else { ErrorVerdict::Tolerated }
     }
 
-    /// What `clear_stats` of the cache device does: no errors, nothing counted.
+    /// Clears all counts, as `clear_stats` of the cache device does.
     pub fn clear(&mut self) {
         *self = CacheErrors::default();
     }
@@ -90,8 +89,7 @@ impl BackingErrors {
         self.errors
     }
 
-    /// Takes note of a failed request; those that only read ahead do not count. `limit` is
-    /// `io_error_limit`.
+    /// Records a failed request; read-ahead requests do not count. `limit` is `io_error_limit`.
     pub fn failed(&mut self, readahead: bool, limit: u32) -> ErrorVerdict {
         if readahead {
             return ErrorVerdict::Tolerated;
@@ -162,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a loop that decays whenever more than a period of I/Os has passed.
+        /// Compares the count with a loop that decays after each period of I/Os.
         #[test]
         fn errors_fade_by_the_period(
             steps in prop::collection::vec((prop::bool::weighted(0.3), 0u32..5, 0u8..8), 1..400)

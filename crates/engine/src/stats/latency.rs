@@ -1,15 +1,15 @@
-//! What became of the requests to a volume, and how long they took.
+//! The outcomes and latencies of the requests to a volume.
 //!
-//! Owns, for each operation and outcome, a histogram of latencies since the start and a window over the last five
-//! minutes. Recording is a few dozen instructions and never allocates. *Must not know:* why a request took its path, and
-//! who reads the figures.
+//! Owns, for each operation and outcome, a histogram of latencies since the start, and counts over the last five
+//! minutes. Recording takes a few dozen instructions and never allocates. *Must not know:* why a request took its path,
+//! and the readers of the figures.
 
 use format::Sectors;
 use io::{Histogram, Nanos};
 
 use crate::policy::bypass::BypassReason;
 
-/// What a request asked for.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     /// A read.
@@ -42,24 +42,24 @@ impl OpKind {
     }
 }
 
-/// What became of a request that was answered without an error.
+/// The outcome of a request that was answered without an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// A read that the cache had all of.
+    /// A read of which the cache had all data.
     Hit,
-    /// A read that the cache had nothing of.
+    /// A read of which the cache had no data.
     Miss,
-    /// A read that the cache had a part of.
+    /// A read of which the cache had a part of the data.
     Partial,
     /// A write that went to the cache alone.
     Writeback,
     /// A write that went to both devices.
     Writethrough,
-    /// Past the cache by decision; a read may have found its data there all the same.
+    /// A request that was decided to bypass the cache; a read may still have been served from the cache.
     Bypass(BypassReason),
-    /// The volume has no cache.
+    /// A request to a volume without a cache.
     PassThrough,
-    /// A flush; or something else that no cache takes part in.
+    /// A flush, or another request whose outcome does not depend on the cache.
     Done,
 }
 
@@ -103,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// Why it bypassed; empty if it did not.
+    /// The reason for a bypass; empty for other outcomes.
     pub const fn reason(self) -> &'static str {
         match self {
             Outcome::Bypass(reason) => reason.name(),
@@ -112,7 +112,7 @@ impl Outcome {
     }
 }
 
-/// Requests and their length.
+/// The number of requests, and of their bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {
     /// Requests.
@@ -127,7 +127,7 @@ impl Tally {
         self.bytes = self.bytes.saturating_add(sectors.bytes());
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Tally) -> Tally {
         Tally {
@@ -137,11 +137,11 @@ impl Tally {
     }
 }
 
-/// How many requests of each operation had each outcome.
+/// The number of requests for each operation and outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tallies {
     by_op: [[Tally; Outcome::COUNT]; OpKind::ALL.len()],
-    /// Parts of requests that were to be cached and found no bucket.
+    /// Parts of requests that were to be cached and for which there was no bucket.
     pub not_cached: Tally,
 }
 
@@ -183,20 +183,20 @@ impl Tallies {
     }
 }
 
-/// Length of a slot of the window.
+/// The length of a slot of the window.
 pub const SLOT: Nanos = Nanos::from_secs(10);
-/// Whole slots of the window: five minutes.
+/// The number of complete slots of the window: five minutes.
 const SLOTS: usize = 30;
-/// Length of the window, with the slot that is being filled.
+/// The length of the window, including the slot that is being filled.
 pub const WINDOW: Nanos = Nanos::from_secs(10 * (SLOTS as u64 + 1));
 
-/// What was counted in the last five minutes.
+/// The counts of the last five minutes.
 #[derive(Clone, Debug)]
 struct Window {
-    /// The slot being filled, and those before it in a ring.
+    /// The slot that is being filled, and the slots before it, in a ring.
     slots: Box<[Tallies]>,
     current: usize,
-    /// When the current slot ends.
+    /// The end of the current slot.
     ends: Nanos,
 }
 
@@ -213,7 +213,7 @@ impl Window {
         &mut self.slots[self.current]
     }
 
-    /// Slots end. What was counted in those that fall out of the window is forgotten.
+    /// Ends the slots before `now`; the counts of slots that leave the window are dropped.
     fn pass(&mut self, now: Nanos) {
         let ended = now.since(self.ends).0 / SLOT.0 + 1;
         for _ in 0..ended.min(self.slots.len() as u64) {
@@ -261,7 +261,7 @@ impl Latencies {
     }
 }
 
-/// What became of a volume's requests.
+/// The outcomes and latencies of a volume's requests.
 #[derive(Clone, Debug)]
 pub struct RequestStats {
     latencies: Latencies,
@@ -281,20 +281,20 @@ impl RequestStats {
         }
     }
 
-    /// Takes note of a request that was answered at `now`.
+    /// Records a request that was answered at `now`.
     pub fn record(&mut self, op: OpKind, outcome: Outcome, sectors: Sectors, began: Nanos, now: Nanos) {
         self.latencies.by_op[op.index()][outcome.index()].record(now.since(began));
         self.total.count(op, outcome, sectors);
         self.window.at(now).count(op, outcome, sectors);
     }
 
-    /// Takes note of a part of a request that was to be cached and found no bucket.
+    /// Records a part of a request that was to be cached and for which there was no bucket.
     pub fn not_cached(&mut self, sectors: Sectors, now: Nanos) {
         self.total.not_cached.count(sectors);
         self.window.at(now).not_cached.count(sectors);
     }
 
-    /// Takes note of a request that failed.
+    /// Records a request that failed.
     pub fn failed(&mut self, op: OpKind) {
         let count = &mut self.errors[op.index()];
         *count = count.saturating_add(1);

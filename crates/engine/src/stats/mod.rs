@@ -1,9 +1,8 @@
-//! Figures about what the engine does.
+//! Figures about the work of the engine.
 //!
-//! Owns the counters, averages and error counts of devices and sets, and the human-readable form of
-//! sizes. Everything is 64 bits wide and saturates. (The kernel shifts in 32 bits, so its views lose
-//! multiples of 65 536 events per tick.) Must not know who reads them: metrics, control files and the
-//! command line all take the same values.
+//! Owns the counters, averages and error counts of devices and sets, and the human-readable form of sizes. All values
+//! have 64 bits and saturate. (The kernel shifts in 32 bits, so its views lose multiples of 65 536 events per tick.)
+//! Must not know the readers: metrics, control files and the command line all use the same values.
 
 pub mod counters;
 pub mod errors;

@@ -1,4 +1,4 @@
-//! How often something happens and how long it takes.
+//! The average period and duration of events of one kind.
 //!
 //! Owns the averages behind `btree_gc`, `btree_split`, `btree_sort` and `btree_read`
 //! (semantics section 13): exponentially weighted, the newest event counting 1/8. Must not know what is
@@ -6,12 +6,12 @@
 
 use io::Nanos;
 
-/// The newest value counts this part of an average (semantics section 13).
+/// The newest value has one part in this many of an average (semantics section 13).
 const WEIGHT: u64 = 8;
-/// Averages keep this many more bits than they show.
+/// Averages have this many more bits than are shown.
 const FRACTION_BITS: u32 = 8;
 
-/// In which unit a time is shown.
+/// The unit in which a time is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimeUnit {
     /// Seconds, `sec`.
@@ -52,12 +52,12 @@ pub struct TimeStats {
 }
 
 impl TimeStats {
-    /// Nothing has happened yet.
+    /// Makes averages without events.
     pub fn new() -> TimeStats {
         TimeStats::default()
     }
 
-    /// Takes note of an event that took from `start` to `end`.
+    /// Records an event that lasted from `start` to `end`.
     pub fn record(&mut self, start: Nanos, end: Nanos) {
         let duration = end.since(start);
         self.max_duration = self.max_duration.max(duration);
@@ -75,7 +75,7 @@ impl TimeStats {
         self.last = Some(end);
     }
 
-    /// Average time that an event took.
+    /// Average duration of an event.
     pub fn average_duration(&self) -> Nanos {
         Nanos(self.average_duration >> FRACTION_BITS)
     }
@@ -86,7 +86,7 @@ impl TimeStats {
         Nanos(self.average_period.unwrap_or_default() >> FRACTION_BITS)
     }
 
-    /// Longest time that an event took.
+    /// Longest duration of an event.
     pub fn max_duration(&self) -> Nanos {
         self.max_duration
     }
@@ -114,7 +114,7 @@ impl TimeStats {
         ]
     }
 
-    /// Sets everything to the beginning.
+    /// Clears all averages.
     pub fn clear(&mut self) {
         *self = TimeStats::default();
     }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Eight events of 8 ns after one of none: an eighth of what is missing each time, in parts of a 256th.
+    /// Eight events of 8 ns after one of 0 ns: each adds an eighth of the difference, rounded to 1/256.
     #[test]
     fn averages_keep_fractions() {
         let mut t = TimeStats::new();

@@ -1,14 +1,14 @@
 //! Hits, misses and bypasses, in total and over the last minutes, hours and days.
 //!
-//! Owns the cache statistics of one cached device or one set (semantics section 13); the engine counts
-//! every event in both. The views five_minute, hour and day are moved on by ticks of 300/22 seconds:
-//! what was counted since the last tick is added, and the view is scaled by 31/32, every tick, every
-//! 12th and every 288th. So they show nothing of the last 13.6 seconds, as in the kernel.
+//! Owns the cache statistics of one cached device or one set (semantics section 13); the engine counts every event in
+//! both. Ticks of 300/22 seconds advance the views five_minute, hour and day: each tick adds the counts since the last
+//! tick. The views are scaled by 31/32 at every tick, every 12th tick and every 288th tick. So they do not show the
+//! last 13.6 seconds, as in the kernel.
 //!
-//! The total differs from the kernel's in being exact and immediate: nothing is ever scaled there.
+//! The total view is exact and immediate, unlike the kernel's: it is never scaled.
 //!
-//! *Invariants:* counting never allocates and takes a few additions; ticks are counted by the time that
-//! has passed, not by calls. *Must not know:* how it was decided what is a hit.
+//! *Invariants:* counting never allocates and takes a few additions; ticks are counted by the time that has passed, not
+//! by calls. *Must not know:* the definition of a hit.
 
 use format::Sectors;
 use io::Nanos;
@@ -17,11 +17,11 @@ use crate::policy::bypass::BypassReason;
 
 /// 300/22 seconds (semantics section 13).
 pub const TICK: Nanos = Nanos(300_000_000_000 / 22);
-/// Views keep this many more bits than they show (semantics section 13).
+/// Views have this many more bits than are shown (semantics section 13).
 const FRACTION_BITS: u32 = 16;
 /// A view is scaled by 31/32 (semantics section 13).
 const DECAY_SHIFT: u32 = 5;
-/// After as many scalings every 64-bit value is 0, for 2^64 · (31/32)^1400 < 1 and each one rounds down.
+/// After this number of scalings every 64-bit value is 0, because 2^64 · (31/32)^1400 < 1 and each scaling rounds down.
 const DECAYS_TO_ZERO: u64 = 1400;
 
 /// A period that statistics are shown for.
@@ -52,7 +52,7 @@ impl View {
     }
 }
 
-/// What a view shows.
+/// The values of a view.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ViewValues {
     /// Reads, not bypassed, that were completely served from the cache.
@@ -63,7 +63,7 @@ pub struct ViewValues {
     pub cache_bypass_hits: u64,
     /// Bypassed reads with at least one missing piece.
     pub cache_bypass_misses: u64,
-    /// Misses that could not be cached, for a write came in between.
+    /// Misses that were not cached because a write overlapped them.
     pub cache_miss_collisions: u64,
     /// Bytes of bypassed requests.
     pub bypassed_bytes: u64,
@@ -120,7 +120,7 @@ impl Decaying {
         }
     }
 
-    /// Ticks number `from + 1` to `from + ticks` pass.
+    /// Scales the view for the ticks number `from + 1` to `from + ticks`.
     fn pass(&mut self, from: u64, ticks: u64) {
         let times = from.saturating_add(ticks) / self.period - from / self.period;
         for _ in 0..times.min(DECAYS_TO_ZERO) {
@@ -148,7 +148,7 @@ pub struct CacheStats {
     reasons: [ReasonCount; BypassReason::COUNT],
     /// Ticks that have passed.
     ticks: u64,
-    /// When tick number `ticks` was.
+    /// The time of tick number `ticks`.
     last_tick: Nanos,
 }
 
@@ -179,7 +179,7 @@ impl CacheStats {
         self.count(counter, 1);
     }
 
-    /// Counts a miss that could not be cached because a write came in between.
+    /// Counts a miss that was not cached because a write overlapped it.
     pub fn miss_collision(&mut self) {
         self.count(COLLISIONS, 1);
     }
@@ -190,16 +190,16 @@ impl CacheStats {
         self.not_cached(reason, sectors);
     }
 
-    /// Counts a part of a request that was to be cached and could not be: no bucket was free, or the
-    /// set is stopping. It is seen in the counters of the reason only.
+    /// Counts a part of a request that was to be cached and was not, because no bucket was free or the set is stopping.
+    /// Only the counters of the reason show it.
     pub fn not_cached(&mut self, reason: BypassReason, sectors: Sectors) {
         let count = &mut self.reasons[reason.index()];
         count.requests = count.requests.saturating_add(1);
         count.bytes = count.bytes.saturating_add(sectors.bytes());
     }
 
-    /// Lets the ticks pass that are due at `now`; returns when to call again. Calls in between do
-    /// nothing. After a late call it is as if all had been counted before the first of the due ticks.
+    /// Carries out the ticks that are due at `now`; returns the time of the next call. Calls in between do nothing.
+    /// After a late call all counts belong to the first of the due ticks.
     pub fn tick(&mut self, now: Nanos) -> Nanos {
         let due = now.since(self.last_tick).0 / TICK.0;
         if due > 0 {
@@ -214,7 +214,7 @@ impl CacheStats {
         self.last_tick.after(TICK)
     }
 
-    /// What a view shows.
+    /// The values of a view.
     pub fn view(&self, view: View) -> ViewValues {
         let counts = match view {
             View::Total => self.total,
@@ -232,12 +232,12 @@ impl CacheStats {
         }
     }
 
-    /// What was not cached for `reason`, since the start or the last `clear_total`.
+    /// The requests that were not cached for `reason` since the start or the last `clear_total`.
     pub fn reason(&self, reason: BypassReason) -> ReasonCount {
         self.reasons[reason.index()]
     }
 
-    /// What `clear_stats` does: the total begins anew, the other views go on (semantics section 13).
+    /// Clears the total view, as `clear_stats` does; the other views continue (semantics section 13).
     pub fn clear_total(&mut self) {
         self.total = [0; COUNTERS];
         self.reasons = [ReasonCount::default(); BypassReason::COUNT];

@@ -1,7 +1,8 @@
 //! The time that background work takes.
 //!
-//! Owns, for each kind of background task, a histogram of its *slices*: how long it kept the thread each time that it
-//! ran, which is how long a client's request may have had to wait for it. Must not know what the tasks do.
+//! Owns, for each kind of background task, a histogram of its *slices*. A slice is the time for which the task kept the
+//! thread in one run, and so the longest time for which a request of a client may have waited for it. Must not know
+//! what the tasks do.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -48,15 +49,15 @@ impl Work {
 #[derive(Clone, Debug, Default)]
 pub struct WorkStats {
     slices: [Histogram; Work::ALL.len()],
-    /// Whole walks of the index, and what the kernel shows of them.
+    /// Averages of whole walks of the index, as the kernel shows them.
     pub gc: TimeStats,
-    /// The same as a distribution.
+    /// The durations of whole walks of the index.
     pub gc_durations: Histogram,
-    /// Leaves replaced by others.
+    /// Averages of the replacements of leaves.
     pub split: TimeStats,
-    /// Btree nodes read.
+    /// Averages of the reads of btree nodes.
     pub read: TimeStats,
-    /// Batches of writeback, of all devices.
+    /// The durations of the writeback batches of all devices.
     pub writeback_batches: Histogram,
 }
 
@@ -66,7 +67,7 @@ impl WorkStats {
         self.gc_durations.record(now.since(began));
     }
 
-    /// How long a kind of work kept the thread each time.
+    /// The times for which a kind of work kept the thread in each run.
     pub fn slices(&self, work: Work) -> &Histogram {
         &self.slices[work as usize]
     }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use crate::testing::run;
 
-    /// A task that waits twice runs three times; its result is what it was.
+    /// A task that waits twice has three slices, and its result is unchanged.
     #[test]
     fn each_run_of_a_task_is_a_slice() {
         run(|rt| async move {

@@ -1,4 +1,4 @@
-//! A whole set on a device in memory, for tests of its parts.
+//! A whole set on a device in memory, for tests of its components.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,14 +11,14 @@ use super::TestDisk;
 use crate::set::{CacheSet, SetOptions};
 use crate::volume::Cache;
 
-/// A disk in memory that says what was asked of it, and fails some of it.
+/// A disk in memory that records its requests, and can fail or hold back some of them.
 pub(crate) struct Watching {
     inner: Rc<TestDisk>,
-    /// The error of a request, if it is to fail.
+    /// Returns the error of a request that is to fail.
     pub(crate) refuses: Cell<fn(&Request) -> Option<i32>>,
-    /// From the first request of this kind on, all are held back by the disk.
+    /// The disk holds back all requests from the first one of this kind on.
     pub(crate) holds: Cell<Option<Op>>,
-    /// Every request so far.
+    /// All requests so far.
     pub(crate) requests: RefCell<Vec<(Op, Sector, Sectors)>>,
 }
 

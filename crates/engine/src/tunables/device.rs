@@ -1,7 +1,8 @@
-//! The settings of a cached device (semantics section 16.2), and those that the kernel lacks.
+//! The settings of a cached device: those of the kernel (semantics section 16.2), and some that the kernel does not
+//! have.
 //!
-//! Owns the defaults and ranges, and keeps the fields that limit each other in order: the three
-//! fragmentation factors ascend, and `writeback_percent` stays below the set's `cutoff_writeback`.
+//! Owns the defaults and ranges, and the limits between fields: the three fragmentation factors ascend, and
+//! `writeback_percent` is at most the set's `cutoff_writeback`.
 
 use format::CacheMode;
 
@@ -15,39 +16,38 @@ use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 const LABEL_BYTES: usize = 32;
 /// Default of `writeback_latency_ms`: a few seeks of a disk.
 const DEFAULT_LATENCY_MS: u16 = 50;
-/// Default of `writeback_bridge_limit`: as long as the largest request of writeback.
+/// Default of `writeback_bridge_limit`: the size of the largest request of writeback.
 const DEFAULT_BRIDGE_LIMIT: u32 = 1 << 20;
 /// Largest value of most numbers.
 const MAX_U32: u64 = u32::MAX as u64;
-/// Largest value of those that the kernel keeps with a sign.
+/// Largest value of numbers that are signed in the kernel.
 const MAX_I32: u64 = i32::MAX as u64;
 
 type Knob = knob::Knob<DeviceTunables>;
 
-/// The settings of a cached device. Names, units, defaults and ranges are the kernel's (semantics section 16.2)
-/// where the kernel has them. Write fields through [`DeviceTunables::set`] wherever the value comes from
-/// outside; whoever writes them directly keeps to the ranges.
+/// The settings of a cached device. Names, units, defaults and ranges are the kernel's (semantics section 16.2) where
+/// the kernel has them. Values from outside must be set through [`DeviceTunables::set`]; code that writes a field
+/// directly must keep to its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceTunables {
     /// Name of the device, at most 32 bytes.
     pub label: String,
-    /// What happens to writes.
+    /// The cache mode, which determines the path of writes.
     pub cache_mode: CacheMode,
-    /// Which requests that read ahead are cached.
+    /// The policy for caching read-ahead and background requests.
     pub readahead_cache_policy: ReadaheadPolicy,
-    /// What becomes of the device when its cache set fails.
+    /// The reaction of the device to a failure of its cache set.
     pub stop_when_cache_set_failed: StopWhenFailed,
-    /// Streams of this many bytes bypass the cache, 0 for none.
+    /// Streams from this many bytes on bypass the cache; 0 if no stream does.
     pub sequential_cutoff: u32,
-    /// Dirty data is written back. Of a device that was never attached this has to be reset by the
-    /// caller.
+    /// Whether dirty data is written back. The caller must reset this for a device that was never attached.
     pub writeback_running: bool,
-    /// Seconds that writeback rests after it has gone through all of the device.
+    /// Seconds for which dirty data waits before it is written back.
     pub writeback_delay: u32,
-    /// Percent of the cache that may be dirty; 0: write back as fast as possible.
+    /// Percentage of the cache that may be dirty; 0: write back as fast as possible.
     pub writeback_percent: u8,
-    /// Current rate of writeback, in sectors/s. The engine keeps this up to date after every update of
-    /// the rate, and takes over what was set by hand.
+    /// Current rate of writeback, in sectors/s. The engine writes this field after every update of the rate, and uses a
+    /// value that was set by hand.
     pub writeback_rate: u32,
     /// Seconds between two updates of the rate.
     pub writeback_rate_update_seconds: u8,
@@ -63,23 +63,23 @@ pub struct DeviceTunables {
     pub writeback_rate_fp_term_high: u32,
     /// Least rate, in sectors/s.
     pub writeback_rate_minimum: u32,
-    /// Fragmentation speeds writeback up.
+    /// Whether fragmentation increases the rate of writeback.
     pub writeback_consider_fragment: bool,
-    /// Stored, without effect: as in the kernel.
+    /// Has no effect, as in the kernel.
     pub writeback_metadata: bool,
-    /// Errors of the backing device at which it is given up.
+    /// The number of errors at which the backing device is disabled.
     pub io_error_limit: u32,
-    /// All I/O on the device fails.
+    /// Whether all I/O of the device fails.
     pub io_disable: bool,
-    /// Which requests are cached. Not in the kernel.
+    /// The admission policy, which decides which requests are cached. Not in the kernel.
     pub admission: Admission,
-    /// Who says how fast dirty data is written back. Not in the kernel.
+    /// The controller of the rate of writeback. Not in the kernel.
     pub writeback_controller: Controller,
     /// Milliseconds that a request may wait for the backing device behind writeback. Not in the kernel.
     pub writeback_latency_ms: u16,
-    /// Whether writeback goes over what lies between dirty data. Not in the kernel.
+    /// Whether writeback also writes gaps between dirty data. Not in the kernel.
     pub writeback_bridge: Bridge,
-    /// Bytes between dirty data over which it goes at most. Not in the kernel.
+    /// The largest gap that writeback also writes, in bytes. Not in the kernel.
     pub writeback_bridge_limit: u32,
     /// The set's cutoff, which limits `writeback_percent`.
     cutoff_writeback: u8,
@@ -123,7 +123,7 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "writeback_delay",
         Unit::Seconds,
-        "rest of writeback after it has gone through the device",
+        "time for which dirty data waits before it is written back",
         number!(writeback_delay: u32, 0, MAX_U32),
     ),
     Knob::new(
@@ -192,14 +192,14 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "writeback_consider_fragment",
         Unit::None,
-        "fragmentation speeds writeback up",
+        "fragmentation increases the rate of writeback",
         flag!(writeback_consider_fragment),
     ),
     Knob::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
     Knob::new(
         "io_error_limit",
         Unit::None,
-        "errors of the backing device at which it is given up",
+        "errors of the backing device at which it is disabled",
         number!(io_error_limit: u32, 0, MAX_I32),
     ),
     Knob::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
@@ -213,7 +213,7 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "writeback_controller",
         Unit::None,
-        "who says how fast dirty data is written back: the kernel's controller, or also clients who wait",
+        "controller of the writeback rate: the kernel's, or one that also yields to clients that wait",
         choice_of!(writeback_controller: Controller),
     )
     .not_in_kernel(),
@@ -227,21 +227,21 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "writeback_bridge",
         Unit::None,
-        "whether writeback reads what lies between dirty data to write it in one request",
+        "whether writeback reads gaps between dirty data to write them in one request",
         choice_of!(writeback_bridge: Bridge),
     )
     .not_in_kernel(),
     Knob::new(
         "writeback_bridge_limit",
         Unit::Bytes,
-        "largest distance of dirty data that is written back in one request",
+        "largest gap between dirty data that is written back in one request",
         number!(writeback_bridge_limit: u32, 0, MAX_U32, as Bytes),
     )
     .not_in_kernel(),
 ];
 
 impl DeviceTunables {
-    /// The defaults, with what the backing device's superblock says.
+    /// The defaults, with cache mode and label from the superblock of the backing device.
     pub fn new(cache_mode: CacheMode, label: &str) -> DeviceTunables {
         DeviceTunables {
             label: label.to_owned(),
@@ -274,7 +274,8 @@ impl DeviceTunables {
         }
     }
 
-    /// Takes over the set's `cutoff_writeback`, in percent; `writeback_percent` is lowered to it.
+    /// Sets the limit of `writeback_percent` to the set's `cutoff_writeback`, and lowers `writeback_percent` to it if
+    /// necessary.
     pub fn set_cutoff_writeback(&mut self, percent: u8) {
         self.cutoff_writeback = percent;
         self.writeback_percent = self.writeback_percent.min(percent);
@@ -300,19 +301,18 @@ impl DeviceTunables {
         Ok(knob::find(KNOBS, name)?.show(self))
     }
 
-    /// The value of a setting in the form that [`DeviceTunables::set`] takes over unchanged.
+    /// The value of a setting in the form that [`DeviceTunables::set`] accepts.
     pub fn raw(&self, name: &str) -> Result<String, TunableError> {
         Ok(knob::find(KNOBS, name)?.raw(self))
     }
 
-    /// Changes a setting. Numbers out of range are clamped; anything else that is wrong is refused, and
-    /// changes nothing.
+    /// Changes a setting. Numbers out of range are clamped; any other invalid value is refused and changes nothing.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
         knob::find(KNOBS, name)?.set(self, value)
     }
 
-    /// Changes several settings, all or (after an error) none. Their order does not matter: those that
-    /// limit each other are taken over as they are if they fit together.
+    /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each
+    /// other are not clamped if the final values fit together.
     pub fn set_all<'a>(
         &mut self,
         settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -320,7 +320,7 @@ impl DeviceTunables {
         knob::set_all(KNOBS, self, settings)
     }
 
-    /// All settings: the kernel's in its order, then our own.
+    /// All settings: those of the kernel in its order, then the others.
     pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
         let defaults = DeviceTunables::default();
         KNOBS.iter().map(move |knob| knob.info(self, &defaults))

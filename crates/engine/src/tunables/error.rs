@@ -1,46 +1,46 @@
-//! Why a setting was not taken over.
+//! The reasons for which a setting is refused.
 
 use super::knob::{Range, Unit};
 
-/// A setting that was refused. All of these are the kernel's EINVAL.
+/// The error for a refused setting. The kernel returns EINVAL in these cases.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TunableError {
     /// There is no such setting.
     #[error("{name}: no such tunable")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// Not a number.
+    /// The value is not a number.
     #[error("{name}={value}: not a decimal number{}; {range}{}", hint(*unit), unit.suffix())]
     NotANumber {
         /// The setting.
         name: &'static str,
-        /// The value refused.
+        /// The refused value.
         value: String,
-        /// What it is counted in.
+        /// The unit of the setting.
         unit: Unit,
-        /// What would be taken over.
+        /// The values that are accepted.
         range: Range,
     },
-    /// Not one of the choices.
+    /// The value is not one of the choices.
     #[error("{name}={value}: not one of the choices; {range}")]
     NotAChoice {
         /// The setting.
         name: &'static str,
-        /// The value refused.
+        /// The refused value.
         value: String,
-        /// What would be taken over.
+        /// The values that are accepted.
         range: Range,
     },
-    /// Too long, or not storable as text.
+    /// The value is too long or has a zero byte.
     #[error("{name}={value:?}: {range}, without zero bytes")]
     BadText {
         /// The setting.
         name: &'static str,
-        /// The value refused.
+        /// The refused value.
         value: String,
-        /// What would be taken over.
+        /// The values that are accepted.
         range: Range,
     },
 }

@@ -1,7 +1,7 @@
-//! A setting as text: how it is named, shown, read and bounded.
+//! A setting as text: its name, its form, how it is parsed, and its range.
 //!
-//! Owns the table type that both kinds of tunables share. A knob is a set of functions over the struct
-//! whose field it is; the struct itself stays a plain struct.
+//! Owns the table type for both kinds of tunables. A knob has functions that read and write one field of a struct; the
+//! struct itself is a plain struct.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use super::error::TunableError;
 use super::parse;
 use crate::human::Human;
 
-/// What a setting is counted in.
+/// The unit of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// Nothing: a number, a choice, a text.
+    /// No unit: a number, a choice or a text.
     None,
-    /// Bytes; also accepts suffixes.
+    /// Bytes; suffixes are accepted.
     Bytes,
     /// 512-byte sectors.
     Sectors,
@@ -33,7 +33,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Name of the unit, empty for none.
+    /// Name of the unit; empty for [`Unit::None`].
     pub const fn name(self) -> &'static str {
         match self {
             Unit::None => "",
@@ -48,31 +48,31 @@ impl Unit {
         }
     }
 
-    /// The name with a blank in front, empty for none.
+    /// The name with a blank in front; empty for [`Unit::None`].
     pub(super) fn suffix(self) -> String {
         if self == Unit::None { String::new() } else { format!(" {}", self.name()) }
     }
 }
 
-/// Where a setting survives a restart.
+/// The place in which a setting survives a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// In the superblock of the backing device or cache device, which must be rewritten after a change.
+    /// The superblock of the backing device or cache device, which must be rewritten after a change.
     Superblock,
-    /// Outside of the devices, by whoever runs the engine.
+    /// A place outside of the devices, in which the program that runs the engine stores the setting.
     Settings,
 }
 
-/// What a setting can be.
+/// The values that a setting can have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Range {
-    /// A number, both ends included; others are clamped.
+    /// A number in this range, both ends included; other numbers are clamped.
     Number(u64, u64),
     /// 0 or 1; every other number counts as 1.
     Flag,
     /// One of these names.
     Choices(&'static [&'static str]),
-    /// Text of at most so many bytes.
+    /// Text of at most this many bytes.
     Text(usize),
 }
 
@@ -95,23 +95,23 @@ pub struct KnobInfo {
     /// Value as the kernel shows it: sizes and rates in the "h" format, choices in a list with the
     /// current one in brackets.
     pub value: String,
-    /// Value that `set` takes over unchanged: this is what to store.
+    /// Value in the form that `set` accepts; programs store this form.
     pub raw: String,
     /// The default, in the form of `raw`.
     pub default: String,
-    /// What it is counted in.
+    /// Unit of the value.
     pub unit: Unit,
-    /// What it can be, given the current values of the settings that limit it.
+    /// The values that it can have, given the current values of the settings that limit it.
     pub range: Range,
-    /// Where it survives a restart.
+    /// The place in which it survives a restart.
     pub stored: Stored,
-    /// Whether the kernel has it, too.
+    /// Whether the kernel also has it.
     pub in_kernel: bool,
-    /// One line about it.
+    /// A description of one line.
     pub doc: &'static str,
 }
 
-/// How the number of a knob is shown.
+/// The form in which the number of a knob is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Show {
     /// As it is.
@@ -141,18 +141,18 @@ pub(super) struct Knob<T: 'static> {
 }
 
 impl<T> Knob<T> {
-    /// A setting that the kernel has and forgets at a restart.
+    /// Makes a setting that the kernel has and does not store.
     pub(super) const fn new(name: &'static str, unit: Unit, doc: &'static str, field: Field<T>) -> Knob<T> {
         Knob { name, unit, stored: Stored::Settings, in_kernel: true, doc, field }
     }
 
-    /// This setting is kept in the superblock.
+    /// Marks the setting as stored in the superblock.
     pub(super) const fn in_superblock(mut self) -> Knob<T> {
         self.stored = Stored::Superblock;
         self
     }
 
-    /// The kernel does not have this setting.
+    /// Marks the setting as one that the kernel does not have.
     pub(super) const fn not_in_kernel(mut self) -> Knob<T> {
         self.in_kernel = false;
         self
@@ -182,7 +182,7 @@ impl<T> Knob<T> {
         }
     }
 
-    /// The value in the form that [`Knob::set`] takes over unchanged.
+    /// The value in the form that [`Knob::set`] accepts.
     pub(super) fn raw(&self, of: &T) -> String {
         match &self.field {
             Field::Number { get, .. } => get(of).to_string(),
@@ -192,7 +192,7 @@ impl<T> Knob<T> {
         }
     }
 
-    /// Takes over a value, clamped where it is a number.
+    /// Sets the value; a number out of range is clamped.
     pub(super) fn set(&self, of: &mut T, text: &str) -> Result<(), TunableError> {
         let (name, unit, range) = (self.name, self.unit, self.range(of));
         let not_a_number = |value: &str| TunableError::NotANumber {
@@ -201,7 +201,7 @@ impl<T> Knob<T> {
             unit,
             range: range.clone(),
         };
-        // Control files get their values from `echo`, with a newline behind them.
+        // Values for control files come from `echo`, which adds a newline.
         let word = text.trim();
         match &self.field {
             Field::Number { put, range, .. } => {
@@ -258,10 +258,10 @@ pub(super) fn find<'a, T>(table: &'a [Knob<T>], name: &str) -> Result<&'a Knob<T
     table.iter().find(|knob| knob.name == name).ok_or_else(unknown)
 }
 
-/// Takes over all of `settings`, or none of them if one is wrong.
+/// Sets all of `settings`, or none of them if one is invalid.
 ///
-/// The range of a setting can depend on others that come later in the list, up to two in a row (the
-/// three fragmentation factors), so a single pass would clamp values that are fine in the end.
+/// The range of a setting can depend on settings that come later in the list, up to two in a row (the three
+/// fragmentation factors), so a single pass would clamp values that are valid in the end.
 pub(super) fn set_all<'a, T: Clone>(
     table: &[Knob<T>],
     of: &mut T,
@@ -286,8 +286,8 @@ fn bracketed(names: &[&str], current: usize) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// A number: `field: type, least, largest`, or `field: type, in range of the struct` where other
-/// fields limit it.
+/// The field of a number: `field: type, smallest, largest`, or `field: type, in range` with a function of the struct if
+/// other fields limit it.
 macro_rules! number {
     ($field:ident: $type:ty, in $range:expr) => {
         $crate::tunables::knob::number!($field: $type, in $range, as Plain)
@@ -295,7 +295,7 @@ macro_rules! number {
     ($field:ident: $type:ty, in $range:expr, as $show:ident) => {
         $crate::tunables::knob::Field::Number {
             get: |t| u64::from(t.$field),
-            // The range keeps the value within the type, so nothing is cut off.
+            // The range keeps the value within the type, so the conversion never fails.
             put: |t, value| t.$field = <$type>::try_from(value).unwrap_or(<$type>::MAX),
             range: $range,
             show: $crate::tunables::knob::Show::$show,
@@ -309,14 +309,14 @@ macro_rules! number {
     };
 }
 
-/// 0 or 1.
+/// The field of a flag: 0 or 1.
 macro_rules! flag {
     ($field:ident) => {
         $crate::tunables::knob::Field::Flag { get: |t| t.$field, put: |t, value| t.$field = value }
     };
 }
 
-/// One of the names of a [`Choice`].
+/// The field of a choice: one of the names of a `Choice`.
 macro_rules! choice_of {
     ($field:ident: $type:ty) => {
         $crate::tunables::knob::Field::Choice {

@@ -1,19 +1,19 @@
-//! The knobs of a running cache.
+//! The tunables of a running cache.
 //!
-//! Owns every setting that can be read and written while the engine runs: names, units, defaults and
-//! ranges are the kernel's where the kernel has the knob (semantics section 16).
-//! [`DeviceTunables`] and [`SetTunables`] are plain structs for the engine; for people and control
-//! files each has a table of knobs that reads and writes the same fields as text.
+//! Owns every setting that can be read and written while the engine runs. Names, units, defaults and ranges are the
+//! kernel's where the kernel has the setting (semantics section 16). [`DeviceTunables`] and [`SetTunables`] are plain
+//! structs for the engine; for operators and control files, each has a table of knobs that read and write the same
+//! fields as text.
 //!
-//! Text is read as the kernel reads it: plain decimal, and what is out of range is clamped to it. Where
-//! the unit is bytes, the suffixes k, M, G and T are understood in addition. Values that are no number
-//! at all, and names that are no choice, are refused.
+//! Text is parsed as in the kernel: numbers are plain decimal, and numbers out of range are clamped. Where the unit is
+//! bytes, the suffixes k, M, G and T are also accepted. A value that is not a number, and a name that is not a choice,
+//! is refused.
 //!
-//! Attributes that only show something, and those that act (attach, detach, stop, running,
-//! clear_stats ...), are not settings and not here.
+//! Attributes that only show a value, and those that start an action (attach, detach, stop, running, clear_stats ...),
+//! are not settings and not in this module.
 //!
-//! *Invariants:* every field is in its range, and so are the fields that limit each other, whatever was
-//! set in which order. *Must not know:* what a setting does, and where it is stored.
+//! *Invariants:* every field is in its range, also where fields limit each other, in whatever order they were set.
+//! *Must not know:* the effect of a setting, and the place where it is stored.
 
 mod device;
 mod error;

@@ -1,17 +1,16 @@
-//! Numbers as people and scripts write them into settings.
+//! Parsing of numbers in settings.
 //!
-//! Owns the syntax. Numbers too large for 64 bits come out as the largest one, since the caller clamps
-//! to a smaller range anyway.
+//! Owns the syntax. A number too large for 64 bits becomes the largest one, because the caller clamps to a smaller
+//! range anyway.
 
-/// Reads a plain decimal number, `None` if it is something else. One leading `+` is allowed, as in the
-/// kernel.
+/// Parses a plain decimal number; `None` if the text is not one. One leading `+` is allowed, as in the kernel.
 pub(super) fn decimal(text: &str) -> Option<u64> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     all_digits(digits).then(|| saturating(digits))
 }
 
-/// Reads a number of bytes: plain decimal, or a number with at most one point and a suffix k, M, G or T
-/// for powers of 1024, so that what the "h" format shows can be written back. Rounded down to bytes.
+/// Parses a number of bytes: plain decimal, or a number with at most one point and a suffix k, M, G or T for powers of
+/// 1024, so that a value in the "h" format can be written back. The result is rounded down to bytes.
 pub(super) fn bytes(text: &str) -> Option<u64> {
     let shift = match text.as_bytes().last()? {
         b'k' | b'K' => 10,
@@ -29,8 +28,8 @@ pub(super) fn bytes(text: &str) -> Option<u64> {
     Some(u64::try_from(total).unwrap_or(u64::MAX))
 }
 
-/// The first `bits` bits behind the binary point of `0.fraction`. Exact for any number of digits: the 16th can still
-/// decide about a byte.
+/// The first `bits` bits behind the binary point of `0.fraction`, exact for any number of digits: even the 16th digit
+/// can change a byte.
 fn binary(fraction: &str, bits: u32) -> u64 {
     let mut digits: Vec<u8> = fraction.bytes().map(|b| b - b'0').collect();
     let mut value = 0;

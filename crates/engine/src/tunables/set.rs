@@ -1,5 +1,5 @@
-//! The settings of a cache set and its cache device (semantics section 16.3, semantics section 16.4,
-//! semantics section 16.6), and those that the kernel lacks.
+//! The settings of a cache set and its cache device: those of the kernel (semantics section 16.3, semantics section
+//! 16.4, semantics section 16.6), and some that the kernel does not have.
 //!
 //! Owns the defaults and ranges, and keeps `cutoff_writeback` at or below `cutoff_writeback_sync`.
 
@@ -10,77 +10,76 @@ use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
 use crate::policy::choices::{OnError, Overwrite, Victims};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
 
-/// Percent of used buckets up to which all writes become dirty data (semantics section 16.6).
+/// Percentage of used buckets up to which all writes become dirty data (semantics section 16.6).
 pub(super) const DEFAULT_CUTOFF_WRITEBACK: u8 = 40;
-/// Percent of used buckets up to which synchronous writes do (semantics section 16.6).
+/// Percentage of used buckets up to which synchronous writes become dirty data (semantics section 16.6).
 const DEFAULT_CUTOFF_WRITEBACK_SYNC: u8 = 70;
-/// Largest values of the two (semantics section 16.6).
+/// Largest values of these two settings (semantics section 16.6).
 const MAX_CUTOFF_WRITEBACK: u8 = 70;
 const MAX_CUTOFF_WRITEBACK_SYNC: u8 = 90;
 /// Largest value of most numbers.
 const MAX_U32: u64 = u32::MAX as u64;
-/// Default limit of the node cache: the whole index of a cache of some hundred GiB with 64 KiB extents.
+/// Default limit for btree nodes in memory: the whole index of a cache of some hundred GiB with extents of 64 KiB.
 const DEFAULT_BTREE_CACHE_LIMIT: u64 = 1 << 30;
-/// Least limit: 64 nodes of 256 KiB, several paths through a tree and room for splits.
+/// Smallest limit: 64 nodes of 256 KiB, enough for several paths through the tree and for splits.
 const MIN_BTREE_CACHE_LIMIT: u64 = 16 << 20;
-/// Largest limit: 1 PiB, "none" for all that exists.
+/// Largest limit: 1 PiB, which is more than any index takes.
 const MAX_BTREE_CACHE_LIMIT: u64 = 1 << 50;
-/// Default of `writeback_batch_sectors`: 32 MiB, so that the flush of a disk (tens of milliseconds) is
-/// small beside the time that the batch itself takes.
+/// Default of `writeback_batch_sectors`: 32 MiB, so that the flush of a disk (tens of milliseconds) is short compared
+/// to the batch.
 const DEFAULT_WRITEBACK_BATCH: u32 = 65536;
 /// Largest batch: 1 GiB.
 const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 
 type Knob = knob::Knob<SetTunables>;
 
-/// The settings of a cache set and its cache device. Names, units, defaults and ranges are the
-/// kernel's (semantics section 16) where the kernel has them. Write fields through
-/// [`SetTunables::set`] wherever the value comes from outside; whoever writes them directly keeps to
-/// the ranges.
+/// The settings of a cache set and its cache device. Names, units, defaults and ranges are the kernel's (semantics
+/// section 16) where the kernel has them. Values from outside must be set through [`SetTunables::set`]; code that
+/// writes a field directly must keep to its range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SetTunables {
-    /// The index is kept on the device (the superblock's sync flag).
+    /// Whether the index is stored on the cache device (the sync flag of the superblock).
     pub synchronous: bool,
-    /// Milliseconds until keys are written to the journal that nobody waits for.
+    /// Milliseconds until keys without a waiting flush are written to the journal.
     pub journal_delay_ms: u16,
-    /// What an error does that the set cannot survive.
+    /// The reaction to an error that makes the set fail.
     pub errors: OnError,
-    /// Errors of the cache device at which it is given up.
+    /// The number of errors of the cache device at which the set is disabled.
     pub io_error_limit: u32,
-    /// I/Os after which an error counts half, 0 for never; a multiple of 88.
+    /// The number of I/Os after which an error counts half; 0 for never; a multiple of 88.
     pub io_error_halflife: u32,
-    /// Reads that take longer count as congestion, in units of 1024 ns; 0 for none.
+    /// Cache reads that take longer count as congestion, in units of 1024 ns; 0 if none do.
     pub congested_read_threshold_us: u32,
-    /// Writes that take longer count as congestion, in units of 1024 ns; 0 for none.
+    /// Cache writes that take longer count as congestion, in units of 1024 ns; 0 if none do.
     pub congested_write_threshold_us: u32,
-    /// Garbage collection rewrites every node that it passes.
+    /// Whether garbage collection rewrites every node that it passes.
     pub gc_always_rewrite: bool,
-    /// The node cache is not shrunk.
+    /// Whether the cache of nodes in memory is not shrunk.
     pub btree_shrinker_disabled: bool,
-    /// Garbage collection empties sparsely used buckets.
+    /// Whether garbage collection empties sparsely filled buckets.
     pub copy_gc_enabled: bool,
-    /// An idle set writes back as fast as possible.
+    /// Whether an idle set writes back as fast as possible.
     pub idle_max_writeback_rate: bool,
-    /// Garbage is collected when writeback has cleaned everything.
+    /// Whether garbage is collected when all dirty data has been written back.
     pub gc_after_writeback: bool,
-    /// All I/O of the set fails.
+    /// Whether all I/O of the set fails.
     pub io_disable: bool,
-    /// Buckets are discarded before they are reused.
+    /// Whether buckets are discarded before they are reused.
     pub discard: bool,
-    /// How buckets are chosen for reuse.
+    /// The policy that chooses buckets for eviction.
     pub cache_replacement_policy: Replacement,
-    /// Percent of used buckets up to which all writes become dirty data.
+    /// Percentage of used buckets up to which all writes become dirty data.
     pub cutoff_writeback: u8,
-    /// Percent of used buckets up to which synchronous writes become dirty data.
+    /// Percentage of used buckets up to which synchronous writes become dirty data.
     pub cutoff_writeback_sync: u8,
-    /// Whether dirty data is overwritten where it is. Not in the kernel.
+    /// Whether dirty data is overwritten in place. Not in the kernel.
     pub overwrite_in_place: Overwrite,
-    /// What takes the place of lru. Not in the kernel.
+    /// The policy that replaces lru. Not in the kernel.
     pub replacement: Victims,
-    /// Bytes of btree nodes kept in memory. Not in the kernel.
+    /// Limit for btree nodes in memory, in bytes. Not in the kernel.
     pub btree_cache_limit: u64,
-    /// Sectors written back between two flushes of the backing device. Not in the kernel, which does
-    /// not flush at all there.
+    /// Sectors written back between two flushes of the backing device. Not in the kernel, which does not flush the
+    /// backing device during writeback.
     pub writeback_batch_sectors: u32,
 }
 
@@ -114,21 +113,26 @@ impl Default for SetTunables {
     }
 }
 
-/// The kernel's settings, then our own.
+/// The settings of the kernel, then the others.
 static KNOBS: &[Knob] = &[
-    Knob::new("synchronous", Unit::None, "the index is kept on the cache device", flag!(synchronous))
+    Knob::new("synchronous", Unit::None, "the index is stored on the cache device", flag!(synchronous))
         .in_superblock(),
     Knob::new(
         "journal_delay_ms",
         Unit::Millis,
-        "time until keys that nobody waits for are journaled",
+        "time until keys without a waiting flush are journaled",
         number!(journal_delay_ms: u16, 0, u16::MAX as u64),
     ),
-    Knob::new("errors", Unit::None, "what an unsurvivable error does", choice_of!(errors: OnError)),
+    Knob::new(
+        "errors",
+        Unit::None,
+        "reaction to an error that makes the set fail",
+        choice_of!(errors: OnError),
+    ),
     Knob::new(
         "io_error_limit",
         Unit::None,
-        "errors of the cache device at which it is given up",
+        "errors of the cache device at which the set is disabled",
         number!(io_error_limit: u32, 0, MAX_U32),
     ),
     Knob::new(
@@ -166,13 +170,13 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "btree_shrinker_disabled",
         Unit::None,
-        "the node cache is not shrunk",
+        "the cache of btree nodes in memory is not shrunk",
         flag!(btree_shrinker_disabled),
     ),
     Knob::new(
         "copy_gc_enabled",
         Unit::None,
-        "garbage collection empties sparsely used buckets",
+        "garbage collection empties sparsely filled buckets",
         flag!(copy_gc_enabled),
     ),
     Knob::new(
@@ -193,7 +197,7 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "cache_replacement_policy",
         Unit::None,
-        "how buckets are chosen for reuse",
+        "policy that chooses buckets for eviction",
         choice_of!(cache_replacement_policy: Replacement),
     )
     .in_superblock(),
@@ -204,7 +208,7 @@ static KNOBS: &[Knob] = &[
         knob::Field::Number {
             get: |t| u64::from(t.cutoff_writeback),
             put: |t, value| {
-                // A lower limit of the other one also holds for the default.
+                // If `cutoff_writeback_sync` is lower, it also limits the default.
                 let value = or_default(value, DEFAULT_CUTOFF_WRITEBACK);
                 t.cutoff_writeback = value.min(t.cutoff_writeback_sync);
             },
@@ -229,7 +233,7 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "overwrite_in_place",
         Unit::None,
-        "whether dirty data is overwritten where it is, instead of being put elsewhere",
+        "whether dirty data is overwritten in place instead of written to a new place",
         choice_of!(overwrite_in_place: Overwrite),
     )
     .not_in_kernel(),
@@ -243,7 +247,7 @@ static KNOBS: &[Knob] = &[
     Knob::new(
         "btree_cache_limit",
         Unit::Bytes,
-        "btree nodes kept in memory",
+        "btree nodes in memory",
         number!(btree_cache_limit: u64, MIN_BTREE_CACHE_LIMIT, MAX_BTREE_CACHE_LIMIT, as Bytes),
     )
     .not_in_kernel(),
@@ -267,20 +271,20 @@ impl SetTunables {
         Ok(knob::find(KNOBS, name)?.show(self))
     }
 
-    /// The value of a setting in the form that [`SetTunables::set`] takes over unchanged.
+    /// The value of a setting in the form that [`SetTunables::set`] accepts.
     pub fn raw(&self, name: &str) -> Result<String, TunableError> {
         Ok(knob::find(KNOBS, name)?.raw(self))
     }
 
-    /// Changes a setting. Numbers out of range are clamped; anything else that is wrong is refused, and
-    /// changes nothing. After a change of `cutoff_writeback` or `cutoff_writeback_sync` the caller tells
-    /// the devices ([`super::DeviceTunables::set_cutoff_writeback`]).
+    /// Changes a setting. Numbers out of range are clamped; any other invalid value is refused and changes nothing.
+    /// After a change of `cutoff_writeback` or `cutoff_writeback_sync` the caller updates the devices
+    /// ([`super::DeviceTunables::set_cutoff_writeback`]).
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
         knob::find(KNOBS, name)?.set(self, value)
     }
 
-    /// Changes several settings, all or (after an error) none. Their order does not matter: those that
-    /// limit each other are taken over as they are if they fit together.
+    /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each
+    /// other are not clamped if the final values fit together.
     pub fn set_all<'a>(
         &mut self,
         settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -288,14 +292,14 @@ impl SetTunables {
         knob::set_all(KNOBS, self, settings)
     }
 
-    /// All settings: the kernel's in its order, then our own.
+    /// All settings: those of the kernel in its order, then the others.
     pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
         let defaults = SetTunables::default();
         KNOBS.iter().map(move |knob| knob.info(self, &defaults))
     }
 }
 
-/// 0 stands for the default (semantics section 16.6).
+/// The value of a cutoff, or its default for 0 (semantics section 16.6).
 fn or_default(value: u64, default: u8) -> u8 {
     match u8::try_from(value) {
         Ok(0) | Err(_) => default,

@@ -1,4 +1,4 @@
-//! Both tables against the kernel's (semantics section 16), and the rules that hold for all settings.
+//! Compares both tables with the kernel's (semantics section 16), and tests the rules for all settings.
 
 use format::{CacheMode, Replacement};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::*;
 const MAX_U32: u64 = u32::MAX as u64;
 const MAX_I32: u64 = i32::MAX as u64;
 
-/// name, what is shown, what is stored, unit, range: semantics section 16.2; the last three are our own.
+/// Name, shown value, stored value, unit, range: semantics section 16.2; the last ones are not in the kernel.
 const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("label", "", "", Unit::None, Range::Text(32)),
     (
@@ -43,7 +43,8 @@ const DEVICE: &[(&str, &str, &str, Unit, Range)] = &[
     ("writeback_bridge_limit", "1.0M", "1048576", Unit::Bytes, Range::Number(0, MAX_U32)),
 ];
 
-/// The same: semantics section 16.3, semantics section 16.4, semantics section 16.6; the last three are our own.
+/// Name, shown value, stored value, unit, range: semantics section 16.3, semantics section 16.4, semantics section
+/// 16.6; the last ones are not in the kernel.
 const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ("synchronous", "1", "1", Unit::None, Range::Flag),
     ("journal_delay_ms", "100", "100", Unit::Millis, Range::Number(0, 65535)),
@@ -273,7 +274,7 @@ fn several_settings_at_once_are_taken_over_in_any_order() {
     assert_eq!((set.cutoff_writeback, set.cutoff_writeback_sync), (10, 20));
 }
 
-/// A value for a setting: plausible, out of range, or junk.
+/// A value for a setting: plausible, out of range, or not a value.
 fn any_value() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<u64>().prop_map(|n| n.to_string()),
@@ -309,7 +310,7 @@ proptest! {
         }
     }
 
-    /// What a listing says is enough to come back to the same settings.
+    /// The values in a listing restore the same settings.
     #[test]
     fn raw_values_restore_everything(
         steps in prop::collection::vec((any::<prop::sample::Index>(), any_value()), 1..60)
@@ -331,7 +332,7 @@ proptest! {
     }
 }
 
-/// Only in the place of lru, and only if that is wanted.
+/// The policy applies only in place of lru, and only if it is set.
 #[test]
 fn replacement_by_reuse_takes_the_place_of_lru() {
     for (policy, replacement, by_reuse) in [

@@ -1,7 +1,7 @@
-//! The cache as a volume uses it: the components of a running set, and what its volumes share.
+//! The cache as a volume uses it: the components of a running set, and the state that all volumes of the set share.
 //!
-//! Owns the set's tunables, the statistics of all volumes together, the congestion of the cache device, and the load of each
-//! volume. Must not know any volume: what one needs to know about the others is in their [`VolumeLoad`].
+//! Owns the set's tunables, the statistics of all volumes together, the congestion of the cache device, and the load of
+//! each volume. Must not know any volume: a volume reads the [`VolumeLoad`] of the others instead.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,13 +18,13 @@ use crate::policy::congestion::Congestion;
 use crate::policy::cost::{CostModel, Costs};
 use crate::policy::reuse::Saving;
 use crate::policy::writeback_rate::{IdleCounter, WritebackRate};
-use crate::policy::yielding::{Busy, Pace};
+use crate::policy::yielding::{Busy, Throttle};
 use crate::stats::CacheStats;
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
 use crate::uuids::UuidTable;
 
-/// See the module head.
+/// The components of a running set, and the state that its volumes share.
 pub(crate) struct Cache {
     pub(crate) rt: Handle,
     pub(crate) geometry: Geometry,
@@ -41,13 +41,13 @@ pub(crate) struct Cache {
     pub(crate) shared: Shared,
 }
 
-/// What the volumes of a set share beside the components.
+/// The state that all volumes of a set share, other than the components.
 pub(crate) struct Shared {
     congestion: RefCell<Congestion>,
-    /// Holds writes back while the cache is nearly full.
-    pub(crate) throttle: Cell<Pace>,
+    /// Delays writes while the cache is nearly full.
+    pub(crate) throttle: Cell<Throttle>,
     idle: RefCell<IdleCounter>,
-    /// Writes over dirty data in its place.
+    /// Writes that overwrote dirty data in place.
     overwrites: Cell<u64>,
     loads: RefCell<Vec<Rc<VolumeLoad>>>,
 }
@@ -65,27 +65,27 @@ impl Shared {
 }
 
 impl Cache {
-    /// A volume became part of the set.
+    /// Adds the load of a volume that became part of the set.
     pub(crate) fn add_load(&self, load: Rc<VolumeLoad>) {
         self.shared.loads.borrow_mut().push(load);
     }
 
-    /// A volume is no part of the set any more.
+    /// Removes the load of a volume that left the set.
     pub(crate) fn remove_load(&self, load: &Rc<VolumeLoad>) {
         self.shared.loads.borrow_mut().retain(|l| !Rc::ptr_eq(l, load));
     }
 
-    /// The congestion of the cache device.
+    /// The congestion state of the cache device.
     pub(crate) fn congestion(&self) -> std::cell::RefMut<'_, Congestion> {
         self.shared.congestion.borrow_mut()
     }
 
-    /// Requests of clients since the last one, for the controllers of idle devices.
+    /// The counter by which the rate controllers detect that the set is idle.
     pub(crate) fn idle(&self) -> std::cell::RefMut<'_, IdleCounter> {
         self.shared.idle.borrow_mut()
     }
 
-    /// A client's request: idle devices slow down their writeback.
+    /// Records a request of a client. It ends the idle state, in which writeback runs at its maximum rate.
     pub(crate) fn foreground_request(&self) {
         if self.shared.idle.borrow_mut().foreground_request() {
             for load in self.shared.loads.borrow().iter() {
@@ -94,38 +94,38 @@ impl Cache {
         }
     }
 
-    /// The share of the time in which the busiest volume had a request under way, of late.
+    /// The recent share of the time in which the busiest volume had a request under way.
     pub(crate) fn busiest_share(&self) -> f64 {
         let now = self.rt.turn_time();
         self.shared.loads.borrow().iter().map(|load| load.busy.get().share(now)).fold(0.0, f64::max)
     }
 
-    /// Foreground sectors that were not bypassed age the priorities (semantics section 7.5).
+    /// Counts foreground sectors that were not bypassed; they age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
         if self.alloc.count_for_aging(sectors) == Aged::ByCostBenefit {
             self.shared.loads.borrow().iter().for_each(|load| load.measure_saving(&self.device));
         }
     }
 
-    /// Dirty data was overwritten in its place.
+    /// Counts a write that overwrote dirty data in place.
     pub(crate) fn count_overwrite(&self) {
         self.shared.overwrites.set(self.shared.overwrites.get() + 1);
     }
 
-    /// Writes over dirty data in its place.
+    /// The number of writes that overwrote dirty data in place.
     pub(crate) fn overwrites(&self) -> u64 {
         self.shared.overwrites.get()
     }
 }
 
-/// What the other volumes of a set need to know about one.
+/// The facts about one volume that the other volumes of the set use.
 pub(crate) struct VolumeLoad {
     backing: Option<Rc<BackingDevice>>,
-    /// How much of the time any request of a client was under way.
+    /// Measures the share of the time in which a request of a client is under way.
     busy: Cell<Busy>,
-    /// The controller of its writeback.
+    /// The rate controller of the volume's writeback.
     pub(crate) rate: RefCell<WritebackRate>,
-    /// What a hit saves.
+    /// The time that a hit saves.
     saving: Cell<Saving>,
 }
 
@@ -139,19 +139,20 @@ impl VolumeLoad {
         })
     }
 
-    /// From now on some request is under way, or none is.
+    /// Records that from now on a request is under way (`waiting`), or that none is.
     pub(crate) fn set_busy(&self, waiting: bool, now: io::Nanos) {
         let mut busy = self.busy.get();
         busy.waits(waiting, now);
         self.busy.set(busy);
     }
 
-    /// What a hit saves.
+    /// The time that a hit saves.
     pub(crate) fn saving(&self) -> Saving {
         self.saving.get()
     }
 
-    /// Measures anew what a hit saves: what the backing device takes beyond what the cache device takes.
+    /// Measures the time that a hit saves: the cost of a request to the backing device minus its cost on the cache
+    /// device.
     pub(crate) fn measure_saving(&self, device: &CacheDevice) {
         let Some(b) = &self.backing else { return };
         let known = |m: &CostModel| m.is_known().then(|| m.costs());

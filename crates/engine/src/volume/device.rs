@@ -1,4 +1,7 @@
-//! The volume as exports see it: bounds, statistics and the choice between cache and pass-through around the paths.
+//! The volume as an export uses it: the operations of [`BlockVolume`].
+//!
+//! Owns the checks and counts around each request, and the choice between the cache and pass-through mode, which it
+//! makes again when the set fails. Must not know how a path carries out a request.
 
 use std::rc::Rc;
 
@@ -14,7 +17,7 @@ use crate::index::Kind;
 use crate::policy::bypass::BypassReason;
 use crate::stats::{OpKind, Outcome};
 
-/// Writes of zeros up to this size go through the cache like data.
+/// Requests to write zeros that are no longer than this go through the cache like data.
 const SMALL_ZEROES: Sectors = Sectors(128);
 
 impl Volume {
@@ -115,7 +118,7 @@ impl Volume {
         }
     }
 
-    /// A request to a volume without a cache was answered.
+    /// Counts a request to a volume without a cache, and returns its result.
     fn passed_through(
         &self,
         op: OpKind,
@@ -143,7 +146,7 @@ impl Volume {
         result
     }
 
-    /// Makes keys and direct writes durable.
+    /// Makes the keys in the journal and the direct writes to the backing device durable.
     async fn flush_both(self: &Rc<Self>) -> Result<(), VolumeError> {
         loop {
             let backing = self.backing();
@@ -221,7 +224,7 @@ impl Volume {
         }
     }
 
-    /// Discards or zeroes a range; says which way.
+    /// Discards or zeroes a range; returns the path that the request took.
     async fn remove(
         self: &Rc<Self>,
         sector: Sector,
@@ -252,7 +255,7 @@ impl Volume {
         }
     }
 
-    /// See [`BlockVolume::status`]: only a flash-only volume knows its holes.
+    /// See [`BlockVolume::status`]. Only a flash-only volume reports holes.
     pub async fn status(
         self: &Rc<Self>,
         sector: Sector,
@@ -265,7 +268,7 @@ impl Volume {
         };
         let mut runs: Vec<RangeStatus> = Vec::new();
         let (mut at, end) = (sector, sector + sectors);
-        // Bounded: a client asks again from where the answer ends.
+        // The answer is bounded; the client asks again from its end.
         while at < end && runs.len() < 1024 {
             let seg = cache.index.segment_loaded(inode, at, end).await.map_err(|e| e.to_volume_error())?;
             let hole = matches!(seg.kind, Kind::Hole { .. });
@@ -279,7 +282,8 @@ impl Volume {
     }
 }
 
-/// An [`Rc<Volume>`] as exports take it. Futures are handed on as they are: each layer of its own costs every request.
+/// An [`Rc<Volume>`] in the form that an export takes. It returns the futures of the volume unchanged, because each
+/// further layer costs every request.
 #[derive(Clone)]
 pub struct VolumeRef(pub Rc<Volume>);
 

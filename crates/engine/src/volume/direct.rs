@@ -1,13 +1,15 @@
-//! Writes, discards and zeros that go to the backing device.
+//! Writes, discards and zeros that go directly to the backing device.
 //!
-//! The order keeps every sector's content unambiguous after a crash (durability contract 7, 8 and 9):
+//! Owns the order of their steps. Must not know why a request bypasses the cache.
 //!
-//! 1. writeback of the range that is under way ends: it would overwrite the new data with older;
-//! 2. clean copies in the cache that a crash could bring back become durable holes, and dirty keys that hide such
-//!    copies durable, *before* the backing device changes;
-//! 3. the backing device is written (and, beside it, a clean copy into the cache);
-//! 4. over dirty data: the backing device is flushed, and only then are the dirty keys replaced;
-//! 5. the clean copy enters the index.
+//! The order of the steps keeps the content of every sector unambiguous after a crash (durability contract 7, 8 and 9):
+//!
+//! 1. wait until writeback of the range has ended, because it would overwrite the new data with older data;
+//! 2. replace clean copies in the cache that a crash could bring back by durable holes, and make dirty keys that hide
+//!    such copies durable, *before* the backing device changes;
+//! 3. write the backing device and, at the same time, a clean copy into the cache if one is wanted;
+//! 4. if the range has dirty data: flush the backing device, and only then replace the dirty keys;
+//! 5. insert the clean copy into the index.
 
 use std::rc::Rc;
 
@@ -23,16 +25,16 @@ use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
 use crate::error::EngineError;
-use crate::index::{How, Kind};
+use crate::index::{Durability, Kind};
 use crate::policy::bypass::BypassReason;
 
-/// What is done to the backing device instead of a write.
+/// The operation on the backing device that is not a write of data.
 pub(super) enum Direct {
     Discard,
     Zeroes { fua: bool },
 }
 
-/// Carries out a write past the cache, or through it with a clean copy (`copy`). The caller holds the range.
+/// Writes to the backing device and, if `copy` is set, a clean copy into the cache. The caller holds the range.
 pub(super) async fn write_direct(
     target: Target<'_>,
     write: &Write,
@@ -43,7 +45,7 @@ pub(super) async fn write_direct(
     let Some(backing) = volume.backing() else { return Ok(()) };
     volume.ranges.writeback_done(write.start, write.end).await;
     let (outer_start, outer_end) = widened(volume, cache, write.start, write.end);
-    forget_clean(target, outer_start, outer_end).await?;
+    invalidate_clean(target, outer_start, outer_end).await?;
     let mut copies: Vec<(Sector, Placed, Watched)> = Vec::new();
     if copy {
         let mut at = write.start;
@@ -75,7 +77,7 @@ pub(super) async fn write_direct(
         cache.device.observe_data(&copied);
         if copied.is_ok() && result.is_ok() {
             cache.device.counters().count_written(placed.size);
-            // Failing to remember a clean copy is no failure of the write.
+            // A clean copy that is not inserted does not make the write fail.
             let _ = insert_written(target, at, placed.size, placed.ptr).await;
         }
         cache.alloc.release(placed);
@@ -96,7 +98,7 @@ pub(super) async fn remove_cached(
     let (outer_start, outer_end) = widened(volume, cache, start, end);
     let range = volume.ranges.change(outer_start, outer_end).await;
     if !volume.is_attached_to(cache) {
-        // Detached while waiting; the other path takes its own range.
+        // The volume was detached during the wait; the other path takes its own range.
         drop(range);
         return remove_uncached(volume, start, sectors, op).await.map_err(into_engine);
     }
@@ -104,7 +106,7 @@ pub(super) async fn remove_cached(
         return unmap(target, start, end, op).await;
     };
     count_bypass(volume, cache, BypassReason::Discard, sectors);
-    // Only whole blocks: a discard is advice, and zeros at the edges are written like data.
+    // Only whole blocks go to the device: a discard is a hint, and zeros at the edges are written like data.
     let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(cache.geometry.block_sectors.0);
     let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
     let whole = first < last;
@@ -118,7 +120,7 @@ pub(super) async fn remove_cached(
         return Ok(());
     }
     volume.ranges.writeback_done(first, last).await;
-    forget_clean(target, first, last).await?;
+    invalidate_clean(target, first, last).await?;
     let operation = match op {
         Direct::Zeroes { .. } => Some(Op::WriteZeroes),
         _ => backing.disk.info().discard.then_some(Op::Discard),
@@ -126,7 +128,7 @@ pub(super) async fn remove_cached(
     if let Some(operation) = operation {
         let result = backing.disk.start_plain(operation, first, last - first).await.result;
         backing.wrote_directly();
-        // A discard that the device refuses has done nothing; zeros that were not written are an error.
+        // A discard that the device refuses changes nothing. A failed write of zeros is an error.
         if operation == Op::WriteZeroes {
             result?;
         }
@@ -140,7 +142,7 @@ pub(super) async fn remove_cached(
     Ok(())
 }
 
-/// Zeros less than a block, as data.
+/// Writes zeros to a part of a block, as data.
 async fn zero_edge(target: Target<'_>, start: Sector, end: Sector, fua: bool) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
     let buffer = volume.rt.pool().zeroed((end - start).bytes() as usize);
@@ -151,7 +153,7 @@ async fn zero_edge(target: Target<'_>, start: Sector, end: Sector, fua: bool) ->
     write_direct(target, &write, false, over_dirty).await
 }
 
-/// A flash-only volume forgets whole blocks; zeros at the edges are written.
+/// Unmaps the whole blocks of a range of a flash-only volume, and writes zeros at its edges.
 async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
     let block = cache.geometry.block_sectors.0;
@@ -162,7 +164,7 @@ async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> R
         let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
         for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
             let buffer = volume.rt.pool().zeroed((b - a).bytes() as usize);
-            // What is overwritten in its place has no key whose entry could be waited for.
+            // A write in place inserts no key, so there is no journal entry to wait for.
             let fua = fua && !bug(Bug::EdgesNotDurable);
             let write = Write { start: a, end: b, buffer, offset_bytes: 0, fua, meta: false };
             let (outer_start, outer_end) = widened(volume, cache, a, b);
@@ -179,7 +181,8 @@ async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> R
     Ok(())
 }
 
-/// Makes every cached part of the range a hole, by the journal. Returns the entry with which all of it is one.
+/// Makes every cached part of the range a hole, through the journal. Returns the journal entry after which the whole
+/// range is a hole.
 async fn drop_mapped(target: Target<'_>, start: Sector, end: Sector) -> Result<JournalSeq, EngineError> {
     let Target { cache, inode, .. } = target;
     let mut newest = JournalSeq(0);
@@ -187,8 +190,10 @@ async fn drop_mapped(target: Target<'_>, start: Sector, end: Sector) -> Result<J
     while at < end {
         let seg = cache.index.segment_loaded(inode, at, end).await?;
         let seq = match seg.kind {
-            Kind::Hit { .. } => Some(cache.index.change(inode, at, seg.end, None, How::Journaled).await?),
-            // What made the hole may be on its way still.
+            Kind::Hit { .. } => {
+                Some(cache.index.change(inode, at, seg.end, None, Durability::Journaled).await?)
+            }
+            // The journal entry that made the hole may not be durable yet.
             Kind::Hole { seq, .. } if !bug(Bug::HoleTakenForDurable) => seq,
             Kind::Hole { .. } => None,
         };
@@ -198,7 +203,7 @@ async fn drop_mapped(target: Target<'_>, start: Sector, end: Sector) -> Result<J
     Ok(newest)
 }
 
-/// Step 4: the data that replaces dirty data is made durable, then the dirty keys go.
+/// Step 4: makes the data that replaces dirty data durable, then removes the dirty keys.
 async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -> Result<(), EngineError> {
     let Target { volume, cache, .. } = target;
     let Some(backing) = volume.backing() else { return Ok(()) };
@@ -213,9 +218,9 @@ async fn drop_dirty(target: Target<'_>, start: Sector, end: Sector, fua: bool) -
     Ok(())
 }
 
-/// Step 2: no clean copy of the range can come back after this, neither from its own key nor from behind dirty
-/// keys: those are durable before the backing device changes.
-async fn forget_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<(), EngineError> {
+/// Step 2: invalidates the clean copies of the range. After this step no crash can bring a clean copy back, neither by
+/// its own key nor by the loss of a dirty key that hides it: those keys are durable before the backing device changes.
+async fn invalidate_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<(), EngineError> {
     let Target { cache, inode, .. } = target;
     let mut newest = JournalSeq(0);
     let mut over_dirty = false;
@@ -223,23 +228,23 @@ async fn forget_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<
     while at < end {
         cache.device.check()?;
         let seg = cache.index.segment_loaded(inode, at, end).await?;
-        let how = match seg.kind {
+        let durability = match seg.kind {
             Kind::Hit { dirty: true, .. } => {
                 over_dirty = true;
                 None
             }
-            Kind::Hit { may_be_durable: true, .. } => Some(How::Journaled),
-            Kind::Hit { .. } => Some(How::LeafOnly(cache.device.gate().latest())),
+            Kind::Hit { may_be_durable: true, .. } => Some(Durability::Journaled),
+            Kind::Hit { .. } => Some(Durability::LeafOnly(cache.device.gate().latest())),
             Kind::Hole { seq, .. } => {
                 newest = newest.max(seq.unwrap_or(JournalSeq(0)));
                 None
             }
         };
-        let Some(how) = how else {
+        let Some(durability) = durability else {
             at = seg.end;
             continue;
         };
-        match cache.index.try_change(inode, at, seg.end, None, how) {
+        match cache.index.try_change(inode, at, seg.end, None, durability) {
             Ok((done, seq)) => {
                 newest = newest.max(seq);
                 at = done;
@@ -253,7 +258,7 @@ async fn forget_clean(target: Target<'_>, start: Sector, end: Sector) -> Result<
     if over_dirty && !bug(Bug::DirectBeforeDirtyKey) {
         cache.journal.commit_keys().await?;
     }
-    // A copy whose bucket was invalidated is no hit any more, but comes back if the new generation is lost.
+    // A copy in an invalidated bucket is a miss now, but a crash brings it back if the new generation is not durable.
     if !bug(Bug::GenerationsNotAwaited) {
         cache.alloc.generations_durable(|| cache.device.is_failed()).await;
     }
@@ -293,7 +298,7 @@ pub(super) async fn remove_uncached(
             }
         }
         _ if backing.disk.info().discard => {
-            // Advice: a device that refuses it has done nothing.
+            // A discard is a hint: a device that refuses it has changed nothing.
             let _ = backing.disk.discard(first, last - first).await;
             backing.wrote_directly();
         }

@@ -1,8 +1,8 @@
-//! Draining and stopping a volume: what is dirty is written back, and the backing superblock says so.
+//! Draining and stopping a volume: its dirty data is written back, and the backing superblock gets the state clean.
 //!
-//! Owns when a volume counts as clean. Must not know how data is written back; that is `crate::writeback`.
+//! Owns the decision when a volume is clean. Must not know how data is written back; `crate::writeback` does that.
 //!
-//! Invariant: the superblock says clean only while no dirty key is left, durably (contract 6).
+//! Invariant: the superblock has the state clean only while no dirty key is left, also after a crash (contract 6).
 
 use format::{BackingState, Sectors};
 
@@ -12,13 +12,13 @@ use crate::error::EngineError;
 use crate::events::SetEvent;
 
 impl Volume {
-    /// No more requests; waits for those under way and for writeback to pause. Of a volume without a cache everything that
-    /// was answered is durable then: clients may rely on a stop instead of a flush. The stop of its set, or
-    /// [`crate::CacheSet::release`], does that for one with a cache.
+    /// Stops the volume: refuses new requests, and waits for the requests under way and for the writeback task. On a
+    /// volume without a cache every answered write is durable afterwards, so a client may rely on a stop instead of a
+    /// flush. On a volume with a cache the stop of the set, or [`crate::CacheSet::release`], makes them durable.
     ///
     /// # Errors
-    /// If the device could not be flushed: what was answered and not flushed may be lost. The volume is stopped all the
-    /// same.
+    /// If the device could not be flushed: writes that were answered and not flushed may be lost. The volume is stopped
+    /// in this case, too.
     pub async fn stop(&self) -> Result<(), EngineError> {
         self.stopping.set(true);
         self.writeback.wake();
@@ -36,17 +36,17 @@ impl Volume {
     }
 
     pub(crate) fn cancel_detach(&self) {
-        // 0 if the volume was detached meanwhile.
+        // The count is 0 if the volume was detached meanwhile.
         self.detaching.set(self.detaching.get().saturating_sub(1));
     }
 
-    /// The volume takes no new dirty data.
+    /// Whether the volume is being detached and takes no new dirty data.
     pub(crate) fn is_detaching(&self) -> bool {
         self.detaching.get() > 0
     }
 
-    /// Waits until no dirty data is left; at once on a flash-only volume, whose data has nowhere else to go. Dropping
-    /// the future gives it up.
+    /// Waits until no dirty data is left. On a flash-only volume it returns at once, because that data has no other
+    /// device to go to. Dropping the future cancels the wait.
     ///
     /// # Errors
     /// If the set fails, or the volume is stopped.
@@ -67,14 +67,14 @@ impl Volume {
             let left = cache.index.tree().dirty_sectors(inode);
             let why = self.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
             return Err(EngineError::Invalid(format!(
-                "{}: {left} dirty sectors are left: {why}",
+                "{}: {left} dirty sectors could not be written back: {why}",
                 self.label_or_name()
             )));
         }
         self.mark_clean().await
     }
 
-    /// Makes the backing superblock say clean if nothing is dirty.
+    /// Sets the state in the backing superblock to clean if nothing is dirty.
     pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
         let (Some((cache, inode)), Some(backing)) = (self.attached(), self.backing.clone()) else {
             return Ok(());
@@ -84,8 +84,8 @@ impl Volume {
         let ignored = bug(Bug::CleanStateBeforeCleanKeys);
         let is_durable = || cache.index.tree().cleaned(inode) <= cache.journal.durable() || ignored;
         while backing.state() == BackingState::Dirty && is_clean() {
-            // The keys that say clean are durable before the superblock is. While another update of the superblock is waited
-            // for, there may be new ones.
+            // The keys that mark data as clean are durable before the superblock is. During the wait for another update
+            // of the superblock, new keys may be added.
             let cleaned = cache.index.tree().cleaned(inode);
             if !is_durable() {
                 cache.journal.commit(cleaned).await?;

@@ -1,8 +1,8 @@
-//! What happens to a volume when its cache fails (semantics section 15.1, without the defects 1 and 18
-//! of docs/compat.md).
+//! The handling of a failed cache by a volume (semantics section 15.1, without the defects 1 and 18 of docs/compat.md).
 //!
-//! A device without dirty data goes on alone, but only after its superblock durably says stale: should the cache come
-//! back later, its old content is void. A device with dirty data, or a flash-only volume, fails every request.
+//! A device without dirty data is served without its cache, but only after the state stale is durable in its
+//! superblock: if the cache comes back later, its old content is invalid. A device with dirty data, and a flash-only
+//! volume, fail every request.
 
 use format::{BackingState, BackingSuper, Sectors};
 
@@ -12,12 +12,12 @@ use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::tunables::StopWhenFailed;
 
-/// The set has failed. `Ok`: the volume is served without it from now on.
+/// Handles the failure of the set. `Ok`: from now on the volume is served without the set.
 pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
     let Target { volume, cache, inode } = target;
     let _one = volume.lost.lock().await;
     if volume.attached().is_none() {
-        // Another request has done it.
+        // Another request has handled it.
         return Ok(());
     }
     let failure =
@@ -29,10 +29,10 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
         mark(Mark::LostDirty);
         return Err(failure);
     }
-    // Data written back may still be on its way to the medium, and it counts as clean from now on.
+    // Data that was written back may still be in the volatile cache of the device, and counts as clean from now on.
     backing.gate.ensure(backing.gate.latest()).await?;
     let changed = |sb: &mut BackingSuper| {
-        // One that was being detached may already be free of the set.
+        // A device that was being detached may no longer belong to the set.
         if sb.state() == BackingState::None {
             mark(Mark::LostDetached);
         } else if !bug(Bug::LostButNotStale) {

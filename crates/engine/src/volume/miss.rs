@@ -1,8 +1,10 @@
-//! Putting into the cache what a read found missing.
+//! Inserts into the cache the data that a read found missing.
 //!
-//! Happens behind the reader's back. The data was read from the backing device under a *miss* range: if a change
-//! overlapped it, the copy may be old and is dropped (`cache_miss_collisions`). The key goes to its leaf only, not
-//! to the journal: losing it costs a miss.
+//! The insertion runs in the background, after the read was answered. The data was read from the backing device under a
+//! *miss* range: if a change overlapped the range, the copy may be old and is dropped (`cache_miss_collisions`). The
+//! key goes to its leaf only, not to the journal: if a crash loses it, the next read is a miss.
+//!
+//! Owns the insertion and its limits. Must not know the read that found the data missing.
 
 use format::{Sector, Sectors};
 use io::Buffer;
@@ -11,24 +13,25 @@ use super::RangeGuard;
 use super::Target;
 use crate::alloc::{Purpose, Stream};
 use crate::canary::{Bug, bug};
-use crate::index::{Blocked, How, Kind, Segment};
+use crate::index::{Blocked, Durability, Kind, Segment};
 
-/// Inserts under way at most, and how much memory their data may hold; beyond that a miss is just answered.
+/// The largest number of insertions under way, and of bytes that their data may hold. Beyond these limits a miss is
+/// answered and not inserted.
 const MAX_BACKGROUND: usize = 128;
 const MAX_BACKGROUND_BYTES: usize = 16 << 20;
 
-/// What a read found missing, and read from the backing device.
+/// Data that a read found missing and has read from the backing device.
 pub(super) struct Missed {
     pub(super) start: Sector,
     pub(super) end: Sector,
-    /// Has the data from byte `skip` on.
+    /// The buffer; the data begins at byte `skip`.
     pub(super) data: Buffer,
     pub(super) skip: usize,
-    /// Says whether a change has overlapped the range since it was read.
+    /// The miss range, which becomes invalid when a change overlaps it.
     pub(super) range: RangeGuard,
 }
 
-/// Starts inserting what a read found missing. `meta`: it is a file system's metadata.
+/// Starts to insert data that a read found missing. `meta`: the data is metadata of a file system.
 pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let Target { volume, cache, inode } = target;
     // Whole blocks only.
@@ -46,7 +49,7 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let again = cache.alloc.eviction().miss(inode, start);
     let stream = match (meta, again) {
         (true, _) => Stream::Meta,
-        (false, true) => Stream::Kept,
+        (false, true) => Stream::Promoted,
         (false, false) => Stream::Clean,
     };
     let (volume, cache) = (volume.clone(), cache.clone());
@@ -63,10 +66,10 @@ async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
     let Target { volume, cache, inode } = target;
     let Missed { start, end, data, skip, range: miss } = missed;
     let mut at = start;
-    // Nothing of a device that was detached may reach the cache device: a wipe may have passed.
+    // No data of a detached device may reach the cache device: a wipe may have passed already.
     while at < end && volume.is_attached_as(cache, inode) {
         let Some(placed) = cache.alloc.try_place(stream, (inode, at), end - at) else {
-            // No client waits for this insert, so it may wait for buckets, but not for writeback to make room.
+            // No client waits for this insertion, so it may wait for buckets, but not for writeback to make room.
             let give_up = || cache.device.is_stopping() || cache.alloc.is_starved();
             if miss.is_valid() && !give_up() {
                 cache.alloc.wait(Purpose::Data, give_up).await;
@@ -82,7 +85,7 @@ async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
         let tick = cache.device.gate().wrote();
         let piece_end = at + placed.size;
         if ok {
-            insert_where_hole(target, (at, piece_end), placed.ptr, How::LeafOnly(tick), &miss).await;
+            insert_where_hole(target, (at, piece_end), placed.ptr, Durability::LeafOnly(tick), &miss).await;
         }
         cache.alloc.release(placed);
         if !ok {
@@ -92,19 +95,19 @@ async fn insert_pieces(target: Target<'_>, stream: Stream, missed: Missed) {
     }
 }
 
-/// Inserts a clean copy where the index still has a hole and nothing changed the range.
+/// Inserts a clean copy where the index still has a hole and no change has overlapped the range.
 async fn insert_where_hole(
     target: Target<'_>,
     (start, end): (Sector, Sector),
     ptr: format::Ptr,
-    how: How,
+    durability: Durability,
     miss: &RangeGuard,
 ) {
     let Target { volume, cache, inode } = target;
     let mut at = start;
     let mut collided = false;
     while at < end {
-        // Everything up to the change itself is looked at anew after each wait.
+        // Every condition for the change is checked again after each wait.
         let mine = volume.is_attached_as(cache, inode);
         if !mine || cache.device.is_stopping() || !(miss.is_valid() || bug(Bug::MissOverNewerWrite)) {
             collided = true;
@@ -115,13 +118,13 @@ async fn insert_where_hole(
             Ok(Segment { kind: Kind::Hole { seq: Some(seq) }, .. })
                 if seq > cache.journal.durable() && !bug(Bug::MissOverPendingHole) =>
             {
-                // The hole hides an older key until its entry is durable, and the copy would hide the entry: a
-                // durable write past the cache must find it and wait for it.
+                // The hole hides an older key until its journal entry is durable, and the copy would hide the number of
+                // that entry. A durable write past the cache must find this number and wait for the entry.
                 Blocked::NotDurable(seq)
             }
             Ok(seg) if matches!(seg.kind, Kind::Hole { .. }) || bug(Bug::MissOverNewerWrite) => {
                 let here = ptr.advanced(at - start);
-                match cache.index.try_change(inode, at, seg.end, Some((here, false)), how) {
+                match cache.index.try_change(inode, at, seg.end, Some((here, false)), durability) {
                     Ok((done, _)) => {
                         at = done;
                         continue;
@@ -145,7 +148,7 @@ async fn insert_where_hole(
     }
 }
 
-/// Inserts clean copies that a write-through has just written to both devices. The caller holds the range.
+/// Inserts a clean copy that a write has just written to both devices. The caller holds the range.
 pub(super) async fn insert_written(
     target: Target<'_>,
     start: Sector,
@@ -154,6 +157,6 @@ pub(super) async fn insert_written(
 ) -> Result<(), crate::error::EngineError> {
     let Target { cache, inode, .. } = target;
     let tick = cache.device.gate().wrote();
-    cache.index.change(inode, start, start + size, Some((ptr, false)), How::LeafOnly(tick)).await?;
+    cache.index.change(inode, start, start + size, Some((ptr, false)), Durability::LeafOnly(tick)).await?;
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! A volume: a cached device or a flash-only volume, as clients see it.
+//! A volume: a cached device or a flash-only volume, as clients use it.
 //!
-//! Owns the life of a request (bounds, in-flight count, bypass decision, statistics) and the volume's state
-//! (attached, detaching, passed through, stopped). The paths are in `read`, `write`, `direct` and `miss`; what may
-//! overlap is in `ranges`; writing back is a task of its own (`crate::writeback`).
+//! Owns what all requests have in common (bounds, in-flight count, bypass decision, statistics) and the state of the
+//! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `write`, `direct`, `miss` and
+//! `overwrite`; `ranges` says which requests may overlap; writeback is a separate task (`crate::writeback`).
 //!
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
@@ -48,12 +48,12 @@ use crate::policy::yielding;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
 use crate::tunables::{Admission, Controller, DeviceTunables};
 
-/// A cached device or flash-only volume. See the module head.
+/// A cached device or flash-only volume.
 pub struct Volume {
     pub(crate) rt: Handle,
     name: RefCell<String>,
     sectors: Sectors,
-    /// Where the volume begins in key positions: the data offset of the backing device.
+    /// The key position at which the volume begins: the data offset of the backing device.
     pub(crate) offset: Sector,
     link: RefCell<Option<(Rc<Cache>, Inode)>>,
     backing: Option<Rc<BackingDevice>>,
@@ -61,22 +61,22 @@ pub struct Volume {
     pub(crate) tunables: RefCell<DeviceTunables>,
     pub(crate) stats: RefCell<CacheStats>,
     requests: RefCell<RequestCounters>,
-    /// What became of them.
+    /// The outcomes and latencies of the requests.
     pub(crate) served: RefCell<RequestStats>,
     detector: RefCell<SequentialDetector>,
     stopping: Cell<bool>,
-    /// How many callers wait for its detach.
+    /// The number of callers that detach the volume.
     pub(crate) detaching: Cell<u32>,
     in_flight: Cell<usize>,
     load: Rc<VolumeLoad>,
-    /// Dirty writes that have begun and not yet put all their keys into the index.
+    /// Dirty writes that have begun and have not inserted all their keys into the index yet.
     pub(crate) dirty_in_flight: Cell<usize>,
     idle: Event,
     lost: Mutex,
     pub(crate) writeback: WritebackState,
 }
 
-/// Where a request goes: a volume, the cache that it is attached to, and its slot there.
+/// The target of a request: a volume, the cache to which it is attached, and its slot there.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     pub(super) volume: &'a Rc<Volume>,
@@ -124,7 +124,7 @@ impl Volume {
         })
     }
 
-    /// A cached device.
+    /// Makes the volume of a cached device.
     pub(crate) fn cached(cache: &Rc<Cache>, inode: Inode, backing: Rc<BackingDevice>) -> Rc<Volume> {
         let block = backing.block_sectors().0.max(1);
         let sectors = Sectors(backing.data_sectors().0 / block * block);
@@ -132,16 +132,16 @@ impl Volume {
         Volume::new(cache.rt.clone(), sectors, offset, Some((cache.clone(), inode)), Some(backing), &label)
     }
 
-    /// A flash-only volume.
+    /// Makes a flash-only volume.
     pub(crate) fn flash_only(cache: &Rc<Cache>, inode: Inode, sectors: Sectors, label: String) -> Rc<Volume> {
         Volume::new(cache.rt.clone(), sectors, Sector(0), Some((cache.clone(), inode)), None, &label)
     }
 
-    /// A backing device that is served without a cache. One that was attached is marked stale first, so that its old
-    /// cache content can never come back.
+    /// Makes the volume of a backing device that is served without a cache. If the device was attached, its state
+    /// becomes stale first, so that its old cache content can never come back.
     ///
     /// # Errors
-    /// If the device has dirty data in a cache, unless `lose_dirty` says to give it up.
+    /// If the device has dirty data in a cache and `lose_dirty` is false.
     pub async fn pass_through(disk: Disk, lose_dirty: bool) -> Result<Rc<Volume>, EngineError> {
         let backing = BackingDevice::open(disk).await?;
         let name = backing.disk.info().name.clone();
@@ -165,27 +165,27 @@ impl Volume {
         Ok(Volume::new(backing.disk.runtime().clone(), sectors, offset, None, Some(backing), &label))
     }
 
-    /// The set and slot, while attached.
+    /// The cache and the slot, while the volume is attached.
     pub(crate) fn attached(&self) -> Option<(Rc<Cache>, Inode)> {
         self.link.borrow().clone()
     }
 
-    /// A request to the volume, by way of the cache and the slot that it is attached to.
+    /// The target of a request to this volume through the given cache and slot.
     pub(crate) fn target<'a>(self: &'a Rc<Self>, cache: &'a Rc<Cache>, inode: Inode) -> Target<'a> {
         Target { volume: self, cache, inode }
     }
 
-    /// Whether it is attached to this set.
+    /// Whether the volume is attached to this set.
     pub(super) fn is_attached_to(&self, cache: &Rc<Cache>) -> bool {
         self.link.borrow().as_ref().is_some_and(|(c, _)| Rc::ptr_eq(c, cache))
     }
 
-    /// Whether it has this slot of this set.
+    /// Whether the volume is attached to this set in this slot.
     pub(super) fn is_attached_as(&self, cache: &Rc<Cache>, inode: Inode) -> bool {
         self.link.borrow().as_ref().is_some_and(|(c, i)| Rc::ptr_eq(c, cache) && *i == inode)
     }
 
-    /// Slot in the UUID table, while attached.
+    /// Slot in the UUID table, while the volume is attached.
     pub fn inode(&self) -> Option<Inode> {
         self.link.borrow().as_ref().map(|(_, i)| *i)
     }
@@ -229,7 +229,7 @@ impl Volume {
         self.backing.as_ref().map(|b| b.state())
     }
 
-    /// Whether the volume lives in the cache alone.
+    /// Whether all data of the volume is in the cache: it has no backing device.
     pub fn is_flash_only(&self) -> bool {
         self.backing.is_none()
     }
@@ -244,7 +244,7 @@ impl Volume {
         self.name.borrow().clone()
     }
 
-    /// Gives the volume the name by which clients find it.
+    /// Sets the name by which clients find the volume.
     pub fn set_name(&self, name: &str) {
         *self.name.borrow_mut() = name.to_owned();
     }
@@ -263,24 +263,25 @@ impl Volume {
         sectors.bytes() as u32
     }
 
-    /// Unit that is stored without reading what is around it, in bytes: the largest block of volume, set and devices.
+    /// Unit that is stored without a read of the data around it, in bytes: the largest block size of volume, set and
+    /// devices.
     pub fn physical_block_bytes(&self) -> u32 {
         let backing = self.backing.as_ref().map_or(0, |b| b.disk.info().physical_block_bytes);
         let cache = self.attached().map_or(0, |(cache, _)| cache.geometry.block_sectors.bytes() as u32);
         self.block_bytes().max(backing).max(cache)
     }
 
-    /// Preferred size of requests, in bytes; 0 for none.
+    /// Preferred size of requests, in bytes; 0 if there is none.
     pub fn optimal_io_bytes(&self) -> u32 {
         self.backing.as_ref().map_or(0, |b| b.disk.info().optimal_io_bytes)
     }
 
-    /// Live dirty sectors.
+    /// The number of live dirty sectors.
     pub fn dirty_sectors(&self) -> Sectors {
         self.attached().map_or(Sectors::ZERO, |(cache, inode)| cache.index.tree().dirty_sectors(inode))
     }
 
-    /// Statistics, by the views of the kernel.
+    /// Calls `f` with the statistics, which have the views of the kernel.
     pub fn with_stats<T>(&self, f: impl FnOnce(&mut CacheStats) -> T) -> T {
         let stats = &mut *self.stats.borrow_mut();
         stats.tick(self.rt.now());
@@ -297,22 +298,23 @@ impl Volume {
         *self.requests.borrow()
     }
 
-    /// Value of a tunable, by the kernel's name.
+    /// The value of a tunable, by the kernel's name.
     pub fn get(&self, name: &str) -> Option<String> {
         self.tunables.borrow_mut().writeback_rate = self.writeback.rate().max(1);
         self.tunables.borrow().get(name).ok()
     }
 
-    /// Every tunable.
+    /// A copy of all tunables.
     pub fn tunables(&self) -> DeviceTunables {
         self.tunables.borrow_mut().writeback_rate = self.writeback.rate().max(1);
         self.tunables.borrow().clone()
     }
 
-    /// Sets a tunable, by the kernel's name. Mode and label go into the superblock.
+    /// Sets a tunable, by the kernel's name. Cache mode and label are also written to the superblock.
     ///
     /// # Errors
-    /// If the name is unknown, the value makes no sense, or the superblock cannot be written; the old value holds then.
+    /// If the name is unknown, the value is invalid, or the superblock cannot be written; the tunable then keeps its
+    /// old value.
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let (before, now) = {
             let t = &mut *self.tunables.borrow_mut();
@@ -364,12 +366,12 @@ impl Volume {
         Ok(())
     }
 
-    /// What happened to the backing device since the last call.
+    /// The events of the backing device since the last call.
     pub fn take_events(&self) -> Vec<SetEvent> {
         self.backing.as_ref().map(|b| b.take_events()).unwrap_or_default()
     }
 
-    /// Waits until [`Volume::take_events`] has something to say; for ever on a flash-only volume.
+    /// Waits until [`Volume::take_events`] returns an event. On a flash-only volume the wait never ends.
     pub async fn events_arrived(&self) {
         match &self.backing {
             Some(b) => b.events_arrived().await,
@@ -377,7 +379,7 @@ impl Volume {
         }
     }
 
-    /// A request begins.
+    /// Checks that a request may begin, and counts it as in flight until the guard is dropped.
     pub(super) fn enter(&self, sector: Sector, sectors: Sectors) -> Result<InFlight<'_>, VolumeError> {
         if self.stopping.get() {
             return Err(VolumeError::Stopped(self.name()));
@@ -388,7 +390,7 @@ impl Volume {
         }
         if self.backing.as_ref().is_some_and(|b| b.disabled.get()) {
             return Err(VolumeError::Failed(format!(
-                "{}: io_disable is set, by somebody or after too many errors",
+                "{}: io_disable is set, by the operator or after too many errors",
                 self.label_or_name()
             )));
         }
@@ -409,7 +411,7 @@ impl Volume {
         self.load.set_busy(waiting, self.rt.turn_time());
     }
 
-    /// What the other volumes of the set need to know.
+    /// The facts about this volume that the other volumes of the set use.
     pub(crate) fn load(&self) -> &Rc<VolumeLoad> {
         &self.load
     }
@@ -420,7 +422,7 @@ impl Volume {
         self.load.rate.borrow().debug(self.dirty_sectors(), running, self.rt.now())
     }
 
-    /// Through the cache or past it?
+    /// Decides whether a request goes through the cache or bypasses it.
     pub(super) fn decide(
         &self,
         cache: &Cache,
@@ -454,8 +456,8 @@ impl Volume {
         decide_by_cost(&inputs, stream, || by_cost.then(|| self.compare(cache, sectors)))
     }
 
-    /// What requests of this size cost the two devices, and how much room is left. A device that is known too little
-    /// does not win by that.
+    /// Compares what requests of this size cost the two devices, and says whether the cache has room. While the costs
+    /// of a device are unknown, the answers favour the cache.
     fn compare(&self, cache: &Cache, sectors: Sectors) -> Comparison {
         let free_room = cache.alloc.has_plenty();
         let (streams_faster, answers_first) = match self.backing() {
@@ -472,7 +474,7 @@ impl Volume {
         Comparison { free_room, streams_faster, answers_first }
     }
 
-    /// What a hit saves.
+    /// The time that a hit saves.
     pub(super) fn saving_of(&self, meta: bool) -> Saving {
         match meta {
             true => self.load.saving().of_metadata(),
@@ -480,13 +482,14 @@ impl Volume {
         }
     }
 
-    /// The share of used buckets up to which this write becomes dirty data, if that is for the costs to say.
+    /// The share of used buckets up to which this write becomes dirty data, if the costs decide that (`admission` is
+    /// `cost`).
     pub(super) fn dirty_limit_percent(&self, cache: &Cache, sectors: Sectors) -> Option<u8> {
         let cutoffs = {
             let t = cache.tunables.borrow();
             (t.cutoff_writeback, t.cutoff_writeback_sync)
         };
-        // Below both cutoffs there is nothing to say.
+        // Below both cutoffs every write becomes dirty data.
         let by_cost = self.tunables.borrow().admission == Admission::Cost;
         if !by_cost
             || cache.alloc.in_use_percent() <= cutoffs.0
@@ -495,7 +498,7 @@ impl Volume {
             return None;
         }
         let held_back = self.tunables.borrow().writeback_controller == Controller::Yield;
-        let all_up_to = if held_back { cutoffs.1.max(yielding::AROUND_FROM_PERCENT) } else { cutoffs.1 };
+        let all_up_to = if held_back { cutoffs.1.max(yielding::BYPASS_FROM_PERCENT) } else { cutoffs.1 };
         Some(dirty_limit_percent(all_up_to, self.rt.random() as u32))
     }
 
@@ -503,24 +506,24 @@ impl Volume {
         f(&mut self.requests.borrow_mut());
     }
 
-    /// A request was answered.
+    /// Counts a request that was answered.
     pub(super) fn answered(&self, op: OpKind, outcome: Outcome, sectors: Sectors, began: Nanos) {
         self.served.borrow_mut().record(op, outcome, sectors, began, self.rt.turn_time());
     }
 
-    /// A request failed.
+    /// Counts a request that failed, and returns its error.
     pub(super) fn unanswered<E>(&self, op: OpKind, e: E) -> E {
         self.served.borrow_mut().failed(op);
         e
     }
 
-    /// A part of a request found no bucket.
+    /// Counts a part of a request for which there was no bucket.
     pub(super) fn not_cached(&self, sectors: Sectors) {
         self.stats.borrow_mut().not_cached(BypassReason::NoBucket, sectors);
         self.served.borrow_mut().not_cached(sectors, self.rt.turn_time());
     }
 
-    /// The stripes of the backing device, if it is expensive to write a part of one.
+    /// The stripes of the backing device, if writing a part of a stripe is expensive.
     pub(crate) fn expensive_stripes(&self) -> Option<StripeGeometry> {
         let info = self.backing.as_ref()?.disk.info();
         let optimal = Sectors::from_bytes_floor(u64::from(info.optimal_io_bytes));
@@ -537,12 +540,12 @@ impl Volume {
         self.stopping.get()
     }
 
-    /// Keeps every change out until the guard is dropped.
+    /// Waits until no change is under way, and lets none begin until the guard is dropped.
     pub(crate) async fn block_all(&self) -> RangeGuard {
         self.ranges.change_all().await
     }
 
-    /// The device is no part of the set any more: it is served alone.
+    /// Makes the volume serve its backing device without the set.
     pub(crate) fn detached(&self) {
         self.ranges.invalidate_misses();
         *self.link.borrow_mut() = None;
@@ -551,7 +554,7 @@ impl Volume {
     }
 }
 
-/// A request under way.
+/// Counts a request as in flight until it is dropped.
 pub(super) struct InFlight<'a>(&'a Volume);
 
 impl Drop for InFlight<'_> {

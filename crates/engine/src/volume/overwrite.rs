@@ -1,17 +1,19 @@
-//! Writing over dirty data where it is.
+//! Writing over dirty data in place.
 //!
-//! A cache that is full of live data can take a write over dirty data into a new bucket only at the price of emptying an
-//! old one, which costs more requests than the write itself; and of a key, with its place in the journal. The data's own
-//! place is free. Decision 014 says why nothing is lost; in short:
+//! A cache that is full of live data can put a write over dirty data into a new bucket only after it has emptied an old
+//! bucket, which takes more requests than the write itself. The write also needs a key in the journal. Writing to the
+//! place that the dirty data already has needs neither. Decision 014 says why this loses nothing; in short:
 //!
-//! * only data that is dirty already: nothing but the cache has it, before and after, so no key changes. A crash leaves
-//!   each sector old or new, as on a disk; what was flushed before was answered as a write since, or not at all;
-//! * nobody else uses the place meanwhile: the caller holds the range as a change, so no other write, discard or
-//!   detach and no new writeback is there; writeback that began earlier, and moving garbage collection of the bucket,
-//!   which would both make an older state count, are reasons not to; the bucket is pinned;
-//! * a write that has begun is not given up half way: its range would be free while the device still writes. (So it is
-//!   with writes past the cache.)
-//! * a flush covers it by [`CacheDevice::overwrote`](crate::device::CacheDevice::overwrote), and FUA by itself, together with keys that are not durable yet.
+//! * only data that is already dirty is overwritten. Only the cache has this data, before and after, so no key changes.
+//!   A crash leaves each sector old or new, as on a disk;
+//! * no other task uses the place meanwhile. The caller holds the range as a change, so no other write, discard, detach
+//!   or new writeback overlaps it. The data is not overwritten in place if writeback of the range began earlier or if
+//!   the moving garbage collector empties the bucket, because both would make an older state current. The bucket is
+//!   pinned;
+//! * a write that has begun runs to its end: if it were cancelled, its range would be released while the device still
+//!   writes. The same holds for writes past the cache;
+//! * [`CacheDevice::overwrote`](crate::device::CacheDevice::overwrote) makes the next flush cover it. A write with FUA
+//!   is durable by itself, together with the keys that are not durable yet.
 
 use format::{JournalSeq, Ptr};
 use io::Nanos;
@@ -24,15 +26,15 @@ use crate::index::Kind;
 use crate::policy::congestion::Direction;
 use crate::tunables::Overwrite;
 
-/// Where buckets without any live data are fewer than one in so many, packing is near.
+/// Room is short when fewer than one bucket in this many has no live data: packing begins soon then.
 const FEW_UNUSED: u32 = 4;
-/// A request that keeps the device busy for less than this is cheap: joining small writes saves less there than the keys
-/// cost that each write to a new place needs. Memory and NVMe need a few us, disks with a limit of some thousand
-/// requests a second hundreds; where between them the two are even was not measured.
+/// A request that keeps the device busy for less than this is cheap: joining small writes then saves less than the keys
+/// cost that writes to new places need. Memory and NVMe devices need a few us for each request, devices with a limit of
+/// some thousand requests a second need some hundred us. The break-even point between them was not measured.
 const CHEAP_REQUEST: Nanos = Nanos::from_us(50);
 
-/// Whether dirty data should be overwritten in its place instead of written to a new place. As long as there is room, and
-/// requests cost the device something, elsewhere is better: small writes become large ones there.
+/// Whether dirty data should be overwritten in place instead of written to a new place. While there is room and
+/// requests are not cheap, a new place is better, because small writes are joined to large ones there.
 pub(super) fn overwrites_in_place(cache: &Cache) -> bool {
     match cache.tunables.borrow().overwrite_in_place {
         Overwrite::Off => false,
@@ -49,7 +51,7 @@ fn requests_are_cheap(cache: &Cache) -> bool {
     cache.device.meter().model(|m| m.is_known() && m.costs().per_request() < CHEAP_REQUEST)
 }
 
-/// Where the data is that the write replaces, if it may be written there.
+/// The place of the dirty data that the write replaces, if the write may go there.
 pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Ptr> {
     let Target { volume, cache, inode } = target;
     let seg = cache.index.segment(inode, write.start, write.end).ok()?;
@@ -65,9 +67,9 @@ pub(super) fn place_to_overwrite(target: Target<'_>, write: &Write) -> Option<Pt
     (!copied && !moved).then_some(ptr)
 }
 
-/// Writes over dirty data in its place, just found by [`Volume::place_to_overwrite`]. If that fails, nothing has
-/// happened that counts, and the write goes another way. The caller holds the range as a change. Returns the newest
-/// journal entry that a durable write needs.
+/// Overwrites dirty data in the place that [`place_to_overwrite`] has just found. Returns the newest journal entry that
+/// a durable write needs, or `None` if the write failed or the key has moved: the caller then writes the data to a new
+/// place. The caller holds the range as a change.
 pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Option<JournalSeq> {
     let Target { volume, cache, .. } = target;
     let bucket = cache.alloc.buckets().bucket_of(ptr);
@@ -81,7 +83,8 @@ pub(super) async fn overwrite(target: Target<'_>, write: &Write, ptr: Ptr) -> Op
     }
     cache.alloc.unpin(bucket);
     cache.device.observe_data(&done.result);
-    // After an error the place holds unknown data. The caller writes the data elsewhere, and the key moves there.
+    // After an error the content of the place is unknown. The caller writes the data to a new place and moves the key
+    // there.
     done.result.ok()?;
     if place_to_overwrite(target, write) != Some(ptr) {
         return None;

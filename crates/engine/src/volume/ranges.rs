@@ -1,14 +1,15 @@
-//! Ranges of a volume that something is happening to.
+//! Ranges of a volume that an operation holds.
 //!
-//! Owns who may touch what at the same time:
+//! Owns the rules by which operations on overlapping ranges exclude each other:
 //!
-//! * *changes* (writes, discards) of overlapping ranges wait for each other, in both directions;
-//! * *writeback* of a range is refused while a change overlaps it, and a change that goes to the backing device waits
-//!   for overlapping writeback, which would overwrite it with older data;
-//! * a *miss* that is on its way into the cache becomes invalid when a change overlaps it, from the change's begin to
-//!   its end: so no read can leave behind in the cache what a write has replaced (the check-key rule).
+//! * *changes* (writes, discards) of overlapping ranges wait for each other;
+//! * *writeback* of a range is refused while a change overlaps it. A change that goes to the backing device waits for
+//!   overlapping writeback, which would overwrite the change with older data;
+//! * a *miss* that is being inserted into the cache becomes invalid when a change overlaps it at any time between the
+//!   begin and the end of the change. So no read can insert data that a write has replaced (the check-key rule).
 //!
-//! Must not know why. Ranges are few (as many as requests are in flight), so a list is searched.
+//! Must not know why an operation holds a range. There are as few ranges as requests in flight, so the module searches
+//! a list.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use io::sync::Event;
 
 use crate::canary::{Bug, bug};
 
+/// The kind of operation that holds a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
     Change,
@@ -25,6 +27,7 @@ enum Class {
     Miss,
 }
 
+/// A range that an operation holds.
 struct Held {
     id: u64,
     start: Sector,
@@ -39,17 +42,17 @@ impl Held {
     }
 }
 
-/// See the module head.
+/// The ranges of one volume that operations hold.
 #[derive(Default)]
 pub(crate) struct Ranges {
     held: RefCell<Vec<Held>>,
     next_id: Cell<u64>,
-    /// Somebody waits to keep every change out: no new ones begin, or the wait might never end.
+    /// A caller of `change_all` waits: no new change begins, because the wait might never end otherwise.
     closing: Cell<bool>,
     changed: Event,
 }
 
-/// A range that is held; it is released when the guard is dropped.
+/// Holds a range until the guard is dropped.
 pub(crate) struct RangeGuard {
     ranges: Rc<Ranges>,
     id: u64,
@@ -67,13 +70,13 @@ impl Ranges {
         self.held.borrow().iter().any(|h| h.class == class && h.overlaps(start, end))
     }
 
-    /// Begins a change unless another one overlaps it.
+    /// Begins a change unless another change overlaps it.
     pub(crate) fn try_change(self: &Rc<Self>, start: Sector, end: Sector) -> Option<RangeGuard> {
         let overlaps = || self.any(Class::Change, start, end) && !bug(Bug::ChangesOverlap);
         (!self.closing.get() && !overlaps()).then(|| self.begin_change(start, end))
     }
 
-    /// Begins a change once no other one overlaps it.
+    /// Waits until no other change overlaps the range, then begins a change.
     pub(crate) async fn change(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
         let mut begun = None;
         self.changed
@@ -82,10 +85,10 @@ impl Ranges {
                 begun.is_some()
             })
             .await;
-        begun.expect("the wait ends when it has begun")
+        begun.expect("the wait ends after the change has begun")
     }
 
-    /// Begins a change of everything: waits for all others, while no new ones begin.
+    /// Begins a change of the whole volume: lets no new change begin, and waits until all others have ended.
     pub(crate) async fn change_all(self: &Rc<Self>) -> RangeGuard {
         let (start, end) = (Sector(0), Sector(u64::MAX));
         self.changed.wait_until(|| !self.closing.get()).await;
@@ -106,14 +109,14 @@ impl Ranges {
         self.hold(start, end, Class::Change, true)
     }
 
-    /// Waits until nothing of the range is being written back. The caller holds it as a change, so nothing new begins.
+    /// Waits until no writeback overlaps the range. The caller holds the range as a change, so no new writeback begins.
     pub(crate) async fn writeback_done(&self, start: Sector, end: Sector) {
         if self.any(Class::Writeback, start, end) && !bug(Bug::WritebackNotAwaited) {
             self.changed.wait_until(|| !self.any(Class::Writeback, start, end)).await;
         }
     }
 
-    /// Whether something of the range is being written back.
+    /// Whether writeback overlaps the range.
     pub(crate) fn is_written_back(&self, start: Sector, end: Sector) -> bool {
         self.any(Class::Writeback, start, end)
     }
@@ -136,13 +139,13 @@ impl Ranges {
         Some(self.hold(start, end, Class::Writeback, true))
     }
 
-    /// A miss begins to read the backing device.
+    /// Holds the range of a miss that begins to read the backing device.
     pub(crate) fn miss(self: &Rc<Self>, start: Sector, end: Sector) -> RangeGuard {
         let valid = bug(Bug::SecondInvalidationSkipped) || !self.any(Class::Change, start, end);
         self.hold(start, end, Class::Miss, valid)
     }
 
-    /// No miss that has begun may end up in the cache.
+    /// Invalidates every miss that has begun, so that none of them is inserted into the cache.
     pub(crate) fn invalidate_misses(&self) {
         for h in self.held.borrow_mut().iter_mut() {
             h.valid &= h.class != Class::Miss;
@@ -150,7 +153,7 @@ impl Ranges {
     }
 }
 
-/// Lets changes begin again, also when the wait for their end is abandoned.
+/// Lets changes begin again when it is dropped, also if the future of `change_all` is dropped.
 struct Reopen(Rc<Ranges>);
 
 impl Drop for Reopen {
@@ -161,7 +164,7 @@ impl Drop for Reopen {
 }
 
 impl RangeGuard {
-    /// Nothing has changed the range since it was held (for misses).
+    /// Whether no change has overlapped the range of this miss since it was held.
     pub(crate) fn is_valid(&self) -> bool {
         self.ranges.held.borrow().iter().any(|h| h.id == self.id && h.valid)
     }

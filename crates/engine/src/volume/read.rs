@@ -1,9 +1,12 @@
-//! Reads.
+//! Reads of a volume.
 //!
-//! What the index has is read from the cache, the rest from the backing device, all pieces at once; a request that is
-//! one extent goes straight into the caller's buffer. After a read from the cache the bucket's generation is checked:
-//! if it changed, the bucket may have been reused during the read, and the whole request starts over; also if a wipe has
-//! overwritten dead sectors meanwhile. Every missing piece goes into the cache behind the answer (`miss`).
+//! A read takes the pieces that the index has from the cache and the others from the backing device, all at the same
+//! time. A request that is one extent is read into the caller's buffer without a copy. After a read from the cache, the
+//! read checks the generation of the bucket: if it has changed, the bucket may have been reused during the read, and
+//! the whole request starts again. It also starts again if a wipe has overwritten dead sectors meanwhile. Every missing
+//! piece is inserted into the cache after the answer (`miss`).
+//!
+//! Owns the path of a read up to its answer. Must not know how a missing piece is inserted.
 
 use std::rc::Rc;
 
@@ -22,25 +25,27 @@ use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
 use crate::stats::{OpKind, Outcome};
 
-/// A part of a request.
+/// A part of a request that is one extent of the cache, or a hole.
 #[derive(Clone, Copy)]
 struct Piece {
     start: Sector,
     end: Sector,
-    /// Where the cache has it, and whether it is dirty.
+    /// The place in the cache and whether the data is dirty; `None` for a hole.
     hit: Option<(Ptr, bool)>,
 }
 
-/// A piece being read.
+/// A piece that is being read.
 struct Reading {
     piece: Piece,
     future: Option<Watched>,
-    /// Bytes of the piece's buffer before its first sector (device blocks can be larger than the piece's alignment).
+    /// Bytes in the buffer before the first sector of the piece (a device block can be larger than the alignment of the
+    /// piece).
     skip: usize,
     miss: Option<RangeGuard>,
 }
 
-/// Starts a read of any sector range, widened to the device's blocks; returns the bytes to skip in the answer.
+/// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
+/// buffer.
 fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (Watched, usize) {
     let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
     let first = Sector(sector.0 / block * block);
@@ -93,13 +98,13 @@ pub(super) async fn read_directly(
     (buffer, result)
 }
 
-/// A read as it travels through the paths. Its buffer travels beside it: it comes back with the answer.
+/// A read request. Its buffer is passed beside it, because the answer returns the buffer.
 pub(super) struct Read {
     pub(super) start: Sector,
     pub(super) end: Sector,
-    /// Where in the buffer the data goes.
+    /// The position in the buffer at which the data begins.
     pub(super) offset_bytes: usize,
-    /// It is a file system's metadata.
+    /// The data is metadata of a file system.
     pub(super) meta: bool,
 }
 
@@ -144,7 +149,7 @@ pub(super) async fn read_cached(
             match done.result {
                 Ok(()) => {
                     observe_latency(volume, cache, Direction::Read, began);
-                    if !is_believed(cache, ptr, turn) {
+                    if !is_still_valid(cache, ptr, turn) {
                         continue;
                     }
                     let data = buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
@@ -153,7 +158,7 @@ pub(super) async fn read_cached(
                     return (buffer, Ok(()));
                 }
                 Err(e) if dirty || volume.backing().is_none() => return (buffer, Err(e.into())),
-                // The backing device has the same data.
+                // The data is clean, so the backing device has it, too.
                 Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
@@ -170,7 +175,7 @@ pub(super) async fn read_cached(
     }
 }
 
-/// The cache device could not be read: reads clean data from the backing device.
+/// Reads clean data from the backing device after the cache device has failed to read it.
 async fn read_instead(
     volume: &Volume,
     read: &Read,
@@ -185,17 +190,18 @@ async fn read_instead(
     (buffer, result.map_err(|e| EngineError::Invalid(e.to_string())))
 }
 
-/// Whether data read from `ptr` is the data that the key named at `turn`, when it was looked up.
-fn is_believed(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
+/// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `turn`.
+fn is_still_valid(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
     let reused = !cache.alloc.buckets().is_current(ptr) && !bug(Bug::StaleGenerationRead);
-    let believed = !reused && cache.device.turn() == turn;
-    if !believed {
+    let valid = !reused && cache.device.turn() == turn;
+    if !valid {
         cache.device.counters().cache_read_races += 1;
     }
-    believed
+    valid
 }
 
-/// The cache had this range: at a pointer, dirty or not. `data` begins with what was read.
+/// Records that a range was read from the cache, and promotes the data if its bucket will be evicted soon. `data`
+/// begins with the data that was read.
 fn hit(
     target: Target<'_>,
     meta: bool,
@@ -215,7 +221,7 @@ fn observe_latency(volume: &Volume, cache: &Cache, direction: Direction, began: 
     cache.congestion().observe_latency(direction, now.since(began), now);
 }
 
-/// `found`: what the cache had of it.
+/// Counts a read. `found`: how much of it the cache had.
 fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: Decision, began: Nanos) {
     let Target { volume, cache, .. } = target;
     let hit = found == Outcome::Hit;
@@ -237,7 +243,7 @@ fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: De
     volume.answered(OpKind::Read, outcome, sectors, began);
 }
 
-/// What the index knows about a request; adjacent holes are one piece.
+/// Splits a range into the extents and holes of the index; adjacent holes become one piece.
 async fn pieces(target: Target<'_>, start: Sector, end: Sector) -> Result<Vec<Piece>, EngineError> {
     let Target { cache, inode, .. } = target;
     let mut pieces: Vec<Piece> = Vec::new();
@@ -257,7 +263,8 @@ async fn pieces(target: Target<'_>, start: Sector, end: Sector) -> Result<Vec<Pi
     Ok(pieces)
 }
 
-/// Reads what is not one extent of the cache; says what the cache had of it, or nothing if a bucket was reused meanwhile.
+/// Reads a request that is not one extent of the cache. Returns how much of it the cache had, or `None` if a bucket was
+/// reused meanwhile.
 async fn read_parts(
     target: Target<'_>,
     read: &Read,
@@ -277,7 +284,8 @@ async fn read_parts(
     (buffer, whole.map(|whole| whole.then_some(found)))
 }
 
-/// Starts the reads of all pieces. Those that are missing are cached if `caches`.
+/// Starts the reads of all pieces. If `caches` is set, missing pieces get a miss range, so that they can be inserted
+/// into the cache.
 fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Reading> {
     let Target { volume, cache, .. } = target;
     let start_piece = |piece: Piece| {
@@ -300,7 +308,7 @@ fn start_pieces(target: Target<'_>, pieces: Vec<Piece>, caches: bool) -> Vec<Rea
     pieces.into_iter().map(start_piece).collect()
 }
 
-/// Reads all pieces at once; false if a bucket was reused meanwhile.
+/// Reads all pieces at the same time; returns false if a bucket was reused meanwhile.
 async fn read_pieces(
     target: Target<'_>,
     read: &Read,
@@ -352,7 +360,8 @@ async fn read_pieces(
     (buffer, outcome)
 }
 
-/// A piece could not be read: clean data is on the backing device too, and goes to `out`.
+/// Handles a piece that could not be read. Clean data is read from the backing device into `out`; a failed read of
+/// dirty data is an error.
 async fn piece_failed(
     volume: &Volume,
     cache: &Cache,
@@ -386,7 +395,7 @@ async fn piece_failed(
     }
 }
 
-/// Reads a range as it is now, for read-modify-write: nothing is inserted or counted.
+/// Reads the present content of a range for read-modify-write. It inserts nothing into the cache and counts nothing.
 pub(super) async fn read_merged(
     target: Target<'_>,
     start: Sector,

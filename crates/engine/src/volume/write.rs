@@ -1,9 +1,13 @@
-//! Writes.
+//! Writes to a volume.
 //!
-//! A write goes to the cache alone as dirty data (*writeback*), or to the backing device (`direct`), with or without
-//! a clean copy in the cache. Writes over dirty data always go through the cache, except while detaching or when the
-//! cache has no room: so a dirty key is only ever replaced by another dirty key, or after the backing device was
-//! written and flushed. Data first, then the key in journal and index, then the answer.
+//! A write goes to the cache alone as dirty data (*writeback*), or to the backing device (`direct`), with or without a
+//! clean copy in the cache. A write over dirty data goes through the cache, except while the volume is being detached
+//! and when the cache has no room. So a dirty key is replaced only by another dirty key, or after the backing device
+//! was written and flushed. Owns the path of a write. Must not know the rules by which a write bypasses the cache
+//! (`policy::bypass`).
+//!
+//! Invariant: the data is written before its key enters the journal and the index, and the write is answered after
+//! that.
 
 use std::rc::Rc;
 
@@ -20,7 +24,7 @@ use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
 use crate::device::Watched;
 use crate::error::EngineError;
-use crate::index::{Change, How, Kind, Progress};
+use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
     BypassReason, Decision, RequestHints, RequestKind, WriteInputs, WritePath, write_path,
 };
@@ -30,9 +34,9 @@ use crate::policy::yielding;
 use crate::stats::Outcome;
 use crate::tunables::Controller;
 
-/// Why a write could not be taken by the cache.
+/// The reason why the cache could not take a write.
 pub(super) enum NotTaken {
-    /// No room, or the cache device failed the write: the backing device can take it.
+    /// The cache has no room, or the cache device failed the write: the backing device can take it.
     ByCache,
     /// The write fails.
     Failed(EngineError),
@@ -44,8 +48,8 @@ impl From<EngineError> for NotTaken {
     }
 }
 
-/// Counts a dirty write until its keys are in the index, or it has failed; whoever waits until nothing is dirty looks
-/// again then.
+/// Counts a dirty write until its keys are in the index or it has failed. The end of the last one wakes the tasks that
+/// wait until nothing is dirty.
 struct DirtyWrite<'a>(&'a Volume);
 
 impl<'a> DirtyWrite<'a> {
@@ -65,7 +69,7 @@ impl Drop for DirtyWrite<'_> {
     }
 }
 
-/// A part of a write on its way to the cache device.
+/// A part of a write that is being written to the cache device.
 #[derive(Clone, Copy)]
 struct Piece {
     at: Sector,
@@ -73,14 +77,14 @@ struct Piece {
     began: Nanos,
 }
 
-/// A write as it travels through the paths.
+/// A write request.
 pub(super) struct Write {
     pub(super) start: Sector,
     pub(super) end: Sector,
     pub(super) buffer: Buffer,
     pub(super) offset_bytes: usize,
     pub(super) fua: bool,
-    /// It is a file system's metadata.
+    /// The data is metadata of a file system.
     pub(super) meta: bool,
 }
 
@@ -89,7 +93,8 @@ impl Write {
         self.end - self.start
     }
 
-    /// The write of `[start, end)`, which is around this one: its data over what `blocks` has.
+    /// The write of the whole blocks `[start, end)` around this write: `blocks` with the data of this write copied over
+    /// it.
     fn over(&self, mut blocks: Buffer, start: Sector, end: Sector) -> Write {
         let at = (self.start - start).bytes() as usize;
         let len = self.sectors().bytes() as usize;
@@ -99,7 +104,7 @@ impl Write {
     }
 }
 
-/// Writes through the cache or past it; says which.
+/// Writes through the cache or past it; returns the path that the write took.
 pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Outcome, EngineError> {
     let Target { volume, cache, .. } = target;
     cache.foreground_request();
@@ -110,7 +115,7 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
         None => volume.ranges.change(outer_start, outer_end).await,
     };
     if !volume.is_attached_to(cache) {
-        // Detached while waiting; the other path takes its own range.
+        // The volume was detached during the wait; the other path takes its own range.
         drop(range);
         return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(into_engine);
     }
@@ -128,7 +133,7 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
     write_ready(target, write, (outer_start, outer_end), decision).await
 }
 
-/// A range widened to whole blocks of cache and backing device, inside the volume.
+/// The range widened to whole blocks of the cache and the backing device, but not beyond the volume.
 pub(super) fn widened(volume: &Volume, cache: &Cache, start: Sector, end: Sector) -> (Sector, Sector) {
     let of = |disk: &io::Disk| u64::from(disk.info().logical_block_bytes / 512);
     let backing = volume.backing.as_ref().map_or(1, |b| of(&b.disk));
@@ -144,7 +149,7 @@ fn direct_is_aligned(volume: &Volume, start: Sector, sectors: Sectors) -> bool {
     start.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
 }
 
-/// Reads the blocks around a write and merges it into them.
+/// Reads the blocks around a write and returns the write of these blocks with its data merged into them.
 pub(super) async fn merge(
     target: Target<'_>,
     write: &Write,
@@ -154,7 +159,7 @@ pub(super) async fn merge(
     Ok(write.over(read_merged(target, start, end).await?, start, end))
 }
 
-/// Whether any live dirty data lies in the range.
+/// Whether the range has live dirty data.
 pub(super) async fn overlaps_dirty(
     target: Target<'_>,
     start: Sector,
@@ -175,7 +180,8 @@ pub(super) async fn overlaps_dirty(
     Ok(false)
 }
 
-/// The write's range is held; it is the whole blocks `outer`, or may bypass as it is.
+/// Carries out a write whose range is held. The write covers the whole blocks `outer`, or it is aligned for the backing
+/// device and may bypass the cache as it is.
 async fn write_ready(
     target: Target<'_>,
     mut write: &Write,
@@ -194,15 +200,15 @@ async fn write_ready(
     let mut inputs = WriteInputs { touches_dirty_stripe, ..inputs_of(volume, cache, write) };
     let mut path = write_path(&inputs, decision);
     if path != WritePath::Writeback {
-        // What lies between dirty data may be on its way to the backing device together with it. Past the cache the
-        // write would have to wait for that.
+        // Writeback may be writing a gap between dirty extents together with them. A write past the cache would have to
+        // wait for its end.
         inputs.overlaps_dirty = overlaps_dirty(target, write.start, write.end).await?
             || inputs.mode == CacheMode::Writeback && volume.ranges.is_written_back(write.start, write.end);
         path = write_path(&inputs, decision);
     }
     let merged;
     if path == WritePath::Writeback {
-        // The cache takes whole blocks: what could bypass as it is may still have to go through the cache.
+        // The cache takes whole blocks only, so a write that could bypass as it is must be merged first.
         let (first, last) = outer;
         if (first, last) != (write.start, write.end) {
             merged = merge(target, write, first, last).await?;
@@ -210,7 +216,7 @@ async fn write_ready(
         }
         let block = cache.geometry.block_sectors.0;
         if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
-            // A volume may begin or end inside a block; such a block is never cached.
+            // A block that the volume has only a part of is never cached.
             path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
         }
     }
@@ -231,7 +237,7 @@ async fn write_ready(
     write_past(target, write, path).await
 }
 
-/// What a write's path depends on, as far as it is known at once.
+/// The inputs of the write path that are known without a look-up in the index.
 fn inputs_of(volume: &Volume, cache: &Cache, write: &Write) -> WriteInputs {
     let dirty_limit_percent = volume.dirty_limit_percent(cache, write.sectors());
     let t = cache.tunables.borrow();
@@ -250,7 +256,7 @@ fn inputs_of(volume: &Volume, cache: &Cache, write: &Write) -> WriteInputs {
     }
 }
 
-/// A write that the backing device takes, for whatever reason.
+/// Writes to the backing device, by a path that is not writeback.
 async fn write_past(target: Target<'_>, write: &Write, path: WritePath) -> Result<Outcome, EngineError> {
     let Target { volume, cache, .. } = target;
     let (reason, over_dirty) = match path {
@@ -260,7 +266,7 @@ async fn write_past(target: Target<'_>, write: &Write, path: WritePath) -> Resul
             return Ok(Outcome::Writethrough);
         }
         WritePath::Bypass { reason, over_dirty } => (reason, over_dirty),
-        // The policy insists although the cache has no room.
+        // The policy wants writeback although the cache has no room.
         WritePath::Writeback => (BypassReason::NoBucket, true),
     };
     count_bypass(volume, cache, reason, write.sectors());
@@ -276,7 +282,8 @@ pub(super) fn count_bypass(volume: &Volume, cache: &Cache, reason: BypassReason,
     }
 }
 
-/// The cache has the data of a write, whose newest key is in this entry: durably, if that is asked for.
+/// Ends a write whose data is in the cache and whose newest key is in journal entry `newest`: with FUA, waits until
+/// that entry is durable.
 async fn written_back(cache: &Cache, write: &Write, newest: JournalSeq) -> Result<Outcome, EngineError> {
     if write.fua && !bug(Bug::FuaBeforeJournal) {
         cache.journal.commit(newest).await?;
@@ -285,7 +292,8 @@ async fn written_back(cache: &Cache, write: &Write, newest: JournalSeq) -> Resul
     Ok(Outcome::Writeback)
 }
 
-/// Puts the data into the cache and dirty keys into the index. Returns the newest journal entry.
+/// Writes the data to the cache device and inserts dirty keys into the index. Returns the newest journal entry with one
+/// of these keys.
 async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result<JournalSeq, NotTaken> {
     let Target { volume, cache, inode } = target;
     let _dirty = DirtyWrite::begin(volume);
@@ -303,7 +311,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
     {
         return Ok(newest);
     }
-    if cache.alloc.buckets().in_use_percent() > yielding::PACE_FROM_PERCENT {
+    if cache.alloc.buckets().in_use_percent() > yielding::THROTTLE_FROM_PERCENT {
         throttle_write(volume, cache, write.sectors()).await;
     }
     let mut newest = JournalSeq(0);
@@ -316,7 +324,8 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
         };
         let (first, future) = start_piece(volume, cache, write, at, placed);
         at += placed.size;
-        // The common write is one piece. The pieces of others travel together, as far as there is room at once.
+        // Most writes are one piece. The pieces of a longer write are written at the same time, as far as there is room
+        // now.
         let mut more = Vec::new();
         while at < write.end
             && let Some(placed) = cache.alloc.try_place(stream, (inode, at), write.end - at)
@@ -335,8 +344,8 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
     Ok(newest)
 }
 
-/// Puts the keys of all pieces into the index, or of none if one was not written, and gives their places free. Returns the
-/// newest journal entry.
+/// Inserts the keys of all pieces into the index, or none if a piece was not written, and releases the places. Returns
+/// the newest journal entry.
 async fn insert_keys(
     Target { volume, cache, inode }: Target<'_>,
     pieces: impl Iterator<Item = Piece>,
@@ -350,8 +359,8 @@ async fn insert_keys(
     for Piece { at, placed, .. } in pieces {
         if let Ok(newest) = &mut outcome {
             let new = Some((placed.ptr, true));
-            let mut change = Change::new(inode, at, at + placed.size, new, How::Journaled);
-            let changed = match cache.index.go_on(&mut change) {
+            let mut change = Change::new(inode, at, at + placed.size, new, Durability::Journaled);
+            let changed = match cache.index.advance(&mut change) {
                 Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
                 Ok(Progress::Done(seq)) => Ok(seq),
                 Err(e) => Err(e),
@@ -366,11 +375,11 @@ async fn insert_keys(
     outcome
 }
 
-/// Holds a write that needs new room back while the cache is nearly full: else it would be full a moment later, and
-/// writes would have to go around it, or wait much longer.
+/// Delays a write that needs new room while the cache is nearly full. Without the delay the cache would soon be full,
+/// and writes would have to bypass it or wait much longer.
 async fn throttle_write(volume: &Volume, cache: &Cache, sectors: Sectors) {
     let in_use_percent = cache.alloc.buckets().in_use_percent();
-    // What flash-only volumes hold makes no room, whatever is written back.
+    // Writeback makes no room by data of flash-only volumes.
     if volume.backing.is_none() || volume.dirty_sectors().0 < room_worth_waiting_for(cache) {
         return;
     }
@@ -390,7 +399,7 @@ async fn throttle_write(volume: &Volume, cache: &Cache, sectors: Sectors) {
     }
 }
 
-/// With less dirty data than this, in sectors, writeback of the volume hardly makes room.
+/// The number of dirty sectors below which writeback of the volume makes too little room to wait for.
 fn room_worth_waiting_for(cache: &Cache) -> u64 {
     cache.geometry.bucket_sectors.0 * u64::from(cache.geometry.nbuckets) / 20
 }
@@ -408,7 +417,7 @@ fn start_piece(
     (piece, cache.device.write_data(placed.ptr.offset(), placed.size, data, offset))
 }
 
-/// The data of a piece is in the cache, or it failed.
+/// Records that the write of a piece to the cache device has ended, well or with an error.
 fn piece_written(
     volume: &Volume,
     cache: &Cache,
@@ -436,11 +445,12 @@ pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<Jo
     })
 }
 
-/// There is no room in an open bucket. Waits until there may be, while buckets are being made ready; gives up when
-/// none can be.
+/// Waits until an open bucket may have room, while buckets are being made ready; returns an error when none can be made
+/// ready.
 async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTaken> {
-    // With nothing left only writeback can make room, and the backing device need not wait for that; with
-    // something left, a walk of the index, which only what has nowhere else to go waits for.
+    // If no bucket is reclaimable, only writeback can make room, and the write can go to the backing device without
+    // waiting for it. If some are, a walk of the index makes room; only a flash-only volume, which has no other device,
+    // waits for the walk.
     let give_up = || {
         let can_wait = volume.backing.is_none() && cache.alloc.buckets().reclaimable() > 0;
         cache.alloc.is_starved() && !can_wait
@@ -453,7 +463,7 @@ async fn wait_for_room(volume: &Volume, cache: &Rc<Cache>) -> Result<(), NotTake
     Ok(())
 }
 
-/// Writes to a device that has no cache.
+/// Writes to the backing device of a volume without a cache.
 pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
     let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
@@ -479,7 +489,7 @@ pub(super) async fn write_uncached(volume: &Volume, write: &Write) -> Result<(),
     done.result.map_err(VolumeError::from)
 }
 
-/// Whether a stripe that the write touches has dirty data, on devices where partial stripes are expensive.
+/// Whether a stripe that the write touches has dirty data.
 async fn touches_dirty_stripe(
     target: Target<'_>,
     write: &Write,
@@ -490,7 +500,7 @@ async fn touches_dirty_stripe(
     overlaps_dirty(target, first, last + len).await
 }
 
-/// An error of the uncached path, seen from the cached one.
+/// Converts an error of the path without a cache to an error of the engine.
 pub(super) fn into_engine(e: VolumeError) -> EngineError {
     match e {
         VolumeError::Io(e) => EngineError::Io(e),

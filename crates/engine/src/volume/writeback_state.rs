@@ -1,7 +1,7 @@
-//! The state of a volume's writeback, which its requests and the writeback task share.
+//! The state of a volume's writeback, which the requests of the volume and the writeback task share.
 //!
-//! Owns what the task has done and failed to do, who waits for it, and the events that wake either. The task itself is
-//! `crate::writeback`. Must not know how data is written back.
+//! Owns the progress and the failures of the task, the number of drains that wait for it, and the events that wake the
+//! task and its waiters. The task itself is in `crate::writeback`. Must not know how data is written back.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,29 +12,29 @@ use io::sync::Event;
 
 use super::VolumeLoad;
 
-/// Failed batches in a row after which a wait for a drain ends with the error.
+/// The number of failed batches in a row after which a drain ends with the error.
 const GIVE_UP_AFTER: u32 = 3;
 
 /// The writeback state of one volume.
 pub(crate) struct WritebackState {
-    /// The controller, which other volumes of the set may have to wake.
+    /// Has the rate controller, which the other volumes of the set also use.
     load: Rc<VolumeLoad>,
-    /// Where the sweep goes on.
+    /// The position at which the sweep continues.
     pub(crate) cursor: Cell<Sector>,
-    /// Where the search for full stripes goes on.
+    /// The position at which the search for full stripes continues.
     pub(crate) stripe_cursor: Cell<Sector>,
-    /// When the oldest data that is dirty now became dirty.
+    /// The time at which the oldest dirty data became dirty.
     pub(crate) dirty_since: Cell<Option<Nanos>>,
-    /// Waits for everything to be written back, without regard to rate and delay.
+    /// The number of drains: while it is not 0, writeback ignores rate and delay.
     pub(crate) draining: Cell<u32>,
     pub(crate) failures: Cell<u32>,
     pub(crate) written: Cell<Sectors>,
-    /// Sectors that a batch made clean in a second, of late.
+    /// The recent number of sectors that a batch makes clean in a second.
     pub(crate) cleaned_per_second: Cell<f64>,
     pub(crate) last_error: RefCell<Option<String>>,
     pub(crate) running: Cell<bool>,
     pub(crate) wake: Event,
-    /// Keys were cleaned, or the task gave up or ended.
+    /// Notified when keys became clean, a batch failed, or the task ended.
     pub(crate) progress: Event,
 }
 
@@ -61,7 +61,7 @@ impl WritebackState {
         self.progress.notify_all();
     }
 
-    /// Dirty data was written.
+    /// Wakes the task if the volume had no dirty data before.
     pub(crate) fn dirtied(&self) {
         if self.dirty_since.get().is_none() {
             self.wake.notify_all();
@@ -76,7 +76,7 @@ impl WritebackState {
         self.load.rate.borrow_mut().set_rate(rate);
     }
 
-    /// Everything is written back as fast as possible until the guard is dropped.
+    /// Makes the task write back as fast as possible until the guard is dropped.
     pub(crate) fn drain(&self) -> Draining<'_> {
         self.draining.set(self.draining.get() + 1);
         self.failures.set(0);
@@ -84,7 +84,7 @@ impl WritebackState {
         Draining(self)
     }
 
-    /// A batch made so much clean in so much time.
+    /// Records that a batch made `written` sectors clean in the time `span`.
     pub(crate) fn took(&self, written: Sectors, span: Nanos) {
         if written > Sectors::ZERO && span > Nanos(0) {
             let (before, now) = (self.cleaned_per_second.get(), written.0 as f64 / span.as_seconds());
@@ -92,7 +92,7 @@ impl WritebackState {
         }
     }
 
-    /// Sectors that writeback makes clean in a second while it runs; 0 if that is not known.
+    /// The number of sectors that writeback makes clean in a second while it runs; 0 if it is unknown.
     pub(crate) fn cleaned_per_second(&self) -> f64 {
         self.cleaned_per_second.get()
     }
@@ -105,7 +105,7 @@ impl WritebackState {
         self.last_error.borrow().clone()
     }
 
-    /// Waits until the task has ended. `never_ran`: there is none.
+    /// Waits until the task has ended. `never_ran`: the task may never have been started.
     pub(crate) async fn stopped(&self, never_ran: bool) {
         if never_ran && !self.running.get() {
             return;
@@ -114,7 +114,7 @@ impl WritebackState {
     }
 }
 
-/// A wait for all dirty data to be written back.
+/// A drain that is under way; it ends when this is dropped.
 pub(crate) struct Draining<'a>(&'a WritebackState);
 
 impl Drop for Draining<'_> {
@@ -132,7 +132,7 @@ mod tests {
         WritebackState::new(VolumeLoad::new(None, WritebackRate::new(Nanos(1))))
     }
 
-    /// The speed of writeback follows what batches do, a quarter of the way each time.
+    /// The speed of writeback moves a quarter of the way to that of each batch.
     #[test]
     fn how_fast_writeback_is() {
         let w = state();
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(w.rate(), 4711);
     }
 
-    /// Whoever waits for a drain is told after three failures in a row; a new drain begins to count anew.
+    /// A drain ends after three failures in a row; a new drain begins to count from 0.
     #[test]
     fn writeback_gives_up_after_three_failures() {
         let w = state();

@@ -1,6 +1,6 @@
-//! What is live in some buckets, block by block.
+//! The live blocks of some buckets.
 //!
-//! Owns a map of one bit for each block. Must not know what is done with the rest.
+//! Owns a map with one bit for each block. Must not know what is done with the dead blocks.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -11,21 +11,21 @@ use crate::error::EngineError;
 use crate::index::Bound;
 use crate::volume::Cache;
 
-/// Blocks that are surveyed at a time: 4 MiB of bits.
+/// The largest number of blocks in one survey: 4 MiB of bits.
 const MOST_BLOCKS: u64 = 32 << 20;
 
-/// And buckets, which take 16 bytes each.
+/// The largest number of buckets in one survey, each of which takes 16 bytes.
 const MOST_BUCKETS: usize = 1 << 20;
 
-/// Buckets that are surveyed at a time.
+/// The number of buckets that are surveyed at a time.
 pub(super) fn most_buckets(geometry: &Geometry) -> usize {
     let blocks_each = (geometry.bucket_sectors.0 / geometry.block_sectors.0).max(1);
     usize::try_from(MOST_BLOCKS / blocks_each).unwrap_or(MOST_BUCKETS).clamp(1, MOST_BUCKETS)
 }
 
-/// See the module head.
+/// The live blocks of some buckets.
 pub(super) struct Live {
-    /// Ascending.
+    /// The surveyed buckets with their generations, ascending.
     buckets: Vec<(BucketNr, Gen)>,
     bits: Vec<u64>,
     blocks_each: u64,
@@ -34,7 +34,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Nothing is live in these buckets, which ascend.
+    /// Makes the map of these buckets, which are ascending, with no block live.
     fn none(geometry: &Geometry, buckets: &[(BucketNr, Gen)]) -> Live {
         let blocks_each = geometry.bucket_sectors.0 / geometry.block_sectors.0;
         let words = (blocks_each * buckets.len() as u64).div_ceil(64) as usize;
@@ -47,13 +47,13 @@ impl Live {
         }
     }
 
-    /// The first bit of a bucket, if it is surveyed.
+    /// The first bit of a bucket, if the bucket is surveyed.
     fn first_bit(&self, bucket: BucketNr) -> Option<u64> {
         let at = self.buckets.binary_search_by_key(&bucket, |(b, _)| *b).ok()?;
         Some(at as u64 * self.blocks_each)
     }
 
-    /// `[at, at + size)` of the cache device, inside one bucket, is live: every block that it touches.
+    /// Marks every block live that `[at, at + size)` of the cache device touches; the range lies inside one bucket.
     fn add(&mut self, at: Sector, size: Sectors) {
         let bucket = BucketNr((at.0 / self.bucket_sectors.0) as u32);
         let Some(first) = self.first_bit(bucket) else { return };
@@ -76,7 +76,7 @@ impl Live {
         first.is_some_and(|first| (first..first + self.blocks_each).all(|bit| !self.is_live(bit)))
     }
 
-    /// Ranges of the cache device in a bucket where nothing is live.
+    /// The ranges of the cache device in a bucket in which no block is live.
     pub(super) fn dead_in(&self, bucket: BucketNr) -> Vec<(Sector, Sectors)> {
         let mut dead: Vec<(Sector, Sectors)> = Vec::new();
         let Some(first) = self.first_bit(bucket) else { return dead };
@@ -92,12 +92,12 @@ impl Live {
     }
 }
 
-/// Looks through the index for what is live in these buckets, which ascend. What is not found, is in no key in memory of
-/// a volume of the set, and stays so until the generation of its bucket changes.
+/// Walks the index to find the live blocks in these buckets, which are ascending. No key in memory of a volume of the
+/// set points to the other blocks, and none will until the generation of the bucket changes.
 pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Result<Live, EngineError> {
     let mut live = Live::none(&cache.geometry, buckets);
-    // Their keys are still there until a walk has removed them.
-    let void: BTreeSet<Inode> = cache.index.invalid_slots();
+    // The index has keys of invalid slots until a walk has removed them.
+    let invalid: BTreeSet<Inode> = cache.index.invalid_slots();
     let mut passed: Option<Bound> = None;
     loop {
         cache.device.check()?;
@@ -109,7 +109,7 @@ pub(super) async fn survey(cache: &Rc<Cache>, buckets: &[(BucketNr, Gen)]) -> Re
             let loaded = tree.try_node(id).filter(|n| n.level == 0 && n.leaf().extents.is_some());
             if let Some(node) = loaded {
                 for (inode, _, size, ptr, _) in tree.live_extents(id, &table) {
-                    if !void.contains(&inode) {
+                    if !invalid.contains(&inode) {
                         live.add(ptr.offset(), size);
                     }
                 }

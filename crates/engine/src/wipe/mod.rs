@@ -1,24 +1,26 @@
-//! Overwriting what no volume of the set needs any more, so that nobody can read it on the cache device.
+//! Wiping: overwriting data on the cache device that no volume of the set needs, so that it can no longer be read.
 //!
-//! Owns the order in which that is safe, and the report. A wipe overwrites with zeros every sector behind the journal
-//! that holds neither data of a volume of the set nor metadata: data of devices that were detached, what was
-//! overwritten, discarded or evicted, and what is left behind the end of metadata. So it need not know whose data was
-//! where, and can be run again.
+//! Owns the order of the steps, and the report. A wipe overwrites with zeros every sector behind the journal that has
+//! neither data of a volume of the set nor metadata: data of detached devices, data that was overwritten, discarded or
+//! evicted, and the rest of buckets behind the end of metadata. So a wipe need not know which data belonged to which
+//! device, and it can be repeated.
 //!
-//! Every bucket is marked first. A bucket that is taken into use later gets data of volumes of the set alone, so it needs
-//! no mark. A mark goes when the bucket's unneeded sectors are zeros:
+//! A wipe first marks every bucket. A bucket that is taken into use later gets only data of volumes of the set, so it
+//! needs no mark. The mark of a bucket is removed when its unneeded sectors are zeros:
 //!
-//! * *ready* buckets are taken out of the list, and put back;
-//! * buckets with *data*, or nothing: the index is surveyed for what is live in them ([`live`]). What is not, is dead for
-//!   good: nothing is placed in a bucket that is full or closed before its generation changes. Dead sectors are
-//!   overwritten once the journal is durable: a crash must not bring back a key that names them. The bucket is pinned
-//!   meanwhile;
-//! * *open* buckets are closed, and wait until what is on its way to them has arrived;
-//! * *metadata*: what is behind the end of a btree node, of the UUID table, of a prio set. Whoever writes these waits.
+//! * *ready* buckets are taken out of the list, overwritten, and put back;
+//! * buckets with *data*, or with nothing: a survey of the index finds the live sectors in them ([`live`]). All other
+//!   sectors stay dead, because no data is placed in a full or closed bucket before its generation changes. Dead
+//!   sectors are overwritten after the journal is durable, so that no crash can bring back a key that points to them.
+//!   The bucket is pinned meanwhile;
+//! * *open* buckets are closed, and are overwritten after the writes to them have ended;
+//! * *metadata*: the rest of the bucket behind the end of a btree node, of the UUID table or of a prio set. Writes of
+//!   these structures wait meanwhile.
 //!
-//! A reader may have looked a key up before it died, and read zeros. Its [`Turn`](crate::device::Turn) tells it: it looks again.
+//! A read may have looked up a key before its data became dead, and read zeros. It finds a different
+//! [`Turn`](crate::device::Turn) then, and looks the key up again.
 //!
-//! Discard is no way to wipe: a device may return the old data for ever.
+//! A discard does not wipe data: a device may still return the old data.
 
 mod live;
 
@@ -35,66 +37,70 @@ use crate::error::EngineError;
 use crate::index::NodeId;
 use crate::volume::Cache;
 
-/// Requests under way at most, so that those of clients find room between them.
+/// The largest number of requests under way, so that requests of clients do not wait too long.
 const AT_ONCE: usize = 16;
-/// Buckets that are pinned, or kept from the allocator, at a time.
+/// The largest number of buckets that are pinned, or taken from the allocator, at a time.
 const MOST_HELD: usize = 16;
-/// How long to wait for others when there was nothing to do.
-const LOOK_AGAIN: Nanos = Nanos::from_ms(20);
+/// The time to wait for other tasks when a pass has finished no bucket.
+const RECHECK_INTERVAL: Nanos = Nanos::from_ms(20);
 
-/// What a set knows about its wipes.
+/// The state of the wipes of a set.
 #[derive(Default)]
 pub(crate) struct Wiper {
-    /// One at a time.
+    /// Held during a wipe: there is one at a time.
     lock: Mutex,
-    /// Buckets that are done, and all of them.
+    /// The number of finished buckets, and of all buckets of the wipe.
     progress: Cell<(u32, u32)>,
     stopping: Cell<bool>,
 }
 
 impl Wiper {
-    /// How many buckets the wipe that is under way has done, and how many there are.
+    /// The number of buckets that the wipe under way has finished, and of all its buckets.
     pub(crate) fn progress(&self) -> (u32, u32) {
         self.progress.get()
     }
 
-    /// The set is being stopped: a wipe ends where it is.
+    /// Ends the wipe under way, because the set is being stopped.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
     }
 }
 
-/// What a wipe has done.
+/// The report of a wipe.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Wiped {
-    /// Buckets that hold nothing but zeros now.
+    /// Buckets that have only zeros now.
     pub whole_buckets: u64,
-    /// Buckets that hold data of volumes or metadata, and zeros elsewhere.
+    /// Buckets that have data of volumes or metadata, and zeros elsewhere.
     pub shared_buckets: u64,
-    /// What was overwritten.
+    /// Sectors that were overwritten.
     pub zeroed: Sectors,
 }
 
-/// Overwrites with zeros whatever no volume of the set needs, durably: see the module head. Dropping the future gives it up;
-/// what is done stays done.
+/// Overwrites with zeros all sectors that no volume of the set needs, durably: see the module head. Dropping the future
+/// cancels the wipe; the sectors that were overwritten stay so.
 ///
 /// # Errors
-/// If the device refuses, or the set fails or is stopped: some of the data is still there, and another wipe removes it.
+/// If the device fails a request, or the set fails or is stopped: some of the data is left, and another wipe removes
+/// it.
 pub(crate) async fn wipe(cache: &Rc<Cache>, wiper: &Rc<Wiper>) -> Result<Wiped, EngineError> {
-    let given_up = Rc::new(GivenUp::default());
-    let _request = Request(given_up.clone());
+    let cancelled = Rc::new(Cancelled::default());
+    let _request = Request(cancelled.clone());
     let (theirs, wiper) = (cache.clone(), wiper.clone());
-    // A task of its own: a sector that is being overwritten must not become free before that has ended.
+    // The wipe is a separate task, which ends only after its requests: a sector must not become free while it is being
+    // overwritten.
     let task = cache.rt.spawn(async move {
-        Wipe { cache: &theirs, wiper: &wiper, given_up, done: Wiped::default() }.run().await
+        Wipe { cache: &theirs, wiper: &wiper, cancelled, done: Wiped::default() }.run().await
     });
     task.await
 }
 
+/// Tells the task of a wipe that its caller was dropped.
 #[derive(Default)]
-struct GivenUp(Cell<bool>);
+struct Cancelled(Cell<bool>);
 
-struct Request(Rc<GivenUp>);
+/// Sets the flag when the future of the caller is dropped.
+struct Request(Rc<Cancelled>);
 
 impl Drop for Request {
     fn drop(&mut self) {
@@ -102,10 +108,11 @@ impl Drop for Request {
     }
 }
 
+/// A wipe that is under way.
 struct Wipe<'a> {
     cache: &'a Rc<Cache>,
     wiper: &'a Wiper,
-    given_up: Rc<GivenUp>,
+    cancelled: Rc<Cancelled>,
     done: Wiped,
 }
 
@@ -124,7 +131,7 @@ impl Wipe<'_> {
             let now = cache.alloc.buckets().to_wipe();
             result.map_err(|e| self.unfinished(&e))?;
             if now == left {
-                cache.rt.sleep(LOOK_AGAIN).await;
+                cache.rt.sleep(RECHECK_INTERVAL).await;
             }
             left = now;
         }
@@ -132,7 +139,7 @@ impl Wipe<'_> {
         Ok(self.done)
     }
 
-    /// What can be done now.
+    /// Wipes the marked buckets that can be wiped now.
     async fn pass(&mut self) -> Result<(), EngineError> {
         self.wipe_ready().await?;
         self.wipe_data().await?;
@@ -142,13 +149,13 @@ impl Wipe<'_> {
     fn check(&self) -> Result<(), EngineError> {
         let cache = self.cache;
         cache.device.check()?;
-        if self.given_up.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
-            return Err(EngineError::Invalid("given up before its end".into()));
+        if self.cancelled.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
+            return Err(EngineError::Invalid("cancelled before its end".into()));
         }
         Ok(())
     }
 
-    /// What is not needed in a bucket is zeros.
+    /// Records that a bucket is finished: its unneeded sectors are zeros.
     fn wiped(&self, b: BucketNr) {
         self.cache.alloc.buckets_mut().wiped(b);
         let (done, all) = self.wiper.progress.get();
@@ -163,7 +170,8 @@ impl Wipe<'_> {
         ))
     }
 
-    /// Buckets that are ready for use. Nobody writes prio sets meanwhile: their reserve may be among those taken out.
+    /// Wipes ready buckets. No prio sets are written meanwhile, because the buckets that are taken out may include the
+    /// reserve for them.
     async fn wipe_ready(&mut self) -> Result<(), EngineError> {
         let cache = self.cache;
         loop {
@@ -187,7 +195,7 @@ impl Wipe<'_> {
         }
     }
 
-    /// Buckets that hold data, or nothing.
+    /// Wipes the dead sectors of buckets with data or with nothing.
     async fn wipe_data(&mut self) -> Result<(), EngineError> {
         let cache = self.cache;
         let chosen = {
@@ -202,7 +210,7 @@ impl Wipe<'_> {
             return Ok(());
         }
         let live = live::survey(cache, &chosen).await?;
-        // No crash brings back a key that names what is dead now.
+        // After this no crash brings back a key that points to sectors that are dead now.
         cache.journal.commit_keys().await?;
         cache.device.next_turn();
         let most = (cache.geometry.nbuckets as usize / 64).clamp(1, MOST_HELD);
@@ -214,7 +222,7 @@ impl Wipe<'_> {
         Ok(())
     }
 
-    /// Overwrites what is dead in a few buckets that are as they were when that was looked at.
+    /// Overwrites the dead sectors of some buckets, except buckets that have changed since the survey.
     async fn wipe_dead(&mut self, group: &[(BucketNr, Gen)], live: &Live) -> Result<(), EngineError> {
         let cache = self.cache;
         let mut held = Vec::with_capacity(group.len());
@@ -245,7 +253,7 @@ impl Wipe<'_> {
         result
     }
 
-    /// What lies behind the end of metadata.
+    /// Wipes the rest of buckets behind the end of metadata.
     async fn wipe_metadata(&mut self) -> Result<(), EngineError> {
         let cache = self.cache;
         let marked: Vec<NodeId> = {
@@ -265,7 +273,7 @@ impl Wipe<'_> {
             }
         }
         let _prios = cache.alloc.hold_prios().await;
-        // Sets that were found at start may be of another size.
+        // Prio sets that were read at the start may have another size.
         cache.alloc.own_prios().await?;
         for b in cache.alloc.prio_chain() {
             self.wipe_behind(cache.geometry.bucket_start(b) + cache.geometry.meta_sectors).await?;
@@ -273,14 +281,14 @@ impl Wipe<'_> {
         Ok(())
     }
 
-    /// The node is neither written nor replaced meanwhile.
+    /// Wipes the rest of the bucket of a node, which is neither written nor replaced meanwhile.
     async fn wipe_behind_node(&mut self, id: NodeId) -> Result<(), EngineError> {
         let cache = self.cache;
         let Some(node) = cache.index.claim_node(id).await? else { return Ok(()) };
         self.wipe_behind(node.end).await
     }
 
-    /// The rest of the bucket in which `end` is the end of metadata.
+    /// Wipes the rest of a bucket behind `end`, the end of the metadata in it.
     async fn wipe_behind(&mut self, end: Sector) -> Result<(), EngineError> {
         let cache = self.cache;
         let size = cache.geometry.bucket_sectors.0;
@@ -297,7 +305,7 @@ impl Wipe<'_> {
         Ok(())
     }
 
-    /// Overwrites ranges. All requests have ended when this returns.
+    /// Overwrites ranges with zeros. All requests have ended when this returns.
     async fn zero(&mut self, ranges: &[(Sector, Sectors)]) -> Result<(), EngineError> {
         let cache = self.cache;
         for some in ranges.chunks(AT_ONCE) {
@@ -324,7 +332,7 @@ impl Wipe<'_> {
 
 /// Makes a range read as zeros.
 async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineError> {
-    // Zeros would take room in a file with holes, which may have more buckets than there is room for.
+    // Zeros would take room in a sparse file, and the file system may not have room for all buckets.
     if cache.device.disk().info().sparse
         && cache.device.disk().info().discard
         && makes_hole(cache, at, size).await
@@ -336,17 +344,17 @@ async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineErr
     Ok(done.result?)
 }
 
-/// Discards a range, and looks whether that has made it zeros.
+/// Discards a range; returns whether it reads as zeros afterwards.
 async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
-    /// What is looked at at a time.
-    const LOOK: Sectors = Sectors(2048);
+    /// The size of each read.
+    const PART: Sectors = Sectors(2048);
     if cache.device.disk().discard(at, size).await.is_err() {
         return false;
     }
     let end = at + size;
     let mut from = at;
     while from < end {
-        let part = LOOK.min(end - from);
+        let part = PART.min(end - from);
         let buffer = cache.rt.pool().take(part.bytes() as usize);
         let (buffer, result) = cache.device.disk().read(from, buffer).await;
         if result.is_err() || buffer.as_slice().iter().any(|b| *b != 0) {

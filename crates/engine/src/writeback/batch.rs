@@ -1,18 +1,19 @@
-//! One batch of writeback: read runs of dirty extents, write them, flush, mark clean.
+//! One batch of writeback: reads runs of dirty extents, writes them, flushes the backing device, marks the keys clean.
 //!
-//! Nothing here holds clients up: an extent that is overwritten meanwhile simply stays dirty, because its key is not
-//! what it was; a change that must not overlap holds its range (`volume::ranges`), and such ranges are skipped.
+//! A batch does not block writes to the cache: an extent that is overwritten meanwhile stays dirty, because its key has
+//! changed. A change that writeback must not overlap holds its range (`volume::ranges`), and the batch skips such
+//! ranges.
 //!
-//! A run that goes over gaps writes to the gaps what the backing device has there. That is the same before and after
-//! the write, whatever part of it a crash leaves undone, as long as nobody else changes the gaps in between: the run
-//! holds its whole range from before the gaps are read until after the keys are clean. A clean copy in the cache equals
-//! the backing device (contract 9), so it serves as well, if its bucket was not reused while it was read. Data that
-//! becomes dirty in a gap meanwhile goes to the cache alone, and does not change what belongs to the gap.
+//! A run with gaps writes to the gaps the data that the backing device has there. So a crash in the middle of the write
+//! leaves the gaps unchanged, provided that no other task changes them meanwhile: the run holds its whole range from
+//! before the gaps are read until the keys are clean. A clean copy in the cache equals the data on the backing device
+//! (contract 9), so a gap may be read from the cache, if the bucket was not reused during the read. A write that makes
+//! data in a gap dirty meanwhile goes to the cache alone and does not change the backing device.
 //!
-//! Gaps of zeroes in a sparse file may be holes. They are not written: the room that they would take may be needed.
+//! Gaps of zeros in a sparse file may be holes. They are not written, because they would take room in the file system.
 //!
-//! Whatever goes wrong with a run that goes over gaps, the dirty data is written without the gaps then: a sector that
-//! cannot be read, or has no room, is no reason to leave others dirty.
+//! If the write of a run with gaps fails, its dirty data is written without the gaps, so that a sector that cannot be
+//! read or has no room does not keep other data dirty.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -24,37 +25,39 @@ use super::runs::{Extent, Filling, Run, collect, groups};
 use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
-use crate::index::{How, Kind};
+use crate::index::{Durability, Kind};
 use crate::volume::Cache;
 use crate::volume::{RangeGuard, Volume};
 
-/// Runs under way, at least and at most.
+/// The limits for the number of runs under way: at least and at most.
 const RUNS_AT_ONCE: (usize, usize) = (4, 32);
-/// Sectors of runs under way, unless it is one run: they and their pieces take up to four times as much memory, as buffers have
-/// sizes of powers of two. On a host with swap on a volume that memory must be there before (decision 028).
+/// The largest number of sectors of all runs under way; a single run may have more. Runs and their pieces take up to
+/// four times as much memory, because the sizes of buffers are powers of two. On a host with swap on a volume this
+/// memory must be available in advance (decision 028).
 const SECTORS_AT_ONCE: Sectors = Sectors(16384);
-/// Pieces that a run reads from the cache at once.
+/// The number of pieces that a run reads from the cache at the same time.
 const READS_AT_ONCE: usize = 32;
 
-/// A run that is done with: nothing of its range is touched any more when the guard is dropped.
+/// The result of a run. Its range is released when the guard is dropped.
 struct Written {
     cleaned: Vec<Extent>,
     guard: RangeGuard,
     result: Result<(), EngineError>,
 }
 
-/// What a batch has done.
+/// The result of a batch.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Batch {
-    /// What became clean, or was tried.
+    /// The sectors that were written back, including those whose keys had changed meanwhile.
     pub(super) written: Sectors,
-    /// Dirty extents that were read from the cache device for it, each with a request.
+    /// The number of dirty extents that were read from the cache device, each by one request.
     pub(super) extents: u32,
 }
 
 impl Batch {
-    /// How long the cache device was busy with it, by its model. That can be more than the batch took: devices with a limit
-    /// of requests let some through at once after a rest, and those who come next wait for it.
+    /// The time that the cache device was busy with the batch, by its cost model. It can be longer than the batch: a
+    /// device with a limit of requests per second accepts some at once after a pause and then delays the following
+    /// ones.
     pub(super) fn cost(&self, cache: &Cache) -> Nanos {
         cache.device.meter().model(|m| {
             if !m.is_known() {
@@ -67,7 +70,7 @@ impl Batch {
     }
 }
 
-/// Writes back up to `limit` sectors.
+/// Writes back up to `limit` sectors of dirty data.
 pub(super) async fn write_back(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -81,14 +84,14 @@ pub(super) async fn write_back(
         return Ok(Batch::default());
     }
     runs.iter_mut().for_each(|run| run.filling.turn = turn);
-    // The dirty keys first: after a crash without them an older, clean key of the range would be believed, and the
-    // backing device would hold newer data behind it (contract 9).
+    // The dirty keys become durable first: a crash that loses them could bring back an older clean key of the range,
+    // whose data would be older than that on the backing device (contract 9).
     if !bug(Bug::WritebackBeforeDirtyKey) {
         cache.journal.commit_keys().await?;
     }
     let done = write_out(volume, cache, &backing, runs).await;
     if done.iter().any(|w| !w.cleaned.is_empty()) && !bug(Bug::CleanBeforeBackingFlush) {
-        // Contract 4: the flush begins after the writes and ends before any key says clean.
+        // Contract 4: the flush begins after the writes and ends before any key is marked clean.
         let _busy = backing.meter.busy();
         backing.gate.ensure(backing.gate.latest()).await?;
     }
@@ -100,15 +103,15 @@ pub(super) async fn write_back(
             batch.extents = batch.extents.saturating_add(1);
             mark_clean(cache, inode, e.start, e.size, e.ptr).await?;
         }
-        // Only now may a change go past the cache: one that came earlier would find a dirty key, and behind its back
-        // the key would become a clean one with old data.
+        // Only now may a change go past the cache: an earlier one would find a dirty key, which this batch would then
+        // turn into a clean key with old data.
         drop(w.guard);
         result = result.and(w.result);
     }
     result.map(|()| batch)
 }
 
-/// Reads and writes all runs, some of them at once.
+/// Reads and writes all runs, several at the same time.
 async fn write_out(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -137,25 +140,27 @@ async fn write_out(
     done
 }
 
-/// Whether another run may begin beside so many, which have so many sectors; `most`: how many may be under way.
+/// Whether a run of `next` sectors may begin beside `runs` others with `sectors` in total; at most `most` runs may be
+/// under way.
 fn has_room(runs: usize, sectors: Sectors, next: Sectors, most: usize) -> bool {
     runs == 0 || runs < most && sectors + next <= SECTORS_AT_ONCE
 }
 
-/// How many runs of this size may be under way: enough to keep the device busy, few enough for others to get a turn.
+/// The number of runs of this size that may be under way: enough to keep the device busy, and few enough that other
+/// requests do not wait too long.
 fn runs_at_once(volume: &Volume, backing: &BackingDevice, size: Sectors) -> usize {
     let queue_time = Nanos::from_ms(u64::from(volume.tunables.borrow().writeback_latency_ms));
-    let each = backing.meter.model(|m| m.costs().elsewhere(size));
+    let each = backing.meter.model(|m| m.costs().random(size));
     in_time(queue_time, each)
 }
 
-/// How many runs that take so long each may be under way, if the last of them is to wait for so long.
+/// The number of runs that may be under way if each takes the time `each` and the last one may wait for `queue_time`.
 fn in_time(queue_time: Nanos, each: Nanos) -> usize {
     let (least, most) = RUNS_AT_ONCE;
     usize::try_from(queue_time.0 / each.0.max(1)).unwrap_or(most).clamp(least, most)
 }
 
-/// Reads and writes one run; without its gaps, if it does not work out with them.
+/// Reads and writes one run; if a run with gaps fails, writes it without the gaps.
 async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingDevice>, run: Run) -> Written {
     let gaps = run.gaps();
     if gaps > Sectors::ZERO {
@@ -166,8 +171,8 @@ async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingD
                 cache.device.counters().count_bridged(read, gaps);
                 Written { cleaned: run.extents, guard: run.guard, result: Ok(()) }
             }
-            // Packing took a part of it elsewhere. A later sweep finds all of it, and one by one the extents would
-            // take as long as dozens of runs.
+            // The moving garbage collector has moved a part of the run. A later sweep finds all of it; single writes of
+            // its extents would take as long as dozens of runs.
             Err(Failure::Replaced) => Written { cleaned: Vec::new(), guard: run.guard, result: Ok(()) },
             Err(_) => write_groups(volume, cache, backing, run).await,
         };
@@ -180,9 +185,9 @@ async fn write_run(volume: &Rc<Volume>, cache: &Rc<Cache>, backing: &Rc<BackingD
     }
 }
 
-/// Why a run was not written.
+/// The reason why a run was not written.
 enum Failure {
-    /// What was read may not be its data any more: its bucket was reused, or a wipe has passed.
+    /// The data that was read may be wrong: a bucket was reused, or a wipe has passed.
     Replaced,
     /// The cache device failed.
     Cache(EngineError),
@@ -232,8 +237,8 @@ async fn write_whole(
     write_range(volume, cache, backing, (run.start, run.size), &run.extents, &run.filling).await
 }
 
-/// Reads a range, of which each sector is in an extent or in the filling, and writes it; returns how much of it was
-/// written. The caller holds it.
+/// Reads a range and writes it; each sector is in an extent or in the filling. Returns the number of sectors that were
+/// written. The caller holds the range.
 async fn write_range(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -254,7 +259,7 @@ async fn write_range(
         ([only], [], None) => read_piece(cache, only, whole).await?,
         _ => read_pieces(volume, cache, start, extents, &filling.copies, whole).await?,
     };
-    // What was replaced meanwhile may have lost its bucket: what was read is not its data.
+    // If a bucket was reused during the reads, the buffer has wrong data.
     let usable = filling.copies.iter().chain(extents).all(|p| cache.alloc.buckets().is_current(p.ptr));
     if !usable || cache.device.turn() != filling.turn {
         return Err(Failure::Replaced);
@@ -271,8 +276,8 @@ async fn write_range(
     Ok(size)
 }
 
-/// What is left of the range of ascending extents without the gaps of zeroes between them; `whole` is what is in it from
-/// `start` on.
+/// The parts of a range of ascending extents that remain without the gaps of zeros between them. `whole` is the data of
+/// the range from `start` on.
 fn between_holes(start: Sector, extents: &[Extent], whole: &[u8]) -> Vec<(Sector, Sectors)> {
     let offset = |at: Sector| (at - start).bytes() as usize;
     let is_hole = |from: Sector, to: Sector| {
@@ -289,7 +294,7 @@ fn between_holes(start: Sector, extents: &[Extent], whole: &[u8]) -> Vec<(Sector
     parts
 }
 
-/// Writes parts of a range, one after the other; returns how much that was.
+/// Writes parts of a range, one after the other; returns the number of sectors that were written.
 async fn write_parts(
     volume: &Volume,
     backing: &BackingDevice,
@@ -309,7 +314,7 @@ async fn write_parts(
     Ok(written)
 }
 
-/// Reads an extent, into the begin of a buffer.
+/// Reads an extent to the begin of a buffer.
 async fn read_piece(cache: &Cache, piece: &Extent, buffer: Buffer) -> Result<Buffer, Failure> {
     let done = cache.device.read_data(piece.ptr.offset(), piece.size, buffer, 0).await;
     cache.device.observe_data(&done.result);
@@ -317,7 +322,7 @@ async fn read_piece(cache: &Cache, piece: &Extent, buffer: Buffer) -> Result<Buf
     done.buffer.ok_or(Failure::Replaced)
 }
 
-/// Reads extents and copies, each to its place in the buffer of a range from `start` on.
+/// Reads extents and clean copies, each to its place in the buffer of the range from `start` on.
 async fn read_pieces(
     volume: &Volume,
     cache: &Cache,
@@ -347,7 +352,7 @@ async fn read_pieces(
     Ok(whole)
 }
 
-/// What is still the very extent that was written back becomes clean.
+/// Marks an extent that was written back as clean, except parts that have changed meanwhile.
 async fn mark_clean(
     cache: &Rc<Cache>,
     inode: Inode,
@@ -365,7 +370,13 @@ async fn mark_clean(
             Err(e) => e.into(),
             Ok(seg) => match seg.kind {
                 Kind::Hit { ptr, dirty: true, .. } if ptr == here => {
-                    match cache.index.try_change(inode, at, seg.end, Some((here, false)), How::Journaled) {
+                    match cache.index.try_change(
+                        inode,
+                        at,
+                        seg.end,
+                        Some((here, false)),
+                        Durability::Journaled,
+                    ) {
                         Ok((done, _)) => {
                             at = done;
                             continue;
@@ -415,7 +426,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of a range, everything is written but gaps of zeros, in as few parts as that takes. Dirty zeros are data.
+        /// Everything of a range is written except gaps of zeros, in the smallest number of parts. Dirty zeros are
+        /// data.
         #[test]
         fn all_but_holes_is_written(
             pieces in prop::collection::vec((0usize..3, any::<bool>(), 1u64..4, any::<bool>()), 1..9)

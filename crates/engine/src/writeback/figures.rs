@@ -1,53 +1,53 @@
 //! The figures of a volume's writeback.
 //!
-//! Owns the plain structs. Units are in the names or the types. Must not know how anything is shown.
+//! Owns plain structs whose units are in the names or the types. Must not know how the figures are shown.
 
 use format::Sectors;
 
 use crate::policy::writeback_rate::RateDebug;
 
-/// Why writeback goes at the rate it does.
+/// The reason for the rate of writeback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pace {
-    /// The volume lives in the cache alone, or has no cache.
+pub enum RateReason {
+    /// The volume has no backing device or no cache: there is no writeback.
     Never,
-    /// Nothing is dirty.
+    /// The volume has no dirty data.
     NothingDirty,
     /// `writeback_running` is 0.
     Stopped,
     /// The device is being detached: as fast as possible.
     Detaching,
-    /// Somebody waits for everything to be written back: as fast as possible.
+    /// A drain waits until all data is written back: as fast as possible.
     Draining,
-    /// The cache has no bucket left to take: as fast as possible.
+    /// The cache has no bucket to invalidate: as fast as possible.
     CacheStarved,
     /// The cache fills up: as fast as possible.
     Filling,
     /// `writeback_percent` is 0: as fast as possible.
     Unthrottled,
-    /// Dirty data is younger than `writeback_delay`.
+    /// All dirty data is younger than `writeback_delay`.
     Delayed,
-    /// The set had no requests for a while: as fast as possible.
+    /// The set has been idle: as fast as possible.
     Idle,
-    /// By the controller, and its fragmentation term decides.
+    /// The controller sets the rate by its fragmentation term.
     Fragmented,
-    /// By the controller.
+    /// The controller sets the rate.
     Controlled,
 }
 
-/// A volume's writeback.
+/// The figures of a volume's writeback.
 #[derive(Clone, Debug)]
 pub struct WritebackFigures {
-    /// Why it goes at its rate.
-    pub pace: Pace,
-    /// The share of the time that it takes at most, because clients wait; 1 is all.
+    /// The reason for the rate.
+    pub rate_reason: RateReason,
+    /// The share of the time that writeback takes at most, because clients wait; 1 is all of the time.
     pub share: f64,
-    /// The rate and its terms.
+    /// The rate and the terms of the controller.
     pub rate: RateDebug,
     /// Sectors written back since the start.
     pub written: Sectors,
-    /// Batches that failed in a row.
+    /// The number of batches that failed in a row.
     pub failures: u32,
-    /// What the last failure was.
+    /// The last failure.
     pub last_error: Option<String>,
 }

@@ -1,17 +1,17 @@
-//! Writeback: dirty data goes to the backing device, in LBA order, at the rate of the controller.
+//! Writeback: the task that writes dirty data to the backing device, in LBA order, at the rate of the controller.
 //!
-//! Owns a cached device's writeback task, its position and its rate; `batch` does the work. Order (durability
-//! contract 4): read from the cache → write to the backing device → flush the backing device → only then the keys
-//! say clean, journaled together.
+//! Owns the writeback task of a cached device: when it runs, how much it writes, and how long it pauses. `runs` selects
+//! the extents of a batch, and `batch` writes them. Order (durability contract 4): read from the cache → write to the
+//! backing device → flush the backing device → mark the keys clean, together in the journal.
 //!
-//! Unlike the kernel, new dirty data never waits behind a completed scan for longer than `writeback_delay` after it
-//! became dirty, and the device's state says clean as soon as nothing is dirty.
+//! Two things differ from the kernel: new dirty data is due `writeback_delay` after it became dirty, also after a
+//! complete scan, and the state of the device becomes clean as soon as nothing is dirty.
 
 mod batch;
 mod figures;
 mod runs;
 
-pub use self::figures::{Pace, WritebackFigures};
+pub use self::figures::{RateReason, WritebackFigures};
 
 use std::rc::Rc;
 
@@ -26,25 +26,25 @@ use crate::stats::Work;
 use crate::tunables::Controller;
 use crate::volume::{Cache, Volume};
 
-/// Pause after a failed batch.
+/// The pause after a failed batch.
 const RETRY_DELAY: Nanos = Nanos::from_secs(1);
-/// How long writeback that is not due yet waits before it looks whether room is short.
-const LOOK_AGAIN: Nanos = Nanos::from_secs(1);
-/// Smallest share of a second's worth of data in one batch.
+/// How often writeback that is not due yet checks whether room is short.
+const RECHECK_INTERVAL: Nanos = Nanos::from_secs(1);
+/// The smallest batch, at whatever rate.
 const MIN_BATCH: Sectors = Sectors(8);
-/// Share of the largest batch that a batch has at least, whatever share of the time writeback gets.
+/// The smallest batch as a part of the largest batch, at whatever share of the time.
 const LEAST_BATCH_PART: f64 = 0.01;
 
-/// How much dirty data there should be: as the controller would see it now.
+/// The target for the amount of dirty data of a volume, as the controller computes it.
 pub(crate) fn dirty_target(volume: &Volume) -> Sectors {
     let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else { return Sectors::ZERO };
     Sectors(rate_inputs(volume, &cache, inode).target(volume.tunables.borrow().writeback_percent))
 }
 
-/// The state of the writeback in figures.
+/// The present figures of the writeback of a volume.
 pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
     WritebackFigures {
-        pace: pace(volume),
+        rate_reason: rate_reason(volume),
         share: volume.attached().map_or(1.0, |(cache, _)| writeback_share(volume, &cache)),
         rate: volume.writeback_debug(),
         written: volume.writeback.written.get(),
@@ -53,9 +53,11 @@ pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
     }
 }
 
-/// Why writeback goes at its rate; in the order in which the task looks at things.
-fn pace(volume: &Volume) -> Pace {
-    let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else { return Pace::Never };
+/// The reason for the present rate of writeback, in the order in which the task checks the conditions.
+fn rate_reason(volume: &Volume) -> RateReason {
+    let (Some((cache, inode)), Some(_)) = (volume.attached(), volume.backing()) else {
+        return RateReason::Never;
+    };
     let dirty = cache.index.tree().dirty_sectors(inode);
     let rate = volume.load().rate.borrow();
     let (running, percent) = {
@@ -63,27 +65,27 @@ fn pace(volume: &Volume) -> Pace {
         (t.writeback_running, t.writeback_percent)
     };
     if dirty == Sectors::ZERO {
-        Pace::NothingDirty
+        RateReason::NothingDirty
     } else if volume.is_detaching() {
-        Pace::Detaching
+        RateReason::Detaching
     } else if volume.writeback.draining.get() > 0 {
-        Pace::Draining
+        RateReason::Draining
     } else if !running {
-        Pace::Stopped
+        RateReason::Stopped
     } else if cache.alloc.is_starved() {
-        Pace::CacheStarved
-    } else if hurries(volume, &cache) {
-        Pace::Filling
+        RateReason::CacheStarved
+    } else if is_room_urgent(volume, &cache) {
+        RateReason::Filling
     } else if writeback_due(volume, &cache, dirty).is_some_and(|due| due > volume.rt.now()) {
-        Pace::Delayed
+        RateReason::Delayed
     } else if percent == 0 {
-        Pace::Unthrottled
+        RateReason::Unthrottled
     } else if rate.is_idle() {
-        Pace::Idle
+        RateReason::Idle
     } else if rate.is_fragmented() {
-        Pace::Fragmented
+        RateReason::Fragmented
     } else {
-        Pace::Controlled
+        RateReason::Controlled
     }
 }
 
@@ -91,10 +93,10 @@ fn unlimited(volume: &Volume, cache: &Cache) -> bool {
     volume.is_detaching()
         || volume.writeback.draining.get() > 0
         || volume.tunables.borrow().writeback_percent == 0
-        || hurries(volume, cache)
+        || is_room_urgent(volume, cache)
 }
 
-/// The share of the time that writeback gets: of clients, the busiest volume of the set counts.
+/// The share of the time that writeback gets. It depends on the busiest volume of the set.
 pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
     if unlimited(volume, cache) || volume.tunables.borrow().writeback_controller == Controller::Kernel {
         return 1.0;
@@ -111,14 +113,14 @@ pub(crate) fn writeback_share(volume: &Volume, cache: &Cache) -> f64 {
     yielding::share(busy, &pressure)
 }
 
-/// The cache needs room: whatever the rate says, it is made as fast as the devices can.
-fn hurries(volume: &Volume, cache: &Cache) -> bool {
+/// Whether the cache needs room so soon that writeback must run at the speed of the devices, whatever the rate is.
+fn is_room_urgent(volume: &Volume, cache: &Cache) -> bool {
     let by_kernel = volume.tunables.borrow().writeback_controller == Controller::Kernel;
     let filling = || cache.alloc.is_filling(volume.rt.turn_time());
     cache.alloc.is_starved() || !by_kernel && filling()
 }
 
-/// When writeback may begin; `None`: not before something changes.
+/// The time at which writeback may begin; `None` if it may not begin before something changes.
 fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos> {
     if dirty == Sectors::ZERO {
         return None;
@@ -128,20 +130,20 @@ fn writeback_due(volume: &Volume, cache: &Cache, dirty: Sectors) -> Option<Nanos
     if !t.writeback_running && !urgent {
         return None;
     }
-    if urgent || hurries(volume, cache) {
+    if urgent || is_room_urgent(volume, cache) {
         return Some(Nanos(0));
     }
     let since = volume.writeback.dirty_since.get().unwrap_or(Nanos(0));
     Some(since.after(Nanos::from_secs(u64::from(t.writeback_delay))))
 }
 
-/// Starts the writeback of a cached device that was attached.
+/// Starts the writeback task and the rate updates of a cached device that was attached.
 pub(crate) fn start(volume: &Rc<Volume>, cache: &Cache) {
     cache.tasks.spawn(Work::Writeback, run(volume.clone()));
     volume.rt.spawn(update_rate(volume.clone()));
 }
 
-/// The writeback task of a volume; it ends when the volume is stopped or has no cache any more.
+/// The writeback task of a volume. It ends when the volume is stopped or is no longer attached.
 async fn run(volume: Rc<Volume>) {
     let wb = &volume.writeback;
     wb.running.set(true);
@@ -151,14 +153,14 @@ async fn run(volume: Rc<Volume>) {
         }
         count_stripes(&volume, &cache, inode).await;
         sweep(&volume, &cache, inode).await;
-        cache.index.tree_mut().forget_stripes(inode);
+        cache.index.tree_mut().drop_stripes(inode);
     }
     wb.running.set(false);
     wb.progress.notify_all();
 }
 
-/// Counts the stripes of a device that wants to be written in whole ones. An index that cannot be read is found by
-/// everybody else as well.
+/// Counts the dirty stripes of a device on which partial stripes are expensive. It ends if a leaf cannot be read, which
+/// fails the whole set.
 async fn count_stripes(volume: &Volume, cache: &Cache, inode: Inode) {
     let Some(geometry) = volume.expensive_stripes() else { return };
     cache.index.tree_mut().begin_stripes(inode, geometry);
@@ -176,7 +178,7 @@ async fn count_stripes(volume: &Volume, cache: &Cache, inode: Inode) {
     }
 }
 
-/// Writes back what is due, for as long as the volume is attached to this set.
+/// Writes back dirty data when it is due, while the volume is attached to this set.
 async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
     let wb = &volume.writeback;
     while volume.attached().is_some_and(|(c, i)| Rc::ptr_eq(&c, cache) && i == inode) {
@@ -217,7 +219,7 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
     }
 }
 
-/// A device without dirty data says so.
+/// Sets the state of a device without dirty data to clean.
 async fn nothing_dirty(volume: &Volume, cache: &Cache) {
     let wb = &volume.writeback;
     wb.dirty_since.set(None);
@@ -234,40 +236,40 @@ async fn nothing_dirty(volume: &Volume, cache: &Cache) {
     }
 }
 
-/// Waits until writeback may be due: until then, or until something may have changed the answer.
-async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Option<Nanos>, seen_dirty: bool) {
+/// Waits until writeback may be due: until `due`, or until a change may have made it due earlier.
+async fn wait_until_due(volume: &Volume, cache: &Cache, inode: Inode, due: Option<Nanos>, was_dirty: bool) {
     let changed = || {
         let dirty = cache.index.tree().dirty_sectors(inode);
         cache.device.is_stopping()
             || volume.is_stopping()
             || volume.attached().is_none()
-            || (dirty > Sectors::ZERO) != seen_dirty
+            || (dirty > Sectors::ZERO) != was_dirty
             || writeback_due(volume, cache, dirty).is_some_and(|d| due.is_none_or(|old| d < old))
     };
     let wait = std::pin::pin!(volume.writeback.wake.wait_until(changed));
     match due {
         Some(at) => {
-            // Nobody tells when room becomes short.
-            let at = at.min(volume.rt.now().after(LOOK_AGAIN));
+            // No event is sent when room becomes short.
+            let at = at.min(volume.rt.now().after(RECHECK_INTERVAL));
             let (Either::Left(()) | Either::Right(())) = select(wait, volume.rt.sleep_until(at)).await;
         }
         None => wait.await,
     }
 }
 
-/// After a batch that began then: as long as the rate and others' share of the time demand.
+/// Pauses after a batch that began at `began`, for as long as the rate and the share of the time demand.
 async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos) {
     let wb = &volume.writeback;
     let (written, now) = (batch.written, volume.rt.now());
     wb.took(written, now.since(began));
-    // What is clean now may leave buckets that are worth packing.
+    // Buckets with the cleaned data may be worth packing now.
     cache.alloc.walks().recheck();
     let delay = volume.load().rate.borrow_mut().delay_after(written, unlimited(volume, cache), now);
-    // Its cost may come later than it: see `Batch::cost`.
+    // The device may still be busy after the end of the batch: see `Batch::cost`.
     let took = now.since(began).max(batch.cost(cache));
     let delay = delay.max(yielding::pause(took, writeback_share(volume, cache)));
     if written == Sectors::ZERO {
-        // Everything dirty is being changed just now: once something no longer is, it is looked at again.
+        // Changes hold all dirty ranges: the task tries again when one of them is released.
         let released = std::pin::pin!(volume.ranges.released());
         match select(released, volume.rt.sleep(RETRY_DELAY)).await {
             Either::Left(()) => volume.rt.sleep(Nanos::from_ms(1)).await,
@@ -282,8 +284,8 @@ async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos
     }
 }
 
-/// How much one batch may write: about a second's worth, so that the flush at its end is shared by as much as the
-/// rate allows.
+/// The largest size of the next batch: about what the rate allows in one second, so that one flush serves as much data
+/// as possible.
 fn batch_limit(volume: &Volume, cache: &Cache) -> Sectors {
     let most = Sectors(u64::from(cache.tunables.borrow().writeback_batch_sectors).max(MIN_BATCH.0));
     if unlimited(volume, cache) {
@@ -292,9 +294,10 @@ fn batch_limit(volume: &Volume, cache: &Cache) -> Sectors {
     batch_at(volume.load().rate.borrow().rate(), writeback_share(volume, cache), most)
 }
 
-/// A batch of at most `most`, at so many sectors a second, in a share of the time.
+/// The size of a batch at `rate` sectors per second in a share of the time, at most `most`.
 fn batch_at(rate: u32, share: f64, most: Sectors) -> Sectors {
-    // Short batches with short rests between them, instead of long ones; but each ends with a flush.
+    // A small share makes short batches with short pauses, not long batches with long pauses. But each batch ends with
+    // a flush.
     let part = share.powi(2).max(LEAST_BATCH_PART);
     let most = (most.0 as f64 * part) as u64;
     Sectors(u64::from(rate).min(most).max(MIN_BATCH.0))

@@ -1,8 +1,10 @@
-//! What a batch of writeback consists of: dirty extents in LBA order, joined to runs, each of them one write.
+//! Selection of the extents of a writeback batch: dirty extents in LBA order, joined to runs. Each run is one write.
 //!
-//! Owns the choice of extents and runs. A run holds its whole range (`volume::ranges`), gaps included, from the moment at
-//! which the index was looked at: nothing changes any part of it on the backing device until it is let go. Nothing here
-//! waits between the look and the hold. Must not know how a run is read and written.
+//! Owns the choice of extents and runs. A run holds its whole range (`volume::ranges`), gaps included, from the look-up
+//! in the index on, so nothing changes any part of the range on the backing device until the run is dropped. Must not
+//! know how a run is read and written.
+//!
+//! Invariant: there is no await point between the look-up and the hold.
 
 use std::rc::Rc;
 
@@ -19,19 +21,19 @@ use crate::policy::stripes::StripeGeometry;
 use crate::volume::Cache;
 use crate::volume::{RangeGuard, Volume};
 
-/// Most keys in one batch: 32 MiB of single blocks.
+/// The largest number of keys in one batch: 32 MiB if each is one block of 4 KiB.
 const MAX_KEYS: usize = 8192;
-/// Largest write to the backing device.
+/// The largest write to the backing device.
 const MAX_RUN: Sectors = Sectors(2048);
-/// How long the backing device may be busy with one batch: so long may a change wait that goes past the cache.
+/// The time for which one batch may keep the backing device busy. A change past the cache may have to wait this long.
 const BATCH_TIME: Nanos = Nanos::from_ms(500);
-/// Runs in a batch at least, and at most, whatever they cost.
+/// The smallest and the largest number of runs in a batch, whatever they cost.
 const MIN_RUNS: usize = 8;
 const MAX_RUNS: usize = 512;
-/// Runs in a batch while nobody knows what they cost.
+/// The number of runs in a batch while their costs are unknown.
 const RUNS_UNKNOWN: usize = 64;
 
-/// A dirty extent that is being written back.
+/// A dirty extent that is being written back, or a clean copy in a gap.
 #[derive(Clone, Copy)]
 pub(super) struct Extent {
     pub(super) start: Sector,
@@ -45,39 +47,39 @@ impl Extent {
     }
 }
 
-/// What a run needs besides its dirty extents.
+/// The data that a run needs for its gaps.
 #[derive(Default)]
 pub(super) struct Filling {
-    /// Read from the backing device, in one request.
+    /// The range to read from the backing device, in one request.
     pub(super) disk: Option<(Sector, Sectors)>,
-    /// Read from clean copies in the cache.
+    /// The clean copies to read from the cache.
     pub(super) copies: Vec<Extent>,
-    /// The index was not looked at before then; `write_back` sets it for all runs of a batch.
+    /// A turn from before the look-ups in the index; `write_back` sets it for all runs of a batch.
     pub(super) turn: Turn,
 }
 
-/// Extents that are written by one request, and what lies between them.
+/// Extents that are written by one request, with the gaps between them.
 pub(super) struct Run {
     pub(super) start: Sector,
     pub(super) size: Sectors,
-    /// Ascending.
+    /// The dirty extents, ascending.
     pub(super) extents: Vec<Extent>,
     pub(super) filling: Filling,
     pub(super) guard: RangeGuard,
 }
 
 impl Run {
-    /// What is not dirty.
+    /// The number of sectors in the gaps.
     pub(super) fn gaps(&self) -> Sectors {
         self.extents.iter().fold(self.size, |left, e| left - e.size)
     }
 }
 
-/// What goes into a batch.
+/// The runs that were selected for a batch, and its limits.
 pub(super) struct Picked {
     pub(super) runs: Vec<Run>,
     bridging: Bridging,
-    /// What requests cost, if that is known.
+    /// The costs of requests to the backing device, if they are known.
     costs: Option<Costs>,
     stripes: Option<StripeGeometry>,
     keys: usize,
@@ -99,15 +101,15 @@ impl Picked {
         self.keys += run.extents.len();
         self.sectors = run.extents.iter().fold(self.sectors, |n, e| n + e.size);
         if let Some(costs) = &self.costs {
-            let read = run.filling.disk.map_or(Nanos(0), |(_, size)| costs.elsewhere(size));
-            self.time = self.time.after(read).after(costs.elsewhere(run.size));
+            let read = run.filling.disk.map_or(Nanos(0), |(_, size)| costs.random(size));
+            self.time = self.time.after(read).after(costs.random(run.size));
         }
         self.runs.push(run);
     }
 }
 
-/// What to write back next, up to `limit` dirty sectors: stripes that are dirty as a whole, where partial ones are
-/// expensive; without any, the next dirty extents of the sweep.
+/// Selects the runs of the next batch, up to `limit` dirty sectors. Where partial stripes are expensive, it selects
+/// completely dirty stripes. If there are none, it selects the next dirty extents of the sweep.
 pub(super) async fn collect(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -138,7 +140,7 @@ pub(super) async fn collect(
     Ok(picked.runs)
 }
 
-/// The next dirty extents from the cursor on, ascending; wraps around at the end of the device.
+/// Selects the next dirty extents from the cursor on, ascending; the sweep wraps around at the end of the device.
 async fn collect_sweep(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -147,7 +149,8 @@ async fn collect_sweep(
 ) -> Result<(), EngineError> {
     let first = volume.writeback.cursor.get();
     let mut at = pick(volume, cache, inode, first, MAX_POSITION, true, picked).await?;
-    // A sweep ends at the end of the device; what lies before goes into the next batch, in order.
+    // A sweep ends at the end of the device; extents before the cursor go into the next batch, so that each batch is
+    // ascending.
     if at == MAX_POSITION {
         at = Sector(0);
         if picked.runs.is_empty() {
@@ -158,7 +161,7 @@ async fn collect_sweep(
     Ok(())
 }
 
-/// Stripes of which every sector is dirty, whole ones only; none where nobody counts stripes.
+/// Selects completely dirty stripes; none if stripes are not counted.
 async fn collect_stripes(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -191,7 +194,8 @@ async fn collect_stripes(
     Ok(())
 }
 
-/// Picks runs in `[from, end)`, ascending, until the batch is full if it is to look at that. Returns where it stopped.
+/// Selects runs in `[from, end)`, ascending. With `until_full` it stops when the batch is full. Returns the position at
+/// which it stopped.
 async fn pick(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
@@ -213,7 +217,7 @@ async fn pick(
     Ok(at)
 }
 
-/// The next dirty extent of `[from, end)`, of at most `most` sectors.
+/// The next dirty extent in `[from, end)`, cut to at most `most` sectors.
 fn next_extent(
     cache: &Cache,
     inode: Inode,
@@ -228,9 +232,9 @@ fn next_extent(
     }))
 }
 
-/// Adds the next dirty extents that may become one run to the batch: as one, or group by group if that is cheaper.
-/// Returns where to go on; nothing if there is no dirty data before `end`. Does not wait: between the look into the
-/// index and the hold on the ranges nothing happens.
+/// Adds the next dirty extents that may be one run to the batch: as one run, or as one for each group if that is
+/// cheaper. Returns the position at which to continue, or `None` if there is no dirty data before `end`. The function
+/// does not wait, so nothing changes between the look-up in the index and the hold on the ranges.
 fn chain(
     volume: &Rc<Volume>,
     cache: &Cache,
@@ -243,7 +247,7 @@ fn chain(
     if volume.ranges.is_busy(first.start, first.end()) {
         return Ok(Some(first.end()));
     }
-    // Runs end with their stripe where partial ones are expensive.
+    // A run ends with its stripe where partial stripes are expensive.
     let end = picked.stripes.map_or(end, |s| {
         let (start, size) = s.extent(s.stripe_of(first.start));
         end.min((start + size).max(first.end()))
@@ -252,7 +256,7 @@ fn chain(
     let mut last = first;
     let room = picked.limit - picked.sectors.min(picked.limit);
     let mut dirty = first.size;
-    // A leaf that is not in memory ends the run: the next one begins there.
+    // A leaf that is not in memory ends the run; the next run begins there.
     while let Ok(Some(next)) = next_extent(cache, inode, last.end(), end, MAX_RUN) {
         let gap = next.start - last.end();
         let fits = next.end() - first.start <= MAX_RUN && dirty + next.size <= room.max(first.size);
@@ -268,7 +272,7 @@ fn chain(
     Ok(Some(last.end()))
 }
 
-/// Adds a chain of extents to the batch, as one run or as one for each group of adjacent extents.
+/// Adds a chain of extents to the batch, as one run or as one run for each group of adjacent extents.
 fn add_runs(volume: &Rc<Volume>, cache: &Cache, inode: Inode, extents: Vec<Extent>, picked: &mut Picked) {
     let groups = groups(&extents);
     if groups.len() > 1 {
@@ -281,7 +285,7 @@ fn add_runs(volume: &Rc<Volume>, cache: &Cache, inode: Inode, extents: Vec<Exten
             missing: filling.disk.map_or(Sectors::ZERO, |(_, size)| size),
         };
         if picked.bridging.pays(&shape) {
-            // What is between the extents must not change either.
+            // The gaps between the extents must not change either.
             let held = if bug(Bug::BridgeHoldsDirtyOnly) { extents[0].end() } else { end };
             if let Some(guard) = volume.ranges.try_writeback(start, held) {
                 picked.push(Run { start, size: end - start, extents, filling, guard });
@@ -297,19 +301,19 @@ fn add_runs(volume: &Rc<Volume>, cache: &Cache, inode: Inode, extents: Vec<Exten
     }
 }
 
-/// First and last sector of ascending extents.
+/// The start of the first and the end of the last of ascending extents.
 fn ends(extents: &[Extent]) -> (Sector, Sector) {
     let start = extents.first().map_or(Sector(0), |e| e.start);
     (start, extents.last().map_or(start, Extent::end))
 }
 
-/// Extents that follow each other without a gap.
+/// Splits ascending extents into groups without gaps.
 pub(super) fn groups(extents: &[Extent]) -> Vec<Vec<Extent>> {
     extents.chunk_by(|a, b| a.end() == b.start).map(<[Extent]>::to_vec).collect()
 }
 
-/// Where the gaps between extents can be read: from the cache if it has clean copies of the whole gap; the others from
-/// the backing device, together with what lies between them.
+/// Where to read the gaps between extents: a gap of which the cache has a clean copy as a whole is read from the cache;
+/// the others are read from the backing device, in one request that includes everything between them.
 fn filling(cache: &Cache, inode: Inode, extents: &[Extent]) -> Filling {
     let mut copies: Vec<Extent> = Vec::new();
     let mut disk: Option<(Sector, Sector)> = None;
@@ -335,7 +339,7 @@ fn filling(cache: &Cache, inode: Inode, extents: &[Extent]) -> Filling {
             disk = Some((disk.map_or(start, |(first, _)| first), end));
         }
     }
-    // What is read from the device anyway need not be read from the cache.
+    // A copy inside the range that is read from the device need not be read from the cache.
     if let Some((first, last)) = disk {
         copies.retain(|c| c.end() <= first || c.start >= last);
     }
@@ -356,7 +360,7 @@ mod tests {
         Picked { runs: Vec::new(), bridging, costs, stripes: None, keys, sectors, limit, time: Nanos(0) }
     }
 
-    /// A run of `extents` extents of a sector each, over so many sectors, of which so many are read.
+    /// A run of `extents` extents of one sector each, with its size and the number of sectors that are read.
     fn push(picked: &mut Picked, extents: u64, span: u64, read: u64) {
         let ranges = Rc::new(Ranges::default());
         let guard = ranges.try_writeback(Sector(0), Sector(span)).expect("nobody else holds it");
@@ -367,7 +371,7 @@ mod tests {
         picked.push(Run { start: Sector(0), size: Sectors(span), extents, filling, guard });
     }
 
-    /// Pushes runs until the batch is full; returns how many that took.
+    /// Pushes runs until the batch is full; returns their number.
     fn runs_until_full(mut picked: Picked, (extents, span, read): (u64, u64, u64)) -> usize {
         for n in 0..1000 {
             if picked.is_full() {

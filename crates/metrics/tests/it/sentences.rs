@@ -1,6 +1,6 @@
 //! Golden sentences for chosen situations.
 
-use engine::figures::{Pace, SetFigures, VolumeFigures};
+use engine::figures::{RateReason, SetFigures, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, Tallies};
 use format::Sectors;
@@ -38,7 +38,7 @@ fn the_controller_is_above_its_target() {
     let e = situation(|v, _| {
         v.dirty = Sectors(409_600);
         v.dirty_target = Sectors(204_800);
-        v.writeback.pace = Pace::Controlled;
+        v.writeback.rate_reason = RateReason::Controlled;
         v.writeback.rate.rate = 5 * MIB / 2;
         v.writeback.rate.proportional = 2 * MIB;
         v.writeback.rate.integral = MIB / 2;
@@ -57,7 +57,7 @@ fn the_controller_is_below_its_target() {
     let e = situation(|v, _| {
         v.dirty = Sectors(8);
         v.dirty_target = Sectors(204_800);
-        v.writeback.pace = Pace::Controlled;
+        v.writeback.rate_reason = RateReason::Controlled;
         v.writeback.rate.rate = 4096;
     });
     assert_eq!(
@@ -72,7 +72,7 @@ fn the_controller_is_below_its_target() {
 
 #[test]
 fn each_pace_has_its_own_sentence() {
-    use Pace::*;
+    use RateReason::*;
     let paces = [
         Never,
         NothingDirty,
@@ -89,9 +89,9 @@ fn each_pace_has_its_own_sentence() {
     ];
     let mut sentences: Vec<String> = paces
         .into_iter()
-        .map(|pace| {
+        .map(|reason| {
             situation(|v, _| {
-                v.writeback.pace = pace;
+                v.writeback.rate_reason = reason;
                 v.dirty = Sectors(2048);
             })
             .writeback
@@ -115,28 +115,28 @@ fn each_pace_has_its_own_sentence() {
 
 #[test]
 fn writeback_that_yields_says_to_whom_and_how_to_stop_it() {
-    let yields = |pace, share| {
+    let yields = |reason, share| {
         let e = situation(|v, _| {
             v.dirty = Sectors(2048);
-            v.writeback.pace = pace;
+            v.writeback.rate_reason = reason;
             v.writeback.share = share;
         });
         e.writeback
     };
     assert_eq!(
-        yields(Pace::Controlled, 0.25)[1],
+        yields(RateReason::Controlled, 0.25)[1],
         "Requests keep the devices busy and the cache has room: writeback takes 25 % of the time at most, more \
          as dirty data grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). \
          writeback_controller=kernel turns this off."
     );
-    assert_eq!(yields(Pace::Controlled, 1.0).len(), 1);
-    assert_eq!(yields(Pace::Delayed, 0.25).len(), 1, "what rests anyway yields to nobody");
+    assert_eq!(yields(RateReason::Controlled, 1.0).len(), 1);
+    assert_eq!(yields(RateReason::Delayed, 0.25).len(), 1, "what rests anyway yields to nobody");
 }
 
 #[test]
 fn a_failing_backing_device() {
     let e = situation(|v, _| {
-        v.writeback.pace = Pace::Controlled;
+        v.writeback.rate_reason = RateReason::Controlled;
         v.writeback.failures = 2;
         v.writeback.last_error = Some("sdb: write of 8 sectors at sector 16 failed".into());
     });

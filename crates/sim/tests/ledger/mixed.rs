@@ -78,7 +78,8 @@ pub async fn rounds_from(b: &Boot, rounds: std::ops::Range<u64>, writes_percent:
         b.world.log(|| format!("= {:?}", b.set().set_counters()));
         for v in b.set().volumes().iter().filter(|v| !v.is_flash_only()) {
             let w = v.figures().writeback;
-            b.world.log(|| format!("= {}: {:?}, share {:.3}, {:?}", v.name(), w.pace, w.share, w.rate));
+            b.world
+                .log(|| format!("= {}: {:?}, share {:.3}, {:?}", v.name(), w.rate_reason, w.share, w.rate));
         }
     }
 }

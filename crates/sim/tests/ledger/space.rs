@@ -75,7 +75,7 @@ fn a_cache_that_is_full_of_dirty_data() {
             }
             sums(&b, &format!("round {round}"));
             let w = b.volume(0).figures().writeback;
-            b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.pace, w.share, w.rate));
+            b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.rate_reason, w.share, w.rate));
         }
     });
 }

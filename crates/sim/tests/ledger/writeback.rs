@@ -88,7 +88,7 @@ fn clients_come_first() {
                     }
                     sums(&b, &format!("second {second}"));
                     let w = b.volume(0).figures().writeback;
-                    b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.pace, w.share, w.rate));
+                    b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.rate_reason, w.share, w.rate));
                 }
             },
         );

@@ -1,4 +1,4 @@
-//! Chains as they are written and read, and chains that are damaged.
+//! Tests of writing and reading chains, and of damaged chains.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn prio(n: u64) -> BucketPrio {
     BucketPrio { prio: (n % 50_000) as u16, generation: Gen((n % 251) as u8) }
 }
 
-/// Writes set `index` of a chain into a bucket.
+/// Writes prio set `index` of a chain to a bucket.
 async fn put(
     disk: &io::Disk,
     g: &Geometry,
@@ -38,14 +38,14 @@ async fn put(
     disk.write(g.bucket_start(BucketNr(at)), buffer, true).await.unwrap();
 }
 
-/// Buckets of 4 KiB, of which a set has 1352: three sets for 3000 buckets.
+/// Buckets of 4 KiB, each with a prio set of 1352 places: three prio sets for 3000 buckets.
 fn geometry() -> Geometry {
     let g = Geometry::new(Sectors(8), ONE, 3000, 4, 4).unwrap();
     assert_eq!((g.prio_buckets, g.prios_per_bucket, g.first_dynamic()), (3, 1352, BucketNr(8)));
     g
 }
 
-/// A chain of three sets in these buckets, with these sequence numbers, is read from its first bucket.
+/// Reads a chain of three prio sets in these buckets, with these sequence numbers.
 async fn read(rt: &Handle, at: [u32; 3], seqs: [u64; 3], first: u64) -> Result<LoadedPrios, EngineError> {
     let g = geometry();
     let disk = io::Disk::new(TestDisk::new(3000 * 8), rt.clone());
@@ -99,7 +99,7 @@ fn a_damaged_chain_is_refused_with_its_place() {
     });
 }
 
-/// The second set names the first.
+/// The second prio set names the first.
 #[test]
 fn a_chain_that_goes_around_is_refused() {
     run(|rt| async move {
@@ -114,7 +114,7 @@ fn a_chain_that_goes_around_is_refused() {
     });
 }
 
-/// Buckets of 8 MiB may hold sets of 4 MiB, which are usual, or of 8 MiB; all of a chain are of one size.
+/// Buckets of 8 MiB may have prio sets of 4 MiB, which is usual, or of 8 MiB; a chain has one size.
 #[test]
 fn sets_of_a_chain_have_one_size() {
     run(|rt| async move {
@@ -144,7 +144,7 @@ fn sets_of_a_chain_have_one_size() {
 }
 
 #[test]
-fn what_a_chain_says_is_put_into_the_table() {
+fn the_content_of_a_chain_is_put_into_the_table() {
     let g = geometry();
     let mut buckets = Buckets::new(&g, g.first_dynamic(), 3000);
     let loaded =
@@ -166,7 +166,8 @@ async fn with_set(rt: &Handle) -> Rc<Cache> {
     components(set, rt)
 }
 
-/// A chain names every bucket's priority and generation at one moment; the journal names it; and the one before it is free.
+/// A chain has the priority and generation of every bucket at one moment; the journal names the chain; the old chain is
+/// free.
 #[test]
 fn a_chain_takes_the_place_of_the_one_before() {
     run(|rt| async move {
@@ -202,7 +203,7 @@ fn a_chain_takes_the_place_of_the_one_before() {
             .await
             .unwrap();
             assert_eq!((&loaded.chain, loaded.seq), (&chain, seq + 1));
-            // The last one names none.
+            // The last prio set names no further one.
             let last = core.geometry.bucket_start(chain[3]);
             let (buffer, _) = core.device.disk().read(last, rt.pool().take(4096)).await;
             let header = parse_prio_set(buffer.as_slice(), core.device.magic(), &mut [prio(0); 1]).unwrap();
@@ -226,7 +227,7 @@ fn a_chain_takes_the_place_of_the_one_before() {
     });
 }
 
-/// Three buckets are ready, four are needed: they stay ready, and nothing is written.
+/// If three buckets are ready and four are needed, the three stay ready and no prio set is written.
 #[test]
 fn without_room_for_a_chain_nothing_changes() {
     run(|rt| async move {

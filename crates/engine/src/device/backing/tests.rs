@@ -1,4 +1,4 @@
-//! A backing device alone: what its superblock says and when, its flushes and its errors.
+//! Tests of a backing device alone: the states in its superblock, its flushes and its errors.
 
 use std::rc::Rc;
 
@@ -31,7 +31,7 @@ fn backing_on(device: &Rc<Watching>, rt: &Handle) -> Rc<BackingDevice> {
     Rc::new(BackingDevice::new(disk, superblock))
 }
 
-/// What the superblock on the device says.
+/// The superblock on the device.
 async fn on_device(backing: &BackingDevice) -> BackingSuper {
     read_backing(&backing.disk).await.unwrap()
 }
@@ -64,7 +64,7 @@ fn the_superblock_is_shown_as_it_is() {
     });
 }
 
-/// An update is on the device before it counts, with the time of the write; one that fails does not count.
+/// An update takes effect after it is on the device, with the time of the write; a failed one has no effect.
 #[test]
 fn an_update_counts_when_it_is_on_the_device() {
     run(|rt| async move {
@@ -88,7 +88,7 @@ fn an_update_counts_when_it_is_on_the_device() {
     });
 }
 
-/// Dirty counts when it is on the device; clean begins to be doubtful when it is on its way.
+/// The state dirty takes effect when it is on the device. It ends when the write of another state begins.
 #[test]
 fn neither_state_counts_while_the_other_is_on_its_way() {
     run(|rt| async move {
@@ -108,7 +108,7 @@ fn neither_state_counts_while_the_other_is_on_its_way() {
         assert_eq!((b.state(), on_device(&b).await.state()), (BackingState::Dirty, BackingState::Dirty));
         assert_eq!(device.take(FUA).len(), 1);
 
-        // A label does not make the state doubtful.
+        // The update of a label does not change the state.
         disk.hold(true);
         let label = b.clone();
         let label = rt.spawn(async move { label.update(|sb| sb.set_label([65; 32])).await.unwrap() });
@@ -122,7 +122,7 @@ fn neither_state_counts_while_the_other_is_on_its_way() {
         let clean = rt.spawn(async move { clean.ensure_clean(|| true).await.unwrap() });
         disk.held(1, &rt).await;
         assert_eq!(b.state(), BackingState::Clean, "a writer must not rely on dirty");
-        // It waits for its turn, and makes it dirty again.
+        // The second update waits for its turn, and sets the state dirty again.
         let dirty = b.clone();
         let dirty = rt.spawn(async move { dirty.ensure_dirty(|| Ok(())).await.unwrap() });
         turns(&rt).await;
@@ -148,7 +148,8 @@ fn states_change_only_where_they_may() {
         assert_eq!((b.state(), device.take(FUA).len()), (BackingState::Dirty, 1));
         assert!(b.ensure_clean(|| true).await.unwrap());
         assert_eq!((b.state(), on_device(&b).await.state()), (BackingState::Clean, BackingState::Clean));
-        // A failed write of dirty leaves the old state; one from dirty to clean leaves it doubtful.
+        // A failed write of the state dirty leaves the old state; a failed write from dirty to clean leaves neither to
+        // rely on.
         device.refuses.set(|r| (r.op == FUA).then_some(5));
         assert!(b.ensure_dirty(|| Ok(())).await.is_err());
         assert_eq!(b.state(), BackingState::Clean);
@@ -160,9 +161,9 @@ fn states_change_only_where_they_may() {
     });
 }
 
-/// A caller that gives up an update leaves it under way: the next one waits for it.
+/// A caller that drops the future of an update leaves the write under way: the next update waits for it.
 #[test]
-fn an_update_that_is_given_up_ends() {
+fn an_update_whose_caller_is_dropped_ends() {
     run(|rt| async move {
         let device = Watching::new(4096);
         let b = backing_on(&device, &rt);
@@ -200,7 +201,7 @@ fn direct_writes_are_made_durable_by_one_flush() {
         b.settle_direct_writes().await.unwrap();
         assert!(b.is_durable(b.direct_tick()));
         assert_eq!(device.take(Op::Flush).len(), 1);
-        // What writeback wrote is no matter of a client's flush.
+        // A flush of a client does not have to cover writes of writeback.
         b.gate.wrote();
         b.settle_direct_writes().await.unwrap();
         assert_eq!(device.take(Op::Flush).len(), 0);
@@ -224,9 +225,9 @@ fn error(errno: i32) -> IoError {
     IoError::of(&"hdd".into(), &request, errno)
 }
 
-/// The third error of three is too much, and is told once; a device without room is not broken.
+/// The third error disables the device if the limit is three, and sends one event. A lack of room does not count.
 #[test]
-fn a_device_is_given_up_at_its_limit() {
+fn a_device_is_disabled_at_its_limit() {
     run(|rt| async move {
         let b = backing_on(&Watching::new(4096), &rt);
         let event = |errno| SetEvent::DeviceError { what: error(errno).to_string() };
@@ -251,7 +252,7 @@ fn a_device_is_given_up_at_its_limit() {
         b.failed(&error(5), 3);
         turns(&rt).await;
         assert!(waits.try_take().is_some());
-        // 64 flushes that fail are too many, whatever the limit of requests is.
+        // 64 failed flushes disable the device, whatever the limit for requests is.
         let b = backing_on(&Watching::new(4096), &rt);
         (0..63).for_each(|_| b.failed(&error(5), LIMIT_OF_FLUSHES));
         assert!(!b.disabled.get());
@@ -289,7 +290,7 @@ fn a_device_is_late_until_its_flush_ends() {
     });
 }
 
-/// Data goes to its place, and counts in the model of the device while it is under way.
+/// A write puts the data in its place, and counts in the cost model while it is under way.
 #[test]
 fn data_goes_to_its_place() {
     run(|rt| async move {

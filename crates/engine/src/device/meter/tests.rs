@@ -1,4 +1,4 @@
-//! Which requests count in the model of a device.
+//! Tests of the requests that count in the cost model of a device.
 
 use io::{Handle, Nanos, Op};
 
@@ -16,7 +16,7 @@ fn read(disk: &Disk, meter: &Rc<Meter>, sector: u64) -> Watched {
     meter.read(disk, Sector(sector), Sectors(1), buffer, 0)
 }
 
-/// 64 answers make a model known; those that failed or were given up are none.
+/// After 64 answers the costs are known; requests that failed or were dropped do not count.
 #[test]
 fn answers_count_and_failures_do_not() {
     run(|rt| async move {
@@ -41,7 +41,7 @@ fn answers_count_and_failures_do_not() {
     });
 }
 
-/// A flush that ends after a read belongs to the time that the device was busy with both: it is no request.
+/// A flush counts as busy time of the device, and not as a request.
 #[test]
 fn a_flush_takes_time_and_is_no_request() {
     run(|rt| async move {

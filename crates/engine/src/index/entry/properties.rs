@@ -1,8 +1,8 @@
-//! The arithmetic of an entry against a model in plain numbers, at its edges and at random.
+//! Compares the arithmetic of an entry with a model in plain numbers, at its limits and at random.
 //!
-//! The edges are tried exhaustively: the first and the last positions, sizes up to [`MAX_EXTENT`], the first and the last sector
-//! of the largest cache, each flag. What lies between them is sampled. A model checker (kani) would prove all of it; it brings a
-//! compiler of its own, which a build from the crate registry alone cannot have.
+//! The limits are tested exhaustively: the first and the last positions, sizes up to [`MAX_EXTENT`], the first and the
+//! last sector of the largest cache, each flag. Values between them are sampled. A model checker (kani) could prove all
+//! cases, but needs its own compiler, which is not in the crate registry.
 
 use format::{Gen, JournalSeq, Ptr, Sector, Sectors};
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ impl Model {
         self
     }
 
-    /// One entry for both, if there is one that says the same.
+    /// One entry that stands for both, if there is one.
     fn joined(self, right: Model, bucket_shift: u32) -> Option<Model> {
         let follows = match (self.target, right.target) {
             (Target::Hole { seq: a }, Target::Hole { seq: b }) => a == b,
@@ -79,7 +79,7 @@ impl Model {
     }
 }
 
-/// The flags of an entry: unwritten, journaled. The second says nothing without the first.
+/// The flags of an entry: unwritten, journaled. The second has no meaning without the first.
 const FLAGS: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
 
 fn build(model: (u64, u64, bool), target: Target, (unwritten, journaled): (bool, bool)) -> Entry {
@@ -186,12 +186,13 @@ fn edges_are_cut_and_clipped_as_the_model_says() {
     });
 }
 
-/// Right neighbours of `left` that differ from the one that would join in one thing or in none.
+/// Right neighbours of `left` that differ in at most one property from the one that can be joined.
 fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
     let m = Model::of(left);
     let mut targets = vec![Target::Hole { seq: 1 }, Target::Hole { seq: PTR_MASK }];
     for generation in [0, 1, 255] {
-        // A sum that carries out of the pointer's bits would look like the flags of a pointer to sector 0, or like a hole.
+        // A sum that overflows the bits of the pointer would look like the flags of a pointer to sector 0, or like a
+        // hole.
         targets.push(Target::Cache { offset: 0, generation });
         targets.push(Target::Hole { seq: u64::from(generation) });
         if let Target::Cache { offset, .. } = m.target {
@@ -218,7 +219,8 @@ fn neighbours(left: Entry, size: u64) -> Vec<Entry> {
     .collect()
 }
 
-/// A sum that left the pointer's bits made a hole out of the end of the largest cache, and an assertion failed.
+/// Regression: a sum that overflowed the bits of the pointer turned the end of the largest cache into a hole, and an
+/// assertion failed.
 #[test]
 fn edges_join_as_the_model_says() {
     let mut joins = 0;
@@ -264,7 +266,7 @@ proptest! {
         check_clipped(e, e.start().0 + from, e.start().0 + to);
     }
 
-    /// An entry that was cut in two joins again unless a bucket ends there, and is the same.
+    /// The two parts of an entry that was cut are joined to the same entry, unless a bucket ends between them.
     #[test]
     fn two_halves_join_to_the_whole(e in entries(), at in any::<u64>(), shift in 3..=31u32) {
         prop_assume!(e.size().0 > 1);

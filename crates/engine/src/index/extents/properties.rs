@@ -1,4 +1,4 @@
-//! Extents against a plain list: every entry with its flags, not only what the sectors hold.
+//! Compares extents with a plain list: every entry with its flags, and not only the content of sectors.
 
 use format::{Gen, JournalSeq, Ptr};
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ enum Step {
         dirty: bool,
         unwritten: bool,
     },
-    /// The next sectors, at the next place in the cache: most of these join.
+    /// The next sectors, at the next place in the cache; most of these entries are joined.
     Follow {
         inode: u32,
         size: u64,
@@ -73,7 +73,7 @@ enum Step {
         known: bool,
     },
     MarkWritten,
-    /// Keeps entries whose end is no multiple of it.
+    /// Removes entries whose end is a multiple of this.
     Retain {
         but: u64,
     },
@@ -95,7 +95,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Both {
     extents: Extents,
     lists: [List; INODES as usize],
-    /// What was put last for each device: where it ended, and where its data did.
+    /// The last entry of each device: its end, and the end of its data.
     last: [(u64, u64); INODES as usize],
     seq: u64,
 }
@@ -168,7 +168,7 @@ impl Both {
             (all(|e| e.is_unwritten()).len(), all(|e| e.is_unwritten() && e.is_tombstone()).len())
         );
         assert_eq!(x.len(), all(|_| true).len());
-        // One chunk for each device that has anything: all fit into one.
+        // One chunk for each device with entries: all of them fit into one.
         let chunks: Vec<(Inode, Option<Sector>)> =
             x.chunks.iter().map(|c| (c.inode, Some(c.last_end))).collect();
         let ends = (0..).zip(&self.lists).filter(|(_, l)| !l.0.is_empty());
@@ -181,7 +181,7 @@ impl Both {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// As many entries as fit into a chunk: the list says which are joined, cut and marked.
+    /// At most as many entries as fit into a chunk; the list shows which are joined, cut and marked.
     #[test]
     fn entries_agree_with_a_list(steps in prop::collection::vec(step(), 1..90)) {
         let mut both = Both::new();
@@ -191,7 +191,7 @@ proptest! {
         }
     }
 
-    /// Loading appends entries of several devices: chunks are filled, and hold what a list of them holds.
+    /// Loading appends entries of several devices: chunks are filled, and have the same entries as a list.
     #[test]
     fn entries_that_are_appended_fill_chunks(sizes in prop::collection::vec((0..400usize, any::<bool>()), 1..5)) {
         let mut x = Extents::new(BUCKET);

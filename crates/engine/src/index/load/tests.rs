@@ -1,4 +1,4 @@
-//! What a leaf may hold that is read at the start.
+//! Tests of the content of nodes that are read at the start.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::testing::{TestDisk, run};
 const BUCKET: Sectors = Sectors(64);
 const ONE: Inode = Inode(1);
 
-/// Counts a leaf that begins behind sector 100 of device 1 and has this extent; returns the live and dirty sectors.
+/// Accounts a leaf that begins behind sector 100 of device 1 and has this extent; returns the live and dirty sectors.
 fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), String> {
     let result = std::rc::Rc::new(std::cell::RefCell::new(None));
     let found = result.clone();
@@ -61,8 +61,8 @@ fn live_data_in_a_bucket_of_metadata_is_damage() {
     assert!(error.contains("expected a bucket of data, found bucket 2"), "{error}");
 }
 
-/// Takes an internal node with these keys as the root, where bucket 18 has been used before. Returns the pointers on disk to
-/// children that are gone, the children that are to be read, and how many sectors of the node hold sets.
+/// Loads an internal node with these keys as the root; bucket 18 has been reused. Returns the pointers on disk to
+/// former children, the children to read, and the number of sectors of the node that have bsets.
 fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sectors), String> {
     let result = std::rc::Rc::new(std::cell::RefCell::new(None));
     let found = result.clone();
@@ -79,7 +79,7 @@ fn take_root(keys: Vec<Bkey>, torn: bool) -> Result<(Vec<Ptr>, Vec<Bkey>, Sector
             tree: None,
             events: Vec::new(),
             queue: VecDeque::new(),
-            seen: BTreeSet::new(),
+            node_buckets: BTreeSet::new(),
             limit_bytes: 0,
         };
         let key = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));
@@ -107,25 +107,25 @@ fn node_ptr(bucket: u64, generation: u8) -> Ptr {
     Ptr::new(0, Sector(bucket * BUCKET.0), Gen(generation))
 }
 
-/// Until the node is written anew, the generations of these buckets must not run away from what is on disk.
+/// Until the node is rewritten, the age of these pointers on disk must stay limited.
 #[test]
-fn pointers_to_children_that_are_gone_are_remembered() {
+fn pointers_to_former_children_are_recorded() {
     let node =
         |end: u64, bucket, generation| Bkey::node(ONE, Sector(end), BUCKET, node_ptr(bucket, generation));
     let last = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(19, 0));
     let (gone, freed) = (node(100, 18, 1), Bkey::freeing(node_ptr(17, 0), BUCKET));
-    // In the order of the sets; the children are in that of their positions.
+    // In the order of the bsets; the children are in the order of their positions.
     let keys = vec![last, gone, freed, node(100, 18, 2), node(50, 16, 0)];
     let (dead, children, written) = take_root(keys.clone(), false).expect("a sound node");
     assert_eq!(dead, [node_ptr(18, 1), node_ptr(17, 0)]);
     assert_eq!(children, [node(50, 16, 0), node(100, 18, 2), last]);
     assert_eq!(written, Sectors(3));
-    // A node whose last set is torn takes no further sets.
+    // A node whose last bset is torn takes no further bsets.
     let (dead, _, written) = take_root(keys, true).expect("a sound node");
     assert_eq!((dead.len(), written), (2, BUCKET));
 }
 
-/// Of what the sets of an internal node must say, nothing is taken on trust.
+/// Every requirement for the keys of an internal node is checked.
 #[test]
 fn children_that_make_no_sense_are_damage() {
     let last = |bucket| Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(bucket, 0));

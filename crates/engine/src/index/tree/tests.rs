@@ -1,4 +1,4 @@
-//! A tree of three leaves, against a map that says of each unit of each device where it is.
+//! Compares a tree of three leaves with a map that has the place of each unit of each device.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::index::node::Leaf;
 
-/// All positions are multiples of it.
+/// The unit, of which all positions are multiples.
 const UNIT: u64 = 512;
 /// Units of a device: three stripes.
 const UNITS: u64 = 48;
@@ -55,7 +55,7 @@ fn tree() -> (Tree, Vec<NodeId>) {
     (tree, leaves)
 }
 
-/// What is known of a unit.
+/// The expected content of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Unit {
     At { ptr: Ptr, dirty: bool },
@@ -68,7 +68,7 @@ struct Model {
     buckets: Buckets,
     units: BTreeMap<(u32, u64), Unit>,
     seq: u64,
-    /// Where the count of stripes goes on.
+    /// The position at which the count of stripes continues.
     counting: Option<Sector>,
 }
 
@@ -97,12 +97,12 @@ impl Model {
         self.buckets.is_current(ptr)
     }
 
-    /// Units of a device in order, with those of which nothing is known.
+    /// The units of a device in order, including those that are not cached.
     fn of(&self, inode: u32) -> impl Iterator<Item = (u64, Option<Unit>)> + '_ {
         (0..UNITS).map(move |unit| (unit, self.units.get(&(inode, unit)).copied()))
     }
 
-    /// Puts units into a bucket, or makes them a hole; as far as the leaf goes.
+    /// Puts units into a bucket, or makes them a hole, up to the end of the leaf.
     fn change(&mut self, inode: u32, first: u64, units: u64, to: Option<(u32, u64, bool)>, journaled: bool) {
         let leaf = leaf_of(inode, first);
         let last = BOUNDS.get(leaf).filter(|b| b.0 == inode).map_or(UNITS, |b| b.1).min(first + units);
@@ -146,7 +146,7 @@ impl Model {
         }
     }
 
-    /// Uses a bucket again, if nothing dirty is in it.
+    /// Reuses a bucket if it has no dirty data.
     fn invalidate(&mut self, bucket: u32) {
         let b = BucketNr(bucket);
         if self.buckets.may_invalidate(b) {
@@ -165,7 +165,7 @@ impl Model {
         node.must_rewrite = false;
     }
 
-    /// Goes on with the count of stripes, by a leaf.
+    /// Continues the count of stripes by one leaf.
     fn count(&mut self) {
         if let Some(from) = self.counting {
             self.counting =
@@ -329,7 +329,7 @@ proptest! {
     }
 }
 
-/// A whole stripe is dirty across two leaves before it is counted, and another after.
+/// A whole stripe in two leaves is dirty before the count, and another one after it.
 #[test]
 fn full_stripes_are_found_across_leaves() {
     let mut m = Model::new();
@@ -344,11 +344,11 @@ fn full_stripes_are_found_across_leaves() {
     let full =
         |m: &Model| m.tree.dirty_stripes(Inode(1)).expect("counted").full_dirty_stripes(Sector(0)).count();
     assert_eq!(full(&m), 2);
-    m.tree.forget_stripes(Inode(1));
+    m.tree.drop_stripes(Inode(1));
     assert!(m.tree.dirty_stripes(Inode(1)).is_none());
 }
 
-/// A leaf without dirty data need not be in memory for a search of dirty data, nor for a count of stripes; any other must.
+/// A search for dirty data and a count of stripes do not need leaves without dirty data in memory, but need all others.
 #[test]
 fn leaves_that_are_not_in_memory() {
     let mut m = Model::new();
@@ -376,7 +376,8 @@ fn leaves_that_are_not_in_memory() {
     );
 }
 
-/// Leaves go from memory by when they were used; those that are being written stay, and those with unwritten keys go last.
+/// Leaves are dropped from memory in the order of use. Those that are being written stay, and those with unwritten keys
+/// are chosen last.
 #[test]
 fn the_leaf_that_was_used_least_recently_goes() {
     let mut m = Model::new();
@@ -399,9 +400,9 @@ fn the_leaf_that_was_used_least_recently_goes() {
     assert_eq!(m.tree.coldest_dirty(), None);
 }
 
-/// The way from the root to a leaf, and pointers on disk to children that are gone.
+/// The path from the root to a leaf, with pointers on disk to former children.
 #[test]
-fn pointers_to_nodes_that_are_gone_age() {
+fn pointers_to_removed_nodes_age() {
     let mut m = Model::new();
     let root = m.tree.root();
     let ptr = |bucket: u32, generation| Ptr::new(0, Sector(u64::from(bucket) << 15), Gen(generation));
@@ -426,7 +427,7 @@ fn pointers_to_nodes_that_are_gone_age() {
     assert_eq!((m.tree.depth(), m.tree.node_count()), (1, 4));
 }
 
-/// Names of nodes that are gone name no other one.
+/// The id of a removed node is not given to another node.
 #[test]
 fn nodes_come_and_go() {
     let (mut tree, leaves) = tree();

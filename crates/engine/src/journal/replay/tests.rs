@@ -1,4 +1,4 @@
-//! Journals of many lengths as a start finds them.
+//! Tests of the start with journals of many lengths.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::journal::{Journal, Layout};
 use crate::testing::{TestDisk, cache_device, run};
 
 const BUCKET: u64 = 64;
-/// Blocks of the ring: four buckets.
+/// The number of blocks in the ring of four buckets.
 const RING: u64 = 4 * BUCKET;
 
 fn buckets() -> Vec<BucketNr> {
@@ -27,7 +27,8 @@ async fn scan_of(disk: &Disk, ring: &[BucketNr]) -> Result<Found, EngineError> {
     scan(disk, &place, &geometry, SetMagic(7), ring, false, &mut memory).await
 }
 
-/// A disk whose journal has so many entries of a block, the first of which has number 2. From `needed` on they are needed.
+/// A disk whose journal has this many entries of one block. The first entry has number 2; entries from `needed` on are
+/// needed.
 async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
     let disk = TestDisk::new(8192);
     let device = cache_device(&disk, rt, Sectors(BUCKET));
@@ -62,7 +63,7 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
     disk
 }
 
-/// The number that the newest entry of a bucket has after so many entries.
+/// The number of the newest entry of a bucket after this many entries.
 fn newest_in(bucket: u64, entries: u64) -> u64 {
     let last = (0..entries).rfind(|n| n / BUCKET % 4 == bucket);
     last.map_or(0, |n| n + 2)
@@ -87,7 +88,7 @@ fn writing_goes_on_behind_the_newest_entry() {
                 }
             }
             let used = (entries - 1) % BUCKET + 1;
-            // Three other buckets are free: nothing in them is needed.
+            // Three other buckets are free: none of their entries is needed.
             assert_eq!(found.ring.left(), (Sectors(RING - used), Sectors(RING)), "{entries}");
             let slot = found.ring.take(512, JournalSeq(last + 1));
             let next = Slot { bucket: (entries / BUCKET % 4) as usize, offset: Sectors(entries % BUCKET) };

@@ -1,4 +1,4 @@
-//! When entries are written, and who is told.
+//! Tests of the times at which entries are written, and of the waits that they end.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ fn spawn_commit_roots(
     rt.spawn(async move { j.commit_roots(|| urgency, |r| r.btree_level = level).await })
 }
 
-/// A key goes out a delay after the first of its entry, whatever came later.
+/// An entry is written one delay after its first key, whatever keys arrive later.
 #[test]
 fn the_first_key_of_an_entry_starts_the_delay() {
     run(|rt| async move {
@@ -43,7 +43,7 @@ fn the_first_key_of_an_entry_starts_the_delay() {
     });
 }
 
-/// New roots are written once, with an entry of their own or with the keys that are there.
+/// New roots are written once, in an entry without keys or together with keys.
 #[test]
 fn roots_go_out_with_the_next_entry() {
     run(|rt| async move {
@@ -71,20 +71,21 @@ fn roots_go_out_with_the_next_entry() {
         let disk = Disk::new(disk, rt.clone());
         let found =
             scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await.unwrap();
-        // The second entry says that the first is needed no more.
+        // The second entry says that the first is no longer needed.
         let levels: Vec<_> =
             found.replay.entries.iter().map(|e| (e.seq.0, e.btree_level, e.keys.len())).collect();
         assert_eq!(levels, [(3, 4, 1)]);
     });
 }
 
-/// In a full ring roots that can wait do, until that is no longer so; those that free it go at once, and so do any beside keys.
+/// In a full ring, roots that can wait do so until they become urgent. Roots that free the ring, and roots in an entry
+/// with keys, are written at once.
 #[test]
 fn roots_wait_while_the_ring_is_full() {
     run(|rt| async move {
         let j = journal(&TestDisk::new(8192), &rt);
         fill(&j, &rt).await;
-        // Roots may go where keys may not: fill what is left for them.
+        // Roots have more room than keys, so the test fills the room that is left for them.
         while j.has_root_room(Urgency::CanWait) {
             spawn_commit_roots(&j, &rt, Urgency::CanWait, 1).await.unwrap();
         }
@@ -104,7 +105,7 @@ fn roots_wait_while_the_ring_is_full() {
     });
 }
 
-/// An empty entry is not written for whoever waits for keys: that would only fill the ring. Released pins end the wait.
+/// A wait for room does not write an empty entry, which would only fill the ring. Released pins end the wait.
 #[test]
 fn a_full_ring_is_left_alone_until_pins_are_released() {
     run(|rt| async move {
@@ -125,7 +126,7 @@ fn a_full_ring_is_left_alone_until_pins_are_released() {
     });
 }
 
-/// 256 blocks, of which an entry takes one: leaves should be written once less than half of them is left.
+/// Of 256 blocks, each entry takes one. Leaves should be written as soon as less than half of the blocks are free.
 #[test]
 fn a_ring_that_is_more_than_half_full_presses() {
     run(|rt| async move {
@@ -144,7 +145,7 @@ fn a_ring_that_is_more_than_half_full_presses() {
                 "{n} entries"
             );
             assert!(!j.can_advance());
-            // The bucket of the oldest entry was left with entry 65.
+            // The bucket of the oldest entry was full after entry 65.
             assert_eq!(j.reclaim_target(), JournalSeq((n + 1).min(65)));
             assert_eq!(j.oldest_needed(), JournalSeq(2));
         }
@@ -159,9 +160,9 @@ fn a_ring_that_is_more_than_half_full_presses() {
     });
 }
 
-/// After a failure nobody waits, nothing is written, and what was durable stays so.
+/// After a failure no task waits, no entry is written, and durable entries stay durable.
 #[test]
-fn a_failed_journal_tells_everybody() {
+fn a_failure_ends_every_wait() {
     run(|rt| async move {
         let disk = TestDisk::new(8192);
         let j = journal(&disk, &rt);
@@ -186,9 +187,9 @@ fn a_failed_journal_tells_everybody() {
     });
 }
 
-/// Who waits for any change is told of entries, of stops and of failures.
+/// A wait for any change ends with an entry, a stop or a failure.
 #[test]
-fn changes_are_told() {
+fn changes_wake_waiting_tasks() {
     run(|rt| async move {
         for what in 0..4 {
             let j = journal(&TestDisk::new(8192), &rt);
@@ -244,8 +245,8 @@ impl CrashLogMemory for Memory {
     }
 }
 
-/// Keys that survived are durable before anything else is; those that come are kept with the number of their entry, as long
-/// as what survives counts.
+/// Keys of the crash log are durable before other keys. New keys are recorded with the number of their entry while the
+/// crash log is valid.
 #[test]
 fn keys_survive() {
     run(|rt| async move {

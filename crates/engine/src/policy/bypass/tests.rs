@@ -74,7 +74,7 @@ fn each_rule_has_its_reason() {
         (BypassInputs { congestion_limit: Some(Sectors(129)), ..base }, None),
         (BypassInputs { sequential_cutoff_bytes: 0, ..congested }, Some(BypassReason::Congested)),
         (BypassInputs { sequential_cutoff_bytes: 128 * 512, ..congested }, Some(BypassReason::Sequential)),
-        // A cutoff below one sector: everything is long enough.
+        // With a cutoff below one sector every stream is long enough.
         (BypassInputs { sequential_cutoff_bytes: 511, ..base }, Some(BypassReason::Sequential)),
     ];
     for (case, expected) in cases {
@@ -84,7 +84,7 @@ fn each_rule_has_its_reason() {
 
 #[test]
 fn rules_go_in_the_order_of_the_specification() {
-    // Everything is wrong with this request; its defects are mended one by one.
+    // Every rule applies to this request; the test removes the reasons one by one.
     let mut case = BypassInputs {
         kind: RequestKind::Discard,
         hints: RequestHints { readahead: true, ..RequestHints::default() },
@@ -118,7 +118,7 @@ fn rules_go_in_the_order_of_the_specification() {
 }
 
 #[test]
-fn the_stream_is_looked_at_only_where_it_matters() {
+fn the_stream_is_read_only_where_it_matters() {
     let asked = |case: &BypassInputs| {
         let mut asked = false;
         decide(case, || {
@@ -177,7 +177,8 @@ fn writeback_has_a_cutoff_and_one_for_synchronous_writes() {
     assert!(!should_writeback(&WriteInputs { kind: RequestKind::Discard, ..write_inputs() }, false));
 }
 
-/// Full caches take a smaller share of the writes the fuller they are, and all of them before that.
+/// Above the cutoff, the cache takes a smaller share of the writes the fuller it is; below it, the cache takes all
+/// writes.
 #[test]
 fn by_cost_the_share_of_dirty_writes_falls_smoothly() {
     let share = |in_use_percent: u8| {
@@ -199,10 +200,10 @@ fn by_cost_the_share_of_dirty_writes_falls_smoothly() {
     assert_eq!(dirty_limit_percent(255, 4), 255);
 }
 
-/// Streams are cached while there is room and it pays, congestion is no reason to ask a device that is slower
-/// still; whatever else bypasses does so as before.
+/// Streams are cached while there is room and the cache is faster. A congested cache is not bypassed for a slower
+/// device. All other reasons to bypass are unchanged.
 #[test]
-fn by_cost_only_streams_and_congestion_are_seen_differently() {
+fn the_policy_cost_changes_only_streams_and_congestion() {
     let sequential = BypassInputs { sequential_cutoff_bytes: 4096, ..inputs() };
     let congested = BypassInputs { congestion_limit: Some(Sectors(8)), ..inputs() };
     let both = BypassInputs { congestion_limit: Some(Sectors(8)), ..sequential };
@@ -227,7 +228,8 @@ fn by_cost_only_streams_and_congestion_are_seen_differently() {
     }
 }
 
-/// A file system's metadata goes past the cache for neither reason; for others, and by the kernel's rules, it does.
+/// Metadata of file systems bypasses the cache for neither of these two reasons, but it does for others and by the
+/// kernel's rules.
 #[test]
 fn by_cost_metadata_is_neither_a_stream_nor_too_much() {
     let hints = RequestHints { meta: true, ..RequestHints::default() };
@@ -243,8 +245,7 @@ fn by_cost_metadata_is_neither_a_stream_nor_too_much() {
     }
 }
 
-/// All combinations, against the rules of the durability contract on the one hand and what the
-/// kernel would do on the other.
+/// Compares all combinations with the rules of the durability contract and with the kernel's rules.
 #[test]
 fn no_combination_breaks_the_contract() {
     let decisions = [Decision::Cache, Decision::Bypass(BypassReason::Sequential)];
@@ -299,7 +300,7 @@ fn check(case: &WriteInputs, decision: Decision) {
             }
         }
     }
-    // Where there is no dirty data and no trouble, the kernel's semantics hold.
+    // Without dirty data, and if the cache takes dirty data, the kernel's rules apply.
     if !case.overlaps_dirty && case.cache_takes_dirty && is_write && !case.detaching {
         let kernel = match (should_writeback(case, bypass), bypass) {
             (true, _) => WritePath::Writeback,
@@ -311,7 +312,7 @@ fn check(case: &WriteInputs, decision: Decision) {
 }
 
 #[test]
-fn a_bypass_says_why() {
+fn a_bypass_has_its_reason() {
     let discard = WriteInputs { kind: RequestKind::Discard, overlaps_dirty: true, ..write_inputs() };
     let path = write_path(&discard, Decision::Bypass(BypassReason::Discard));
     assert_eq!(path, WritePath::Bypass { reason: BypassReason::Discard, over_dirty: true });
@@ -367,7 +368,7 @@ fn limits_of_lengths_are_met_exactly() {
     }
 }
 
-/// Metadata is only let through where costs are known; without costs neither it nor anything else is.
+/// Metadata is cached for these reasons only where costs are known; without costs neither it nor other data is.
 #[test]
 fn without_costs_the_rules_of_the_kernel_hold() {
     for meta in BOOLS {
@@ -402,7 +403,7 @@ fn a_dirty_limit_takes_the_place_of_the_cutoffs() {
     assert!(!should_writeback(&limited(80, Some(80)), true), "a bypass is one");
 }
 
-/// What the cache cannot take as dirty data goes to both devices if it is to be cached.
+/// A write that the cache cannot take as dirty data goes to both devices if it is to be cached.
 #[test]
 fn paths_of_writes_by_hand() {
     let path = |change: fn(&mut WriteInputs), decision| {

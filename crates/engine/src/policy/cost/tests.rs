@@ -1,4 +1,4 @@
-//! The model against synthetic devices.
+//! Tests of the cost model with synthetic devices.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,13 +9,13 @@ use proptest::prelude::*;
 use super::*;
 
 impl Costs {
-    /// Of a request, of a seek and of a MiB, in ms.
+    /// The costs of a request, of a seek and of a MiB, in ms.
     pub(in crate::policy) fn of(request_ms: f64, seek_ms: f64, mib_ms: f64) -> Costs {
         Costs { request_ms, seek_ms, mib_ms }
     }
 }
 
-/// A device in virtual time: when it answers a request that is sent now.
+/// A device in virtual time, which computes when it answers a request.
 trait Synthetic {
     fn answer(&mut self, start: Sector, sectors: Sectors, now: u64, rng: &mut Rng) -> u64;
 }
@@ -24,7 +24,7 @@ fn bytes_ns(sectors: Sectors, bytes_per_second: u64) -> u64 {
     sectors.bytes() * 1_000_000_000 / bytes_per_second
 }
 
-/// Limits of requests and bytes a second, with a tenth of a second's worth let through after a rest.
+/// A device with limits of requests and bytes per second, which accepts the amount of 0.1 s at once after a pause.
 struct Throttled {
     iops: u64,
     bytes_per_second: u64,
@@ -49,7 +49,7 @@ impl Synthetic for Throttled {
     }
 }
 
-/// One head.
+/// A disk with one head.
 #[derive(Default)]
 struct Rotating {
     free: u64,
@@ -65,7 +65,7 @@ impl Synthetic for Rotating {
     }
 }
 
-/// Memory: each request takes its time, beside the others.
+/// Memory: each request takes its time in parallel to the others.
 struct Ram;
 
 impl Synthetic for Ram {
@@ -74,7 +74,7 @@ impl Synthetic for Ram {
     }
 }
 
-/// What a client does.
+/// The load of a client.
 struct Load {
     depth: usize,
     requests: usize,
@@ -141,24 +141,24 @@ fn an_answer_comes_behind_what_is_in_flight() {
     let costs = Costs::usual(true);
     let mut m = CostModel::new(costs);
     let alone = m.answer_time(Sectors(8));
-    assert_eq!(alone, costs.elsewhere(Sectors(8)));
+    assert_eq!(alone, costs.random(Sectors(8)));
     let large = m.begin(Sector(64), Sectors(4096), Nanos(0));
     let small = m.begin(Sector(0), Sectors(8), Nanos(0));
     let within_a_microsecond = |a: Nanos, b: Nanos| a.0.abs_diff(b.0) < 1000;
-    let behind_both = alone.after(costs.elsewhere(Sectors(4096))).after(costs.elsewhere(Sectors(8)));
+    let behind_both = alone.after(costs.random(Sectors(4096))).after(costs.random(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_both), "{:?}", m.answer_time(Sectors(8)));
-    m.forget(large);
-    let behind_one = alone.after(costs.elsewhere(Sectors(8)));
+    m.cancel(large);
+    let behind_one = alone.after(costs.random(Sectors(8)));
     assert!(within_a_microsecond(m.answer_time(Sectors(8)), behind_one));
-    m.forget(small);
+    m.cancel(small);
     assert_eq!((m.answer_time(Sectors(8)), m.in_flight()), (alone, 0));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// 150 requests a second, 150 MB a second: whatever came before, and however deep the queue, what a loaded device
-    /// takes for a batch is predicted.
+    /// A device with 150 requests and 150 MB per second: the model predicts the time of a batch under load, with any
+    /// history and queue depth.
     #[test]
     fn a_throttled_disk(seed: u64, depth in 2usize..33, rotational: bool, rests in 0u32..4) {
         let rng = &mut Rng::new(seed);
@@ -171,17 +171,17 @@ proptest! {
         within(ms(m.costs().per_request()), 5.0, 8.5, "of small requests only")?;
         run(&mut m, &mut device, &load(depth, 300, MIXED), &mut now, rng);
         prop_assert!(m.is_known());
-        within(ms(m.costs().elsewhere(Sectors(8))), 5.0, 8.5, "4 KiB")?;
-        within(ms(m.costs().elsewhere(Sectors(2048))), 5.5, 10.0, "1 MiB")?;
-        let predicted = 300.0 * ms(m.costs().elsewhere(Sectors(2048)));
+        within(ms(m.costs().random(Sectors(8))), 5.0, 8.5, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(2048))), 5.5, 10.0, "1 MiB")?;
+        let predicted = 300.0 * ms(m.costs().random(Sectors(2048)));
         let took = run(&mut m, &mut device, &load(depth, 300, LARGE), &mut now, rng) as f64 / 1e6;
         within(predicted / took, 0.7, 1.5, "a batch of large requests")?;
     }
 
-    /// A disk whose limits of requests and of bytes do not add up, as those of cloud volumes: large requests take what
-    /// their bytes take, so for them alone a request costs nothing and a byte a little more. What small ones cost is
-    /// remembered all the same. (It was not: after a minute of large requests writeback went over to small ones, and stood
-    /// still for three seconds.)
+    /// A disk whose limits of requests and of bytes do not add up, like those of cloud volumes: large requests take
+    /// only the time of their bytes, so for them alone a request costs nothing and a byte a little more. The model must
+    /// still remember the cost of small requests. (Once it did not: after a minute of large requests writeback changed
+    /// to small ones, and stopped for three seconds.)
     #[test]
     fn large_requests_say_nothing_about_small_ones(seed: u64, depth in 2usize..33) {
         let rng = &mut Rng::new(seed);
@@ -189,16 +189,16 @@ proptest! {
         run(&mut m, &mut device, &load(depth, 300, MIXED), &mut now, rng);
         for _ in 0..20 {
             run(&mut m, &mut device, &load(depth, 1000, &[1984, 2008, 2016, 2040, 2048]), &mut now, rng);
-            within(ms(m.costs().elsewhere(Sectors(8))), 5.0, 8.5, "4 KiB")?;
-            within(ms(m.costs().elsewhere(Sectors(2048))), 6.0, 9.0, "1 MiB")?;
+            within(ms(m.costs().random(Sectors(8))), 5.0, 8.5, "4 KiB")?;
+            within(ms(m.costs().random(Sectors(2048))), 6.0, 9.0, "1 MiB")?;
         }
-        // And they become dearer, if they do.
+        // If small requests become slower, their costs rise.
         let mut device = Throttled::new(50, 150_000_000);
         run(&mut m, &mut device, &load(depth, 600, SMALL), &mut now, rng);
-        within(ms(m.costs().elsewhere(Sectors(8))), 15.0, 22.0, "4 KiB, later")?;
+        within(ms(m.costs().random(Sectors(8))), 15.0, 22.0, "4 KiB, later")?;
     }
 
-    /// A head that moves: seeks and bandwidth are told apart, and a stream costs no seeks.
+    /// A disk with a head: the model separates seeks and bandwidth, and a stream costs no seeks.
     #[test]
     fn a_rotating_disk(seed: u64, depth in 1usize..17, rotational: bool) {
         let rng = &mut Rng::new(seed);
@@ -210,8 +210,8 @@ proptest! {
         }
         within(ms(m.costs().per_request()), 5.0, 11.5, "a seek")?;
         // In one of 30,000 runs the estimate is below 3.5.
-        within(ms(m.costs().going_on(Sectors(2048))), 2.3, 10.5, "1 MiB of a stream")?;
-        within(ms(m.costs().elsewhere(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
+        within(ms(m.costs().sequential(Sectors(2048))), 2.3, 10.5, "1 MiB of a stream")?;
+        within(ms(m.costs().random(Sectors(2048))), 9.0, 21.5, "1 MiB elsewhere")?;
     }
 
     /// 3000 requests a second.
@@ -220,11 +220,11 @@ proptest! {
         let rng = &mut Rng::new(seed);
         let (mut m, mut device, mut now) = (model(false), Throttled::new(3000, 500_000_000), 0);
         run(&mut m, &mut device, &load(depth, 4000, SMALL), &mut now, rng);
-        within(ms(m.costs().elsewhere(Sectors(8))), 0.25, 0.45, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(8))), 0.25, 0.45, "4 KiB")?;
         prop_assert!(m.costs().per_request() < Nanos::from_ms(1));
     }
 
-    /// Memory costs nothing worth a decision, at any depth, and a single delay does not change that.
+    /// The costs of memory are too small for any decision, at any depth, also after a single delay.
     #[test]
     fn a_ramdisk(seed: u64, depth in 1usize..65, rotational: bool, hiccup: bool) {
         let rng = &mut Rng::new(seed);
@@ -236,11 +236,10 @@ proptest! {
             m.end(o, Nanos(now));
             run(&mut m, &mut Ram, &load(depth, 200, MIXED), &mut now, rng);
         }
-        within(ms(m.costs().elsewhere(Sectors(8))), 0.0, 0.2, "4 KiB")?;
+        within(ms(m.costs().random(Sectors(8))), 0.0, 0.2, "4 KiB")?;
     }
 
-    /// A slow device with a short queue can still be the worse choice beside a fast one with a long queue, and the
-    /// other way round.
+    /// A slow device with a short queue can be slower or faster than a fast device with a long queue.
     #[test]
     fn queues_are_compared_by_what_they_take(seed: u64) {
         let rng = &mut Rng::new(seed);
@@ -257,7 +256,7 @@ proptest! {
         within(f64::from(queue), 10.0, 35.0, "requests in the queue of the SSD")?;
     }
 
-    /// Whatever is observed, costs stay costs, and the same observations give the same ones.
+    /// With any observations, costs are finite and not negative, and the same observations give the same costs.
     #[test]
     fn any_observations(
         steps in prop::collection::vec((any::<u64>(), 0u64..5000, 0u64..1 << 40, 0u8..4), 1..200)
@@ -267,7 +266,7 @@ proptest! {
             for (start, sectors, wait, what) in &steps {
                 now = now.saturating_add(*wait >> (what * 10));
                 match (what, running.pop()) {
-                    (0, Some(o)) => m.forget(o),
+                    (0, Some(o)) => m.cancel(o),
                     (1 | 2, Some(o)) => m.end(o, Nanos(now)),
                     (_, o) => {
                         running.extend(o);
@@ -284,18 +283,18 @@ proptest! {
     }
 }
 
-/// The model as its description says it: every window is kept, and everything is summed up when it is wanted.
+/// The model computed directly from its definition: it stores every window and sums them up on demand.
 struct Naive {
     prior: [f64; COSTS],
     costs: [f64; COSTS],
-    /// Kind, what was done, its time and the busy time at its end, both in milliseconds.
+    /// Kind, counts, time and busy time at the end, both in ms.
     windows: Vec<(usize, [f64; COSTS], f64, f64)>,
     running: Vec<(u64, bool)>,
     last_end: u64,
     began: u64,
     answered: Vec<(u64, bool)>,
     unsolved: (usize, f64),
-    seen: u64,
+    answers: u64,
 }
 
 impl Naive {
@@ -310,7 +309,7 @@ impl Naive {
             began: 0,
             answered: Vec::new(),
             unsolved: (0, 0.0),
-            seen: 0,
+            answers: 0,
         }
     }
 
@@ -329,7 +328,7 @@ impl Naive {
         let request = self.running.remove(which);
         if request.0 > 0 {
             self.answered.push(request);
-            self.seen += 1;
+            self.answers += 1;
         }
         if self.running.is_empty() || now - self.began >= 100_000_000 || self.answered.len() >= 64 {
             self.close(now);
@@ -365,8 +364,8 @@ impl Naive {
         }
     }
 
-    /// How much a window counts: the less the more busy time its kind has had since, and all of its kind the less the longer
-    /// there was none.
+    /// The weight of a window: it decreases with the later busy time of its kind, and with the busy time since the last
+    /// window of its kind.
     fn weight(&self, n: usize, busy: f64) -> f64 {
         let kind = self.windows[n].0;
         let later = self.windows[n + 1..].iter().filter(|w| w.0 == kind);
@@ -377,7 +376,7 @@ impl Naive {
     }
 
     fn solve(&mut self, busy: f64) {
-        // A kind whose only windows took no time at all was never seen.
+        // A kind whose windows all took no time does not count.
         let last = |kind| self.windows.iter().rfind(|w| w.0 == kind).map_or(0.0, |w| w.3);
         let weighed: Vec<(f64, [f64; COSTS], f64)> = (0..self.windows.len())
             .filter(|n| last(self.windows[*n].0) > 0.0)
@@ -405,12 +404,12 @@ impl Naive {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever happens to a device, the costs are those of the naive model.
+    /// With any sequence of requests, the costs are those of the naive model.
     #[test]
     fn costs_are_those_of_all_windows(
         rotational: bool,
-        // Where it begins (at the end of the one before, at the same place, elsewhere), its sectors, the time before it,
-        // and what happens.
+        // The start of the request (at the end of the last one, at the same place, random), its sectors, the time
+        // before it, and its result.
         steps in prop::collection::vec(
             (0u64..4, prop_oneof![Just(0u64), 1u64..64, 64u64..256, Just(1024u64), 1024u64..4096],
              // Windows may end exactly at a limit.
@@ -428,7 +427,7 @@ proptest! {
                 let which = which % running.len();
                 let observed = running.remove(which);
                 if what == 0 {
-                    model.forget(observed);
+                    model.cancel(observed);
                     naive.running.remove(which);
                 } else {
                     model.end(observed, Nanos(now));
@@ -444,7 +443,7 @@ proptest! {
                 let most = 1e-6 * (1.0 + wanted);
                 prop_assert!((found - wanted).abs() <= most, "{c:?}, expected {:?}", naive.costs);
             }
-            prop_assert_eq!(model.is_known(), naive.seen >= 64);
+            prop_assert_eq!(model.is_known(), naive.answers >= 64);
             prop_assert_eq!(model.in_flight() as usize, naive.running.len());
             let (found, wanted) = (ms(model.answer_time(Sectors(sectors))), naive.answer_ms(sectors));
             prop_assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted), "{found} ms, expected {wanted} ms");
@@ -457,8 +456,8 @@ proptest! {
 fn costs_add_up() {
     let c = Costs { request_ms: 1.5, seek_ms: 4.0, mib_ms: 10.0 };
     let micros = |n: u64| Nanos(n * 1000);
-    assert_eq!(c.elsewhere(Sectors(1024)), micros(10_500));
-    assert_eq!(c.going_on(Sectors(1024)), micros(6_500));
+    assert_eq!(c.random(Sectors(1024)), micros(10_500));
+    assert_eq!(c.sequential(Sectors(1024)), micros(6_500));
     assert_eq!(c.transfer(Sectors(1024)), micros(5_000));
     assert_eq!(c.per_request(), micros(5_500));
     let cheap = CostModel::new(Costs { mib_ms: 9.0, ..c });
@@ -469,8 +468,8 @@ fn costs_add_up() {
     assert!(!faster_for_stream(&dear, &dear, Sectors(1024)), "as fast is not faster");
 }
 
-/// A window ends with the 64th answer, and after 100 ms, although a request is in flight; costs are computed anew after the
-/// 16th answer, and after 20 ms.
+/// A window ends with the 64th answer, and after 100 ms, even if a request is in flight. Costs are computed again after
+/// the 16th answer, and after 20 ms.
 #[test]
 fn costs_change_at_their_limits() {
     let prior = Costs::usual(true);
@@ -519,20 +518,20 @@ fn answers_are_counted_anew_after_costs_were_computed() {
     assert_eq!(costs.len(), 5);
 }
 
-/// What failed is not counted: the answers of its window are, if others are in flight.
+/// A failed request is not counted; the answers of its window are, if other requests are in flight.
 #[test]
-fn a_window_that_ends_with_a_failure_is_forgotten() {
+fn a_window_that_ends_with_a_failure_is_dropped() {
     let prior = Costs::usual(true);
     let (second, tenth) = (Nanos::from_secs(1), Nanos::from_ms(90));
     let mut m = CostModel::new(prior);
     let (one, two) = (m.begin(Sector(0), Sectors(8), Nanos(0)), m.begin(Sector(8), Sectors(8), Nanos(0)));
     m.end(one, tenth);
-    m.forget(two);
+    m.cancel(two);
     assert_eq!((m.costs(), m.in_flight()), (prior, 0));
     // The next window begins with the next request, and has its answer alone: 21 ms for one request of 4 KiB.
     let mut fresh = CostModel::new(prior);
     let o = fresh.begin(Sector(16), Sectors(0), second);
-    fresh.forget(o);
+    fresh.cancel(o);
     for m in [&mut m, &mut fresh] {
         let o = m.begin(Sector(1 << 20), Sectors(8), second);
         m.end(o, second.after(Nanos::from_ms(21)));

@@ -55,7 +55,7 @@ fn proportional_and_integral_terms_add_up() {
     assert_eq!((rate.rate(), rate.change), (5100, 4076));
     update(&mut rate, &inputs(409_715), T0);
     assert_eq!((rate.rate(), rate.change), (5200, 100));
-    // More than 1 ms behind the limiter: the integral rests.
+    // More than 1 ms behind the limiter: the integral does not grow.
     update(&mut rate, &inputs(409_715), T0.after(Nanos(1_000_000)));
     assert_eq!(rate.rate(), 5200);
     // error -209 715: P = -5242; integral 2 000 000 - 1 048 575 = 951 425: I = 95; minimum 8.
@@ -326,9 +326,9 @@ fn zeros_count_as_one() {
     assert_eq!(zero.delay(Sectors(1), T0), one.delay(Sectors(1), T0));
 }
 
-/// Nothing is shown before the first update but the rate; and what the last one did can be asked for.
+/// Before the first update only the rate is shown; the result of the last update can be read.
 #[test]
-fn a_rate_says_what_it_is() {
+fn the_last_update_can_be_read() {
     let mut rate = WritebackRate::new(T0);
     let fresh = rate.debug(Sectors(0), true, T0);
     let nothing = RateDebug {
@@ -359,7 +359,7 @@ fn a_rate_says_what_it_is() {
     assert!(!rate.is_idle(), "by hand");
 }
 
-/// Terms that do not fit go to the end that they are beyond.
+/// Terms outside the range are limited to its ends.
 #[test]
 fn terms_saturate_to_their_side() {
     let max = i128::from(i64::MAX);
@@ -393,7 +393,7 @@ fn fragmentation_counts_from_each_of_its_limits() {
     assert_eq!(term(RateInputs { available_buckets: 9999, ..case(8) }), None);
 }
 
-/// One device is idle after six rounds; a request begins the count anew.
+/// A set with one device is idle after six rounds; a request restarts the count.
 #[test]
 fn a_request_begins_the_count_of_idle_rounds_anew() {
     let (mut rate, mut idle) = (WritebackRate::new(T0), IdleCounter::default());
@@ -412,7 +412,7 @@ fn a_request_begins_the_count_of_idle_rounds_anew() {
     assert!(!one.exceeded(1) && !one.exceeded(0));
 }
 
-/// The integral term: it grows by error times seconds while writeback keeps up, and falls only to below zero.
+/// The integral term grows by error times seconds while writeback keeps up, and falls only until it is negative.
 #[test]
 fn the_integral_winds_up_by_its_rules() {
     let now = T0.after(Nanos::from_ms(1));
@@ -435,7 +435,7 @@ fn the_integral_winds_up_by_its_rules() {
     }
 }
 
-/// Where both terms are the same, the fragmentation term decides nothing.
+/// If both terms are equal, the fragmentation term does not count.
 #[test]
 fn an_equal_fragmentation_term_does_not_decide() {
     // A target of 119 900: P = 3000 with a divisor of 1. 100 sectors for each used bucket, times 30.
@@ -453,7 +453,7 @@ fn an_equal_fragmentation_term_does_not_decide() {
     }
 }
 
-/// What an update says is what it did, whatever the one before it did.
+/// The result of an update does not depend on the result of the one before.
 #[test]
 fn an_update_without_dirty_data_ends_what_was_before() {
     let spread = RateInputs { available_buckets: 819, in_use_percent: 60, ..inputs(122_900) };

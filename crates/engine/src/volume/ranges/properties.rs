@@ -1,11 +1,11 @@
-//! Ranges against a list of what is held.
+//! Compares ranges with a list of the held ranges.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::run;
 
-/// What is held: class, range, and for misses whether nothing has changed it.
+/// A held range: its class, its bounds, and for a miss whether it is valid.
 struct Known {
     class: Class,
     start: u64,
@@ -84,9 +84,10 @@ proptest! {
     }
 }
 
-/// A change of everything waits for the others, and no new one begins meanwhile; a wait that is given up lets them begin.
+/// A change of everything waits for the others, and no new change begins meanwhile. If its future is dropped, changes
+/// may begin again.
 #[test]
-fn a_change_of_everything_keeps_others_out() {
+fn a_change_of_everything_excludes_others() {
     run(|rt| async move {
         let r = Rc::new(Ranges::default());
         let first = r.change(Sector(5), Sector(6)).await;
@@ -107,11 +108,11 @@ fn a_change_of_everything_keeps_others_out() {
         rt.yield_now().await;
         assert!(second.try_take().is_none() && all_again.try_take().is_none());
         drop(all);
-        // The second of these has waited for the others to end since before the change could begin.
+        // The second of these waited for the others to end before the change could begin.
         drop(all_again.await);
         drop(second.await);
         assert!(r.try_change(Sector(50), Sector(51)).is_some());
-        // Given up.
+        // The future is dropped.
         let first = r.change(Sector(5), Sector(6)).await;
         {
             let wait = std::pin::pin!(r.change_all());
@@ -123,9 +124,9 @@ fn a_change_of_everything_keeps_others_out() {
     });
 }
 
-/// Who waits for a release is told of the next one, whatever it was.
+/// A wait for a release ends with the next release of any range.
 #[test]
-fn a_release_is_told() {
+fn a_release_ends_a_wait() {
     run(|rt| async move {
         let r = Rc::new(Ranges::default());
         for class in 0..3 {

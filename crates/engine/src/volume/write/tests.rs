@@ -1,4 +1,4 @@
-//! Writes that find no room, in a set on disks in memory.
+//! Tests of writes without room, in a set on disks in memory.
 
 use std::pin::pin;
 
@@ -50,7 +50,7 @@ async fn set(rt: &Handle) -> (CacheSet, [Rc<Volume>; 2]) {
     (set, [cached, flash])
 }
 
-/// Leaves `reclaimable` buckets that can be reused, and says that the allocator found none.
+/// Leaves `reclaimable` buckets that can be reused, and sets the state in which the allocator found none.
 fn starve(cache: &Cache, reclaimable: u32) {
     let buckets = &mut *cache.alloc.buckets_mut();
     let all: Vec<BucketNr> = buckets.all().filter(|b| buckets.is_reclaimable(*b)).collect();

@@ -1,4 +1,4 @@
-//! The map of what is live against a set of blocks.
+//! Compares the map of live blocks with a set of blocks.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::*;
 const BUCKETS: [u32; 3] = [4, 5, 9];
 
 proptest! {
-    /// Blocks and buckets of several sizes; ranges touch blocks of which they cover a part, and go to other buckets too.
+    /// Blocks and buckets of several sizes. Ranges may cover a part of a block, and may lie in other buckets.
     #[test]
     fn live_blocks_agree_with_a_set(
         block in prop_oneof![Just(1u64), Just(2), Just(8)],

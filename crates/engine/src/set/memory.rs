@@ -1,10 +1,10 @@
-//! The memory that a superblock makes a set take, weighed before any of it is allocated.
+//! The memory that a cache set takes according to its superblock, reserved before any of it is allocated.
 //!
-//! A superblock of a few bytes can name two thousand million buckets, each of which takes a place in tables, or buckets of
-//! many gigabytes, which are read as a whole. The sizes are reserved in the process's budget first, and refused with
-//! figures: an allocation that fails would end the process with all its other sets.
+//! A small superblock can name two thousand million buckets, each of which needs a place in tables, or buckets of many
+//! gigabytes, which are read as a whole. The sizes are reserved in the memory budget of the process first, and refused
+//! with an error that names them: an allocation that fails would end the process with all its other sets.
 //!
-//! Owns what each structure takes. Must not know how much memory there is.
+//! Owns the sizes of the structures. Must not know how much memory there is.
 
 use format::Geometry;
 use io::{MemoryBudget, Reservation};
@@ -14,18 +14,18 @@ use crate::error::{EngineError, Place};
 use crate::index::READ_AHEAD;
 use crate::policy::reuse::Reuse;
 
-/// Priority and generation of a bucket: as they were read, and as they are written.
+/// Bytes for the priority and generation of a bucket: once as read, once as written.
 const PRIORITIES: u64 = 2 * size_of::<format::BucketPrio>() as u64;
-/// Generations of a bucket that a walk of the index compares.
+/// Bytes for the generations of a bucket that a walk of the index compares.
 const GENERATIONS: u64 = 2;
 
-/// A set takes at most this part of the budget: one that is out of all proportion leaves room for others.
+/// A set takes at most one part in this many of the budget, so that a large set leaves memory for others.
 const SHARE_OF_A_SET: u64 = 2;
 
-/// Reserves what the tables of a set take, and the largest buffers of its recovery.
+/// Reserves the memory for the tables of a set and for the largest buffers of its recovery.
 ///
 /// # Errors
-/// If that is more than a set may have, or more than is left.
+/// If that is more than a set may take, or more than the budget has left.
 pub(crate) fn reserve(
     budget: &MemoryBudget,
     geometry: &Geometry,
@@ -80,16 +80,16 @@ mod tests {
         assert!(one.bytes() > 2 << 20 && one.bytes() < 200 << 20, "{}", one.bytes());
         drop(one);
         assert_eq!(budget.used(), 0);
-        // A bucket more takes one more place in each table.
+        // One more bucket takes one more place in each table.
         let bytes =
             |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), &place).map(|r| r.bytes()).unwrap();
         let priority = size_of::<format::BucketPrio>() as u64;
         let each = [Buckets::BYTES_EACH, Reuse::BYTES_EACH, priority, priority, 1, 1];
         assert_eq!(bytes(1001) - bytes(1000), each.iter().sum::<u64>());
-        // Beside them the largest buffer: a bucket, or the nodes that are read ahead.
+        // The largest buffer is added: a bucket, or the nodes that are read ahead.
         let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);
         assert_eq!(bytes(1000), 1000 * each.iter().sum::<u64>() + buffer);
-        // Twice what it takes is a budget, and a byte less is none.
+        // A budget of twice the size is enough, and one byte less is not.
         let wanted = bytes(1000);
         let within = |limit| reserve(&MemoryBudget::new(limit), &geometry(1000, 1024), &place).is_ok();
         assert!(within(2 * wanted) && !within(2 * wanted - 1));
