@@ -59,7 +59,7 @@ with wait --timeout 60 data
 with status | grep -q data
 with set data writeback_percent=20 >/dev/null
 with get data writeback_percent | grep -q 20
-# Files like the kernel's, if FUSE is available.
+# The sysfs view, if FUSE is available.
 if grep -q 'no files like the kernel' daemon.log; then
     [ ! -w /dev/fuse ] || [ "$(id -u)" != 0 ]
 else
