@@ -1,5 +1,5 @@
-# Everything goes through here; `make help` lists it. Each target sets up what it needs by itself: on Debian, as root,
-# missing packages are installed; elsewhere scripts/deps says exactly what to install.
+# `make help` lists the targets. Each target installs the packages that it needs on Debian as root; on other systems scripts/deps
+# prints which to install.
 
 CARGO ?= cargo
 SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh packaging/initramfs/[hls]* packaging/debian/p* \
@@ -8,19 +8,19 @@ SCRIPTS = .ci/run $(wildcard scripts/* packaging/*/*.sh packaging/*/tests/*.sh p
 .PHONY: help demo test fuzz vm-test dashboard-test lint bench book deb deps build deny soak mutants
 
 help:
-	@echo 'make demo   a slow disk becomes fast: build, make a set, ext4 on it, measure, check (2 minutes after the build)'
+	@echo 'make demo   builds, makes a set with a slow disk and ext4, measures and checks it (2 minutes after the build)'
 	@echo 'make test   every test'
 	@echo 'make fuzz   every fuzz target for some seconds (fuzz/README.md)'
-	@echo 'make vm-test   a kernel in virtual machines judges what ubcache writes, and the reverse (25 minutes)'
+	@echo 'make vm-test   tests with a kernel in virtual machines: each reads what the other has written (25 minutes)'
 	@echo 'make dashboard-test   the web dashboard in a headless Chromium; screenshots in target/dashboard'
 	@echo 'make lint   formatting, clippy, documentation, shell scripts, rules of the repository (tidy), dependencies (make deny)'
-	@echo 'make soak   what is too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
-	@echo 'make mutants   small changes of the engine that no test notices (hours; scripts/mutants); MUTANTS="--share 1/20 --minutes 60"'
-	@echo 'make bench  benches of the engine, and B1 to B9 beside other caches (hours); JOBS="B3" for one of the latter'
+	@echo 'make soak   tests that take too long for CI: AddressSanitizer, long fuzzing, the simulator (scripts/soak); SOAK="--seeds 2000000"'
+	@echo 'make mutants   finds small changes of the engine that no test notices (hours; scripts/mutants); MUTANTS="--share 1/20 --minutes 60"'
+	@echo 'make bench  benchmarks of the engine, and B1 to B9, which compare caches (hours); JOBS="B3" runs one of these'
 	@echo 'make book   the guide for operators, in target/book'
 	@echo 'make deb    a Debian package, in target/deb'
 	@echo 'make build  the release binary, target/release/ubcache'
-	@echo 'make deps   the packages that the above need'
+	@echo 'make deps   the packages that these targets need'
 
 build:
 	$(CARGO) build --release --bin ubcache

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Module for dracut: puts ubcache into the initramfs if /etc/ubcache/initramfs.conf names the devices of a set, so that the root
-# file system can be on a volume of it. Asked for by its name (--add ubcache) it is in there without that, for devices that the
-# kernel's command line names.
+# file system can be on a volume of that set. With --add ubcache dracut includes the module also without that file, for devices that
+# the kernel's command line names.
 
 check() {
     local UBCACHE_CACHE=

@@ -1,5 +1,5 @@
 #!/bin/sh
-# dracut reads this into its shell again and again until the root file system is found.
+# dracut sources this script repeatedly until it finds the root file system.
 if ubcache_said=$(/usr/lib/ubcache/serve-root); then
     [ -z "$ubcache_said" ] || info "$ubcache_said"
 else

@@ -1,4 +1,4 @@
-// The dashboard in a browser: draws what is, changes what it is told to, reads on a phone, asks nobody else.
+// Tests the dashboard in a browser: the drawings, changes of settings, the size of a phone, and that it contacts no other host.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -13,11 +13,11 @@ import { World, needed, until } from "./world.mjs";
 const axe = fs.readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const artefacts = needed("UBCACHE_ARTEFACTS");
 const FILES = new URL("../../crates/daemon/web", import.meta.url).pathname;
-/** The page's files are those of the tree, not those in the program: for whoever works on them. */
+/** Whether the page's files come from the source tree instead of the program, for work on them. */
 const TREE = process.env.UBCACHE_DASHBOARD_TREE === "1";
 const DESKTOP = { width: 1360, height: 900 };
 const PHONE = { width: 360, height: 760 };
-/** Seconds of requests before anything is looked at: charts shall have lines. */
+/** Seconds of requests before the first check, so that the charts have lines. */
 const SECONDS = Number(process.env.UBCACHE_DASHBOARD_SECONDS ?? 25);
 
 let world;
@@ -28,7 +28,7 @@ before(async () => {
   fs.mkdirSync(artefacts, { recursive: true });
   world = await World.start();
   stopWork = world.work();
-  // No name leads anywhere: what asks another host fails, and is seen.
+  // No host name resolves, so a request to another host fails and is recorded.
   const args = ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--disable-background-networking"];
   browser = await chromium.launch({ executablePath: needed("CHROMIUM"), chromiumSandbox: false, args });
 });
@@ -39,7 +39,7 @@ after(async () => {
   await world?.end();
 });
 
-/** A page that fails the test for every error in the console and every request to another place. */
+/** A page that fails the test for every error in the console and every request to another origin. */
 async function open(where, { viewport = DESKTOP, colorScheme = "light", origin = world.origin, live = true } = {}) {
   const phone = viewport === PHONE;
   const context = await browser.newContext({ viewport, colorScheme, hasTouch: phone, isMobile: phone, deviceScaleFactor: phone ? 2 : 1 });
@@ -72,14 +72,14 @@ async function open(where, { viewport = DESKTOP, colorScheme = "light", origin =
 const volumePage = (label) => `#/volume/${world.volumes[label]}`;
 const setPage = () => `#/set/${world.set}`;
 
-/** How many pixels of a canvas are about of a colour of the page; what is drawn half transparent does not count. */
+/** The number of pixels of a canvas that are close to a colour of the page; half transparent ones do not count. */
 const pixels = (canvas, colour) => canvas.evaluate((element, name) => {
   const probe = document.createElement("i");
   probe.style.color = `var(--${name})`;
   document.body.append(probe);
   const wanted = getComputedStyle(probe).color.match(/\d+/g).map(Number);
   probe.remove();
-  // Of a copy: a canvas that is read is drawn in another way from then on.
+  // Reads a copy, because the browser draws a canvas that was read in another way from then on.
   const copy = Object.assign(document.createElement("canvas"), { width: element.width, height: element.height });
   const pen = copy.getContext("2d", { willReadFrequently: true });
   pen.drawImage(element, 0, 0);
@@ -127,7 +127,7 @@ test("the overview shows every set and volume", async () => {
   await page.getByRole("region", { name: "In short" }).getByText(/\d\/s/).waitFor();
   await isAccessible(page, "overview");
   await shoot("overview-desktop-light");
-  // By keyboard: the first stop leads past the navigation.
+  // By keyboard: the first link skips the navigation.
   await page.keyboard.press("Tab");
   assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the content");
   await page.keyboard.press("Enter");
@@ -141,7 +141,7 @@ test("the overview shows every set and volume", async () => {
 test("charts of a volume draw what happens", async () => {
   const { page, shoot, done } = await open(volumePage("archive"));
   await page.getByRole("button", { name: "1 min" }).click();
-  // What was before the page was opened is there at once.
+  // The history from before the page was opened is there at once.
   const history = await world.ask("GET", `/v1/volumes/${world.volumes.archive}/history`);
   assert.ok(history.columns.reads.some((n) => n > 50), "requests are counted");
   await until("samples", async () => (await world.ask("GET", `/v1/volumes/${world.volumes.archive}/history`)).columns.time_ms.length >= SECONDS);
@@ -223,7 +223,7 @@ test("a tunable is changed after a confirmation", async () => {
   await dialog.getByRole("button", { name: "Reset" }).click();
   await until("the default", async () => (await value("archive", "writeback_percent")) === before);
 
-  // What the daemon refuses is said in its words.
+  // The page shows the daemon's message for a refused change.
   expected.push("400", "409");
   await page.getByRole("button", { name: "Change sequential_cutoff" }).click();
   await dialog.getByLabel("Value in bytes").fill("many");
@@ -356,7 +356,7 @@ test("pages of others may ask nothing", async () => {
     const { status, text } = await world.raw("POST", `/v1/volumes/${world.volumes.archive}/detach`, {}, { Host: "127.0.0.1", ...headers });
     assert.equal(status, 403, text);
   }
-  // And in the browser: a page of another origin, which is this host under another name for it.
+  // The same in the browser: a page of another origin, which is this host under another name.
   const context = await browser.newContext();
   const page = await context.newPage();
   const other = world.origin.replace("127.0.0.1", "[::1]");

@@ -1,10 +1,10 @@
-// A small NBD client: one request at a time, over a unix socket. As much of the protocol as a test of the dashboard needs.
+// A small NBD client: one request at a time, over a Unix socket, with the part of the protocol that the tests of the dashboard need.
 
 import net from "node:net";
 
 const [READ, WRITE, FLUSH] = [0, 1, 3];
 
-/** Bytes from a stream, as many as are wanted. */
+/** Reads the given number of bytes from a stream. */
 class Reader {
   constructor(socket) {
     this.have = Buffer.alloc(0);

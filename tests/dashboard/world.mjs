@@ -1,4 +1,4 @@
-// What the tests share: a real daemon on files, a way from TCP to its socket, requests of clients.
+// Shared by the tests: a real daemon on files, a connection from TCP to its socket, requests of clients.
 
 import { execFile, spawn } from "node:child_process";
 import fs from "node:fs";
@@ -65,7 +65,7 @@ export class World {
     return fs.readFileSync(path.join(this.dir, "daemon.log"), "utf8");
   }
 
-  /** A request over the unix socket. */
+  /** Sends a request over the Unix socket. */
   async ask(method, where, body, headers = {}) {
     const { status, text } = await this.raw(method, where, body, headers);
     const value = JSON.parse(text);
@@ -84,7 +84,7 @@ export class World {
     });
   }
 
-  /** What `ssh -L` does for an operator: connections to a port of this host come to the control socket. */
+  /** Forwards connections to a port of this host to the control socket, as `ssh -L` does. */
   async listen() {
     this.bridge = net.createServer((from) => {
       const to = net.connect(this.socket);
@@ -97,7 +97,7 @@ export class World {
     this.origin = `http://127.0.0.1:${this.bridge.address().port}`;
   }
 
-  /** A place as the daemon's own over TCP is: everything but the page's files wants a token. */
+  /** Forwards a port like the daemon's own over TCP: all requests but those for the page's files need a token. */
   async guarded(token) {
     const server = http.createServer((request, answer) => {
       const page = request.url === "/" || request.url.startsWith("/assets/");
@@ -119,7 +119,7 @@ export class World {
     return { origin: `http://127.0.0.1:${server.address().port}`, end: () => (server.closeAllConnections(), server.close()) };
   }
 
-  /** Clients that go on until they are told to stop: a stream, hot places that are read and written, cold ones, flushes. */
+  /** Clients that run until they are stopped: a stream, reads and writes of hot and of cold places, flushes. */
   work() {
     let state = 88172645463325252n;
     const next = (below) => {

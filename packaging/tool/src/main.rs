@@ -1,5 +1,5 @@
-//! Writes the man pages of every command, and completions for bash, zsh and fish, from the definition of the command line:
-//! what they say is what the program takes.
+//! Writes the man pages of every command, and completions for bash, zsh and fish, from the definition of the command line, so
+//! that they match the arguments that the program accepts.
 //!
 //! `ubcache-pages DIR` makes DIR/man/*.1 and DIR/completions/{ubcache,_ubcache,ubcache.fish}.
 #![forbid(unsafe_code)]

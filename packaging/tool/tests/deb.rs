@@ -1,5 +1,4 @@
-//! The Debian package, as its users have it: installed, used and removed again, with a directory as the file system and
-//! this machine's list of packages.
+//! Installs, uses and removes the Debian package, with a directory as the file system and this machine's list of packages.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use std::collections::BTreeSet;
@@ -25,11 +24,11 @@ fn said(out: &Output) -> String {
     String::from_utf8(out.stdout.clone()).unwrap()
 }
 
-/// Builds the package of the programs that are under test.
+/// Builds the package from the programs under test.
 fn package() -> PathBuf {
     let binaries = Path::new(env!("CARGO_BIN_EXE_ubcache-pages")).parent().unwrap();
     if !binaries.join("ubcache").exists() {
-        // Tests of the whole workspace have made it.
+        // A test of the whole workspace has built the program already.
         said(&run(Command::new(env!("CARGO")).args(["build", "-p", "ubcache-cli"]).current_dir(root())));
     }
     let out = said(&run(Command::new(root().join("scripts/deb")).arg(binaries).current_dir(root())));
@@ -44,7 +43,7 @@ fn units_have_few_rights() {
     let dir = tempfile::tempdir().unwrap();
     let guide = std::fs::read_to_string(root().join("docs/book/src/daemon.md")).unwrap();
     for (unit, exposure) in EXPOSURE {
-        // Templates are judged as one of theirs.
+        // A template is checked as one of its instances.
         let copy = dir.path().join(format!("{unit}{}.service", if unit.ends_with('@') { "x" } else { "" }));
         std::fs::copy(root().join(format!("packaging/systemd/{unit}.service")), &copy).unwrap();
         let most = format!("--threshold={}", exposure + 5);

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# usage: in-a-directory.sh DIR PACKAGE: installs the package with DIR as the root directory, uses what it brought, removes it.
+# usage: in-a-directory.sh DIR PACKAGE: installs the package with DIR as the root directory, uses its files, removes it.
 set -eu
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 root=$1/root
@@ -7,7 +7,7 @@ package=$2
 fine() { echo "$1: fine"; }
 
 mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/run"
-# What the package depends on is there.
+# The dependencies of the package are installed.
 for needed in libc6 libgcc-s1; do
     dpkg-query --status $needed
     echo
@@ -22,7 +22,7 @@ fine installed
 for unit in ubcache.service ubcache-volume@data.service ubcache-register@sdx.service; do
     systemd-analyze verify --root="$root" --man=no "$unit"
 done >"$1/verify.log" 2>&1 || true
-# Programs of the system are not in the directory.
+# The directory has no programs of the system.
 if grep ubcache "$1/verify.log" | grep -v 'Command /s\?bin/[a-z]* is not executable'; then exit 1; fi
 fine units
 
@@ -34,7 +34,7 @@ fine completions
 zcat "$root/usr/share/man/man1/ubcache-make.1.gz" | grep -q 'TH ubcache-make 1'
 fine manual
 
-# With files as devices, and the configuration as it is installed but for the places.
+# The devices are files; the configuration is the installed one with other paths.
 cd "$1"
 truncate -s 64M cache
 truncate -s 256M disk
@@ -51,7 +51,7 @@ grep -q 'was not served within 0 seconds: no daemon runs' wait.log
 "$ubcache" daemon --config "$config" --socket "$socket" --state-dir "$root/var/lib/ubcache" >daemon.log 2>&1 &
 daemon=$!
 trap 'kill -9 $daemon 2>/dev/null || true; umount -l "$1/sys" 2>/dev/null || true' EXIT
-# The daemon may still be on its way up.
+# The daemon may still be starting.
 if with wait --timeout 5 nothing 2>wait.log; then exit 1; fi
 grep -q 'there is no volume nothing' wait.log
 with register cache disk
@@ -59,7 +59,7 @@ with wait --timeout 60 data
 with status | grep -q data
 with set data writeback_percent=20 >/dev/null
 with get data writeback_percent | grep -q 20
-# Files like the kernel's, where there is FUSE.
+# The sysfs view, if FUSE is available.
 if grep -q 'no files like the kernel' daemon.log; then
     [ ! -w /dev/fuse ] || [ "$(id -u)" != 0 ]
 else
@@ -76,6 +76,6 @@ package_manager --remove ubcache >/dev/null
 fine removed
 package_manager --purge ubcache >/dev/null
 [ ! -e "$root/etc/ubcache" ] && [ ! -e "$root/var/lib/ubcache" ]
-# The devices are as they were.
+# The devices have not changed.
 [ "$(stat -c %s cache disk | tr '\n' ' ')" = '67108864 268435456 ' ]
 fine purged

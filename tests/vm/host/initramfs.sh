@@ -1,9 +1,9 @@
 # shellcheck shell=sh
 # usage: unshare -m sh initramfs.sh DIR PROGRAM PACKAGING MODULES TOOL
 #
-# Makes initramfs with this machine's TOOL (initramfs-tools or dracut) and what the package has for it: DIR/plain.initrd with the
-# configuration as it is shipped, DIR/root.initrd with DIR/ubcache.conf; of dracut, where systemd is the first process in there,
-# also DIR/small.initrd without it. All in an overlay over this machine's files, which stay as they are.
+# Makes initramfs images with this machine's TOOL (initramfs-tools or dracut) and the package's files for it: DIR/plain.initrd with the
+# shipped configuration, DIR/root.initrd with DIR/ubcache.conf. With dracut systemd is the first process in these; DIR/small.initrd is
+# without it. The script works in an overlay over this machine's files and does not change them.
 set -eu
 dir=$1
 program=$2
@@ -48,7 +48,7 @@ case $tool in
         install -D -m 755 "$packaging/dracut/module-setup.sh" "$own/modules.d/90ubcache/module-setup.sh"
         install -m 755 "$packaging/dracut/serve-root.sh" "$own/modules.d/90ubcache"
         install -D -m 644 "$packaging/dracut/50-ubcache.conf" "$own/dracut.conf.d/50-ubcache.conf"
-        # Nothing that takes its time and that no machine of the tests has.
+        # No modules that take long to load and that no machine of the tests has.
         omit='btrfs crypt dm kernel-modules-extra lunmask nvdimm overlay-root qemu resume shutdown terminfo usrmount virtiofs'
         make() { # NAME MODULES: without these; with the drivers of the machines that the tests make, not of this one
             chroot . dracut --quiet --force --no-hostonly --no-hostonly-default-device --no-early-microcode \
