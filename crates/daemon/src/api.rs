@@ -23,9 +23,9 @@ use tokio::sync::mpsc;
 
 use crate::answer::{Answered, Refusal, ok};
 use crate::audit;
+use crate::components::{Found, SetView};
 use crate::hub::Event;
 use crate::jobs::JobView;
-use crate::registry::{Found, SetView};
 use crate::web;
 
 pub(crate) use context::Api;

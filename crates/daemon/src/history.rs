@@ -17,8 +17,8 @@ use engine::stats::{Histogram, OpKind, Outcome, Tally, View};
 use io::{DeviceFigures, Nanos};
 use serde_json::{Map, Value, json};
 
+use crate::components::workers::Workers;
 use crate::order::Order;
-use crate::registry::workers::Workers;
 use crate::worker::{Phase, Worker};
 
 /// Time between samples.

@@ -14,6 +14,7 @@
 mod answer;
 mod api;
 mod audit;
+mod components;
 mod config;
 mod history;
 mod host;

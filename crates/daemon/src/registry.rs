@@ -1,51 +1,27 @@
 //! The registry: the devices of this host, the threads that serve them, and the assignment of devices to threads.
 //!
-//! Wires the components and owns no logic of theirs. From the ground up, each names only those above it:
-//!
-//! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
-//! * `views`: both as clients see them; `lookup`: names become devices, sets and volumes.
-//! * `admission`: which device may be served.
-//! * `placement`: devices are given to threads, one change at a time.
-//! * `replug`: unplugged devices are plugged in again; `startup`: stored and configured devices are registered.
-//! * `registration`: commands of the operator about devices; `hotplug`: devices that are plugged in.
-//! * `exports`: the exports of all volumes.
-
-pub(crate) mod admission;
-pub(crate) mod devices;
-pub(crate) mod exports;
-pub(crate) mod hotplug;
-pub(crate) mod inventory;
-pub(crate) mod lookup;
-pub(crate) mod placement;
-pub(crate) mod registration;
-pub(crate) mod replug;
-pub(crate) mod startup;
-pub(crate) mod views;
-pub(crate) mod workers;
+//! Wires the components (module `components`) with the history, the settings, the reload and the jobs, and owns no logic of
+//! theirs.
 
 use std::sync::Arc;
 
+use crate::components::admission::Admission;
+use crate::components::devices::DeviceTable;
+use crate::components::exports::Exports;
+use crate::components::hotplug::Hotplug;
+use crate::components::inventory::Inventory;
+use crate::components::lookup::Lookup;
+use crate::components::placement::Placement;
+use crate::components::registration::Registration;
+use crate::components::replug::Replug;
+use crate::components::startup::Startup;
+use crate::components::views::Views;
+use crate::components::workers::Workers;
 use crate::history::History;
 use crate::jobs::Jobs;
 use crate::reload::Reload;
 use crate::settings::Settings;
 use crate::shared::Shared;
-
-use admission::Admission;
-use devices::DeviceTable;
-use exports::Exports;
-use hotplug::Hotplug;
-use inventory::Inventory;
-use placement::Placement;
-use registration::Registration;
-use replug::Replug;
-use startup::Startup;
-use views::Views;
-use workers::Workers;
-
-pub(crate) use admission::By;
-pub(crate) use lookup::{Found, Lookup};
-pub(crate) use views::SetView;
 
 /// The components, wired. See the module head.
 pub(crate) struct Registry {

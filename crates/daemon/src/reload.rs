@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use serve::Failure;
 
+use crate::components::admission::By;
+use crate::components::exports::Exports;
+use crate::components::placement::Placement;
+use crate::components::registration::Registration;
+use crate::components::workers::Workers;
 use crate::config::Config;
 use crate::hub::Kind;
 use crate::load::{self, Read};
 use crate::notify;
-use crate::registry::admission::By;
-use crate::registry::exports::Exports;
-use crate::registry::placement::Placement;
-use crate::registry::registration::Registration;
-use crate::registry::workers::Workers;
 use crate::remote::Remote;
 use crate::settings::Settings;
 use crate::shared::Shared;

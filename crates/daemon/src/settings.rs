@@ -9,9 +9,9 @@ use serde::Serialize;
 use serve::snapshot::{Snapshot, TunableFigure};
 use serve::{Command, Failure};
 
+use crate::components::{Found, Lookup};
 use crate::config::{Config, Key, Values};
 use crate::hub::Kind;
-use crate::registry::lookup::{Found, Lookup};
 use crate::shared::Shared;
 use crate::worker::Worker;
 

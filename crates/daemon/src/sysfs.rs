@@ -15,8 +15,9 @@ use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView
 use tokio::runtime::Handle;
 
 use crate::audit::{self, Peer};
+use crate::components::{By, Found};
 use crate::order::Order as ThreadOrder;
-use crate::registry::{By, Found, Registry};
+use crate::registry::Registry;
 use crate::settings::Of;
 
 /// Time limit of an access to a file.

@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
-use crate::view::NodeId;
+/// Number of a node in its view: index into `SetView::nodes`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u32);
 
 /// The key that a piece is part of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

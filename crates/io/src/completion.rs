@@ -12,9 +12,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use crate::buffer::Buffer;
-use crate::device::{IoError, Request};
+use crate::clock::TurnClock;
 use crate::meter::{Measured, Meter};
-use crate::runtime::TurnClock;
+use crate::request::{IoError, Request};
 
 /// The end of an operation: its outcome, and the buffer that went with it.
 #[derive(Debug)]

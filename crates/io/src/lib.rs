@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod clock;
 mod completion;
 mod crash_log;
 mod device;
@@ -18,6 +19,7 @@ mod executor;
 mod histogram;
 mod memory;
 mod meter;
+mod request;
 mod rng;
 mod runtime;
 pub mod sync;
@@ -28,15 +30,17 @@ mod trace;
 mod volume;
 
 pub use buffer::{BUFFER_ALIGN_BYTES, Buffer, BufferPool, Registration, Registry};
+pub use clock::Clock;
 pub use completion::{Completer, Completion, IoFuture};
 pub use crash_log::{CrashLogMemory, CrashLogRef, RECORDED_ENTRIES, RECORDED_WORDS};
-pub use device::{Device, DeviceInfo, Disk, IoError, Op, Request};
+pub use device::{Device, Disk};
 pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
 pub use memory::{MemoryBudget, MemoryFigures, OverBudget, Reservation};
 pub use meter::{DeviceFigures, OpFigures};
+pub use request::{DeviceInfo, IoError, Op, Request};
 pub use rng::Rng;
-pub use runtime::{Clock, Handle, Runtime};
+pub use runtime::{Handle, Runtime};
 pub use timer::{Nanos, Sleep};
 pub use trace::{Purpose, TRACE_REQUESTS, TraceFigures, Traced};
 pub use volume::{BlockVolume, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};

@@ -5,8 +5,8 @@
 
 use std::cell::RefCell;
 
-use crate::device::{Op, Request};
 use crate::histogram::Histogram;
+use crate::request::{Op, Request};
 use crate::timer::Nanos;
 use crate::trace::Trace;
 

@@ -3,49 +3,18 @@
 //! [`Runtime`] is the driver's end (crates `blockio` and `sim`): run what is ready, ask for the next
 //! deadline, wait outside, fire timers. [`Handle`] is what tasks hold.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
 use crate::buffer::BufferPool;
+use crate::clock::{Clock, TurnClock};
 use crate::completion::Completions;
 use crate::executor::{Executor, JoinHandle, Schedule, Unpark};
 use crate::rng::Rng;
 use crate::timer::{Nanos, Sleep, Timers};
-
-/// Where time comes from.
-pub trait Clock {
-    /// The monotonic time.
-    fn now(&self) -> Nanos;
-
-    /// Seconds since 1970, for time stamps in superblocks.
-    fn wall_seconds(&self) -> u64;
-}
-
-/// The clock, and its time in this turn, if it was read.
-pub(crate) struct TurnClock {
-    clock: Rc<dyn Clock>,
-    turn: Cell<Option<Nanos>>,
-}
-
-impl TurnClock {
-    pub(crate) fn new(clock: Rc<dyn Clock>) -> TurnClock {
-        TurnClock { clock, turn: Cell::new(None) }
-    }
-
-    pub(crate) fn turn_time(&self) -> Nanos {
-        match self.turn.get() {
-            Some(now) => now,
-            None => {
-                let now = self.clock.now();
-                self.turn.set(Some(now));
-                now
-            }
-        }
-    }
-}
 
 struct Shared {
     executor: Executor,
@@ -104,7 +73,7 @@ impl Runtime {
 
     /// Time may have passed: what [`Handle::turn_time`] says is asked for again.
     pub fn begin_turn(&self) {
-        self.shared.clock.turn.set(None);
+        self.shared.clock.end_turn();
     }
 
     /// Whether a task is ready.
@@ -129,7 +98,7 @@ impl Runtime {
 
     /// Wakes all tasks that wait for a time up to now.
     pub fn fire_timers(&self) {
-        self.shared.timers.fire(self.shared.clock.clock.now());
+        self.shared.timers.fire(self.shared.clock.now());
     }
 
     /// Tasks that have not ended.
@@ -158,7 +127,7 @@ impl Handle {
 
     /// The monotonic time.
     pub fn now(&self) -> Nanos {
-        self.shared.clock.clock.now()
+        self.shared.clock.now()
     }
 
     /// The monotonic time, as of some moment of this turn of the driver: for what is done for each request and needs no
@@ -169,7 +138,7 @@ impl Handle {
 
     /// Seconds since 1970.
     pub fn wall_seconds(&self) -> u64 {
-        self.shared.clock.clock.wall_seconds()
+        self.shared.clock.wall_seconds()
     }
 
     /// Waits until `deadline`.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use format::{Sector, Sectors};
 
-use crate::device::{Op, Request};
+use crate::request::{Op, Request};
 use crate::timer::Nanos;
 
 /// Requests that are kept.

@@ -9,7 +9,7 @@ use std::future::Future;
 use format::{Sector, Sectors};
 
 use crate::buffer::Buffer;
-use crate::device::IoError;
+use crate::request::IoError;
 
 /// Hints about a read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -20,6 +20,8 @@ pub mod first_seeds;
 pub mod generate;
 pub mod image;
 pub mod judge;
+pub mod landmark;
+pub mod layout;
 pub mod oracle;
 pub mod plan;
 pub mod report;

@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 use io::{Nanos, Rng};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{Landmark, Retained, Speed};
-use crate::rig::Layout;
+use crate::disk::{Retained, Speed};
+use crate::landmark::Aim;
+use crate::layout::Layout;
 use crate::world::Order;
 
 /// Which devices report data as durable that is not.
@@ -231,17 +232,6 @@ pub enum Act {
     },
 }
 
-/// Where a crash is aimed at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Aim {
-    /// At this landmark,
-    pub at: Landmark,
-    /// when it is reached for the so-manieth time in the boot,
-    pub nth: u64,
-    /// and so many effects of devices later.
-    pub effects: u64,
-}
-
 /// A substituted cache device: the engine gets it first, and then the right one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Substitute {
@@ -433,51 +423,6 @@ pub mod as_ns {
         u64::deserialize(d).map(Nanos)
     }
 }
-
-macro_rules! by_name {
-    ($module:ident, $type:ty, $all:expr, $name:expr) => {
-        /// A value by its name.
-        pub mod $module {
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            /// Writes it.
-            ///
-            /// # Errors
-            /// Those of the serializer.
-            pub fn serialize<S: Serializer>(v: &$type, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(&($name)(v))
-            }
-
-            /// Reads it.
-            ///
-            /// # Errors
-            /// If there is no such name.
-            pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                let found = String::deserialize(d)?;
-                let all = $all.into_iter().find(|v| ($name)(v) == found);
-                all.ok_or_else(|| D::Error::custom(format!("unknown name {found:?}")))
-            }
-        }
-    };
-}
-
-by_name!(
-    as_mode,
-    format::CacheMode,
-    [
-        format::CacheMode::Writeback,
-        format::CacheMode::Writethrough,
-        format::CacheMode::Writearound,
-        format::CacheMode::None
-    ],
-    |m: &format::CacheMode| m.name().to_owned()
-);
-by_name!(
-    as_replacement,
-    format::Replacement,
-    [format::Replacement::Lru, format::Replacement::Fifo, format::Replacement::Random],
-    |r: &format::Replacement| format!("{r:?}").to_lowercase()
-);
 
 #[cfg(test)]
 mod tests {

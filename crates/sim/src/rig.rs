@@ -8,93 +8,20 @@ use std::rc::Rc;
 use engine::{CacheSet, EngineError, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{
-    BackingSuper, BucketPrio, CacheMode, CacheSuper, Gen, RawSuperblock, Replacement, Sector, Sectors, Uuid,
-    encode_prio_set, parse_bucket, parse_prio_set,
+    BackingSuper, BucketPrio, CacheSuper, Gen, RawSuperblock, Sector, Sectors, Uuid, encode_prio_set,
+    parse_bucket, parse_prio_set,
 };
 use io::Disk;
-use serde::{Deserialize, Serialize};
 
 use crate::disk::{Retained, SimDisk};
 use crate::image::Image;
+pub use crate::layout::{BackingLayout, Layout};
 use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
 use crate::world::{Machine, Order, World};
 
 /// The place of every superblock.
 const SUPERBLOCK: Sector = Sector(8);
-
-/// A backing device.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct BackingLayout {
-    /// Size of the data.
-    pub data_sectors: u64,
-    /// Where it begins.
-    pub data_offset: u64,
-    /// Block size in its superblock, in sectors.
-    pub block_sectors: u64,
-    /// Logical block size of the device.
-    pub logical_block_bytes: u32,
-    /// Cache mode to begin with.
-    #[serde(with = "crate::plan::as_mode")]
-    pub mode: CacheMode,
-    /// Preferred I/O size, 0 for none; partial stripes are expensive then.
-    pub stripe_bytes: u32,
-    /// Whether the device takes discards.
-    pub discard: bool,
-}
-
-/// Sizes of everything.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Layout {
-    /// Bucket size.
-    pub bucket_sectors: u64,
-    /// Block size of the set.
-    pub block_sectors: u64,
-    /// Buckets of the cache device.
-    pub nbuckets: u64,
-    /// Logical block size of the cache device.
-    pub logical_block_bytes: u32,
-    /// Victim selection.
-    #[serde(with = "crate::plan::as_replacement")]
-    pub replacement: Replacement,
-    /// Buckets are discarded before reuse.
-    pub discard: bool,
-    /// The backing devices.
-    pub backings: Vec<BackingLayout>,
-}
-
-impl Layout {
-    /// A small set with one backing device of 1 MiB.
-    pub fn small(mode: CacheMode) -> Layout {
-        Layout {
-            bucket_sectors: 8,
-            block_sectors: 1,
-            nbuckets: 256,
-            logical_block_bytes: 512,
-            replacement: Replacement::Lru,
-            discard: false,
-            backings: vec![BackingLayout {
-                data_sectors: 2048,
-                data_offset: 16,
-                block_sectors: 1,
-                logical_block_bytes: 512,
-                mode,
-                stripe_bytes: 0,
-                discard: true,
-            }],
-        }
-    }
-}
-
-/// UUID of the set.
-pub const SET_UUID: Uuid = Uuid([0x5e; 16]);
-
-/// UUID of a backing device or volume, by its number in the run.
-pub fn uuid_of(number: usize) -> Uuid {
-    let mut bytes = [0xb0; 16];
-    bytes[15] = number as u8;
-    Uuid(bytes)
-}
 
 /// The devices.
 pub struct Rig {

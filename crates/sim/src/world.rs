@@ -13,8 +13,7 @@ use std::rc::Rc;
 
 use io::{Clock, Handle, JoinHandle, Nanos, Rng, Runtime, Schedule};
 
-use crate::disk::Landmark;
-use crate::plan::Aim;
+use crate::landmark::{Aim, Landmark};
 
 /// Polls without time passing that count as a livelock.
 const MAX_POLLS: usize = 3_000_000;

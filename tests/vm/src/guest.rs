@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use crate::disk::Disk;
+use crate::guest_load;
 use crate::host::built;
-use crate::load::guest;
 use crate::load::{Map, Model, Plan};
 use crate::said::Said;
 use crate::vm::{Builder, Vm};
@@ -119,7 +119,7 @@ impl Guest {
     #[track_caller]
     pub fn boot(builder: Builder, cache: &Disk, backing: &Disk) -> Guest {
         let builder = builder.disk(cache).disk(backing).text(LIBRARY, "/etc/library");
-        let mut vm = builder.program(built("ubcache")).program(guest::program()).boot();
+        let mut vm = builder.program(built("ubcache")).program(guest_load::program()).boot();
         vm.sh("modprobe ublk_drv").ok();
         Guest { vm }
     }
@@ -163,14 +163,15 @@ impl Guest {
     /// Runs a load to its end and tells the model.
     #[track_caller]
     pub fn load(&mut self, plan: &Plan, model: &mut Model) {
-        guest::run(&mut self.vm, DEVICE, plan);
+        guest_load::run(&mut self.vm, DEVICE, plan);
         model.ran(plan);
     }
 
     /// Compares every sector with the model.
     #[track_caller]
     pub fn judge(&mut self, model: &mut Model) {
-        let map: Map = guest::map(&mut self.vm, DEVICE, model.tag).unwrap_or_else(|said| panic!("{said}"));
+        let map: Map =
+            guest_load::map(&mut self.vm, DEVICE, model.tag).unwrap_or_else(|said| panic!("{said}"));
         model.judge(&map, "ubcache in the guest");
     }
 

@@ -37,6 +37,7 @@ pub mod bcache;
 mod cpio;
 pub mod disk;
 pub mod guest;
+pub mod guest_load;
 pub mod host;
 pub mod initramfs;
 pub mod load;

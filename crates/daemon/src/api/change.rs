@@ -18,10 +18,10 @@ use serve::{Command, Failure};
 use super::context::{Api, Shared};
 use crate::answer::{Answered, Refusal, ok, parse, to_the_end};
 use crate::audit::Audit;
+use crate::components::{By, Found};
 use crate::jobs::{End, Job, Running};
 use crate::names::Named;
 use crate::order::Order;
-use crate::registry::{By, Found};
 use crate::settings::Of;
 use crate::worker::Worker;
 

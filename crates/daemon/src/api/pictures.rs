@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::context::Shared;
 use crate::answer::{Answered, Refusal, ok};
+use crate::components::Found;
 use crate::history::{self, Whose};
-use crate::registry::Found;
 
 /// Cells of the bucket picture unless another number is asked for, and at most.
 const CELLS: (u64, u64) = (1024, 4096);

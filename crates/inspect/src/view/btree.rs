@@ -20,14 +20,10 @@ use super::SetView;
 use super::gens::Gens;
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
-use crate::extent_map::{ExtentMap, Origin, Piece};
+use crate::extent_map::{ExtentMap, NodeId, Origin, Piece};
 use crate::finding::{Finding, Invariant, Place, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::sparse::Sparse;
-
-/// Number of a node in its view: index into [`SetView::nodes`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct NodeId(pub u32);
 
 /// A set of keys in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

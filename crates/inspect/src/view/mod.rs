@@ -16,8 +16,9 @@ mod prio;
 mod scan;
 mod slots;
 
+pub use crate::extent_map::NodeId;
 pub(crate) use btree::MAX_POINTER_AGE;
-pub use btree::{BtreeStats, NodeId, NodeView, SetInfo};
+pub use btree::{BtreeStats, NodeView, SetInfo};
 pub use extents::{PieceKind, Totals};
 pub use gens::{BucketState, Gens};
 pub use journal::{EntryInfo, JournalBucket, JournalStop, JournalView};

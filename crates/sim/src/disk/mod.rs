@@ -41,9 +41,9 @@ use std::sync::Arc;
 use format::{Sector, Sectors};
 use io::{Buffer, Completer, Device, DeviceInfo, IoError, Nanos, Op, Request, Rng};
 
+pub use crate::landmark::Landmark;
 pub use kinds::{Counters, Fault, Kind, Matching, Retained, Speed};
 pub use medium::{Medium, Moment};
-pub use probe::Landmark;
 
 use crate::image::Image;
 use crate::stamp::{SECTOR, fill_garbage};

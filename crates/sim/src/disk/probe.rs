@@ -7,54 +7,8 @@
 use std::collections::BTreeSet;
 
 use format::{Sector, Sectors, SetMagic};
-use serde::{Deserialize, Serialize};
 
-/// Something that the engine does and a crash can be aimed at.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum Landmark {
-    /// A request of a client is answered.
-    Answer,
-    /// A flush, or a change with FUA, is answered.
-    DurableAnswer,
-    /// A journal entry is submitted.
-    Entry,
-    /// A journal entry goes to another bucket of the ring than the one before it.
-    RingStep,
-    /// That bucket has older entries, which the new one overwrites.
-    RingOverwrite,
-    /// A journal entry names another prio chain than the one before it.
-    ChainSwitch,
-    /// A journal entry names another root node.
-    RootSwitch,
-    /// A journal entry names another UUID table.
-    TableSwitch,
-    /// A prio set is submitted.
-    PrioWrite,
-    /// A set of keys is submitted behind others of its node.
-    LeafAppend,
-    /// A new node is submitted.
-    NodeWrite,
-    /// A superblock is submitted.
-    Superblock,
-}
-
-impl Landmark {
-    /// All of them.
-    pub const ALL: [Landmark; 12] = [
-        Landmark::Answer,
-        Landmark::DurableAnswer,
-        Landmark::Entry,
-        Landmark::RingStep,
-        Landmark::RingOverwrite,
-        Landmark::ChainSwitch,
-        Landmark::RootSwitch,
-        Landmark::TableSwitch,
-        Landmark::PrioWrite,
-        Landmark::LeafAppend,
-        Landmark::NodeWrite,
-        Landmark::Superblock,
-    ];
-}
+use crate::landmark::Landmark;
 
 /// Landmarks of one write at most.
 const MOST: usize = 6;

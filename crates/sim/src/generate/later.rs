@@ -8,7 +8,8 @@ use io::{Nanos, Rng};
 use super::mix::Lean;
 use super::one_of;
 use crate::disk::{Landmark, Retained};
-use crate::plan::{Act, Aim, Boot, Cut, Plan, Request, Substitute};
+use crate::landmark::Aim;
+use crate::plan::{Act, Boot, Cut, Plan, Request, Substitute};
 
 impl Plan {
     /// Adds them to a plan with these leanings.

@@ -5,7 +5,6 @@
 //! here, and the model knows them without having seen them.
 
 pub mod files;
-pub mod guest;
 pub mod model;
 pub mod plan;
 pub mod racing;

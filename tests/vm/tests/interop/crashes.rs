@@ -1,6 +1,6 @@
 //! One side ends in the middle of its work, and the other one continues.
 
-use ubcache_vm::load::guest::flushed;
+use ubcache_vm::guest_load::flushed;
 
 use crate::world::*;
 

@@ -2,7 +2,7 @@
 //! of its own recovery, at chosen requests to its devices.
 
 use ubcache_vm::Guest;
-use ubcache_vm::load::guest;
+use ubcache_vm::guest_load;
 
 use crate::world::*;
 
@@ -20,10 +20,10 @@ fn we_lose_power(w: &mut World, label: &str, seed: u64, requests: u32, options: 
     ours.up(options);
     ours.judge(&mut w.model);
     let plan = long(w.plan(seed));
-    guest::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
-    guest::wait(&mut ours.vm, &plan, requests);
+    guest_load::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
+    guest_load::wait(&mut ours.vm, &plan, requests);
     let progress = ours.cut_power();
-    w.model.interrupted(&plan, &guest::flushed(&plan, &progress));
+    w.model.interrupted(&plan, &guest_load::flushed(&plan, &progress));
     assert!(w.model.open_sectors() > 0, "the load had ended");
     w.check();
 }
@@ -64,7 +64,7 @@ fn kernel_loses_power_and_its_disks_forget() {
         kernel.begin_load(&w.backing, &plan);
         kernel.wait_for_load(&plan, 500);
         let progress = kernel.cut_power();
-        w.model.kernel_forgot(&plan, &guest::flushed(&plan, &progress));
+        w.model.kernel_forgot(&plan, &guest_load::flushed(&plan, &progress));
         assert!(w.model.open_sectors() > 0, "the load had ended");
         w.check();
         // The kernel itself makes the same of it.
@@ -90,8 +90,8 @@ fn killed_in_our_own_recovery() {
     let mut ours = Guest::boot(Vm::build("killed-again"), &w.cache, &w.backing);
     ours.up(WRITEBACK_OFF);
     let plan = Plan { ops: 1500, max_sectors: 16, flushes_permille: 10, ..w.plan(1) };
-    guest::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
-    guest::wait(&mut ours.vm, &plan, 100);
+    guest_load::begin(&mut ours.vm, ubcache_vm::guest::DEVICE, &plan);
+    guest_load::wait(&mut ours.vm, &plan, 100);
     let mut deaths = 0;
     ours.sh("crash; gone").ok();
     for changes in 0.. {
@@ -115,7 +115,7 @@ fn killed_in_our_own_recovery() {
     }
     println!("killed {deaths} times before it was ready");
     assert!(deaths >= 2, "its recovery writes and flushes");
-    guest::end(&mut ours.vm, &plan);
+    guest_load::end(&mut ours.vm, &plan);
     w.model.ran(&plan);
     ours.judge(&mut w.model);
     ours.down();

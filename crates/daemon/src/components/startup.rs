@@ -224,9 +224,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::components::By;
     use crate::config::Config;
     use crate::identity::Identity;
-    use crate::registry::{By, Registry};
+    use crate::registry::Registry;
     use crate::state::Mark;
     use crate::state::State;
     use crate::testing::cache_device;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Map, Plan};
+use crate::load::{Map, Plan};
 use crate::said::Said;
 use crate::vm::Vm;
 

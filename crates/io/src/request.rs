@@ -1,0 +1,202 @@
+//! Requests to devices, their errors, and the properties of a device that a request must fit.
+//!
+//! Must not know how a request is carried out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use format::{SECTOR_BYTES, Sector, Sectors};
+
+use crate::buffer::Buffer;
+
+/// Properties of a device. Fixed while it is open.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Path or other name, as the operator knows it.
+    pub name: Arc<str>,
+    /// Usable size.
+    pub sectors: Sectors,
+    /// Smallest unit of I/O: 512 or 4096.
+    pub logical_block_bytes: u32,
+    /// Unit that the medium writes without read-modify-write.
+    pub physical_block_bytes: u32,
+    /// Preferred I/O size (RAID stripe width, for example); 0 if the device has no opinion.
+    pub optimal_io_bytes: u32,
+    /// Whether seeks are expensive.
+    pub rotational: bool,
+    /// Whether discard does anything.
+    pub discard: bool,
+    /// Whether it is a file with holes: ranges that were never written take no space, but written zeroes do.
+    pub sparse: bool,
+    /// Whether partial-stripe writes cost a read-modify-write (RAID 5/6).
+    pub partial_stripes_expensive: bool,
+}
+
+impl DeviceInfo {
+    /// Checks a request against the contract in module `device`, as every device does first. A request
+    /// of no sectors is fine.
+    ///
+    /// # Errors
+    /// `EINVAL` for a range outside of the device or not in whole logical blocks, for a buffer that is
+    /// missing or too small, and for a read into a shared buffer.
+    pub fn check(&self, request: &mut Request) -> Result<(), IoError> {
+        const EINVAL: i32 = 22;
+        let fits = match request.op {
+            Op::Flush => true,
+            op => {
+                self.range_fits(request.sector, request.sectors)
+                    && (!op.has_buffer() || request.buffer_fits())
+            }
+        };
+        if fits { Ok(()) } else { Err(IoError::of(&self.name, request, EINVAL)) }
+    }
+
+    fn range_fits(&self, sector: Sector, sectors: Sectors) -> bool {
+        let block_sectors = (u64::from(self.logical_block_bytes) / SECTOR_BYTES).max(1);
+        sector.0.is_multiple_of(block_sectors)
+            && sectors.0.is_multiple_of(block_sectors)
+            && sector.checked_add(sectors).is_some_and(|end| end.0 <= self.sectors.0)
+    }
+}
+
+/// The operation of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Fill the buffer from the device.
+    Read,
+    /// Store the buffer; with `fua` it is durable at completion.
+    Write {
+        /// Durable at completion.
+        fua: bool,
+    },
+    /// Make everything that completed before durable.
+    Flush,
+    /// The contents are no longer needed; later reads return anything.
+    Discard,
+    /// The contents become zeros.
+    WriteZeroes,
+}
+
+impl Op {
+    /// Whether the request carries a buffer.
+    pub const fn has_buffer(self) -> bool {
+        matches!(self, Op::Read | Op::Write { .. })
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Read => "read",
+            Op::Write { fua: false } => "write",
+            Op::Write { fua: true } => "durable write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::WriteZeroes => "write zeroes",
+        })
+    }
+}
+
+/// One request to a device.
+#[derive(Debug)]
+pub struct Request {
+    /// The operation.
+    pub op: Op,
+    /// Where; zero for a flush.
+    pub sector: Sector,
+    /// How much; zero for a flush.
+    pub sectors: Sectors,
+    /// Source or destination of reads and writes; comes back with the completion.
+    pub buffer: Option<Buffer>,
+    /// First byte of the buffer that takes part. Multiple of 512.
+    pub buffer_offset_bytes: usize,
+}
+
+impl Request {
+    /// Bytes of the buffer that take part.
+    pub fn byte_range(&self) -> std::ops::Range<usize> {
+        let len = usize::try_from(self.sectors.bytes()).unwrap_or(usize::MAX);
+        self.buffer_offset_bytes..self.buffer_offset_bytes.saturating_add(len)
+    }
+
+    fn buffer_fits(&mut self) -> bool {
+        let range = self.byte_range();
+        let reads = self.op == Op::Read;
+        let aligned = (range.start as u64).is_multiple_of(SECTOR_BYTES);
+        self.buffer
+            .as_mut()
+            .is_some_and(|b| aligned && range.end <= b.len() && (!reads || b.get_mut().is_some()))
+    }
+}
+
+/// A failed operation: device, operation, range, and the error of the system.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IoError {
+    /// Name of the device.
+    pub device: Arc<str>,
+    /// The operation.
+    pub op: Op,
+    /// Where.
+    pub sector: Sector,
+    /// How much.
+    pub sectors: Sectors,
+    /// The error number of the system, positive.
+    pub errno: i32,
+}
+
+impl IoError {
+    /// The error of `request` on a device named `device`.
+    pub fn of(device: &Arc<str>, request: &Request, errno: i32) -> IoError {
+        IoError {
+            device: device.clone(),
+            op: request.op,
+            sector: request.sector,
+            sectors: request.sectors,
+            errno,
+        }
+    }
+
+    /// Whether the device is whole and has no room: a sparse file on a full file system, or a quota.
+    pub fn is_out_of_room(&self) -> bool {
+        const ENOSPC: i32 = 28;
+        const EDQUOT: i32 = 122;
+        matches!(self.errno, ENOSPC | EDQUOT)
+    }
+
+    /// Whether the device does not do such requests at all.
+    pub fn is_unsupported(&self) -> bool {
+        const EINVAL: i32 = 22;
+        const ENOTTY: i32 = 25;
+        const EOPNOTSUPP: i32 = 95;
+        matches!(self.errno, EINVAL | ENOTTY | EOPNOTSUPP)
+    }
+
+    /// The answer to an operation whose device went away without answering.
+    pub(crate) fn dropped() -> IoError {
+        const ECANCELED: i32 = 125;
+        IoError {
+            device: Arc::from("(closed device)"),
+            op: Op::Flush,
+            sector: Sector(0),
+            sectors: Sectors(0),
+            errno: ECANCELED,
+        }
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Formats the number through the standard library's table of system messages.
+        let system = std::io::Error::from_raw_os_error(self.errno);
+        match self.op {
+            Op::Flush => write!(f, "{}: flush failed: {system}", self.device),
+            op => write!(
+                f,
+                "{}: {op} of {} sectors at sector {} failed: {system}",
+                self.device, self.sectors, self.sector
+            ),
+        }
+    }
+}
+
+impl std::error::Error for IoError {}

@@ -1,0 +1,122 @@
+//! The sizes of the devices of a run, as a plan has them.
+
+use format::{CacheMode, Replacement};
+use serde::{Deserialize, Serialize};
+
+/// A backing device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BackingLayout {
+    /// Size of the data.
+    pub data_sectors: u64,
+    /// Where it begins.
+    pub data_offset: u64,
+    /// Block size in its superblock, in sectors.
+    pub block_sectors: u64,
+    /// Logical block size of the device.
+    pub logical_block_bytes: u32,
+    /// Cache mode to begin with.
+    #[serde(with = "as_mode")]
+    pub mode: CacheMode,
+    /// Preferred I/O size, 0 for none; partial stripes are expensive then.
+    pub stripe_bytes: u32,
+    /// Whether the device takes discards.
+    pub discard: bool,
+}
+
+/// Sizes of everything.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Layout {
+    /// Bucket size.
+    pub bucket_sectors: u64,
+    /// Block size of the set.
+    pub block_sectors: u64,
+    /// Buckets of the cache device.
+    pub nbuckets: u64,
+    /// Logical block size of the cache device.
+    pub logical_block_bytes: u32,
+    /// Victim selection.
+    #[serde(with = "as_replacement")]
+    pub replacement: Replacement,
+    /// Buckets are discarded before reuse.
+    pub discard: bool,
+    /// The backing devices.
+    pub backings: Vec<BackingLayout>,
+}
+
+impl Layout {
+    /// A small set with one backing device of 1 MiB.
+    pub fn small(mode: CacheMode) -> Layout {
+        Layout {
+            bucket_sectors: 8,
+            block_sectors: 1,
+            nbuckets: 256,
+            logical_block_bytes: 512,
+            replacement: Replacement::Lru,
+            discard: false,
+            backings: vec![BackingLayout {
+                data_sectors: 2048,
+                data_offset: 16,
+                block_sectors: 1,
+                logical_block_bytes: 512,
+                mode,
+                stripe_bytes: 0,
+                discard: true,
+            }],
+        }
+    }
+}
+
+/// UUID of the set.
+pub const SET_UUID: Uuid = Uuid([0x5e; 16]);
+
+/// UUID of a backing device or volume, by its number in the run.
+pub fn uuid_of(number: usize) -> Uuid {
+    let mut bytes = [0xb0; 16];
+    bytes[15] = number as u8;
+    Uuid(bytes)
+}
+
+macro_rules! by_name {
+    ($module:ident, $type:ty, $all:expr, $name:expr) => {
+        /// A value by its name.
+        pub mod $module {
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+            /// Writes it.
+            ///
+            /// # Errors
+            /// Those of the serializer.
+            pub fn serialize<S: Serializer>(v: &$type, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(&($name)(v))
+            }
+
+            /// Reads it.
+            ///
+            /// # Errors
+            /// If there is no such name.
+            pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let found = String::deserialize(d)?;
+                let all = $all.into_iter().find(|v| ($name)(v) == found);
+                all.ok_or_else(|| D::Error::custom(format!("unknown name {found:?}")))
+            }
+        }
+    };
+}
+
+by_name!(
+    as_mode,
+    format::CacheMode,
+    [
+        format::CacheMode::Writeback,
+        format::CacheMode::Writethrough,
+        format::CacheMode::Writearound,
+        format::CacheMode::None
+    ],
+    |m: &format::CacheMode| m.name().to_owned()
+);
+by_name!(
+    as_replacement,
+    format::Replacement,
+    [format::Replacement::Lru, format::Replacement::Fifo, format::Replacement::Random],
+    |r: &format::Replacement| format!("{r:?}").to_lowercase()
+);
