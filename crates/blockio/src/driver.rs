@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use ::io::{Clock, Fifo, Handle, Nanos, Runtime};
+use ::io::{Fifo, Handle, Nanos, Runtime};
 
 use crate::busy_poll::{BusyPoll, PollPredictor};
 use crate::clock::SystemClock;

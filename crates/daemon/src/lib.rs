@@ -130,7 +130,7 @@ async fn control(
     let beginning = registry.clone();
     let begun = tokio::spawn(async move {
         let found = if scan {
-            tokio::task::spawn_blocking(registry::hotplug::free_devices).await
+            tokio::task::spawn_blocking(components::hotplug::free_devices).await
         } else {
             Ok(Vec::new())
         };

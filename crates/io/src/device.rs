@@ -14,12 +14,12 @@
 
 use std::rc::Rc;
 
-use format::{Sector, Sectors};
+use format::{SECTOR_BYTES, Sector, Sectors};
 
 use crate::buffer::Buffer;
 use crate::completion::{Completer, IoFuture};
 use crate::meter::{DeviceFigures, Meter};
-use crate::request::{DeviceInfo, Op, Request};
+use crate::request::{DeviceInfo, IoError, Op, Request};
 use crate::runtime::Handle;
 use crate::timer::Nanos;
 use crate::trace::{Purpose, TraceFigures};

@@ -1,6 +1,6 @@
-//! The sizes of the devices of a run, as a plan has them.
+//! The sizes of the devices of a run, as a plan has them, and their UUIDs.
 
-use format::{CacheMode, Replacement};
+use format::{CacheMode, Replacement, Uuid};
 use serde::{Deserialize, Serialize};
 
 /// A backing device.

@@ -15,7 +15,7 @@ use io::Disk;
 
 use crate::disk::{Retained, SimDisk};
 use crate::image::Image;
-pub use crate::layout::{BackingLayout, Layout};
+pub use crate::layout::{BackingLayout, Layout, SET_UUID, uuid_of};
 use crate::plan::Cut;
 use crate::stamp::{SECTOR, fill_data};
 use crate::world::{Machine, Order, World};

@@ -3,7 +3,8 @@
 //! Owns what the guest's sysfs looks like. A device is named by its disk; a flash-only volume by its slot.
 
 use crate::disk::Disk;
-use crate::load::{Map, Model, Plan, guest};
+use crate::guest_load;
+use crate::load::{Map, Model, Plan};
 use crate::said::Said;
 use crate::vm::{Builder, Vm};
 
@@ -65,7 +66,7 @@ impl Kernel {
         for disk in disks {
             builder = builder.disk(disk);
         }
-        let mut vm = builder.program(guest::program()).tools(&["make-bcache"]).boot();
+        let mut vm = builder.program(guest_load::program()).tools(&["make-bcache"]).boot();
         vm.new_messages();
         vm.sh("modprobe bcache").ok();
         Kernel { vm, disks: disks.iter().map(|d| (*d).clone()).collect() }
@@ -207,7 +208,7 @@ impl Kernel {
     #[track_caller]
     pub fn load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan, model: &mut Model) {
         let device = self.device(served);
-        guest::run(&mut self.vm, &device, plan);
+        guest_load::run(&mut self.vm, &device, plan);
         model.ran(plan);
     }
 
@@ -215,20 +216,20 @@ impl Kernel {
     #[track_caller]
     pub fn begin_load<'a>(&mut self, served: impl Into<Served<'a>>, plan: &Plan) {
         let device = self.device(served);
-        guest::begin(&mut self.vm, &device, plan);
+        guest_load::begin(&mut self.vm, &device, plan);
     }
 
     /// Waits until a load that was started has made this many requests, all workers together, flushed.
     #[track_caller]
     pub fn wait_for_load(&mut self, plan: &Plan, requests: u32) {
-        guest::wait(&mut self.vm, plan, requests);
+        guest_load::wait(&mut self.vm, plan, requests);
     }
 
     /// The contents of the volume.
     #[track_caller]
     pub fn map<'a>(&mut self, served: impl Into<Served<'a>>, tag: u32) -> Map {
         let device = self.device(served);
-        guest::map(&mut self.vm, &device, tag).unwrap_or_else(|said| panic!("{said}"))
+        guest_load::map(&mut self.vm, &device, tag).unwrap_or_else(|said| panic!("{said}"))
     }
 
     /// Compares every sector of a volume with the model.
