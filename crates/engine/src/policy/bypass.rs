@@ -159,7 +159,7 @@ pub struct Comparison {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// Through the cache. The caller counts the request for the aging of priorities
-    /// ([`super::replacement::Aging::count`]).
+    /// ([`super::aging::Aging::count`]).
     Cache,
     /// Past the cache. The caller counts the request as bypassed. With
     /// [`BypassReason::CacheFull95`] and a clean device a garbage collection is due, for the cache

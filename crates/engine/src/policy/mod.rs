@@ -3,17 +3,17 @@
 //! Owns the rules by which requests are cached or bypassed, dirty data is paced and buckets are
 //! chosen for reuse. Everything here is a plain value or function: the same inputs give the same
 //! answer. Must not know devices, clocks, the index or the journal: time arrives as [`io::Nanos`],
-//! randomness as numbers or an [`io::Rng`] of the caller, and facts about the cache as arguments.
+//! randomness as numbers or a seed of the caller, and facts about the cache as arguments.
 //! Nothing on the path of a request allocates, except [`stripes`] where a backing device asks for
 //! stripes to be tracked.
 
+pub mod aging;
 pub mod bridging;
 pub mod bypass;
 pub mod choices;
 pub mod congestion;
 pub mod cost;
 pub mod replacement;
-pub mod reuse;
 pub mod sequential;
 pub mod stripes;
 pub mod writeback_rate;

@@ -1,238 +1,235 @@
-//! Which buckets to invalidate next.
+//! Replacement policies: which buckets are invalidated next.
 //!
-//! Owns the three replacement policies of a cache device (semantics section 7.3) and the aging of
-//! bucket priorities (semantics section 7.5). A policy sees a bucket only as a [`Candidate`]; it must not know why a
-//! bucket is eligible, nor do anything to it.
+//! Owns the trait [`ReplacementPolicy`], the table of all policies ([`POLICIES`]), and the setting that puts a policy in the
+//! place of lru ([`InPlaceOfLru`]). Each policy has its own file. A policy sees a bucket only as a [`Candidate`]. It must not
+//! know why a bucket is eligible, and it changes no bucket.
 //!
-//! Selection is a [`Scan`] that runs in slices, since a cache has up to millions of buckets: `begin`,
-//! `step` until it says so, `finish`. What became ineligible between the slices is left out at the
-//! end. [`Selector::pick`] does all of it at once.
+//! A cache has up to millions of buckets, so a choice is a scan that runs in slices: `begin`, `step` until it returns true,
+//! `finish`. [`ReplacementPolicy::choose`] runs a whole scan at once.
 //!
-//! *Invariants:* a scan yields eligible buckets only, none twice, none outside of
-//! `first_bucket..nbuckets`, at most as many as wanted; and the same ones whatever the slices, for the
-//! same candidates and the same random source.
+//! *Invariants*, which the conformance suite checks for every policy of the table: a scan yields eligible buckets only, none
+//! twice, none outside of [`Space`], and at most as many as wanted. A bucket that is no longer eligible at the end of the scan
+//! is left out. The result does not depend on the slices, and the same seed gives the same result. Every scan ends.
 
-use std::collections::{BTreeSet, BinaryHeap};
+#[cfg(test)]
+mod conformance;
+mod cost_benefit;
+mod fifo;
+mod lru;
+mod random;
+mod saving;
+#[cfg(test)]
+mod tests;
 
-use format::{BucketNr, Replacement};
-use io::Rng;
+use format::{BucketNr, Geometry, Inode, Replacement, Sector, Sectors};
 
-/// Priority of a bucket that was just allocated or hit (semantics section 5, semantics section 7.1).
-pub const INITIAL_PRIO: u16 = 32768;
-/// Priority of buckets with metadata, which never age (semantics section 7.1).
-pub const BTREE_PRIO: u16 = u16::MAX;
-/// The youngest possible bucket counts this part of the priority range on top of its age in the lru
-/// weight, so that the size matters among equally old buckets (semantics section 7.3).
-const LRU_RANGE_PART: u64 = 8;
-/// Part of the cache that is used between two agings (semantics section 7.5).
-const AGING_PART: u64 = 1024;
+use super::choices::Choice;
+use cost_benefit::CostBenefit;
+use fifo::Fifo;
+use lru::Lru;
+use random::Random;
+pub use saving::Saving;
+
+/// All policies. Those of the superblock come first.
+pub const POLICIES: &[PolicyEntry] = &[
+    PolicyEntry::of::<Lru>("lru"),
+    PolicyEntry::of::<Fifo>("fifo"),
+    PolicyEntry::of::<Random>("random"),
+    PolicyEntry::of::<CostBenefit>("reuse"),
+];
+
+/// Policies that the superblock can name (format section 2.3); each of the others can take the place of lru.
+const STORED: usize = <Replacement as Choice>::NAMES.len();
+/// Policies that can take the place of lru.
+const OWN: usize = POLICIES.len() - STORED;
 
 /// A bucket as a policy sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
     /// It may be invalidated: no metadata, no dirty data, not pinned, generation not too far ahead.
     pub eligible: bool,
-    /// Its priority; 32768 at the last use, lower the longer that is ago.
+    /// Its priority: 32768 at the last use, lower the longer that is ago.
     pub prio: u16,
     /// Live sectors in it; 0 if nothing refers to it.
     pub live_sectors: u32,
 }
 
-/// The state that a policy keeps between scans.
-#[derive(Clone, Debug)]
-pub struct Selector {
-    policy: Replacement,
-    first: u32,
-    end: u32,
-    /// Where fifo goes on.
-    cursor: u32,
+/// What a policy asks for a bucket's state.
+pub type Candidates<'a> = &'a dyn Fn(BucketNr) -> Candidate;
+
+/// What a bucket is filled with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fill {
+    /// Data that a read brings in for the first time in a while.
+    FirstRead,
+    /// Data that was read again or written, and metadata of file systems.
+    Lasting,
 }
 
-/// A selection in progress.
-#[derive(Debug)]
-pub struct Scan {
-    policy: Replacement,
-    wanted: usize,
-    min_prio: u16,
-    /// Looks at a bucket that are left.
-    left: u32,
-    /// Next bucket of the lru scan.
-    next: u32,
-    /// lru: the best ones so far, the worst on top.
-    lightest: BinaryHeap<(u64, u32)>,
-    /// fifo and random: in the order in which they were found.
-    found: Vec<u32>,
-    /// random: what was found, to find nothing twice.
-    seen: BTreeSet<u32>,
+/// The buckets that a policy chooses from, and what its random choices depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Space {
+    /// First bucket for data.
+    pub first: u32,
+    /// Number of buckets of the cache device.
+    pub nbuckets: u32,
+    /// Size of a bucket.
+    pub bucket_sectors: Sectors,
+    /// Block size of the set.
+    pub block_sectors: Sectors,
+    /// Seed of random choices.
+    pub seed: u64,
 }
 
-impl Selector {
-    /// A selector over the buckets `first_bucket..nbuckets`.
-    pub fn new(policy: Replacement, first_bucket: BucketNr, nbuckets: u32) -> Selector {
-        let first = first_bucket.0.min(nbuckets);
-        Selector { policy, first, end: nbuckets, cursor: first }
-    }
-
-    /// The policy.
-    pub fn policy(&self) -> Replacement {
-        self.policy
-    }
-
-    /// Changes the policy for the scans that begin from now on.
-    pub fn set_policy(&mut self, policy: Replacement) {
-        self.policy = policy;
-    }
-
-    /// Begins to look for up to `wanted` buckets. `min_prio` is the smallest priority in the cache, as
-    /// [`Aging::age_all`] returned it (0 before the first aging).
-    pub fn begin(&self, wanted: usize, min_prio: u16) -> Scan {
-        let buckets = self.end - self.first;
-        let left = match self.policy {
-            // One full turn (semantics section 7.3).
-            Replacement::Lru | Replacement::Fifo => buckets,
-            // Half as many tries as there are buckets (semantics section 7.3), but one at least.
-            Replacement::Random => buckets.div_ceil(2),
-        };
-        Scan {
-            policy: self.policy,
-            wanted,
-            min_prio,
-            left,
-            next: self.first,
-            lightest: BinaryHeap::new(),
-            found: Vec::new(),
-            seen: BTreeSet::new(),
-        }
-    }
-
-    /// Looks at up to `budget` buckets; true when the scan is complete.
-    pub fn step(
-        &mut self,
-        scan: &mut Scan,
-        budget: u32,
-        rng: &mut Rng,
-        candidate: impl Fn(BucketNr) -> Candidate,
-    ) -> bool {
-        for _ in 0..budget {
-            if scan.is_complete() {
-                return true;
-            }
-            scan.left -= 1;
-            match scan.policy {
-                Replacement::Lru => {
-                    let nr = scan.next;
-                    scan.next += 1;
-                    scan.weigh(nr, candidate(BucketNr(nr)));
-                }
-                Replacement::Fifo => {
-                    let nr = self.cursor;
-                    self.cursor = if nr + 1 < self.end { nr + 1 } else { self.first };
-                    if candidate(BucketNr(nr)).eligible {
-                        scan.found.push(nr);
-                    }
-                }
-                Replacement::Random => {
-                    let nr = self.first + rng.below(u64::from(self.end - self.first)) as u32;
-                    if candidate(BucketNr(nr)).eligible && scan.seen.insert(nr) {
-                        scan.found.push(nr);
-                    }
-                }
-            }
-        }
-        scan.is_complete()
-    }
-
-    /// Ends a scan: appends the buckets found to `out`, best first, without those that are no longer
-    /// eligible. Also ends a scan that is not complete, with what it has found so far.
-    pub fn finish(scan: Scan, candidate: impl Fn(BucketNr) -> Candidate, out: &mut Vec<BucketNr>) {
-        let lightest = scan.lightest.into_sorted_vec().into_iter().map(|(_, nr)| nr);
-        let buckets = scan.found.into_iter().chain(lightest).map(BucketNr);
-        out.extend(buckets.filter(|&nr| candidate(nr).eligible));
-    }
-
-    /// A whole scan at once: appends up to `wanted` buckets to `out`, best first.
-    pub fn pick(
-        &mut self,
-        wanted: usize,
-        min_prio: u16,
-        rng: &mut Rng,
-        candidate: impl Fn(BucketNr) -> Candidate,
-        out: &mut Vec<BucketNr>,
-    ) {
-        let mut scan = self.begin(wanted, min_prio);
-        while !self.step(&mut scan, u32::MAX, rng, &candidate) {}
-        Selector::finish(scan, candidate, out);
-    }
-}
-
-impl Scan {
-    fn is_complete(&self) -> bool {
-        // lru, which finds nothing before it has seen every bucket, ends early only if nothing is wanted.
-        self.left == 0 || self.found.len() >= self.wanted
-    }
-
-    fn weigh(&mut self, nr: u32, candidate: Candidate) {
-        if !candidate.eligible {
-            return;
-        }
-        let entry = (lru_weight(candidate.prio, self.min_prio, candidate.live_sectors), nr);
-        if self.lightest.len() < self.wanted {
-            self.lightest.push(entry);
-        } else if let Some(mut heaviest) = self.lightest.peek_mut()
-            && entry < *heaviest
-        {
-            *heaviest = entry;
+impl Space {
+    /// The buckets of a cache device.
+    pub fn of(geometry: &Geometry, seed: u64) -> Space {
+        let g = geometry;
+        Space {
+            first: g.first_dynamic().0.min(g.nbuckets),
+            nbuckets: g.nbuckets,
+            bucket_sectors: g.bucket_sectors,
+            block_sectors: g.block_sectors,
+            seed,
         }
     }
 }
 
-/// How much would be lost with a bucket (semantics section 7.3):
-/// `(prio - min_prio + (32768 - min_prio)/8) * live sectors`. The smallest weight goes first; among
-/// equal ones the smallest bucket number.
-pub fn lru_weight(prio: u16, min_prio: u16, live_sectors: u32) -> u64 {
-    let age = u64::from(prio.saturating_sub(min_prio));
-    let range = u64::from(INITIAL_PRIO.saturating_sub(min_prio));
-    (age + range / LRU_RANGE_PART) * u64::from(live_sectors)
-}
+/// A rule by which buckets are chosen to be invalidated, with the state that it keeps.
+///
+/// Nothing but `begin`, `step` and `finish` may allocate: the other methods are called on the path of a request.
+pub trait ReplacementPolicy {
+    /// A policy that knows nothing of the buckets yet.
+    fn new(space: &Space) -> Self
+    where
+        Self: Sized;
 
-/// When priorities are to be lowered, and how (semantics section 7.5).
-#[derive(Clone, Debug, Default)]
-pub struct Aging {
-    /// Sectors of requests until the next aging; negative when it is due.
-    left: i64,
-}
-
-impl Aging {
-    /// A new counter: the first cached request makes aging due.
-    pub fn new() -> Aging {
-        Aging::default()
+    /// Bytes of memory that the policy takes for each bucket. A policy that takes any is dropped at the first aging after
+    /// another policy took its place.
+    fn bytes_each() -> u64
+    where
+        Self: Sized,
+    {
+        0
     }
 
-    /// Counts a request of `sectors` that was not bypassed; true if all priorities are to be lowered
-    /// now ([`Aging::age_all`]). `cache_sectors` is the size of the cache in sectors.
-    pub fn count(&mut self, sectors: u64, cache_sectors: u64) -> bool {
-        self.left = self.left.saturating_sub(i64::try_from(sectors).unwrap_or(i64::MAX));
-        if self.left >= 0 {
-            return false;
+    /// Whether the policy has to be told of fills, hits and misses.
+    fn observes() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// A bucket begins to be filled.
+    fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+        let _ = (bucket, fill);
+    }
+
+    /// Data in a bucket was read, which saved `worth` ([`Saving::of`]). True if that data is to be copied to a new bucket,
+    /// because this one will be invalidated soon.
+    fn on_hit(&mut self, bucket: BucketNr, worth: u32) -> bool {
+        let _ = (bucket, worth);
+        false
+    }
+
+    /// Data that is not in the cache was read. True if it is to be filled in as [`Fill::Lasting`].
+    fn on_miss(&mut self, inode: Inode, at: Sector) -> bool {
+        let _ = (inode, at);
+        false
+    }
+
+    /// The priorities of all buckets were lowered.
+    fn age(&mut self) {}
+
+    /// Begins to choose up to `wanted` buckets. `min_prio` is the smallest priority in the cache, 0 before the first aging.
+    fn begin(&mut self, wanted: usize, min_prio: u16);
+
+    /// Asks for the state of up to `budget` buckets; true when the scan is complete.
+    fn step(&mut self, budget: u32, candidates: Candidates<'_>) -> bool;
+
+    /// Ends a scan, complete or not: appends the chosen buckets to `out`, the best first.
+    fn finish(&mut self, candidates: Candidates<'_>, out: &mut Vec<BucketNr>);
+
+    /// Runs a whole scan: appends up to `wanted` buckets to `out`, the best first.
+    fn choose(&mut self, wanted: usize, min_prio: u16, candidates: Candidates<'_>, out: &mut Vec<BucketNr>) {
+        self.begin(wanted, min_prio);
+        while !self.step(u32::MAX, candidates) {}
+        self.finish(candidates, out);
+    }
+}
+
+/// One line of the table of policies.
+#[derive(Clone, Copy)]
+pub struct PolicyEntry {
+    /// What settings call the policy.
+    pub name: &'static str,
+    /// A new policy.
+    pub new: fn(&Space) -> Box<dyn ReplacementPolicy>,
+    /// [`ReplacementPolicy::bytes_each`].
+    pub bytes_each: fn() -> u64,
+    /// [`ReplacementPolicy::observes`].
+    pub observes: fn() -> bool,
+}
+
+impl PolicyEntry {
+    /// The entry of the policy `P`.
+    pub const fn of<P: ReplacementPolicy + 'static>(name: &'static str) -> PolicyEntry {
+        PolicyEntry { name, new: boxed::<P>, bytes_each: P::bytes_each, observes: P::observes }
+    }
+
+    /// The policy that a superblock names.
+    pub fn stored(policy: Replacement) -> &'static PolicyEntry {
+        // The first entries are in the order of the names, which a test checks.
+        &POLICIES[policy.position()]
+    }
+}
+
+fn boxed<P: ReplacementPolicy + 'static>(space: &Space) -> Box<dyn ReplacementPolicy> {
+    Box::new(P::new(space))
+}
+
+/// The most bytes of memory that any policy takes for each bucket.
+pub fn most_bytes_each() -> u64 {
+    POLICIES.iter().map(|entry| (entry.bytes_each)()).max().unwrap_or(0)
+}
+
+/// What takes the place of lru: nothing (`kernel`), or a policy that the superblock cannot name.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct InPlaceOfLru(Option<usize>);
+
+impl InPlaceOfLru {
+    /// The value with this name.
+    pub fn named(name: &str) -> Option<InPlaceOfLru> {
+        Self::ALL.iter().find(|(_, other)| *other == name).map(|(value, _)| *value)
+    }
+
+    /// The policy that is in use where the superblock names `stored`.
+    pub fn policy(self, stored: Replacement) -> &'static PolicyEntry {
+        match (stored, self.0) {
+            (Replacement::Lru, Some(own)) => &POLICIES[own],
+            _ => PolicyEntry::stored(stored),
         }
-        let period = i64::try_from(cache_sectors / AGING_PART).unwrap_or(i64::MAX);
-        self.left = self.left.saturating_add(period);
-        true
-    }
-
-    /// Lowers every priority of `prios` that can age by 1 and returns the smallest of those afterwards,
-    /// 0 if there are none. The caller leaves out pinned buckets.
-    pub fn age_all<'a>(prios: impl Iterator<Item = &'a mut u16>) -> u16 {
-        let mut min = None;
-        for prio in prios {
-            if *prio != 0 && *prio != BTREE_PRIO {
-                *prio -= 1;
-                min = Some(min.map_or(*prio, |m: u16| m.min(*prio)));
-            }
-        }
-        min.unwrap_or(0)
     }
 }
 
-#[cfg(test)]
-mod tests;
+impl Choice for InPlaceOfLru {
+    const ALL: &'static [(Self, &'static str)] = &{
+        let mut all = [(InPlaceOfLru(None), "kernel"); OWN + 1];
+        let mut i = 0;
+        while i < OWN {
+            all[i + 1] = (InPlaceOfLru(Some(STORED + i)), POLICIES[STORED + i].name);
+            i += 1;
+        }
+        all
+    };
+    const NAMES: &'static [&'static str] = &{
+        let mut names = ["kernel"; OWN + 1];
+        let mut i = 0;
+        while i < OWN {
+            names[i + 1] = POLICIES[STORED + i].name;
+            i += 1;
+        }
+        names
+    };
+}
