@@ -373,15 +373,18 @@ impl Parser<'_> {
     }
 
     fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, String> {
-        let checked = specs.iter().map(|spec| match spec.get_ref().parse() {
-            Ok(Spec::Nbd(endpoint @ Endpoint::Tcp { .. })) if !nbd.opens_tcp() => {
-                Err(self.at(spec, why_not(&endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+        let checked = specs.iter().map(|text| {
+            let spec: Spec =
+                text.get_ref().parse().map_err(|e| self.at(text, format!("{:?}: {e}", text.get_ref())))?;
+            match spec.endpoint() {
+                Some(endpoint @ Endpoint::Tcp { .. }) if !nbd.opens_tcp() => {
+                    Err(self.at(text, why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+                }
+                Some(endpoint) if !nbd.has_certificates() && is_remote(endpoint) => {
+                    Err(self.at(text, why_not_remote(endpoint)))
+                }
+                _ => Ok(text.get_ref().clone()),
             }
-            Ok(Spec::Nbd(endpoint)) if !nbd.has_certificates() && is_remote(&endpoint) => {
-                Err(self.at(spec, why_not_remote(&endpoint)))
-            }
-            Ok(_) => Ok(spec.get_ref().clone()),
-            Err(e) => Err(self.at(spec, format!("{:?}: {e}", spec.get_ref()))),
         });
         checked.collect()
     }

@@ -17,7 +17,7 @@ use blockio::users::{self, User};
 use engine::Volume;
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Force, Running as Export, Spec, Way};
+use serve::exports::{self, Context, Export, Force, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::{Answer, Command, Failure, Snapshot, message};
 
@@ -39,7 +39,7 @@ const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 /// A volume that is served.
 struct Served {
     volume: Rc<Volume>,
-    exports: Vec<Export>,
+    exports: Vec<Box<dyn Export>>,
     /// Why it cannot be reached as it should.
     problem: Option<String>,
 }
@@ -146,12 +146,10 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    async fn export(&self, spec: &Spec, name: &str, volume: &Rc<Volume>) -> Result<Export, Failure> {
-        if let Spec::Fuse(dir) = spec {
-            std::fs::create_dir_all(dir).map_err(|e| Failure::at(dir, "cannot be created", e))?;
-        }
+    async fn export(&self, spec: &Spec, name: &str, volume: &Rc<Volume>) -> Result<Box<dyn Export>, Failure> {
+        spec.prepare()?;
         let nbd = self.shared.nbd();
-        exports::check(spec, &nbd)?;
+        spec.check(&nbd)?;
         let volumes = [volume.clone()];
         let context = Context {
             driver: self.driver,
@@ -279,7 +277,7 @@ impl<'a> Host<'a> {
     async fn users(&self, name: Option<&str>) -> Option<String> {
         let (mut clients, mut ways) = (Vec::new(), Vec::new());
         for one in self.served.borrow().iter().filter(|s| name.is_none_or(|name| s.volume.name() == name)) {
-            clients.extend(one.exports.iter().filter_map(Export::clients));
+            clients.extend(one.exports.iter().filter_map(|e| e.clients()));
             ways.extend(one.exports.iter().flat_map(|e| e.ways(&one.volume.name())));
         }
         let probe = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();

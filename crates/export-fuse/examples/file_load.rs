@@ -9,17 +9,12 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::rc::Rc;
 use std::sync::mpsc;
 
 use blockio::bridge::oneshot;
 use blockio::{Driver, DriverOptions};
 use export_fuse::{Fuse, FuseOptions, ServeOptions, serve};
-
-#[path = "../tests/it/ram.rs"]
-mod ram;
-
-use ram::{RamDisk, RamVolume};
+use rig::{RamDisk, RamVolume};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -62,7 +57,7 @@ fn with_export(dir: &Path, mib: u64, threads: usize, work: Work) -> Outcome<()> 
     let at = dir.to_path_buf();
     let server = std::thread::spawn(move || -> Result<(), String> {
         let driver = Driver::new(DriverOptions::default()).map_err(|e| e.to_string())?;
-        let volume = Rc::new(RamVolume(RamDisk::new("ram", mib * MIB)));
+        let volume = RamVolume::on(RamDisk::new("ram", mib * MIB).with_garbage().shared()).shared();
         let served = serve(&driver.handle(), volume, ServeOptions::default());
         driver.block_on(async {
             let options = FuseOptions { threads, ..FuseOptions::default() };

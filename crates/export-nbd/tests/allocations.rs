@@ -13,9 +13,8 @@ use std::time::Duration;
 use blockio::{Connection, Driver, DriverOptions};
 use export_nbd::codec::wire::{command, option};
 use export_nbd::{Exports, Server, ServerOptions, StreamSocket};
+use rig::RamVolume;
 
-#[path = "it/ram.rs"]
-mod ram;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "it/wire.rs"]
 mod wire;
@@ -68,7 +67,7 @@ fn batch(client: &mut UnixStream) {
 fn requests_allocate_nothing_after_warm_up() {
     let driver = Driver::new(DriverOptions::default()).expect("a driver");
     let exports = Exports::new();
-    exports.add(Rc::new(ram::RamVolume::new("disk", 1 << 20))).expect("a name");
+    exports.add(Rc::new(RamVolume::new("disk", 1 << 20))).expect("a name");
     let server = Server::new(driver.handle(), exports, ServerOptions::default());
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     server.serve_socket(StreamSocket::new(

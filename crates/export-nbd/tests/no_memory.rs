@@ -6,13 +6,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use export_nbd::codec::wire::command;
+use rig::RamVolume;
 
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "it/pipe.rs"]
 mod pipe;
-#[allow(dead_code, reason = "the other test program uses the rest")]
-#[path = "it/ram.rs"]
-mod ram;
 #[allow(dead_code, reason = "the other test program uses the rest")]
 #[path = "it/wire.rs"]
 mod wire;
@@ -67,7 +65,7 @@ fn short_of_memory<T>(act: impl FnOnce() -> T) -> T {
 #[test]
 fn requests_without_memory_are_answered_and_the_connection_goes_on() {
     for structured in [true, false] {
-        let volume = ram::RamVolume::new("disk", 64 << 20).shared();
+        let volume = RamVolume::new("disk", 64 << 20).shared();
         volume.fill(0, &vec![3; 2 << 20]);
         let world = world::World::new([&volume]);
         let client = world.connect("disk", structured, false);
@@ -78,8 +76,8 @@ fn requests_without_memory_are_answered_and_the_connection_goes_on() {
         let mut answers: Vec<(u64, u32)> = replies.iter().map(|r| (r.cookie(), r.error())).collect();
         answers.sort_unstable();
         assert_eq!(answers, [(77, ENOMEM), (78, 0)], "the payload was received and forgotten");
-        assert_eq!(volume.contents(0, 512), [3; 512]);
-        assert_eq!(volume.contents(4 << 20, 512), [2; 512]);
+        assert_eq!(volume.contents(0..512), [3; 512]);
+        assert_eq!(volume.contents(4 << 20..(4 << 20) + 512), [2; 512]);
 
         for bytes in [1 << 20, 32 << 20] {
             client.post(command::READ, 0, 0, bytes);

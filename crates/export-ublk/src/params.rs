@@ -59,12 +59,14 @@ fn shift(bytes: u32) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use rig::{RamDisk, RamVolume};
+
     use super::*;
-    use crate::testing::Ram;
 
     #[test]
     fn blocks_and_limits() {
-        let volume = Ram { logical: 512, physical: 4096, optimal: 65536, ..Ram::new(1000) };
+        let disk = RamDisk::new("ram", 1000 * 512).with_blocks(512, 4096).with_optimal_io(65536);
+        let volume = RamVolume::on(disk.shared());
         let p = of(&volume, 512 << 10);
         assert_eq!((p.len, p.types), (64, 3));
         assert_eq!(p.basic.attrs, abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA);
@@ -75,7 +77,8 @@ mod tests {
 
     #[test]
     fn sizes_that_are_no_powers_of_two_are_left_out() {
-        let volume = Ram { logical: 4096, physical: 512, optimal: 3 << 16, read_only: true, ..Ram::new(8) };
+        let disk = RamDisk::new("ram", 8 * 512).with_blocks(4096, 512).with_optimal_io(3 << 16);
+        let volume = RamVolume::on(disk.with_read_only().shared());
         let p = of(&volume, 4096);
         assert_eq!((p.basic.logical_shift, p.basic.physical_shift, p.basic.io_opt_shift), (12, 12, 12));
         assert_ne!(p.basic.attrs & abi::ATTR_READ_ONLY, 0);

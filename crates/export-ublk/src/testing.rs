@@ -1,14 +1,13 @@
-//! Test doubles: a volume in memory, and a driver that behaves as the kernel's does, as far as a server can see.
+//! Test doubles: a driver that behaves as the kernel's does, as far as a server can see.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockio::bridge::{self, Reply};
-use format::{Sector, Sectors};
-use io::{BlockVolume, Buffer, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
+use io::Buffer;
+use rig::{RamDisk, RamVolume};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{self, DeviceInfo, IoDescriptor, Params};
@@ -17,149 +16,9 @@ use crate::device::Node;
 use crate::error::UblkError;
 use crate::server::Requests;
 
-/// A volume in memory that counts and can fail.
-pub(crate) struct Ram {
-    pub(crate) logical: u32,
-    pub(crate) physical: u32,
-    pub(crate) optimal: u32,
-    pub(crate) read_only: bool,
-    pub(crate) bytes: RefCell<Vec<u8>>,
-    pub(crate) flushes: Cell<usize>,
-    pub(crate) fua: Cell<usize>,
-    /// Reads and writes of metadata.
-    pub(crate) meta: Cell<(usize, usize)>,
-    /// Holds on to written buffers, as a write behind does.
-    pub(crate) hold_writes: Cell<bool>,
-    pub(crate) held: RefCell<Vec<Buffer>>,
-    /// While set, writes wait.
-    pub(crate) gate: io::sync::Event,
-    pub(crate) shut: Cell<bool>,
-}
-
-impl Ram {
-    pub(crate) fn new(sectors: usize) -> Ram {
-        Ram {
-            logical: 512,
-            physical: 512,
-            optimal: 0,
-            read_only: false,
-            bytes: RefCell::new(vec![0; sectors * 512]),
-            flushes: Cell::new(0),
-            fua: Cell::new(0),
-            meta: Cell::default(),
-            hold_writes: Cell::new(false),
-            held: RefCell::default(),
-            gate: io::sync::Event::default(),
-            shut: Cell::new(false),
-        }
-    }
-
-    fn range(&self, sector: Sector, sectors: Sectors) -> Result<std::ops::Range<usize>, VolumeError> {
-        let capacity = self.sectors();
-        if sector.0 + sectors.0 > capacity.0 {
-            return Err(VolumeError::OutOfRange { sector, sectors, capacity });
-        }
-        Ok(sector.bytes() as usize..(sector + sectors).bytes() as usize)
-    }
-
-    pub(crate) fn open_gate(&self) {
-        self.shut.set(false);
-        self.gate.notify_all();
-    }
-}
-
-impl BlockVolume for Ram {
-    fn name(&self) -> String {
-        "ram".into()
-    }
-
-    fn sectors(&self) -> Sectors {
-        Sectors(self.bytes.borrow().len() as u64 / 512)
-    }
-
-    fn logical_block_bytes(&self) -> u32 {
-        self.logical
-    }
-
-    fn physical_block_bytes(&self) -> u32 {
-        self.physical
-    }
-
-    fn optimal_io_bytes(&self) -> u32 {
-        self.optimal
-    }
-
-    fn read_only(&self) -> bool {
-        self.read_only
-    }
-
-    async fn read(
-        &self,
-        sector: Sector,
-        sectors: Sectors,
-        mut buffer: Buffer,
-        offset_bytes: usize,
-    ) -> (Buffer, Result<(), VolumeError>) {
-        let result = self.range(sector, sectors).map(|range| {
-            let data = &self.bytes.borrow()[range];
-            buffer.as_mut()[offset_bytes..offset_bytes + data.len()].copy_from_slice(data);
-        });
-        if self.hold_writes.get() {
-            self.held.borrow_mut().push(buffer.clone());
-        }
-        (buffer, result)
-    }
-
-    async fn read_as(
-        &self,
-        sector: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-        flags: ReadFlags,
-    ) -> (Buffer, Result<(), VolumeError>) {
-        let (reads, writes) = self.meta.get();
-        self.meta.set((reads + usize::from(flags.meta), writes));
-        self.read(sector, sectors, buffer, offset_bytes).await
-    }
-
-    async fn write(
-        &self,
-        sector: Sector,
-        sectors: Sectors,
-        buffer: Buffer,
-        offset_bytes: usize,
-        flags: WriteFlags,
-    ) -> Result<(), VolumeError> {
-        self.gate.wait_until(|| !self.shut.get()).await;
-        let range = self.range(sector, sectors)?;
-        let len = range.len();
-        self.bytes.borrow_mut()[range].copy_from_slice(&buffer.as_slice()[offset_bytes..offset_bytes + len]);
-        self.fua.set(self.fua.get() + usize::from(flags.fua));
-        let (reads, writes) = self.meta.get();
-        self.meta.set((reads, writes + usize::from(flags.meta)));
-        if self.hold_writes.get() {
-            self.held.borrow_mut().push(buffer);
-        }
-        Ok(())
-    }
-
-    async fn flush(&self) -> Result<(), VolumeError> {
-        self.flushes.set(self.flushes.get() + 1);
-        Ok(())
-    }
-
-    async fn discard(&self, sector: Sector, sectors: Sectors) -> Result<(), VolumeError> {
-        self.range(sector, sectors).map(|range| self.bytes.borrow_mut()[range].fill(0xdd))
-    }
-
-    async fn write_zeroes(&self, sector: Sector, sectors: Sectors, _: ZeroFlags) -> Result<(), VolumeError> {
-        self.range(sector, sectors).map(|range| self.bytes.borrow_mut()[range].fill(0))
-    }
-
-    async fn status(&self, _: Sector, sectors: Sectors) -> Result<Vec<RangeStatus>, VolumeError> {
-        Ok(vec![RangeStatus { sectors, hole: false, zero: false }])
-    }
+/// A volume in memory of so many sectors, whose discards leave garbage.
+pub(crate) fn ram(sectors: u64) -> Rc<RamVolume> {
+    RamVolume::on(RamDisk::new("ram", sectors * 512).with_garbage().shared()).shared()
 }
 
 /// A request to the fake device: what is asked, the data of a write, and where the answer goes.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use blockio::Driver;
 use blockio::DriverOptions;
+use rig::{RamOp, RamVolume};
 
 use crate::abi;
 use crate::control::{Command, Control};
 use crate::device::{Device, Host, Shape};
 use crate::error::UblkError;
 use crate::find::Identity;
-use crate::testing::{Answered, Ask, Fake, Ram};
+use crate::testing::{Answered, Ask, Fake, ram};
 
 const SHAPE: Shape = Shape { queues: 3, depth: 8 };
 
@@ -19,18 +20,18 @@ struct World {
     driver: Driver,
     fake: Fake,
     host: Rc<Host<Fake>>,
-    volume: Rc<Ram>,
+    volume: Rc<RamVolume>,
 }
 
-type Dev = Device<Ram, Fake>;
+type Dev = Device<RamVolume, Fake>;
 
 impl World {
     fn new() -> World {
-        World::on(Fake::default(), Rc::new(Ram::new(4096)))
+        World::on(Fake::default(), ram(4096))
     }
 
     /// Another process on the same driver and data.
-    fn on(fake: Fake, volume: Rc<Ram>) -> World {
+    fn on(fake: Fake, volume: Rc<RamVolume>) -> World {
         let driver = Driver::new(DriverOptions::default()).unwrap();
         let control = Control::over(Arc::new(fake.clone()));
         let (rt, reactor) = (driver.handle(), driver.reactor().clone());
@@ -68,9 +69,13 @@ fn requests_are_carried_out_and_answered() {
         assert_eq!(w.flagged(u32::from(abi::OP_WRITE) | abi::IO_FUA, 9, 1, &[7; 512]).await.0, 512);
         assert_eq!(w.flagged(u32::from(abi::OP_WRITE) | abi::IO_META, 12, 1, &[8; 512]).await.0, 512);
         assert_eq!(w.flagged(u32::from(abi::OP_READ) | abi::IO_META, 12, 1, &[]).await, (512, vec![8; 512]));
-        assert_eq!(w.volume.meta.get(), (1, 1), "the hint of metadata arrives, and only where it was given");
         assert_eq!(
-            (w.volume.fua.get(), w.ask(abi::OP_FLUSH, 0, 0, &[]).await.0, w.volume.flushes.get()),
+            (w.volume.counts().meta_reads, w.volume.counts().meta_writes),
+            (1, 1),
+            "the hint of metadata arrives, and only where it was given"
+        );
+        assert_eq!(
+            (w.volume.counts().durable, w.ask(abi::OP_FLUSH, 0, 0, &[]).await.0, w.volume.counts().flushes),
             (1, 0, 1)
         );
         assert_eq!(w.ask(abi::OP_DISCARD, 10, 1, &[]).await.0, 0);
@@ -93,14 +98,14 @@ fn requests_are_carried_out_and_answered() {
 #[test]
 fn buffers_that_the_volume_still_holds_are_not_given_to_the_driver() {
     let w = World::new();
-    w.volume.hold_writes.set(true);
+    w.volume.retain_buffers();
     w.driver.block_on(async {
         let device = w.start(None).await.unwrap();
         for i in 0..100u8 {
             assert_eq!(w.ask(abi::OP_WRITE, u64::from(i), 1, &[i; 512]).await.0, 512);
             assert_eq!(w.ask(abi::OP_READ, u64::from(i), 1, &[]).await, (512, vec![i; 512]));
         }
-        for (n, held) in w.volume.held.borrow().iter().enumerate() {
+        for (n, held) in w.volume.retained().iter().enumerate() {
             assert!(
                 held.as_slice()[..512].iter().all(|b| usize::from(*b) == n / 2),
                 "buffer {n} was written to"
@@ -113,7 +118,7 @@ fn buffers_that_the_volume_still_holds_are_not_given_to_the_driver() {
 #[test]
 fn more_requests_than_tags_wait_their_turn() {
     let w = World::new();
-    w.volume.shut.set(true);
+    w.volume.hold(RamOp::Write);
     w.driver.block_on(async {
         let device = w.start(Some(0)).await.unwrap();
         let rt = w.driver.handle();
@@ -126,7 +131,7 @@ fn more_requests_than_tags_wait_their_turn() {
             })
             .collect();
         rt.yield_now().await;
-        w.volume.open_gate();
+        w.volume.release();
         for task in asked {
             assert_eq!(task.await, 512);
         }
@@ -143,7 +148,7 @@ fn what_a_dead_process_had_not_answered_comes_again() {
         let device = first.start(Some(5)).await.unwrap();
         assert_eq!(device.number(), 5);
         // It waits in the volume when the process dies.
-        volume.shut.set(true);
+        volume.hold(RamOp::Write);
         let rt = first.driver.handle();
         let theirs = fake.clone();
         rt.spawn(async move {
@@ -156,7 +161,7 @@ fn what_a_dead_process_had_not_answered_comes_again() {
     });
     fake.server_died(5);
 
-    let second = World::on(fake.clone(), Rc::new(Ram::new(4096)));
+    let second = World::on(fake.clone(), ram(4096));
     second.driver.block_on(async {
         let device = second.start(None).await.unwrap();
         assert_eq!((device.number(), device.recovered_from), (5, Some(std::process::id() as i32)));
@@ -177,7 +182,7 @@ fn a_device_that_is_left_begins_nothing_more() {
     let w = World::new();
     w.driver.block_on(async {
         let device = w.start(None).await.unwrap();
-        w.volume.shut.set(true);
+        w.volume.hold(RamOp::Write);
         let rt = w.driver.handle();
         let write = |i: u8| {
             let fake = w.fake.clone();
@@ -192,7 +197,7 @@ fn a_device_that_is_left_begins_nothing_more() {
             let (rt, volume) = (rt.clone(), w.volume.clone());
             rt.clone().spawn(async move {
                 rt.sleep(io::Nanos::from_ms(20)).await;
-                volume.open_gate();
+                volume.release();
             })
         };
         device.leave().await;
@@ -201,10 +206,7 @@ fn a_device_that_is_left_begins_nothing_more() {
         let late = write(2);
         rt.sleep(io::Nanos::from_ms(20)).await;
         assert_eq!(late.try_take(), None);
-        assert!(
-            w.volume.bytes.borrow()[2 * 512..3 * 512].iter().all(|b| *b == 0),
-            "and nothing more is begun"
-        );
+        assert!(w.volume.contents(2 * 512..3 * 512).iter().all(|b| *b == 0), "and nothing more is begun");
     });
 }
 
@@ -217,7 +219,7 @@ fn a_device_that_fails_answers_errors() {
         assert_eq!(w.ask(abi::OP_WRITE, 0, 1, &[1; 512]).await.0, -libc::EIO);
         device.remove().await.unwrap();
     });
-    assert!(w.volume.bytes.borrow().iter().all(|b| *b == 0));
+    assert!(w.volume.contents(0..4096 * 512).iter().all(|b| *b == 0));
 }
 
 #[test]
@@ -241,14 +243,15 @@ fn refusals_leave_nothing_behind() {
 #[test]
 fn a_number_that_is_taken_names_who_has_it() {
     let w = World::new();
-    let other = World::on(w.fake.clone(), Rc::new(Ram::new(8)));
+    let other = World::on(w.fake.clone(), ram(8));
     w.driver.block_on(async {
         let device = w.start(Some(3)).await.unwrap();
         let theirs = Identity::of(&[b"another"]);
-        let taken = Device::<Ram, Fake>::start(&other.host, other.volume.clone(), theirs, Some(3), SHAPE)
-            .await
-            .err()
-            .unwrap();
+        let taken =
+            Device::<RamVolume, Fake>::start(&other.host, other.volume.clone(), theirs, Some(3), SHAPE)
+                .await
+                .err()
+                .unwrap();
         let pid = std::process::id();
         assert_eq!(
             taken.to_string(),
@@ -271,13 +274,13 @@ fn a_volume_that_is_served_or_has_changed_is_refused() {
     assert_eq!(info.server_pid, std::process::id() as i32);
     fake.set_pid(0, 77);
     fake.state().alive.push(77);
-    let second = World::on(fake.clone(), Rc::new(Ram::new(4096)));
+    let second = World::on(fake.clone(), ram(4096));
     second.driver.block_on(async {
         let e = second.start(None).await.err().unwrap();
         assert!(matches!(e, UblkError::InService { number: 0, pid: 77 }), "{e}");
     });
     fake.server_died(0);
-    let smaller = World::on(fake.clone(), Rc::new(Ram::new(8)));
+    let smaller = World::on(fake.clone(), ram(8));
     smaller.driver.block_on(async {
         let e = smaller.start(None).await.err().unwrap();
         assert!(matches!(e, UblkError::Changed { number: 0, expected: 8, found: 4096 }), "{e}");
@@ -296,7 +299,7 @@ fn a_device_that_was_never_started_is_made_anew() {
         first.fake.state().refuse = None;
     });
     assert_eq!(fake.info(2).state, abi::STATE_DEAD);
-    let second = World::on(fake.clone(), Rc::new(Ram::new(8)));
+    let second = World::on(fake.clone(), ram(8));
     second.driver.block_on(async {
         let device = second.start(Some(2)).await.unwrap();
         assert_eq!((device.number(), device.recovered_from), (2, None));

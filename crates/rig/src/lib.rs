@@ -1,7 +1,10 @@
-//! A real cache set with one backing device, on devices in memory, for tests of what looks at sets from outside, and for benches.
+//! Doubles for tests and benches: a real cache set on devices in memory ([`Rig`]), and a volume in memory ([`RamVolume`]).
 //!
-//! Owns how such a set is formatted and opened. Must not check anything itself, nor know who tests what.
+//! Owns how such a set is formatted and opened, and what such a volume does. Must not check anything itself, nor know which
+//! test uses it.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may fail")]
+
+mod ram;
 
 use std::rc::Rc;
 
@@ -11,6 +14,7 @@ use engine::{CacheSet, SetOptions, Volume};
 use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 use io::{Disk, Handle, WriteFlags};
+pub use ram::{Counts, RamDisk, RamOp, RamVolume};
 
 /// Where data begins on a backing device.
 pub const DATA_OFFSET: Sector = Sector(16);

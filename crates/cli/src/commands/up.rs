@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::commands::nbd_args::NbdArgs;
 use crate::console;
-use crate::exports::{self, Context, Force, NbdAccess, Running, Spec};
+use crate::exports::{self, Context, Export, Force, NbdAccess, Spec};
 use crate::failure::Failure;
 use crate::session::{self, Devices, Session, Simulation};
 use crate::takeover;
@@ -111,25 +111,25 @@ impl Up {
         if self.without_cache && self.set.iter().any(|s| s.owner == Owner::Set) {
             return Err(Failure::Usage("there is no cache set whose tunables could be set".into()));
         }
-        if self.takeover && !self.export.iter().any(|e| matches!(e, Spec::Auto | Spec::Ublk(_))) {
+        if self.takeover && !self.export.iter().any(|e| e.recovers()) {
             return Err(Failure::Usage("only ublk devices can be taken over: expected --export ublk".into()));
         }
-        if self.export.iter().filter(|e| matches!(e, Spec::Auto | Spec::Ublk(_))).count() > 1 {
+        if self.export.iter().filter(|e| e.recovers()).count() > 1 {
             return Err(Failure::Usage(
                 "a volume has one ublk device: expected --export ublk or auto once".into(),
             ));
         }
         let nbd = self.nbd.access()?;
         // Errors of the command line come before those of the host.
-        let ports = self.export.iter().filter(|spec| matches!(spec, Spec::Nbd(_)));
-        ports.into_iter().try_for_each(|spec| exports::check(spec, &nbd))?;
+        let ports = self.export.iter().filter(|spec| spec.endpoint().is_some());
+        ports.into_iter().try_for_each(|spec| spec.check(&nbd))?;
         if self.root_storage {
             marked_as_root_storage()?;
         }
         // Before the check opens a ring of the ublk driver: workers of rings that are there already are not marked.
         serve::pressure::prepare_process();
         serve::pressure::prepare_this_thread();
-        self.export.iter().try_for_each(|spec| exports::check(spec, &nbd))?;
+        self.export.iter().try_for_each(|spec| spec.check(&nbd))?;
         interrupt::exit_at_second_signal(GRACE)?;
         let signals = interrupt::signals()?;
         let Shape { queues, depth } = self.ublk_shape();
@@ -159,7 +159,7 @@ impl Up {
             Err(e) => (None, Err(e)),
         };
         let force = Force::default();
-        let takes_force = running.iter().any(Running::takes_force);
+        let takes_force = running.iter().any(|export| export.takes_force());
         let mut stop = Box::pin(async {
             let mut stopped = Ok(());
             // Kept to the end: the driver of the kernel gets them back from the process, not from us.
@@ -203,7 +203,7 @@ impl Up {
         driver: &Driver,
         session: &Session,
         nbd: NbdAccess,
-        running: &mut Vec<Running>,
+        running: &mut Vec<Box<dyn Export>>,
     ) -> Result<(), Failure> {
         let volumes = session.volumes();
         if volumes.is_empty() {
@@ -258,7 +258,7 @@ impl Up {
         driver: &Driver,
         session: &Session,
         signals: &mut Signals,
-        running: &[Running],
+        running: &[Box<dyn Export>],
     ) -> Result<End, Failure> {
         let mut input = if self.stdin { Some(console::lines()?) } else { None };
         // The command that is being carried out: it must not be cut short by what else happens.
@@ -280,7 +280,7 @@ impl Up {
             session.log_events();
             match event {
                 Either::Left(blockio::Signal::HandOver) => {
-                    if running.iter().all(Running::can_be_handed_over) {
+                    if running.iter().all(|export| export.can_be_handed_over()) {
                         out::note("SIGUSR2: another process takes over");
                         return Ok(End::HandOver);
                     }

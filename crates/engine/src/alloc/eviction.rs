@@ -1,14 +1,13 @@
 //! Which buckets are given up next.
 //!
-//! Owns the replacement policy in use with its state, and the count that ages priorities. Must not know how buckets are
-//! given up. The policies themselves are pure (`policy::replacement`, `policy::reuse`).
+//! Owns the replacement policy in use, those that were in use before as long as they know something, and the count that ages
+//! priorities. Must not know how buckets are given up, nor which policies there are (`policy::replacement` has the table).
 
-use format::{BucketNr, Geometry, Inode, Ptr, Replacement, Sector, Sectors};
-use io::Rng;
+use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
 
 use super::Buckets;
-use crate::policy::replacement::{Aging, Candidate, Selector};
-use crate::policy::reuse::{Reuse, Segment};
+use crate::policy::aging::Aging;
+use crate::policy::replacement::{Candidates, Fill, PolicyEntry, ReplacementPolicy, Space};
 
 /// Whether priorities were aged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,93 +16,87 @@ pub(crate) enum Aged {
     No,
     /// They were.
     Yes,
-    /// They were, and cost-benefit replacement wants to know what hits save now.
-    ByCostBenefit,
+    /// They were, and the policy wants to be told what hits save now.
+    Observed,
 }
 
 /// See the module head.
 pub(crate) struct Eviction {
-    geometry: Geometry,
-    selector: Selector,
-    /// Cost-benefit replacement is wanted.
-    by_cost_benefit: bool,
-    /// What it knows: from when it is first asked for to the first aging after it is not wanted any more.
-    cost_benefit: Option<Reuse>,
+    space: Space,
+    entry: &'static PolicyEntry,
+    /// The policy in use, from when it is first asked.
+    policy: Option<Box<dyn ReplacementPolicy>>,
+    /// The policy in use has to be told of fills, hits and misses.
+    observes: bool,
+    /// Policies that were in use before.
+    others: Vec<(&'static PolicyEntry, Box<dyn ReplacementPolicy>)>,
     aging: Aging,
     /// The smallest priority that aging left.
     min_prio: u16,
-    rng: Rng,
 }
 
 impl Eviction {
-    pub(crate) fn new(geometry: Geometry, policy: Replacement, seed: u64) -> Eviction {
+    pub(crate) fn new(geometry: Geometry, entry: &'static PolicyEntry, seed: u64) -> Eviction {
         Eviction {
-            selector: Selector::new(policy, geometry.first_dynamic(), geometry.nbuckets),
-            by_cost_benefit: false,
-            cost_benefit: None,
+            space: Space::of(&geometry, seed),
+            entry,
+            policy: None,
+            observes: (entry.observes)(),
+            others: Vec::new(),
             aging: Aging::new(),
             min_prio: 0,
-            rng: Rng::new(seed),
-            geometry,
         }
     }
 
-    /// Sets the policy that the superblock stores.
-    pub(crate) fn set_policy(&mut self, policy: Replacement) {
-        self.selector.set_policy(policy);
-    }
-
-    /// Sets whether cost-benefit replacement takes the place of that policy.
-    pub(crate) fn set_by_cost_benefit(&mut self, wanted: bool) {
-        self.by_cost_benefit = wanted;
-    }
-
-    pub(super) fn by_cost_benefit(&self) -> bool {
-        self.by_cost_benefit
-    }
-
-    /// Cost-benefit replacement, if that is wanted. It begins to learn when it is first asked for.
-    fn cost_benefit(&mut self) -> Option<&mut Reuse> {
-        if !self.by_cost_benefit {
-            return None;
+    /// Sets the policy for the scans that begin from now on.
+    pub(crate) fn set_policy(&mut self, entry: &'static PolicyEntry) {
+        if entry.name == self.entry.name {
+            return;
         }
-        let g = &self.geometry;
-        let begin = || Reuse::new(g.first_dynamic(), g.nbuckets, g.bucket_sectors, g.block_sectors);
-        Some(self.cost_benefit.get_or_insert_with(begin))
+        self.others.extend(self.policy.take().map(|policy| (self.entry, policy)));
+        let before = self.others.iter().position(|(other, _)| other.name == entry.name);
+        self.policy = before.map(|at| self.others.swap_remove(at).1);
+        (self.entry, self.observes) = (entry, (entry.observes)());
     }
 
-    /// Chooses up to `wanted` buckets of those that `candidate` calls eligible.
-    pub(super) fn choose(
-        &mut self,
-        wanted: usize,
-        candidate: impl Fn(BucketNr) -> Candidate,
-        chosen: &mut Vec<BucketNr>,
-    ) {
-        match self.cost_benefit() {
-            Some(policy) => policy.choose(wanted, candidate, chosen),
-            None => self.selector.pick(wanted, self.min_prio, &mut self.rng, candidate, chosen),
-        }
+    /// Whether the policy has to be told of hits.
+    pub(super) fn observes(&self) -> bool {
+        self.observes
+    }
+
+    /// The policy in use. It begins to learn when it is first asked.
+    fn policy(&mut self) -> &mut dyn ReplacementPolicy {
+        let policy = self.policy.get_or_insert_with(|| (self.entry.new)(&self.space));
+        policy.as_mut()
+    }
+
+    /// Chooses up to `wanted` buckets of those that `candidates` calls eligible.
+    pub(super) fn choose(&mut self, wanted: usize, candidates: Candidates<'_>, chosen: &mut Vec<BucketNr>) {
+        let min_prio = self.min_prio;
+        self.policy().choose(wanted, min_prio, candidates, chosen);
     }
 
     /// A bucket was taken, to be filled with data of this kind.
-    pub(super) fn fills(&mut self, bucket: BucketNr, segment: Segment) {
-        if let Some(policy) = &mut self.cost_benefit {
-            policy.fills(bucket, segment);
+    pub(super) fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+        if self.observes
+            && let Some(policy) = &mut self.policy
+        {
+            policy.on_fill(bucket, fill);
         }
+        self.others.iter_mut().for_each(|(_, policy)| policy.on_fill(bucket, fill));
     }
 
-    /// Cached data was read, which saved so much. True if its bucket will be reused soon.
+    /// Cached data was read, which saved so much. True if its bucket will be invalidated soon.
     #[cold]
-    pub(super) fn hit(&mut self, buckets: &Buckets, ptr: Ptr, worth: u32) -> bool {
-        let Some(policy) = self.cost_benefit() else { return false };
+    pub(super) fn on_hit(&mut self, buckets: &Buckets, ptr: Ptr, worth: u32) -> bool {
         let b = buckets.bucket_of(ptr);
-        // What is still being filled is not reused soon.
-        policy.hit(b, worth) && buckets.pins(b) == 0
+        // What is still being filled is not invalidated soon.
+        self.policy().on_hit(b, worth) && buckets.pins(b) == 0
     }
 
     /// Data that is not cached was read. True if it was cached not long ago.
-    pub(crate) fn miss(&mut self, inode: Inode, at: Sector) -> bool {
-        self.cost_benefit().is_some_and(|policy| policy.miss(inode, at))
+    pub(crate) fn on_miss(&mut self, inode: Inode, at: Sector) -> bool {
+        self.observes && self.policy().on_miss(inode, at)
     }
 
     /// Whether priorities are to be aged, after so many more foreground sectors.
@@ -115,15 +108,11 @@ impl Eviction {
     #[cold]
     pub(super) fn age(&mut self, min: u16) -> Aged {
         self.min_prio = min;
-        match self.cost_benefit() {
-            Some(policy) => {
-                policy.tick();
-                Aged::ByCostBenefit
-            }
-            None => {
-                self.cost_benefit = None;
-                Aged::Yes
-            }
-        }
+        self.policy().age();
+        self.others.retain(|(entry, _)| (entry.bytes_each)() == 0);
+        if self.observes { Aged::Observed } else { Aged::Yes }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,7 +39,7 @@ pub(crate) use walks::WalkRequests;
 use crate::device::CacheDevice;
 use crate::error::EngineError;
 use crate::journal::Journal;
-use crate::policy::reuse::{Saving, Segment};
+use crate::policy::replacement::{Fill, Saving};
 
 /// Counts of the allocator's own work.
 #[derive(Clone, Copy, Default, Debug)]
@@ -252,8 +252,8 @@ impl Allocator {
                     self.pool.fills();
                 }
                 // Metadata of file systems is worth more than the data of other read misses.
-                let segment = if stream == Stream::Clean { Segment::Probation } else { Segment::Protected };
-                self.eviction.borrow_mut().fills(taken, segment);
+                let fill = if stream == Stream::Clean { Fill::FirstRead } else { Fill::Lasting };
+                self.eviction.borrow_mut().on_fill(taken, fill);
                 if stream == Stream::Meta {
                     b.age_slowly(taken);
                 }
@@ -283,7 +283,7 @@ impl Allocator {
         let buckets = &mut *self.buckets.borrow_mut();
         buckets.touch(ptr);
         let eviction = &mut *self.eviction.borrow_mut();
-        eviction.by_cost_benefit() && eviction.hit(buckets, ptr, saving.of(sectors))
+        eviction.observes() && eviction.on_hit(buckets, ptr, saving.of(sectors))
     }
 
     /// Counts foreground sectors that were not bypassed; they age the priorities (semantics section 7.5).

@@ -1,6 +1,6 @@
 //! Refilling the list of ready buckets.
 //!
-//! Owns the choice of victims and the order that makes reuse safe (format section 12.2): new generation in memory →
+//! Owns the order that makes it safe to use a bucket again (format section 12.2): new generation in memory →
 //! prio sets → journal entry that names them → (discard) → ready. Data never waits for this as long as the list is
 //! refilled ahead of demand.
 
@@ -18,12 +18,12 @@ use crate::policy::replacement::Candidate;
 fn invalidate(alloc: &Allocator, wanted: usize) -> Vec<BucketNr> {
     let buckets = &mut *alloc.buckets.borrow_mut();
     let mut picked = Vec::new();
-    let candidate = |b: BucketNr| Candidate {
+    let candidates = |b: BucketNr| Candidate {
         eligible: buckets.may_invalidate(b),
         prio: buckets.prio(b),
         live_sectors: buckets.live(b).0 as u32,
     };
-    alloc.eviction.borrow_mut().choose(wanted, candidate, &mut picked);
+    alloc.eviction.borrow_mut().choose(wanted, &candidates, &mut picked);
     if picked.is_empty() {
         // A random policy can miss the few that there are.
         picked.extend(buckets.all().filter(|b| buckets.may_invalidate(*b)).take(wanted));

@@ -159,7 +159,7 @@ pub struct Comparison {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// The request goes through the cache. The caller counts it for the aging of priorities
-    /// ([`super::replacement::Aging::count`]).
+    /// ([`super::aging::Aging::count`]).
     Cache,
     /// The request bypasses the cache. The caller counts it as bypassed. With [`BypassReason::CacheFull95`] and a clean
     /// device a garbage collection is due, because otherwise the cache could stay full for ever.

@@ -98,16 +98,6 @@ pub enum Overwrite {
     Always,
 }
 
-/// What chooses buckets for reuse where the replacement policy of the superblock is `lru`.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Victims {
-    /// The kernel's rule: how long a bucket was not used, times what is in it.
-    #[default]
-    Kernel,
-    /// The time that what is in a bucket saves ([`crate::policy::reuse`]).
-    Reuse,
-}
-
 macro_rules! choice {
     ($type:ty: $($value:path => $name:literal),+) => {
         impl Choice for $type {
@@ -124,7 +114,6 @@ choice!(Admission: Admission::Kernel => "kernel", Admission::Cost => "cost");
 choice!(Bridge: Bridge::Off => "off", Bridge::Auto => "auto", Bridge::Always => "always");
 choice!(Controller: Controller::Kernel => "kernel", Controller::Yield => "yield");
 choice!(Overwrite: Overwrite::Off => "off", Overwrite::Auto => "auto", Overwrite::Always => "always");
-choice!(Victims: Victims::Kernel => "kernel", Victims::Reuse => "reuse");
 choice!(CacheMode:
     CacheMode::Writethrough => "writethrough",
     CacheMode::Writeback => "writeback",

@@ -2,17 +2,17 @@
 //!
 //! Owns the rules by which requests are cached or bypassed, writes and writeback are throttled, and buckets are chosen
 //! for eviction. All of it is plain values and functions: the same inputs give the same result. Must not know devices,
-//! clocks, the index or the journal: time arrives as [`io::Nanos`], randomness as numbers or an [`io::Rng`] of the
+//! clocks, the index or the journal: time arrives as [`io::Nanos`], randomness as numbers or a seed of the
 //! caller, and facts about the cache as arguments. Nothing on the path of a request allocates, except [`stripes`] for a
 //! backing device whose stripes are tracked.
 
+pub mod aging;
 pub mod bridging;
 pub mod bypass;
 pub mod choices;
 pub mod congestion;
 pub mod cost;
 pub mod replacement;
-pub mod reuse;
 pub mod sequential;
 pub mod stripes;
 pub mod writeback_rate;

@@ -12,7 +12,7 @@ use io::{MemoryBudget, Reservation};
 use crate::alloc::Buckets;
 use crate::error::{EngineError, Place};
 use crate::index::READ_AHEAD;
-use crate::policy::reuse::Reuse;
+use crate::policy::replacement::most_bytes_each;
 
 /// Bytes for the priority and generation of a bucket: once as read, once as written.
 const PRIORITIES: u64 = 2 * size_of::<format::BucketPrio>() as u64;
@@ -31,7 +31,7 @@ pub(crate) fn reserve(
     geometry: &Geometry,
     place: &Place,
 ) -> Result<Reservation, EngineError> {
-    let each = Buckets::BYTES_EACH + Reuse::BYTES_EACH + PRIORITIES + GENERATIONS;
+    let each = Buckets::BYTES_EACH + most_bytes_each() + PRIORITIES + GENERATIONS;
     let tables = u64::from(geometry.nbuckets).saturating_mul(each);
     let nodes = geometry.node_sectors.bytes().saturating_mul(READ_AHEAD as u64);
     let buffers = geometry.bucket_sectors.bytes().max(nodes);
@@ -84,7 +84,7 @@ mod tests {
         let bytes =
             |nbuckets| reserve(&budget, &geometry(nbuckets, 1024), &place).map(|r| r.bytes()).unwrap();
         let priority = size_of::<format::BucketPrio>() as u64;
-        let each = [Buckets::BYTES_EACH, Reuse::BYTES_EACH, priority, priority, 1, 1];
+        let each = [Buckets::BYTES_EACH, most_bytes_each(), priority, priority, 1, 1];
         assert_eq!(bytes(1001) - bytes(1000), each.iter().sum::<u64>());
         // The largest buffer is added: a bucket, or the nodes that are read ahead.
         let buffer = (1024 * 512).max(8 * 512 * READ_AHEAD as u64);

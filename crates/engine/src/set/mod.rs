@@ -239,7 +239,7 @@ impl Core {
         self.cache.device.write_superblock().await?;
         // Other tunables may have been set meanwhile, so only this one is set.
         self.set_tunable(name, value)?;
-        self.cache.alloc.eviction().set_policy(next.cache_replacement_policy);
+        self.cache.alloc.eviction().set_policy(self.cache.tunables.borrow().policy());
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Core {
         let t = self.cache.tunables.borrow();
         self.cache.journal.set_delay(io::Nanos::from_ms(u64::from(t.journal_delay_ms)));
         self.cache.gc.set(GcSettings { packs: t.copy_gc_enabled, always_rewrites: t.gc_always_rewrite });
-        self.cache.alloc.eviction().set_by_cost_benefit(t.by_reuse());
+        self.cache.alloc.eviction().set_policy(t.policy());
         self.cache
             .device
             .set_error_limits(ErrorLimits { limit: t.io_error_limit, halflife: t.io_error_halflife });

@@ -434,7 +434,7 @@ fn assemble(device: Rc<CacheDevice>, r: Recovered, options: SetOptions, memory: 
     if let Some(policy) = device.superblock().replacement() {
         tunables.cache_replacement_policy = policy;
     }
-    let eviction = Eviction::new(geometry, tunables.cache_replacement_policy, options.seed);
+    let eviction = Eviction::new(geometry, tunables.policy(), options.seed);
     let journal = Rc::new(r.journal);
     let alloc = Rc::new(Allocator::new(device.clone(), journal.clone(), r.buckets, r.prios, eviction));
     let (backings, tasks) = (Rc::new(BackingDevices::default()), Rc::new(Tasks::new(rt.clone())));

@@ -22,8 +22,9 @@ mod parse;
 mod set;
 
 pub use crate::policy::choices::{
-    Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed, Victims,
+    Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed,
 };
+pub use crate::policy::replacement::InPlaceOfLru;
 pub use device::DeviceTunables;
 pub use error::TunableError;
 pub use knob::{KnobInfo, Range, Stored, Unit};

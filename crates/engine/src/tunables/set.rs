@@ -7,7 +7,8 @@ use format::Replacement;
 
 use super::error::TunableError;
 use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
-use crate::policy::choices::{OnError, Overwrite, Victims};
+use crate::policy::choices::{OnError, Overwrite};
+use crate::policy::replacement::{InPlaceOfLru, PolicyEntry};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
 
 /// Percentage of used buckets up to which all writes become dirty data (semantics section 16.6).
@@ -75,7 +76,7 @@ pub struct SetTunables {
     /// Whether dirty data is overwritten in place. Not in the kernel.
     pub overwrite_in_place: Overwrite,
     /// The policy that replaces lru. Not in the kernel.
-    pub replacement: Victims,
+    pub replacement: InPlaceOfLru,
     /// Limit for btree nodes in memory, in bytes. Not in the kernel.
     pub btree_cache_limit: u64,
     /// Sectors written back between two flushes of the backing device. Not in the kernel, which does not flush the
@@ -106,7 +107,7 @@ impl Default for SetTunables {
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,
             cutoff_writeback_sync: DEFAULT_CUTOFF_WRITEBACK_SYNC,
             overwrite_in_place: Overwrite::default(),
-            replacement: Victims::default(),
+            replacement: InPlaceOfLru::default(),
             btree_cache_limit: DEFAULT_BTREE_CACHE_LIMIT,
             writeback_batch_sectors: DEFAULT_WRITEBACK_BATCH,
         }
@@ -241,7 +242,7 @@ static KNOBS: &[Knob] = &[
         "replacement",
         Unit::None,
         "what takes the place of the policy lru: the kernel's rule, or the time that hits save",
-        choice_of!(replacement: Victims),
+        choice_of!(replacement: InPlaceOfLru),
     )
     .not_in_kernel(),
     Knob::new(
@@ -261,9 +262,9 @@ static KNOBS: &[Knob] = &[
 ];
 
 impl SetTunables {
-    /// Buckets are reused by what they save.
-    pub(crate) fn by_reuse(&self) -> bool {
-        self.cache_replacement_policy == Replacement::Lru && self.replacement == Victims::Reuse
+    /// The replacement policy that these settings name.
+    pub(crate) fn policy(&self) -> &'static PolicyEntry {
+        self.replacement.policy(self.cache_replacement_policy)
     }
 
     /// The value of a setting as the kernel shows it.

@@ -334,17 +334,17 @@ proptest! {
 
 /// The policy applies only in place of lru, and only if it is set.
 #[test]
-fn replacement_by_reuse_takes_the_place_of_lru() {
-    for (policy, replacement, by_reuse) in [
-        ("lru", "reuse", true),
-        ("lru", "kernel", false),
-        ("fifo", "reuse", false),
-        ("random", "reuse", false),
-        ("fifo", "kernel", false),
+fn the_policy_cost_benefit_takes_the_place_of_lru() {
+    for (policy, replacement, in_use) in [
+        ("lru", "reuse", "reuse"),
+        ("lru", "kernel", "lru"),
+        ("fifo", "reuse", "fifo"),
+        ("random", "reuse", "random"),
+        ("fifo", "kernel", "fifo"),
     ] {
         let mut t = SetTunables::default();
         t.set("cache_replacement_policy", policy).unwrap();
         t.set("replacement", replacement).unwrap();
-        assert_eq!(t.by_reuse(), by_reuse, "{policy}, {replacement}");
+        assert_eq!(t.policy().name, in_use, "{policy}, {replacement}");
     }
 }

@@ -16,7 +16,7 @@ use crate::index::Index;
 use crate::journal::Journal;
 use crate::policy::congestion::Congestion;
 use crate::policy::cost::{CostModel, Costs};
-use crate::policy::reuse::Saving;
+use crate::policy::replacement::Saving;
 use crate::policy::writeback_rate::{IdleCounter, WritebackRate};
 use crate::policy::yielding::{Busy, Throttle};
 use crate::stats::CacheStats;
@@ -102,7 +102,7 @@ impl Cache {
 
     /// Counts foreground sectors that were not bypassed; they age the priorities (semantics section 7.5).
     pub(crate) fn count_for_aging(&self, sectors: Sectors) {
-        if self.alloc.count_for_aging(sectors) == Aged::ByCostBenefit {
+        if self.alloc.count_for_aging(sectors) == Aged::Observed {
             self.shared.loads.borrow().iter().for_each(|load| load.measure_saving(&self.device));
         }
     }

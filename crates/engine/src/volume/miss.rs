@@ -46,7 +46,7 @@ pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     }
     let skip = missed.skip + (first - start).bytes() as usize;
     let missed = Missed { start: first, end: last, skip, ..missed };
-    let again = cache.alloc.eviction().miss(inode, start);
+    let again = cache.alloc.eviction().on_miss(inode, start);
     let stream = match (meta, again) {
         (true, _) => Stream::Meta,
         (false, true) => Stream::Promoted,

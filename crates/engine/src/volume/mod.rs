@@ -40,7 +40,7 @@ use crate::policy::bypass::{
     dirty_limit_percent,
 };
 use crate::policy::cost::faster_for_stream;
-use crate::policy::reuse::Saving;
+use crate::policy::replacement::Saving;
 use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use export_fuse::PunchHole;
 
 use crate::host::{self, Mounted, run, text};
-use crate::ram::RamDisk;
 use crate::server::{LOOPS, Server, Setup};
+use rig::RamDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -37,7 +37,7 @@ fn a_file_system_survives_a_restart_of_everything() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (at, mount_point) = (dir.path().join("files"), dir.path().join("mnt"));
-    let disk = RamDisk::new("bcache0", 256 * MIB);
+    let disk = RamDisk::new("bcache0", 256 * MIB).with_garbage().shared();
     let mut server = Server::start(&at, &[&disk], LOOPS);
     let device = server.device().to_path_buf();
     assert!(server.exports[0].direct_io);
@@ -81,7 +81,7 @@ fn discards_reach_the_volume_and_unmapped_zeros_are_zeros() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", 16 * MIB);
+    let disk = RamDisk::new("bcache0", 16 * MIB).with_garbage().shared();
     disk.fill(0, &vec![0xaa; 16 << 20]);
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let device = server.device();
@@ -106,7 +106,7 @@ fn a_volume_that_refuses_holes_has_no_discard_but_zeros() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", 16 * MIB);
+    let disk = RamDisk::new("bcache0", 16 * MIB).with_garbage().shared();
     disk.fill(0, &vec![0xaa; 16 << 20]);
     let setup = Setup { punch_hole: PunchHole::Refuse, ..LOOPS };
     let mut server = Server::start(&dir.path().join("m"), &[&disk], setup);
@@ -128,7 +128,10 @@ fn direct_io_of_odd_sizes() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (small, large) = (RamDisk::new("small", 8 * MIB), RamDisk::with("large", 8 * MIB, 4096, false));
+    let (small, large) = (
+        RamDisk::new("small", 8 * MIB).with_garbage().shared(),
+        RamDisk::new("large", 8 * MIB).with_garbage().with_blocks(4096, 4096).shared(),
+    );
     let mut server = Server::start(&dir.path().join("m"), &[&small, &large], LOOPS);
     let path = |i: usize| server.exports[i].loop_device.clone().expect("a loop device");
     assert_eq!(attribute(&path(0), "queue/logical_block_size"), "512");
@@ -174,7 +177,7 @@ fn a_volume_that_is_read_only_is_a_read_only_device() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::with("bcache0", MIB, 512, true);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().with_read_only().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     assert_eq!(run("blockdev", &["--getro", text(server.device())]).trim(), "1");
     let mut byte = [1];
@@ -190,7 +193,7 @@ fn partitions_can_be_used_and_are_in_use() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mount_point = dir.path().join("mnt");
-    let disk = RamDisk::new("bcache0", 32 * MIB);
+    let disk = RamDisk::new("bcache0", 32 * MIB).with_garbage().shared();
     // A table of the old kind: type 0x83, 16384 sectors from sector 2048 on.
     let mut entry = [0; 16];
     entry[4] = 0x83;
@@ -220,7 +223,7 @@ fn fio_verifies_what_it_wrote_at_depth() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", 64 * MIB);
+    let disk = RamDisk::new("bcache0", 64 * MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let filename = format!("--filename={}", text(server.device()));
     let jobs: [&[&str]; 2] = [

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::host::{self, Debris, Mounted, run, text};
-use crate::ram::RamDisk;
 use crate::server::{FILES, LOOPS, Server};
+use rig::RamDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,7 +18,10 @@ fn a_stop_while_mounted_is_refused_and_names_the_mount() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mount_point = dir.path().join("a mount point");
-    let (used, idle) = (RamDisk::new("used", 32 * MIB), RamDisk::new("idle", MIB));
+    let (used, idle) = (
+        RamDisk::new("used", 32 * MIB).with_garbage().shared(),
+        RamDisk::new("idle", MIB).with_garbage().shared(),
+    );
     let mut server = Server::start(&dir.path().join("m"), &[&used, &idle], LOOPS);
     run("mkfs.ext4", &["-q", text(server.device())]);
     let mounted = Mounted::new(server.device(), &mount_point);
@@ -39,7 +42,7 @@ fn a_stop_while_a_process_uses_the_device_or_a_file_is_refused() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let me = format!("process {}", std::process::id());
     for path in [server.device().to_path_buf(), server.file().to_path_buf()] {
@@ -58,7 +61,7 @@ fn what_the_page_cache_holds_is_written_back_before_a_stop() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", 8 * MIB);
+    let disk = RamDisk::new("bcache0", 8 * MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let mut device = File::options().write(true).open(server.device()).unwrap();
     device.write_all(&vec![0x5a; 8 << 20]).unwrap();
@@ -75,7 +78,7 @@ fn force_takes_everything_away_and_says_from_whom() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mount_point = dir.path().join("mnt");
-    let disk = RamDisk::new("bcache0", 32 * MIB);
+    let disk = RamDisk::new("bcache0", 32 * MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     run("mkfs.ext4", &["-q", text(server.device())]);
     let mounted = Mounted::new(server.device(), &mount_point);
@@ -99,7 +102,7 @@ fn a_stop_that_nobody_waits_for_any_more_becomes_a_forced_one() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], LOOPS);
     let open = File::open(server.device()).unwrap();
     server.abandon();
@@ -115,7 +118,7 @@ fn an_operator_who_unmounts_by_hand_is_not_in_the_way() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     run("umount", &[text(&server.dir)]);
     run("mount", &["-t", "tmpfs", "tmpfs", text(&server.dir)]);
@@ -131,7 +134,7 @@ fn a_copy_of_the_mount_elsewhere_does_not_keep_the_export() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let _control = host::fuse_control();
     let mut other = Command::new("unshare")
@@ -153,7 +156,7 @@ fn a_copy_of_the_mount_elsewhere_does_not_keep_the_export() {
 #[test]
 fn child_that_serves() {
     let Some(dir) = std::env::var_os("UBCACHE_TEST_SERVE_AT") else { return };
-    let disk = RamDisk::new("bcache0", 32 * MIB);
+    let disk = RamDisk::new("bcache0", 32 * MIB).with_garbage().shared();
     let server = Server::start(&PathBuf::from(dir), &[&disk], LOOPS);
     // Around what the test harness prints.
     println!("\nready: {}", text(server.device()));
@@ -200,7 +203,7 @@ fn what_a_killed_process_left_is_cleaned_up() {
     assert_eq!(fs::read_dir(&at).unwrap_err().raw_os_error(), Some(107), "not connected");
     assert_eq!(host::loops_over(&at).len(), 1);
 
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&at, &[&disk], LOOPS);
     assert_eq!(server.notes.len(), 2, "{:?}", server.notes);
     assert!(server.notes[0].contains("has died: taken away"), "{:?}", server.notes);
@@ -224,7 +227,7 @@ fn a_dead_device_that_is_still_mounted_is_named() {
     run("mkfs.ext4", &["-q", text(&device)]);
     let mounted = Mounted::new(&device, &mount_point);
     drop(child);
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&at, &[&disk], LOOPS);
     assert!(server.notes[0].contains("every access to it fails"), "{:?}", server.notes);
     assert!(server.notes[0].contains(text(&mount_point)), "{:?}", server.notes);
@@ -246,7 +249,7 @@ fn a_dead_file_system_of_another_kind_is_left_alone() {
     let script = "exec 9<>/dev/fuse && mount -i -t fuse.other -o fd=9,rootmode=40000,user_id=0,group_id=0 other \"$1\"";
     run("bash", &["-c", script, "bash", text(&at)]);
     assert_eq!(fs::metadata(&at).unwrap_err().raw_os_error(), Some(107), "not connected");
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let why = Server::try_start(&at, &[&disk], FILES).map(drop).unwrap_err();
     assert!(why.contains("fuse.other") && why.contains("has died"), "{why}");
     assert!(host::is_mount_point(&at));

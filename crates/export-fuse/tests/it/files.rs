@@ -9,8 +9,8 @@ use export_fuse::{MountBy, PunchHole};
 use io::Rng;
 
 use crate::host;
-use crate::ram::RamDisk;
 use crate::server::{FILES, Server, Setup};
+use rig::RamDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -35,7 +35,10 @@ fn a_directory_lists_volumes_with_their_sizes() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("made/../new");
     std::fs::create_dir(dir.path().join("made")).unwrap();
-    let (a, b) = (RamDisk::new("bcache0", 3 * MIB), RamDisk::with("flash #1", 5 * MIB, 4096, true));
+    let (a, b) = (
+        RamDisk::new("bcache0", 3 * MIB).with_garbage().shared(),
+        RamDisk::new("flash #1", 5 * MIB).with_garbage().with_blocks(4096, 4096).with_read_only().shared(),
+    );
     let mut server = Server::start(&at, &[&a, &b], FILES);
     assert_eq!(server.dir, dir.path().canonicalize().unwrap().join("new"));
     let mut names: Vec<_> = std::fs::read_dir(&server.dir)
@@ -80,7 +83,7 @@ fn any_range_of_bytes_is_read_and_written() {
     }
     let dir = tempfile::tempdir().unwrap();
     let size = 2 * MIB;
-    let disk = RamDisk::new("bcache0", size);
+    let disk = RamDisk::new("bcache0", size).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let file = open(server.file());
     let mut rng = Rng::new(7);
@@ -125,7 +128,7 @@ fn parts_of_a_sector_from_many_threads_all_arrive() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let path = server.file();
     std::thread::scope(|scope| {
@@ -163,7 +166,7 @@ fn the_end_of_a_volume_is_the_end_of_its_file() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let mut file = open(server.file());
     file.seek(SeekFrom::Start(MIB - 10)).unwrap();
@@ -193,7 +196,7 @@ fn durability_reaches_the_volume() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let file = open(server.file());
     file.write_all_at(&[1; 512], 0).unwrap();
@@ -219,7 +222,7 @@ fn failures_have_their_numbers() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     disk.fail(8..16, 5);
     disk.fail(32..40, 28);
     let setup = Setup { punch_hole: PunchHole::Refuse, ..FILES };
@@ -245,12 +248,12 @@ fn requests_are_large() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", 8 * MIB);
+    let disk = RamDisk::new("bcache0", 8 * MIB).with_garbage().shared();
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     // Its memory begins at a page.
     let output = format!("of={}", host::text(server.file()));
     host::run("dd", &["if=/dev/zero", &output, "bs=4M", "count=1", "status=none"]);
-    assert_eq!((disk.counts().writes, disk.counts().largest_sectors), (4, 2048), "a megabyte at a time");
+    assert_eq!((disk.counts().writes, disk.counts().largest_bytes), (4, MIB), "a megabyte at a time");
     assert_eq!(disk.counts().reads, 0);
     let file = open(server.file());
     let data: Vec<u8> = (0..(4 << 20) + 4096u32).map(|i| (i / 3) as u8).collect();
@@ -270,7 +273,7 @@ fn the_program_that_mounts_for_users_is_used_where_asked_for() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let setup = Setup { mount_by: MountBy::Helper, ..FILES };
     let mut server = Server::start(&dir.path().join("m"), &[&disk], setup);
     open(server.file()).write_all_at(b"through the helper", 700).unwrap();
@@ -289,7 +292,7 @@ fn a_place_that_is_taken_is_refused_with_the_reason() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let disk = RamDisk::new("bcache0", MIB);
+    let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let refused = |at: &Path, disks: &[&_]| Server::try_start(at, disks, FILES).map(drop).unwrap_err();
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
@@ -297,7 +300,7 @@ fn a_place_that_is_taken_is_refused_with_the_reason() {
     assert!(refused(&full, &[&disk]).contains("not empty"));
     assert!(refused(&full.join("precious"), &[&disk]).contains("Not a directory"));
     assert!(refused(&dir.path().join("no/such"), &[&disk]).contains("No such file"));
-    let twin = RamDisk::new("bcache0", MIB);
+    let twin = RamDisk::new("bcache0", MIB).with_garbage().shared();
     assert!(refused(&dir.path().join("m"), &[&disk, &twin]).contains("two volumes"));
     let mut server = Server::start(&dir.path().join("m"), &[&disk], FILES);
     let again = refused(&dir.path().join("m"), &[&disk]);

@@ -5,5 +5,4 @@ mod devices;
 mod ends;
 mod files;
 mod host;
-mod ram;
 mod server;

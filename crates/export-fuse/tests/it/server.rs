@@ -9,7 +9,7 @@ use blockio::bridge::{RemoteSender, Reply, channel};
 use blockio::{Driver, DriverOptions};
 use export_fuse::{Exported, Fuse, FuseOptions, MountBy, PunchHole, ServeOptions, serve};
 
-use crate::ram::{RamDisk, RamVolume};
+use rig::{RamDisk, RamVolume};
 
 enum Command {
     Stop(Reply<Result<(), String>>),
@@ -56,7 +56,7 @@ impl Server {
         let thread = std::thread::spawn(move || {
             let driver = Driver::new(DriverOptions::default()).expect("a driver");
             let options = ServeOptions { punch_hole: setup.punch_hole, ..ServeOptions::default() };
-            let volumes: Vec<Rc<RamVolume>> = disks.into_iter().map(|d| Rc::new(RamVolume(d))).collect();
+            let volumes: Vec<Rc<RamVolume>> = disks.into_iter().map(|d| RamVolume::on(d).shared()).collect();
             let served = volumes.iter().map(|v| serve(&driver.handle(), v.clone(), options)).collect();
             let stopped = driver.block_on(async {
                 let options = FuseOptions { mount_by: setup.mount_by, ..FuseOptions::default() };

@@ -16,12 +16,9 @@ use std::time::{Duration, Instant};
 
 use blockio::{Driver, DriverOptions};
 use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, uri};
+use rig::RamVolume;
 
 mod pump;
-#[path = "../../tests/it/ram.rs"]
-mod ram;
-
-use ram::RamVolume;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

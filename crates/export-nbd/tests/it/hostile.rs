@@ -6,9 +6,9 @@ use export_nbd::codec::wire::{command, command_flag as flag};
 use export_nbd::{PeerId, ServerOptions};
 use io::{MemoryBudget, Nanos};
 
-use crate::ram::RamVolume;
 use crate::wire::{Reply, client_flags};
 use crate::world::{Client, World, assemble};
+use rig::{RamOp, RamVolume};
 
 const MIB: u64 = 1 << 20;
 const MALLORY: PeerId = PeerId::User(1000);
@@ -60,7 +60,7 @@ fn what_waits_for_a_worker_is_not_begun_for_a_client_that_has_gone() {
     // Its reply cannot be sent while the client is there, and fails when it goes.
     client.post(command::READ, 0, 0, 512);
     world.run();
-    volume.hold("read");
+    volume.hold(RamOp::Read);
     client.post(command::READ, 0, 0, 4 << 20);
     world.run();
     assert_eq!((volume.in_flight(), volume.counts().reads), (2, 1), "two workers, four pieces");
@@ -88,7 +88,7 @@ fn a_write_of_a_lost_connection_does_not_follow_newer_ones() {
             old.post(command::READ, 0, 0, 512);
             world.run();
         }
-        volume.hold("write");
+        volume.hold(RamOp::Write);
         old.post_write(0, 0, &vec![1; BYTES]);
         world.run();
         assert_eq!(volume.counts().writes, 0, "two workers, four pieces, none of them done");
@@ -215,7 +215,7 @@ fn a_client_that_does_not_take_its_replies_gives_way() {
     stuck.pipe.set_capacity(1);
     stuck.post(command::READ, 0, 0, 1 << 20);
     let busy = world.connect_as(MALLORY, "disk", true);
-    volume.hold("flush");
+    volume.hold(RamOp::Flush);
     busy.post(command::FLUSH, 0, 0, 0);
     world.run();
     world.advance(Nanos::from_secs(299));

@@ -7,7 +7,6 @@ mod codec_stream;
 mod endpoints;
 mod hostile;
 mod pipe;
-mod ram;
 mod server_limits;
 mod server_requests;
 mod server_stop;

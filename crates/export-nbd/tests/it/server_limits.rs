@@ -6,9 +6,9 @@ use io::Nanos;
 use proptest::prelude::*;
 
 use crate::pipe::PipeListener;
-use crate::ram::RamVolume;
 use crate::wire::{choose, client_flags, opening, option_bytes, request, write};
 use crate::world::World;
+use rig::{RamOp, RamVolume};
 
 fn options() -> ServerOptions {
     ServerOptions {
@@ -24,7 +24,7 @@ fn requests_under_way_are_bounded_and_all_are_answered() {
     let volume = RamVolume::new("disk", 8 << 20).shared();
     let world = World::with([&volume], options());
     let client = world.connect("disk", true, false);
-    volume.hold("read");
+    volume.hold(RamOp::Read);
     for _ in 0..100 {
         client.post(command::READ, 0, 0, 4096);
     }
@@ -39,8 +39,8 @@ fn bytes_under_way_are_bounded() {
     let volume = RamVolume::new("disk", 64 << 20).shared();
     let world = World::with([&volume], options());
     let client = world.connect("disk", true, false);
-    volume.hold("read");
-    volume.hold("write");
+    volume.hold(RamOp::Read);
+    volume.hold(RamOp::Write);
     for i in 0..4 {
         client.post(command::READ, 0, i << 20, 1 << 20);
     }
@@ -146,7 +146,7 @@ fn half_closed_clients_get_their_replies() {
     let volume = RamVolume::new("disk", 8 << 20).shared();
     let world = World::new([&volume]);
     let client = world.connect("disk", true, false);
-    volume.hold("write");
+    volume.hold(RamOp::Write);
     client.post_write(0, 0, &[1; 512]);
     client.post(command::READ, 0, 4096, 512);
     world.run();
@@ -155,7 +155,7 @@ fn half_closed_clients_get_their_replies() {
     volume.release();
     assert_eq!(client.replies().len(), 1);
     assert!(client.pipe.is_closed());
-    assert_eq!(volume.contents(0, 512), [1; 512]);
+    assert_eq!(volume.contents(0..512), [1; 512]);
     assert_eq!(world.tasks(), 0);
 }
 
@@ -164,8 +164,8 @@ fn what_a_vanished_client_began_ends() {
     let volume = RamVolume::new("disk", 8 << 20).shared();
     let world = World::new([&volume]);
     let client = world.connect("disk", true, false);
-    volume.hold("write");
-    volume.hold("read");
+    volume.hold(RamOp::Write);
+    volume.hold(RamOp::Read);
     client.post_write(0, 0, &[1; 512]);
     client.post(command::READ, 0, 0, 4 << 20);
     world.run();
@@ -178,7 +178,7 @@ fn what_a_vanished_client_began_ends() {
     volume.release();
     world.run();
     assert_eq!((volume.in_flight(), world.tasks(), world.server.connections()), (0, 0, 0));
-    assert_eq!(volume.contents(0, 512), [1; 512]);
+    assert_eq!(volume.contents(0..512), [1; 512]);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_write_cut_short_writes_whole_pieces_at_most() {
     assert_eq!(world.tasks(), 0);
     let writes = volume.counts().writes as usize;
     assert!(writes <= 2, "{writes} pieces");
-    assert_eq!(volume.contents(0, 3 << 20), [vec![9; writes << 20], vec![0; (3 - writes) << 20]].concat());
+    assert_eq!(volume.contents(0..3 << 20), [vec![9; writes << 20], vec![0; (3 - writes) << 20]].concat());
 }
 
 #[test]

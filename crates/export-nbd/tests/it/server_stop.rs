@@ -5,9 +5,9 @@ use export_nbd::codec::wire::{command, option, option_reply};
 use io::Nanos;
 
 use crate::pipe::PipeListener;
-use crate::ram::RamVolume;
 use crate::wire::{Fields, Reply, choose, client_flags, option_replies, take_greeting};
 use crate::world::World;
+use rig::{RamOp, RamVolume};
 
 #[test]
 fn idle_clients_are_closed_at_once() {
@@ -30,7 +30,7 @@ fn requests_under_way_are_answered_and_new_ones_refused() {
     let volume = RamVolume::new("disk", 8 << 20).shared();
     let world = World::new([&volume]);
     let client = world.connect("disk", true, false);
-    volume.hold("write");
+    volume.hold(RamOp::Write);
     let under_way = client.post_write(0, 0, &[1; 512]);
     world.run();
     let server = world.server.clone();
@@ -44,7 +44,7 @@ fn requests_under_way_are_answered_and_new_ones_refused() {
     assert_eq!(client.replies(), [Reply::ok(under_way)]);
     assert!(client.pipe.is_closed());
     assert!(stopped.try_take().is_some());
-    assert_eq!(volume.contents(0, 512), [1; 512]);
+    assert_eq!(volume.contents(0..512), [1; 512]);
     assert_eq!(world.tasks(), 0);
 }
 
@@ -62,7 +62,7 @@ fn a_write_that_has_begun_is_received_to_its_end() {
     client.pipe.send(&bytes[5000..]);
     assert_eq!(client.replies(), [Reply::ok(1)]);
     assert!(stopped.try_take().is_some());
-    assert_eq!(volume.contents(0, 8192), [5; 8192]);
+    assert_eq!(volume.contents(0..8192), [5; 8192]);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_client_that_takes_no_replies_is_cut_off_in_time_but_not_its_requests() {
     client.pipe.set_capacity(1);
     client.post(command::READ, 0, 0, 4 << 20);
     world.run();
-    volume.hold("write");
+    volume.hold(RamOp::Write);
     client.post_write(0, 0, &[1; 512]);
     world.run();
     let server = world.server.clone();
@@ -87,7 +87,7 @@ fn a_client_that_takes_no_replies_is_cut_off_in_time_but_not_its_requests() {
     volume.release();
     world.run();
     assert!(stopped.try_take().is_some());
-    assert_eq!(volume.contents(0, 512), [1; 512]);
+    assert_eq!(volume.contents(0..512), [1; 512]);
     assert_eq!(world.tasks(), 0);
 }
 
@@ -96,7 +96,7 @@ fn a_long_hint_does_not_delay_the_stop() {
     let volume = RamVolume::new("disk", 64 << 20).shared();
     let world = World::new([&volume]);
     let client = world.connect("disk", true, false);
-    volume.hold("read");
+    volume.hold(RamOp::Read);
     client.post(command::CACHE, 0, 0, 64 << 20);
     world.run();
     let server = world.server.clone();
@@ -112,7 +112,7 @@ fn an_export_can_be_removed_while_others_go_on() {
     let (a, b) = (RamVolume::new("a", 1 << 20).shared(), RamVolume::new("b", 1 << 20).shared());
     let world = World::new([&a, &b]);
     let (on_a, on_b) = (world.connect("a", true, false), world.connect("b", true, false));
-    a.hold("read");
+    a.hold(RamOp::Read);
     let read = on_a.post(command::READ, 0, 0, 512);
     world.run();
     let server = world.server.clone();
@@ -146,7 +146,7 @@ fn an_export_that_comes_back_does_not_delay_the_end_of_the_old_one() {
     let old = RamVolume::new("a", 1 << 20).shared();
     let world = World::new([&old]);
     let on_old = world.connect("a", true, false);
-    old.hold("read");
+    old.hold(RamOp::Read);
     on_old.post(command::READ, 0, 0, 512);
     world.run();
     let server = world.server.clone();

@@ -16,12 +16,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::pipe::{PipeClient, pipe};
-use crate::ram::RamVolume;
 use crate::tools::{Running, Spec, noise, run, run_ok, write_file};
 use crate::wire::{
     Fields, choose, client_flags, option_bytes, option_replies, replies, request, take_greeting,
 };
 use crate::world::World;
+use rig::RamVolume;
 
 const LIBNBD: &str = "libnbd-bin";
 const QEMU: &str = "qemu-utils";
@@ -171,7 +171,7 @@ fn requests_and_data_pass_through_tls() {
             [crate::wire::write(0, 1, 512, &data), request(command::READ, 0, 2, 512, bytes as u32)].concat();
         let (_, end) = client.exchange(&requests);
         assert_eq!(end, None);
-        assert!(volume.contents(512, bytes) == data);
+        assert!(volume.contents(512..512 + bytes) == data);
         let (back, _) = client.exchange(&request(command::READ, 0, 3, 512, bytes as u32));
         let back = crate::world::assemble(&replies(&back, |_| 0), 3, 512, bytes).expect("a read");
         assert!(back == data);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockio::{Backend, Driver, DriverOptions};
 use export_nbd::{Endpoint, Exports, Reach, Server, ServerOptions, TlsConfig, uri};
 
-use crate::ram::RamVolume;
+use rig::{RamDisk, RamVolume};
 
 /// A volume to make on the server's thread.
 pub struct Spec {
@@ -66,14 +66,14 @@ impl Running {
             let exports = Exports::new();
             let mut names = Vec::new();
             for spec in specs {
-                let mut volume = RamVolume::new(spec.name, spec.bytes);
+                let mut disk = RamDisk::new(spec.name, spec.bytes);
                 if spec.read_only {
-                    volume = volume.with_read_only();
+                    disk = disk.with_read_only();
                 }
                 for (at, bytes) in &spec.filled {
-                    volume.fill(*at, bytes);
+                    disk.fill(*at, bytes);
                 }
-                exports.add(volume.shared()).expect("names differ");
+                exports.add(RamVolume::on(disk.shared()).shared()).expect("names differ");
                 names.push(spec.name);
             }
             let server = Server::new(driver.handle(), exports, ServerOptions::default());

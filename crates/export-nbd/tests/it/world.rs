@@ -9,8 +9,8 @@ use export_nbd::{ConnectionEvent, Exports, PeerId, Server, ServerOptions};
 use io::{Clock, Fifo, JoinHandle, Nanos, Rng, Runtime, Schedule};
 
 use crate::pipe::{PipeClient, PipeSocket, pipe, pipe_from};
-use crate::ram::RamVolume;
 use crate::wire::{Fields, Reply, opening, option_replies, replies, request, take_greeting, write};
+use rig::RamVolume;
 
 struct TestClock(Cell<u64>);
 

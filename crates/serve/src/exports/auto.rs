@@ -2,23 +2,48 @@
 //!
 //! In this order: ublk, FUSE with loop devices, NBD on a unix socket.
 
+use std::fmt;
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use export_nbd::Endpoint;
 
-use super::{Context, Running, fuse, nbd, ublk};
+use super::spec::Kind;
+use super::{Context, Export, Place, Spec, Work, fuse, nbd, ublk};
 use crate::failure::Failure;
 use crate::message;
 
+pub(super) const KIND: Kind =
+    Kind { forms: &["auto"], parse: |text| (text == "auto").then(|| Ok(Spec::new(Auto))) };
+
+/// The best that build and host offer.
+#[derive(Debug)]
+struct Auto;
+
+impl fmt::Display for Auto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("auto")
+    }
+}
+
+impl Place for Auto {
+    fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
+        Box::pin(start(context))
+    }
+
+    fn recovers(&self) -> bool {
+        true
+    }
+}
+
 /// Starts the best one, and says which and why.
-pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
+async fn start(context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
     let no_ublk = match context.driver.reactor().blocking(ublk::obstacle).await {
         None => match ublk::start(None, context).await {
             Ok(ublk) => {
                 message::note("export: ublk (choose with --export)");
-                return Ok(Running::Ublk(ublk));
+                return Ok(Box::new(ublk));
             }
             Err(e) if ublk::may_fall_back(&e) => e.to_string(),
             Err(e) => return Err(e.into()),
@@ -32,7 +57,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
             match fuse::start(&dir.join(&context.place), true, context).await {
                 Ok(fuse) => {
                     message::note(format!("export: FUSE and loop devices: {no_ublk} (choose with --export)"));
-                    return Ok(Running::Fuse(fuse));
+                    return Ok(Box::new(fuse));
                 }
                 Err(e) => e.message().unwrap_or_default().to_owned(),
             }
@@ -45,7 +70,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<Running, Failure> {
          with --export)",
         socket.display()
     ));
-    nbd::start(&Endpoint::Unix(socket), context).map(Running::Nbd)
+    Ok(Box::new(nbd::start(&Endpoint::Unix(socket), context)?))
 }
 
 /// A directory for sockets and the like that no other user can write to.

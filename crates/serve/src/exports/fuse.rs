@@ -1,5 +1,7 @@
 //! `--export fuse=DIR`: every volume is a file in a directory and, where root may make them, a loop device over it.
 
+use std::any::Any;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -7,15 +9,47 @@ use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
-use super::{Context, Way};
+use super::spec::Kind;
+use super::{Context, Export, Force, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 
 /// Time between two attempts to stop a volume that is in use.
 const AGAIN: Nanos = Nanos::from_ms(500);
 
+pub(super) const KIND: Kind = Kind { forms: &["fuse=DIR"], parse };
+
+fn parse(text: &str) -> Option<Result<Spec, String>> {
+    let dir = text.strip_prefix("fuse=").filter(|dir| !dir.is_empty())?;
+    Some(Ok(Spec::new(Dir(PathBuf::from(dir)))))
+}
+
+/// A directory in which the volumes are files, with loop devices on them.
+#[derive(Debug)]
+struct Dir(PathBuf);
+
+impl fmt::Display for Dir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fuse={}", self.0.display())
+    }
+}
+
+impl Place for Dir {
+    fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
+        Box::pin(async { Ok(Box::new(start(&self.0, false, context).await?) as Box<dyn Export>) })
+    }
+
+    fn prepare(&self) -> Result<(), Failure> {
+        std::fs::create_dir_all(&self.0).map_err(|e| Failure::at(&self.0, "cannot be made", e))
+    }
+
+    fn overlaps(&self, other: &dyn Place) -> bool {
+        (other as &dyn Any).downcast_ref::<Dir>().is_some_and(|other| self.0 == other.0)
+    }
+}
+
 /// A mounted directory of volumes.
-pub struct Fuse {
+pub(super) struct Fuse {
     fuse: export_fuse::Fuse,
     rt: Handle,
     /// Made for this run; goes with it.
@@ -56,8 +90,8 @@ pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Resul
     }
 }
 
-impl Fuse {
-    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
+impl Export for Fuse {
+    fn ways(&self, volume: &str) -> Vec<Way> {
         let Some(exported) = self.fuse.exports().find(|e| e.name == volume) else { return Vec::new() };
         let way = |kind, path: &Path| Way { kind, address: path.display().to_string() };
         let device = exported.loop_device.iter().map(|d| way("loop", d));
@@ -65,34 +99,46 @@ impl Fuse {
     }
 
     /// Waits as long as a volume is in use: taking it away would lose what that program has not written yet.
-    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
-        let mut told = String::new();
-        loop {
-            match self.fuse.stop().await {
-                Ok(()) => break,
-                Err(refused) => {
-                    let refused = *refused;
-                    self.fuse = refused.fuse;
-                    let why = refused.error.to_string();
-                    if !in_use(&refused.error) {
-                        return Err(refused.error.into());
+    fn stop(mut self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            let mut told = String::new();
+            loop {
+                match self.fuse.stop().await {
+                    Ok(()) => break,
+                    Err(refused) => {
+                        let refused = *refused;
+                        self.fuse = refused.fuse;
+                        let why = refused.error.to_string();
+                        if !in_use(&refused.error) {
+                            return Err(refused.error.into());
+                        }
+                        if why != told {
+                            message::warn(format!(
+                                "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                            ));
+                            told = why;
+                        }
+                        self.rt.sleep(AGAIN).await;
                     }
-                    if why != told {
-                        message::warn(format!(
-                            "{why}: waiting until it is no longer in use; a second signal removes it by force"
-                        ));
-                        told = why;
-                    }
-                    self.rt.sleep(AGAIN).await;
                 }
             }
-        }
-        remove(self.own_dir.as_deref());
-        Ok(())
+            remove(self.own_dir.as_deref());
+            Ok(())
+        })
     }
 
+    fn can_be_handed_over(&self) -> bool {
+        false
+    }
+
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+        Box::pin(async { Some(self as Box<dyn Export>) })
+    }
+}
+
+impl Fuse {
     /// Stops at once, though volumes are in use.
-    pub(crate) async fn take_away(self) -> Result<(), Failure> {
+    async fn take_away(self) -> Result<(), Failure> {
         for note in self.fuse.stop_by_force().await {
             message::warn(note);
         }

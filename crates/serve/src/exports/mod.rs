@@ -1,19 +1,22 @@
-//! How clients reach volumes: one file per kind of export.
+//! How clients reach volumes: one file for each kind of export.
 //!
-//! Owns the `--export` option and what all kinds have in common: an export is started for all volumes of a session,
-//! says how each is reached, and is stopped before the volumes are. Exports run on the driver's thread or bring their
-//! requests there themselves.
+//! Owns the trait [`Export`], which all kinds implement: an export is started for all volumes of a session, says how each
+//! is reached, and is stopped before the volumes are. `spec` has the `--export` option and the table of the kinds. Exports
+//! run on the driver's thread or bring their requests there themselves.
 
 mod auto;
+#[cfg(test)]
+mod conformance;
 mod fuse;
 mod nbd;
 mod nbd_access;
+mod spec;
 mod ublk;
 
-use std::fmt;
+use std::future::Future;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::str::FromStr;
 
 use blockio::Driver;
 use engine::Volume;
@@ -23,6 +26,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::pressure;
 pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
+pub use spec::{Place, Spec};
 pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that no other user can write to.
@@ -31,66 +35,6 @@ pub fn runtime_dir() -> Result<PathBuf, Failure> {
 }
 
 pub(crate) use auto::passed_over;
-
-/// Device numbers of the ublk driver are below this; some room for more volumes than one.
-const MAX_NUMBER: u32 = (1 << 20) - 1024;
-
-/// What the operator asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Spec {
-    /// The best that build and host offer.
-    Auto,
-    /// A block device by the ublk driver; the number of the first volume's, if it matters.
-    Ublk(Option<u32>),
-    /// A socket on which the volumes are NBD exports.
-    Nbd(Endpoint),
-    /// A directory in which the volumes are files, with loop devices on them.
-    Fuse(PathBuf),
-}
-
-impl FromStr for Spec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Spec, String> {
-        if let Some(endpoint) = Endpoint::from_export_option(text) {
-            return endpoint.map(Spec::Nbd).map_err(|e| e.to_string());
-        }
-        match text.split_once('=') {
-            None if text == "auto" => Ok(Spec::Auto),
-            None if text == "ublk" => Ok(Spec::Ublk(None)),
-            Some(("ublk", number)) => match number.parse() {
-                Ok(number) if number < MAX_NUMBER => Ok(Spec::Ublk(Some(number))),
-                _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
-            },
-            Some(("fuse", dir)) if !dir.is_empty() => Ok(Spec::Fuse(PathBuf::from(dir))),
-            _ => Err("expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR".into()),
-        }
-    }
-}
-
-impl fmt::Display for Spec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Spec::Auto => f.write_str("auto"),
-            Spec::Ublk(None) => f.write_str("ublk"),
-            Spec::Ublk(Some(number)) => write!(f, "ublk={number}"),
-            Spec::Nbd(endpoint) => endpoint.fmt(f),
-            Spec::Fuse(dir) => write!(f, "fuse={}", dir.display()),
-        }
-    }
-}
-
-impl Spec {
-    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
-    pub fn overlaps(&self, other: &Spec) -> bool {
-        match (self, other) {
-            (Spec::Nbd(one), Spec::Nbd(two)) => one.overlaps(two),
-            (Spec::Ublk(Some(one)), Spec::Ublk(Some(two))) => one == two,
-            (Spec::Fuse(one), Spec::Fuse(two)) => one == two,
-            _ => false,
-        }
-    }
-}
 
 /// What an export is started with.
 pub struct Context<'a> {
@@ -132,96 +76,51 @@ pub fn in_words(ways: &[Way]) -> String {
     text
 }
 
-/// An export that runs.
-pub enum Running {
-    /// A socket.
-    Nbd(nbd::Nbd),
-    /// A mounted directory.
-    Fuse(fuse::Fuse),
-    /// Block devices.
-    Ublk(ublk::Ublk),
-}
+/// Work of an export, under way.
+pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-impl Running {
+/// An export that runs. [`Place::start`] makes one; each kind has its own file.
+pub trait Export {
     /// How the volume of this name is reached, the best way first.
-    pub fn ways(&self, volume: &str) -> Vec<Way> {
-        match self {
-            Running::Nbd(nbd) => vec![nbd.way(volume)],
-            Running::Fuse(fuse) => fuse.ways(volume),
-            Running::Ublk(ublk) => ublk.ways(volume),
-        }
-    }
+    fn ways(&self, volume: &str) -> Vec<Way>;
 
-    /// Who is connected, in words, where that is something the export alone knows: who has a block device or a file open is
-    /// for the system to say.
-    pub fn clients(&self) -> Option<String> {
-        match self {
-            Running::Nbd(nbd) => nbd.clients(),
-            Running::Fuse(_) | Running::Ublk(_) => None,
-        }
+    /// The clients that are connected, in words, where the export alone knows them. The system knows which process has a
+    /// block device or a file open.
+    fn clients(&self) -> Option<String> {
+        None
     }
 
     /// Refuses new requests, answers those under way, and goes. Dropping this future, or what it was made of, ends the
     /// export at once, though it is in use.
-    pub async fn stop(self, force: &Force) -> Result<(), Failure> {
-        match self {
-            Running::Ublk(ublk) => ublk.stop(force).await,
-            Running::Nbd(nbd) => {
-                nbd.stop().await;
-                Ok(())
-            }
-            Running::Fuse(fuse) => fuse.stop().await,
-        }
-    }
+    fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>>;
 
     /// Whether a stop can be told to use force, and has to be awaited then.
-    pub fn takes_force(&self) -> bool {
-        matches!(self, Running::Ublk(_))
+    fn takes_force(&self) -> bool {
+        false
     }
 
     /// Whether another process can go on with this export, or its clients are used to reconnecting.
-    pub fn can_be_handed_over(&self) -> bool {
-        !matches!(self, Running::Fuse(_))
-    }
+    fn can_be_handed_over(&self) -> bool;
 
-    /// Answers requests under way and begins no more. What the kernel keeps for the next process lasts until it comes.
-    pub async fn hand_over(self) -> Option<Running> {
-        match self {
-            Running::Ublk(ublk) => {
-                ublk.hand_over().await;
-                Some(Running::Ublk(ublk))
-            }
-            Running::Nbd(nbd) => {
-                nbd.stop().await;
-                None
-            }
-            Running::Fuse(_) => Some(self),
-        }
-    }
+    /// Answers requests under way and begins no more. What the kernel keeps for the next process lasts until the export that
+    /// this returns is dropped; there is none where the kernel keeps nothing.
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>>;
 
     /// Stops after an error elsewhere. What was there before this process stays.
-    pub async fn give_up(self, force: &Force) -> Result<(), Failure> {
-        match self {
-            Running::Ublk(ublk) => {
-                ublk.give_up().await;
-                Ok(())
-            }
-            other => other.stop(force).await,
-        }
+    fn give_up(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
+        self.stop(force)
     }
 }
 
 /// Starts an export.
-pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failure> {
-    if matches!(spec, Spec::Nbd(_) | Spec::Fuse(_)) {
+///
+/// # Errors
+/// If it cannot be started.
+pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Box<dyn Export>, Failure> {
+    if !spec.recovers() {
         ublk::warn_of_left(context).await;
     }
-    let running = match spec {
-        Spec::Auto => auto::start(context).await?,
-        Spec::Ublk(number) => Running::Ublk(ublk::start(*number, context).await?),
-        Spec::Nbd(endpoint) => nbd::start(endpoint, context).map(Running::Nbd)?,
-        Spec::Fuse(dir) => fuse::start(dir, false, context).await.map(Running::Fuse)?,
-    };
+    let running = spec.start(context).await?;
     // Behind what the export itself takes.
     pressure::reserve_heap();
     Ok(running)
@@ -230,15 +129,6 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Running, Failur
 /// Whether volumes can be block devices on this host; else why not.
 pub fn block_devices() -> Result<(), String> {
     fuse::obstacle().map_or(Ok(()), Err)
-}
-
-/// Refuses what this host does not have, and ports that would be open by accident, before any device is touched.
-pub fn check(spec: &Spec, nbd: &NbdAccess) -> Result<(), Failure> {
-    match spec {
-        Spec::Nbd(endpoint) => nbd.check(endpoint),
-        Spec::Auto | Spec::Fuse(_) => Ok(()),
-        Spec::Ublk(_) => ublk::obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why))),
-    }
 }
 
 #[cfg(test)]
@@ -252,34 +142,5 @@ mod tests {
         assert_eq!(in_words(&[device.clone(), file.clone()]), "/dev/loop0 (file /m/v)");
         assert_eq!(in_words(&[socket.clone(), device, file.clone()]), "nbd://x, /dev/loop0 (file /m/v)");
         assert_eq!(in_words(&[file, socket]), "/m/v, nbd://x");
-    }
-
-    #[test]
-    fn options_are_told_apart() {
-        assert_eq!("auto".parse(), Ok(Spec::Auto));
-        assert_eq!("ublk".parse(), Ok(Spec::Ublk(None)));
-        assert_eq!("ublk=7".parse(), Ok(Spec::Ublk(Some(7))));
-        assert_eq!("fuse=/mnt".parse(), Ok(Spec::Fuse("/mnt".into())));
-        assert_eq!("nbd=/run/x".parse(), Ok(Spec::Nbd(Endpoint::Unix("/run/x".into()))));
-        for text in ["auto", "ublk", "ublk=7", "fuse=/mnt", "nbd=/run/x", "nbd=localhost:1"] {
-            let spec: Spec = text.parse().unwrap();
-            assert_eq!(spec.to_string(), text);
-            assert_eq!(spec.overlaps(&spec), !matches!(text, "auto" | "ublk"), "{text}");
-        }
-        for bad in [
-            "",
-            "nbd",
-            "nbd=",
-            "fuse",
-            "fuse=",
-            "ublk=",
-            "ublk=x",
-            "ublk=-1",
-            "ublk=1048576",
-            "auto=x",
-            "nbd=host:",
-        ] {
-            assert!(bad.parse::<Spec>().is_err(), "{bad:?}");
-        }
     }
 }

@@ -3,7 +3,9 @@
 //! Owns the server of one endpoint, and what is said of its clients. Errors that clients cause are said a few times a minute
 //! and counted beyond that.
 
+use std::any::Any;
 use std::cell::Cell;
+use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -11,13 +13,49 @@ use engine::VolumeRef;
 use export_nbd::codec::HandshakeEnd;
 use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Server, ServerOptions, uri};
 
-use super::{Context, Way};
+use super::spec::Kind;
+use super::{Context, Export, Force, NbdAccess, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 use crate::quiet::Quiet;
 
+pub(super) const KIND: Kind = Kind { forms: &["nbd=SOCKET", "nbd=HOST:PORT"], parse };
+
+fn parse(text: &str) -> Option<Result<Spec, String>> {
+    let endpoint = Endpoint::from_export_option(text)?;
+    Some(endpoint.map(|endpoint| Spec::new(Listening(endpoint))).map_err(|e| e.to_string()))
+}
+
+/// A socket on which the volumes are NBD exports.
+#[derive(Debug)]
+struct Listening(Endpoint);
+
+impl fmt::Display for Listening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Place for Listening {
+    fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
+        Box::pin(async { Ok(Box::new(start(&self.0, context)?) as Box<dyn Export>) })
+    }
+
+    fn check(&self, nbd: &NbdAccess) -> Result<(), Failure> {
+        nbd.check(&self.0)
+    }
+
+    fn overlaps(&self, other: &dyn Place) -> bool {
+        (other as &dyn Any).downcast_ref::<Listening>().is_some_and(|other| self.0.overlaps(&other.0))
+    }
+
+    fn endpoint(&self) -> Option<&Endpoint> {
+        Some(&self.0)
+    }
+}
+
 /// A server that runs.
-pub struct Nbd {
+pub(super) struct Nbd {
     server: Server<VolumeRef>,
     address: blockio::Address,
     encrypted: bool,
@@ -52,17 +90,37 @@ pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
     Ok(Nbd { server, address, encrypted, log })
 }
 
-impl Nbd {
-    pub(crate) fn way(&self, volume: &str) -> Way {
-        Way { kind: "nbd", address: uri(&self.address, volume, self.encrypted) }
+impl Export for Nbd {
+    fn ways(&self, volume: &str) -> Vec<Way> {
+        vec![Way { kind: "nbd", address: uri(&self.address, volume, self.encrypted) }]
     }
 
-    pub(crate) fn clients(&self) -> Option<String> {
+    fn clients(&self) -> Option<String> {
         let n = self.server.connections();
         (n > 0).then(|| format!("{n} client connection{} to {}", if n == 1 { "" } else { "s" }, self.address))
     }
 
-    pub(crate) async fn stop(self) {
+    fn stop(self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            self.end().await;
+            Ok(())
+        })
+    }
+
+    fn can_be_handed_over(&self) -> bool {
+        true
+    }
+
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+        Box::pin(async move {
+            self.end().await;
+            None
+        })
+    }
+}
+
+impl Nbd {
+    async fn end(self) {
         self.server.stop().await;
         self.log.end();
     }

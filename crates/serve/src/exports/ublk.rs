@@ -1,5 +1,7 @@
 //! `--export ublk[=N]`: every volume is a block device of the kernel.
 
+use std::any::Any;
+use std::fmt;
 use std::rc::Rc;
 
 use blockio::Driver;
@@ -8,7 +10,8 @@ use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
-use super::{Context, Way};
+use super::spec::Kind;
+use super::{Context, Export, NbdAccess, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 
@@ -18,8 +21,56 @@ const AGAIN: Nanos = Nanos::from_ms(500);
 /// Slots of flash-only volumes that are looked at when a set is not open.
 const SLOTS: u32 = 64;
 
+/// Device numbers of the ublk driver are below this; some room for more volumes than one.
+const MAX_NUMBER: u32 = (1 << 20) - 1024;
+
+pub(super) const KIND: Kind = Kind { forms: &["ublk", "ublk=NUMBER"], parse };
+
+fn parse(text: &str) -> Option<Result<Spec, String>> {
+    if text == "ublk" {
+        return Some(Ok(Spec::new(Number(None))));
+    }
+    let number = text.strip_prefix("ublk=")?;
+    Some(match number.parse() {
+        Ok(number) if number < MAX_NUMBER => Ok(Spec::new(Number(Some(number)))),
+        _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
+    })
+}
+
+/// A block device by the ublk driver: the number of the first volume's, if it matters.
+#[derive(Debug)]
+struct Number(Option<u32>);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("ublk"),
+            Some(number) => write!(f, "ublk={number}"),
+        }
+    }
+}
+
+impl Place for Number {
+    fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
+        Box::pin(async { Ok(Box::new(start(self.0, context).await?) as Box<dyn Export>) })
+    }
+
+    fn check(&self, _: &NbdAccess) -> Result<(), Failure> {
+        obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why)))
+    }
+
+    fn overlaps(&self, other: &dyn Place) -> bool {
+        let other = (other as &dyn Any).downcast_ref::<Number>();
+        self.0.is_some() && other.is_some_and(|other| self.0 == other.0)
+    }
+
+    fn recovers(&self) -> bool {
+        true
+    }
+}
+
 /// Block devices that are served.
-pub struct Ublk {
+pub(super) struct Ublk {
     devices: Devices<VolumeRef>,
     rt: Handle,
 }
@@ -89,40 +140,55 @@ pub(crate) fn may_fall_back(e: &UblkError) -> bool {
     !matches!(e, UblkError::InService { .. } | UblkError::Changed { .. } | UblkError::NotQuiet { .. })
 }
 
-impl Ublk {
-    pub(crate) fn ways(&self, volume: &str) -> Vec<Way> {
+impl Export for Ublk {
+    fn ways(&self, volume: &str) -> Vec<Way> {
         let exports = self.devices.exports();
         let mine = exports.iter().filter(|e| e.volume == volume);
         mine.map(|e| Way { kind: "ublk", address: e.path.display().to_string() }).collect()
     }
 
     /// Waits as long as a device is in use, unless told to use force.
-    pub(crate) async fn stop(self, force: &Force) -> Result<(), Failure> {
-        let mut told = String::new();
-        while !force.is_on() {
-            let Some(why) = self.devices.in_use().await else { break };
-            if why != told {
-                message::warn(format!(
-                    "{why}: waiting until it is no longer in use; a second signal removes it by force"
-                ));
-                told = why;
+    fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            let mut told = String::new();
+            while !force.is_on() {
+                let Some(why) = self.devices.in_use().await else { break };
+                if why != told {
+                    message::warn(format!(
+                        "{why}: waiting until it is no longer in use; a second signal removes it by force"
+                    ));
+                    told = why;
+                }
+                select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
             }
-            select(Box::pin(self.rt.sleep(AGAIN)), Box::pin(force.on())).await;
-        }
-        if force.is_on() {
-            self.devices.fail_everything();
-        }
-        Ok(self.devices.stop().await?)
+            if force.is_on() {
+                self.devices.fail_everything();
+            }
+            Ok(self.devices.stop().await?)
+        })
+    }
+
+    fn takes_force(&self) -> bool {
+        true
+    }
+
+    fn can_be_handed_over(&self) -> bool {
+        true
     }
 
     /// Leaves the devices to the next process.
-    pub(crate) async fn hand_over(&self) {
-        self.devices.hand_over().await;
+    fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+        Box::pin(async move {
+            self.devices.hand_over().await;
+            Some(self as Box<dyn Export>)
+        })
     }
 
-    /// After an error elsewhere.
-    pub(crate) async fn give_up(self) {
-        self.devices.give_up().await;
+    fn give_up(self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            self.devices.give_up().await;
+            Ok(())
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use engine::tunables::{Overwrite, Victims};
+use engine::tunables::{InPlaceOfLru, Overwrite};
 use engine::{CacheSet, EngineError, SetEvent, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
@@ -223,7 +223,7 @@ impl Session {
             "auto" => Overwrite::Auto,
             _ => Overwrite::Off,
         };
-        t.replacement = if o.replacement == "reuse" { Victims::Reuse } else { Victims::Kernel };
+        t.replacement = InPlaceOfLru::named(&o.replacement).unwrap_or_default();
         (t.cutoff_writeback, t.cutoff_writeback_sync) = o.cutoffs;
         if !o.congestion {
             (t.congested_read_threshold_us, t.congested_write_threshold_us) = (0, 0);

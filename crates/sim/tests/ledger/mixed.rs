@@ -4,7 +4,7 @@
 //! packed, evicted and read again; after each round the sums have the requests to the devices.
 
 use engine::SetOptions;
-use engine::tunables::{Overwrite, Victims};
+use engine::tunables::{InPlaceOfLru, Overwrite};
 use format::{CacheMode, Replacement};
 use io::{Nanos, Rng, ZeroFlags};
 use sim::disk::Speed;
@@ -121,7 +121,7 @@ fn reads_of_more_than_there_is_room_for() {
     thin.backings[1].mode = CacheMode::Writearound;
     page("mixed_reads", Detail::Sums, (thin, 0), |b| async move {
         let mut options = SetOptions::default();
-        options.tunables.replacement = Victims::Reuse;
+        options.tunables.replacement = InPlaceOfLru::named("reuse").unwrap();
         b.open_with(options).await;
         b.backings[0].set_speed(Speed::even(5000));
         b.backings[1].set_speed(Speed::even(300));

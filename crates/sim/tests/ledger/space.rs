@@ -1,7 +1,7 @@
 //! Buckets: filling, reuse by every policy, packing, and a cache that is too small.
 
 use engine::SetOptions;
-use engine::tunables::{Overwrite, Victims};
+use engine::tunables::{InPlaceOfLru, Overwrite};
 use format::{CacheMode, Replacement};
 use io::Nanos;
 use sim::disk::Speed;
@@ -50,7 +50,7 @@ fn buckets_are_reused_by_cost() {
     let layout = small_cache(CacheMode::Writethrough, Replacement::Lru);
     page("reuse_cost", Detail::Sums, (layout, 0), |b| async move {
         let mut options = SetOptions::default();
-        options.tunables.replacement = Victims::Reuse;
+        options.tunables.replacement = InPlaceOfLru::named("reuse").unwrap();
         b.open_with(options).await;
         b.tune(0, "sequential_cutoff", "0").await;
         b.backings[0].set_speed(Speed::even(5000));

@@ -8,6 +8,7 @@ use io::{CrashLogMemory, CrashLogRef, Handle, Op};
 use super::*;
 use crate::alloc::{Purpose, Use, load_prios};
 use crate::events::SetEvent;
+use crate::policy::replacement::PolicyEntry;
 use crate::set::{CacheSet, SetOptions};
 use crate::testing::{Watching, components, open_set, run};
 use crate::volume::Cache;
@@ -109,7 +110,7 @@ fn invalidated_buckets_get_new_generations() {
 fn the_last_bucket_is_found() {
     run(|rt| async move {
         let core = core(&rt).await;
-        core.alloc.eviction().set_policy(Replacement::Random);
+        core.alloc.eviction().set_policy(PolicyEntry::stored(Replacement::Random));
         let all = pin_all(&core);
         assert_eq!(invalidate(&core.alloc, 1), []);
         for b in all.iter().step_by(29) {

@@ -5,28 +5,26 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::{
-    BucketNr, CREDIT_HITS, Candidate, DRAINING_PART, Ghosts, Inode, LONG_WINDOWS, PROBATION_HANDICAP,
-    PROBATION_LEAST_PART, PROBATION_MOST_PART, RATE_PARTS, Reuse, SHORT_WINDOWS, SPARE_PART, Saving, Sector,
-    Sectors, Segment, UNKNOWN_WORTH, WINDOW_TICKS, splitmix64,
-};
+use super::super::Candidate;
+use super::super::tests::space;
+use super::*;
 
 const FIRST: u32 = 2;
 const BUCKETS: u32 = 40;
 /// Buckets of a cache of which each share of some has several.
 const MANY: u32 = 402;
 
-fn policy() -> Reuse {
+fn policy() -> CostBenefit {
     policy_of(BUCKETS)
 }
 
-fn policy_of(nbuckets: u32) -> Reuse {
-    Reuse::new(BucketNr(FIRST), nbuckets, Sectors(1024), Sectors(8))
+fn policy_of(nbuckets: u32) -> CostBenefit {
+    CostBenefit::new(&space(FIRST, nbuckets, 0))
 }
 
-fn choose(policy: &mut Reuse, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
+fn choose(policy: &mut CostBenefit, wanted: usize, cache: &[Candidate]) -> Vec<u32> {
     let mut out = Vec::new();
-    policy.choose(wanted, |nr| cache[nr.0 as usize], &mut out);
+    policy.choose(wanted, 0, &|nr| cache[nr.0 as usize], &mut out);
     out.into_iter().map(|nr| nr.0).collect()
 }
 
@@ -186,11 +184,11 @@ fn compare(nbuckets: u32, cache: &mut [Candidate], steps: Vec<Step>) -> Result<(
     for step in steps {
         match step {
             Step::Fills(b, probation) => {
-                policy.fills(BucketNr(b), if probation { Segment::Probation } else { Segment::Protected });
+                policy.on_fill(BucketNr(b), if probation { Fill::FirstRead } else { Fill::Lasting });
                 oracle.buckets[b as usize] = Bucket { probation, born: oracle.now, ..Bucket::default() };
             }
             Step::Hit(b, worth) => {
-                let leaves = policy.hit(BucketNr(b), worth);
+                let leaves = policy.on_hit(BucketNr(b), worth);
                 let bucket = &mut oracle.buckets[b as usize];
                 prop_assert_eq!(leaves, oracle.is_full && (bucket.probation || bucket.drains.is_some()));
                 bucket.hits += u64::from(worth);
@@ -199,14 +197,14 @@ fn compare(nbuckets: u32, cache: &mut [Candidate], steps: Vec<Step>) -> Result<(
             }
             Step::Ticks(n) => {
                 for _ in 0..n {
-                    policy.tick();
+                    policy.age();
                     oracle.tick();
                 }
             }
             Step::Changes(b, c) => cache[b as usize] = c,
             Step::Miss(inode, at) => {
                 let again = !oracle.missed.insert((inode, at));
-                let protect = policy.miss(Inode(inode.into()), Sector(at));
+                let protect = policy.on_miss(Inode(inode.into()), Sector(at));
                 prop_assert_eq!(protect, again && oracle.has_room);
             }
             Step::Choose(wanted) => {
@@ -242,14 +240,6 @@ proptest! {
     fn chooses_as_described(steps in steps(BUCKETS, 12)) {
         compare(BUCKETS, &mut full(), steps)?;
     }
-
-    #[test]
-    fn a_hit_is_worth_something_and_more_if_it_is_larger(request: u64, mib: u64, sectors: u64) {
-        let saving = Saving::new(request, mib);
-        let worth = saving.of(Sectors(sectors));
-        prop_assert!((1..=1 << 20).contains(&worth));
-        prop_assert!(saving.of(Sectors(sectors / 2)) <= worth);
-    }
 }
 
 /// Whatever a scan fills, what is hit stays.
@@ -259,14 +249,14 @@ fn a_scan_goes_through_probation_alone() {
     let cache = full();
     for round in 0..400 {
         for hot in FIRST..30 {
-            policy.hit(BucketNr(hot), 10);
+            policy.on_hit(BucketNr(hot), 10);
         }
         for _ in 0..10 {
-            policy.tick();
+            policy.age();
         }
         for b in choose(&mut policy, 2, &cache) {
             assert!(b >= 30 || round < 20, "round {round}: bucket {b} is hit all the time");
-            policy.fills(BucketNr(b), Segment::Probation);
+            policy.on_fill(BucketNr(b), Fill::FirstRead);
         }
     }
 }
@@ -277,9 +267,9 @@ fn time_counts_not_hits() {
     let mut policy = policy();
     for _ in 0..WINDOW_TICKS * 4 {
         for b in FIRST..BUCKETS {
-            policy.hit(BucketNr(b), if b % 2 == 0 { 600 } else { 30 });
+            policy.on_hit(BucketNr(b), if b % 2 == 0 { 600 } else { 30 });
         }
-        policy.tick();
+        policy.age();
     }
     let chosen = choose(&mut policy, 10, &full());
     assert!(chosen.iter().all(|b| b % 2 == 1), "{chosen:?}");
@@ -288,12 +278,12 @@ fn time_counts_not_hits() {
 #[test]
 fn what_is_missed_again_is_protected_while_there_is_room() {
     let mut policy = policy();
-    assert!(!policy.miss(Inode(1), Sector(800)), "never seen");
-    assert!(policy.miss(Inode(1), Sector(800)));
-    assert!(!policy.miss(Inode(2), Sector(800)), "another device");
+    assert!(!policy.on_miss(Inode(1), Sector(800)), "never seen");
+    assert!(policy.on_miss(Inode(1), Sector(800)));
+    assert!(!policy.on_miss(Inode(2), Sector(800)), "another device");
     // Everything counts as protected now: more than its share.
     choose(&mut policy, 1, &full());
-    assert!(!policy.miss(Inode(1), Sector(800)));
+    assert!(!policy.on_miss(Inode(1), Sector(800)));
 }
 
 #[test]
@@ -304,23 +294,6 @@ fn ghosts_are_bounded() {
     assert_eq!((large.slots.len(), large.granule_shift), (1 << 24, 7), "512 TiB: 32 MiB");
     let tiny = Ghosts::new(0, 0);
     assert_eq!(tiny.slots.len(), 64);
-}
-
-/// 1 ms a request and 8 ms a MiB, in units of 10 us.
-#[test]
-fn a_hit_is_worth_what_the_request_would_take() {
-    let saving = Saving::new(1_000_000, 8_000_000);
-    for (sectors, units) in [(0, 100), (8, 103), (1024, 500), (2048, 900), (1 << 18, 100 + 800 * 128)] {
-        assert_eq!(saving.of(Sectors(sectors)), units, "{sectors} sectors");
-        assert_eq!(saving.of_metadata().of(Sectors(sectors)) / 4, units, "{sectors} sectors of metadata");
-    }
-    for sectors in [1 << 20, 1 << 30, u64::MAX] {
-        assert_eq!(saving.of(Sectors(sectors)), 100 + 800 * 512, "half a GiB is the most that counts");
-        assert_eq!(saving.of_metadata().of(Sectors(sectors)), 1 << 20);
-    }
-    assert_eq!(Saving::new(9_999, 9_999).of(Sectors(8)), 1, "nothing is worth nothing");
-    assert_eq!(Saving::new(u64::MAX, 0).of(Sectors(8)), 1 << 20);
-    assert_eq!(Saving::default().of(Sectors(2048)), UNKNOWN_WORTH);
 }
 
 /// The first numbers of the generator SplitMix64 from the state 0, as they are published; each state is one step further.
@@ -380,34 +353,16 @@ fn ghosts_by_the_size_of_the_cache() {
     }
 }
 
-/// The most that counts of each part, and the least.
-#[test]
-fn savings_have_a_most() {
-    let most = 1 << 20;
-    // 10 us are a unit; of a MiB, what a sector takes is a 2048th.
-    assert_eq!(Saving::new(10_000, 0).of(Sectors(0)), 1);
-    assert_eq!(Saving::new(29_999, 0).of(Sectors(0)), 2);
-    assert_eq!(Saving::new(30_000, 0).of(Sectors(0)), 3);
-    assert_eq!(Saving::new(0, u64::MAX).of(Sectors(1)), 512, "2^20 units a MiB");
-    assert_eq!(Saving::new(0, u64::MAX).of_metadata().of(Sectors(1)), 512);
-    assert_eq!(Saving::new(0, 10_000 << 18).of_metadata().of(Sectors(1)), 512, "four times 2^18 are 2^20");
-    assert_eq!(Saving::new(0, 10_000 << 17).of_metadata().of(Sectors(1)), 256);
-    assert_eq!(Saving::new(10_000 << 20, 0).of(Sectors(8)), most);
-    assert_eq!(Saving::new(10_000 * ((1 << 20) - 1), 0).of(Sectors(8)), most - 1);
-    assert_eq!(Saving::new(10_000 * ((1 << 20) - 1), 10_000 * 2048).of(Sectors(5)), most, "and five more");
-    assert_eq!(Saving::default().of(Sectors(1 << 30)), UNKNOWN_WORTH, "no more for more sectors");
-}
-
 /// Where the pool of protected buckets is as large as its share, the next miss again goes to probation.
 #[test]
 fn the_protected_segment_has_its_share() {
     // 1280 clean buckets: 64 are for probation at least, and 20 more keep the segments from moving to and fro.
     for (protected, has_room) in [(1195, true), (1196, false), (1197, false)] {
-        let mut policy = Reuse::new(BucketNr(0), 1280, Sectors(1024), Sectors(8));
-        (protected..1280).for_each(|b| policy.fills(BucketNr(b), Segment::Probation));
-        policy.miss(Inode(1), Sector(800));
+        let mut policy = CostBenefit::new(&space(0, 1280, 0));
+        (protected..1280).for_each(|b| policy.on_fill(BucketNr(b), Fill::FirstRead));
+        policy.on_miss(Inode(1), Sector(800));
         choose(&mut policy, 0, &full_of(1280));
-        assert_eq!(policy.miss(Inode(1), Sector(800)), has_room, "{protected} protected");
+        assert_eq!(policy.on_miss(Inode(1), Sector(800)), has_room, "{protected} protected");
     }
 }
 
@@ -417,13 +372,13 @@ fn what_drains_is_a_share_of_the_protected_segment() {
     for (nbuckets, wanted, drains) in
         [(62, 1, 1), (640, 1, 20), (640, 30, 30), (640, 0, 20), (63, 0, 1), (31, 0, 0)]
     {
-        let mut policy = Reuse::new(BucketNr(0), nbuckets, Sectors(1024), Sectors(8));
+        let mut policy = CostBenefit::new(&space(0, nbuckets, 0));
         let cache = full_of(nbuckets);
         let chosen = choose(&mut policy, wanted, &cache);
         assert_eq!(chosen.len(), wanted);
         // Equally cold, with the same priority: the smallest numbers go first.
         assert_eq!(chosen, (0..wanted as u32).collect::<Vec<_>>());
-        let left: Vec<u32> = (0..nbuckets).filter(|b| policy.hit(BucketNr(*b), 1)).collect();
+        let left: Vec<u32> = (0..nbuckets).filter(|b| policy.on_hit(BucketNr(*b), 1)).collect();
         let first = wanted as u32;
         assert_eq!(left, (first..first + drains).collect::<Vec<_>>(), "{nbuckets} buckets, {wanted} wanted");
     }
@@ -437,11 +392,11 @@ fn nothing_is_copied_while_there_is_room() {
     {
         let mut policy = policy();
         let mut cache = full();
-        policy.fills(BucketNr(BUCKETS - 1), Segment::Probation);
+        policy.on_fill(BucketNr(BUCKETS - 1), Fill::FirstRead);
         (FIRST..FIRST + empty).for_each(|b| cache[b as usize].live_sectors = 0);
         choose(&mut policy, wanted, &cache);
-        assert_eq!(policy.hit(BucketNr(BUCKETS - 1), 1), copies, "{empty} empty, {wanted} wanted");
-        assert!(!policy.hit(BucketNr(BUCKETS), 1), "there is no such bucket");
+        assert_eq!(policy.on_hit(BucketNr(BUCKETS - 1), 1), copies, "{empty} empty, {wanted} wanted");
+        assert!(!policy.on_hit(BucketNr(BUCKETS), 1), "there is no such bucket");
     }
 }
 
@@ -454,14 +409,14 @@ fn the_first_rate_is_by_the_age_of_the_bucket() {
         let mut policy = policy();
         let b = BucketNr(FIRST);
         // Filled so many ticks before the end of a window in which it is hit ten times.
-        (0..256 - age).for_each(|_| policy.tick());
-        policy.fills(b, Segment::Protected);
-        (0..age - 1).for_each(|_| policy.tick());
+        (0..256 - age).for_each(|_| policy.age());
+        policy.on_fill(b, Fill::Lasting);
+        (0..age - 1).for_each(|_| policy.age());
         let before = if age > 128 { 0 } else { hits };
         for _ in 0..before {
-            policy.hit(b, 1);
+            policy.on_hit(b, 1);
         }
-        policy.tick();
+        policy.age();
         let rate = policy.rate(&policy.heat[FIRST as usize]);
         assert_eq!(rate, before * parts / ticks, "{age} ticks old");
     }
@@ -483,14 +438,14 @@ fn a_new_bucket_is_credited_with_the_usual_hits() {
     ] {
         let mut policy = policy();
         for _ in 0..hits {
-            policy.hit(BucketNr(FIRST + 1), worth);
+            policy.on_hit(BucketNr(FIRST + 1), worth);
         }
-        (0..windows * 128).for_each(|_| policy.tick());
-        policy.fills(b, Segment::Protected);
+        (0..windows * 128).for_each(|_| policy.age());
+        policy.on_fill(b, Fill::Lasting);
         for age in 0..3 {
             let rate = policy.rate(&policy.heat[FIRST as usize]);
             assert_eq!(rate, 8 * usual * 16 * 128 / (64 + age), "{hits} hits, {windows} windows ago");
-            policy.tick();
+            policy.age();
         }
     }
 }
@@ -499,11 +454,11 @@ fn a_new_bucket_is_credited_with_the_usual_hits() {
 #[test]
 fn a_rate_on_probation_is_by_the_age_of_the_bucket() {
     let mut policy = policy();
-    policy.fills(BucketNr(FIRST), Segment::Probation);
-    policy.hit(BucketNr(FIRST), 3);
+    policy.on_fill(BucketNr(FIRST), Fill::FirstRead);
+    policy.on_hit(BucketNr(FIRST), 3);
     for age in 0..300_u32 {
         let rate = policy.rate(&policy.heat[FIRST as usize]);
         assert_eq!(rate, 3 * 16 * 128 / age.max(1), "{age} ticks old");
-        policy.tick();
+        policy.age();
     }
 }

@@ -1,4 +1,4 @@
-//! Replacement by reuse: what is given up is what saves the least time for the room that it takes.
+//! The policy cost-benefit: the buckets whose hits save the least time for the room that they take (decision 017).
 //!
 //! Buckets mix blocks of different heat, so the last use of a bucket (lru) says little: some hot block keeps every
 //! bucket young. Here buckets belong to segments:
@@ -18,12 +18,13 @@
 //! Time is counted in *ticks*, the agings of priorities: a 1024th of the cache in requests. Owns no bucket's state but
 //! this; must not know what is in a bucket, nor what time it is.
 //!
-//! *Invariants:* [`Reuse::choose`] yields eligible buckets only, none twice, at most as many as wanted, and as many as
-//! wanted if there are so many. [`Reuse::hit`] allocates nothing.
+//! *Invariants:* a scan asks for every bucket, also if none is wanted, and yields as many buckets as wanted if so many are
+//! eligible.
 
-use format::{BucketNr, Inode, Sector, Sectors};
+use format::{BucketNr, Inode, Sector};
 
-use super::replacement::Candidate;
+use super::saving::UNKNOWN_WORTH;
+use super::{Candidates, Fill, ReplacementPolicy, Space};
 
 /// Ticks after which hits become a rate: an eighth of the cache.
 const WINDOW_TICKS: u32 = 128;
@@ -44,10 +45,6 @@ const SPARE_PART: usize = 4;
 const CREDIT_HITS: u64 = 8;
 /// The oldest bucket on probation stays if it has more than so many times the rate of the coldest protected one.
 const PROBATION_HANDICAP: u64 = 2;
-/// Worth of a hit while nothing is known about the devices.
-const UNKNOWN_WORTH: u32 = 16;
-/// A hit of a file system's metadata is worth so many others.
-const METADATA_WORTH: u32 = 4;
 /// Ghosts at most (2 bytes each), and for each block that the cache has room for.
 const MAX_GHOSTS: u64 = 1 << 24;
 const GHOSTS_PER_BLOCK: u64 = 4;
@@ -96,40 +93,6 @@ struct Mean {
     worth: u64,
 }
 
-/// What a hit saves, as the sum of a part for the request and one for each sector, in units of 10 us.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Saving {
-    request: u32,
-    mib: u32,
-}
-
-impl Default for Saving {
-    fn default() -> Saving {
-        Saving { request: UNKNOWN_WORTH, mib: 0 }
-    }
-}
-
-impl Saving {
-    /// From what one request and one MiB more cost the backing device beyond what they cost the cache device, in
-    /// nanoseconds.
-    pub fn new(request_ns: u64, mib_ns: u64) -> Saving {
-        let units = |ns: u64| u32::try_from(ns / 10_000).unwrap_or(u32::MAX).min(1 << 20);
-        Saving { request: units(request_ns), mib: units(mib_ns) }
-    }
-
-    /// The same for a file system's metadata, which everything else waits for.
-    pub fn of_metadata(self) -> Saving {
-        let more = |n: u32| n.saturating_mul(METADATA_WORTH).min(1 << 20);
-        Saving { request: more(self.request), mib: more(self.mib) }
-    }
-
-    /// The worth of a hit of this size: at least 1.
-    pub fn of(self, sectors: Sectors) -> u32 {
-        let moved = (u64::from(self.mib) * sectors.0.min(1 << 20)) >> 11;
-        self.request.saturating_add(u32::try_from(moved).unwrap_or(u32::MAX)).clamp(1, 1 << 20)
-    }
-}
-
 /// Granules that were missed. Direct-mapped: whatever is missed later may take the place of an older one.
 #[derive(Debug)]
 struct Ghosts {
@@ -172,7 +135,7 @@ fn splitmix64(state: u64) -> u64 {
 
 /// The state of the policy. See the module head.
 #[derive(Debug)]
-pub struct Reuse {
+pub struct CostBenefit {
     heat: Vec<Heat>,
     first: u32,
     ticks: u32,
@@ -182,50 +145,64 @@ pub struct Reuse {
     has_room: bool,
     /// Few buckets hold nothing, so data will be given up.
     is_full: bool,
+    /// How many buckets the scan is to choose.
+    wanted: usize,
+    /// Next bucket of the scan.
+    next: u32,
+    /// What the scan has found so far.
+    found: Sorted,
 }
 
-impl Reuse {
-    /// Bytes of memory for each bucket.
-    pub const BYTES_EACH: u64 = size_of::<Heat>() as u64;
-
-    /// Nothing is known about the buckets `first_bucket..nbuckets`: they count as protected.
-    pub fn new(first_bucket: BucketNr, nbuckets: u32, bucket_sectors: Sectors, block: Sectors) -> Reuse {
-        Reuse {
-            heat: vec![Heat::new(Segment::Protected, 0); nbuckets as usize],
-            first: first_bucket.0.min(nbuckets),
+impl ReplacementPolicy for CostBenefit {
+    /// Nothing is known about the buckets: they count as protected.
+    fn new(space: &Space) -> CostBenefit {
+        let cache_sectors = u64::from(space.nbuckets).saturating_mul(space.bucket_sectors.0);
+        CostBenefit {
+            heat: vec![Heat::new(Segment::Protected, 0); space.nbuckets as usize],
+            first: space.first,
             ticks: 0,
-            ghosts: Ghosts::new(u64::from(nbuckets).saturating_mul(bucket_sectors.0), block.0),
+            ghosts: Ghosts::new(cache_sectors, space.block_sectors.0),
             mean: Mean::default(),
             has_room: true,
             is_full: false,
+            wanted: 0,
+            next: space.nbuckets,
+            found: Sorted::default(),
         }
     }
 
-    /// A bucket begins to be filled.
-    pub fn fills(&mut self, b: BucketNr, segment: Segment) {
-        if let Some(h) = self.heat.get_mut(b.0 as usize) {
+    fn bytes_each() -> u64 {
+        size_of::<Heat>() as u64
+    }
+
+    fn observes() -> bool {
+        true
+    }
+
+    fn on_fill(&mut self, bucket: BucketNr, fill: Fill) {
+        let segment = match fill {
+            Fill::FirstRead => Segment::Probation,
+            Fill::Lasting => Segment::Protected,
+        };
+        if let Some(h) = self.heat.get_mut(bucket.0 as usize) {
             *h = Heat::new(segment, self.ticks);
         }
     }
 
-    /// A hit in a bucket, which saved `worth`. True if what was read had better be copied to a new protected bucket, because
-    /// this one will be reused.
     #[inline]
-    pub fn hit(&mut self, b: BucketNr, worth: u32) -> bool {
-        let Some(h) = self.heat.get_mut(b.0 as usize) else { return false };
+    fn on_hit(&mut self, bucket: BucketNr, worth: u32) -> bool {
+        let Some(h) = self.heat.get_mut(bucket.0 as usize) else { return false };
         h.hits = h.hits.saturating_add(worth);
         self.mean.hits += 1;
         self.mean.worth += u64::from(worth);
         h.segment != Segment::Protected && self.is_full
     }
 
-    /// A miss at `at`. True if what is missed is to be protected at once.
-    pub fn miss(&mut self, inode: Inode, at: Sector) -> bool {
+    fn on_miss(&mut self, inode: Inode, at: Sector) -> bool {
         self.ghosts.note(inode, at) && self.has_room
     }
 
-    /// Priorities age.
-    pub fn tick(&mut self) {
+    fn age(&mut self) {
         self.ticks = self.ticks.wrapping_add(1);
         if !self.ticks.is_multiple_of(WINDOW_TICKS) {
             return;
@@ -255,6 +232,61 @@ impl Reuse {
         (m.hits, m.worth) = (m.hits / 2, m.worth / 2);
     }
 
+    fn begin(&mut self, wanted: usize, _min_prio: u16) {
+        (self.wanted, self.next) = (wanted, self.first);
+        self.found = Sorted::default();
+    }
+
+    fn step(&mut self, budget: u32, candidates: Candidates<'_>) -> bool {
+        let end = self.heat.len() as u32;
+        let until = self.next.saturating_add(budget).min(end);
+        let mut found = std::mem::take(&mut self.found);
+        for nr in self.next..until {
+            let c = candidates(BucketNr(nr));
+            let Some(h) = self.heat.get(nr as usize).filter(|_| c.eligible) else { continue };
+            match h.segment {
+                _ if c.live_sectors == 0 => found.empty.push(nr),
+                Segment::Probation => found.probation.push((self.ticks.wrapping_sub(h.born), nr)),
+                Segment::Draining => found.draining.push((self.ticks.wrapping_sub(h.drains), nr)),
+                Segment::Protected => found.protected.push((self.rate(h), c.prio, nr)),
+            }
+        }
+        (self.found, self.next) = (found, until);
+        until == end
+    }
+
+    /// Also lets the coldest protected buckets drain.
+    fn finish(&mut self, candidates: Candidates<'_>, out: &mut Vec<BucketNr>) {
+        let mut left = std::mem::take(&mut self.found);
+        let wanted = self.wanted;
+        let most = out.len() + wanted;
+        let clean = left.probation.len() + left.draining.len() + left.protected.len();
+        let protected = left.draining.len() + left.protected.len();
+        let drain = (protected / DRAINING_PART).max(wanted);
+        left.sort(drain);
+        self.is_full = left.empty.len() < wanted + self.heat.len() / SPARE_PART;
+        let eligible = |nr: &u32| candidates(BucketNr(*nr)).eligible;
+        out.extend(left.empty.iter().filter(|nr| eligible(nr)).take(wanted).map(|nr| BucketNr(*nr)));
+        let limits = (clean / PROBATION_LEAST_PART, clean / PROBATION_MOST_PART);
+        while out.len() < most {
+            let from_probation = self.is_probation_next(&left, limits);
+            let Some(nr) = left.pop(from_probation) else { break };
+            if eligible(&nr) {
+                out.push(BucketNr(nr));
+            }
+        }
+        let more = drain.saturating_sub(left.draining.len());
+        for _ in 0..more {
+            let Some((rate, _, nr)) = left.protected.pop() else { break };
+            if let Some(h) = self.heat.get_mut(nr as usize) {
+                (h.segment, h.drains, h.long) = (Segment::Draining, self.ticks, rate);
+            }
+        }
+        self.has_room = protected < clean - clean / PROBATION_LEAST_PART - clean / 64;
+    }
+}
+
+impl CostBenefit {
     /// The worth of the hits in a window of this bucket.
     fn rate(&self, h: &Heat) -> u32 {
         let age = u64::from(self.ticks.wrapping_sub(h.born));
@@ -270,50 +302,6 @@ impl Reuse {
             }
             (Segment::Protected, _) => h.short.min(h.long),
         }
-    }
-
-    /// Appends up to `wanted` buckets to reuse to `out`, and lets the coldest protected ones drain.
-    pub fn choose(
-        &mut self,
-        wanted: usize,
-        candidate: impl Fn(BucketNr) -> Candidate,
-        out: &mut Vec<BucketNr>,
-    ) {
-        let mut left = Sorted::default();
-        let most = out.len() + wanted;
-        for nr in self.first..self.heat.len() as u32 {
-            let c = candidate(BucketNr(nr));
-            let Some(h) = self.heat.get(nr as usize).filter(|_| c.eligible) else { continue };
-            match h.segment {
-                _ if c.live_sectors == 0 => left.empty.push(nr),
-                Segment::Probation => left.probation.push((self.ticks.wrapping_sub(h.born), nr)),
-                Segment::Draining => left.draining.push((self.ticks.wrapping_sub(h.drains), nr)),
-                Segment::Protected => left.protected.push((self.rate(h), c.prio, nr)),
-            }
-        }
-        let clean = left.probation.len() + left.draining.len() + left.protected.len();
-        let protected = left.draining.len() + left.protected.len();
-        let drain = (protected / DRAINING_PART).max(wanted);
-        left.sort(drain);
-        self.is_full = left.empty.len() < wanted + self.heat.len() / SPARE_PART;
-        out.extend(left.empty.iter().take(wanted).map(|nr| BucketNr(*nr)));
-        let limits = (clean / PROBATION_LEAST_PART, clean / PROBATION_MOST_PART);
-        while out.len() < most {
-            let from_probation = self.is_probation_next(&left, limits);
-            let next = if from_probation { left.probation.pop() } else { left.draining.pop() };
-            let next =
-                next.or_else(|| left.probation.pop()).or_else(|| left.draining.pop()).map(|(_, nr)| nr);
-            let Some(nr) = next.or_else(|| left.protected.pop().map(|(_, _, nr)| nr)) else { break };
-            out.push(BucketNr(nr));
-        }
-        let more = drain.saturating_sub(left.draining.len());
-        for _ in 0..more {
-            let Some((rate, _, nr)) = left.protected.pop() else { break };
-            if let Some(h) = self.heat.get_mut(nr as usize) {
-                (h.segment, h.drains, h.long) = (Segment::Draining, self.ticks, rate);
-            }
-        }
-        self.has_room = protected < clean - clean / PROBATION_LEAST_PART - clean / 64;
     }
 
     /// Whether the next bucket is to come from the probation segment, of which `limits` says how much is to stay at least
@@ -333,8 +321,8 @@ impl Reuse {
     }
 }
 
-/// The eligible buckets of a cache, those to be reused first at the end of each list.
-#[derive(Default)]
+/// The eligible buckets of a cache. Once sorted, those that are chosen first are at the end of each list.
+#[derive(Default, Debug)]
 struct Sorted {
     empty: Vec<u32>,
     /// By age.
@@ -346,6 +334,13 @@ struct Sorted {
 }
 
 impl Sorted {
+    /// Takes the next bucket, from the probation segment or a draining one if there are both.
+    fn pop(&mut self, from_probation: bool) -> Option<u32> {
+        let next = if from_probation { self.probation.pop() } else { self.draining.pop() };
+        let next = next.or_else(|| self.probation.pop()).or_else(|| self.draining.pop());
+        next.map(|(_, nr)| nr).or_else(|| self.protected.pop().map(|(_, _, nr)| nr))
+    }
+
     /// Sorts; of the protected ones, as many as can matter.
     fn sort(&mut self, drain: usize) {
         self.probation.sort_unstable_by_key(|(age, nr)| (*age, std::cmp::Reverse(*nr)));

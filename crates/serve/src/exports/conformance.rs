@@ -1,0 +1,258 @@
+//! The rules that every kind of export keeps, as a suite that runs for an option and a table of kinds.
+//!
+//! Owns the rules of [`Export`] and [`Place`], and a client that reads the first block by any way. Must not know a kind. The
+//! suite runs for each kind that the machine can start and names the others with the reason; a kind that only this test has
+//! passes it, too.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use ::io::WriteFlags;
+use blockio::{Driver, DriverOptions};
+use rig::{Rig, Shape};
+
+use super::spec::Kind;
+use super::*;
+
+/// Bytes that a client reads.
+const BLOCK: usize = 4096;
+
+/// Runs the suite for the place that an option names.
+fn check(kinds: &[Kind], option: &str) {
+    let spec = Spec::parse(option, kinds).unwrap();
+    assert_eq!(spec.to_string(), option, "an option is shown as it was given");
+    spec.prepare().unwrap();
+    spec.check(&NbdAccess::default()).unwrap();
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let rt = driver.handle();
+    driver.block_on(async {
+        let rig = Shape::default().open(&rt).await;
+        rig.volume.set_name("vol");
+        life(&driver, &rig, &spec).await;
+        rig.set.stop().await.unwrap();
+    });
+}
+
+/// The life of an export, and of its successors at the same place: each is reached by every way that it says, and by none
+/// when it has ended.
+async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
+    let force = Force::default();
+    let volumes = [rig.volume.clone()];
+    let context = Context {
+        driver,
+        volumes: &volumes,
+        id: "a-set".into(),
+        place: "vol".into(),
+        nbd: NbdAccess::default(),
+        ublk: export_ublk::Shape::default(),
+    };
+    for (round, end) in ["stop", "hand over", "stop", "give up", "stop"].into_iter().enumerate() {
+        let at = format!("{spec}, round {round}, {end}");
+        let export = start(spec, &context).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message()));
+        let ways = export.ways("vol");
+        assert!(!ways.is_empty(), "{at}: no way to the volume");
+        assert!(ways.iter().all(|way| !way.kind.is_empty() && !way.address.is_empty()), "{at}: {ways:?}");
+        assert!(!in_words(&ways).is_empty(), "{at}");
+        fill(rig, round as u8 + 1).await;
+        for way in &ways {
+            let found = read_by(driver, way).await.unwrap_or_else(|e| panic!("{at}: {way:?}: {e}"));
+            assert!(found.iter().all(|byte| *byte == round as u8 + 1), "{at}: {way:?}: other data");
+        }
+        match end {
+            "hand over" if export.can_be_handed_over() => drop(export.hand_over().await),
+            "give up" => export.give_up(&force).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message())),
+            _ => export.stop(&force).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message())),
+        }
+        let is_kept = end == "hand over" && spec.recovers();
+        for way in ways.iter().filter(|_| !is_kept) {
+            assert!(read_by(driver, way).await.is_err(), "{at}: {way:?}: still served");
+        }
+    }
+}
+
+/// Writes a block of one byte through the volume.
+async fn fill(rig: &Rig, byte: u8) {
+    let buffer = rig.runtime().pool().copy_of(&[byte; BLOCK]);
+    let sectors = format::Sectors(BLOCK as u64 / format::SECTOR_BYTES);
+    rig.volume.write(format::Sector(0), sectors, buffer, 0, WriteFlags::default()).await.unwrap();
+}
+
+/// Reads the first block as a client does.
+async fn read_by(driver: &Driver, way: &Way) -> std::io::Result<Vec<u8>> {
+    let way = way.clone();
+    let read =
+        move || match way.address.strip_prefix("nbd+unix:///").and_then(|uri| uri.split_once("?socket=")) {
+            Some((name, socket)) => read_by_nbd(name, Path::new(socket)),
+            None => {
+                let mut bytes = vec![0; BLOCK];
+                if std::fs::metadata(&way.address)?.file_type().is_socket() {
+                    UnixStream::connect(&way.address)?.read_exact(&mut bytes)?;
+                } else {
+                    std::fs::File::open(&way.address)?.read_exact(&mut bytes)?;
+                }
+                Ok(bytes)
+            }
+        };
+    driver.reactor().blocking(read).await
+}
+
+/// The shortest life of an NBD client: the handshake, one read.
+fn read_by_nbd(name: &str, socket: &Path) -> std::io::Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.read_exact(&mut [0; 18])?;
+    let mut hello = 3_u32.to_be_bytes().to_vec();
+    hello.extend(b"IHAVEOPT");
+    hello.extend(1_u32.to_be_bytes());
+    hello.extend((name.len() as u32).to_be_bytes());
+    hello.extend(name.as_bytes());
+    stream.write_all(&hello)?;
+    stream.read_exact(&mut [0; 10])?;
+    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+    request.extend([0; 20]);
+    request.extend((BLOCK as u32).to_be_bytes());
+    stream.write_all(&request)?;
+    let mut reply = vec![0; 16 + BLOCK];
+    stream.read_exact(&mut reply)?;
+    Ok(reply.split_off(16))
+}
+
+/// The kinds of the table.
+fn check_of_the_table(option: &str) {
+    check(spec::KINDS, option);
+}
+
+#[test]
+fn nbd_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    check_of_the_table(&format!("nbd={}", dir.path().join("vol.sock").display()));
+}
+
+#[test]
+fn fuse_conforms() {
+    if let Err(why) = export_fuse::probe().fuse {
+        println!("skipped: {why}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    check_of_the_table(&format!("fuse={}", dir.path().join("mnt").display()));
+}
+
+#[test]
+fn ublk_conforms() {
+    if let Some(why) = ublk::obstacle() {
+        println!("skipped: {why}");
+        return;
+    }
+    check_of_the_table("ublk");
+}
+
+/// The example of CONTRIBUTING.md, "Add an export": a socket in a directory that sends the first block of a volume to each client.
+mod head {
+    use std::any::Any;
+    use std::cell::Cell;
+
+    use ::io::JoinHandle;
+    use ::io::sync::{Either, Event, select};
+    use blockio::{Address, Listener};
+
+    use super::*;
+
+    pub(super) const KIND: Kind = Kind { forms: &["head=DIR"], parse };
+
+    fn parse(text: &str) -> Option<Result<Spec, String>> {
+        text.strip_prefix("head=").map(|dir| Ok(Spec::new(Dir(dir.into()))))
+    }
+
+    #[derive(Debug)]
+    struct Dir(PathBuf);
+
+    impl fmt::Display for Dir {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "head={}", self.0.display())
+        }
+    }
+
+    impl Place for Dir {
+        fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>> {
+            Box::pin(async {
+                let socket = self.0.join(context.volumes[0].name());
+                let listener = Listener::bind(context.driver.reactor(), &Address::Unix(socket.clone()));
+                let listener = listener.map_err(|e| Failure::at(&socket, "cannot listen", e))?;
+                let ends = Rc::new(Ends::default());
+                let serving =
+                    serve(listener, context.volumes[0].clone(), ends.clone(), context.driver.handle());
+                let task = context.driver.handle().spawn(serving);
+                Ok(Box::new(Head { socket, ends, task }) as Box<dyn Export>)
+            })
+        }
+
+        fn overlaps(&self, other: &dyn Place) -> bool {
+            (other as &dyn Any).downcast_ref::<Dir>().is_some_and(|other| self.0 == other.0)
+        }
+    }
+
+    #[derive(Default)]
+    struct Ends {
+        now: Cell<bool>,
+        event: Event,
+    }
+
+    async fn serve(listener: Listener, volume: Rc<Volume>, ends: Rc<Ends>, rt: ::io::Handle) {
+        loop {
+            let end = Box::pin(ends.event.wait_until(|| ends.now.get()));
+            let Either::Left(Ok(client)) = select(Box::pin(listener.accept()), end).await else { return };
+            let buffer = rt.pool().take(BLOCK);
+            let sectors = format::Sectors(BLOCK as u64 / format::SECTOR_BYTES);
+            let (buffer, read) = volume.read(format::Sector(0), sectors, buffer, 0).await;
+            if read.is_ok() {
+                let _ = client.send_all(buffer).await.1;
+            }
+        }
+    }
+
+    struct Head {
+        socket: PathBuf,
+        ends: Rc<Ends>,
+        task: JoinHandle<()>,
+    }
+
+    impl Export for Head {
+        fn ways(&self, volume: &str) -> Vec<Way> {
+            let mine = self.socket.ends_with(volume);
+            mine.then(|| Way { kind: "head", address: self.socket.display().to_string() })
+                .into_iter()
+                .collect()
+        }
+
+        fn stop(self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
+            Box::pin(async move {
+                self.ends.now.set(true);
+                self.ends.event.notify_all();
+                self.task.await;
+                Ok(())
+            })
+        }
+
+        fn can_be_handed_over(&self) -> bool {
+            false
+        }
+
+        fn hand_over(self: Box<Self>) -> Work<'static, Option<Box<dyn Export>>> {
+            Box::pin(async { Some(self as Box<dyn Export>) })
+        }
+    }
+}
+
+/// A kind of export more is one line more of a table.
+#[test]
+fn a_new_kind_conforms() {
+    const TABLE: &[Kind] = &[nbd::KIND, head::KIND];
+    let dir = tempfile::tempdir().unwrap();
+    check(TABLE, &format!("head={}", dir.path().display()));
+    assert_eq!(Spec::parse("tape", TABLE).unwrap_err(), "expected nbd=SOCKET, nbd=HOST:PORT or head=DIR");
+    let spec = |option: &str| Spec::parse(option, TABLE).unwrap();
+    assert!(spec("head=/mnt").overlaps(&spec("head=/mnt")) && !spec("head=/mnt").overlaps(&spec("nbd=/mnt")));
+}

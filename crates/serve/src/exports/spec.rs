@@ -1,0 +1,154 @@
+//! The `--export` option: the table of the kinds of exports, and what each kind says of a place before it is there.
+//!
+//! Owns the table ([`KINDS`]), which is the only list of all kinds, and the values that are parsed by it. Must not know how a
+//! kind of export works.
+
+use std::any::Any;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use export_nbd::Endpoint;
+
+use super::{Context, Export, NbdAccess, Work, auto, fuse, nbd, ublk};
+use crate::failure::Failure;
+
+/// All kinds of exports.
+pub(super) const KINDS: &[Kind] = &[auto::KIND, ublk::KIND, nbd::KIND, fuse::KIND];
+
+/// A kind of export: one line of a table.
+pub(super) struct Kind {
+    /// The forms of its option, for the operator.
+    pub(super) forms: &'static [&'static str],
+    /// The place that an option names; `None` if the option is not of this kind.
+    pub(super) parse: fn(&str) -> Option<Result<Spec, String>>,
+}
+
+/// Where an export is to be, as an option names it. Shown as that option.
+pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
+    /// Starts an export at this place for all volumes of the context. It goes on with what an earlier process left there,
+    /// where the kind can do that ([`Place::recovers`]).
+    fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>>;
+
+    /// Refuses what this host does not have, and what the operator has not allowed, before any device is touched.
+    ///
+    /// # Errors
+    /// If the export cannot be started.
+    fn check(&self, nbd: &NbdAccess) -> Result<(), Failure> {
+        let _ = nbd;
+        Ok(())
+    }
+
+    /// Makes what has to be there before a start, for a caller that the operator does not watch.
+    ///
+    /// # Errors
+    /// If that fails.
+    fn prepare(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Whether an export cannot be at the other place at the same time. Blocks while the names of hosts are resolved.
+    fn overlaps(&self, other: &dyn Place) -> bool {
+        let _ = other;
+        false
+    }
+
+    /// Whether a start goes on with the block devices of an earlier process.
+    fn recovers(&self) -> bool {
+        false
+    }
+
+    /// The socket or port on which the export listens, if it does.
+    fn endpoint(&self) -> Option<&Endpoint> {
+        None
+    }
+}
+
+/// What the operator asked for: a place of one of the kinds.
+#[derive(Clone, Debug)]
+pub struct Spec(Arc<dyn Place>);
+
+impl Spec {
+    pub(super) fn new(place: impl Place) -> Spec {
+        Spec(Arc::new(place))
+    }
+
+    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
+    pub fn overlaps(&self, other: &Spec) -> bool {
+        self.0.overlaps(&*other.0)
+    }
+
+    /// Parses an option by a table of kinds.
+    pub(super) fn parse(text: &str, kinds: &[Kind]) -> Result<Spec, String> {
+        let found = kinds.iter().find_map(|kind| (kind.parse)(text));
+        found.unwrap_or_else(|| {
+            let mut forms: Vec<&str> = kinds.iter().flat_map(|kind| kind.forms).copied().collect();
+            let last = forms.pop().unwrap_or_default();
+            Err(format!("expected {} or {last}", forms.join(", ")))
+        })
+    }
+}
+
+impl std::ops::Deref for Spec {
+    type Target = dyn Place;
+
+    fn deref(&self) -> &dyn Place {
+        &*self.0
+    }
+}
+
+impl FromStr for Spec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Spec, String> {
+        Spec::parse(text, KINDS)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_told_apart() {
+        for text in ["auto", "ublk", "ublk=7", "fuse=/mnt", "nbd=/run/x", "nbd=localhost:1"] {
+            let spec: Spec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(spec.overlaps(&spec), !matches!(text, "auto" | "ublk"), "{text}");
+            assert_eq!(spec.recovers(), matches!(text, "auto" | "ublk" | "ublk=7"), "{text}");
+            assert_eq!(spec.endpoint().is_some(), text.starts_with("nbd="), "{text}");
+        }
+        let parsed = |text: &str| text.parse::<Spec>().unwrap();
+        for (one, other) in [("ublk=7", "ublk=8"), ("fuse=/mnt", "fuse=/srv"), ("nbd=/run/x", "fuse=/run/x")]
+        {
+            assert!(!parsed(one).overlaps(&parsed(other)), "{one}, {other}");
+        }
+        for bad in [
+            "",
+            "nbd",
+            "nbd=",
+            "fuse",
+            "fuse=",
+            "ublk=",
+            "ublk=x",
+            "ublk=-1",
+            "ublk=1048576",
+            "auto=x",
+            "nbd=host:",
+        ] {
+            assert!(bad.parse::<Spec>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_option_is_answered_with_all_forms() {
+        let expected = "expected auto, ublk, ublk=NUMBER, nbd=SOCKET, nbd=HOST:PORT or fuse=DIR";
+        assert_eq!("tape".parse::<Spec>().unwrap_err(), expected);
+    }
+}
