@@ -1,5 +1,4 @@
-//! The errors of the engine: `Corrupt` (a structure on disk is damaged), `Io` (a device failed), `Invalid` (the request
-//! is not possible), `NoSpace`, `Disabled` (the set has failed before). Bugs are assertions, not errors.
+//! The errors of the engine by kind, each with its place and its source. Bugs are assertions, not errors.
 
 use std::sync::Arc;
 
@@ -12,9 +11,22 @@ pub enum EngineError {
     /// A device failed.
     #[error(transparent)]
     Io(#[from] IoError),
+    /// A volume refused or failed a request that bypasses the cache.
+    #[error(transparent)]
+    Volume(VolumeError),
     /// A structure on the cache device is damaged.
     #[error("{0}")]
     Corrupt(Arc<Damage>),
+    /// A superblock is damaged, or is not one of the wanted kind.
+    #[error("{device}: sector {sector}: {source}")]
+    Superblock {
+        /// Name of the device.
+        device: Arc<str>,
+        /// The sector of the superblock.
+        sector: Sector,
+        /// The field, what was expected and what was found.
+        source: Corrupt,
+    },
     /// The request cannot be carried out as asked.
     #[error("{0}")]
     Invalid(String),
@@ -72,7 +84,8 @@ impl EngineError {
             EngineError::Io(e) => e.is_out_of_room(),
             EngineError::NoSpace(_) => true,
             EngineError::Disabled { why, .. } => why.is_out_of_room(),
-            EngineError::Corrupt(_) | EngineError::Invalid(_) => false,
+            EngineError::Volume(e) => matches!(e, VolumeError::NoSpace(_)),
+            EngineError::Corrupt(_) | EngineError::Superblock { .. } | EngineError::Invalid(_) => false,
         }
     }
 
@@ -80,8 +93,18 @@ impl EngineError {
     pub fn to_volume_error(&self) -> VolumeError {
         match self {
             EngineError::Io(e) => VolumeError::Io(e.clone()),
+            EngineError::Volume(e) => e.clone(),
             EngineError::NoSpace(s) => VolumeError::NoSpace(s.clone()),
             other => VolumeError::Failed(other.to_string()),
+        }
+    }
+}
+
+impl From<VolumeError> for EngineError {
+    fn from(e: VolumeError) -> EngineError {
+        match e {
+            VolumeError::Io(e) => EngineError::Io(e),
+            other => EngineError::Volume(other),
         }
     }
 }
@@ -170,6 +193,16 @@ mod tests {
             EngineError::NoSpace("full".into()).to_volume_error(),
             VolumeError::NoSpace("full".into())
         );
+        // What a volume answered reaches the client as it was.
+        for answer in [
+            VolumeError::NoSpace("full".into()),
+            VolumeError::Stopped("v".into()),
+            VolumeError::Io(io_error(28)),
+        ] {
+            let error = EngineError::from(answer.clone());
+            assert_eq!(error.to_volume_error(), answer);
+            assert_eq!(error.is_out_of_room(), !matches!(answer, VolumeError::Stopped(_)), "{error}");
+        }
         let failed = "cache set a-set is disabled: full";
         let answer = disabled(EngineError::NoSpace("full".into())).to_volume_error();
         assert_eq!(answer, VolumeError::Failed(failed.into()));

@@ -1,7 +1,7 @@
 //! Reading superblocks and checking them against the size of the device. Errors name the device.
 
-use format::{BackingSuper, CacheSuper, RawSuperblock, Sector, Sectors};
-use io::Disk;
+use format::{BackingSuper, CacheSuper, Corrupt, RawSuperblock, Sector, Sectors};
+use io::{DeviceInfo, Disk};
 
 use crate::canary::{Mark, mark};
 use crate::error::EngineError;
@@ -15,7 +15,7 @@ pub(crate) async fn read_cache(disk: &Disk) -> Result<CacheSuper, EngineError> {
     let info = disk.info();
     raw.check_cache(info.sectors, info.logical_block_bytes)
         .inspect_err(|_| mark(Mark::NoSuperblock))
-        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+        .map_err(|c| refused(info, c))
 }
 
 /// Reads and checks the superblock of a backing device.
@@ -24,7 +24,11 @@ pub(crate) async fn read_backing(disk: &Disk) -> Result<BackingSuper, EngineErro
     let info = disk.info();
     raw.check_backing(info.sectors, info.logical_block_bytes)
         .inspect_err(|_| mark(Mark::RefusedSuperblock))
-        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+        .map_err(|c| refused(info, c))
+}
+
+fn refused(info: &DeviceInfo, source: Corrupt) -> EngineError {
+    EngineError::Superblock { device: info.name.clone(), sector: SUPERBLOCK_SECTOR, source }
 }
 
 async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
@@ -37,7 +41,5 @@ async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
     }
     let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(4096)).await;
     result?;
-    RawSuperblock::from_prefix(buffer.as_slice())
-        .cloned()
-        .map_err(|c| EngineError::Invalid(format!("{}: sector {SUPERBLOCK_SECTOR}: {c}", info.name)))
+    RawSuperblock::from_prefix(buffer.as_slice()).cloned().map_err(|c| refused(info, c))
 }

@@ -19,7 +19,7 @@ use io::{Op, VolumeError};
 use super::Target;
 use super::Volume;
 use super::miss::insert_written;
-use super::write::{Write, into_engine};
+use super::write::Write;
 use super::write::{count_bypass, merge, overlaps_dirty, widened, write_uncached, write_volume};
 use crate::alloc::{Placed, Stream};
 use crate::canary::{Bug, bug};
@@ -100,7 +100,7 @@ pub(super) async fn remove_cached(
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
-        return remove_uncached(volume, start, sectors, op).await.map_err(into_engine);
+        return remove_uncached(volume, start, sectors, op).await.map_err(EngineError::from);
     }
     let Some(backing) = volume.backing() else {
         return unmap(target, start, end, op).await;

@@ -187,7 +187,7 @@ async fn read_instead(
     if result.is_ok() {
         volume.answered(OpKind::Read, Outcome::Miss, sectors, arrived);
     }
-    (buffer, result.map_err(|e| EngineError::Invalid(e.to_string())))
+    (buffer, result.map_err(EngineError::from))
 }
 
 /// Whether data that was read from `ptr` is still the data to which the key pointed when it was looked up, at `turn`.

@@ -117,7 +117,7 @@ pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Ou
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
-        return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(into_engine);
+        return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(EngineError::from);
     }
     let decision = volume.decide(cache, RequestKind::Write, start, sectors, write.meta);
     let merged;
@@ -498,14 +498,6 @@ async fn touches_dirty_stripe(
     let (first, _) = stripes.extent(stripes.stripe_of(write.start));
     let (last, len) = stripes.extent(stripes.stripe_of(write.end - Sectors(1)));
     overlaps_dirty(target, first, last + len).await
-}
-
-/// Converts an error of the path without a cache to an error of the engine.
-pub(super) fn into_engine(e: VolumeError) -> EngineError {
-    match e {
-        VolumeError::Io(e) => EngineError::Io(e),
-        other => EngineError::Invalid(other.to_string()),
-    }
 }
 
 #[cfg(test)]
