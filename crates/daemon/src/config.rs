@@ -506,7 +506,7 @@ mod tests {
             (
                 "exports = [\"nbd=[::1]:1\"]\nnbd_tls_certificate = \"/c\"\nnbd_tls_key = \"/k\"",
                 1,
-                "lets everybody",
+                "does not authenticate clients",
             ),
             ("nbd_tls_certificate = \"/c\"\n", 1, "expected nbd_tls_key as well"),
             ("\nnbd_tls_client_ca = \"/c\"\n", 2, "expected nbd_tls_certificate"),

@@ -251,7 +251,10 @@ mod tests {
         assert!(Token::read(&file("good", &format!("{TOKEN}\n"), 0o640)).unwrap().is(TOKEN.as_bytes()));
         for mode in [0o604, 0o602, 0o644] {
             let said = refused(&file("open", TOKEN, mode));
-            assert!(said.starts_with("line 7: token_file: ") && said.contains("open to everybody"), "{said}");
+            assert!(
+                said.starts_with("line 7: token_file: ") && said.contains("can be read by every user"),
+                "{said}"
+            );
         }
         for text in ["short", "", "0123456789abcde fg", "0123456789abcdef\n0123456789abcdef", "ééééééééééé"]
         {

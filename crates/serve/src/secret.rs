@@ -22,7 +22,7 @@ pub fn read_public(path: &Path) -> Result<Vec<u8>, String> {
 /// The contents of a secret file.
 ///
 /// # Errors
-/// If it cannot be read, is open to everybody, or belongs to another user; the text says which, without the path.
+/// If it cannot be read, can be read by every user, or belongs to another user; the text names the reason without the path.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, String> {
     let own_uid = rustix::process::geteuid().as_raw();
     bytes_of(path, |about| {

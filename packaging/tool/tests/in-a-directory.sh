@@ -60,7 +60,7 @@ with status | grep -q data
 with set data writeback_percent=20 >/dev/null
 with get data writeback_percent | grep -q 20
 # The sysfs view, if FUSE is available.
-if grep -q 'no files like the kernel' daemon.log; then
+if grep -q 'the sysfs view is not available' daemon.log; then
     [ ! -w /dev/fuse ] || [ "$(id -u)" != 0 ]
 else
     grep -q 20 sys/block/bcache0/bcache/writeback_percent

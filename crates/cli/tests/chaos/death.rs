@@ -103,8 +103,8 @@ fn killed_and_written_back_offline() {
         up.ended();
         let hidden = place.hide_crash_log();
         let refused = place.try_up(&[], &[]).err().expect("a refusal");
-        assert!(refused.contains("it cannot be read"), "{refused}");
-        place.flush().refused(&["it cannot be read"]);
+        assert!(refused.contains("cannot be read"), "{refused}");
+        place.flush().refused(&["cannot be read"]);
         drop(hidden);
         place.flush().ok();
         place.check();

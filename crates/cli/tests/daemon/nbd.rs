@@ -76,7 +76,7 @@ fn nbd_over_tcp_has_to_be_asked_for() {
 
     // A key that others can read is refused, and everything stays as it is.
     std::fs::set_permissions(&key, PermissionsExt::from_mode(0o644)).unwrap();
-    daemon.run(&["reload"]).refused(&["line 3", "nbd_tls_key", "open to everybody"]);
+    daemon.run(&["reload"]).refused(&["line 3", "nbd_tls_key", "can be read by every user"]);
     assert!(size(&format!("{encrypted}?tls-certificates={}", place.dir.path("pki"))));
     daemon.stop();
 }

@@ -130,7 +130,7 @@ fn over_tcp_only_those_with_the_token_may() {
     run(&["status", "--api", "somewhere"]).usage().says(&["https://HOST"]);
 
     let said = daemon.said();
-    assert!(said.contains("127.0.0.1: showed a wrong token"), "{said}");
+    assert!(said.contains("127.0.0.1: refused: wrong token"), "{said}");
     // Who it was is not known beyond the token; where it came from is.
     let audited = |l: &&str| {
         l.starts_with("ubcache: audit: 127.0.0.1:") && l.contains(" with the token: detach one on bcache0")
@@ -195,7 +195,7 @@ fn tls_with_a_certificate_of_ones_own_and_both_renewed() {
 
     // A mistake changes nothing; and what is not wanted any more is closed.
     std::fs::set_permissions(&token, PermissionsExt::from_mode(0o644)).unwrap();
-    daemon.run(&["reload"]).refused(&["line 3", "token_file", "open to everybody"]);
+    daemon.run(&["reload"]).refused(&["line 3", "token_file", "can be read by every user"]);
     over(&second, &token, &["status", "--ca", &ca]).ok();
     place.configure("");
     daemon.run(&["reload"]).ok().says(&["no longer listens on TCP"]);
@@ -217,7 +217,7 @@ fn what_would_let_others_in_is_refused_at_the_start() {
     refused(&good.replace("127.0.0.1", "0.0.0.0"), &["line 2", "expected tls_certificate and tls_key"]);
     let tls = listening_tls(&place);
     std::fs::set_permissions(place.dir.path("key"), PermissionsExt::from_mode(0o644)).unwrap();
-    refused(&tls, &["line 5", "tls_key", "open to everybody (mode 0644)"]);
+    refused(&tls, &["line 5", "tls_key", "can be read by every user (mode 0644)"]);
     private(&place, "key", "no key at all");
     refused(&tls, &["line 5", "tls_key", "expected a private key"]);
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

@@ -71,7 +71,7 @@ fn tcp_has_to_be_asked_for() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(dir.root().join("server/server-key.pem"), mode).unwrap();
     let text: Vec<&str> = files.iter().map(String::as_str).collect();
-    up(&text).refused(&["--nbd-tls-key", "open to everybody"]);
+    up(&text).refused(&["--nbd-tls-key", "can be read by every user"]);
     assert!((read(&ssd), read(&hdd)) == before, "refused before any device was written to");
 }
 

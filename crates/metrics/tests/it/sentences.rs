@@ -125,8 +125,8 @@ fn writeback_that_yields_says_to_whom_and_how_to_stop_it() {
     };
     assert_eq!(
         yields(RateReason::Controlled, 0.25)[1],
-        "Requests keep the devices busy and the cache has room: writeback takes 25 % of the time at most, more \
-         as dirty data grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). \
+        "Requests keep the devices busy and the cache has room: writeback takes at most 25 % of the time, and \
+         more as dirty data grows from 40 to 70 % of the cache (cutoff_writeback, cutoff_writeback_sync). \
          writeback_controller=kernel turns this off."
     );
     assert_eq!(yields(RateReason::Controlled, 1.0).len(), 1);
@@ -160,8 +160,8 @@ fn bypasses_by_frequency() {
         e.bypassed,
         [
             "Of 100 requests in the last five minutes 40 (40 %, 6.9 MiB) bypassed the cache:",
-            "30 requests (1.9 MiB, sequential): they were part of streams of 4.0 MiB or more; sequential_cutoff sets that, 0 \
-             caches all streams.",
+            "30 requests (1.9 MiB, sequential): they were part of sequential streams of 4.0 MiB or more; sequential_cutoff sets \
+             this limit, 0 caches all streams.",
             "5 requests (5.0 MiB, discard): they were discards, which are not cached.",
             "5 requests (20.0 KiB, congested): the cache device was slow; congested_read_threshold_us and \
              congested_write_threshold_us set the limits, 0 turns them off.",
