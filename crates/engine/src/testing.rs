@@ -114,6 +114,14 @@ impl TestDisk {
         })
     }
 
+    /// A disk on which it is expensive to write a part of a stripe of this size.
+    pub(crate) fn with_stripes(sectors: u64, stripe: Sectors) -> Rc<TestDisk> {
+        let mut disk = Rc::into_inner(TestDisk::new(sectors)).expect("nothing else refers to a new disk");
+        disk.info.optimal_io_bytes = stripe.bytes() as u32;
+        disk.info.partial_stripes_expensive = true;
+        Rc::new(disk)
+    }
+
     pub(crate) fn hold(&self, hold: bool) {
         self.hold.set(hold);
         if !hold {

@@ -283,6 +283,31 @@ fn fitting(leaf_words: usize, live: impl Iterator<Item = usize>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    /// Writeback does not raise the rate of an idle set during a walk.
+    #[test]
+    fn a_walk_is_under_way_until_it_ends() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let gc = components(set, &rt).gc.clone();
+            rt.sleep(io::Nanos::from_secs(60)).await;
+            let (before, walking) = (gc.counters().walks, gc.clone());
+            assert!(!gc.is_walking());
+            let walk = rt.spawn(async move { collect(&walking).await });
+            let mut turns = 0;
+            while !gc.is_walking() && turns < 1000 {
+                rt.yield_now().await;
+                turns += 1;
+            }
+            assert!(gc.is_walking());
+            assert_eq!(gc.counters().walks, before);
+            walk.await.unwrap();
+            assert!(!gc.is_walking());
+            assert_eq!(gc.counters().walks, before + 1);
+        });
+    }
 
     /// A node of 4 KiB takes 211 words, which are 70 extents; one of 32 KiB 1704 words, which are 568.
     #[test]

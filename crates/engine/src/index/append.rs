@@ -379,3 +379,53 @@ pub(crate) async fn evict_task(index: Rc<Index>) {
         index.rt.sleep(Nanos::from_ms(10)).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use format::{Gen, Ptr, Sectors};
+
+    use super::*;
+    use crate::index::extents::Extents;
+    use crate::set::SetOptions;
+    use crate::testing::{Watching, components, open_set, run};
+
+    /// A leaf that a kernel could not merge is replaced when it has new keys. Without new keys, only its journal entries
+    /// are released.
+    #[test]
+    fn a_snapshot_without_keys_needs_no_room() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let index = components(set, &rt).index.clone();
+            let tree = &mut *index.tree_mut();
+            let id = tree.root();
+            let written = tree.node(id).written;
+            for (holes, room) in [(0, true), (1000, false)] {
+                // The merged keys of the bsets on disk are these holes.
+                let mut on_disk = Extents::new(Sectors(16));
+                for n in 0..holes {
+                    on_disk
+                        .push_back(Inode(1), Entry::tombstone(Sector(16 * n + 8), Sectors(8), JournalSeq(0)));
+                }
+                tree.node_mut(id).leaf_mut().merged = Merged::of_extents(&on_disk);
+                let taken = snapshot(&index, tree, id).map(|s| (s.buffer.len(), s.has_holes));
+                assert_eq!(taken, Some((0, false)));
+                assert!(std::mem::take(&mut tree.node_mut(id).busy));
+
+                let extents = tree
+                    .node_mut(id)
+                    .leaf_mut()
+                    .extents
+                    .as_mut()
+                    .expect("the root of a new set is in memory");
+                let e = Entry::extent(Sector(8), Sectors(8), true, Ptr::new(0, Sector(8000), Gen(0)));
+                extents.replace(Inode(1), e.start(), e.end(), Some(e.unwritten()), |_| {});
+                let taken = snapshot(&index, tree, id).map(|s| (s.buffer.len(), s.sector, s.has_holes));
+                let sector = tree.node(id).ptr.offset() + written;
+                assert_eq!(taken, room.then_some((512, sector, false)));
+                assert_eq!(std::mem::take(&mut tree.node_mut(id).busy), room);
+                let extents = tree.node_mut(id).leaf_mut().extents.as_mut().expect("nothing drops it");
+                extents.replace(Inode(1), Sector(0), Sector(8), None, |_| {});
+            }
+        });
+    }
+}

@@ -506,6 +506,46 @@ mod tests {
         assert_eq!(x.first_behind(Inode(1), Sector(2032)).map(|e| e.size()), Some(Sectors(16)));
     }
 
+    /// The last chunk of an inode has one entry. An entry that replaces it goes to the end of the chunk before.
+    #[test]
+    fn an_entry_in_the_place_of_a_chunk_goes_to_the_chunk_before() {
+        let shorter = |slot: u64| {
+            let ptr = Ptr::new(0, Sector(slot * 32), Gen(0));
+            Entry::extent(Sector(slot * 16 + 4), Sectors(4), true, ptr)
+        };
+        for with_other in [false, true] {
+            let with = |of_one: &[usize]| -> Vec<(u32, usize)> {
+                let of_one = of_one.iter().map(|n| (1, *n));
+                of_one.chain(with_other.then_some((2, 1))).collect()
+            };
+            let mut x = Extents::new(Sectors(64));
+            if with_other {
+                add(&mut x, 2, 0);
+            }
+            (0..257).for_each(|slot| add(&mut x, 1, slot));
+            assert_eq!(chunks(&x), with(&[128, 128, 1]));
+            // The chunk before is full.
+            x.replace(Inode(1), Sector(4096), Sector(4104), Some(shorter(256)), |_| {});
+            assert_eq!(chunks(&x), with(&[128, 128, 1]));
+            // The chunk before has room.
+            x.replace(Inode(1), Sector(4080), Sector(4088), None, |_| {});
+            x.replace(Inode(1), Sector(4096), Sector(4104), Some(shorter(256)), |_| {});
+            x.replace(Inode(1), Sector(4090), Sector(4104), Some(shorter(256)), |_| {});
+            assert_eq!(chunks(&x), with(&[128, 128]));
+            // There is one chunk before.
+            x.replace(Inode(1), Sector(2048), Sector(4104), None, |_| {});
+            x.replace(Inode(1), Sector(0), Sector(8), None, |_| {});
+            add(&mut x, 1, 128);
+            add(&mut x, 1, 129);
+            assert_eq!(chunks(&x), with(&[128, 1]));
+            x.replace(Inode(1), Sector(0), Sector(24), None, |_| {});
+            x.replace(Inode(1), Sector(2060), Sector(2072), Some(shorter(129)), |_| {});
+            assert_eq!(chunks(&x), with(&[128]));
+            let starts: Vec<u64> = x.iter().filter(|(i, _)| i.0 == 1).map(|(_, e)| e.start().0).collect();
+            assert!(starts.is_sorted(), "{starts:?}");
+        }
+    }
+
     #[test]
     fn unwritten_entries_are_found_until_marked() {
         let mut x = Extents::new(Sectors(64));

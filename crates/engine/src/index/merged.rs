@@ -90,6 +90,18 @@ mod tests {
         assert!(!Merged::of_set(10).fits(271));
     }
 
+    /// A header of 32 bytes, 24 bytes for each extent and 16 bytes for each hole.
+    #[test]
+    fn merged_extents_fit_with_their_holes_to_the_last_byte() {
+        for (extents, holes) in [(0, 0), (1, 0), (10, 0), (0, 10), (7, 3), (3, 7)] {
+            let mut x = Extents::new(Sectors(1 << 20));
+            (0..extents + holes).for_each(|n| put(&mut x, entry(n * 20, 8, n >= extents, n)));
+            let (merged, bytes) = (Merged::of_extents(&x), (32 + 24 * extents + 16 * holes) as usize);
+            assert!(merged.fits(bytes) && !merged.fits(bytes - 1), "{extents} extents, {holes} holes");
+            assert_eq!(merged.holes, holes as usize);
+        }
+    }
+
     proptest! {
         /// Bsets are written as a leaf writes them; the estimate is compared with a merge of all their keys.
         #[test]

@@ -262,3 +262,6 @@ impl Core {
         self.cache.alloc.walks().recheck();
     }
 }
+
+#[cfg(test)]
+mod tests;

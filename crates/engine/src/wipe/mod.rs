@@ -364,3 +364,6 @@ async fn makes_hole(cache: &Cache, at: Sector, size: Sectors) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests;

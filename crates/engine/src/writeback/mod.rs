@@ -351,6 +351,43 @@ fn rate_inputs(volume: &Volume, cache: &Cache, inode: format::Inode) -> RateInpu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
+
+    /// A walk follows only a change of the state from dirty to clean, and the state changes only if no dirty write is in
+    /// flight.
+    #[test]
+    fn a_walk_follows_the_state_clean() {
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            let backing = backing_device(&TestDisk::new(4096), &rt);
+            let volume = set.attach(backing.clone()).await.unwrap();
+            let cache = components(set, &rt);
+            cache.tunables.borrow_mut().gc_after_writeback = true;
+            let free: Vec<_> = {
+                let buckets = cache.alloc.buckets();
+                buckets.all().filter(|b| buckets.may_invalidate(*b)).take(700).collect()
+            };
+            free.iter().for_each(|b| cache.alloc.buckets_mut().pin(*b));
+            rt.sleep(Nanos::from_secs(60)).await;
+            assert!(cache.alloc.in_use_percent() >= 50 && !cache.alloc.walks().is_wanted());
+
+            assert_eq!(volume.state(), Some(BackingState::Clean));
+            nothing_dirty(&volume, &cache).await;
+            assert!(!cache.alloc.walks().is_wanted(), "the device was clean");
+
+            assert!(backing.ensure_dirty(|| Ok(())).await.unwrap());
+            volume.dirty_in_flight.set(1);
+            nothing_dirty(&volume, &cache).await;
+            assert_eq!(volume.state(), Some(BackingState::Dirty));
+            assert!(!cache.alloc.walks().is_wanted(), "a dirty write is in flight");
+
+            volume.dirty_in_flight.set(0);
+            nothing_dirty(&volume, &cache).await;
+            assert_eq!(volume.state(), Some(BackingState::Clean));
+            assert!(cache.alloc.walks().is_wanted());
+        });
+    }
 
     #[test]
     fn a_batch_is_a_second_of_the_rate_or_the_share_of_the_largest() {

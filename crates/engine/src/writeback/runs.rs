@@ -351,6 +351,8 @@ mod tests {
     use format::Gen;
 
     use super::*;
+    use crate::set::SetOptions;
+    use crate::testing::{TestDisk, Watching, backing_device, components, open_set, run};
     use crate::tunables::Bridge;
     use crate::volume::Ranges;
 
@@ -414,5 +416,35 @@ mod tests {
             .into();
         let ends: Vec<_> = groups(&extents).iter().map(|g| ends(g)).collect();
         assert_eq!(ends, [(0, 9), (10, 16), (20, 21)].map(|(start, end)| (Sector(start), Sector(end))));
+    }
+
+    /// The next batch begins behind the last full stripe of the batch before, or at the start of the device if there was
+    /// none.
+    #[test]
+    fn the_cursor_stands_behind_the_last_full_stripe() {
+        const STRIPE: u64 = 8192;
+        run(|rt| async move {
+            let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+            // The second stripe has 64 sectors in the data area, which begins at sector 16 of the device.
+            let backing = backing_device(&TestDisk::with_stripes(STRIPE + 64, Sectors(STRIPE)), &rt);
+            let volume = set.attach(backing.clone()).await.unwrap();
+            volume.tunables.borrow_mut().writeback_running = false;
+            let cache = components(set, &rt);
+            rt.sleep(Nanos::from_secs(60)).await;
+            let (_, inode) = volume.attached().expect("the device was attached");
+            for _ in 0..2 {
+                for size in [63, 64] {
+                    let data = rt.pool().zeroed(size as usize * 512);
+                    let flags = io::WriteFlags::default();
+                    volume.write(Sector(STRIPE - 16), Sectors(size), data, 0, flags).await.unwrap();
+                    let runs = collect(&volume, &cache, &backing, inode, Sectors(1000)).await.unwrap();
+                    let found: Vec<_> = runs.iter().map(|r| (r.start.0, r.size.0)).collect();
+                    assert_eq!(found, [(STRIPE, size)]);
+                    let wanted = if size == 64 { STRIPE + 64 } else { 0 };
+                    assert_eq!(volume.writeback.stripe_cursor.get(), Sector(wanted));
+                }
+                volume.discard(Sector(STRIPE - 16), Sectors(64)).await.unwrap();
+            }
+        });
     }
 }

@@ -141,3 +141,33 @@ fn children_that_make_no_sense_are_damage() {
     let old = Bkey::node(ONE, Sector(50), BUCKET, node_ptr(18, 2 + 128 + 32));
     assert!(take_root(vec![last(19), old], false).is_ok());
 }
+
+/// Check keys, keys without a pointer and empty keys refer to no data; every other key has its data inside one bucket.
+#[test]
+fn the_data_of_a_key_is_inside_one_bucket() {
+    run(|rt| async move {
+        let disk = Disk::new(TestDisk::new(4096), rt);
+        let place = Place { device: Arc::from("test disk"), set: "a set".into() };
+        let geometry = Geometry::new(BUCKET, Sectors(1), 128, 4, 4).expect("a geometry");
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+        let node = Bkey::node(MAX_BOUND.0, MAX_BOUND.1, BUCKET, node_ptr(10, 0));
+        let w = Wanted { key: node, level: 0, parent: None, path: Vec::new(), child: 0 };
+        let key = |size, dev, at| {
+            Bkey::extent(ONE, Sector(100), Sectors(size), true, Ptr::new(dev, Sector(at), Gen(3)))
+        };
+        let found = |keys: &[Bkey]| reader.pointers(keys, &w).map_err(|e| e.to_string());
+        let without = [key(8, Ptr::CHECK_DEV, 640), key(0, 0, 640), key(0, 0, 1)];
+        assert_eq!(found(&without), Ok(Vec::new()));
+        assert_eq!(found(&[Bkey::hole(ONE, Sector(100), Sectors(8))]), Ok(Vec::new()));
+        let ptr = |at| Ptr::new(0, Sector(at), Gen(3));
+        let with = [key(8, 0, 640), key(64, 0, 704), key(1, 0, 767)];
+        let wanted = [(10, 640), (11, 704), (11, 767)].map(|(b, at)| (BucketNr(b), ptr(at)));
+        assert_eq!(found(&with), Ok(wanted.to_vec()));
+        for (size, at) in [(9, 760), (64, 705), (8, 8), (8, 128 * BUCKET.0)] {
+            let error = found(&[key(8, 0, 640), key(size, 0, at)]).unwrap_err();
+            let what =
+                format!("key 1:100: pointer: expected {size} sectors inside one bucket, found sector {at}");
+            assert!(error.contains(&what), "{error}");
+        }
+    });
+}

@@ -1,0 +1,108 @@
+//! Tests of a whole set on a device in memory: what a new set has on the device, and what a stopped set leaves.
+
+use std::rc::Weak;
+use std::sync::Arc;
+
+use format::{BucketNr, BucketPrio, Gen};
+use io::Nanos;
+use io::sync::{Either, select};
+
+use super::*;
+use crate::alloc::load_prios;
+use crate::testing::{Watching, open_set, run};
+
+const MINUTE: Nanos = Nanos::from_secs(60);
+
+/// The buckets of the priorities, of the UUID table and of the root have the generation of the pointers to them, and the
+/// highest priority. All other buckets have never been used.
+#[test]
+fn a_new_set_has_priorities_of_its_metadata() {
+    run(|rt| async move {
+        for (nbuckets, bucket_sectors) in [(1024, 16), (3000, 8)] {
+            let device = Watching::new(nbuckets * bucket_sectors);
+            let set = open_set(&device, &rt, (bucket_sectors, false), SetOptions::default()).await;
+            let cache = &set.core.cache;
+            let (g, first) = (&cache.geometry, cache.geometry.first_dynamic());
+            let (disk, place) = (cache.device.disk(), cache.device.place());
+            let found = load_prios(disk, place, g, cache.device.magic(), first.0.into()).await.unwrap();
+            let chain: Vec<BucketNr> = (0..g.prio_buckets).map(|n| BucketNr(first.0 + n)).collect();
+            assert_eq!((found.chain, found.seq), (chain, 1));
+            let metadata = first.0..first.0 + g.prio_buckets + 2;
+            for (b, prio) in (0..).zip(found.prios) {
+                let wanted = match metadata.contains(&b) {
+                    true => BucketPrio { prio: u16::MAX, generation: Gen(1) },
+                    false => BucketPrio { prio: 0, generation: Gen(0) },
+                };
+                assert_eq!(prio, wanted, "bucket {b} of {nbuckets}");
+            }
+            set.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_caller_waits_for_the_next_event_of_a_set() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+        set.take_events();
+        let arrived = std::pin::pin!(set.events_arrived());
+        assert!(matches!(select(arrived, rt.sleep(MINUTE)).await, Either::Right(())), "there is no event");
+        set.core.cache.device.emit(SetEvent::Initialised);
+        set.events_arrived().await;
+        assert_eq!(set.take_events().len(), 1);
+    });
+}
+
+/// Counts the references to a component that is left.
+type References = Box<dyn Fn() -> usize>;
+
+fn references(set: &CacheSet) -> Vec<(&'static str, References)> {
+    fn of<T: 'static>(component: &Rc<T>) -> References {
+        let weak: Weak<T> = Rc::downgrade(component);
+        Box::new(move || weak.strong_count())
+    }
+    let cache = &set.core.cache;
+    vec![
+        ("set", of(&set.core)),
+        ("cache", of(cache)),
+        ("device", of(&cache.device)),
+        ("journal", of(&cache.journal)),
+        ("allocator", of(&cache.alloc)),
+        ("index", of(&cache.index)),
+        ("garbage collector", of(&cache.gc)),
+    ]
+}
+
+fn assert_nothing_is_left(components: Vec<(&'static str, References)>) {
+    for (name, references) in components {
+        assert_eq!(references(), 0, "a task keeps the {name}");
+    }
+}
+
+#[test]
+fn no_task_outlives_a_stop() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+        drop(set.create_volume(Uuid([9; 16]), Sectors(800), "flash").await.unwrap());
+        rt.sleep(MINUTE).await;
+        let components = references(&set);
+        set.stop().await.unwrap();
+        drop(set);
+        rt.sleep(MINUTE).await;
+        assert_nothing_is_left(components);
+    });
+}
+
+#[test]
+fn no_task_outlives_a_failure() {
+    run(|rt| async move {
+        let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
+        rt.sleep(MINUTE).await;
+        let components = references(&set);
+        let why = EngineError::Invalid("the test disables the set".into());
+        set.core.cache.device.fail(EngineError::Disabled { set: "a set".into(), why: Arc::new(why) });
+        rt.sleep(MINUTE).await;
+        set.abandon();
+        assert_nothing_is_left(components);
+    });
+}
