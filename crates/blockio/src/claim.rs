@@ -11,7 +11,7 @@
 //!
 //! A claim lasts as long as the file is open.
 
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -139,24 +139,13 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
     let kind = meta.file_type();
     let is_block = kind.is_block_device();
     if !is_block && !kind.is_file() {
-        let found = match kind {
-            k if k.is_dir() => "a directory",
-            k if k.is_char_device() => "a character device",
-            k if k.is_socket() => "a socket",
-            k if k.is_fifo() => "a pipe",
-            _ => "something else",
-        };
-        return Err(OpenError::WrongType { path: path.to_path_buf(), found });
+        return Err(OpenError::WrongType { path: path.to_path_buf(), found: type_name(kind) });
     }
     let (file, direct_refused) =
         if is_block { open_block(path, options, meta.rdev())? } else { open_file(path, options, &meta)? };
 
     let read_only = options.access == Access::ReadOnly;
     let name: Arc<str> = path.display().to_string().into();
-    let mut notes = Vec::new();
-    if direct_refused {
-        notes.push("direct I/O is not supported here: I/O goes through the page cache".to_string());
-    }
     let direct = !options.buffered && !direct_refused;
     let alignment = if direct { info::direct_alignment(file.as_fd()) } else { None };
     let memory_align_bytes = alignment.map_or(512, |(memory, _)| memory.max(1) as usize);
@@ -167,22 +156,14 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
         // The size is taken from the open file: the path may name another one by now.
         let bytes = file.metadata().map_err(system("its size cannot be read"))?.len();
         let smallest = alignment.map_or(512, |(_, offset)| offset.max(512));
-        info::of_file(file.as_fd(), bytes, meta.dev(), smallest, !read_only, name)
+        let file = info::RegularFile { fd: file.as_fd(), bytes, dev: meta.dev(), writable: !read_only };
+        file.info(smallest, name)
     };
     if let Some(wanted) = options.logical_block_bytes {
-        let refuse = |why: String| OpenError::BlockSize { path: path.to_path_buf(), wanted, why };
-        if wanted != 512 && wanted != 4096 {
-            return Err(refuse("expected 512 or 4096".into()));
-        }
-        if wanted < info.logical_block_bytes {
-            return Err(refuse(format!("the device has blocks of {} bytes", info.logical_block_bytes)));
-        }
-        let block_sectors = u64::from(wanted) / format::SECTOR_BYTES;
-        info.logical_block_bytes = wanted;
-        info.physical_block_bytes = info.physical_block_bytes.max(wanted);
-        info.sectors = format::Sectors(info.sectors.0 / block_sectors * block_sectors);
+        set_block_size(path, &mut info, wanted)?;
     }
-    let note = (!notes.is_empty()).then(|| notes.join("; "));
+    let note = direct_refused
+        .then(|| "direct I/O is not supported here: I/O goes through the page cache".to_string());
     let in_memory = !is_block && info::is_in_memory(file.as_fd());
     let served_by_others = !is_block && info::is_served_by_others(file.as_fd());
     let write_cache =
@@ -200,6 +181,33 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, OpenErr
         write_cache,
         note,
     })
+}
+
+/// The name of a file type that is neither a block device nor a regular file.
+fn type_name(kind: FileType) -> &'static str {
+    match kind {
+        k if k.is_dir() => "a directory",
+        k if k.is_char_device() => "a character device",
+        k if k.is_socket() => "a socket",
+        k if k.is_fifo() => "a pipe",
+        _ => "something else",
+    }
+}
+
+/// Gives the device logical blocks of `wanted` bytes, which must not be smaller than its own.
+fn set_block_size(path: &Path, info: &mut DeviceInfo, wanted: u32) -> Result<(), OpenError> {
+    let refuse = |why: String| OpenError::BlockSize { path: path.to_path_buf(), wanted, why };
+    if wanted != 512 && wanted != 4096 {
+        return Err(refuse("expected 512 or 4096".into()));
+    }
+    if wanted < info.logical_block_bytes {
+        return Err(refuse(format!("the device has blocks of {} bytes", info.logical_block_bytes)));
+    }
+    let block_sectors = u64::from(wanted) / format::SECTOR_BYTES;
+    info.logical_block_bytes = wanted;
+    info.physical_block_bytes = info.physical_block_bytes.max(wanted);
+    info.sectors = format::Sectors(info.sectors.0 / block_sectors * block_sectors);
+    Ok(())
 }
 
 fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {

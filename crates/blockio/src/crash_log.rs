@@ -61,46 +61,9 @@ impl CrashLogFile {
                 format!("too many devices below this one: expected {INCARNATION_BYTES} bytes, found {found}");
             return Err(io::Error::other(what));
         }
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
-            .open(path)?;
-        if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS_MAGIC {
-            drop(file);
-            let _ = std::fs::remove_file(path);
-            return Err(io::Error::other("expected a file system in memory (tmpfs)"));
-        }
-        lock(&file)?;
-        let len = (WORDS * 8) as u64;
-        let known = file.metadata()?.len() == len;
-        if !known {
-            file.set_len(0)?;
-        }
-        // All pages are there from now on: storing cannot fail.
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                WORDS * 8,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the range is the mapping that was just made. Pages that were swapped out would have to be read while a
-        // write waits; a process that may not lock them has said so.
-        let _ = unsafe { libc::mlock(start, WORDS * 8) };
-        let mut kept =
-            CrashLogFile { words: start.cast(), path: path.to_path_buf(), forgotten: None, _file: file };
+        let file = open_locked(path)?;
+        let words = map(&file)?;
+        let mut kept = CrashLogFile { words, path: path.to_path_buf(), forgotten: None, _file: file };
         let boot = boot_number()?;
         let found = [kept.load(0), kept.load(1), kept.load(2)];
         let other = found == [MAGIC, boot[0], boot[1]] && kept.incarnation() != incarnation;
@@ -168,6 +131,54 @@ impl Drop for CrashLogFile {
         // SAFETY: mapped by `open` with this length; nothing refers to it any more.
         unsafe { libc::munmap(self.words.cast_mut().cast(), WORDS * 8) };
     }
+}
+
+/// Opens or creates the file in a file system in memory, locks it, and makes it as long as a crash log.
+fn open_locked(path: &Path) -> io::Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+        .open(path)?;
+    if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS_MAGIC {
+        drop(file);
+        let _ = std::fs::remove_file(path);
+        return Err(io::Error::other("expected a file system in memory (tmpfs)"));
+    }
+    lock(&file)?;
+    let len = (WORDS * 8) as u64;
+    let known = file.metadata()?.len() == len;
+    if !known {
+        file.set_len(0)?;
+    }
+    // All pages are there from now on: storing cannot fail.
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?;
+    Ok(file)
+}
+
+/// Maps all words of the file, and locks their pages in memory if the process may.
+fn map(file: &File) -> io::Result<*const AtomicU64> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            WORDS * 8,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the range is the mapping that was just made. Pages that were swapped out would have to be read while a
+    // write waits; a process that may not lock them has said so.
+    let _ = unsafe { libc::mlock(start, WORDS * 8) };
+    Ok(start.cast_const().cast())
 }
 
 /// Locks the file; the process that has the lock may be about to end.

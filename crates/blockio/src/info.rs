@@ -86,26 +86,32 @@ pub(crate) fn of_block_device(fd: BorrowedFd<'_>, rdev: u64, name: Arc<str>) -> 
     })
 }
 
-/// The properties of the regular file `fd` of `bytes` on the file system of device `dev`.
-pub(crate) fn of_file(
-    fd: BorrowedFd<'_>,
-    bytes: u64,
-    dev: u64,
-    logical_block_bytes: u32,
-    writable: bool,
-    name: Arc<str>,
-) -> DeviceInfo {
-    let (dir, queue) = (sysfs_dir(dev), queue_dir(dev));
-    DeviceInfo {
-        name,
-        sectors: whole_blocks(bytes, logical_block_bytes),
-        logical_block_bytes,
-        physical_block_bytes: logical_block_bytes.max(4096),
-        optimal_io_bytes: 0,
-        rotational: read_number(&queue.join("rotational")) == Some(1),
-        discard: writable && punches_holes(fd, bytes),
-        sparse: has_holes(fd, bytes),
-        partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+/// An open regular file.
+pub(crate) struct RegularFile<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    /// Its size.
+    pub(crate) bytes: u64,
+    /// Number of the device that its file system lies on.
+    pub(crate) dev: u64,
+    /// It is open for writing.
+    pub(crate) writable: bool,
+}
+
+impl RegularFile<'_> {
+    /// The properties of the file as a device with blocks of `logical_block_bytes`.
+    pub(crate) fn info(&self, logical_block_bytes: u32, name: Arc<str>) -> DeviceInfo {
+        let (dir, queue) = (sysfs_dir(self.dev), queue_dir(self.dev));
+        DeviceInfo {
+            name,
+            sectors: whole_blocks(self.bytes, logical_block_bytes),
+            logical_block_bytes,
+            physical_block_bytes: logical_block_bytes.max(4096),
+            optimal_io_bytes: 0,
+            rotational: read_number(&queue.join("rotational")) == Some(1),
+            discard: self.writable && punches_holes(self.fd, self.bytes),
+            sparse: has_holes(self.fd, self.bytes),
+            partial_stripes_expensive: stands_on_parity_raid(&dir, 0),
+        }
     }
 }
 

@@ -174,10 +174,11 @@ fn walk(
     accept: &mut dyn FnMut(SetView<'_>) -> Result<(), Corrupt>,
 ) -> Result<NodeSummary, Damaged> {
     let mut done = NodeSummary::default();
-    let (node, ptr, block) = match frame(bytes, node_key, block_sectors) {
-        Ok(parts) => parts,
+    let log = match NodeLog::of(bytes, node_key, set_magic, block_sectors) {
+        Ok(log) => log,
         Err(error) => return Err(NodeDamage { kind: DamageKind::Other, error, before: done }),
     };
+    let node = log.bytes;
     done.seq = seq_at(node, 0).unwrap_or(0);
     if done.seq == 0 {
         let at = offset_of!(RawBset, seq);
@@ -186,8 +187,7 @@ fn walk(
     }
     while seq_at(node, done.written_bytes) == Some(done.seq) {
         let at = done.written_bytes;
-        let read = read_set(node, at, done.sets, ptr, set_magic, block_sectors);
-        let damage = match read {
+        let damage = match log.read_set(at, done.sets) {
             Ok((view, padded)) => match accept(view) {
                 Ok(()) => {
                     done.sets = done.sets.saturating_add(1);
@@ -199,7 +199,7 @@ fn walk(
             },
             Err(BadSet::AsWritten(error)) => (DamageKind::Other, error),
             Err(BadSet::Damaged(error)) => {
-                let follows = find_seq(node, at.saturating_add(block), block, done.seq);
+                let follows = log.find_seq(at.saturating_add(log.block_bytes), done.seq);
                 let torn = at > 0 && follows.is_none();
                 (if torn { DamageKind::TornLastSet } else { DamageKind::Other }, error)
             }
@@ -207,7 +207,7 @@ fn walk(
         return Err(NodeDamage { kind: damage.0, error: damage.1, before: done });
     }
     // A set of this node behind the end of the log: those between were lost.
-    if let Some(at) = find_seq(node, done.written_bytes, block, done.seq) {
+    if let Some(at) = log.find_seq(done.written_bytes, done.seq) {
         let error = bad(
             Structure::BtreeNode,
             "lost set (seq)",
@@ -220,30 +220,6 @@ fn walk(
     Ok(done)
 }
 
-/// The node's bytes, pointer, and bytes per block.
-fn frame<'a>(
-    bytes: &'a [u8],
-    node_key: &Bkey,
-    block_sectors: Sectors,
-) -> Result<(&'a [u8], Ptr, usize), Corrupt> {
-    let node = Structure::BtreeNode;
-    let Some(ptr) = node_key.pointer() else {
-        let none = Value::Num(0);
-        return Err(bad(node, "pointers of the node's key", 0, Value::Num(1), none));
-    };
-    let size = node_key.size();
-    let Some(bytes) =
-        usize::try_from(size.bytes()).ok().filter(|&len| len > 0).and_then(|len| bytes.get(..len))
-    else {
-        let most = Value::Range(1, as_u64(bytes.len()) / crate::units::SECTOR_BYTES);
-        return Err(bad(node, "size in the node's key", 0, most, Value::Num(size.0)));
-    };
-    match block_bytes(block_sectors) {
-        Some(block) => Ok((bytes, ptr, block)),
-        None => Err(bad(node, "block size", 0, Value::AtLeast(1), Value::Num(0))),
-    }
-}
-
 /// Why a set with the node's seq is not accepted.
 enum BadSet {
     /// Its bytes are not those that were written.
@@ -252,76 +228,109 @@ enum BadSet {
     AsWritten(Corrupt),
 }
 
-/// Reads the set at byte `at`; returns it with its padded length.
-fn read_set<'a>(
-    node: &'a [u8],
-    at: usize,
-    index: usize,
-    node_ptr: Ptr,
+/// The bytes of a node, which are a log of sets, with what their checks need.
+struct NodeLog<'a> {
+    bytes: &'a [u8],
+    /// The node's pointer, which its checksums begin with.
+    ptr: Ptr,
     set_magic: SetMagic,
     block_sectors: Sectors,
-) -> Result<(SetView<'a>, usize), BadSet> {
-    let rest = node.get(at..).unwrap_or_default();
-    let err = |field, within: usize, expected, found| {
-        bad(Structure::Bset, field, at.saturating_add(within), expected, found)
-    };
-    let Ok((header, keys)) = RawBset::ref_from_prefix(rest) else {
-        let expected = Value::AtLeast(as_u64(BSET_HEADER_BYTES));
-        return Err(BadSet::Damaged(err("length", 0, expected, Value::Num(as_u64(rest.len())))));
-    };
-    let words = header.keys.get();
-    let size = usize::try_from(words)
-        .ok()
-        .and_then(|words| words.checked_mul(WORD_BYTES))
-        .and_then(|len| Some((len, pad_to_block(len.checked_add(BSET_HEADER_BYTES)?, block_sectors)?)))
-        .filter(|&(_, padded)| padded <= rest.len());
-    let Some((len, padded)) = size else {
-        let most = Value::AtMost(as_u64(keys.len() / WORD_BYTES));
-        let found = Value::Num(u64::from(words));
-        return Err(BadSet::Damaged(err("keys (words)", offset_of!(RawBset, keys), most, found)));
-    };
-    let key_bytes = keys.get(..len).unwrap_or_default();
-    let covered = rest.get(8..len.saturating_add(BSET_HEADER_BYTES)).unwrap_or_default();
-    let version = header.version.get();
-    let csum = bset_csum(version, node_ptr, covered);
-    let intact = csum == header.csum.get();
-    if version > BSET_VERSION {
-        let (most, found) = (Value::AtMost(u64::from(BSET_VERSION)), Value::Num(u64::from(version)));
-        let at_version = offset_of!(RawBset, version);
-        let error = err("version", at_version, most, found);
-        return Err(if intact {
-            let error = Corrupt { family: crate::error::Family::Unsupported, ..error };
-            BadSet::AsWritten(error)
-        } else {
-            BadSet::Damaged(error)
-        });
+    block_bytes: usize,
+}
+
+impl<'a> NodeLog<'a> {
+    /// The part of `bytes` that the node's key covers.
+    fn of(
+        bytes: &'a [u8],
+        node_key: &Bkey,
+        set_magic: SetMagic,
+        block_sectors: Sectors,
+    ) -> Result<NodeLog<'a>, Corrupt> {
+        let node = Structure::BtreeNode;
+        let Some(ptr) = node_key.pointer() else {
+            let none = Value::Num(0);
+            return Err(bad(node, "pointers of the node's key", 0, Value::Num(1), none));
+        };
+        let size = node_key.size();
+        let Some(bytes) =
+            usize::try_from(size.bytes()).ok().filter(|&len| len > 0).and_then(|len| bytes.get(..len))
+        else {
+            let most = Value::Range(1, as_u64(bytes.len()) / crate::units::SECTOR_BYTES);
+            return Err(bad(node, "size in the node's key", 0, most, Value::Num(size.0)));
+        };
+        match block_bytes(block_sectors) {
+            Some(block_bytes) => Ok(NodeLog { bytes, ptr, set_magic, block_sectors, block_bytes }),
+            None => Err(bad(node, "block size", 0, Value::AtLeast(1), Value::Num(0))),
+        }
     }
-    let magic = header.magic.get();
-    if magic != set_magic.bset() {
-        let (expected, found) = (Value::Hex(set_magic.bset()), Value::Hex(magic));
-        let error = err("magic", offset_of!(RawBset, magic), expected, found);
-        return Err(if intact { BadSet::AsWritten(error) } else { BadSet::Damaged(error) });
+
+    /// Reads the set at byte `at`; returns it with its padded length.
+    fn read_set(&self, at: usize, index: usize) -> Result<(SetView<'a>, usize), BadSet> {
+        let rest = self.bytes.get(at..).unwrap_or_default();
+        let err = |field, within: usize, expected, found| {
+            bad(Structure::Bset, field, at.saturating_add(within), expected, found)
+        };
+        let Ok((header, keys)) = RawBset::ref_from_prefix(rest) else {
+            let expected = Value::AtLeast(as_u64(BSET_HEADER_BYTES));
+            return Err(BadSet::Damaged(err("length", 0, expected, Value::Num(as_u64(rest.len())))));
+        };
+        let words = header.keys.get();
+        let size = usize::try_from(words)
+            .ok()
+            .and_then(|words| words.checked_mul(WORD_BYTES))
+            .and_then(|len| {
+                Some((len, pad_to_block(len.checked_add(BSET_HEADER_BYTES)?, self.block_sectors)?))
+            })
+            .filter(|&(_, padded)| padded <= rest.len());
+        let Some((len, padded)) = size else {
+            let most = Value::AtMost(as_u64(keys.len() / WORD_BYTES));
+            let found = Value::Num(u64::from(words));
+            return Err(BadSet::Damaged(err("keys (words)", offset_of!(RawBset, keys), most, found)));
+        };
+        let key_bytes = keys.get(..len).unwrap_or_default();
+        let covered = rest.get(8..len.saturating_add(BSET_HEADER_BYTES)).unwrap_or_default();
+        let version = header.version.get();
+        let csum = bset_csum(version, self.ptr, covered);
+        let intact = csum == header.csum.get();
+        if version > BSET_VERSION {
+            let (most, found) = (Value::AtMost(u64::from(BSET_VERSION)), Value::Num(u64::from(version)));
+            let at_version = offset_of!(RawBset, version);
+            let error = err("version", at_version, most, found);
+            return Err(if intact {
+                let error = Corrupt { family: crate::error::Family::Unsupported, ..error };
+                BadSet::AsWritten(error)
+            } else {
+                BadSet::Damaged(error)
+            });
+        }
+        let magic = header.magic.get();
+        if magic != self.set_magic.bset() {
+            let (expected, found) = (Value::Hex(self.set_magic.bset()), Value::Hex(magic));
+            let error = err("magic", offset_of!(RawBset, magic), expected, found);
+            return Err(if intact { BadSet::AsWritten(error) } else { BadSet::Damaged(error) });
+        }
+        if !intact {
+            let found = Value::Hex(header.csum.get());
+            return Err(BadSet::Damaged(err("checksum", 0, Value::Hex(csum), found)));
+        }
+        if words == 0 && at != 0 {
+            let keys_at = offset_of!(RawBset, keys);
+            let error = err("keys (words)", keys_at, Value::AtLeast(1), Value::Num(0));
+            return Err(BadSet::AsWritten(error));
+        }
+        Ok((SetView { index, offset_bytes: at, version, key_bytes }, padded))
     }
-    if !intact {
-        let found = Value::Hex(header.csum.get());
-        return Err(BadSet::Damaged(err("checksum", 0, Value::Hex(csum), found)));
+
+    /// The first block boundary from `from` on where `seq` stands like in the header of a set.
+    fn find_seq(&self, from: usize, seq: u64) -> Option<usize> {
+        let mut starts = (from..self.bytes.len()).step_by(self.block_bytes.max(1));
+        starts.find(|&at| seq_at(self.bytes, at) == Some(seq))
     }
-    if words == 0 && at != 0 {
-        let keys_at = offset_of!(RawBset, keys);
-        let error = err("keys (words)", keys_at, Value::AtLeast(1), Value::Num(0));
-        return Err(BadSet::AsWritten(error));
-    }
-    Ok((SetView { index, offset_bytes: at, version, key_bytes }, padded))
 }
 
 /// The `seq` field of a set at byte `at`, if the node is long enough to hold one.
 fn seq_at(node: &[u8], at: usize) -> Option<u64> {
     u64_at(node, at.checked_add(offset_of!(RawBset, seq))?)
-}
-
-/// The first block boundary from `from` on where `seq` stands like in the header of a set.
-fn find_seq(node: &[u8], from: usize, block: usize, seq: u64) -> Option<usize> {
-    (from..node.len()).step_by(block.max(1)).find(|&at| seq_at(node, at) == Some(seq))
 }
 
 fn bad(structure: Structure, field: &'static str, at: usize, expected: Value, found: Value) -> Corrupt {

@@ -157,6 +157,38 @@ impl RawSuperblock {
         }
     }
 
+    /// Checks a cache superblock against every rule of the format.
+    ///
+    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
+    /// device's logical block size.
+    ///
+    /// # Errors
+    /// The first rule that is broken. Unknown versions, unknown feature bits, and sizes beyond what
+    /// this code can address are of the family `Unsupported`.
+    pub fn check_cache(
+        &self,
+        device_sectors: Sectors,
+        logical_block_bytes: u32,
+    ) -> Result<CacheSuper, Corrupt> {
+        cache::check(self, device_sectors, logical_block_bytes)
+    }
+
+    /// Checks a backing superblock against every rule of the format.
+    ///
+    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
+    /// device's logical block size. Fields that kernels write from memory they never initialised
+    /// (`first_bucket`, the feature words) are ignored.
+    ///
+    /// # Errors
+    /// The first rule that is broken; unknown versions are of the family `Unsupported`.
+    pub fn check_backing(
+        &self,
+        device_sectors: Sectors,
+        logical_block_bytes: u32,
+    ) -> Result<BackingSuper, Corrupt> {
+        backing::check(self, device_sectors, logical_block_bytes)
+    }
+
     /// The checksum that belongs to the other fields; `None` if `keys` is out of range.
     pub fn computed_csum(&self) -> Option<u64> {
         let keys = usize::from(self.keys.get());

@@ -5,7 +5,7 @@
 use format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 use format::{BackingSuper, CacheSuper, Identity, RawSuperblock, Sectors, identify};
 
-use crate::finding::{Finding, Invariant, Place, Severity};
+use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 use crate::source::{ReadAt, ReadError};
 
 /// The checked superblock of a device.
@@ -44,7 +44,12 @@ pub(crate) fn check_superblock(
 ) -> Result<DeviceSuper, Box<Finding>> {
     let not_bcache = |expected: &str, found: String| {
         let place = superblock_place(source, "superblock");
-        Box::new(Finding::new(Severity::Fatal, Invariant::Superblock, place, "magic", expected, found))
+        Box::new(Finding::new(
+            Severity::Fatal,
+            Invariant::Superblock,
+            place,
+            Mismatch::new("magic", expected, found),
+        ))
     };
     let corrupt = |structure, e: format::Corrupt| {
         let place = superblock_place(source, structure);
@@ -91,5 +96,5 @@ pub(crate) fn unreadable_at(
     e: &ReadError,
 ) -> Finding {
     let expected = format!("{} readable sectors at sector {}", e.sectors, e.at);
-    Finding::new(severity, invariant, place, "device", expected, &e.reason)
+    Finding::new(severity, invariant, place, Mismatch::new("device", expected, &e.reason))
 }

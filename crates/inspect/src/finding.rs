@@ -231,6 +231,21 @@ impl fmt::Display for Place {
     }
 }
 
+/// A field or property whose value is not the expected one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    field: String,
+    expected: String,
+    found: String,
+}
+
+impl Mismatch {
+    /// `field` should be `expected`, and is `found`.
+    pub fn new(field: impl fmt::Display, expected: impl fmt::Display, found: impl fmt::Display) -> Mismatch {
+        Mismatch { field: field.to_string(), expected: expected.to_string(), found: found.to_string() }
+    }
+}
+
 /// One thing that is not as it should be.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
@@ -252,24 +267,10 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// `field` at `place` should be `expected`, and is `found`.
-    pub fn new(
-        severity: Severity,
-        invariant: Invariant,
-        place: Place,
-        field: impl fmt::Display,
-        expected: impl fmt::Display,
-        found: impl fmt::Display,
-    ) -> Finding {
-        Finding {
-            severity,
-            invariant,
-            place,
-            field: field.to_string(),
-            expected: expected.to_string(),
-            found: found.to_string(),
-            note: None,
-        }
+    /// The `mismatch` at `place` breaks the `invariant`.
+    pub fn new(severity: Severity, invariant: Invariant, place: Place, mismatch: Mismatch) -> Finding {
+        let Mismatch { field, expected, found } = mismatch;
+        Finding { severity, invariant, place, field, expected, found, note: None }
     }
 
     /// The error of a parser about the structure at `place`.
@@ -283,7 +284,7 @@ impl Finding {
         } else {
             error.field.to_owned()
         };
-        Finding::new(severity, invariant, place, field, error.expected, error.found)
+        Finding::new(severity, invariant, place, Mismatch::new(field, error.expected, error.found))
     }
 
     /// Adds the consequence.
@@ -384,7 +385,12 @@ mod tests {
             .generation(Gen(7))
             .node(0, vec![12, 88, 160])
             .item("set 2");
-        let f = Finding::new(Severity::Fatal, Invariant::NodeReadable, place, "checksum", "0x1", "0x2");
+        let f = Finding::new(
+            Severity::Fatal,
+            Invariant::NodeReadable,
+            place,
+            Mismatch::new("checksum", "0x1", "0x2"),
+        );
         assert_eq!(
             f.to_string(),
             "fatal: /dev/sdb: btree node (sector 20480, bucket 160 gen 7, level 0, path 12→88→160), set 2: \
@@ -398,7 +404,9 @@ mod tests {
 
     #[test]
     fn keeps_a_bounded_number_and_counts_all() {
-        let f = |s| Finding::new(s, Invariant::Alignment, Place::new("d", "extent"), "start", 0, 1);
+        let f = |s| {
+            Finding::new(s, Invariant::Alignment, Place::new("d", "extent"), Mismatch::new("start", 0, 1))
+        };
         let mut all = Findings::default();
         for _ in 0..70 {
             all.push(f(Severity::Notice));

@@ -31,7 +31,7 @@ pub use check::{CheckOptions, CheckReport, SetReport, check, check_set};
 pub use device::{DeviceSuper, read_superblock};
 pub use extent_map::{ExtentMap, Origin, Piece};
 pub use extract::{ExtractError, ExtractOptions, Extraction, FileSink, Sink, StreamSink, Target};
-pub use finding::{Finding, Findings, Invariant, Place, Severity};
+pub use finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 pub use source::{FileSource, OpenFileError, ReadAt, ReadError, SliceSource};
 pub use view::{Mode, NodeId, OpenError, PieceKind, SetView};
 

@@ -8,7 +8,7 @@ use format::{BucketNr, Inode, Sector};
 use serde::Serialize;
 
 use crate::extent_map::Piece;
-use crate::finding::{Finding, Findings, Invariant, Place, Severity};
+use crate::finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 use crate::sparse::Sparse;
 use crate::view::{PieceKind, SetView, data_place};
 
@@ -210,9 +210,7 @@ impl Usage {
             severity,
             Invariant::Room,
             place,
-            "buckets without any live pointer",
-            expected,
-            self.counts.unused,
+            Mismatch::new("buckets without any live pointer", expected, self.counts.unused),
         ))
     }
 }
@@ -220,7 +218,7 @@ impl Usage {
 fn conflict(invariant: Invariant, place: Place, what: Use, before: Use) -> Finding {
     let expected = format!("a bucket for {} alone", what.name());
     let found = format!("it is used for {} too", before.name());
-    Finding::new(Severity::Error, invariant, place, "bucket", expected, found)
+    Finding::new(Severity::Error, invariant, place, Mismatch::new("bucket", expected, found))
 }
 
 /// Invariant 17. `ranges` are sorted by cache sector.
@@ -239,9 +237,7 @@ fn shared(view: &SetView, ranges: &[(Sector, Inode, &Piece)], findings: &mut Fin
                     Severity::Error,
                     Invariant::DataShared,
                     data_place(view, inode, piece),
-                    "cache sectors",
-                    "no other live extent there",
-                    found,
+                    Mismatch::new("cache sectors", "no other live extent there", found),
                 )
             });
         }

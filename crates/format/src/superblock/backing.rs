@@ -130,63 +130,54 @@ pub struct BackingFormat {
     pub label: [u8; LABEL_BYTES],
 }
 
-impl RawSuperblock {
-    /// Checks a backing superblock against every rule of the format.
-    ///
-    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
-    /// device's logical block size. Fields that kernels write from memory they never initialised
-    /// (`first_bucket`, the feature words) are ignored.
-    ///
-    /// # Errors
-    /// The first rule that is broken; unknown versions are of the family `Unsupported`.
-    pub fn check_backing(
-        &self,
-        device_sectors: Sectors,
-        logical_block_bytes: u32,
-    ) -> Result<BackingSuper, Corrupt> {
-        let what = Structure::BackingSuperblock;
-        self.check_magic(what)?;
-        let explicit_offset = match self.version.get() {
-            VERSION_BACKING => false,
-            VERSION_BACKING_OFFSET | VERSION_BACKING_FEATURES => true,
-            _ => return Err(self.wrong_version(what, "1, 4 or 6")),
-        };
-        self.check_common(what, logical_block_bytes)?;
-        if !self.block_size.get().is_power_of_two() {
-            return Err(Corrupt::new(
-                what,
-                "block_size",
-                as_u64(offset_of!(RawSuperblock, block_size)),
-                Value::Text("a power of two"),
-                Value::Num(u64::from(self.block_size.get())),
-            ));
-        }
-        let at = as_u64(offset_of!(RawSuperblock, nbuckets));
-        let data_offset = if explicit_offset { Sector(self.nbuckets.get()) } else { DEFAULT_DATA_OFFSET };
-        if data_offset < DEFAULT_DATA_OFFSET {
+/// Checks a backing superblock; see [`RawSuperblock::check_backing`].
+pub(super) fn check(
+    raw: &RawSuperblock,
+    device_sectors: Sectors,
+    logical_block_bytes: u32,
+) -> Result<BackingSuper, Corrupt> {
+    let what = Structure::BackingSuperblock;
+    raw.check_magic(what)?;
+    let explicit_offset = match raw.version.get() {
+        VERSION_BACKING => false,
+        VERSION_BACKING_OFFSET | VERSION_BACKING_FEATURES => true,
+        _ => return Err(raw.wrong_version(what, "1, 4 or 6")),
+    };
+    raw.check_common(what, logical_block_bytes)?;
+    if !raw.block_size.get().is_power_of_two() {
+        return Err(Corrupt::new(
+            what,
+            "block_size",
+            as_u64(offset_of!(RawSuperblock, block_size)),
+            Value::Text("a power of two"),
+            Value::Num(u64::from(raw.block_size.get())),
+        ));
+    }
+    let at = as_u64(offset_of!(RawSuperblock, nbuckets));
+    let data_offset = if explicit_offset { Sector(raw.nbuckets.get()) } else { DEFAULT_DATA_OFFSET };
+    if data_offset < DEFAULT_DATA_OFFSET {
+        return Err(Corrupt::new(
+            what,
+            "data_offset",
+            at,
+            Value::AtLeast(DEFAULT_DATA_OFFSET.0),
+            Value::Num(data_offset.0),
+        ));
+    }
+    // Not a rule that the kernel checks; but a device without a data area cannot be computed with.
+    let data_sectors = match Sector(device_sectors.0).checked_since(data_offset) {
+        Some(n) if n > Sectors::ZERO => n,
+        _ => {
             return Err(Corrupt::new(
                 what,
                 "data_offset",
                 at,
-                Value::AtLeast(DEFAULT_DATA_OFFSET.0),
+                Value::AtMost(device_sectors.0.saturating_sub(1)),
                 Value::Num(data_offset.0),
             ));
         }
-        // Not a rule that the kernel checks; but a device without a data area cannot be computed with.
-        let data_sectors = match Sector(device_sectors.0).checked_since(data_offset) {
-            Some(n) if n > Sectors::ZERO => n,
-            _ => {
-                return Err(Corrupt::new(
-                    what,
-                    "data_offset",
-                    at,
-                    Value::AtMost(device_sectors.0.saturating_sub(1)),
-                    Value::Num(data_offset.0),
-                ));
-            }
-        };
-        Ok(BackingSuper { raw: Box::new(self.clone()), data_offset, data_sectors })
-    }
+    };
+    Ok(BackingSuper { raw: Box::new(raw.clone()), data_offset, data_sectors })
 }
 
 impl BackingSuper {

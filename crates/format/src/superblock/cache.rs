@@ -89,142 +89,146 @@ pub struct CacheFormat {
     pub discard: bool,
 }
 
-impl RawSuperblock {
-    /// Checks a cache superblock against every rule of the format.
-    ///
-    /// `device_sectors` is the size of the device it was read from, `logical_block_bytes` that
-    /// device's logical block size.
-    ///
-    /// # Errors
-    /// The first rule that is broken. Unknown versions, unknown feature bits, and sizes beyond what
-    /// this code can address are of the family `Unsupported`.
-    pub fn check_cache(
-        &self,
-        device_sectors: Sectors,
-        logical_block_bytes: u32,
-    ) -> Result<CacheSuper, Corrupt> {
-        let what = Structure::CacheSuperblock;
-        self.check_magic(what)?;
-        let version = self.version.get();
-        if !matches!(version, VERSION_CACHE_FRESH | VERSION_CACHE | VERSION_CACHE_FEATURES) {
-            return Err(self.wrong_version(what, "0, 3 or 5"));
-        }
-        self.check_common(what, logical_block_bytes)?;
-        self.check_cache_features()?;
-        let geometry = Geometry::new(
-            self.cache_bucket_sectors()?,
-            Sectors(u64::from(self.block_size.get())),
-            self.nbuckets.get(),
-            self.first_bucket.get(),
-            self.keys.get(),
-        )?;
-        if geometry.used_sectors() > device_sectors {
-            return Err(Corrupt::new(
-                what,
-                "nbuckets * bucket_size (sectors)",
-                as_u64(offset_of!(RawSuperblock, nbuckets)),
-                Value::AtMost(device_sectors.0),
-                Value::Num(geometry.used_sectors().0),
-            ));
-        }
-        if Uuid(self.set_uuid).is_nil() {
-            return Err(Corrupt::new(
-                what,
-                "set_uuid",
-                as_u64(offset_of!(RawSuperblock, set_uuid)),
-                Value::Text("a UUID other than zero"),
-                Value::Uuid(Uuid::NIL),
-            ));
-        }
-        let (in_set, this) = (self.nr_in_set.get(), self.nr_this_dev.get());
-        if in_set == 0 || in_set > MAX_CACHES {
-            return Err(Corrupt::new(
-                what,
-                "nr_in_set",
-                as_u64(offset_of!(RawSuperblock, nr_in_set)),
-                Value::Range(1, u64::from(MAX_CACHES)),
-                Value::Num(u64::from(in_set)),
-            ));
-        }
-        if this >= in_set {
-            return Err(Corrupt::new(
-                what,
-                "nr_this_dev",
-                as_u64(offset_of!(RawSuperblock, nr_this_dev)),
-                Value::AtMost(u64::from(in_set.saturating_sub(1))),
-                Value::Num(u64::from(this)),
-            ));
-        }
-        let first = u64::from(self.first_bucket.get());
-        for (i, d) in (0..).zip(self.d.iter().take(usize::from(self.keys.get()))) {
-            let expected = first.saturating_add(i);
-            if d.get() != expected {
-                return Err(Corrupt::new(
-                    what,
-                    "journal bucket",
-                    as_u64(offset_of!(RawSuperblock, d)).saturating_add(i.saturating_mul(8)),
-                    Value::Num(expected),
-                    Value::Num(d.get()),
-                ));
-            }
-        }
-        Ok(CacheSuper { raw: Box::new(self.clone()), geometry })
+/// Checks a cache superblock; see [`RawSuperblock::check_cache`].
+pub(super) fn check(
+    raw: &RawSuperblock,
+    device_sectors: Sectors,
+    logical_block_bytes: u32,
+) -> Result<CacheSuper, Corrupt> {
+    let what = Structure::CacheSuperblock;
+    raw.check_magic(what)?;
+    let version = raw.version.get();
+    if !matches!(version, VERSION_CACHE_FRESH | VERSION_CACHE | VERSION_CACHE_FEATURES) {
+        return Err(raw.wrong_version(what, "0, 3 or 5"));
     }
+    raw.check_common(what, logical_block_bytes)?;
+    check_features(raw)?;
+    let geometry = Geometry::new(
+        bucket_sectors(raw)?,
+        Sectors(u64::from(raw.block_size.get())),
+        raw.nbuckets.get(),
+        raw.first_bucket.get(),
+        raw.keys.get(),
+    )?;
+    if geometry.used_sectors() > device_sectors {
+        return Err(Corrupt::new(
+            what,
+            "nbuckets * bucket_size (sectors)",
+            as_u64(offset_of!(RawSuperblock, nbuckets)),
+            Value::AtMost(device_sectors.0),
+            Value::Num(geometry.used_sectors().0),
+        ));
+    }
+    check_membership(raw)?;
+    check_journal_buckets(raw)?;
+    Ok(CacheSuper { raw: Box::new(raw.clone()), geometry })
+}
 
-    fn check_cache_features(&self) -> Result<(), Corrupt> {
-        if self.version.get() != VERSION_CACHE_FEATURES {
-            return Ok(());
-        }
-        let words = [
-            ("feature_compat", offset_of!(RawSuperblock, feature_compat), self.feature_compat, 0),
-            (
-                "feature_incompat",
-                offset_of!(RawSuperblock, feature_incompat),
-                self.feature_incompat,
-                INCOMPAT_KNOWN,
-            ),
-            ("feature_ro_compat", offset_of!(RawSuperblock, feature_ro_compat), self.feature_ro_compat, 0),
-        ];
-        for (field, at, word, known) in words {
-            if word.get() & !known != 0 {
-                return Err(Corrupt::unsupported(
-                    Structure::CacheSuperblock,
-                    field,
-                    as_u64(at),
-                    Value::Hex(word.get() & known),
-                    Value::Hex(word.get()),
-                ));
-            }
-        }
-        Ok(())
+/// The set has a UUID, and the device a valid place in it.
+fn check_membership(raw: &RawSuperblock) -> Result<(), Corrupt> {
+    let bad = |field, at: usize, expected, found| {
+        Err(Corrupt::new(Structure::CacheSuperblock, field, as_u64(at), expected, found))
+    };
+    if Uuid(raw.set_uuid).is_nil() {
+        return bad(
+            "set_uuid",
+            offset_of!(RawSuperblock, set_uuid),
+            Value::Text("a UUID other than zero"),
+            Value::Uuid(Uuid::NIL),
+        );
     }
+    let (in_set, this) = (raw.nr_in_set.get(), raw.nr_this_dev.get());
+    if in_set == 0 || in_set > MAX_CACHES {
+        return bad(
+            "nr_in_set",
+            offset_of!(RawSuperblock, nr_in_set),
+            Value::Range(1, u64::from(MAX_CACHES)),
+            Value::Num(u64::from(in_set)),
+        );
+    }
+    if this >= in_set {
+        return bad(
+            "nr_this_dev",
+            offset_of!(RawSuperblock, nr_this_dev),
+            Value::AtMost(u64::from(in_set.saturating_sub(1))),
+            Value::Num(u64::from(this)),
+        );
+    }
+    Ok(())
+}
 
-    fn incompat(&self) -> u64 {
-        // The words mean something in version 5 only.
-        if self.version.get() == VERSION_CACHE_FEATURES { self.feature_incompat.get() } else { 0 }
+/// The journal buckets follow each other from the first bucket on.
+fn check_journal_buckets(raw: &RawSuperblock) -> Result<(), Corrupt> {
+    let first = u64::from(raw.first_bucket.get());
+    for (i, d) in (0..).zip(raw.d.iter().take(usize::from(raw.keys.get()))) {
+        let expected = first.saturating_add(i);
+        if d.get() != expected {
+            return Err(Corrupt::new(
+                Structure::CacheSuperblock,
+                "journal bucket",
+                as_u64(offset_of!(RawSuperblock, d)).saturating_add(i.saturating_mul(8)),
+                Value::Num(expected),
+                Value::Num(d.get()),
+            ));
+        }
     }
+    Ok(())
+}
 
-    fn cache_bucket_sectors(&self) -> Result<Sectors, Corrupt> {
-        let field = u64::from(self.bucket_size.get());
-        let features = self.incompat();
-        if features & INCOMPAT_LARGE_BUCKET != 0 {
-            let largest = MAX_BUCKET_SECTORS.0.trailing_zeros();
-            return match 1u64.checked_shl(u32::from(self.bucket_size.get())) {
-                Some(size) if size <= MAX_BUCKET_SECTORS.0 => Ok(Sectors(size)),
-                _ => Err(Corrupt::new(
-                    Structure::CacheSuperblock,
-                    "bucket_size (log2)",
-                    as_u64(offset_of!(RawSuperblock, bucket_size)),
-                    Value::AtMost(u64::from(largest)),
-                    Value::Num(field),
-                )),
-            };
-        }
-        if features & INCOMPAT_OBSO_LARGE_BUCKET != 0 {
-            return Ok(Sectors(field | (u64::from(self.obso_bucket_size_hi.get()) << 16)));
-        }
-        Ok(Sectors(field))
+/// All feature bits are known; only version 5 has such words.
+fn check_features(raw: &RawSuperblock) -> Result<(), Corrupt> {
+    if raw.version.get() != VERSION_CACHE_FEATURES {
+        return Ok(());
     }
+    let words = [
+        ("feature_compat", offset_of!(RawSuperblock, feature_compat), raw.feature_compat, 0),
+        (
+            "feature_incompat",
+            offset_of!(RawSuperblock, feature_incompat),
+            raw.feature_incompat,
+            INCOMPAT_KNOWN,
+        ),
+        ("feature_ro_compat", offset_of!(RawSuperblock, feature_ro_compat), raw.feature_ro_compat, 0),
+    ];
+    for (field, at, word, known) in words {
+        if word.get() & !known != 0 {
+            return Err(Corrupt::unsupported(
+                Structure::CacheSuperblock,
+                field,
+                as_u64(at),
+                Value::Hex(word.get() & known),
+                Value::Hex(word.get()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn incompat(raw: &RawSuperblock) -> u64 {
+    // The words mean something in version 5 only.
+    if raw.version.get() == VERSION_CACHE_FEATURES { raw.feature_incompat.get() } else { 0 }
+}
+
+fn bucket_sectors(raw: &RawSuperblock) -> Result<Sectors, Corrupt> {
+    let field = u64::from(raw.bucket_size.get());
+    let features = incompat(raw);
+    if features & INCOMPAT_LARGE_BUCKET != 0 {
+        let largest = MAX_BUCKET_SECTORS.0.trailing_zeros();
+        return match 1u64.checked_shl(u32::from(raw.bucket_size.get())) {
+            Some(size) if size <= MAX_BUCKET_SECTORS.0 => Ok(Sectors(size)),
+            _ => Err(Corrupt::new(
+                Structure::CacheSuperblock,
+                "bucket_size (log2)",
+                as_u64(offset_of!(RawSuperblock, bucket_size)),
+                Value::AtMost(u64::from(largest)),
+                Value::Num(field),
+            )),
+        };
+    }
+    if features & INCOMPAT_OBSO_LARGE_BUCKET != 0 {
+        return Ok(Sectors(field | (u64::from(raw.obso_bucket_size_hi.get()) << 16)));
+    }
+    Ok(Sectors(field))
 }
 
 impl CacheSuper {
@@ -385,12 +389,12 @@ impl CacheSuper {
     /// True if the bucket size uses the obsolete encoding, with which the kernel forces every device of
     /// the set read-only.
     pub fn has_obsolete_large_bucket(&self) -> bool {
-        self.raw.incompat() & INCOMPAT_OBSO_LARGE_BUCKET != 0
+        incompat(&self.raw) & INCOMPAT_OBSO_LARGE_BUCKET != 0
     }
 
     /// True if the bucket size is stored as its logarithm.
     pub fn has_large_bucket(&self) -> bool {
-        self.raw.incompat() & INCOMPAT_LARGE_BUCKET != 0
+        incompat(&self.raw) & INCOMPAT_LARGE_BUCKET != 0
     }
 
     /// Bucket numbers of the journal, in ring order.

@@ -10,7 +10,7 @@ use crate::attach::{Attachment, Relation};
 use crate::device::{superblock_place, unreadable_at};
 use crate::extent_map::Piece;
 use crate::extract::Progress;
-use crate::finding::{Finding, Findings, Invariant, Severity};
+use crate::finding::{Finding, Findings, Invariant, Mismatch, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::view::{PieceKind, SetView, data_place};
 
@@ -18,7 +18,7 @@ use crate::view::{PieceKind, SetView, data_place};
 pub(super) fn not_backing(source: &dyn ReadAt) -> Finding {
     let place = superblock_place(source, "superblock");
     let (expected, found) = ("a backing device (1, 4 or 6)", "a cache device");
-    Finding::new(Severity::Error, Invariant::Superblock, place, "version", expected, found)
+    Finding::new(Severity::Error, Invariant::Superblock, place, Mismatch::new("version", expected, found))
 }
 
 /// Severity and consequence for a device in this state if the cache device does not know its last registration.
@@ -50,7 +50,8 @@ pub(super) fn check_states(view: &SetView, backings: &[&Backing<'_>], findings: 
         let mut push = |severity, field, expected: String, found: String, note: &str| {
             let place = place.clone();
             findings.push(
-                Finding::new(severity, Invariant::BackingState, place, field, expected, found).note(note),
+                Finding::new(severity, Invariant::BackingState, place, Mismatch::new(field, expected, found))
+                    .note(note),
             );
         };
         match relation.attachment {
@@ -131,10 +132,13 @@ pub(super) fn compare_clean(
                             format!("as on {}", source.name()),
                             format!("something else at sector {sector}"),
                         );
-                        Finding::new(Severity::Notice, invariant, place(), "clean data", expected, found)
-                            .note(
-                                "legal after a crash, for writes that were in flight; the cached data counts",
-                            )
+                        Finding::new(
+                            Severity::Notice,
+                            invariant,
+                            place(),
+                            Mismatch::new("clean data", expected, found),
+                        )
+                        .note("legal after a crash, for writes that were in flight; the cached data counts")
                     });
                 }
                 Err(e) => findings.push_with(invariant, Severity::Error, || {

@@ -7,7 +7,7 @@ use format::{Inode, Sector};
 use super::Backing;
 use crate::attach::Relation;
 use crate::extent_map::Piece;
-use crate::finding::{Finding, Findings, Invariant, Place, Severity};
+use crate::finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 use crate::view::{MAX_POINTER_AGE, NodeId, PieceKind, SetView, SlotKind, data_place};
 
 /// Checks every piece of the extent map.
@@ -32,9 +32,11 @@ pub(super) fn check(view: &SetView, backings: &[&Backing<'_>], findings: &mut Fi
             Severity::Error,
             Invariant::ExtentValid,
             Place::new(&view.device, "uuid table").item(format!("slot {inode}")),
-            "uuid",
-            "one, as there are keys with this inode",
-            format!("none, and {count} ranges"),
+            Mismatch::new(
+                "uuid",
+                "one, as there are keys with this inode",
+                format!("none, and {count} ranges"),
+            ),
         ));
     }
 }
@@ -49,7 +51,12 @@ pub(super) fn check_nodes(view: &SetView, findings: &mut Findings) {
             findings.push_with(invariant, severity, || {
                 let found = format!("{age} generations behind");
                 let place = view.node_place(id);
-                Finding::new(severity, invariant, place, "pointer to the node", "current", found)
+                Finding::new(
+                    severity,
+                    invariant,
+                    place,
+                    Mismatch::new("pointer to the node", "current", found),
+                )
             });
         }
     }
@@ -80,7 +87,7 @@ fn inside(view: &SetView, inode: Inode, piece: &Piece, bounds: (Sector, Sector),
         let expected = format!("inside the device, sectors {first}..{end}");
         let found = format!("{}..{}", piece.start, piece.end());
         let place = data_place(view, inode, piece);
-        Finding::new(Severity::Error, invariant, place, "range", expected, found)
+        Finding::new(Severity::Error, invariant, place, Mismatch::new("range", expected, found))
     });
 }
 
@@ -92,14 +99,14 @@ fn age(view: &SetView, inode: Inode, piece: &Piece, kind: PieceKind, findings: &
         findings.push_with(invariant, Severity::Error, || {
             let field = "age of the pointer in generations";
             let expected = format!("at most {MAX_POINTER_AGE}");
-            Finding::new(Severity::Error, invariant, place(), field, expected, age)
+            Finding::new(Severity::Error, invariant, place(), Mismatch::new(field, expected, age))
         });
     }
     if piece.dirty {
         findings.push_with(invariant, Severity::Notice, || {
             let expected = "current, as the key is dirty";
             let found = format!("{age} generations behind");
-            Finding::new(Severity::Notice, invariant, place(), "pointer", expected, found)
+            Finding::new(Severity::Notice, invariant, place(), Mismatch::new("pointer", expected, found))
                 .note("after a crash: written back before its bucket was reused; the backing data counts")
         });
     }
@@ -116,6 +123,11 @@ fn alignment(view: &SetView, inode: Inode, piece: &Piece, findings: &mut Finding
         let expected = format!("multiples of {block} sectors");
         let found = format!("start {}, length {}, cache sector {}", numbers[0], numbers[1], numbers[2]);
         let place = data_place(view, inode, piece);
-        Finding::new(Severity::Notice, invariant, place, "start, length and cache sector", expected, found)
+        Finding::new(
+            Severity::Notice,
+            invariant,
+            place,
+            Mismatch::new("start, length and cache sector", expected, found),
+        )
     });
 }

@@ -21,7 +21,7 @@ use super::gens::Gens;
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
 use crate::extent_map::{ExtentMap, NodeId, Origin, Piece};
-use crate::finding::{Finding, Invariant, Place, Severity};
+use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 use crate::source::{ReadAt, ReadError};
 use crate::sparse::Sparse;
 
@@ -122,7 +122,12 @@ pub(super) fn open(scan: &mut Scan<'_>, newest: &Jset, view: &mut SetView) -> Re
         let (invariant, expected) = (Invariant::NodeShape, format!("at most {MAX_LEVEL}"));
         let (severity, found) = (Severity::Fatal, newest.btree_level);
         walk.stats.missing += 1;
-        scan.report(Finding::new(severity, invariant, place, "level of the root", expected, found))?;
+        scan.report(Finding::new(
+            severity,
+            invariant,
+            place,
+            Mismatch::new("level of the root", expected, found),
+        ))?;
         scan.assume("nothing is known of the btree");
         return Ok(());
     }
@@ -246,7 +251,7 @@ impl Walk<'_> {
         let bad = |field, expected: String, found: String| {
             let place = place.clone();
             let (severity, invariant) = (Severity::Fatal, Invariant::NodeShape);
-            Err(Box::new(Finding::new(severity, invariant, place, field, expected, found)))
+            Err(Box::new(Finding::new(severity, invariant, place, Mismatch::new(field, expected, found))))
         };
         let geometry = self.superblock.geometry();
         let (key, ptr) = (&next.key, next.key.ptr);
@@ -351,7 +356,12 @@ impl Walk<'_> {
                     };
                     let expected = format!("inside the node's range, {from} to {to}");
                     let (severity, invariant) = (Severity::Error, Invariant::NodeRange);
-                    scan.report(Finding::new(severity, invariant, place(), "key", expected, found))?;
+                    scan.report(Finding::new(
+                        severity,
+                        invariant,
+                        place(),
+                        Mismatch::new("key", expected, found),
+                    ))?;
                 }
             }
         }
@@ -362,13 +372,18 @@ impl Walk<'_> {
         let (severity, invariant) = (Severity::Error, Invariant::ExtentValid);
         if key.start().is_none() {
             let (expected, found) = (format!("at most {}", key.offset()), key.size());
-            scan.report(Finding::new(severity, invariant, place(), "size", expected, found))?;
+            scan.report(Finding::new(severity, invariant, place(), Mismatch::new("size", expected, found)))?;
         }
         let Some(ptr) = key.pointer().filter(|p| !p.is_check() && key.size().0 > 0) else { return Ok(()) };
         if self.gens.bucket_of(ptr, key.size()).is_none() {
             let expected = format!("{} sectors inside one bucket of device 0", key.size());
             let found = format!("device {} sector {}", ptr.dev(), ptr.offset());
-            scan.report(Finding::new(severity, invariant, place(), "pointer", expected, found))?;
+            scan.report(Finding::new(
+                severity,
+                invariant,
+                place(),
+                Mismatch::new("pointer", expected, found),
+            ))?;
         }
         Ok(())
     }
@@ -392,9 +407,7 @@ impl Walk<'_> {
             severity,
             invariant,
             place.clone(),
-            "bytes of the merged sets",
-            expected,
-            found,
+            Mismatch::new("bytes of the merged sets", expected, found),
         ))
     }
 
@@ -442,7 +455,12 @@ impl Walk<'_> {
                         let expected = format!("at most {MAX_POINTER_AGE}");
                         let (severity, invariant) = (Severity::Error, Invariant::PointerAge);
                         let field = "age of the pointer in generations";
-                        scan.report(Finding::new(severity, invariant, place(), field, expected, age))?;
+                        scan.report(Finding::new(
+                            severity,
+                            invariant,
+                            place(),
+                            Mismatch::new(field, expected, age),
+                        ))?;
                     }
                     continue;
                 }
@@ -452,12 +470,14 @@ impl Walk<'_> {
                         Severity::Fatal,
                         Invariant::NodePartition,
                         place(),
-                        "child",
-                        format!("one child that ends at {}", position_text(key.position())),
-                        format!(
-                            "a second one at sector {}, besides sector {}",
-                            key.ptr.offset(),
-                            other.ptr.offset()
+                        Mismatch::new(
+                            "child",
+                            format!("one child that ends at {}", position_text(key.position())),
+                            format!(
+                                "a second one at sector {}, besides sector {}",
+                                key.ptr.offset(),
+                                other.ptr.offset()
+                            ),
                         ),
                     );
                     scan.report(finding)?;
@@ -486,9 +506,7 @@ impl Walk<'_> {
                 Severity::Fatal,
                 Invariant::NodePartition,
                 place.clone(),
-                "end of the last child",
-                position_text(next.key.position()),
-                found,
+                Mismatch::new("end of the last child", position_text(next.key.position()), found),
             );
             scan.report(finding)?;
             self.assume_lost(scan, next, "nothing is known of keys behind the last child of");

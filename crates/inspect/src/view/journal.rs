@@ -14,7 +14,7 @@ use format::{
 
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
-use crate::finding::{Finding, Invariant, Place, Severity};
+use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 use crate::source::ReadAt;
 
 /// A valid entry, wherever it lies and however old it is.
@@ -76,6 +76,25 @@ pub struct JournalBucket {
     pub seqs: Option<(JournalSeq, JournalSeq)>,
     /// Why its entries end.
     pub stop: JournalStop,
+}
+
+impl JournalBucket {
+    /// Counts a valid entry of this bucket.
+    fn add(&mut self, jset: &Jset, sector: Sector, sectors: Sectors) -> EntryInfo {
+        let (lowest, highest) = self.seqs.unwrap_or((jset.seq, jset.seq));
+        self.seqs = Some((lowest.min(jset.seq), highest.max(jset.seq)));
+        self.entries += 1;
+        EntryInfo {
+            seq: jset.seq,
+            last_seq: jset.last_seq,
+            version: jset.version,
+            keys: count(jset.keys.len()),
+            journal_index: self.index,
+            bucket: self.bucket,
+            sector,
+            sectors,
+        }
+    }
 }
 
 /// The journal.
@@ -153,9 +172,7 @@ pub(super) fn open(scan: &mut Scan<'_>, superblock: &CacheSuper) -> Result<Journ
             Severity::Fatal,
             Invariant::JournalContiguous,
             place,
-            "entries",
-            expected,
-            found,
+            Mismatch::new("entries", expected, found),
         )));
     };
     report_torn(scan, superblock, &buckets, newest, &found.infos)?;
@@ -206,41 +223,30 @@ fn scan_bucket(
             let sector = Sector(window_at.0 + count(pos) / 512);
             match parse_entry(rest, magic, block) {
                 Ok((jset, padded)) => {
-                    let info = EntryInfo {
-                        seq: jset.seq,
-                        last_seq: jset.last_seq,
-                        version: jset.version,
-                        keys: count(jset.keys.len()),
-                        journal_index: index,
-                        bucket,
-                        sector,
-                        sectors: Sectors::from_bytes_ceil(count(padded)),
-                    };
-                    let seen = result.seqs.unwrap_or((info.seq, info.seq));
-                    result.seqs = Some((seen.0.min(info.seq), seen.1.max(info.seq)));
-                    result.entries += 1;
+                    let info = result.add(&jset, sector, Sectors::from_bytes_ceil(count(padded)));
                     found.add(info, jset);
                     pos += padded;
                 }
                 Err(why) => {
                     result.stop = classify_stop(rest, superblock, sector, why);
-                    if let JournalStop::NotUnderstood { why, .. } = &result.stop {
-                        let place =
-                            Place::new(scan.source.name(), "journal entry").sector(sector).bucket(bucket);
-                        let finding =
-                            Finding::corrupt(Severity::Fatal, Invariant::JournalContiguous, place, why)
-                                .note("its checksum is right, so it was written like this");
-                        scan.report(finding)?;
-                        scan.assume(format!(
-                            "nothing behind sector {sector} in journal bucket {index} counts"
-                        ));
-                    }
+                    report_not_understood(scan, &result)?;
                     return Ok(result);
                 }
             }
         }
     }
     Ok(result)
+}
+
+/// Reports an entry with a right checksum that cannot be parsed, if the entries of the bucket end there.
+fn report_not_understood(scan: &mut Scan<'_>, ended: &JournalBucket) -> Result<(), Stop> {
+    let JournalStop::NotUnderstood { sector, why } = &ended.stop else { return Ok(()) };
+    let place = Place::new(scan.source.name(), "journal entry").sector(*sector).bucket(ended.bucket);
+    let finding = Finding::corrupt(Severity::Fatal, Invariant::JournalContiguous, place, why)
+        .note("its checksum is right, so it was written like this");
+    scan.report(finding)?;
+    scan.assume(format!("nothing behind sector {sector} in journal bucket {} counts", ended.index));
+    Ok(())
 }
 
 /// Why there is no entry at the front of `rest`, which lies at `sector`.
@@ -294,9 +300,11 @@ fn report_torn(
                     Severity::Error,
                     Invariant::JournalContiguous,
                     place(),
-                    "entry",
-                    format!("entry {}, as entry {seq} lies behind it at sector {at}", newest.next()),
-                    "no valid entry",
+                    Mismatch::new(
+                        "entry",
+                        format!("entry {}, as entry {seq} lies behind it at sector {at}", newest.next()),
+                        "no valid entry",
+                    ),
                 )
                 .note("it is damaged; it and all later entries are ignored"),
             );
@@ -361,8 +369,12 @@ fn check_order(scan: &mut Scan<'_>, infos: &[EntryInfo]) -> Result<(), Stop> {
             wrong.push(("last_seq", format!("{least} to {}", e.seq), e.last_seq.to_string()));
         }
         for (field, expected, found) in wrong {
-            let finding =
-                Finding::new(Severity::Error, Invariant::JournalOrder, place(), field, expected, found);
+            let finding = Finding::new(
+                Severity::Error,
+                Invariant::JournalOrder,
+                place(),
+                Mismatch::new(field, expected, found),
+            );
             scan.report(finding)?;
         }
         before = Some(e);
@@ -425,9 +437,7 @@ fn check_entries(scan: &mut Scan<'_>, superblock: &CacheSuper, view: &JournalVie
             Severity::Error,
             Invariant::JournalRoots,
             place,
-            "uuid_bucket size",
-            expected,
-            found,
+            Mismatch::new("uuid_bucket size", expected, found),
         );
         scan.report(finding)?;
     }

@@ -27,12 +27,12 @@ pub use slots::{Slot, SlotKind};
 
 use std::collections::BTreeMap;
 
-use format::{BucketNr, CacheSuper, Geometry, Inode, RawSuperblock};
+use format::{BucketNr, CacheSuper, Geometry, Inode, RawSuperblock, Sectors};
 use thiserror::Error;
 
 use crate::device::{DeviceSuper, check_superblock, read_superblock_bytes, superblock_place, unreadable_at};
 use crate::extent_map::{ExtentMap, Origin, Piece};
-use crate::finding::{Finding, Findings, Invariant, Place, Severity};
+use crate::finding::{Finding, Findings, Invariant, Mismatch, Place, Severity};
 use crate::source::ReadAt;
 use scan::{Scan, Stop};
 
@@ -105,6 +105,14 @@ impl SetView {
     /// True if the device was initialised, so that it can hold anything.
     pub fn is_initialised(&self) -> bool {
         self.journal.is_some()
+    }
+
+    /// The volumes of the set, with their sizes.
+    pub fn volumes(&self) -> impl Iterator<Item = (Inode, Sectors)> {
+        self.slots.iter().filter_map(|(inode, slot)| match slot.kind {
+            SlotKind::Volume(sectors) => Some((*inode, sectors)),
+            _ => None,
+        })
     }
 
     /// A btree node; `None` for a number that is not of this view.
@@ -199,9 +207,7 @@ fn open_superblock(scan: &mut Scan<'_>) -> Result<CacheSuper, Stop> {
                 Severity::Fatal,
                 Invariant::Superblock,
                 place,
-                "version",
-                expected,
-                found,
+                Mismatch::new("version", expected, found),
             )));
         }
         Err(finding) => *finding,
@@ -219,7 +225,7 @@ fn open_superblock(scan: &mut Scan<'_>) -> Result<CacheSuper, Stop> {
 /// The superblock if only its checksum, or the size of the device, is wrong.
 fn tolerant(bytes: &[u8]) -> Option<(CacheSuper, String)> {
     let raw = RawSuperblock::from_prefix(bytes).ok()?;
-    let any_size = format::Sectors(u64::MAX);
+    let any_size = Sectors(u64::MAX);
     if let Ok(superblock) = raw.check_cache(any_size, 0) {
         let end = superblock.geometry().used_sectors();
         return Some((

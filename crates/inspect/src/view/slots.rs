@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use format::uuid_table::{UUID_ENTRY_BYTES, parse_uuid_table, used};
 use format::{BackingSuper, BucketNr, CacheSuper, Inode, Jset, RegistrationNr, Sectors, Uuid, UuidEntry};
 
-use super::SetView;
 use super::scan::{Scan, Stop};
 use crate::device::unreadable_at;
-use crate::finding::{Finding, Invariant, Place, Severity};
+use crate::finding::{Finding, Invariant, Mismatch, Place, Severity};
 
 /// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,16 +75,6 @@ impl Slot {
     }
 }
 
-impl SetView {
-    /// The volumes of the set, with their sizes.
-    pub fn volumes(&self) -> impl Iterator<Item = (Inode, Sectors)> {
-        self.slots.iter().filter_map(|(inode, slot)| match slot.kind {
-            SlotKind::Volume(sectors) => Some((*inode, sectors)),
-            _ => None,
-        })
-    }
-}
-
 /// Reads the table that the newest journal entry names. In best effort there may be none.
 pub(super) fn open(
     scan: &mut Scan<'_>,
@@ -99,8 +88,12 @@ pub(super) fn open(
     let bucket = ptr.and_then(|p| geometry.ptr_bucket(p, key.size()));
     let (Some(ptr), Some(bucket)) = (ptr, bucket.filter(|_| key.size().0 > 0)) else {
         let (expected, found) = ("a pointer into a bucket", format!("{:#018x}", key.ptr.0));
-        let finding =
-            Finding::new(Severity::Fatal, Invariant::JournalRoots, place, "uuid_bucket", expected, found);
+        let finding = Finding::new(
+            Severity::Fatal,
+            Invariant::JournalRoots,
+            place,
+            Mismatch::new("uuid_bucket", expected, found),
+        );
         scan.report(finding)?;
         scan.assume("no device and no volume is known");
         return Ok((None, BTreeMap::new()));
@@ -124,7 +117,7 @@ pub(super) fn open(
         let at = format!("slot {inode}, byte {}", u64::from(inode.0) * UUID_ENTRY_BYTES as u64);
         let bad = |field, expected: String, found: String| {
             let place = place.clone().item(&at);
-            Finding::new(Severity::Error, Invariant::UuidTable, place, field, expected, found)
+            Finding::new(Severity::Error, Invariant::UuidTable, place, Mismatch::new(field, expected, found))
         };
         if let Some(other) = seen.insert(entry.uuid, inode) {
             scan.report(bad("uuid", format!("another one than slot {other}"), entry.uuid.to_string()))?;

@@ -67,6 +67,21 @@ struct Running {
     held: bool,
 }
 
+impl Running {
+    fn new(request: Request, completer: Completer) -> Running {
+        Running {
+            request,
+            completer,
+            submitted: 0,
+            left: None,
+            snapshot: None,
+            fails: false,
+            loses: None,
+            held: false,
+        }
+    }
+}
+
 struct State {
     medium: Medium,
     step: u64,
@@ -440,6 +455,48 @@ impl SimDisk {
         r.completer.complete(Ok(()), r.request.buffer);
     }
 
+    /// Marks the request as held, or as a flush that fails and loses data, where the faults of the device say so.
+    fn mark_faults(s: &mut State, r: &mut Running) {
+        let hangs =
+            s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
+        r.held = hangs || s.holds.iter().any(|h| h.matches(&r.request));
+        if let Some((left, retained)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
+            r.loses = (left == 0).then_some(retained);
+            s.lossy_flush = left.checked_sub(1).map(|left| (left, retained));
+        }
+    }
+
+    /// Draws what happens to the request, and lets the part of it take effect that does so at once. Returns how long it takes.
+    fn begin(&self, s: &mut State, op: u64, r: &mut Running) -> Nanos {
+        let speed = s.speed;
+        let (data, split, looks_now, delay) = self.world.random(|rng| {
+            r.fails = SimDisk::fails(s, &r.request, rng) || r.loses.is_some();
+            let data = SimDisk::written(s, self.number, &r.request, rng);
+            let blocks = r.request.sectors.0 / s.medium.block_sectors;
+            // Nothing at once, or everything, or a part.
+            let split = match rng.below(4) {
+                0 => rng.below(blocks + 1) * s.medium.block_sectors,
+                1 => r.request.sectors.0,
+                _ => 0,
+            };
+            (data, split, rng.chance(1, 2), speed.draw(rng))
+        });
+        if let Some(data) = data {
+            let split = if r.fails || r.held { 0 } else { split };
+            let (now, later) = data.split_at(split as usize * SECTOR);
+            if !now.is_empty() {
+                s.medium.apply(op, r.request.sector, Rc::from(now));
+            }
+            if !later.is_empty() {
+                r.left = Some((split, Rc::from(later)));
+            }
+        }
+        if r.request.op == Op::Read && looks_now && !r.held {
+            r.snapshot = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
+        }
+        delay
+    }
+
     /// Tells the world what is written; how much longer it takes, if it does.
     fn recognised(&self, s: &mut State, request: &Request) -> Option<Nanos> {
         let (Some(probe), Op::Write { .. }, Some(b)) = (&mut s.probe, request.op, &request.buffer) else {
@@ -467,16 +524,7 @@ impl Device for SimDisk {
         let s = &mut *self.state.borrow_mut();
         let op = s.next_op;
         s.next_op += 1;
-        let mut r = Running {
-            request,
-            completer,
-            submitted: 0,
-            left: None,
-            snapshot: None,
-            fails: false,
-            loses: None,
-            held: false,
-        };
+        let mut r = Running::new(request, completer);
         if !self.world.effect() {
             // Never reached the device, and is never answered.
             s.running.insert(op, r);
@@ -493,39 +541,8 @@ impl Device for SimDisk {
         if s.pull.is_some_and(|(at, _)| s.step >= at) {
             self.lose_power(s);
         }
-        let hangs =
-            s.hang.is_some_and(|(at, flushes)| s.step >= at && (!flushes || r.request.op == Op::Flush));
-        r.held = hangs || s.holds.iter().any(|h| h.matches(&r.request));
-        if let Some((left, retained)) = s.lossy_flush.filter(|_| r.request.op == Op::Flush) {
-            r.loses = (left == 0).then_some(retained);
-            s.lossy_flush = left.checked_sub(1).map(|left| (left, retained));
-        }
-        let speed = s.speed;
-        let (data, split, looks_now, delay) = self.world.random(|rng| {
-            r.fails = SimDisk::fails(s, &r.request, rng) || r.loses.is_some();
-            let data = SimDisk::written(s, self.number, &r.request, rng);
-            let blocks = r.request.sectors.0 / s.medium.block_sectors;
-            // Nothing at once, or everything, or a part.
-            let split = match rng.below(4) {
-                0 => rng.below(blocks + 1) * s.medium.block_sectors,
-                1 => r.request.sectors.0,
-                _ => 0,
-            };
-            (data, split, rng.chance(1, 2), speed.draw(rng))
-        });
-        if let Some(data) = data {
-            let split = if r.fails || r.held { 0 } else { split };
-            let (now, later) = data.split_at(split as usize * SECTOR);
-            if !now.is_empty() {
-                s.medium.apply(op, r.request.sector, Rc::from(now));
-            }
-            if !later.is_empty() {
-                r.left = Some((split, Rc::from(later)));
-            }
-        }
-        if r.request.op == Op::Read && looks_now && !r.held {
-            r.snapshot = Some(s.medium.live.read_vec(r.request.sector, r.request.sectors));
-        }
+        SimDisk::mark_faults(s, &mut r);
+        let delay = self.begin(s, op, &mut r);
         let held = r.held;
         let delay = self.recognised(s, &r.request).map_or(delay, |more| delay.after(more));
         if self.number == 0 && r.request.op == (Op::Write { fua: true }) {

@@ -45,10 +45,11 @@ impl Mix {
         }
         if lossy {
             let after = one_of(rng, &[0, 1, 3, 10, 40]);
-            f.lossy_flush = Some(Loss { device: any(rng), after, retained: self.retained.0 });
+            f.lossy_flush = Some(Loss { device: any(rng), after, retained: self.crashes.retained.0 });
         }
         if pull {
-            f.pull = Some(Loss { device: any(rng), after: rng.below(often), retained: self.retained.0 });
+            f.pull =
+                Some(Loss { device: any(rng), after: rng.below(often), retained: self.crashes.retained.0 });
         }
         if hang {
             f.hang = Some(Hang {
@@ -63,11 +64,11 @@ impl Mix {
 
     /// How a boot ends that does not end in order.
     pub(super) fn cut(&self, rng: &mut Rng) -> Cut {
-        let (cache, backing) = self.retained;
-        if rng.below(100) < self.kill_percent {
+        let (cache, backing) = self.crashes.retained;
+        if rng.below(100) < self.crashes.kill_percent {
             return Cut::Kill;
         }
-        if rng.below(100) < self.partial_percent {
+        if rng.below(100) < self.crashes.partial_percent {
             return if rng.chance(1, 2) { Cut::Cache(cache) } else { Cut::Backing(backing) };
         }
         Cut::Power(cache, backing)
@@ -79,7 +80,7 @@ impl Mix {
         boot.cut = self.cut(rng);
         boot.off_seconds = if rng.chance(1, 10) { rng.below(100_000) } else { 0 };
         boot.cut_with_faults = boot.faults.is_some() && rng.chance(1, 2);
-        if rng.below(100) < self.late_percent {
+        if rng.below(100) < self.crashes.late_percent {
             // Whoever claims a device waits for these: they never land among the requests of the next process.
             boot.late = Some(0);
         }
@@ -88,10 +89,10 @@ impl Mix {
                 s.slow.0 = s.slow.0.min(SLOW_BESIDE_A_HANG);
             }
         }
-        if rng.below(100) >= self.crash_percent {
+        if rng.below(100) >= self.crashes.percent {
             return;
         }
-        if rng.below(100) < self.older_percent {
+        if rng.below(100) < self.crashes.older_percent {
             boot.older = Some(rng.below(effects.min(400)));
         }
         // Often while the set is being opened.
@@ -110,7 +111,7 @@ impl Mix {
             // While the set is initialised.
             let at = one_of(rng, &[Landmark::Superblock, Landmark::Superblock, Landmark::Entry]);
             boot.aim = Some(Aim { at, nth: 1, effects: one_of(rng, &[0, 0, 1, 2]) });
-        } else if rng.below(100) < self.aim_percent {
+        } else if rng.below(100) < self.crashes.aim_percent {
             boot.aim = Some(self.aim(rng, boot.requests.len() as u64, ends));
             // It comes too late to spoil the aim, if anything.
             boot.crash = Some(effects + rng.below(effects));
@@ -119,9 +120,9 @@ impl Mix {
     }
 
     fn aim(&self, rng: &mut Rng, requests: u64, ends: &[u64]) -> Aim {
-        let at = one_of(rng, &self.aims);
+        let at = one_of(rng, &self.crashes.aims);
         if let (Landmark::Answer, Some(end)) = (at, ends.last())
-            && rng.below(100) < self.exact_percent
+            && rng.below(100) < self.crashes.exact_percent
         {
             return Aim { at, nth: (*end).max(1), effects: one_of(rng, &[0, 0, 0, 1]) };
         }

@@ -11,70 +11,68 @@ use crate::disk::{Landmark, Retained};
 use crate::landmark::Aim;
 use crate::plan::{Act, Boot, Cut, Plan, Request, Substitute};
 
-impl Plan {
-    /// Adds them to a plan with these leanings.
-    pub(super) fn add(&mut self, rng: &mut Rng, leanings: &[Lean]) {
-        let wraps = leanings.contains(&Lean::Wrapping);
-        if rng.chance(1, if wraps { 2 } else { 40 }) {
-            let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
-            self.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
-        }
-        if rng.chance(1, 6) {
-            self.boots.iter_mut().for_each(|b| wipe(rng, b));
-        }
-        let substitutes = rng.chance(1, 6);
-        for n in (1..self.boots.len()).filter(|_| substitutes) {
-            let flash = self.flash_sectors > 0;
-            self.boots[n].substitute = match rng.below(8) {
-                0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
-                0 | 1 => Some(Substitute::LargeVolume),
-                2 => Some(Substitute::FarKey),
-                3 | 4 => Some(Substitute::Full),
-                _ => None,
-            };
-        }
+/// Adds the later additions to a plan with these leanings.
+pub(super) fn add(plan: &mut Plan, rng: &mut Rng, leanings: &[Lean]) {
+    let wraps = leanings.contains(&Lean::Wrapping);
+    if rng.chance(1, if wraps { 2 } else { 40 }) {
+        let nodes = Nanos::from_ms(one_of(rng, &[20, 200, 3000]));
+        plan.boots.iter_mut().for_each(|b| b.cache_speed.nodes = nodes);
+    }
+    if rng.chance(1, 6) {
+        plan.boots.iter_mut().for_each(|b| wipe(rng, b));
+    }
+    let substitutes = rng.chance(1, 6);
+    for n in (1..plan.boots.len()).filter(|_| substitutes) {
+        let flash = plan.flash_sectors > 0;
+        plan.boots[n].substitute = match rng.below(8) {
+            0 | 1 if !flash => Some(Substitute::Copy(rng.below(n as u64) as usize)),
+            0 | 1 => Some(Substitute::LargeVolume),
+            2 => Some(Substitute::FarKey),
+            3 | 4 => Some(Substitute::Full),
+            _ => None,
+        };
+    }
+    if rng.chance(1, 2) {
+        plan.boots.iter_mut().for_each(|b| b.stops_set_alone = rng.chance(1, 2));
+    }
+    if rng.chance(1, 8) {
+        let volumes = plan.layout.backings.len() as u64;
+        plan.boots.iter_mut().for_each(|b| drain(rng, b, volumes));
+    }
+    if plan.flash_sectors > 0 && plan.layout.block_sectors > 1 && rng.chance(1, 4) {
+        let (flash, sectors, block) =
+            (plan.layout.backings.len(), plan.flash_sectors, plan.layout.block_sectors);
+        plan.boots.iter_mut().for_each(|b| edges(rng, b, flash, sectors / block, block));
         if rng.chance(1, 2) {
-            self.boots.iter_mut().for_each(|b| b.stops_set_alone = rng.chance(1, 2));
-        }
-        if rng.chance(1, 8) {
-            let volumes = self.layout.backings.len() as u64;
-            self.boots.iter_mut().for_each(|b| drain(rng, b, volumes));
-        }
-        if self.flash_sectors > 0 && self.layout.block_sectors > 1 && rng.chance(1, 4) {
-            let (flash, sectors, block) =
-                (self.layout.backings.len(), self.flash_sectors, self.layout.block_sectors);
-            self.boots.iter_mut().for_each(|b| edges(rng, b, flash, sectors / block, block));
-            if rng.chance(1, 2) {
-                self.depth = 1;
-            }
-        }
-        if rng.chance(1, 8) {
-            self.lose_what_was_left(rng);
+            plan.depth = 1;
         }
     }
+    if rng.chance(1, 8) {
+        lose_what_was_left(plan, rng);
+    }
+}
 
-    /// Power cuts soon after a process died while it wrote an entry: the next start reads the entry from the device's cache,
-    /// and loses it unless that start made it durable.
-    fn lose_what_was_left(&mut self, rng: &mut Rng) {
-        for n in 1..self.boots.len() {
-            if !rng.chance(1, 2) {
-                continue;
-            }
-            let retained =
-                one_of(rng, &[Retained::Nothing, Retained::Nothing, Retained::Some(1), Retained::Some(4)]);
-            let (many, few) = (1 + rng.below(20), 1 + rng.below(4));
-            let dying = &mut self.boots[n - 1];
-            dying.cut = Cut::Kill;
-            dying.aim = Some(Aim { at: Landmark::Entry, nth: many, effects: one_of(rng, &[0, 1, 1, 2]) });
-            dying.crash.get_or_insert(400 + rng.below(400));
-            // What lands later would be durable.
-            dying.late = None;
-            let next = &mut self.boots[n];
-            next.aim = Some(Aim { at: Landmark::Entry, nth: few, effects: one_of(rng, &[1, 2, 6]) });
-            (next.cut, next.substitute, next.crash_in_durable_write) =
-                (Cut::Power(retained, retained), None, None);
-            next.crash.get_or_insert(40 + rng.below(400));
+/// Power cuts soon after a process died while it wrote an entry: the next start reads the entry from the device's cache,
+/// and loses it unless that start made it durable.
+fn lose_what_was_left(plan: &mut Plan, rng: &mut Rng) {
+    for n in 1..plan.boots.len() {
+        if !rng.chance(1, 2) {
+            continue;
         }
+        let retained =
+            one_of(rng, &[Retained::Nothing, Retained::Nothing, Retained::Some(1), Retained::Some(4)]);
+        let (many, few) = (1 + rng.below(20), 1 + rng.below(4));
+        let dying = &mut plan.boots[n - 1];
+        dying.cut = Cut::Kill;
+        dying.aim = Some(Aim { at: Landmark::Entry, nth: many, effects: one_of(rng, &[0, 1, 1, 2]) });
+        dying.crash.get_or_insert(400 + rng.below(400));
+        // What lands later would be durable.
+        dying.late = None;
+        let next = &mut plan.boots[n];
+        next.aim = Some(Aim { at: Landmark::Entry, nth: few, effects: one_of(rng, &[1, 2, 6]) });
+        (next.cut, next.substitute, next.crash_in_durable_write) =
+            (Cut::Power(retained, retained), None, None);
+        next.crash.get_or_insert(40 + rng.below(400));
     }
 }
 

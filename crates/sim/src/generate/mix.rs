@@ -6,21 +6,12 @@
 use format::CacheMode;
 use io::{Nanos, Rng};
 
-use super::operator::OperatorAction;
+use super::operator::{OperatorAction, OperatorMix};
+use super::requests::{RequestMix, Script};
 use super::{Life, one_of};
 use crate::disk::{Landmark, Retained};
+use crate::plan::Faults;
 use crate::rig::Layout;
-
-/// Relative frequency of requests.
-#[derive(Clone)]
-pub(super) struct Weights {
-    pub(super) read: u64,
-    pub(super) write: u64,
-    pub(super) flush: u64,
-    pub(super) discard: u64,
-    pub(super) zeroes: u64,
-    pub(super) pause: u64,
-}
 
 /// In how many percent of its faulty boots a plan has a fault.
 #[derive(Clone, Copy, Default)]
@@ -35,27 +26,10 @@ pub(super) struct FaultMix {
     pub(super) hang: u64,
 }
 
-/// The weights that all boots of a plan share.
-pub(super) struct Mix {
-    pub(super) life: Life,
-    pub(super) leans: bool,
-    pub(super) weights: Weights,
-    pub(super) depth: u64,
-    pub(super) requests: u64,
-    pub(super) max_sectors: u64,
-    pub(super) align_sectors: u64,
-    pub(super) hot_percent: u64,
-    pub(super) sequential_percent: u64,
-    pub(super) fua_percent: u64,
-    /// Of the requests so many begin a series at one place.
-    pub(super) series_percent: u64,
-    /// In so many boots all requests go to one volume.
-    pub(super) one_volume_percent: u64,
-    pub(super) max_pause: Nanos,
-    pub(super) operator_actions: Vec<OperatorAction>,
-    pub(super) acts_per_hundred: u64,
-    pub(super) crash_percent: u64,
-    pub(super) crash_effects: u64,
+/// How boots of a plan end that do not end in order.
+pub(super) struct CrashMix {
+    pub(super) percent: u64,
+    pub(super) effects: u64,
     pub(super) aim_percent: u64,
     pub(super) aims: Vec<Landmark>,
     /// Of the crashes that are aimed at an answer so many come right after the last one of a series.
@@ -65,6 +39,15 @@ pub(super) struct Mix {
     pub(super) late_percent: u64,
     pub(super) older_percent: u64,
     pub(super) retained: (Retained, Retained),
+}
+
+/// The weights that all boots of a plan share.
+pub(super) struct Mix {
+    pub(super) life: Life,
+    pub(super) leans: bool,
+    pub(super) requests: RequestMix,
+    pub(super) operator: OperatorMix,
+    pub(super) crashes: CrashMix,
     pub(super) faulty_percent: u64,
     pub(super) faults: FaultMix,
     pub(super) alone_percent: u64,
@@ -87,40 +70,12 @@ fn some_of<T: Copy>(rng: &mut Rng, of: &[T]) -> Vec<T> {
 
 impl Mix {
     pub(super) fn draw(rng: &mut Rng, life: Life, layout: &Layout) -> Mix {
-        let weights = Weights {
-            read: one_of(rng, &[0, 5, 20, 60]),
-            write: one_of(rng, &[10, 40, 80]),
-            flush: one_of(rng, &[0, 2, 10]),
-            discard: one_of(rng, &[0, 0, 2, 10]),
-            zeroes: one_of(rng, &[0, 0, 2, 10]),
-            pause: one_of(rng, &[0, 2, 10]),
-        };
         let mut mix = Mix {
             life,
             leans: false,
-            weights,
-            depth: one_of(rng, &[1, 2, 4, 16]),
-            requests: 0,
-            max_sectors: 0,
-            align_sectors: one_of(rng, &[1, 1, layout.block_sectors, 8]),
-            hot_percent: one_of(rng, &[0, 50, 90]),
-            sequential_percent: one_of(rng, &[0, 20, 80]),
-            fua_percent: one_of(rng, &[0, 5, 50]),
-            series_percent: one_of(rng, &[0, 0, 10, 30]),
-            one_volume_percent: one_of(rng, &[0, 0, 50]),
-            max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
-            operator_actions: OperatorAction::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
-            acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
-            crash_percent: 100,
-            crash_effects: 0,
-            aim_percent: one_of(rng, &[0, 30, 60]),
-            aims: some_of(rng, &Landmark::ALL),
-            exact_percent: 40,
-            kill_percent: one_of(rng, &[0, 0, 50]),
-            partial_percent: one_of(rng, &[5, 20, 40]),
-            late_percent: one_of(rng, &[0, 0, 30]),
-            older_percent: one_of(rng, &[0, 0, 0, 10]),
-            retained: Mix::retained(rng),
+            requests: RequestMix::draw(rng, layout),
+            operator: OperatorMix::draw(rng),
+            crashes: CrashMix::draw(rng),
             faulty_percent: if rng.chance(1, 5) { 60 } else { 0 },
             faults: FaultMix::draw(rng),
             alone_percent: one_of(rng, &[0, 0, 0, 30]),
@@ -132,45 +87,83 @@ impl Mix {
         mix
     }
 
-    fn retained(rng: &mut Rng) -> (Retained, Retained) {
-        if rng.chance(1, 2) {
-            let retained = one_of(rng, &RETAINED);
-            return (retained, retained);
+    /// How many requests a boot has, and after how many effects of devices it is to crash.
+    pub(super) fn length(&self, rng: &mut Rng, number: u64, faults: Option<&Faults>) -> (u64, u64) {
+        if faults.is_some_and(|f| f.hang.is_some()) {
+            // The ring of the journal is to go around.
+            return (one_of(rng, &[60, 250, 500]), 30_000);
         }
-        (one_of(rng, &RETAINED), one_of(rng, &RETAINED))
+        // What has filled up in the first boot stays full: the others are for crashes in that state.
+        let fills = matches!(self.life, Life::Pressure | Life::Forest);
+        match number {
+            0 if fills => (self.requests.count, 30_000),
+            _ if fills => (self.requests.count / 10, one_of(rng, &[40, 300, 1000])),
+            _ => (self.requests.count, self.crashes.effects),
+        }
+    }
+
+    /// Requests of clients and acts of the operator in a boot, about this many requests.
+    pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
+        self.requests.script(rng, &self.operator, requests, sizes, absent)
     }
 
     /// Applies the kind of the plan.
     fn live(&mut self, rng: &mut Rng) {
         match self.life {
             Life::Brief => {
-                (self.requests, self.max_sectors) =
+                (self.requests.count, self.requests.max_sectors) =
                     (one_of(rng, &[10, 20, 40, 80]), one_of(rng, &[1, 8, 16, 64]));
-                (self.crash_percent, self.crash_effects) =
+                (self.crashes.percent, self.crashes.effects) =
                     (one_of(rng, &[90, 100]), one_of(rng, &[60, 120, 250, 600]));
             }
             Life::Common => {
-                (self.requests, self.max_sectors) =
+                (self.requests.count, self.requests.max_sectors) =
                     (one_of(rng, &[20, 60, 150, 400]), one_of(rng, &[1, 8, 16, 64, 512]));
-                (self.crash_percent, self.crash_effects) =
+                (self.crashes.percent, self.crashes.effects) =
                     (one_of(rng, &[0, 50, 90, 100]), one_of(rng, &[40, 300, 2000]));
             }
             Life::Pressure => {
-                (self.requests, self.max_sectors) = (one_of(rng, &[150, 500]), one_of(rng, &[8, 64]));
-                (self.crash_percent, self.crash_effects) =
+                (self.requests.count, self.requests.max_sectors) =
+                    (one_of(rng, &[150, 500]), one_of(rng, &[8, 64]));
+                (self.crashes.percent, self.crashes.effects) =
                     (one_of(rng, &[90, 100]), one_of(rng, &[40, 300, 2000]));
-                self.hot_percent = 0;
+                self.requests.hot_percent = 0;
             }
             Life::Churn => {
-                (self.requests, self.max_sectors, self.hot_percent) = (500, 64, 0);
-                (self.crash_percent, self.crash_effects) = (one_of(rng, &[0, 50, 90, 100]), 30_000);
+                (self.requests.count, self.requests.max_sectors, self.requests.hot_percent) = (500, 64, 0);
+                (self.crashes.percent, self.crashes.effects) = (one_of(rng, &[0, 50, 90, 100]), 30_000);
             }
             Life::Forest => {
-                (self.requests, self.max_sectors, self.hot_percent) = (6000, 1, 0);
-                (self.crash_percent, self.crash_effects) = (one_of(rng, &[90, 100]), 30_000);
-                (self.align_sectors, self.max_pause) = (1, Nanos::from_ms(1));
+                (self.requests.count, self.requests.max_sectors, self.requests.hot_percent) = (6000, 1, 0);
+                (self.crashes.percent, self.crashes.effects) = (one_of(rng, &[90, 100]), 30_000);
+                (self.requests.align_sectors, self.requests.max_pause) = (1, Nanos::from_ms(1));
             }
         }
+    }
+}
+
+impl CrashMix {
+    fn draw(rng: &mut Rng) -> CrashMix {
+        CrashMix {
+            percent: 100,
+            effects: 0,
+            aim_percent: one_of(rng, &[0, 30, 60]),
+            aims: some_of(rng, &Landmark::ALL),
+            exact_percent: 40,
+            kill_percent: one_of(rng, &[0, 0, 50]),
+            partial_percent: one_of(rng, &[5, 20, 40]),
+            late_percent: one_of(rng, &[0, 0, 30]),
+            older_percent: one_of(rng, &[0, 0, 0, 10]),
+            retained: CrashMix::retained(rng),
+        }
+    }
+
+    fn retained(rng: &mut Rng) -> (Retained, Retained) {
+        if rng.chance(1, 2) {
+            let retained = one_of(rng, &RETAINED);
+            return (retained, retained);
+        }
+        (one_of(rng, &RETAINED), one_of(rng, &RETAINED))
     }
 }
 
@@ -279,8 +272,8 @@ impl Mix {
             Lean::Wrapping => self.lean_wrapping(rng, layout),
             Lean::Dying => {
                 let t = &mut Tilt(rng);
-                t.to(&mut self.kill_percent, &[60]);
-                t.to(&mut self.retained, &[(Retained::Nothing, Retained::Nothing)]);
+                t.to(&mut self.crashes.kill_percent, &[60]);
+                t.to(&mut self.crashes.retained, &[(Retained::Nothing, Retained::Nothing)]);
                 t.to(&mut self.read_back_percent, &[100]);
             }
             Lean::Hanging => {
@@ -293,12 +286,12 @@ impl Mix {
 
     fn lean_toggling(&mut self, rng: &mut Rng) {
         let t = &mut Tilt(rng);
-        t.to(&mut self.weights.pause, &[20]);
-        t.to(&mut self.max_pause, &[Nanos::from_ms(10), Nanos::from_ms(200)]);
-        t.to(&mut self.fua_percent, &[0, 5]);
-        t.to(&mut self.weights.discard, &[0, 10, 20]);
-        t.to(&mut self.hot_percent, &[90]);
-        t.to(&mut self.retained.0, &[Retained::Nothing, Retained::Some(1)]);
+        t.to(&mut self.requests.weights.pause, &[20]);
+        t.to(&mut self.requests.max_pause, &[Nanos::from_ms(10), Nanos::from_ms(200)]);
+        t.to(&mut self.requests.fua_percent, &[0, 5]);
+        t.to(&mut self.requests.weights.discard, &[0, 10, 20]);
+        t.to(&mut self.requests.hot_percent, &[90]);
+        t.to(&mut self.crashes.retained.0, &[Retained::Nothing, Retained::Some(1)]);
     }
 
     fn lean_failing(&mut self, rng: &mut Rng) {
@@ -308,13 +301,13 @@ impl Mix {
         t.to(&mut self.faults.cache_errors, &[10]);
         t.to(&mut self.faults.backing_errors, &[10]);
         // Changes that wait for each other, some of them past the cache.
-        t.to(&mut self.weights.discard, &[15]);
-        t.to(&mut self.weights.read, &[20]);
-        t.to(&mut self.weights.write, &[30]);
-        t.to(&mut self.hot_percent, &[90]);
-        t.to(&mut self.max_sectors, &[64]);
-        t.to(&mut self.crash_percent, &[30]);
-        t.to(&mut self.depth, &[16]);
+        t.to(&mut self.requests.weights.discard, &[15]);
+        t.to(&mut self.requests.weights.read, &[20]);
+        t.to(&mut self.requests.weights.write, &[30]);
+        t.to(&mut self.requests.hot_percent, &[90]);
+        t.to(&mut self.requests.max_sectors, &[64]);
+        t.to(&mut self.crashes.percent, &[30]);
+        t.to(&mut self.requests.depth, &[16]);
     }
 
     fn lean_moving(&mut self, rng: &mut Rng, layout: &mut Layout) {
@@ -322,28 +315,29 @@ impl Mix {
         let larger = layout.bucket_sectors.max(32);
         t.to(&mut layout.bucket_sectors, &[larger]);
         if t.0.chance(5, 6) {
-            self.operator_actions
+            self.operator
+                .actions
                 .extend([OperatorAction::CopyGc, OperatorAction::Gc, OperatorAction::Mode].repeat(3));
         }
-        t.to(&mut self.acts_per_hundred, &[10]);
-        t.to(&mut self.weights.read, &[40]);
-        t.to(&mut self.weights.pause, &[5]);
-        t.to(&mut self.requests, &[100]);
-        t.to(&mut self.max_sectors, &[16]);
-        t.to(&mut self.max_pause, &[Nanos::from_secs(40)]);
-        t.to(&mut self.crash_effects, &[600, 2000]);
+        t.to(&mut self.operator.acts_per_hundred, &[10]);
+        t.to(&mut self.requests.weights.read, &[40]);
+        t.to(&mut self.requests.weights.pause, &[5]);
+        t.to(&mut self.requests.count, &[100]);
+        t.to(&mut self.requests.max_sectors, &[16]);
+        t.to(&mut self.requests.max_pause, &[Nanos::from_secs(40)]);
+        t.to(&mut self.crashes.effects, &[600, 2000]);
     }
 
     fn lean_evicting(&mut self, rng: &mut Rng, layout: &mut Layout) {
         let t = &mut Tilt(rng);
         (layout.bucket_sectors, layout.nbuckets) = (8, 128);
         layout.backings.iter_mut().for_each(|b| b.data_sectors += 2048);
-        t.to(&mut self.weights.read, &[60]);
-        t.to(&mut self.requests, &[150]);
-        t.to(&mut self.max_sectors, &[64]);
-        t.to(&mut self.hot_percent, &[0]);
+        t.to(&mut self.requests.weights.read, &[60]);
+        t.to(&mut self.requests.count, &[150]);
+        t.to(&mut self.requests.max_sectors, &[64]);
+        t.to(&mut self.requests.hot_percent, &[0]);
         t.to(&mut self.read_back_percent, &[20, 100]);
-        t.to(&mut self.crash_effects, &[600, 2000]);
+        t.to(&mut self.crashes.effects, &[600, 2000]);
     }
 
     fn lean_tearing(&mut self, rng: &mut Rng, layout: &mut Layout) {
@@ -352,17 +346,17 @@ impl Mix {
         for b in &mut layout.backings {
             (b.block_sectors, b.logical_block_bytes) = (1, 512);
         }
-        t.to(&mut self.max_sectors, &[1]);
-        t.to(&mut self.align_sectors, &[1]);
-        t.to(&mut self.fua_percent, &[0]);
-        t.to(&mut self.weights.write, &[80]);
-        t.to(&mut self.weights.flush, &[2]);
-        t.to(&mut self.weights.read, &[5]);
-        t.to(&mut self.weights.discard, &[0]);
-        t.to(&mut self.weights.zeroes, &[0]);
-        t.to(&mut self.requests, &[120]);
-        t.to(&mut self.retained, &[(Retained::Some(4), Retained::Some(4))]);
-        t.to(&mut self.depth, &[16]);
+        t.to(&mut self.requests.max_sectors, &[1]);
+        t.to(&mut self.requests.align_sectors, &[1]);
+        t.to(&mut self.requests.fua_percent, &[0]);
+        t.to(&mut self.requests.weights.write, &[80]);
+        t.to(&mut self.requests.weights.flush, &[2]);
+        t.to(&mut self.requests.weights.read, &[5]);
+        t.to(&mut self.requests.weights.discard, &[0]);
+        t.to(&mut self.requests.weights.zeroes, &[0]);
+        t.to(&mut self.requests.count, &[120]);
+        t.to(&mut self.crashes.retained, &[(Retained::Some(4), Retained::Some(4))]);
+        t.to(&mut self.requests.depth, &[16]);
     }
 
     fn lean_discarding(&mut self, rng: &mut Rng, layout: &mut Layout) {
@@ -370,31 +364,31 @@ impl Mix {
         if t.0.chance(5, 6) {
             layout.backings.iter_mut().for_each(|b| b.discard = true);
         }
-        t.to(&mut self.weights.read, &[30]);
-        t.to(&mut self.weights.write, &[20]);
-        t.to(&mut self.weights.flush, &[0]);
-        t.to(&mut self.weights.discard, &[20]);
-        t.to(&mut self.weights.pause, &[10]);
-        t.to(&mut self.max_sectors, &[16]);
-        t.to(&mut self.fua_percent, &[0, 0, 20]);
-        t.to(&mut self.hot_percent, &[90]);
-        t.to(&mut self.max_pause, &[Nanos::from_secs(40)]);
-        t.to(&mut self.retained, &[(Retained::Nothing, Retained::Everything)]);
+        t.to(&mut self.requests.weights.read, &[30]);
+        t.to(&mut self.requests.weights.write, &[20]);
+        t.to(&mut self.requests.weights.flush, &[0]);
+        t.to(&mut self.requests.weights.discard, &[20]);
+        t.to(&mut self.requests.weights.pause, &[10]);
+        t.to(&mut self.requests.max_sectors, &[16]);
+        t.to(&mut self.requests.fua_percent, &[0, 0, 20]);
+        t.to(&mut self.requests.hot_percent, &[90]);
+        t.to(&mut self.requests.max_pause, &[Nanos::from_secs(40)]);
+        t.to(&mut self.crashes.retained, &[(Retained::Nothing, Retained::Everything)]);
     }
 
     fn lean_bridging(&mut self, rng: &mut Rng) {
         let t = &mut Tilt(rng);
-        t.to(&mut self.weights.read, &[20]);
-        t.to(&mut self.weights.write, &[40]);
-        t.to(&mut self.weights.flush, &[2]);
-        t.to(&mut self.weights.discard, &[10]);
-        t.to(&mut self.weights.zeroes, &[10]);
-        t.to(&mut self.weights.pause, &[10]);
-        t.to(&mut self.max_sectors, &[1, 8, 16]);
-        t.to(&mut self.hot_percent, &[0, 50]);
-        t.to(&mut self.max_pause, &[10, 200, 2000].map(Nanos::from_ms));
-        t.to(&mut self.sequential_percent, &[0]);
-        t.to(&mut self.depth, &[16]);
+        t.to(&mut self.requests.weights.read, &[20]);
+        t.to(&mut self.requests.weights.write, &[40]);
+        t.to(&mut self.requests.weights.flush, &[2]);
+        t.to(&mut self.requests.weights.discard, &[10]);
+        t.to(&mut self.requests.weights.zeroes, &[10]);
+        t.to(&mut self.requests.weights.pause, &[10]);
+        t.to(&mut self.requests.max_sectors, &[1, 8, 16]);
+        t.to(&mut self.requests.hot_percent, &[0, 50]);
+        t.to(&mut self.requests.max_pause, &[10, 200, 2000].map(Nanos::from_ms));
+        t.to(&mut self.requests.sequential_percent, &[0]);
+        t.to(&mut self.requests.depth, &[16]);
     }
 
     fn lean_places(&mut self, rng: &mut Rng, layout: &mut Layout) {
@@ -404,18 +398,18 @@ impl Mix {
             let larger = b.data_sectors + 512;
             t.to(&mut b.data_sectors, &[larger]);
         }
-        t.to(&mut self.depth, &[1]);
-        t.to(&mut self.series_percent, &[100]);
-        t.to(&mut self.one_volume_percent, &[90]);
+        t.to(&mut self.requests.depth, &[1]);
+        t.to(&mut self.requests.series_percent, &[100]);
+        t.to(&mut self.requests.one_volume_percent, &[90]);
         // One series, or some.
-        t.to(&mut self.requests, &[1, 1, 1, 20]);
-        t.to(&mut self.max_pause, &[Nanos::from_ms(20), Nanos::from_ms(200)]);
-        t.to(&mut self.aim_percent, &[90]);
-        t.to(&mut self.exact_percent, &[90]);
-        t.to(&mut self.crash_effects, &[1000]);
-        t.to(&mut self.kill_percent, &[0, 20]);
+        t.to(&mut self.requests.count, &[1, 1, 1, 20]);
+        t.to(&mut self.requests.max_pause, &[Nanos::from_ms(20), Nanos::from_ms(200)]);
+        t.to(&mut self.crashes.aim_percent, &[90]);
+        t.to(&mut self.crashes.exact_percent, &[90]);
+        t.to(&mut self.crashes.effects, &[1000]);
+        t.to(&mut self.crashes.kill_percent, &[0, 20]);
         if t.0.chance(5, 6) {
-            self.aims = vec![Landmark::Answer];
+            self.crashes.aims = vec![Landmark::Answer];
         }
     }
 
@@ -426,19 +420,19 @@ impl Mix {
         for b in &mut layout.backings {
             (b.block_sectors, b.logical_block_bytes) = (1, 512);
         }
-        t.to(&mut self.max_sectors, &[1, 8]);
-        t.to(&mut self.align_sectors, &[1]);
-        t.to(&mut self.fua_percent, &[0, 5, 50]);
-        t.to(&mut self.weights.write, &[80]);
-        t.to(&mut self.weights.flush, &[5, 20]);
-        t.to(&mut self.requests, &[200, 400]);
-        t.to(&mut self.hot_percent, &[0]);
-        t.to(&mut self.depth, &[4, 16]);
-        t.to(&mut self.retained.0, &[Retained::Some(4), Retained::Some(1)]);
-        t.to(&mut self.aim_percent, &[80]);
-        t.to(&mut self.crash_effects, &[3000]);
+        t.to(&mut self.requests.max_sectors, &[1, 8]);
+        t.to(&mut self.requests.align_sectors, &[1]);
+        t.to(&mut self.requests.fua_percent, &[0, 5, 50]);
+        t.to(&mut self.requests.weights.write, &[80]);
+        t.to(&mut self.requests.weights.flush, &[5, 20]);
+        t.to(&mut self.requests.count, &[200, 400]);
+        t.to(&mut self.requests.hot_percent, &[0]);
+        t.to(&mut self.requests.depth, &[4, 16]);
+        t.to(&mut self.crashes.retained.0, &[Retained::Some(4), Retained::Some(1)]);
+        t.to(&mut self.crashes.aim_percent, &[80]);
+        t.to(&mut self.crashes.effects, &[3000]);
         if t.0.chance(5, 6) {
-            self.aims = vec![
+            self.crashes.aims = vec![
                 Landmark::RingOverwrite,
                 Landmark::RingOverwrite,
                 Landmark::RingStep,

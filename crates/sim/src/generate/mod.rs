@@ -140,7 +140,7 @@ impl Plan {
             substitute: None,
             off_seconds: 0,
         };
-        let depth = mix.depth;
+        let depth = mix.requests.depth;
         let drawn = Drawn { mix, layout, sizes, like };
         let boots = life.boots(rng);
         let mut plan = Plan {
@@ -155,7 +155,7 @@ impl Plan {
             layout: drawn.layout.clone(),
         };
         plan.end_well(rng, &drawn);
-        plan.add(&mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
+        later::add(&mut plan, &mut Rng::new(seed ^ 0x6c61_7465_7220_6f6e), &leanings);
         plan
     }
 

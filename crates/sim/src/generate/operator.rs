@@ -2,7 +2,6 @@
 
 use io::Rng;
 
-use super::mix::Mix;
 use super::one_of;
 use crate::plan::Act;
 
@@ -59,14 +58,28 @@ fn mode(rng: &mut Rng, volume: usize) -> Act {
     tune(volume, "cache_mode", one_of(rng, &modes))
 }
 
-impl Mix {
+/// The acts of the operator in a plan.
+pub(super) struct OperatorMix {
+    /// The kinds of acts that the plan has.
+    pub(super) actions: Vec<OperatorAction>,
+    pub(super) acts_per_hundred: u64,
+}
+
+impl OperatorMix {
+    pub(super) fn draw(rng: &mut Rng) -> OperatorMix {
+        OperatorMix {
+            actions: OperatorAction::ALL.into_iter().filter(|_| rng.chance(1, 3)).collect(),
+            acts_per_hundred: one_of(rng, &[0, 2, 10, 30]),
+        }
+    }
+
     /// An act of the operator, of one of the selected kinds. `volumes` counts the flash-only one, of which most acts want nothing.
     pub(super) fn act(&self, rng: &mut Rng, volumes: usize) -> Vec<Act> {
-        if self.operator_actions.is_empty() {
+        if self.actions.is_empty() {
             return Vec::new();
         }
         let volume = rng.below(volumes as u64) as usize;
-        match one_of(rng, &self.operator_actions) {
+        match one_of(rng, &self.actions) {
             OperatorAction::Mode => vec![mode(rng, volume)],
             OperatorAction::Writeback => {
                 let (name, values): (_, &[_]) = match rng.below(4) {
@@ -108,14 +121,14 @@ impl Mix {
             }
         }
     }
+}
 
-    /// An act in the middle of a series: most often another mode.
-    pub(super) fn series_act(&self, rng: &mut Rng, volume: usize) -> Vec<Act> {
-        match rng.below(8) {
-            0 => vec![Act::Gc],
-            1 => vec![Act::Release { volume, ns: rng.below(10_000_000) }],
-            2 => vec![Act::Detach { volume, ns: rng.below(10_000_000) }],
-            _ => vec![mode(rng, volume)],
-        }
+/// An act in the middle of a series: most often another mode.
+pub(super) fn series_act(rng: &mut Rng, volume: usize) -> Vec<Act> {
+    match rng.below(8) {
+        0 => vec![Act::Gc],
+        1 => vec![Act::Release { volume, ns: rng.below(10_000_000) }],
+        2 => vec![Act::Detach { volume, ns: rng.below(10_000_000) }],
+        _ => vec![mode(rng, volume)],
     }
 }

@@ -3,11 +3,12 @@
 //! Owns requests, their positions, and series: several successive requests to one position, with changes of the mode between
 //! them.
 
-use io::Rng;
+use io::{Nanos, Rng};
 
-use super::mix::Mix;
-use super::{Life, one_of};
-use crate::plan::{Act, Faults, Request};
+use super::one_of;
+use super::operator::{OperatorMix, series_act};
+use crate::plan::{Act, Request};
+use crate::rig::Layout;
 
 /// The requests and acts of a boot.
 #[derive(Default)]
@@ -21,35 +22,81 @@ pub(super) struct Script {
 /// Larger writes of zeros go past the cache.
 const LARGE_ZEROES: u64 = 129;
 
-impl Mix {
-    /// How many requests a boot has, and after how many effects of devices it is to crash.
-    pub(super) fn length(&self, rng: &mut Rng, number: u64, faults: Option<&Faults>) -> (u64, u64) {
-        if faults.is_some_and(|f| f.hang.is_some()) {
-            // The ring of the journal is to go around.
-            return (one_of(rng, &[60, 250, 500]), 30_000);
-        }
-        // What has filled up in the first boot stays full: the others are for crashes in that state.
-        let fills = matches!(self.life, Life::Pressure | Life::Forest);
-        match number {
-            0 if fills => (self.requests, 30_000),
-            _ if fills => (self.requests / 10, one_of(rng, &[40, 300, 1000])),
-            _ => (self.requests, self.crash_effects),
+/// Relative frequency of requests.
+#[derive(Clone)]
+pub(super) struct Weights {
+    pub(super) read: u64,
+    pub(super) write: u64,
+    pub(super) flush: u64,
+    pub(super) discard: u64,
+    pub(super) zeroes: u64,
+    pub(super) pause: u64,
+}
+
+/// The requests of a plan.
+pub(super) struct RequestMix {
+    pub(super) weights: Weights,
+    pub(super) depth: u64,
+    /// How many requests a boot has.
+    pub(super) count: u64,
+    pub(super) max_sectors: u64,
+    pub(super) align_sectors: u64,
+    pub(super) hot_percent: u64,
+    pub(super) sequential_percent: u64,
+    pub(super) fua_percent: u64,
+    /// Of the requests so many begin a series at one place.
+    pub(super) series_percent: u64,
+    /// In so many boots all requests go to one volume.
+    pub(super) one_volume_percent: u64,
+    pub(super) max_pause: Nanos,
+}
+
+impl RequestMix {
+    /// Draws all but the number and the length of requests, which follow from the kind of the plan.
+    pub(super) fn draw(rng: &mut Rng, layout: &Layout) -> RequestMix {
+        let weights = Weights {
+            read: one_of(rng, &[0, 5, 20, 60]),
+            write: one_of(rng, &[10, 40, 80]),
+            flush: one_of(rng, &[0, 2, 10]),
+            discard: one_of(rng, &[0, 0, 2, 10]),
+            zeroes: one_of(rng, &[0, 0, 2, 10]),
+            pause: one_of(rng, &[0, 2, 10]),
+        };
+        RequestMix {
+            weights,
+            depth: one_of(rng, &[1, 2, 4, 16]),
+            count: 0,
+            max_sectors: 0,
+            align_sectors: one_of(rng, &[1, 1, layout.block_sectors, 8]),
+            hot_percent: one_of(rng, &[0, 50, 90]),
+            sequential_percent: one_of(rng, &[0, 20, 80]),
+            fua_percent: one_of(rng, &[0, 5, 50]),
+            series_percent: one_of(rng, &[0, 0, 10, 30]),
+            one_volume_percent: one_of(rng, &[0, 0, 50]),
+            max_pause: one_of(rng, &[Nanos::from_ms(1), Nanos::from_ms(200), Nanos::from_secs(40)]),
         }
     }
 
     /// Requests of clients and acts of the operator in a boot, about this many requests.
-    pub(super) fn script(&self, rng: &mut Rng, requests: u64, sizes: &[u64], absent: &[usize]) -> Script {
+    pub(super) fn script(
+        &self,
+        rng: &mut Rng,
+        operator: &OperatorMix,
+        requests: u64,
+        sizes: &[u64],
+        absent: &[usize],
+    ) -> Script {
         let mut script = Script::default();
         let mut last_ends = vec![0; sizes.len()];
         let backings = sizes.len();
         let only = (rng.below(100) < self.one_volume_percent).then(|| rng.below(sizes.len() as u64) as usize);
-        let every = 100_u64.checked_div(self.acts_per_hundred).unwrap_or(u64::MAX);
+        let every = 100_u64.checked_div(operator.acts_per_hundred).unwrap_or(u64::MAX);
         let mut next_act = 0;
         while (script.requests.len() as u64) < requests {
             let at = script.requests.len() as u64;
             if at >= next_act && every < u64::MAX {
                 next_act = at + every;
-                script.acts.extend(self.act(rng, backings).into_iter().map(|a| (at, a)));
+                script.acts.extend(operator.act(rng, backings).into_iter().map(|a| (at, a)));
             }
             let volume = only.unwrap_or_else(|| rng.below(sizes.len() as u64) as usize);
             if rng.below(100) < self.series_percent {
@@ -136,7 +183,7 @@ impl Mix {
             let steps = self.step(rng, kind, near, large);
             let at = script.requests.len() as u64;
             if kind == Step::Other {
-                script.acts.extend(self.series_act(rng, volume).into_iter().map(|a| (at, a)));
+                script.acts.extend(series_act(rng, volume).into_iter().map(|a| (at, a)));
             }
             script.requests.extend(steps.into_iter().map(|r| (volume, r)));
         }

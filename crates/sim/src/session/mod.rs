@@ -23,6 +23,7 @@ use crate::plan::{Boot, Plan, Request};
 use crate::rig::{Parts, uuid_of};
 use crate::stamp::Content;
 use crate::world::World;
+use liveness::HungDevice;
 
 /// Sectors read at once when a volume is read back.
 const READ_BACK: u64 = 96;
@@ -161,8 +162,9 @@ impl Session {
         }
         self.opened.set(true);
         self.read_back().await?;
-        if let Some(hang) = self.hang() {
-            self.given.backings[hang.device - 1].hang_after(hang.after, hang.flushes);
+        let hung = HungDevice::of(&self);
+        if let Some(hung) = &hung {
+            hung.begin();
         }
         let mut tasks = Vec::new();
         for (i, client) in self.given.clients.iter().enumerate() {
@@ -172,11 +174,11 @@ impl Session {
         }
         let this = self.clone();
         let operator = self.rt.spawn(async move { this.operate().await });
-        if let Some(hang) = self.hang() {
-            let (theirs, others) = tasks.into_iter().partition(|(i, _)| i + 1 == hang.device);
+        if let Some(hung) = hung {
+            let (theirs, others) = tasks.into_iter().partition(|(i, _)| *i == hung.volume());
             tasks = theirs;
-            self.outlive(&hang, others).await?;
-            if !hang.released {
+            hung.outlive(others).await?;
+            if !hung.is_released() {
                 return Ok(false);
             }
         }
