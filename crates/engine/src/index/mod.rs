@@ -22,7 +22,7 @@ mod tree;
 
 pub(crate) use change::{Blocked, Change, Durability, Progress};
 pub(crate) use entry::MAX_POSITION;
-pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
+pub(crate) use load::{LoadedTree, READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use rewrite::MAX_STALE_AGE;
 pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree, Via};

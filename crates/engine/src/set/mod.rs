@@ -1,13 +1,15 @@
 //! A cache set: one cache device, the backing devices attached to it, and its flash-only volumes.
 //!
 //! [`CacheSet`] is the interface for the crates above: opening (registering) a cache device, attaching and detaching
-//! backing devices, creating and deleting volumes, stopping. The operations are in `open`, `attach` and `stop`; the
-//! shared state is in `core`; `memory` reserves the memory of a set.
+//! backing devices, creating and deleting volumes, stopping. The operations are in `open` (with `recover` and
+//! `initialise`), `attach` and `stop`; the shared state is in `core`; `memory` reserves the memory of a set.
 
 mod attach;
 mod core;
+mod initialise;
 mod memory;
 mod open;
+mod recover;
 mod stop;
 
 use std::rc::Rc;
