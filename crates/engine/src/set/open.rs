@@ -10,7 +10,6 @@ use std::rc::Rc;
 use format::Inode;
 use io::{CrashLogRef, Disk, MemoryBudget, Reservation};
 
-use super::CacheSet;
 use super::core::Core;
 use super::initialise::initialise;
 use super::recover::{Recovered, recover};
@@ -46,83 +45,76 @@ pub struct SetOptions {
     pub memory: MemoryBudget,
 }
 
-impl CacheSet {
-    /// Opens (registers) a cache device: initialises it if it is new, otherwise recovers its state.
-    ///
-    /// # Errors
-    /// If a structure is damaged, unsupported or does not fit the device. In these cases nothing was written, except to
-    /// a device that was being initialised.
-    pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
-        let crash_log = options.crash_log.clone();
-        let opened = CacheSet::open_device(cache, options).await;
-        // A device that failed a request may have lost data that an earlier process wrote and did not flush, unless it
-        // only had no room.
-        if let (Err(EngineError::Io(e)), Some(crash_log)) = (&opened, crash_log)
-            && !e.is_out_of_room()
-            && !bug(Bug::CrashLogAfterError)
-        {
-            crash_log.reset();
-        }
-        opened
+/// See [`CacheSet::open`](super::CacheSet::open).
+pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
+    let crash_log = options.crash_log.clone();
+    let opened = open_device(cache, options).await;
+    // A device that failed a request may have lost data that an earlier process wrote and did not flush, unless it
+    // only had no room.
+    if let (Err(EngineError::Io(e)), Some(crash_log)) = (&opened, crash_log)
+        && !e.is_out_of_room()
+        && !bug(Bug::CrashLogAfterError)
+    {
+        crash_log.reset();
     }
+    opened
+}
 
-    async fn open_device(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
-        let mut superblock = read_cache(&cache).await?;
-        let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
-        let mut memory = super::memory::reserve(&options.memory, superblock.geometry(), &place)?;
-        // From now on the set relies on data that an earlier process has left in the volatile cache of the device, so
-        // it must be durable.
-        if !bug(Bug::OpenWithoutFlush) {
-            cache.flush().await?;
-        }
-        if superblock.has_obsolete_large_bucket() {
-            return Err(EngineError::Invalid(format!(
-                "{}: the set uses the obsolete large-bucket format, which is read-only: extract its data instead",
-                place.device
-            )));
-        }
-        let mut events = Vec::new();
-        if !superblock.sync() {
-            mark(Mark::Initialised);
-            initialise(&cache, &place, &mut superblock).await?;
-            events.push(SetEvent::Initialised);
-        }
-        let device = Rc::new(CacheDevice::new(cache, place, superblock));
-        let mut r = recover(&device, &options, &mut memory).await?;
-        events.append(&mut r.events);
-        let old_uuids = r.old_uuids;
-        let set = CacheSet { core: assemble(device, r, options, memory) };
-        let core = &set.core;
-        for e in events {
-            core.cache.device.emit(e);
-        }
-        core.tunables_changed();
-        invalidate_unreachable_slots(core);
-        let (ready, for_prios) = core.cache.alloc.prime();
-        // No more buckets are needed: the buckets of the old priorities are free after the new ones are written.
-        let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
-        if ready < needed {
-            mark(Mark::NoBuckets);
-            return Err(EngineError::NoSpace(format!(
-                "{}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
-                 `ubcache extract` reads the volumes",
-                core.cache.device.place().device,
-            )));
-        }
-        {
-            let _lock = core.cache.uuids.lock().await;
-            core.cache.device.write_superblock().await?;
-        }
-        start_tasks(core);
-        if old_uuids {
-            // Journal entries of this version imply slots of 128 bytes, so the table is written first (format section
-            // 7).
-            let _lock = core.cache.uuids.lock().await;
-            core.cache.uuids.update(|_| ()).await?;
-        }
-        start_volumes(core);
-        Ok(set)
+async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
+    let mut superblock = read_cache(&cache).await?;
+    let place = Place { device: cache.info().name.clone(), set: superblock.set_uuid().to_string() };
+    let mut memory = super::memory::reserve(&options.memory, superblock.geometry(), &place)?;
+    // From now on the set relies on data that an earlier process has left in the volatile cache of the device, so
+    // it must be durable.
+    if !bug(Bug::OpenWithoutFlush) {
+        cache.flush().await?;
     }
+    if superblock.has_obsolete_large_bucket() {
+        return Err(EngineError::Invalid(format!(
+            "{}: the set uses the obsolete large-bucket format, which is read-only: extract its data instead",
+            place.device
+        )));
+    }
+    let mut events = Vec::new();
+    if !superblock.sync() {
+        mark(Mark::Initialised);
+        initialise(&cache, &place, &mut superblock).await?;
+        events.push(SetEvent::Initialised);
+    }
+    let device = Rc::new(CacheDevice::new(cache, place, superblock));
+    let mut r = recover(&device, &options, &mut memory).await?;
+    events.append(&mut r.events);
+    let old_uuids = r.old_uuids;
+    let core = assemble(device, r, options, memory);
+    for e in events {
+        core.cache.device.emit(e);
+    }
+    core.tunables_changed();
+    invalidate_unreachable_slots(&core);
+    let (ready, for_prios) = core.cache.alloc.prime();
+    // No more buckets are needed: the buckets of the old priorities are free after the new ones are written.
+    let needed = for_prios + usize::from(bug(Bug::StartWantsOneMore));
+    if ready < needed {
+        mark(Mark::NoBuckets);
+        return Err(EngineError::NoSpace(format!(
+            "{}: {ready} buckets are empty, {needed} are needed to write priorities: all others hold data or metadata. \
+             `ubcache extract` reads the volumes",
+            core.cache.device.place().device,
+        )));
+    }
+    {
+        let _lock = core.cache.uuids.lock().await;
+        core.cache.device.write_superblock().await?;
+    }
+    start_tasks(&core);
+    if old_uuids {
+        // Journal entries of this version imply slots of 128 bytes, so the table is written first (format section
+        // 7).
+        let _lock = core.cache.uuids.lock().await;
+        core.cache.uuids.update(|_| ()).await?;
+    }
+    start_volumes(&core);
+    Ok(core)
 }
 
 /// Builds the components of a set from the recovered state, and connects them.
