@@ -17,7 +17,8 @@ use crate::device::{CacheDevice, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
 use crate::index::{
-    LoadedTree, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, load_tree, names_data,
+    LeafChange, LoadedTree, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, load_tree,
+    names_data,
 };
 use crate::journal::{Journal, Layout, Ring, newer_entries, scan};
 
@@ -206,7 +207,8 @@ impl Replayer<'_> {
             self.reader.load_again(self.tree, id).await?;
             let done = self.tree.node(id).clip(key.inode(), end);
             let pin = &mut |seq| journal.pin(seq);
-            self.tree.change(id, key.inode(), start, done, new, via, now, self.buckets, pin);
+            let change = LeafChange { leaf: id, inode: key.inode(), start, end: done, new, via, now };
+            self.tree.change(&change, self.buckets, pin);
             new = new.map(|(p, dirty)| (p.advanced(done - start), dirty));
             start = done;
         }
