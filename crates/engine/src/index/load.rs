@@ -13,8 +13,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Ptr, Sector, Sectors, SetMagic, for_each_set};
-use io::{Buffer, Disk, IoFuture};
+use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_set};
+use io::{Buffer, IoFuture};
 
 use super::Index;
 use super::entry::{Entry, MAX_POSITION};
@@ -24,7 +24,8 @@ use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::error::{EngineError, Place};
+use crate::device::Reader;
+use crate::error::EngineError;
 use crate::events::SetEvent;
 
 /// The number of nodes that are read at the same time.
@@ -36,14 +37,6 @@ const MOST_LIVE: Sectors = Sectors(1 << 31);
 
 /// The buckets of the nodes above a node, from the root on, for error messages.
 type Path = Vec<BucketNr>;
-
-/// Everything that is needed to read btree nodes.
-pub(crate) struct Reader<'a> {
-    pub(crate) disk: &'a Disk,
-    pub(crate) place: &'a Place,
-    pub(crate) geometry: &'a Geometry,
-    pub(crate) magic: SetMagic,
-}
 
 /// A node that is to be read.
 struct Wanted {

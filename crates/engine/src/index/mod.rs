@@ -24,7 +24,7 @@ mod tree;
 pub(crate) use change::{Blocked, Change, Durability, Progress};
 pub(crate) use entry::MAX_POSITION;
 pub(crate) use leaf_change::{LeafChange, Via};
-pub(crate) use load::{LoadedTree, READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
+pub(crate) use load::{LoadedTree, READ_AHEAD, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use rewrite::MAX_STALE_AGE;
 pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree};

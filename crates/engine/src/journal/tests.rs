@@ -6,6 +6,7 @@ use format::{Gen, Geometry, Inode, Ptr};
 use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
+use crate::device::Reader;
 use crate::error::Place;
 use crate::testing::{TestDisk, cache_device, run};
 
@@ -257,15 +258,16 @@ fn a_scan_reserves_what_the_entries_take() {
         }
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let disk = Disk::new(disk, rt.clone());
+        let geometry = geometry();
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
         let budget = MemoryBudget::unlimited();
         let mut memory = budget.try_reserve(0).unwrap();
-        let found =
-            scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await.unwrap();
+        let found = scan(&reader, &buckets(), false, &mut memory).await.unwrap();
         assert_eq!(found.replay.newest_entry().unwrap().seq, JournalSeq(4));
         assert_eq!(memory.bytes(), (3 * size_of::<format::Jset>() + 120 * size_of::<Bkey>()) as u64);
         let small = MemoryBudget::new(memory.bytes() - 1);
         let mut memory = small.try_reserve(0).unwrap();
-        let refused = scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await;
+        let refused = scan(&reader, &buckets(), false, &mut memory).await;
         assert!(refused.is_err());
     });
 }

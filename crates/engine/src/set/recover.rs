@@ -13,12 +13,11 @@ use io::{CrashLogRef, Disk, Nanos, Reservation};
 use super::open::SetOptions;
 use crate::alloc::{Buckets, LoadedPrios, apply_prios, load_prios};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::device::{CacheDevice, Tick};
+use crate::device::{CacheDevice, Reader, Tick};
 use crate::error::{EngineError, Place};
 use crate::events::SetEvent;
 use crate::index::{
-    LeafChange, LoadedTree, MAX_POSITION, Reader, Tree, Via, account_tree, claim_metadata, load_tree,
-    names_data,
+    LeafChange, LoadedTree, MAX_POSITION, Tree, Via, account_tree, claim_metadata, load_tree, names_data,
 };
 use crate::journal::{Journal, Layout, Ring, newer_entries, scan};
 
@@ -62,8 +61,7 @@ pub(super) async fn recover(
     let read = read_journal(&reader, &superblock, options.crash_log.as_ref(), memory).await?;
     let newest = &read.newest;
     let first_prio = newest.prio_bucket.get(usize::from(superblock.nr_this_dev())).copied().unwrap_or(0);
-    let prios =
-        load_prios(cache, place, g, reader.magic, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
+    let prios = load_prios(&reader, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
     let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
     apply_prios(&mut buckets, &prios);
     let uuids = read_uuids(cache, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
@@ -104,9 +102,9 @@ async fn read_journal(
     crash_log: Option<&CrashLogRef>,
     memory: &mut Reservation,
 ) -> Result<ReadJournal, EngineError> {
-    let Reader { disk, place, geometry: g, magic } = *reader;
+    let Reader { place, geometry: g, .. } = *reader;
     let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
-    let found = scan(disk, place, g, magic, &ring_buckets, superblock.discard(), memory)
+    let found = scan(reader, &ring_buckets, superblock.discard(), memory)
         .await
         .inspect_err(|_| mark(Mark::BadJournal))?;
     let (mut replay, ring) = (found.replay, found.ring);

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use format::{Gen, Geometry};
+use format::{Gen, Geometry, SetMagic};
+use io::Disk;
 
 use super::*;
+use crate::error::Place;
 use crate::testing::{TestDisk, run};
 
 const BUCKET: Sectors = Sectors(64);

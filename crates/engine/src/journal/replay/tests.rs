@@ -3,10 +3,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{Bkey, Inode, JsetRoots};
-use io::{Handle, MemoryBudget};
+use format::{Bkey, Geometry, Inode, JsetRoots};
+use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
+use crate::error::Place;
 use crate::journal::ring::Slot;
 use crate::journal::{Journal, Layout};
 use crate::testing::{TestDisk, cache_device, run};
@@ -24,7 +25,8 @@ async fn scan_of(disk: &Disk, ring: &[BucketNr]) -> Result<Found, EngineError> {
     let geometry = Geometry::new(Sectors(BUCKET), Sectors(1), 1024, 4, 4).unwrap();
     let place = Place { device: Arc::from("test disk"), set: "a set".into() };
     let mut memory = MemoryBudget::unlimited().try_reserve(0).unwrap();
-    scan(disk, &place, &geometry, SetMagic(7), ring, false, &mut memory).await
+    let reader = Reader { disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+    scan(&reader, ring, false, &mut memory).await
 }
 
 /// A disk whose journal has this many entries of one block. The first entry has number 2; entries from `needed` on are
