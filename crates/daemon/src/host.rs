@@ -15,6 +15,7 @@ use blockio::Driver;
 use blockio::bridge::RemoteReceiver;
 use blockio::users::{self, User};
 use engine::Volume;
+use engine::figures::VolumeFigures;
 use io::Nanos;
 use io::sync::{Either, select};
 use serve::exports::{self, Context, Export, Force, Spec, Way};
@@ -240,7 +241,7 @@ impl<'a> Host<'a> {
         let alone = self.session.volumes().into_iter().filter(|v| v.inode().is_none());
         metrics::Figures {
             sets: self.session.set.iter().map(engine::CacheSet::figures).collect(),
-            alone: alone.map(|v| v.figures()).collect(),
+            alone: alone.map(|v| VolumeFigures::of(&v)).collect(),
         }
     }
 

@@ -208,42 +208,40 @@ pub struct VolumeFigures {
 }
 
 impl VolumeFigures {
-    /// Whether all data of the volume is in the cache: it has no backing device.
-    pub fn is_flash_only(&self) -> bool {
-        self.backing_name.is_none()
-    }
-}
-
-impl Volume {
     /// Copies all figures of the volume; takes some ten microseconds.
-    pub fn figures(self: &Rc<Self>) -> VolumeFigures {
-        let now = self.rt.now();
-        let served = &mut *self.served.borrow_mut();
-        let stripe = self.backing().map(|b| b.disk.info().optimal_io_bytes).unwrap_or_default();
+    pub fn of(volume: &Rc<Volume>) -> VolumeFigures {
+        let now = volume.rt.now();
+        let served = &mut *volume.served.borrow_mut();
+        let stripe = volume.backing().map(|b| b.disk.info().optimal_io_bytes).unwrap_or_default();
         VolumeFigures {
-            name: self.name(),
-            inode: self.inode(),
-            backing_name: self.backing_name(),
-            backing_uuid: self.backing_uuid(),
-            state: self.state(),
-            detaching: self.is_detaching(),
-            stopping: self.is_stopping(),
-            size: self.size(),
-            dirty: self.dirty_sectors(),
-            dirty_target: crate::writeback::dirty_target(self),
+            name: volume.name(),
+            inode: volume.inode(),
+            backing_name: volume.backing_name(),
+            backing_uuid: volume.backing_uuid(),
+            state: volume.state(),
+            detaching: volume.is_detaching(),
+            stopping: volume.is_stopping(),
+            size: volume.size(),
+            dirty: volume.dirty_sectors(),
+            dirty_target: crate::writeback::dirty_target(volume),
             stripe: Sectors::from_bytes_floor(u64::from(stripe)),
-            partial_stripes_expensive: self.expensive_stripes().is_some(),
-            requests: self.request_counters(),
+            partial_stripes_expensive: volume.expensive_stripes().is_some(),
+            requests: volume.request_counters(),
             total: served.total(),
             recent: served.recent(now),
             latencies: served.latencies().clone(),
             errors: served.errors(),
-            cache: self.with_stats(|s| CacheFigures::of(s)),
-            device: self.backing().map(|b| b.disk.figures()).unwrap_or_default(),
-            io_errors: self.io_errors(),
-            writeback: crate::writeback::writeback_figures(self),
-            tunables: self.tunables(),
+            cache: volume.with_stats(|s| CacheFigures::of(s)),
+            device: volume.backing().map(|b| b.disk.figures()).unwrap_or_default(),
+            io_errors: volume.io_errors(),
+            writeback: crate::writeback::writeback_figures(volume),
+            tunables: volume.tunables(),
         }
+    }
+
+    /// Whether all data of the volume is in the cache: it has no backing device.
+    pub fn is_flash_only(&self) -> bool {
+        self.backing_name.is_none()
     }
 }
 
@@ -277,7 +275,7 @@ impl CacheSet {
             btree: btree_figures(core),
             now: core.cache.rt.now(),
             tunables: core.cache.tunables.borrow().clone(),
-            volumes: self.volumes().iter().map(Volume::figures).collect(),
+            volumes: self.volumes().iter().map(VolumeFigures::of).collect(),
         }
     }
 

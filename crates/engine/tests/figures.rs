@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use engine::figures::RateReason;
+use engine::figures::{RateReason, VolumeFigures};
 use engine::policy::bypass::BypassReason;
 use engine::stats::{OpKind, Outcome, View, Work};
 use format::{Sector, Sectors};
@@ -139,7 +139,7 @@ fn what_reaches_the_backing_device_is_told_apart() {
 #[test]
 fn a_pace_has_its_reason() {
     with(async |rig| {
-        let reason = || rig.volume.figures().writeback.rate_reason;
+        let reason = || VolumeFigures::of(&rig.volume).writeback.rate_reason;
         assert_eq!(reason(), RateReason::NothingDirty);
         rig.set("writeback_delay", "1000").await;
         rig.write(0, 8).await;
@@ -153,7 +153,7 @@ fn a_pace_has_its_reason() {
         assert_eq!(reason(), RateReason::Delayed);
         rig.volume.drained().await.unwrap();
         assert_eq!(reason(), RateReason::NothingDirty);
-        let v = rig.volume.figures();
+        let v = VolumeFigures::of(&rig.volume);
         assert_eq!((v.writeback.written, v.writeback.failures), (Sectors(8), 0));
         assert_eq!(rig.set.figures().times.work.writeback_batches.count(), 1);
     });

@@ -3,6 +3,7 @@
 
 use std::pin::pin;
 
+use engine::figures::VolumeFigures;
 use engine::{CacheSet, SetOptions};
 use format::{CacheMode, Sectors};
 use io::Nanos;
@@ -157,11 +158,11 @@ fn one_of_two_detaches_is_given_up() {
         let first = b.set().begin_detach(&volume).await.unwrap();
         let second = b.set().begin_detach(&volume).await.unwrap();
         drop(first);
-        assert!(volume.figures().detaching);
+        assert!(VolumeFigures::of(&volume).detaching);
         assert!(b.clients[0].write(0, 8, false).await);
         assert_eq!(volume.dirty_sectors(), Sectors::ZERO);
         drop(second);
-        assert!(!volume.figures().detaching);
+        assert!(!VolumeFigures::of(&volume).detaching);
         b.stop().await;
     });
     scenario.judge().happy_end();

@@ -3,7 +3,7 @@
 
 use std::pin::pin;
 
-use engine::figures::RateReason;
+use engine::figures::{RateReason, VolumeFigures};
 use engine::tunables::Overwrite;
 use engine::{SetEvent, SetOptions, VolumeRef};
 use format::{CacheMode, Sector, Sectors};
@@ -164,7 +164,7 @@ fn a_detach_takes_no_new_dirty_data() {
         let (set, volume) = (b.set(), b.volume(0));
         let detach = b.rt.spawn(async move { set.detach(&volume).await });
         b.sleep_ms(10).await;
-        assert_eq!(b.volume(0).figures().writeback.rate_reason, RateReason::Detaching);
+        assert_eq!(VolumeFigures::of(&b.volume(0)).writeback.rate_reason, RateReason::Detaching);
         assert!(b.clients[0].write(64, 8, false).await);
         assert_eq!(b.volume(0).dirty_sectors(), Sectors(8), "only what was dirty before");
         b.backings[0].release();
@@ -266,7 +266,7 @@ fn errors_are_counted_and_events_are_waited_for() {
             assert!(b.clients[0].read(n * 8, 8).await.is_none());
         }
         soon(&b, "the message of an error", volume.events_arrived()).await;
-        assert_eq!((volume.io_errors(), volume.figures().io_errors), (3, 3));
+        assert_eq!((volume.io_errors(), VolumeFigures::of(&volume).io_errors), (3, 3));
 
         assert!(set.set_counters().written > Sectors::ZERO);
         set.clear_device_stats();

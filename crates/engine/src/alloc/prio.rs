@@ -12,6 +12,7 @@ use io::sync::{Mutex, Permit};
 
 use super::{Allocator, Buckets, Purpose};
 use crate::canary::{Bug, bug};
+use crate::device::Reader;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
@@ -57,13 +58,8 @@ impl PrioChain {
 }
 
 /// Reads the chain that begins in bucket `first`.
-pub(crate) async fn load_prios(
-    disk: &io::Disk,
-    place: &crate::error::Place,
-    geometry: &format::Geometry,
-    magic: format::SetMagic,
-    first: u64,
-) -> Result<LoadedPrios, EngineError> {
+pub(crate) async fn load_prios(reader: &Reader<'_>, first: u64) -> Result<LoadedPrios, EngineError> {
+    let Reader { place, geometry, .. } = *reader;
     let mut loaded = LoadedPrios {
         prios: vec![BucketPrio { prio: 0, generation: Gen(0) }; geometry.nbuckets as usize],
         chain: Vec::new(),
@@ -90,7 +86,7 @@ pub(crate) async fn load_prios(
             ));
         };
         let sector = geometry.bucket_start(bucket);
-        let (header, read) = read_set(disk, place, geometry, magic, bucket, size).await?;
+        let (header, read) = read_set(reader, bucket, size).await?;
         if index > 0 && header.seq != loaded.seq {
             return Err(place.damage_at(
                 sector,
@@ -120,15 +116,12 @@ struct ReadSet {
 }
 
 /// Reads one prio set. Its size is not stored, and other machines may have used another size (format section 3.2).
-#[allow(clippy::too_many_arguments)]
 async fn read_set(
-    disk: &io::Disk,
-    place: &crate::error::Place,
-    geometry: &format::Geometry,
-    magic: format::SetMagic,
+    reader: &Reader<'_>,
     bucket: BucketNr,
     known: Option<Sectors>,
 ) -> Result<(PrioHeader, ReadSet), EngineError> {
+    let Reader { disk, place, geometry, magic } = *reader;
     let sector = geometry.bucket_start(bucket);
     let mut first_error = None;
     for size in geometry.prio_set_sizes() {

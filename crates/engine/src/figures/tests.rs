@@ -150,7 +150,7 @@ fn the_btree_by_what_is_in_it() {
         // One leaf of 8 KiB, of which the header takes four words, and three words for each key.
         assert_eq!((b.node_sectors, b.sectors_per_node), (Sectors(16), Sectors(16)));
         assert_eq!((b.root_usage_percent, b.used_percent), (28, 28), "294 of 1020");
-        let v = volume.figures();
+        let v = VolumeFigures::of(&volume);
         assert!(v.is_flash_only());
         assert_eq!(
             (v.stripe, v.size, v.dirty, v.name.as_str()),
@@ -205,10 +205,10 @@ fn a_cached_volume_shows_its_rate() {
         let bytes = rt.pool().copy_of(&superblock.unwrap().encode());
         disk.write(Sector(8), bytes, true).await.unwrap();
         let volume = set.register(disk).await.unwrap();
-        assert!(!volume.figures().is_flash_only());
+        assert!(!VolumeFigures::of(&volume).is_flash_only());
         for rate in [1, 77] {
             volume.writeback.set_rate(rate);
-            assert_eq!(volume.figures().tunables.writeback_rate, rate);
+            assert_eq!(VolumeFigures::of(&volume).tunables.writeback_rate, rate);
         }
     });
 }

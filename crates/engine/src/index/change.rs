@@ -7,8 +7,9 @@
 use format::{Bkey, Inode, JournalSeq, Ptr, Sector, Sectors};
 
 use super::Index;
+use super::leaf_change::{LeafChange, Via};
 use super::node::NodeId;
-use super::tree::{NotLoaded, Segment, Via};
+use super::tree::{NotLoaded, Segment};
 use crate::device::Tick;
 use crate::error::EngineError;
 
@@ -136,7 +137,8 @@ impl Index {
         let buckets = &mut *self.alloc.buckets_mut();
         let reclaimable = buckets.reclaimable();
         let pin = &mut |seq| self.journal.pin(seq);
-        let unwritten_words = tree.change(id, inode, start, end, new, via, now, buckets, pin);
+        let change = LeafChange { leaf: id, inode, start, end, new, via, now };
+        let unwritten_words = tree.change(&change, buckets, pin);
         if buckets.reclaimable() > reclaimable {
             self.alloc.recheck_if_wanted();
         }

@@ -18,8 +18,9 @@ use io::Nanos;
 use super::Index;
 use super::entry::Entry;
 use super::extents::Extents;
+use super::leaf_change::{LeafChange, Via};
 use super::node::NodeId;
-use super::tree::{Tree, Via};
+use super::tree::Tree;
 use crate::canary::{Bug, bug};
 use crate::device::BackingDevice;
 use crate::device::Tick;
@@ -156,7 +157,8 @@ pub(super) fn drop_unsettled(index: &Index, tree: &mut Tree, id: NodeId) {
     let buckets = &mut *index.alloc.buckets_mut();
     let pin = &mut |_: JournalSeq| ();
     for (inode, start, end) in found {
-        tree.change(id, inode, start, end, None, via, now, buckets, pin);
+        let change = LeafChange { leaf: id, inode, start, end, new: None, via, now };
+        tree.change(&change, buckets, pin);
     }
     let devices = &mut tree.node_mut(id).leaf_mut().copies.devices;
     devices.retain(|d| !unsettled.contains(d));

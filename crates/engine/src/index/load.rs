@@ -13,8 +13,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use format::node::{DamageKind, NodeSummary};
-use format::{Bkey, BucketNr, Geometry, Inode, JournalSeq, Ptr, Sector, Sectors, SetMagic, for_each_set};
-use io::{Buffer, Disk, IoFuture};
+use format::{Bkey, BucketNr, Inode, JournalSeq, Ptr, Sector, Sectors, for_each_set};
+use io::{Buffer, IoFuture};
 
 use super::Index;
 use super::entry::{Entry, MAX_POSITION};
@@ -24,7 +24,8 @@ use super::node::{Body, Bound, Leaf, Node, NodeId};
 use super::tree::{MAX_BOUND, Tree};
 use crate::alloc::{Buckets, GEN_AGE_LIMIT, Use};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::error::{EngineError, Place};
+use crate::device::Reader;
+use crate::error::EngineError;
 use crate::events::SetEvent;
 
 /// The number of nodes that are read at the same time.
@@ -36,14 +37,6 @@ const MOST_LIVE: Sectors = Sectors(1 << 31);
 
 /// The buckets of the nodes above a node, from the root on, for error messages.
 type Path = Vec<BucketNr>;
-
-/// Everything that is needed to read btree nodes.
-pub(crate) struct Reader<'a> {
-    pub(crate) disk: &'a Disk,
-    pub(crate) place: &'a Place,
-    pub(crate) geometry: &'a Geometry,
-    pub(crate) magic: SetMagic,
-}
 
 /// A node that is to be read.
 struct Wanted {
@@ -464,7 +457,8 @@ pub(crate) async fn account_tree(
         match future {
             None => {
                 let Some(extents) = tree.take_extents(id) else { continue };
-                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+                check_leaf(reader, tree.node(id), lower, &extents, buckets)?;
+                tree.account_leaf(id, &extents, buckets);
                 tree.set_extents(id, extents);
             }
             Some(future) => {
@@ -472,23 +466,22 @@ pub(crate) async fn account_tree(
                 done.result?;
                 let Some(bytes) = done.buffer else { continue };
                 let (extents, _) = reader.extents(&tree.node(id).key(), &bytes)?;
-                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+                check_leaf(reader, tree.node(id), lower, &extents, buckets)?;
+                tree.account_leaf(id, &extents, buckets);
             }
         }
         lower = tree.node(id).bound;
     }
 }
 
-/// Checks and counts the extents of one leaf, whose range begins behind `lower`.
-fn account_leaf(
+/// Checks the extents of one leaf, whose range begins behind `lower`, before they are counted.
+fn check_leaf(
     reader: &Reader<'_>,
-    tree: &mut Tree,
-    buckets: &mut Buckets,
-    id: NodeId,
+    node: &Node,
     lower: Bound,
     extents: &Extents,
+    buckets: &Buckets,
 ) -> Result<(), EngineError> {
-    let node = tree.node(id);
     let (ptr, bound) = (node.ptr, node.bound);
     let bad = |what: String| {
         let bucket = Some((buckets.bucket_of(ptr), Some(ptr.generation())));
@@ -504,7 +497,6 @@ fn account_leaf(
         }
         names_data(buckets, e.ptr(), e.size()).map_err(|what| bad(format!("key {inode}:{end}: {what}")))?;
     }
-    tree.account_leaf(id, extents, buckets);
     Ok(())
 }
 

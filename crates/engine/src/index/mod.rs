@@ -14,6 +14,7 @@ mod copies;
 mod dirty;
 mod entry;
 mod extents;
+mod leaf_change;
 mod load;
 mod merged;
 mod node;
@@ -22,10 +23,11 @@ mod tree;
 
 pub(crate) use change::{Blocked, Change, Durability, Progress};
 pub(crate) use entry::MAX_POSITION;
-pub(crate) use load::{READ_AHEAD, Reader, account_tree, claim_metadata, load_tree, names_data};
+pub(crate) use leaf_change::{LeafChange, Via};
+pub(crate) use load::{LoadedTree, READ_AHEAD, account_tree, claim_metadata, load_tree, names_data};
 pub(crate) use node::{Bound, NodeId};
 pub(crate) use rewrite::MAX_STALE_AGE;
-pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree, Via};
+pub(crate) use tree::{Kind, NotLoaded, Segment, Survey, Tree};
 
 pub(crate) use append::{evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
 

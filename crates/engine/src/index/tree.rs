@@ -8,15 +8,14 @@
 //! exactly one leaf; the extents of a leaf lie between the bound of the leaf before it and its own.
 
 use format::{Gen, Inode, JournalSeq, Ptr, Sector, Sectors};
-use io::Nanos;
 
 use super::dirty::DirtyDevices;
 use super::entry::{Entry, MAX_POSITION};
 use super::extents::{Extents, order};
+use super::leaf_change::{LeafChange, Via};
 use super::node::{Body, Bound, Node, NodeId};
 use crate::alloc::Buckets;
 use crate::canary::{Bug, bug};
-use crate::device::Tick;
 use crate::policy::stripes::{DirtyStripes, StripeGeometry};
 
 /// The greatest position, which is the bound of the last leaf and of the root.
@@ -48,22 +47,6 @@ pub(crate) enum Kind {
         dirty: bool,
         /// Whether a crash may bring this extent back.
         may_be_durable: bool,
-    },
-}
-
-/// How a change of the index gets to disk, with the numbers that the tree records.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Via {
-    /// The key is in this journal entry.
-    Journal(JournalSeq),
-    /// The key goes to its leaf only.
-    LeafOnly {
-        /// The data was complete at this tick of the cache device.
-        data: Tick,
-        /// The data may be that of any write to the backing device up to this tick.
-        direct: Option<Tick>,
-        /// The newest durable journal entry: a hole that a later entry made must not be replaced.
-        durable: JournalSeq,
     },
 }
 
@@ -281,43 +264,24 @@ impl Tree {
         Ok(Segment { end: here.end(), kind })
     }
 
-    /// Puts `new` into the leaf at `id`, or makes `[start, end)` a hole there. The leaf is in memory and covers the
-    /// range. Returns the number of words of keys that the leaf then has to write.
-    #[allow(clippy::too_many_arguments)]
+    /// Carries out a change. The leaf is in memory and covers the range. Returns the number of words of keys that the
+    /// leaf then has to write. Calls `pins` with the journal entry if the leaf is to pin it.
     pub(crate) fn change(
         &mut self,
-        id: NodeId,
-        inode: Inode,
-        start: Sector,
-        end: Sector,
-        new: Option<(Ptr, bool)>,
-        via: Via,
-        now: Nanos,
+        change: &LeafChange,
         buckets: &mut Buckets,
         pins: &mut impl FnMut(JournalSeq),
     ) -> usize {
+        let LeafChange { leaf: id, inode, start, end, new, via, now } = *change;
         let size = end - start;
         let node = self.nodes.get_mut(id.slot as usize).and_then(Option::as_mut);
         let node = node.filter(|n| n.birth == id.birth).expect("a node id names a live node");
         let Body::Leaf(leaf) = &mut node.body else { panic!("the directory names leaves") };
         let extents = leaf.extents.as_mut().expect("a leaf is in memory while it is changed");
-        let entry = match (new, via) {
-            (Some((ptr, dirty)), Via::Journal(_)) => {
-                Some(Entry::extent(end, size, dirty, ptr).unwritten().journaled())
-            }
-            (Some((ptr, dirty)), Via::LeafOnly { .. }) => {
-                Some(Entry::extent(end, size, dirty, ptr).unwritten())
-            }
-            (None, Via::Journal(seq)) => Some(Entry::tombstone(end, size, seq).unwritten().journaled()),
-            (None, Via::LeafOnly { .. }) => Some(Entry::tombstone(end, size, JournalSeq(0)).unwritten()),
-        };
         let device = self.dirty.device_mut(inode);
-        let by = match via {
-            Via::Journal(seq) => seq,
-            Via::LeafOnly { .. } => JournalSeq(0),
-        };
+        let by = via.seq();
         let (before, entries) = (extents.memory_bytes_hint(), extents.len());
-        extents.replace(inode, start, end, entry, |old| {
+        extents.replace(inode, start, end, Some(change.entry()), |old| {
             if old.is_tombstone() {
                 // The hole hides an older key. A look-up that finds the copy would not know for which entry to wait.
                 let forgotten = matches!(via, Via::LeafOnly { durable, .. } if old.hole_seq() > durable);

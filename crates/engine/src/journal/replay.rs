@@ -3,14 +3,16 @@
 //! Reads every ring bucket (the exhaustive method, format section 9.3), which needs no search. Must not apply keys.
 
 use format::{
-    Bkey, BucketNr, Geometry, JournalSeq, Jset, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket,
+    Bkey, BucketNr, JournalSeq, Jset, Replay, ScanStop, Sector, Sectors, SetMagic, parse_bucket,
     select_replay,
 };
-use io::{Disk, Reservation};
+use io::Reservation;
 
+use super::ring::Slot;
 use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
-use crate::error::{EngineError, Place};
+use crate::device::Reader;
+use crate::error::EngineError;
 
 /// The result of reading the ring.
 pub(crate) struct Found {
@@ -22,16 +24,13 @@ pub(crate) struct Found {
 
 /// Reads the journal ring in `ring_buckets`. `discard`: ring buckets may have been discarded when none of their entries
 /// was needed. The memory that the entries take is added to `memory`.
-#[allow(clippy::too_many_arguments)]
 pub(crate) async fn scan(
-    disk: &Disk,
-    place: &Place,
-    geometry: &Geometry,
-    magic: SetMagic,
+    reader: &Reader<'_>,
     ring_buckets: &[BucketNr],
     discard: bool,
     memory: &mut Reservation,
 ) -> Result<Found, EngineError> {
+    let Reader { disk, place, geometry, magic } = *reader;
     let mut entries = Vec::new();
     let mut newest_in = Vec::with_capacity(ring_buckets.len());
     // Sequence number, ring index and end of the newest entry.
@@ -79,9 +78,9 @@ pub(crate) async fn scan(
     let newest_entry =
         replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
     // The place behind the newest entry is free: an entry there is older than all needed entries, or torn.
-    let used = Sectors(end_bytes / format::SECTOR_BYTES);
+    let next = Slot { bucket: current, offset: Sectors(end_bytes / format::SECTOR_BYTES) };
     let last_seq = newest_entry.last_seq;
-    let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, current, used, last_seq);
+    let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, next, last_seq);
     Ok(Found { replay, ring })
 }
 

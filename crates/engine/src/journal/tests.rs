@@ -6,7 +6,9 @@ use format::{Gen, Geometry, Inode, Ptr};
 use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
+use crate::device::Reader;
 use crate::error::Place;
+use crate::journal::ring::Slot;
 use crate::testing::{TestDisk, cache_device, run};
 
 mod writer;
@@ -30,8 +32,9 @@ fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
         Layout { buckets: buckets(), bucket_sectors: BUCKET, magic: SetMagic(7), block_sectors: Sectors(1) };
     let one = JournalSeq(1);
     let newest_in = vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one];
-    let ring = Ring::new(BUCKET, Sectors(1), newest_in, 3, BUCKET, one);
-    let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, one, one, JsetRoots::default());
+    let ring = Ring::new(BUCKET, Sectors(1), newest_in, Slot { bucket: 3, offset: BUCKET }, one);
+    let entries = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, entries);
     j.set_delay(HOUR);
     Rc::new(j)
 }
@@ -257,15 +260,16 @@ fn a_scan_reserves_what_the_entries_take() {
         }
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let disk = Disk::new(disk, rt.clone());
+        let geometry = geometry();
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
         let budget = MemoryBudget::unlimited();
         let mut memory = budget.try_reserve(0).unwrap();
-        let found =
-            scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await.unwrap();
+        let found = scan(&reader, &buckets(), false, &mut memory).await.unwrap();
         assert_eq!(found.replay.newest_entry().unwrap().seq, JournalSeq(4));
         assert_eq!(memory.bytes(), (3 * size_of::<format::Jset>() + 120 * size_of::<Bkey>()) as u64);
         let small = MemoryBudget::new(memory.bytes() - 1);
         let mut memory = small.try_reserve(0).unwrap();
-        let refused = scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await;
+        let refused = scan(&reader, &buckets(), false, &mut memory).await;
         assert!(refused.is_err());
     });
 }

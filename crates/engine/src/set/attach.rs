@@ -10,7 +10,7 @@ use std::rc::Rc;
 use format::{BackingState, Inode, RegistrationNr, Sectors, Uuid, UuidEntry};
 use io::Disk;
 
-use super::{CacheSet, Core};
+use super::Core;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::BackingDevice;
 use crate::error::EngineError;
@@ -26,432 +26,395 @@ struct Slot {
     new: Option<RegistrationNr>,
 }
 
-impl CacheSet {
-    /// Registers a backing device with this set. A device of this set is served with its cached data; a device of no
-    /// set is attached.
-    ///
-    /// # Errors
-    /// If the device belongs to another set, has dirty data that this cache does not know, or does not fit the set.
-    pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
-        let set = self.clone();
-        let registered = async move {
-            let backing = BackingDevice::open(disk).await?;
-            set.attach(backing).await
-        };
-        self.core.cache.tasks.to_the_end(registered).await
-    }
+/// See [`CacheSet::register`](super::CacheSet::register).
+pub(super) async fn register(core: &Rc<Core>, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+    let theirs = core.clone();
+    let registered = async move {
+        let backing = BackingDevice::open(disk).await?;
+        attach(&theirs, backing).await
+    };
+    core.cache.tasks.to_the_end(registered).await
+}
 
-    pub(crate) async fn attach(&self, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
-        let core = &self.core;
-        let (slot, _attaching) = self.claim_slot(&backing).await?;
-        let inode = slot.inode;
-        self.refuse_dirty_outside(inode, &backing).await?;
-        if slot.new.is_none() {
-            self.number_registration(inode, &backing).await?;
-        }
-        if core.cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
-            mark(Mark::KnownDirty);
-            if backing.ensure_dirty(|| core.cache.device.check()).await? {
-                mark(Mark::DirtyKeysOfClean);
-                let device = backing.disk.info().name.to_string();
-                core.cache.device.emit(SetEvent::State { device, state: "dirty" });
-            }
-        } else if backing.state() == BackingState::Dirty {
-            mark(Mark::DirtyWithoutKeys);
-        }
-        let volume = Volume::cached(&core.cache, inode, backing.clone());
-        core.cache.backings.add(inode, backing);
-        core.add(volume.clone());
-        crate::writeback::start(&volume, &core.cache);
-        Ok(volume)
+async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
+    let (slot, _attaching) = claim_slot(core, &backing).await?;
+    let inode = slot.inode;
+    refuse_dirty_outside(core, inode, &backing).await?;
+    if slot.new.is_none() {
+        number_registration(core, inode, &backing).await?;
     }
-
-    /// Finds or makes the slot of a device, and makes the superblock of the device name the set. No other caller can
-    /// attach the device until the guard is dropped. The lock of the UUID table is not held during the write to the
-    /// device, because a device that hangs must not block others.
-    async fn claim_slot(&self, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
-        let core = &self.core;
-        let config = core.cache.uuids.lock().await;
-        core.cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
-        self.refuse_misfits(backing)?;
-        let attaching = Attaching::begin(core, backing.uuid());
-        let slot = self.slot_for(backing).await?;
-        drop(config);
-        if let Some(number) = slot.new {
-            let set_uuid = self.uuid();
-            backing
-                .update(|sb| {
-                    sb.set_set_uuid(set_uuid);
-                    sb.set_state(BackingState::Clean);
-                    sb.set_registration(Some(number));
-                })
-                .await?;
+    if core.cache.index.tree().dirty_sectors(inode) > Sectors::ZERO {
+        mark(Mark::KnownDirty);
+        if backing.ensure_dirty(|| core.cache.device.check()).await? {
+            mark(Mark::DirtyKeysOfClean);
+            let device = backing.disk.info().name.to_string();
+            core.cache.device.emit(SetEvent::State { device, state: "dirty" });
         }
-        Ok((slot, attaching))
+    } else if backing.state() == BackingState::Dirty {
+        mark(Mark::DirtyWithoutKeys);
     }
+    let volume = Volume::cached(&core.cache, inode, backing.clone());
+    core.cache.backings.add(inode, backing);
+    core.add(volume.clone());
+    crate::writeback::start(&volume, &core.cache);
+    Ok(volume)
+}
 
-    /// Gives a registration of a known device its number, first in the slot and then in the superblock of the device.
-    /// An older copy of the cache device does not have this number. (The first registration gets its number from
-    /// [`Self::slot_for`].)
-    async fn number_registration(
-        &self,
-        inode: Inode,
-        backing: &Rc<BackingDevice>,
-    ) -> Result<(), EngineError> {
-        let core = &self.core;
-        let config = core.cache.uuids.lock().await;
-        // Both numbers are valid until the superblock has the new one.
-        let (before, number) = (backing.registration(), RegistrationNr::from_random(core.cache.rt.random()));
-        let renewed =
-            core.cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
-        drop(config);
-        if !renewed {
-            // A full cache must start, because only its volumes can make it empty. The old numbers stay valid.
-            return Ok(());
-        }
-        // The device is served in spite of the error: only the later restore of an older copy would not be detected.
-        if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
-            core.cache.device.emit(SetEvent::DeviceError { what: e.to_string() });
-        }
-        Ok(())
-    }
-
-    /// Whether the cache device is older than the last registration of this backing device, because one of them was
-    /// restored from an older copy.
-    fn is_rolled_back(&self, backing: &BackingDevice) -> bool {
-        let of_another_set = backing.set_uuid() != self.uuid();
-        // Without a slot there is no number to compare. A slot without numbers was made by a kernel, which does not
-        // number registrations. A device without a number does not match a slot with numbers, unless the slot also
-        // lists "no number" as the one before.
-        let unknown = self.core.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
-            let numbers = self.core.cache.uuids.entries()[inode.0 as usize].registrations();
-            numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
-        });
-        unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
-    }
-
-    /// The error for a device whose dirty data is in a newer state of the cache device.
-    fn refuse_rolled_back<T>(&self, backing: &BackingDevice) -> Result<T, EngineError> {
-        refuse(
-            backing,
-            format!(
-                "has dirty data in another state of cache set {}: {} does not know the last registration of this device: \
-                 the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
-                 reads what this one has; serving this device alone loses the dirty data",
-                self.uuid(),
-                self.core.cache.device.place().device
-            ),
-        )
-    }
-
-    /// Refuses a device that does not fit the set according to the superblocks and to the devices that are attached.
-    fn refuse_misfits(&self, backing: &BackingDevice) -> Result<(), EngineError> {
-        let core = &self.core;
-        let state = backing.state();
-        if core.volumes().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
-            mark(Mark::RefusedTwice);
-            let (device, set) = (backing.uuid(), self.uuid());
-            return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
-        }
-        if core.attaching.borrow().contains(&backing.uuid()) {
-            let (device, set) = (backing.uuid(), self.uuid());
-            return refuse(backing, format!("a device with UUID {device} is being attached to set {set}"));
-        }
-        if backing.set_uuid() != self.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
-            mark(Mark::RefusedOtherSet);
-            let (state, theirs, ours) = (state.name(), backing.set_uuid(), self.uuid());
-            return refuse(
-                backing,
-                format!("is {state} and attached to cache set {theirs}, expected set {ours}"),
-            );
-        }
-        if backing.block_sectors() < core.cache.geometry.block_sectors {
-            mark(Mark::RefusedBlockSize);
-            let (least, found) = (core.cache.geometry.block_sectors, backing.block_sectors());
-            return refuse(
-                backing,
-                format!("block size: expected at least the set's {least} sectors, found {found}"),
-            );
-        }
-        if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
-            return refuse(
-                backing,
-                format!("size: expected an end of the data at sector {MAX_POSITION} at most"),
-            );
-        }
-        Ok(())
-    }
-
-    /// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
-    async fn slot_for(&self, backing: &BackingDevice) -> Result<Slot, EngineError> {
-        let core = &self.core;
-        let state = backing.state();
-        let now = core.cache.rt.wall_seconds() as u32;
-        let rolled_back = self.is_rolled_back(backing);
-        if rolled_back && state == BackingState::Dirty {
-            return self.refuse_rolled_back(backing);
-        }
-        if let Some(inode) = core.cache.uuids.slot_of(backing.uuid()) {
-            let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
-            if usable || bug(Bug::StaleSlotReused) {
-                mark(Mark::KnownSlot);
-                return Ok(Slot { inode, new: None });
-            }
-            // The device was served without this state of the cache, so the cached data of it is invalid.
-            mark(Mark::SlotOfStale);
-            core.cache.index.invalidate_slot(inode);
-            core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-            core.cache.alloc.walks().request();
-        }
-        if state == BackingState::Dirty {
-            mark(Mark::RefusedUnknownDirty);
-            let (set, device) = (self.uuid(), backing.uuid());
-            return refuse(
-                backing,
-                format!(
-                    "has dirty data in a cache, but cache set {set} does not know its UUID {device}: the dirty data is in \
-                     another cache device, or this one is an older copy, made before the device was attached"
-                ),
-            );
-        }
-        mark(Mark::NewSlot);
-        let Some(inode) = self.free_slot_after_walk().await? else {
-            mark(Mark::RefusedNoSlot);
-            let slots = core.cache.uuids.entries().len();
-            return refuse(backing, format!("all {slots} slots of the set are in use"));
-        };
-        let number = RegistrationNr::from_random(core.cache.rt.random());
-        let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
-        // The old number belongs to another set or to an invalid slot.
-        entry.register(number, None);
-        core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
-        Ok(Slot { inode, new: Some(number) })
-    }
-
-    /// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
-    /// index may still have keys of it.
-    async fn free_slot_after_walk(&self) -> Result<Option<Inode>, EngineError> {
-        let core = &self.core;
-        let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
-        if let Some(inode) = free() {
-            return Ok(Some(inode));
-        }
-        crate::gc::collect(&core.cache.gc).await?;
-        Ok(free())
-    }
-
-    /// Refuses a device if the cache has dirty data for sectors outside its data area, which could never be written
-    /// back: the device was truncated, or is an incomplete copy.
-    async fn refuse_dirty_outside(&self, inode: Inode, backing: &BackingDevice) -> Result<(), EngineError> {
-        let core = &self.core;
-        let start = backing.data_offset();
-        let end = start + backing.data_sectors();
-        for (from, inside) in [(format::Sector(0), true), (end, false)] {
-            let found = loop {
-                let next = core.cache.index.tree().next_dirty(inode, from, &core.cache.alloc.buckets());
-                match next {
-                    Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
-                    Ok(found) => break found,
-                }
-            };
-            if let Some((at, sectors, _)) = found
-                && !(inside && at >= start)
-            {
-                mark(Mark::RefusedTruncated);
-                return Err(EngineError::Invalid(format!(
-                    "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
-                     {start} and {end}, the data area of the device, which may have been truncated",
-                    backing.disk.info().name
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates a flash-only volume of `size`, rounded down to whole blocks.
-    ///
-    /// # Errors
-    /// If no slot is free, or the size is zero.
-    pub async fn create_volume(
-        &self,
-        uuid: Uuid,
-        size: Sectors,
-        label: &str,
-    ) -> Result<Rc<Volume>, EngineError> {
-        let (set, label) = (self.clone(), label.to_owned());
-        self.core.cache.tasks.to_the_end(async move { set.create_volume_now(uuid, size, &label).await }).await
-    }
-
-    async fn create_volume_now(
-        &self,
-        uuid: Uuid,
-        size: Sectors,
-        label: &str,
-    ) -> Result<Rc<Volume>, EngineError> {
-        let core = &self.core;
-        let block = core.cache.geometry.block_sectors.0;
-        let size = Sectors(size.0 / block * block);
-        if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
-            return Err(EngineError::Invalid(format!(
-                "volume: expected 1 block to {MAX_POSITION} sectors, found {size}"
-            )));
-        }
-        let _config = core.cache.uuids.lock().await;
-        let Some(inode) = self.free_slot_after_walk().await? else {
-            return Err(EngineError::Invalid(format!(
-                "all {} slots of the set are in use",
-                core.cache.uuids.entries().len()
-            )));
-        };
-        let Some(bytes) = format::superblock::label_bytes(label) else {
-            return Err(EngineError::Invalid(format!(
-                "label: expected at most 32 bytes, found {}",
-                label.len()
-            )));
-        };
-        let entry = UuidEntry::volume(uuid, bytes, size, core.cache.rt.wall_seconds() as u32);
-        core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
-        let volume = Volume::flash_only(&core.cache, inode, size, label.to_owned());
-        core.add(volume.clone());
-        Ok(volume)
-    }
-
-    /// Deletes a flash-only volume with its data.
-    ///
-    /// # Errors
-    /// If the slot is not that of a flash-only volume.
-    pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
-        let set = self.clone();
-        self.core.cache.tasks.to_the_end(async move { set.delete_volume_now(inode).await }).await
-    }
-
-    async fn delete_volume_now(&self, inode: Inode) -> Result<(), EngineError> {
-        let core = &self.core;
-        let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
-        let Some(volume) = volume else {
-            return Err(EngineError::Invalid(format!("slot {inode} is not a flash-only volume")));
-        };
-        volume.stop().await?;
-        let _config = core.cache.uuids.lock().await;
-        // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
-        if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
-            return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
-        }
-        let now = core.cache.rt.wall_seconds() as u32;
-        core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
-        core.cache.index.invalidate_slot(inode);
-        core.remove(&volume);
-        core.cache.alloc.walks().request();
-        Ok(())
-    }
-
-    /// The first and longer part of a detach, which can be cancelled: the volume takes no new dirty data, and its dirty
-    /// data is written back. The caller then calls [`CacheSet::detach`] while it holds the guard.
-    ///
-    /// # Errors
-    /// If data cannot be written back.
-    pub async fn begin_detach(&self, volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
-        if volume.inode().is_none() || volume.is_flash_only() {
-            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
-        }
-        volume.begin_detach();
-        let guard = Detaching { volume: volume.clone() };
-        volume.drained().await?;
-        Ok(guard)
-    }
-
-    /// Stops a volume and releases its backing device as it is: attached, with its dirty data in the cache. The device
-    /// can be registered again when the last reference to the volume is dropped. A flash-only volume is stopped until
-    /// the set is opened again.
-    ///
-    /// # Errors
-    /// If answered writes cannot be made durable; the volume is stopped in this case, too.
-    pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        let core = &self.core;
-        let stopped = volume.stop().await;
-        let Some(inode) = volume.inode() else { return stopped };
-        if let Some(backing) = volume.backing() {
-            backing.settle_direct_writes().await?;
-        }
-        core.cache.journal.commit_keys().await?;
-        core.cache.device.settle_overwrites().await?;
-        // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
-        volume.ranges.invalidate_misses();
-        core.remove_with_device(volume, inode);
-        Ok(())
-    }
-
-    /// Detaches a backing device after writing all its dirty data back. The volume stays up and serves the device
-    /// without a cache.
-    ///
-    /// # Errors
-    /// If data cannot be written back; the device then stays attached.
-    pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        let (set, volume) = (self.clone(), volume.clone());
-        self.core.cache.tasks.to_the_end(async move { set.detach_now(&volume).await }).await
-    }
-
-    async fn detach_now(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
-        let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
-            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
-        };
-        volume.begin_detach();
-        let result = self.detach_drained(volume, inode, &backing).await;
-        if result.is_err() {
-            // The volume is served as before. If it lost its cache meanwhile, there is nothing to cancel.
-            volume.cancel_detach();
-        }
-        result
-    }
-
-    /// Detaches a volume that takes no new dirty data: waits until its dirty data is written back, then removes it from
-    /// the set.
-    async fn detach_drained(
-        &self,
-        volume: &Rc<Volume>,
-        inode: Inode,
-        backing: &Rc<BackingDevice>,
-    ) -> Result<(), EngineError> {
-        let core = &self.core;
-        let guard = loop {
-            if !bug(Bug::DetachWithDirtyData) {
-                volume.drained().await?;
-            }
-            let guard = volume.block_all().await;
-            core.cache.device.check()?;
-            if volume.inode() != Some(inode) {
-                return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
-            }
-            // A write that chose the cache before the detach began may have ended only now.
-            if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData)
-            {
-                break guard;
-            }
-        };
-        backing.gate.ensure(backing.gate.latest()).await?;
+/// Finds or makes the slot of a device, and makes the superblock of the device name the set. No other caller can
+/// attach the device until the guard is dropped. The lock of the UUID table is not held during the write to the
+/// device, because a device that hangs must not block others.
+async fn claim_slot(core: &Rc<Core>, backing: &Rc<BackingDevice>) -> Result<(Slot, Attaching), EngineError> {
+    let config = core.cache.uuids.lock().await;
+    core.cache.device.check().inspect_err(|_| mark(Mark::RefusedByFailedSet))?;
+    refuse_misfits(core, backing)?;
+    let attaching = Attaching::begin(core, backing.uuid());
+    let slot = slot_for(core, backing).await?;
+    drop(config);
+    if let Some(number) = slot.new {
+        let set_uuid = core.uuid();
         backing
             .update(|sb| {
-                sb.set_set_uuid(Uuid::NIL);
-                sb.set_state(BackingState::None);
+                sb.set_set_uuid(set_uuid);
+                sb.set_state(BackingState::Clean);
+                sb.set_registration(Some(number));
             })
             .await?;
-        // The lock is taken only here: the steps before wait for this backing device, while holders of the lock may
-        // wait for the cache device only.
-        let _config = core.cache.uuids.lock().await;
-        // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
-        // because the superblock of the device does not name the set.
+    }
+    Ok((slot, attaching))
+}
+
+/// Gives a registration of a known device its number, first in the slot and then in the superblock of the device.
+/// An older copy of the cache device does not have this number. (The first registration gets its number from
+/// [`slot_for`].)
+async fn number_registration(
+    core: &Rc<Core>,
+    inode: Inode,
+    backing: &Rc<BackingDevice>,
+) -> Result<(), EngineError> {
+    let config = core.cache.uuids.lock().await;
+    // Both numbers are valid until the superblock has the new one.
+    let (before, number) = (backing.registration(), RegistrationNr::from_random(core.cache.rt.random()));
+    let renewed = core.cache.uuids.update_if_room(|u| u[inode.0 as usize].register(number, before)).await?;
+    drop(config);
+    if !renewed {
+        // A full cache must start, because only its volumes can make it empty. The old numbers stay valid.
+        return Ok(());
+    }
+    // The device is served in spite of the error: only the later restore of an older copy would not be detected.
+    if let Err(e) = backing.update(|sb| sb.set_registration(Some(number))).await {
+        core.cache.device.emit(SetEvent::DeviceError { what: e.to_string() });
+    }
+    Ok(())
+}
+
+/// Whether the cache device is older than the last registration of this backing device, because one of them was
+/// restored from an older copy.
+fn is_rolled_back(core: &Rc<Core>, backing: &BackingDevice) -> bool {
+    let of_another_set = backing.set_uuid() != core.uuid();
+    // Without a slot there is no number to compare. A slot without numbers was made by a kernel, which does not
+    // number registrations. A device without a number does not match a slot with numbers, unless the slot also
+    // lists "no number" as the one before.
+    let unknown = core.cache.uuids.slot_of(backing.uuid()).is_some_and(|inode| {
+        let numbers = core.cache.uuids.entries()[inode.0 as usize].registrations();
+        numbers.iter().any(Option::is_some) && !numbers.contains(&backing.registration())
+    });
+    unknown && !of_another_set && !bug(Bug::OlderCacheBelieved)
+}
+
+/// The error for a device whose dirty data is in a newer state of the cache device.
+fn refuse_rolled_back<T>(core: &Rc<Core>, backing: &BackingDevice) -> Result<T, EngineError> {
+    refuse(
+        backing,
+        format!(
+            "has dirty data in another state of cache set {}: {} does not know the last registration of this device: \
+             the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
+             reads what this one has; serving this device alone loses the dirty data",
+            core.uuid(),
+            core.cache.device.place().device
+        ),
+    )
+}
+
+/// Refuses a device that does not fit the set according to the superblocks and to the devices that are attached.
+fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), EngineError> {
+    let state = backing.state();
+    if core.volumes().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
+        mark(Mark::RefusedTwice);
+        let (device, set) = (backing.uuid(), core.uuid());
+        return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
+    }
+    if core.attaching.borrow().contains(&backing.uuid()) {
+        let (device, set) = (backing.uuid(), core.uuid());
+        return refuse(backing, format!("a device with UUID {device} is being attached to set {set}"));
+    }
+    if backing.set_uuid() != core.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
+        mark(Mark::RefusedOtherSet);
+        let (state, theirs, ours) = (state.name(), backing.set_uuid(), core.uuid());
+        return refuse(
+            backing,
+            format!("is {state} and attached to cache set {theirs}, expected set {ours}"),
+        );
+    }
+    if backing.block_sectors() < core.cache.geometry.block_sectors {
+        mark(Mark::RefusedBlockSize);
+        let (least, found) = (core.cache.geometry.block_sectors, backing.block_sectors());
+        return refuse(
+            backing,
+            format!("block size: expected at least the set's {least} sectors, found {found}"),
+        );
+    }
+    if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
+        return refuse(
+            backing,
+            format!("size: expected an end of the data at sector {MAX_POSITION} at most"),
+        );
+    }
+    Ok(())
+}
+
+/// The slot of this device: its present slot or a new one. The caller holds the lock of the UUID table.
+async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<Slot, EngineError> {
+    let state = backing.state();
+    let now = core.cache.rt.wall_seconds() as u32;
+    let rolled_back = is_rolled_back(core, backing);
+    if rolled_back && state == BackingState::Dirty {
+        return refuse_rolled_back(core, backing);
+    }
+    if let Some(inode) = core.cache.uuids.slot_of(backing.uuid()) {
+        let usable = !rolled_back && !matches!(state, BackingState::None | BackingState::Stale);
+        if usable || bug(Bug::StaleSlotReused) {
+            mark(Mark::KnownSlot);
+            return Ok(Slot { inode, new: None });
+        }
+        // The device was served without this state of the cache, so the cached data of it is invalid.
+        mark(Mark::SlotOfStale);
         core.cache.index.invalidate_slot(inode);
-        volume.detached();
-        core.remove_with_device(volume, inode);
-        drop(guard);
-        let now = core.cache.rt.wall_seconds() as u32;
         core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
         core.cache.alloc.walks().request();
-        core.cache
-            .device
-            .emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
-        Ok(())
     }
+    if state == BackingState::Dirty {
+        mark(Mark::RefusedUnknownDirty);
+        let (set, device) = (core.uuid(), backing.uuid());
+        return refuse(
+            backing,
+            format!(
+                "has dirty data in a cache, but cache set {set} does not know its UUID {device}: the dirty data is in \
+                 another cache device, or this one is an older copy, made before the device was attached"
+            ),
+        );
+    }
+    mark(Mark::NewSlot);
+    let Some(inode) = free_slot_after_walk(core).await? else {
+        mark(Mark::RefusedNoSlot);
+        let slots = core.cache.uuids.entries().len();
+        return refuse(backing, format!("all {slots} slots of the set are in use"));
+    };
+    let number = RegistrationNr::from_random(core.cache.rt.random());
+    let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
+    // The old number belongs to another set or to an invalid slot.
+    entry.register(number, None);
+    core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    Ok(Slot { inode, new: Some(number) })
+}
+
+/// A free slot. If there is none, walks the index first: before a walk, an invalid slot counts as used, because the
+/// index may still have keys of it.
+async fn free_slot_after_walk(core: &Rc<Core>) -> Result<Option<Inode>, EngineError> {
+    let free = || core.cache.uuids.free_slot(|inode| core.cache.index.is_invalid_slot(inode));
+    if let Some(inode) = free() {
+        return Ok(Some(inode));
+    }
+    crate::gc::collect(&core.cache.gc).await?;
+    Ok(free())
+}
+
+/// Refuses a device if the cache has dirty data for sectors outside its data area, which could never be written
+/// back: the device was truncated, or is an incomplete copy.
+async fn refuse_dirty_outside(
+    core: &Rc<Core>,
+    inode: Inode,
+    backing: &BackingDevice,
+) -> Result<(), EngineError> {
+    let start = backing.data_offset();
+    let end = start + backing.data_sectors();
+    for (from, inside) in [(format::Sector(0), true), (end, false)] {
+        let found = loop {
+            let next = core.cache.index.tree().next_dirty(inode, from, &core.cache.alloc.buckets());
+            match next {
+                Err(NotLoaded(id)) => core.cache.index.load_leaf(id).await?,
+                Ok(found) => break found,
+            }
+        };
+        if let Some((at, sectors, _)) = found
+            && !(inside && at >= start)
+        {
+            mark(Mark::RefusedTruncated);
+            return Err(EngineError::Invalid(format!(
+                "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
+                 {start} and {end}, the data area of the device, which may have been truncated",
+                backing.disk.info().name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// See [`CacheSet::create_volume`](super::CacheSet::create_volume).
+pub(super) async fn create_volume(
+    core: &Rc<Core>,
+    uuid: Uuid,
+    size: Sectors,
+    label: &str,
+) -> Result<Rc<Volume>, EngineError> {
+    let (theirs, label) = (core.clone(), label.to_owned());
+    core.cache.tasks.to_the_end(async move { create_volume_now(&theirs, uuid, size, &label).await }).await
+}
+
+async fn create_volume_now(
+    core: &Rc<Core>,
+    uuid: Uuid,
+    size: Sectors,
+    label: &str,
+) -> Result<Rc<Volume>, EngineError> {
+    let block = core.cache.geometry.block_sectors.0;
+    let size = Sectors(size.0 / block * block);
+    if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
+        return Err(EngineError::Invalid(format!(
+            "volume: expected 1 block to {MAX_POSITION} sectors, found {size}"
+        )));
+    }
+    let _config = core.cache.uuids.lock().await;
+    let Some(inode) = free_slot_after_walk(core).await? else {
+        return Err(EngineError::Invalid(format!(
+            "all {} slots of the set are in use",
+            core.cache.uuids.entries().len()
+        )));
+    };
+    let Some(bytes) = format::superblock::label_bytes(label) else {
+        return Err(EngineError::Invalid(format!("label: expected at most 32 bytes, found {}", label.len())));
+    };
+    let entry = UuidEntry::volume(uuid, bytes, size, core.cache.rt.wall_seconds() as u32);
+    core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
+    let volume = Volume::flash_only(&core.cache, inode, size, label.to_owned());
+    core.add(volume.clone());
+    Ok(volume)
+}
+
+/// See [`CacheSet::delete_volume`](super::CacheSet::delete_volume).
+pub(super) async fn delete_volume(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
+    let theirs = core.clone();
+    core.cache.tasks.to_the_end(async move { delete_volume_now(&theirs, inode).await }).await
+}
+
+async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
+    let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
+    let Some(volume) = volume else {
+        return Err(EngineError::Invalid(format!("slot {inode} is not a flash-only volume")));
+    };
+    volume.stop().await?;
+    let _config = core.cache.uuids.lock().await;
+    // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
+    if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
+        return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
+    }
+    let now = core.cache.rt.wall_seconds() as u32;
+    core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    core.cache.index.invalidate_slot(inode);
+    core.remove(&volume);
+    core.cache.alloc.walks().request();
+    Ok(())
+}
+
+/// See [`CacheSet::begin_detach`](super::CacheSet::begin_detach).
+pub(super) async fn begin_detach(volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
+    if volume.inode().is_none() || volume.is_flash_only() {
+        return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+    }
+    volume.begin_detach();
+    let guard = Detaching { volume: volume.clone() };
+    volume.drained().await?;
+    Ok(guard)
+}
+
+/// See [`CacheSet::release`](super::CacheSet::release).
+pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    let stopped = volume.stop().await;
+    let Some(inode) = volume.inode() else { return stopped };
+    if let Some(backing) = volume.backing() {
+        backing.settle_direct_writes().await?;
+    }
+    core.cache.journal.commit_keys().await?;
+    core.cache.device.settle_overwrites().await?;
+    // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
+    volume.ranges.invalidate_misses();
+    core.remove_with_device(volume, inode);
+    Ok(())
+}
+
+/// See [`CacheSet::detach`](super::CacheSet::detach).
+pub(super) async fn detach(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    let (theirs, volume) = (core.clone(), volume.clone());
+    core.cache.tasks.to_the_end(async move { detach_now(&theirs, &volume).await }).await
+}
+
+async fn detach_now(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
+    let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
+        return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+    };
+    volume.begin_detach();
+    let result = detach_drained(core, volume, inode, &backing).await;
+    if result.is_err() {
+        // The volume is served as before. If it lost its cache meanwhile, there is nothing to cancel.
+        volume.cancel_detach();
+    }
+    result
+}
+
+/// Detaches a volume that takes no new dirty data: waits until its dirty data is written back, then removes it from
+/// the set.
+async fn detach_drained(
+    core: &Rc<Core>,
+    volume: &Rc<Volume>,
+    inode: Inode,
+    backing: &Rc<BackingDevice>,
+) -> Result<(), EngineError> {
+    let guard = loop {
+        if !bug(Bug::DetachWithDirtyData) {
+            volume.drained().await?;
+        }
+        let guard = volume.block_all().await;
+        core.cache.device.check()?;
+        if volume.inode() != Some(inode) {
+            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+        }
+        // A write that chose the cache before the detach began may have ended only now.
+        if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
+            break guard;
+        }
+    };
+    backing.gate.ensure(backing.gate.latest()).await?;
+    backing
+        .update(|sb| {
+            sb.set_set_uuid(Uuid::NIL);
+            sb.set_state(BackingState::None);
+        })
+        .await?;
+    // The lock is taken only here: the steps before wait for this backing device, while holders of the lock may
+    // wait for the cache device only.
+    let _config = core.cache.uuids.lock().await;
+    // From here on the device has no cache. If the update of the slot below fails, the slot is still invalid,
+    // because the superblock of the device does not name the set.
+    core.cache.index.invalidate_slot(inode);
+    volume.detached();
+    core.remove_with_device(volume, inode);
+    drop(guard);
+    let now = core.cache.rt.wall_seconds() as u32;
+    core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
+    core.cache.alloc.walks().request();
+    core.cache
+        .device
+        .emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+    Ok(())
 }
 
 /// Keeps other callers from attaching a device until it is dropped.

@@ -58,6 +58,11 @@ impl Core {
         }
     }
 
+    /// UUID of the set.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.cache.device.superblock().set_uuid()
+    }
+
     /// Wakes every task of the set that waits, so that it checks whether the set is stopping or has failed.
     pub(crate) fn wake_all(&self) {
         let cache = &self.cache;

@@ -1,18 +1,21 @@
 //! A cache set: one cache device, the backing devices attached to it, and its flash-only volumes.
 //!
 //! [`CacheSet`] is the interface for the crates above: opening (registering) a cache device, attaching and detaching
-//! backing devices, creating and deleting volumes, stopping. The operations are in `open`, `attach` and `stop`; the
-//! shared state is in `core`; `memory` reserves the memory of a set.
+//! backing devices, creating and deleting volumes, stopping. The operations are in `open` (with `recover` and
+//! `initialise`), `attach` and `stop`; the shared state is in `core`; `memory` reserves the memory of a set.
 
 mod attach;
 mod core;
+mod initialise;
 mod memory;
 mod open;
+mod recover;
 mod stop;
 
 use std::rc::Rc;
 
 use format::{Inode, Sectors, Uuid};
+use io::Disk;
 
 pub(crate) use self::core::Core;
 pub use self::core::EngineCounters;
@@ -62,9 +65,18 @@ pub struct SetStatus {
 }
 
 impl CacheSet {
+    /// Opens (registers) a cache device: initialises it if it is new, otherwise recovers its state.
+    ///
+    /// # Errors
+    /// If a structure is damaged, unsupported or does not fit the device. In these cases nothing was written, except to
+    /// a device that was being initialised.
+    pub async fn open(cache: Disk, options: SetOptions) -> Result<CacheSet, EngineError> {
+        open::open(cache, options).await.map(|core| CacheSet { core })
+    }
+
     /// UUID of the set.
     pub fn uuid(&self) -> Uuid {
-        self.core.cache.device.superblock().set_uuid()
+        self.core.uuid()
     }
 
     /// A summary of the set's state.
@@ -219,6 +231,78 @@ impl CacheSet {
         }
         core.tunables_changed();
         Ok(())
+    }
+
+    /// Registers a backing device with this set. A device of this set is served with its cached data; a device of no
+    /// set is attached.
+    ///
+    /// # Errors
+    /// If the device belongs to another set, has dirty data that this cache does not know, or does not fit the set.
+    pub async fn register(&self, disk: Disk) -> Result<Rc<Volume>, EngineError> {
+        attach::register(&self.core, disk).await
+    }
+
+    /// Creates a flash-only volume of `size`, rounded down to whole blocks.
+    ///
+    /// # Errors
+    /// If no slot is free, or the size is zero.
+    pub async fn create_volume(
+        &self,
+        uuid: Uuid,
+        size: Sectors,
+        label: &str,
+    ) -> Result<Rc<Volume>, EngineError> {
+        attach::create_volume(&self.core, uuid, size, label).await
+    }
+
+    /// Deletes a flash-only volume with its data.
+    ///
+    /// # Errors
+    /// If the slot is not that of a flash-only volume.
+    pub async fn delete_volume(&self, inode: Inode) -> Result<(), EngineError> {
+        attach::delete_volume(&self.core, inode).await
+    }
+
+    /// The first and longer part of a detach, which can be cancelled: the volume takes no new dirty data, and its dirty
+    /// data is written back. The caller then calls [`CacheSet::detach`] while it holds the guard.
+    ///
+    /// # Errors
+    /// If data cannot be written back.
+    pub async fn begin_detach(&self, volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
+        attach::begin_detach(volume).await
+    }
+
+    /// Stops a volume and releases its backing device as it is: attached, with its dirty data in the cache. The device
+    /// can be registered again when the last reference to the volume is dropped. A flash-only volume is stopped until
+    /// the set is opened again.
+    ///
+    /// # Errors
+    /// If answered writes cannot be made durable; the volume is stopped in this case, too.
+    pub async fn release(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        attach::release(&self.core, volume).await
+    }
+
+    /// Detaches a backing device after writing all its dirty data back. The volume stays up and serves the device
+    /// without a cache.
+    ///
+    /// # Errors
+    /// If data cannot be written back; the device then stays attached.
+    pub async fn detach(&self, volume: &Rc<Volume>) -> Result<(), EngineError> {
+        attach::detach(&self.core, volume).await
+    }
+
+    /// Stops the volumes and the set. Every answered write is durable afterwards.
+    ///
+    /// # Errors
+    /// If a write or flush failed; data whose flush was answered before is durable in this case, too.
+    pub async fn stop(&self) -> Result<(), EngineError> {
+        stop::stop(&self.core).await
+    }
+
+    /// Ends the set as a process crash does: writes nothing and waits for nothing. The caller has dropped the tasks of
+    /// the runtime; this function drops the references that would keep the set alive.
+    pub fn abandon(self) {
+        stop::abandon(&self.core);
     }
 }
 

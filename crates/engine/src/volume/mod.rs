@@ -16,6 +16,7 @@ mod miss;
 mod overwrite;
 mod ranges;
 mod read;
+mod settings;
 mod write;
 mod writeback_state;
 
@@ -76,19 +77,33 @@ pub struct Volume {
     pub(crate) writeback: WritebackState,
 }
 
-/// The target of a request: a volume, the cache to which it is attached, and its slot there.
+/// The target of a request or of writeback: a volume, the cache to which it is attached, and its slot there.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    pub(super) volume: &'a Rc<Volume>,
-    pub(super) cache: &'a Rc<Cache>,
-    pub(super) inode: Inode,
+    pub(crate) volume: &'a Rc<Volume>,
+    pub(crate) cache: &'a Rc<Cache>,
+    pub(crate) inode: Inode,
+}
+
+/// The key positions of a volume: its first one, and its size in whole blocks.
+struct Area {
+    offset: Sector,
+    sectors: Sectors,
+}
+
+impl Area {
+    /// The data area of a backing device.
+    fn of(backing: &BackingDevice) -> Area {
+        let block = backing.block_sectors().0.max(1);
+        let sectors = Sectors(backing.data_sectors().0 / block * block);
+        Area { offset: backing.data_offset(), sectors }
+    }
 }
 
 impl Volume {
     fn new(
         rt: Handle,
-        sectors: Sectors,
-        offset: Sector,
+        area: Area,
         link: Option<(Rc<Cache>, Inode)>,
         backing: Option<Rc<BackingDevice>>,
         label: &str,
@@ -102,8 +117,8 @@ impl Volume {
         let load = VolumeLoad::new(backing.clone(), WritebackRate::new(now));
         Rc::new(Volume {
             name: RefCell::new(if label.is_empty() { "bcache".into() } else { label.to_owned() }),
-            sectors,
-            offset,
+            sectors: area.sectors,
+            offset: area.offset,
             link: RefCell::new(link),
             backing,
             ranges: Rc::default(),
@@ -126,15 +141,14 @@ impl Volume {
 
     /// Makes the volume of a cached device.
     pub(crate) fn cached(cache: &Rc<Cache>, inode: Inode, backing: Rc<BackingDevice>) -> Rc<Volume> {
-        let block = backing.block_sectors().0.max(1);
-        let sectors = Sectors(backing.data_sectors().0 / block * block);
-        let (offset, label) = (backing.data_offset(), backing.label());
-        Volume::new(cache.rt.clone(), sectors, offset, Some((cache.clone(), inode)), Some(backing), &label)
+        let (area, label) = (Area::of(&backing), backing.label());
+        Volume::new(cache.rt.clone(), area, Some((cache.clone(), inode)), Some(backing), &label)
     }
 
     /// Makes a flash-only volume.
     pub(crate) fn flash_only(cache: &Rc<Cache>, inode: Inode, sectors: Sectors, label: String) -> Rc<Volume> {
-        Volume::new(cache.rt.clone(), sectors, Sector(0), Some((cache.clone(), inode)), None, &label)
+        let area = Area { offset: Sector(0), sectors };
+        Volume::new(cache.rt.clone(), area, Some((cache.clone(), inode)), None, &label)
     }
 
     /// Makes the volume of a backing device that is served without a cache. If the device was attached, its state
@@ -159,10 +173,8 @@ impl Volume {
             }
             BackingState::None | BackingState::Stale => mark(Mark::AloneFree),
         }
-        let block = backing.block_sectors().0.max(1);
-        let sectors = Sectors(backing.data_sectors().0 / block * block);
-        let (offset, label) = (backing.data_offset(), backing.label());
-        Ok(Volume::new(backing.disk.runtime().clone(), sectors, offset, None, Some(backing), &label))
+        let (area, label) = (Area::of(&backing), backing.label());
+        Ok(Volume::new(backing.disk.runtime().clone(), area, None, Some(backing), &label))
     }
 
     /// The cache and the slot, while the volume is attached.
@@ -316,54 +328,49 @@ impl Volume {
     /// If the name is unknown, the value is invalid, or the superblock cannot be written; the tunable then keeps its
     /// old value.
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        let (before, now) = {
-            let t = &mut *self.tunables.borrow_mut();
-            let before = t.clone();
-            t.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
-            (before, t.clone())
-        };
-        let stored = match (name, &self.backing) {
-            ("cache_mode", Some(b)) => b.update(|sb| sb.set_cache_mode(now.cache_mode)).await,
-            ("label", _) => self.write_label(&now.label).await,
-            _ => Ok(()),
-        };
-        if let Err(e) = stored {
-            let t = &mut *self.tunables.borrow_mut();
-            match name {
-                "cache_mode" => t.cache_mode = before.cache_mode,
-                _ => t.label = before.label,
-            }
-            return Err(e);
-        }
-        match (name, &self.backing) {
-            ("writeback_rate", _) => self.writeback.set_rate(now.writeback_rate),
-            ("io_disable", Some(b)) => b.disabled.set(now.io_disable),
-            ("admission", Some(b)) => b.set_admits_by_cost(now.admission == Admission::Cost),
-            _ => {}
-        }
-        self.writeback.wake();
-        Ok(())
+        settings::set(self, name, value).await
     }
 
-    async fn write_label(&self, label: &str) -> Result<(), EngineError> {
-        let Some(bytes) = format::superblock::label_bytes(label) else {
-            return Err(EngineError::Invalid(format!(
-                "label: expected at most 32 bytes, found {}",
-                label.len()
-            )));
-        };
-        if let Some(b) = &self.backing {
-            b.update(|sb| sb.set_label(bytes)).await?;
-        }
-        if let Some((cache, inode)) = self.attached() {
-            let theirs = cache.clone();
-            let labelled = async move {
-                let _config = theirs.uuids.lock().await;
-                theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
-            };
-            cache.tasks.to_the_end(labelled).await?;
-        }
-        Ok(())
+    /// Stops the volume: refuses new requests, and waits for the requests under way and for the writeback task. On a
+    /// volume without a cache every answered write is durable afterwards, so a client may rely on a stop instead of a
+    /// flush. On a volume with a cache the stop of the set, or [`crate::CacheSet::release`], makes them durable.
+    ///
+    /// # Errors
+    /// If the device could not be flushed: writes that were answered and not flushed may be lost. The volume is stopped
+    /// in this case, too.
+    pub async fn stop(&self) -> Result<(), EngineError> {
+        drain::stop(self).await
+    }
+
+    /// Makes the volume take no new dirty data, once more than before.
+    pub(crate) fn begin_detach(&self) {
+        self.detaching.set(self.detaching.get() + 1);
+        self.writeback.wake();
+    }
+
+    /// Ends the effect of one call of [`Volume::begin_detach`].
+    pub(crate) fn cancel_detach(&self) {
+        // The count is 0 if the volume was detached meanwhile.
+        self.detaching.set(self.detaching.get().saturating_sub(1));
+    }
+
+    /// Whether the volume is being detached and takes no new dirty data.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.detaching.get() > 0
+    }
+
+    /// Waits until no dirty data is left. On a flash-only volume it returns at once, because that data has no other
+    /// device to go to. Dropping the future cancels the wait.
+    ///
+    /// # Errors
+    /// If the set fails, or the volume is stopped.
+    pub async fn drained(&self) -> Result<(), EngineError> {
+        drain::drained(self).await
+    }
+
+    /// Sets the state in the backing superblock to clean if nothing is dirty.
+    pub(crate) async fn mark_clean(&self) -> Result<(), EngineError> {
+        drain::mark_clean(self).await
     }
 
     /// The events of the backing device since the last call.

@@ -4,6 +4,7 @@
 //! packed, evicted and read again; after each round the sums have the requests to the devices.
 
 use engine::SetOptions;
+use engine::figures::VolumeFigures;
 use engine::tunables::{InPlaceOfLru, Overwrite};
 use format::{CacheMode, Replacement};
 use io::{Nanos, Rng, ZeroFlags};
@@ -77,7 +78,7 @@ pub async fn rounds_from(b: &Boot, rounds: std::ops::Range<u64>, writes_percent:
         b.world.log(|| format!("= {:?}", b.set().counters()));
         b.world.log(|| format!("= {:?}", b.set().set_counters()));
         for v in b.set().volumes().iter().filter(|v| !v.is_flash_only()) {
-            let w = v.figures().writeback;
+            let w = VolumeFigures::of(v).writeback;
             b.world
                 .log(|| format!("= {}: {:?}, share {:.3}, {:?}", v.name(), w.rate_reason, w.share, w.rate));
         }

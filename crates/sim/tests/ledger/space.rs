@@ -1,6 +1,7 @@
 //! Buckets: filling, reuse by every policy, packing, and a cache that is too small.
 
 use engine::SetOptions;
+use engine::figures::VolumeFigures;
 use engine::tunables::{InPlaceOfLru, Overwrite};
 use format::{CacheMode, Replacement};
 use io::Nanos;
@@ -74,7 +75,7 @@ fn a_cache_that_is_full_of_dirty_data() {
                 b.clients[1].write((round * 60 + n) * 8 % 512, 4, false).await;
             }
             sums(&b, &format!("round {round}"));
-            let w = b.volume(0).figures().writeback;
+            let w = VolumeFigures::of(&b.volume(0)).writeback;
             b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.rate_reason, w.share, w.rate));
         }
     });

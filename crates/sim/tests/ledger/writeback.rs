@@ -1,6 +1,7 @@
 //! Writeback of dirty data to the backing device.
 
 use engine::SetOptions;
+use engine::figures::VolumeFigures;
 use engine::tunables::Overwrite;
 use format::CacheMode;
 use io::ZeroFlags;
@@ -87,7 +88,7 @@ fn clients_come_first() {
                         b.sleep_ms(5).await;
                     }
                     sums(&b, &format!("second {second}"));
-                    let w = b.volume(0).figures().writeback;
+                    let w = VolumeFigures::of(&b.volume(0)).writeback;
                     b.world.log(|| format!("= {:?}, share {:.3}, {:?}", w.rate_reason, w.share, w.rate));
                 }
             },

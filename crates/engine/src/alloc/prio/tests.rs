@@ -20,6 +20,10 @@ fn place() -> Place {
     Place { device: Arc::from("test disk"), set: "a set".into() }
 }
 
+fn reader<'a>(disk: &'a io::Disk, place: &'a Place, geometry: &'a Geometry) -> Reader<'a> {
+    Reader { disk, place, geometry, magic: MAGIC }
+}
+
 fn prio(n: u64) -> BucketPrio {
     BucketPrio { prio: (n % 50_000) as u16, generation: Gen((n % 251) as u8) }
 }
@@ -55,7 +59,7 @@ async fn read(rt: &Handle, at: [u32; 3], seqs: [u64; 3], first: u64) -> Result<L
         let next_bucket = u64::from(at.get(n + 1).copied().unwrap_or(0));
         put(&disk, &g, Sectors(8), at[n], PrioHeader { seq: seqs[n], next_bucket }, groups[n]).await;
     }
-    load_prios(&disk, &place(), &g, MAGIC, first).await
+    load_prios(&reader(&disk, &place(), &g), first).await
 }
 
 #[test]
@@ -109,7 +113,7 @@ fn a_chain_that_goes_around_is_refused() {
             put(&disk, &g, Sectors(8), at, PrioHeader { seq: 5, next_bucket }, &[prio(1); 1352]).await;
         }
         let refused =
-            load_prios(&disk, &place(), &g, MAGIC, 20).await.map(|l| l.chain).unwrap_err().to_string();
+            load_prios(&reader(&disk, &place(), &g), 20).await.map(|l| l.chain).unwrap_err().to_string();
         assert!(refused.contains("prio set 2 of 3") && refused.contains("found 20"), "{refused}");
     });
 }
@@ -133,7 +137,7 @@ fn sets_of_a_chain_have_one_size() {
             let (one, two) = prios.split_at(split);
             put(&disk, &g, sizes[0], 2, PrioHeader { seq: 3, next_bucket: 4 }, one).await;
             put(&disk, &g, sizes[1], 4, PrioHeader { seq: 3, next_bucket: 0 }, two).await;
-            let loaded = load_prios(&disk, &place(), &g, MAGIC, 2).await;
+            let loaded = load_prios(&reader(&disk, &place(), &g), 2).await;
             assert_eq!(loaded.is_ok(), is_valid, "{sizes:?}");
             if let Ok(loaded) = loaded {
                 assert!(loaded.prios == prios, "{sizes:?}");
@@ -193,15 +197,11 @@ fn a_chain_takes_the_place_of_the_one_before() {
                 u64::from(chain[0].0)
             );
             let first = u64::from(chain[0].0);
-            let loaded = load_prios(
-                core.device.disk(),
-                core.device.place(),
-                &core.geometry,
-                core.device.magic(),
-                first,
-            )
-            .await
-            .unwrap();
+            let reader = Reader {
+                magic: core.device.magic(),
+                ..reader(core.device.disk(), core.device.place(), &core.geometry)
+            };
+            let loaded = load_prios(&reader, first).await.unwrap();
             assert_eq!((&loaded.chain, loaded.seq), (&chain, seq + 1));
             // The last prio set names no further one.
             let last = core.geometry.bucket_start(chain[3]);

@@ -7,6 +7,7 @@ use io::{CrashLogMemory, CrashLogRef, Handle, Op};
 
 use super::*;
 use crate::alloc::{Purpose, Use, load_prios};
+use crate::device::Reader;
 use crate::events::SetEvent;
 use crate::policy::replacement::PolicyEntry;
 use crate::set::{CacheSet, SetOptions};
@@ -128,11 +129,14 @@ fn generations_are_durable_before_their_buckets_are_ready() {
         let (ready, expected) = (core.alloc.pool.ready_len(), free(&core)[..5].to_vec());
         assert_eq!(refill(&core.alloc, 5).await.unwrap(), 5);
         assert_eq!(core.alloc.pool.ready_len(), ready + 5);
-        let (chain, place) = (core.alloc.prios.buckets.borrow()[0], core.device.place());
-        let loaded =
-            load_prios(core.device.disk(), place, &core.geometry, core.device.magic(), chain.0.into())
-                .await
-                .unwrap();
+        let chain = core.alloc.prios.buckets.borrow()[0];
+        let reader = Reader {
+            disk: core.device.disk(),
+            place: core.device.place(),
+            geometry: &core.geometry,
+            magic: core.device.magic(),
+        };
+        let loaded = load_prios(&reader, chain.0.into()).await.unwrap();
         for b in &expected {
             let (on_device, now) =
                 (loaded.prios[b.0 as usize].generation, core.alloc.buckets().generation(*b));

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use format::{BucketNr, Geometry};
+use io::Nanos;
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::Tick;
 use crate::index::node::Leaf;
 
 /// The unit, of which all positions are multiples.
@@ -129,8 +131,8 @@ impl Model {
         let (start, end) = (sector(first), sector(last));
         let pin_it = &mut |seq| pins.push(seq);
         let now = Nanos(self.seq);
-        let unwritten =
-            self.tree.change(id, Inode(inode), start, end, new, via, now, &mut self.buckets, pin_it);
+        let change = LeafChange { leaf: id, inode: Inode(inode), start, end, new, via, now };
+        let unwritten = self.tree.change(&change, &mut self.buckets, pin_it);
         let leaf = self.tree.node(id).leaf();
         let cut = leaf.extents.as_ref().map_or(0, Extents::len) > extents + 1;
         assert_eq!((unwritten, leaf.unwritten_words), (words + if cut { 6 } else { 3 }, unwritten));

@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use format::{Bkey, Inode, JsetRoots};
-use io::{Handle, MemoryBudget};
+use format::{Bkey, Geometry, Inode, JsetRoots};
+use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
-use crate::journal::ring::Slot;
-use crate::journal::{Journal, Layout};
+use crate::error::Place;
+use crate::journal::{DurableEntries, Journal, Layout};
 use crate::testing::{TestDisk, cache_device, run};
 
 const BUCKET: u64 = 64;
@@ -24,7 +24,8 @@ async fn scan_of(disk: &Disk, ring: &[BucketNr]) -> Result<Found, EngineError> {
     let geometry = Geometry::new(Sectors(BUCKET), Sectors(1), 1024, 4, 4).unwrap();
     let place = Place { device: Arc::from("test disk"), set: "a set".into() };
     let mut memory = MemoryBudget::unlimited().try_reserve(0).unwrap();
-    scan(disk, &place, &geometry, SetMagic(7), ring, false, &mut memory).await
+    let reader = Reader { disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+    scan(&reader, ring, false, &mut memory).await
 }
 
 /// A disk whose journal has this many entries of one block. The first entry has number 2; entries from `needed` on are
@@ -44,11 +45,11 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
         Sectors(BUCKET),
         Sectors(1),
         vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one],
-        3,
-        Sectors(BUCKET),
+        Slot { bucket: 3, offset: Sectors(BUCKET) },
         one,
     );
-    let j = Rc::new(Journal::new(device, layout, ring, one, one, JsetRoots::default()));
+    let entries = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let j = Rc::new(Journal::new(device, layout, ring, entries));
     let writer = j.clone();
     rt.spawn(async move { writer.run().await });
     for n in 0..entries {

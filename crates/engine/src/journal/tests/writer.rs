@@ -69,8 +69,9 @@ fn roots_go_out_with_the_next_entry() {
         let place = Place { device: Arc::from("test disk"), set: "a set".into() };
         let mut memory = MemoryBudget::unlimited().try_reserve(0).unwrap();
         let disk = Disk::new(disk, rt.clone());
-        let found =
-            scan(&disk, &place, &geometry(), SetMagic(7), &buckets(), false, &mut memory).await.unwrap();
+        let geometry = geometry();
+        let reader = Reader { disk: &disk, place: &place, geometry: &geometry, magic: SetMagic(7) };
+        let found = scan(&reader, &buckets(), false, &mut memory).await.unwrap();
         // The second entry says that the first is no longer needed.
         let levels: Vec<_> =
             found.replay.entries.iter().map(|e| (e.seq.0, e.btree_level, e.keys.len())).collect();

@@ -1,0 +1,267 @@
+//! Recovery: reads the state of a set from its cache device, and replays the keys of the journal in memory.
+//!
+//! Recovery needs no free place in the journal: replayed keys pin the entries in which they were found, and are written
+//! to their leaves later.
+//!
+//! Owns the order in which the structures are read. Must not know volumes, or how the components are connected.
+
+use std::rc::Rc;
+
+use format::{Bkey, BucketNr, CacheSuper, JournalSeq, Jset, Ptr, Replay, Sector};
+use io::{CrashLogRef, Disk, Nanos, Reservation};
+
+use super::open::SetOptions;
+use crate::alloc::{Buckets, LoadedPrios, apply_prios, load_prios};
+use crate::canary::{Bug, Mark, bug, mark};
+use crate::device::{CacheDevice, Reader, Tick};
+use crate::error::{EngineError, Place};
+use crate::events::SetEvent;
+use crate::index::{
+    LeafChange, LoadedTree, MAX_POSITION, Tree, Via, account_tree, claim_metadata, load_tree, names_data,
+};
+use crate::journal::{DurableEntries, Journal, Layout, Ring, newer_entries, scan};
+
+/// The state that recovery has read from the cache device.
+pub(super) struct Recovered {
+    pub(super) buckets: Buckets,
+    pub(super) tree: Tree,
+    pub(super) journal: Journal,
+    pub(super) prios: LoadedPrios,
+    pub(super) uuids: Vec<format::UuidEntry>,
+    /// Whether the UUID table has the old, shorter slots.
+    pub(super) old_uuids: bool,
+    pub(super) events: Vec<SetEvent>,
+}
+
+/// The journal as the device and the crash log have it, with all keys and roots checked.
+struct ReadJournal {
+    /// The entries to replay: those of the device, then those of the crash log.
+    replay: Replay,
+    /// The number of entries to replay that the device has.
+    on_device: usize,
+    /// The newest entry of the device, which names the roots.
+    newest: Jset,
+    ring: Ring,
+    ring_buckets: Vec<BucketNr>,
+}
+
+/// Reads journal, priorities, UUID table and index, and replays the keys of the journal in memory.
+pub(super) async fn recover(
+    device: &Rc<CacheDevice>,
+    options: &SetOptions,
+    memory: &mut Reservation,
+) -> Result<Recovered, EngineError> {
+    let (cache, place) = (device.disk(), device.place());
+    let superblock = device.superblock().clone();
+    let limit_bytes = usize::try_from(options.tunables.btree_cache_limit).unwrap_or(usize::MAX);
+    let reader =
+        Reader { disk: cache, place, geometry: superblock.geometry(), magic: superblock.set_magic() };
+    let g = reader.geometry;
+    let tables_bytes = memory.bytes();
+    let read = read_journal(&reader, &superblock, options.crash_log.as_ref(), memory).await?;
+    let newest = &read.newest;
+    let first_prio = newest.prio_bucket.get(usize::from(superblock.nr_this_dev())).copied().unwrap_or(0);
+    let prios = load_prios(&reader, first_prio).await.inspect_err(|_| mark(Mark::BadPrios))?;
+    let mut buckets = Buckets::new(g, g.first_dynamic(), g.nbuckets);
+    apply_prios(&mut buckets, &prios);
+    let uuids = read_uuids(cache, place, newest).await.inspect_err(|_| mark(Mark::BadUuids))?;
+    check_uuids(&uuids, newest, place).inspect_err(|_| mark(Mark::BadUuids))?;
+    let LoadedTree { mut tree, mut events } = load_index(&reader, &read, limit_bytes, &mut buckets).await?;
+
+    let layout = Layout {
+        buckets: read.ring_buckets,
+        bucket_sectors: g.bucket_sectors,
+        magic: reader.magic,
+        block_sectors: g.block_sectors,
+    };
+    let entries = DurableEntries { newest: newest.seq, oldest: read.replay.oldest, roots: newest.roots() };
+    let journal = Journal::new(device.clone(), layout, read.ring, entries);
+    let mut replayer =
+        Replayer { tree: &mut tree, buckets: &mut buckets, journal: &journal, reader: &reader };
+    replayer.apply_all(&read.replay).await?;
+    // Entries of the crash log are written to the journal before any new key.
+    for entry in read.replay.entries.iter().skip(read.on_device) {
+        mark(Mark::ReplayedCrashLog);
+        journal.adopt(&entry.keys).await?;
+    }
+    if let Some(crash_log) = options.crash_log.clone() {
+        device.crash_log().begin(crash_log);
+    }
+    let keys = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
+    events.push(SetEvent::Replayed { entries: read.replay.entries.len() as u64, keys });
+    let old_uuids = newest.version == 0;
+    // The memory of the entries is free now.
+    memory.shrink_to(tables_bytes);
+    Ok(Recovered { buckets, tree, journal, prios, uuids, old_uuids, events })
+}
+
+/// Reads the journal ring and the crash log, and checks keys and roots.
+async fn read_journal(
+    reader: &Reader<'_>,
+    superblock: &CacheSuper,
+    crash_log: Option<&CrashLogRef>,
+    memory: &mut Reservation,
+) -> Result<ReadJournal, EngineError> {
+    let Reader { place, geometry: g, .. } = *reader;
+    let ring_buckets: Vec<BucketNr> = superblock.journal_buckets().collect();
+    let found = scan(reader, &ring_buckets, superblock.discard(), memory)
+        .await
+        .inspect_err(|_| mark(Mark::BadJournal))?;
+    let (mut replay, ring) = (found.replay, found.ring);
+    let journal_sector = ring_buckets.first().map_or(Sector(0), |b| g.bucket_start(*b));
+    let bad_journal = |c: &format::Corrupt| place.corrupt(journal_sector, c);
+    let newest =
+        replay.newest_entry().ok_or_else(|| place.damage(journal_sector, "journal: no entry"))?.clone();
+    let on_device = replay.entries.len();
+    if let Some(s) = crash_log {
+        replay.entries.extend(newer_entries(&**s, superblock.seq(), &newest, g));
+    }
+    newest.check_roots(g, superblock.nr_this_dev()).map_err(|c| bad_journal(&c))?;
+    for e in &replay.entries {
+        e.check_keys(g).map_err(|c| bad_journal(&c))?;
+    }
+    Ok(ReadJournal { replay, on_device, newest, ring, ring_buckets })
+}
+
+/// Reads the index. Raises the generations of the buckets to those of all pointers in index and journal; then counts
+/// what each bucket holds.
+async fn load_index(
+    reader: &Reader<'_>,
+    read: &ReadJournal,
+    limit_bytes: usize,
+    buckets: &mut Buckets,
+) -> Result<LoadedTree, EngineError> {
+    let newest = &read.newest;
+    if let Some(ptr) = newest.btree_root.pointer() {
+        buckets.raise(buckets.bucket_of(ptr), ptr.generation());
+    }
+    let mut loaded = load_tree(reader, (newest.btree_root, newest.btree_level), limit_bytes, buckets)
+        .await
+        .inspect_err(|_| mark(Mark::BadNode))?;
+    // Every key of the journal raises its generation before any pointer is considered stale (format section 10).
+    for ptr in read.replay.entries.iter().flat_map(|e| &e.keys).filter_map(|k| k.pointer()) {
+        if ptr.is_available() && !bug(Bug::ReplayRaisesNothing) {
+            if ptr.generation().age_of(buckets.generation(buckets.bucket_of(ptr))) > 0 {
+                mark(Mark::ReplayRaised);
+            }
+            buckets.raise(buckets.bucket_of(ptr), ptr.generation());
+        }
+    }
+    if let Some(ptr) = newest.uuid_bucket.pointer() {
+        let b = buckets.bucket_of(ptr);
+        buckets.raise(b, ptr.generation());
+        claim_metadata(buckets, b, "UUID table", reader)?;
+    }
+    account_tree(reader, &mut loaded.tree, buckets).await.inspect_err(|_| mark(Mark::BadNode))?;
+    Ok(loaded)
+}
+
+/// Applies the keys of the journal to the index in memory.
+struct Replayer<'a> {
+    tree: &'a mut Tree,
+    buckets: &'a mut Buckets,
+    journal: &'a Journal,
+    reader: &'a Reader<'a>,
+}
+
+impl Replayer<'_> {
+    /// Applies the keys of all entries, in order. The leaves pin the entries.
+    async fn apply_all(&mut self, replay: &Replay) -> Result<(), EngineError> {
+        let skipped = usize::from(bug(Bug::ReplayBeginsTooLate));
+        if replay.entries.iter().all(|e| e.keys.is_empty()) {
+            mark(Mark::NothingToReplay);
+        }
+        for entry in replay.entries.iter().skip(skipped) {
+            for key in &entry.keys {
+                self.apply(entry.seq, key).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a key of the entry `seq`. A key without sectors changes nothing.
+    async fn apply(&mut self, seq: JournalSeq, key: &Bkey) -> Result<(), EngineError> {
+        let end = key.offset();
+        let Some(mut start) = key.start().filter(|s| *s < end) else { return Ok(()) };
+        mark(Mark::Replayed);
+        if key.pointer().is_none() {
+            mark(Mark::ReplayedHole);
+            if bug(Bug::ReplayDropsHoles) {
+                return Ok(());
+            }
+        } else if key.pointer().is_some_and(|p| !self.buckets.is_current(p)) {
+            mark(Mark::ReplayedStale);
+        }
+        let mut new = self.checked(seq, key)?;
+        let journal = self.journal;
+        while start < end {
+            let via = if bug(Bug::ReplayedNotPinned) {
+                Via::LeafOnly { data: Tick::default(), direct: None, durable: journal.durable() }
+            } else {
+                Via::Journal(seq)
+            };
+            let now = Nanos(0);
+            let id = self.tree.leaf_at(key.inode(), start);
+            self.reader.load_again(self.tree, id).await?;
+            let done = self.tree.node(id).clip(key.inode(), end);
+            let pin = &mut |seq| journal.pin(seq);
+            let change = LeafChange { leaf: id, inode: key.inode(), start, end: done, new, via, now };
+            self.tree.change(&change, self.buckets, pin);
+            new = new.map(|(p, dirty)| (p.advanced(done - start), dirty));
+            start = done;
+        }
+        Ok(())
+    }
+
+    /// Checks a key. Returns its pointer and its dirty flag, or `None` if it acts as a hole.
+    fn checked(&self, seq: JournalSeq, key: &Bkey) -> Result<Option<(Ptr, bool)>, EngineError> {
+        let (place, end) = (self.reader.place, key.offset());
+        let bad =
+            |what| place.damage(Sector(0), format!("journal entry {seq}: key {}:{end}: {what}", key.inode()));
+        if end > MAX_POSITION {
+            return Err(bad(format!("expected an offset of at most {MAX_POSITION}")));
+        }
+        // A stale key still replaces older keys: it acts as a hole (format section 4.5).
+        let new = key
+            .pointer()
+            .filter(|p| p.is_available() && self.buckets.is_current(*p))
+            .map(|p| (p, key.dirty()));
+        if let Some((ptr, _)) = new {
+            names_data(self.buckets, ptr, key.size()).map_err(bad)?;
+        }
+        Ok(new)
+    }
+}
+
+/// Checks the UUID table by the rules of the format, and that every position of a flash-only volume fits into the
+/// index.
+fn check_uuids(uuids: &[format::UuidEntry], newest: &Jset, place: &Place) -> Result<(), EngineError> {
+    let sector = newest.uuid_bucket.pointer().map_or(Sector(0), |p| p.offset());
+    format::uuid_table::check_uuid_table(uuids).map_err(|c| place.corrupt(sector, &c))?;
+    let too_large = |u: &format::UuidEntry| u.is_live() && u.is_flash_only() && u.sectors.0 > MAX_POSITION.0;
+    match uuids.iter().enumerate().find(|(_, u)| too_large(u)) {
+        None => Ok(()),
+        Some(_) if bug(Bug::LargeVolumeBelieved) => Ok(()),
+        Some((slot, u)) => {
+            let what = format!(
+                "UUID table: slot {slot}: flash-only volume: expected at most {MAX_POSITION} sectors, found {}",
+                u.sectors
+            );
+            Err(place.damage(sector, what))
+        }
+    }
+}
+
+async fn read_uuids(
+    cache: &Disk,
+    place: &Place,
+    newest: &Jset,
+) -> Result<Vec<format::UuidEntry>, EngineError> {
+    let key = newest.uuid_bucket;
+    let sector = key.pointer().map_or(Sector(0), |p| p.offset());
+    let buffer = cache.runtime().pool().take(key.size().bytes() as usize);
+    let (buffer, result) = cache.read(sector, buffer).await;
+    result?;
+    format::uuid_table::parse_uuid_table(buffer.as_slice(), newest.version)
+        .map_err(|c| place.corrupt(sector, &c))
+}

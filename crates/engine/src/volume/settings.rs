@@ -1,0 +1,58 @@
+//! Setting the tunables of a volume, and storing those that the superblock has.
+//!
+//! Owns the order: a tunable that cannot be stored keeps its old value. Must not know the values that are valid;
+//! `crate::tunables` does.
+
+use super::Volume;
+use crate::error::EngineError;
+use crate::tunables::Admission;
+
+/// See [`Volume::set`].
+pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), EngineError> {
+    let (before, now) = {
+        let t = &mut *volume.tunables.borrow_mut();
+        let before = t.clone();
+        t.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        (before, t.clone())
+    };
+    let stored = match (name, &volume.backing) {
+        ("cache_mode", Some(b)) => b.update(|sb| sb.set_cache_mode(now.cache_mode)).await,
+        ("label", _) => write_label(volume, &now.label).await,
+        _ => Ok(()),
+    };
+    if let Err(e) = stored {
+        let t = &mut *volume.tunables.borrow_mut();
+        match name {
+            "cache_mode" => t.cache_mode = before.cache_mode,
+            _ => t.label = before.label,
+        }
+        return Err(e);
+    }
+    match (name, &volume.backing) {
+        ("writeback_rate", _) => volume.writeback.set_rate(now.writeback_rate),
+        ("io_disable", Some(b)) => b.disabled.set(now.io_disable),
+        ("admission", Some(b)) => b.set_admits_by_cost(now.admission == Admission::Cost),
+        _ => {}
+    }
+    volume.writeback.wake();
+    Ok(())
+}
+
+/// Writes the label to the backing superblock and to the slot of the volume in the UUID table.
+async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
+    let Some(bytes) = format::superblock::label_bytes(label) else {
+        return Err(EngineError::Invalid(format!("label: expected at most 32 bytes, found {}", label.len())));
+    };
+    if let Some(b) = &volume.backing {
+        b.update(|sb| sb.set_label(bytes)).await?;
+    }
+    if let Some((cache, inode)) = volume.attached() {
+        let theirs = cache.clone();
+        let labelled = async move {
+            let _config = theirs.uuids.lock().await;
+            theirs.uuids.update(|u| u[inode.0 as usize].label = bytes).await
+        };
+        cache.tasks.to_the_end(labelled).await?;
+    }
+    Ok(())
+}
