@@ -28,82 +28,106 @@ use Wanted::{AtLeast, AtMost};
 
 const US: &str = "ubcache";
 
-/// All of them, in the order of the benchmarks.
+/// One target. `of` is the subject that ubcache is compared with.
+fn target(
+    job: &'static str,
+    what: &'static str,
+    wanted: Wanted,
+    figure: &'static str,
+    of: Option<&'static str>,
+) -> Target {
+    Target { job, what, wanted, figure, of }
+}
+
+/// All targets, in the order of the benchmarks.
 fn targets() -> Vec<Target> {
-    let kernel = Subject::Bcache.name();
-    let dm = Subject::DmWritecache.name();
-    let ssd = Subject::RawCache.name();
-    let t = |job, what, wanted, figure, of| Target { job, what, wanted, figure, of };
+    let mut all = hits();
+    all.extend(sustained_writes());
+    all.extend(files());
+    all.extend(writeback());
+    all.extend(costs());
+    all.extend(over_nbd());
+    all
+}
+
+/// B1 and B2: random requests that the cache answers alone.
+fn hits() -> Vec<Target> {
+    let kernel = Some(Subject::Bcache.name());
+    let ublk = Some(Subject::Ublk.name());
+    let reads = "randread depth 16";
+    vec![
+        target("B1", "reads at depth 16, of the kernel's", AtLeast(1.0), reads, kernel),
+        target("B1", "the same, of ublk without a set", AtLeast(0.9), reads, ublk),
+        target("B2", "writes at depth 16, of the kernel's", AtLeast(3.0), "randwrite depth 16", kernel),
+    ]
+}
+
+/// B3: writes that fill the cache.
+fn sustained_writes() -> Vec<Target> {
+    let kernel = Some(Subject::Bcache.name());
+    let dm = Some(Subject::DmWritecache.name());
     let last = "writes, the last 10 s";
     let full = "writes, into a cache that was filled before";
-    let mut all = vec![
-        t("B1", "reads at depth 16, of the kernel's", AtLeast(1.0), "randread depth 16", Some(kernel)),
-        t(
-            "B1",
-            "the same, of ublk without a set",
-            AtLeast(0.9),
-            "randread depth 16",
-            Some(Subject::Ublk.name()),
-        ),
-        t("B2", "writes at depth 16, of the kernel's", AtLeast(3.0), "randwrite depth 16", Some(kernel)),
-        t("B3", "the first 10 s, of the kernel's", AtLeast(1.0), "writes, the first 10 s", Some(kernel)),
-        t("B3", "the last 10 s, of dm-writecache", AtLeast(10.0), last, Some(dm)),
-        t("B3", "the last 10 s, of the kernel's", AtLeast(1000.0), last, Some(kernel)),
-        t("B3", "cache filled before, of dm-writecache", AtLeast(10.0), full, Some(dm)),
-        t("B3", "cache filled before, of the kernel's", AtLeast(1000.0), full, Some(kernel)),
-    ];
-    for (run, figure) in [
+    vec![
+        target("B3", "the first 10 s, of the kernel's", AtLeast(1.0), "writes, the first 10 s", kernel),
+        target("B3", "the last 10 s, of dm-writecache", AtLeast(10.0), last, dm),
+        target("B3", "the last 10 s, of the kernel's", AtLeast(1000.0), last, kernel),
+        target("B3", "cache filled before, of dm-writecache", AtLeast(10.0), full, dm),
+        target("B3", "cache filled before, of the kernel's", AtLeast(1000.0), full, kernel),
+    ]
+}
+
+/// B4: `sysbench fileio` on a file system.
+fn files() -> Vec<Target> {
+    let ssd = Some(Subject::RawCache.name());
+    [
         ("run 1, of the SSD", "read and written, run 1"),
         ("run 2, of the SSD", "read and written, run 2"),
         ("run 3, of the SSD", "read and written, run 3"),
-    ] {
-        all.push(t("B4", run, AtLeast(0.9), figure, Some(ssd)));
-    }
-    all.extend([
-        t("B5", "(a), the time of the kernel's", AtMost(1.0 / 20.0), "(a) over 400 MiB", Some(kernel)),
-        t("B5", "(b), the time of the kernel's", AtMost(1.0 / 5.0), "(b) over 1900 MiB", Some(kernel)),
-        t(
-            "B6",
-            "99 % during writeback, of that at rest",
-            AtMost(1.5),
-            "99 % during writeback against at rest",
-            None,
-        ),
-        t(
-            "B6",
-            "the longest during writeback, ms",
-            AtMost(100.0),
-            "read latency during writeback, longest",
-            None,
-        ),
-        t("B7", "read hit, instructions, of OCF", AtMost(0.5), "read hit", Some(OCF)),
-        t("B7", "insert, instructions, of OCF", AtMost(0.4), "insert of new data", Some(OCF)),
-        t(
-            "B7",
-            "bytes to the cache for each byte",
-            AtMost(1.1),
-            "written to the cache for each byte, inserts",
-            None,
-        ),
-        t("B7", "bytes of memory for each extent", AtMost(32.0), "memory of the index for each extent", None),
-        t(
-            "B8",
-            "a million dirty extents, ms",
-            AtMost(1000.0),
-            "start with 1000000 dirty extents, devices in memory",
-            None,
-        ),
-    ]);
-    for (what, wanted) in [
+    ]
+    .map(|(run, figure)| target("B4", run, AtLeast(0.9), figure, ssd))
+    .into()
+}
+
+/// B5 and B6: the time that writeback takes, and the latency of reads during it.
+fn writeback() -> Vec<Target> {
+    let kernel = Some(Subject::Bcache.name());
+    let at_rest = "99 % during writeback against at rest";
+    let longest = "read latency during writeback, longest";
+    vec![
+        target("B5", "(a), the time of the kernel's", AtMost(1.0 / 20.0), "(a) over 400 MiB", kernel),
+        target("B5", "(b), the time of the kernel's", AtMost(1.0 / 5.0), "(b) over 1900 MiB", kernel),
+        target("B6", "99 % during writeback, of that at rest", AtMost(1.5), at_rest, None),
+        target("B6", "the longest during writeback, ms", AtMost(100.0), longest, None),
+    ]
+}
+
+/// B7 and B8: instructions, bytes and time that the index costs.
+fn costs() -> Vec<Target> {
+    let ocf = Some(OCF);
+    let written = "written to the cache for each byte, inserts";
+    let memory = "memory of the index for each extent";
+    let start = "start with 1000000 dirty extents, devices in memory";
+    vec![
+        target("B7", "read hit, instructions, of OCF", AtMost(0.5), "read hit", ocf),
+        target("B7", "insert, instructions, of OCF", AtMost(0.4), "insert of new data", ocf),
+        target("B7", "bytes to the cache for each byte", AtMost(1.1), written, None),
+        target("B7", "bytes of memory for each extent", AtMost(32.0), memory, None),
+        target("B8", "a million dirty extents, ms", AtMost(1000.0), start, None),
+    ]
+}
+
+/// B9: NBD, compared with nbdkit.
+fn over_nbd() -> Vec<Target> {
+    [
         ("randread depth 1", 1.0),
         ("randread depth 32", 1.0),
         ("randwrite depth 1", 1.0),
         ("randwrite depth 32", 1.0),
         ("randwrite depth 32, flush every 10", 0.9),
-    ] {
-        all.push(t("B9", what, AtLeast(wanted), what, Some(NBDKIT)));
-    }
-    all
+    ]
+    .map(|(what, wanted)| target("B9", what, AtLeast(wanted), what, Some(NBDKIT)))
+    .into()
 }
 
 impl Target {

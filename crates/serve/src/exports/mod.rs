@@ -42,7 +42,7 @@ pub struct Context<'a> {
     pub driver: &'a Driver,
     /// What is to be reached by this export.
     pub volumes: &'a [Rc<Volume>],
-    /// Tells this session from others on the host: the UUID of its set.
+    /// The UUID of the set. No two sets that are served on the host have the same.
     pub id: String,
     /// What files are called that an export makes where nothing else is said: no two exports of a host share it.
     pub place: String,
