@@ -14,7 +14,7 @@ use blockio::wrap::MemDisk;
 use blockio::{Driver, DriverOptions};
 use engine::{CacheSet, SetOptions, Volume};
 use format::{Sector, Sectors};
-use io::{Disk, Handle};
+use io::{Disk, Handle, Rng};
 
 /// Buckets of every set here.
 const BUCKET: Sectors = Sectors(1024);
@@ -37,6 +37,15 @@ pub struct Rig {
 /// If the system refuses io_uring and threads.
 pub fn driver() -> Driver {
     Driver::new(DriverOptions::default()).unwrap_or_else(|e| panic!("no driver: {e}"))
+}
+
+/// The numbers below `count` in random order.
+pub fn shuffled(count: u64, rng: &mut Rng) -> Vec<u64> {
+    let mut order: Vec<u64> = (0..count).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, rng.below(i as u64 + 1) as usize);
+    }
+    order
 }
 
 /// Formats devices of these sizes in memory and opens them as a set in writeback mode.

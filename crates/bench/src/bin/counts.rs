@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::rc::Rc;
 
-use bench::{driver, open_on};
+use bench::{driver, open_on, shuffled};
 use blockio::wrap::MemDisk;
 use format::{Sector, Sectors};
 use io::{Completer, Device, DeviceInfo, Disk, Handle, Request, Rng, WriteFlags};
@@ -76,11 +76,8 @@ fn main() {
         let (set, volume) = open_on(cache.clone(), backing, BLOCK).await;
         device.is_hollow.set(true);
         let mut rng = Rng::new(1);
-        // Every second block, in random order: no two extents can be joined.
-        let mut order: Vec<u64> = (0..blocks).collect();
-        for i in (1..order.len()).rev() {
-            order.swap(i, rng.below(i as u64 + 1) as usize);
-        }
+        // Every second block: no two extents can be joined.
+        let order = shuffled(blocks, &mut rng);
         let at = |block: u64| Sector(block * 16);
         let write = async |block: u64| {
             let buffer = rt.pool().take(BLOCK_BYTES);

@@ -5,7 +5,8 @@
 //! `engine [BLOCKS [ROUNDS]]`: BLOCKS 4 KiB blocks are written (each a new extent), overwritten while dirty, and read
 //! ROUNDS times.
 
-use bench::{Rig, driver, rig};
+use bench::{Rig, driver, rig, shuffled};
+use engine::CacheSet;
 use format::{Sector, Sectors};
 use io::{Disk, Rng, WriteFlags};
 
@@ -21,6 +22,25 @@ fn report(what: &str, requests: u64, began: u64) {
     println!("{what:28} {:8.0} ns", (cpu_ns() - began) as f64 / requests as f64);
 }
 
+/// Prints what the set holds in memory and has written beside the data.
+fn report_metadata(set: &CacheSet, blocks: u64) {
+    let status = set.status();
+    println!(
+        "index                        {:8.1} bytes per extent",
+        status.index_bytes as f64 / blocks as f64
+    );
+    println!(
+        "journal                      {:8.1} bytes per write",
+        status.journal_written.1 as f64 / (2 * blocks) as f64
+    );
+    println!(
+        "btree nodes {}, rewrites {}, prio writes {}",
+        status.btree_nodes,
+        set.counters().btree_rewrites,
+        set.counters().prio_writes
+    );
+}
+
 fn main() {
     let blocks: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(200_000);
     let rounds: u64 = std::env::args().nth(2).and_then(|a| a.parse().ok()).unwrap_or(1);
@@ -31,11 +51,8 @@ fn main() {
         let Rig { set, volume, cache, .. } =
             rig(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
         let mut rng = Rng::new(1);
-        // Every second block, in random order: no two extents can be joined.
-        let mut order: Vec<u64> = (0..blocks).collect();
-        for i in (1..order.len()).rev() {
-            order.swap(i, rng.below(i as u64 + 1) as usize);
-        }
+        // Every second block: no two extents can be joined.
+        let order = shuffled(blocks, &mut rng);
         let at = |block: u64| Sector(block * 16);
         let write = async |block: u64| {
             let buffer = rt.pool().take(4096);
@@ -71,20 +88,6 @@ fn main() {
             buffer = b;
         }
         report("device alone, read", blocks * rounds, began);
-        let status = set.status();
-        println!(
-            "index                        {:8.1} bytes per extent",
-            status.index_bytes as f64 / blocks as f64
-        );
-        println!(
-            "journal                      {:8.1} bytes per write",
-            status.journal_written.1 as f64 / (2 * blocks) as f64
-        );
-        println!(
-            "btree nodes {}, rewrites {}, prio writes {}",
-            status.btree_nodes,
-            set.counters().btree_rewrites,
-            set.counters().prio_writes
-        );
+        report_metadata(&set, blocks);
     });
 }
