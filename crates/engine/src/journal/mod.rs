@@ -107,6 +107,16 @@ pub(crate) struct Layout {
     pub(crate) block_sectors: Sectors,
 }
 
+/// The durable entries of a journal that recovery has read.
+pub(crate) struct DurableEntries {
+    /// The newest one; the next entry follows it.
+    pub(crate) newest: JournalSeq,
+    /// The oldest one that is still needed.
+    pub(crate) oldest: JournalSeq,
+    /// The roots that the newest one names.
+    pub(crate) roots: JsetRoots,
+}
+
 /// The journal of one cache set.
 pub(crate) struct Journal {
     device: Rc<CacheDevice>,
@@ -128,15 +138,14 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Makes a journal whose newest durable entry is `newest`; the next entry follows it.
+    /// Makes a journal that continues the durable entries.
     pub(crate) fn new(
         device: Rc<CacheDevice>,
         layout: Layout,
         ring: Ring,
-        newest: JournalSeq,
-        oldest: JournalSeq,
-        roots: JsetRoots,
+        entries: DurableEntries,
     ) -> Journal {
+        let DurableEntries { newest, oldest, roots } = entries;
         let max_entry_bytes = MAX_ENTRY_BYTES.min(layout.bucket_sectors.bytes() as usize);
         Journal {
             device,

@@ -8,6 +8,7 @@ use format::{
 };
 use io::Reservation;
 
+use super::ring::Slot;
 use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::Reader;
@@ -77,9 +78,9 @@ pub(crate) async fn scan(
     let newest_entry =
         replay.newest_entry().ok_or_else(|| place.damage(first, "journal: no newest entry"))?;
     // The place behind the newest entry is free: an entry there is older than all needed entries, or torn.
-    let used = Sectors(end_bytes / format::SECTOR_BYTES);
+    let next = Slot { bucket: current, offset: Sectors(end_bytes / format::SECTOR_BYTES) };
     let last_seq = newest_entry.last_seq;
-    let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, current, used, last_seq);
+    let ring = Ring::new(geometry.bucket_sectors, geometry.block_sectors, newest_in, next, last_seq);
     Ok(Found { replay, ring })
 }
 

@@ -35,14 +35,15 @@ pub(crate) struct Slot {
 }
 
 impl Ring {
+    /// Makes a ring whose next entry goes to `next`.
     pub(crate) fn new(
         bucket_sectors: Sectors,
         block_sectors: Sectors,
         newest_in: Vec<JournalSeq>,
-        current: usize,
-        used_in_current: Sectors,
+        next: Slot,
         durable_last_seq: JournalSeq,
     ) -> Ring {
+        let Slot { bucket: current, offset: used_in_current } = next;
         assert!(current < newest_in.len());
         Ring { bucket_sectors, block_sectors, current, used_in_current, newest_in, durable_last_seq }
     }
@@ -164,7 +165,7 @@ mod tests {
             let newest_in = newest.iter().map(|n| JournalSeq(*n)).collect();
             // Buckets of eight blocks of two sectors.
             let (bucket, block) = (Sectors(16), Sectors(2));
-            let mut r = Ring::new(bucket, block, newest_in, current, Sectors(used * 2), JournalSeq(durable));
+            let mut r = Ring::new(bucket, block, newest_in, Slot { bucket: current, offset: Sectors(used * 2) }, JournalSeq(durable));
             let others = |at: usize, below: u64| {
                 newest.iter().enumerate().filter(|(i, n)| *i != at && **n < below).count() as u64
             };
@@ -198,7 +199,13 @@ mod tests {
     }
 
     fn ring(n: usize) -> Ring {
-        Ring::new(Sectors(8), Sectors(1), vec![JournalSeq(0); n], 0, Sectors::ZERO, JournalSeq(1))
+        Ring::new(
+            Sectors(8),
+            Sectors(1),
+            vec![JournalSeq(0); n],
+            Slot { bucket: 0, offset: Sectors::ZERO },
+            JournalSeq(1),
+        )
     }
 
     #[test]
@@ -243,7 +250,13 @@ mod tests {
     #[test]
     fn the_last_entry_of_a_bucket_is_beside_itself() {
         let newest_in = [2, 3, 0].map(JournalSeq).to_vec();
-        let r = Ring::new(Sectors(8), Sectors(1), newest_in, 1, Sectors(1), JournalSeq(2));
+        let r = Ring::new(
+            Sectors(8),
+            Sectors(1),
+            newest_in,
+            Slot { bucket: 1, offset: Sectors(1) },
+            JournalSeq(2),
+        );
         assert_eq!(r.newest_beside(JournalSeq(2)), JournalSeq(2));
         assert_eq!(r.newest_beside(JournalSeq(3)), JournalSeq(3));
         assert_eq!(r.free(), (1, 3), "entry 2 is needed");

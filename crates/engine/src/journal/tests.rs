@@ -8,6 +8,7 @@ use io::{Disk, Handle, MemoryBudget};
 use super::*;
 use crate::device::Reader;
 use crate::error::Place;
+use crate::journal::ring::Slot;
 use crate::testing::{TestDisk, cache_device, run};
 
 mod writer;
@@ -31,8 +32,9 @@ fn journal(disk: &Rc<TestDisk>, rt: &Handle) -> Rc<Journal> {
         Layout { buckets: buckets(), bucket_sectors: BUCKET, magic: SetMagic(7), block_sectors: Sectors(1) };
     let one = JournalSeq(1);
     let newest_in = vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one];
-    let ring = Ring::new(BUCKET, Sectors(1), newest_in, 3, BUCKET, one);
-    let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, one, one, JsetRoots::default());
+    let ring = Ring::new(BUCKET, Sectors(1), newest_in, Slot { bucket: 3, offset: BUCKET }, one);
+    let entries = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let j = Journal::new(cache_device(disk, rt, BUCKET), layout, ring, entries);
     j.set_delay(HOUR);
     Rc::new(j)
 }

@@ -19,7 +19,7 @@ use crate::events::SetEvent;
 use crate::index::{
     LeafChange, LoadedTree, MAX_POSITION, Tree, Via, account_tree, claim_metadata, load_tree, names_data,
 };
-use crate::journal::{Journal, Layout, Ring, newer_entries, scan};
+use crate::journal::{DurableEntries, Journal, Layout, Ring, newer_entries, scan};
 
 /// The state that recovery has read from the cache device.
 pub(super) struct Recovered {
@@ -74,8 +74,8 @@ pub(super) async fn recover(
         magic: reader.magic,
         block_sectors: g.block_sectors,
     };
-    let roots = newest.roots();
-    let journal = Journal::new(device.clone(), layout, read.ring, newest.seq, read.replay.oldest, roots);
+    let entries = DurableEntries { newest: newest.seq, oldest: read.replay.oldest, roots: newest.roots() };
+    let journal = Journal::new(device.clone(), layout, read.ring, entries);
     let mut replayer =
         Replayer { tree: &mut tree, buckets: &mut buckets, journal: &journal, reader: &reader };
     replayer.apply_all(&read.replay).await?;

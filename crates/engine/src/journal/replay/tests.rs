@@ -8,8 +8,7 @@ use io::{Disk, Handle, MemoryBudget};
 
 use super::*;
 use crate::error::Place;
-use crate::journal::ring::Slot;
-use crate::journal::{Journal, Layout};
+use crate::journal::{DurableEntries, Journal, Layout};
 use crate::testing::{TestDisk, cache_device, run};
 
 const BUCKET: u64 = 64;
@@ -46,11 +45,11 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
         Sectors(BUCKET),
         Sectors(1),
         vec![JournalSeq(0), JournalSeq(0), JournalSeq(0), one],
-        3,
-        Sectors(BUCKET),
+        Slot { bucket: 3, offset: Sectors(BUCKET) },
         one,
     );
-    let j = Rc::new(Journal::new(device, layout, ring, one, one, JsetRoots::default()));
+    let durable = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let j = Rc::new(Journal::new(device, layout, ring, durable));
     let writer = j.clone();
     rt.spawn(async move { writer.run().await });
     for n in 0..entries {
