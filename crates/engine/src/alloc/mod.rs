@@ -28,7 +28,7 @@ use io::sync::Permit;
 
 pub(crate) use buckets::{Buckets, GEN_AGE_LIMIT, Holds, Use};
 pub(crate) use eviction::{Aged, Eviction};
-pub(crate) use open::{OpenBuckets, Placed, Stream};
+pub(crate) use open::{OpenBuckets, Piece, Placed, Stream};
 use pool::Pool;
 pub(crate) use pool::Purpose;
 use prio::PrioChain;
@@ -79,7 +79,7 @@ impl Allocator {
         let geometry = device.geometry();
         Allocator {
             pool: Pool::new(&geometry, geometry.nbuckets, geometry.prio_buckets),
-            open: RefCell::new(OpenBuckets::of_set(geometry.nbuckets)),
+            open: RefCell::new(OpenBuckets::of_set(&geometry)),
             buckets: RefCell::new(buckets),
             eviction: RefCell::new(eviction),
             prios: PrioChain::found(prios),
@@ -238,28 +238,20 @@ impl Allocator {
     pub(crate) fn try_place(&self, stream: Stream, at: (Inode, Sector), want: Sectors) -> Option<Placed> {
         let buckets = &mut *self.buckets.borrow_mut();
         let purpose = if stream == Stream::Moving { Purpose::Moving } else { Purpose::Data };
-        self.open.borrow_mut().place(
-            stream,
-            at,
-            want,
-            0,
-            self.geometry.bucket_sectors,
-            self.geometry.block_sectors,
-            buckets,
-            |b| {
-                let taken = self.pool.try_take(purpose, b)?;
-                if stream == Stream::Dirty {
-                    self.pool.fills();
-                }
-                // Metadata of file systems is worth more than the data of other read misses.
-                let fill = if stream == Stream::Clean { Fill::FirstRead } else { Fill::Lasting };
-                self.eviction.borrow_mut().on_fill(taken, fill);
-                if stream == Stream::Meta {
-                    b.age_slowly(taken);
-                }
-                Some(taken)
-            },
-        )
+        let piece = Piece { stream, at, want, hint: 0 };
+        self.open.borrow_mut().place(piece, buckets, |b| {
+            let taken = self.pool.try_take(purpose, b)?;
+            if stream == Stream::Dirty {
+                self.pool.fills();
+            }
+            // Metadata of file systems is worth more than the data of other read misses.
+            let fill = if stream == Stream::Clean { Fill::FirstRead } else { Fill::Lasting };
+            self.eviction.borrow_mut().on_fill(taken, fill);
+            if stream == Stream::Meta {
+                b.age_slowly(taken);
+            }
+            Some(taken)
+        })
     }
 
     /// Releases a place whose key is in the index, or will never be.

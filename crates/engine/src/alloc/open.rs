@@ -8,7 +8,7 @@
 //! Invariant: an open bucket has one pin, and one more for every place that was handed out, until its key is inserted
 //! or the place is released.
 
-use format::{BucketNr, Inode, Ptr, Sector, Sectors};
+use format::{BucketNr, Geometry, Inode, Ptr, Sector, Sectors};
 
 use super::Buckets;
 
@@ -27,6 +27,18 @@ pub(crate) enum Stream {
     Volume,
     /// Data packed by the moving garbage collector.
     Moving,
+}
+
+/// A piece of data that needs a place.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) stream: Stream,
+    /// The position on its device.
+    pub(crate) at: (Inode, Sector),
+    /// The number of sectors; the place may be shorter.
+    pub(crate) want: Sectors,
+    /// Pieces with the same hint go to the same bucket, if they can.
+    pub(crate) hint: u16,
 }
 
 /// A place for data.
@@ -52,6 +64,8 @@ struct Open {
 pub(crate) struct OpenBuckets {
     open: Vec<Open>,
     limit: usize,
+    bucket_sectors: Sectors,
+    block_sectors: Sectors,
     clock: u64,
 }
 
@@ -59,14 +73,14 @@ pub(crate) struct OpenBuckets {
 const MAX_PIECE: Sectors = Sectors(65528);
 
 impl OpenBuckets {
-    /// Makes the open buckets of a set with this many buckets: enough for its streams, and few enough for a fast
-    /// search.
-    pub(crate) fn of_set(nbuckets: u32) -> OpenBuckets {
-        OpenBuckets::new((nbuckets / 64).clamp(4, 64) as usize)
+    /// Makes the open buckets of a set with this geometry: enough for its streams, and few enough for a fast search.
+    pub(crate) fn of_set(g: &Geometry) -> OpenBuckets {
+        let limit = (g.nbuckets / 64).clamp(4, 64) as usize;
+        OpenBuckets::new(limit, g.bucket_sectors, g.block_sectors)
     }
 
-    pub(crate) fn new(limit: usize) -> OpenBuckets {
-        OpenBuckets { open: Vec::with_capacity(limit), limit, clock: 0 }
+    pub(crate) fn new(limit: usize, bucket_sectors: Sectors, block_sectors: Sectors) -> OpenBuckets {
+        OpenBuckets { open: Vec::with_capacity(limit), limit, bucket_sectors, block_sectors, clock: 0 }
     }
 
     /// The index of the open bucket that fits a write best.
@@ -77,20 +91,15 @@ impl OpenBuckets {
         follows.or_else(same).map(|(i, _)| i)
     }
 
-    /// Takes a place of up to `want` sectors for position `at`. `fresh` supplies a new bucket; returns `None` if there
-    /// is none.
-    #[allow(clippy::too_many_arguments)]
+    /// Takes a place for a piece or for its begin. `fresh` supplies a new bucket; returns `None` if there is none.
     pub(crate) fn place(
         &mut self,
-        stream: Stream,
-        at: (Inode, Sector),
-        want: Sectors,
-        hint: u16,
-        bucket_sectors: Sectors,
-        block_sectors: Sectors,
+        piece: Piece,
         buckets: &mut Buckets,
         fresh: impl FnOnce(&mut Buckets) -> Option<BucketNr>,
     ) -> Option<Placed> {
+        let Piece { stream, at, want, hint } = piece;
+        let (bucket_sectors, block_sectors) = (self.bucket_sectors, self.block_sectors);
         self.clock += 1;
         let i = match self.choose(stream, at, hint) {
             Some(i) => i,

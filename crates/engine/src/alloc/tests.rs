@@ -322,15 +322,23 @@ fn reserves_by_the_size_of_the_cache() {
 fn open_buckets_by_the_size_of_the_cache() {
     for (nbuckets, limit) in [(64, 4), (319, 4), (320, 5), (1024, 16), (4096, 64), (100_000, 64)] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        let open = &mut OpenBuckets::of_set(nbuckets);
+        let open = &mut OpenBuckets::of_set(&Geometry {
+            nbuckets,
+            bucket_sectors: BUCKET,
+            block_sectors: Sectors(1),
+            ..geometry()
+        });
         for n in 0..70 {
             let bucket = BucketNr(FIRST + n);
             buckets.invalidate(bucket);
             buckets.take(bucket, false);
             let at = (Inode(n), Sector(0));
             let fresh = |_: &mut Buckets| Some(bucket);
-            let placed =
-                open.place(Stream::Dirty, at, Sectors(8), n as u16, BUCKET, Sectors(1), &mut buckets, fresh);
+            let placed = open.place(
+                Piece { stream: Stream::Dirty, at, want: Sectors(8), hint: n as u16 },
+                &mut buckets,
+                fresh,
+            );
             assert_eq!(placed.map(|p| buckets.bucket_of(p.ptr)), Some(bucket));
             buckets.unpin(bucket);
         }
@@ -408,7 +416,7 @@ proptest! {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
         (FIRST..NBUCKETS).for_each(|b| buckets.invalidate(BucketNr(b)));
         let mut free: Vec<BucketNr> = (FIRST..NBUCKETS).map(BucketNr).collect();
-        let mut open = OpenBuckets::new(limit);
+        let mut open = OpenBuckets::new(limit, BUCKET, block);
         let mut naive: Vec<OpenedBucket> = Vec::new();
         let mut pins = vec![0u16; NBUCKETS as usize];
         for (now, (stream, inode, slot, want, hint, has_room)) in pieces.into_iter().enumerate() {
@@ -430,7 +438,7 @@ proptest! {
             } else {
                 follow
             };
-            let placed = open.place(stream, at, Sectors(want), hint, BUCKET, block, &mut buckets, |buckets| {
+            let placed = open.place(Piece { stream, at, want: Sectors(want), hint }, &mut buckets, |buckets| {
                 let b = fresh?;
                 free.pop();
                 buckets.take(b, false);
@@ -479,15 +487,18 @@ proptest! {
 fn a_wipe_closes_what_it_has_before_it() {
     for marked in [10, 11] {
         let mut buckets = Buckets::new(&geometry(), BucketNr(FIRST), NBUCKETS);
-        let mut open = OpenBuckets::new(4);
+        let mut open = OpenBuckets::new(4, BUCKET, Sectors(1));
         let place = |open: &mut OpenBuckets, buckets: &mut Buckets, stream, at, fresh: u32| {
             let fresh = BucketNr(fresh);
-            let placed =
-                open.place(stream, (Inode(1), Sector(at)), Sectors(8), 0, BUCKET, Sectors(1), buckets, |b| {
+            let placed = open.place(
+                Piece { stream, at: (Inode(1), Sector(at)), want: Sectors(8), hint: 0 },
+                buckets,
+                |b| {
                     b.invalidate(fresh);
                     b.take(fresh, false);
                     Some(fresh)
-                });
+                },
+            );
             buckets.bucket_of(placed.unwrap().ptr).0
         };
         assert_eq!(place(&mut open, &mut buckets, Stream::Dirty, 0, 10), 10);

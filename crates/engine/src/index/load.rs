@@ -457,7 +457,8 @@ pub(crate) async fn account_tree(
         match future {
             None => {
                 let Some(extents) = tree.take_extents(id) else { continue };
-                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+                check_leaf(reader, tree.node(id), lower, &extents, buckets)?;
+                tree.account_leaf(id, &extents, buckets);
                 tree.set_extents(id, extents);
             }
             Some(future) => {
@@ -465,23 +466,22 @@ pub(crate) async fn account_tree(
                 done.result?;
                 let Some(bytes) = done.buffer else { continue };
                 let (extents, _) = reader.extents(&tree.node(id).key(), &bytes)?;
-                account_leaf(reader, tree, buckets, id, lower, &extents)?;
+                check_leaf(reader, tree.node(id), lower, &extents, buckets)?;
+                tree.account_leaf(id, &extents, buckets);
             }
         }
         lower = tree.node(id).bound;
     }
 }
 
-/// Checks and counts the extents of one leaf, whose range begins behind `lower`.
-fn account_leaf(
+/// Checks the extents of one leaf, whose range begins behind `lower`, before they are counted.
+fn check_leaf(
     reader: &Reader<'_>,
-    tree: &mut Tree,
-    buckets: &mut Buckets,
-    id: NodeId,
+    node: &Node,
     lower: Bound,
     extents: &Extents,
+    buckets: &Buckets,
 ) -> Result<(), EngineError> {
-    let node = tree.node(id);
     let (ptr, bound) = (node.ptr, node.bound);
     let bad = |what: String| {
         let bucket = Some((buckets.bucket_of(ptr), Some(ptr.generation())));
@@ -497,7 +497,6 @@ fn account_leaf(
         }
         names_data(buckets, e.ptr(), e.size()).map_err(|what| bad(format!("key {inode}:{end}: {what}")))?;
     }
-    tree.account_leaf(id, extents, buckets);
     Ok(())
 }
 

@@ -41,8 +41,12 @@ fn account(start: u64, size: u64, bucket: u64) -> Result<(Sectors, Sectors), Str
         let mut extents = Extents::new(BUCKET);
         let ptr = Ptr::new(0, Sector(bucket * BUCKET.0), Gen(0));
         extents.push_back(ONE, Entry::extent(Sector(start + size), Sectors(size), true, ptr));
-        let counted = account_leaf(&reader, &mut tree, &mut buckets, id, (ONE, Sector(100)), &extents);
-        let figures = counted.map(|()| (buckets.live_total(), tree.dirty_sectors(ONE)));
+        let lower = (ONE, Sector(100));
+        let checked = check_leaf(&reader, tree.node(id), lower, &extents, &buckets);
+        let figures = checked.map(|()| {
+            tree.account_leaf(id, &extents, &mut buckets);
+            (buckets.live_total(), tree.dirty_sectors(ONE))
+        });
         *found.borrow_mut() = Some(figures.map_err(|e| e.to_string()));
     });
     result.take().expect("the test ran")
