@@ -77,12 +77,12 @@ pub struct Volume {
     pub(crate) writeback: WritebackState,
 }
 
-/// The target of a request: a volume, the cache to which it is attached, and its slot there.
+/// The target of a request or of writeback: a volume, the cache to which it is attached, and its slot there.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
-    pub(super) volume: &'a Rc<Volume>,
-    pub(super) cache: &'a Rc<Cache>,
-    pub(super) inode: Inode,
+    pub(crate) volume: &'a Rc<Volume>,
+    pub(crate) cache: &'a Rc<Cache>,
+    pub(crate) inode: Inode,
 }
 
 /// The key positions of a volume: its first one, and its size in whole blocks.

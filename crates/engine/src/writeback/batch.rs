@@ -220,7 +220,8 @@ async fn write_groups(
         let start = first.start;
         let size = extents.iter().fold(Sectors::ZERO, |n, e| n + e.size);
         let filling = Filling { turn: run.filling.turn, ..Filling::default() };
-        match write_range(volume, cache, backing, (start, size), &extents, &filling).await {
+        let span = Span { start, size, extents: &extents, filling: &filling };
+        match write_span(volume, cache, backing, &span).await {
             Ok(_) => cleaned.extend(extents),
             Err(e) => result = result.and(count_failure(volume, backing, e)),
         }
@@ -234,19 +235,27 @@ async fn write_whole(
     backing: &Rc<BackingDevice>,
     run: &Run,
 ) -> Result<Sectors, Failure> {
-    write_range(volume, cache, backing, (run.start, run.size), &run.extents, &run.filling).await
+    let span = Span { start: run.start, size: run.size, extents: &run.extents, filling: &run.filling };
+    write_span(volume, cache, backing, &span).await
 }
 
-/// Reads a range and writes it; each sector is in an extent or in the filling. Returns the number of sectors that were
-/// written. The caller holds the range.
-async fn write_range(
+/// A range that is written at once: a whole run, or a group of its extents. Each sector is in an extent or in the
+/// filling.
+struct Span<'a> {
+    start: Sector,
+    size: Sectors,
+    extents: &'a [Extent],
+    filling: &'a Filling,
+}
+
+/// Reads a span and writes it. Returns the number of sectors that were written. The caller holds the range.
+async fn write_span(
     volume: &Rc<Volume>,
     cache: &Rc<Cache>,
     backing: &Rc<BackingDevice>,
-    (start, size): (Sector, Sectors),
-    extents: &[Extent],
-    filling: &Filling,
+    span: &Span<'_>,
 ) -> Result<Sectors, Failure> {
+    let Span { start, size, extents, filling } = *span;
     let offset = |at: Sector| (at - start).bytes() as usize;
     let mut whole = volume.rt.pool().take(size.bytes() as usize);
     if let Some((from, sectors)) = filling.disk {
@@ -257,7 +266,7 @@ async fn write_range(
     }
     whole = match (extents, filling.copies.as_slice(), filling.disk) {
         ([only], [], None) => read_piece(cache, only, whole).await?,
-        _ => read_pieces(volume, cache, start, extents, &filling.copies, whole).await?,
+        _ => read_pieces(volume, cache, span, whole).await?,
     };
     // If a bucket was reused during the reads, the buffer has wrong data.
     let usable = filling.copies.iter().chain(extents).all(|p| cache.alloc.buckets().is_current(p.ptr));
@@ -322,16 +331,14 @@ async fn read_piece(cache: &Cache, piece: &Extent, buffer: Buffer) -> Result<Buf
     done.buffer.ok_or(Failure::Replaced)
 }
 
-/// Reads extents and clean copies, each to its place in the buffer of the range from `start` on.
+/// Reads the extents and the clean copies of a span, each to its place in the buffer of the span.
 async fn read_pieces(
     volume: &Volume,
     cache: &Cache,
-    start: Sector,
-    extents: &[Extent],
-    copies: &[Extent],
+    span: &Span<'_>,
     mut whole: Buffer,
 ) -> Result<Buffer, Failure> {
-    let pieces: Vec<&Extent> = copies.iter().chain(extents).collect();
+    let pieces: Vec<&Extent> = span.filling.copies.iter().chain(span.extents).collect();
     for some in pieces.chunks(READS_AT_ONCE) {
         let reading: Vec<_> = some
             .iter()
@@ -345,7 +352,7 @@ async fn read_pieces(
             cache.device.observe_data(&done.result);
             done.result.map_err(|e| Failure::Cache(e.into()))?;
             let piece = done.buffer.ok_or(Failure::Replaced)?;
-            let at = (p.start - start).bytes() as usize;
+            let at = (p.start - span.start).bytes() as usize;
             whole.as_mut()[at..at + piece.len()].copy_from_slice(piece.as_slice());
         }
     }

@@ -18,8 +18,7 @@ use crate::index::{Kind, MAX_POSITION, NotLoaded};
 use crate::policy::bridging::{Bridging, Shape};
 use crate::policy::cost::Costs;
 use crate::policy::stripes::StripeGeometry;
-use crate::volume::Cache;
-use crate::volume::{RangeGuard, Volume};
+use crate::volume::{Cache, RangeGuard, Target, Volume};
 
 /// The largest number of keys in one batch: 32 MiB if each is one block of 4 KiB.
 const MAX_KEYS: usize = 8192;
@@ -133,28 +132,25 @@ pub(super) async fn collect(
         limit,
         time: Nanos(0),
     };
-    collect_stripes(volume, cache, inode, &mut picked).await?;
+    let target = volume.target(cache, inode);
+    collect_stripes(target, &mut picked).await?;
     if picked.runs.is_empty() {
-        collect_sweep(volume, cache, inode, &mut picked).await?;
+        collect_sweep(target, &mut picked).await?;
     }
     Ok(picked.runs)
 }
 
 /// Selects the next dirty extents from the cursor on, ascending; the sweep wraps around at the end of the device.
-async fn collect_sweep(
-    volume: &Rc<Volume>,
-    cache: &Rc<Cache>,
-    inode: Inode,
-    picked: &mut Picked,
-) -> Result<(), EngineError> {
+async fn collect_sweep(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
+    let volume = target.volume;
     let first = volume.writeback.cursor.get();
-    let mut at = pick(volume, cache, inode, first, MAX_POSITION, true, picked).await?;
+    let mut at = pick(target, first, MAX_POSITION, true, picked).await?;
     // A sweep ends at the end of the device; extents before the cursor go into the next batch, so that each batch is
     // ascending.
     if at == MAX_POSITION {
         at = Sector(0);
         if picked.runs.is_empty() {
-            at = pick(volume, cache, inode, Sector(0), first, true, picked).await?;
+            at = pick(target, Sector(0), first, true, picked).await?;
         }
     }
     volume.writeback.cursor.set(at);
@@ -162,12 +158,8 @@ async fn collect_sweep(
 }
 
 /// Selects completely dirty stripes; none if stripes are not counted.
-async fn collect_stripes(
-    volume: &Rc<Volume>,
-    cache: &Rc<Cache>,
-    inode: Inode,
-    picked: &mut Picked,
-) -> Result<(), EngineError> {
+async fn collect_stripes(target: Target<'_>, picked: &mut Picked) -> Result<(), EngineError> {
+    let Target { volume, cache, inode } = target;
     let first = volume.writeback.stripe_cursor.get();
     let mut from = first;
     let mut wrapped = first == Sector(0);
@@ -181,7 +173,7 @@ async fn collect_stripes(
             Some((start, _)) if wrapped && start >= first && first > Sector(0) => break,
             Some((start, size)) => {
                 from = start + size;
-                pick(volume, cache, inode, start, from, false, picked).await?;
+                pick(target, start, from, false, picked).await?;
             }
             None if wrapped => break,
             None => {
@@ -197,18 +189,17 @@ async fn collect_stripes(
 /// Selects runs in `[from, end)`, ascending. With `until_full` it stops when the batch is full. Returns the position at
 /// which it stopped.
 async fn pick(
-    volume: &Rc<Volume>,
-    cache: &Rc<Cache>,
-    inode: Inode,
+    target: Target<'_>,
     from: Sector,
     end: Sector,
     until_full: bool,
     picked: &mut Picked,
 ) -> Result<Sector, EngineError> {
+    let cache = target.cache;
     let mut at = from;
     while at < end && !(until_full && picked.is_full()) {
         cache.device.check()?;
-        match chain(volume, cache, inode, at, end, picked) {
+        match chain(target, at, end, picked) {
             Err(NotLoaded(id)) => cache.index.load_leaf(id).await?,
             Ok(Some(next)) => at = next,
             Ok(None) => return Ok(end),
@@ -236,13 +227,12 @@ fn next_extent(
 /// cheaper. Returns the position at which to continue, or `None` if there is no dirty data before `end`. The function
 /// does not wait, so nothing changes between the look-up in the index and the hold on the ranges.
 fn chain(
-    volume: &Rc<Volume>,
-    cache: &Cache,
-    inode: Inode,
+    target: Target<'_>,
     from: Sector,
     end: Sector,
     picked: &mut Picked,
 ) -> Result<Option<Sector>, NotLoaded> {
+    let Target { volume, cache, inode } = target;
     let Some(first) = next_extent(cache, inode, from, end, MAX_RUN)? else { return Ok(None) };
     if volume.ranges.is_busy(first.start, first.end()) {
         return Ok(Some(first.end()));
@@ -268,12 +258,13 @@ fn chain(
         extents.push(next);
         last = next;
     }
-    add_runs(volume, cache, inode, extents, picked);
+    add_runs(target, extents, picked);
     Ok(Some(last.end()))
 }
 
 /// Adds a chain of extents to the batch, as one run or as one run for each group of adjacent extents.
-fn add_runs(volume: &Rc<Volume>, cache: &Cache, inode: Inode, extents: Vec<Extent>, picked: &mut Picked) {
+fn add_runs(target: Target<'_>, extents: Vec<Extent>, picked: &mut Picked) {
+    let Target { volume, cache, inode } = target;
     let groups = groups(&extents);
     if groups.len() > 1 {
         let filling = filling(cache, inode, &extents);
