@@ -26,7 +26,7 @@ struct Slot {
     new: Option<RegistrationNr>,
 }
 
-/// See [`CacheSet::register`](super::CacheSet::register).
+/// Registers a backing device; see [`CacheSet::register`](super::CacheSet::register).
 pub(super) async fn register(core: &Rc<Core>, disk: Disk) -> Result<Rc<Volume>, EngineError> {
     let theirs = core.clone();
     let registered = async move {
@@ -259,7 +259,7 @@ async fn refuse_dirty_outside(
     Ok(())
 }
 
-/// See [`CacheSet::create_volume`](super::CacheSet::create_volume).
+/// Creates a flash-only volume; see [`CacheSet::create_volume`](super::CacheSet::create_volume).
 pub(super) async fn create_volume(
     core: &Rc<Core>,
     uuid: Uuid,
@@ -300,7 +300,7 @@ async fn create_volume_now(
     Ok(volume)
 }
 
-/// See [`CacheSet::delete_volume`](super::CacheSet::delete_volume).
+/// Deletes a flash-only volume; see [`CacheSet::delete_volume`](super::CacheSet::delete_volume).
 pub(super) async fn delete_volume(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
     let theirs = core.clone();
     core.cache.tasks.to_the_end(async move { delete_volume_now(&theirs, inode).await }).await
@@ -325,7 +325,7 @@ async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineEr
     Ok(())
 }
 
-/// See [`CacheSet::begin_detach`](super::CacheSet::begin_detach).
+/// Begins to detach a volume; see [`CacheSet::begin_detach`](super::CacheSet::begin_detach).
 pub(super) async fn begin_detach(volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
     if volume.inode().is_none() || volume.is_flash_only() {
         return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
@@ -336,7 +336,7 @@ pub(super) async fn begin_detach(volume: &Rc<Volume>) -> Result<Detaching, Engin
     Ok(guard)
 }
 
-/// See [`CacheSet::release`](super::CacheSet::release).
+/// Stops a volume and releases its backing device; see [`CacheSet::release`](super::CacheSet::release).
 pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
     let stopped = volume.stop().await;
     let Some(inode) = volume.inode() else { return stopped };
@@ -351,7 +351,7 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     Ok(())
 }
 
-/// See [`CacheSet::detach`](super::CacheSet::detach).
+/// Detaches a backing device; see [`CacheSet::detach`](super::CacheSet::detach).
 pub(super) async fn detach(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
     let (theirs, volume) = (core.clone(), volume.clone());
     core.cache.tasks.to_the_end(async move { detach_now(&theirs, &volume).await }).await

@@ -45,7 +45,7 @@ pub struct SetOptions {
     pub memory: MemoryBudget,
 }
 
-/// See [`CacheSet::open`](super::CacheSet::open).
+/// Opens a cache device; see [`CacheSet::open`](super::CacheSet::open).
 pub(super) async fn open(cache: Disk, options: SetOptions) -> Result<Rc<Core>, EngineError> {
     let crash_log = options.crash_log.clone();
     let opened = open_device(cache, options).await;

@@ -7,7 +7,7 @@ use super::Core;
 use crate::error::EngineError;
 use crate::journal::Urgency;
 
-/// See [`CacheSet::stop`](super::CacheSet::stop).
+/// Stops the volumes and the set; see [`CacheSet::stop`](super::CacheSet::stop).
 pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     core.wiper.stop();
     let mut stopped = Ok(());
@@ -39,7 +39,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     stopped.and(result)
 }
 
-/// See [`CacheSet::abandon`](super::CacheSet::abandon).
+/// Ends the set as a process crash does; see [`CacheSet::abandon`](super::CacheSet::abandon).
 pub(super) fn abandon(core: &Core) {
     for v in core.volumes() {
         v.detached();

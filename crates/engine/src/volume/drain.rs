@@ -11,7 +11,7 @@ use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::SetEvent;
 
-/// See [`Volume::stop`].
+/// Stops a volume; see [`Volume::stop`].
 pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     volume.stopping.set(true);
     volume.writeback.wake();
@@ -23,7 +23,7 @@ pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
     }
 }
 
-/// See [`Volume::drained`].
+/// Waits until no dirty data is left; see [`Volume::drained`].
 pub(super) async fn drained(volume: &Volume) -> Result<(), EngineError> {
     let (Some((cache, inode)), Some(_)) = (volume.attached(), &volume.backing) else { return Ok(()) };
     let draining = volume.writeback.drain();

@@ -7,7 +7,7 @@ use super::Volume;
 use crate::error::EngineError;
 use crate::tunables::Admission;
 
-/// See [`Volume::set`].
+/// Sets a tunable and stores it; see [`Volume::set`].
 pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), EngineError> {
     let (before, now) = {
         let t = &mut *volume.tunables.borrow_mut();
