@@ -36,7 +36,7 @@ pub(super) async fn register(core: &Rc<Core>, disk: Disk) -> Result<Rc<Volume>, 
     core.cache.tasks.to_the_end(registered).await
 }
 
-async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
+pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Result<Rc<Volume>, EngineError> {
     let (slot, _attaching) = claim_slot(core, &backing).await?;
     let inode = slot.inode;
     refuse_dirty_outside(core, inode, &backing).await?;

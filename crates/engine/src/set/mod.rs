@@ -20,6 +20,8 @@ use io::Disk;
 pub(crate) use self::core::Core;
 pub use self::core::EngineCounters;
 pub use attach::Detaching;
+#[cfg(test)]
+pub(crate) use attach::attach;
 pub use open::SetOptions;
 
 use crate::device::ErrorLimits;

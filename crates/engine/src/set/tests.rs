@@ -9,6 +9,7 @@ use io::sync::{Either, select};
 
 use super::*;
 use crate::alloc::load_prios;
+use crate::device::Reader;
 use crate::testing::{Watching, open_set, run};
 
 const MINUTE: Nanos = Nanos::from_secs(60);
@@ -24,7 +25,8 @@ fn a_new_set_has_priorities_of_its_metadata() {
             let cache = &set.core.cache;
             let (g, first) = (&cache.geometry, cache.geometry.first_dynamic());
             let (disk, place) = (cache.device.disk(), cache.device.place());
-            let found = load_prios(disk, place, g, cache.device.magic(), first.0.into()).await.unwrap();
+            let reader = Reader { disk, place, geometry: g, magic: cache.device.magic() };
+            let found = load_prios(&reader, first.0.into()).await.unwrap();
             let chain: Vec<BucketNr> = (0..g.prio_buckets).map(|n| BucketNr(first.0 + n)).collect();
             assert_eq!((found.chain, found.seq), (chain, 1));
             let metadata = first.0..first.0 + g.prio_buckets + 2;

@@ -361,7 +361,7 @@ mod tests {
         run(|rt| async move {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             let backing = backing_device(&TestDisk::new(4096), &rt);
-            let volume = set.attach(backing.clone()).await.unwrap();
+            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
             let cache = components(set, &rt);
             cache.tunables.borrow_mut().gc_after_writeback = true;
             let free: Vec<_> = {

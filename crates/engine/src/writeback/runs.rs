@@ -418,7 +418,7 @@ mod tests {
             let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
             // The second stripe has 64 sectors in the data area, which begins at sector 16 of the device.
             let backing = backing_device(&TestDisk::with_stripes(STRIPE + 64, Sectors(STRIPE)), &rt);
-            let volume = set.attach(backing.clone()).await.unwrap();
+            let volume = crate::set::attach(&set.core, backing.clone()).await.unwrap();
             volume.tunables.borrow_mut().writeback_running = false;
             let cache = components(set, &rt);
             rt.sleep(Nanos::from_secs(60)).await;
