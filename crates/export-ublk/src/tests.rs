@@ -255,7 +255,7 @@ fn a_number_that_is_taken_names_who_has_it() {
         let pid = std::process::id();
         assert_eq!(
             taken.to_string(),
-            format!("/dev/ublkb3 is taken by process {pid}: choose another number, or leave it out")
+            format!("/dev/ublkb3 is in use by process {pid}: choose another number, or leave it out")
         );
         device.remove().await.unwrap();
     });

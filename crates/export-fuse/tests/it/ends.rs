@@ -206,7 +206,7 @@ fn what_a_killed_process_left_is_cleaned_up() {
     let disk = RamDisk::new("bcache0", MIB).with_garbage().shared();
     let mut server = Server::start(&at, &[&disk], LOOPS);
     assert_eq!(server.notes.len(), 2, "{:?}", server.notes);
-    assert!(server.notes[0].contains("has died: taken away"), "{:?}", server.notes);
+    assert!(server.notes[0].contains("has died: removed"), "{:?}", server.notes);
     assert!(server.notes[1].contains("unmounted"), "{:?}", server.notes);
     assert_eq!(host::loops_over(&at).len(), 1, "the new one");
     server.stop().unwrap();
