@@ -19,7 +19,8 @@ struct Arrow<'a> {
 
 /// Arrows between modules of a crate that are part of a circle.
 pub fn check(tree: &Tree) -> Vec<Violation> {
-    let roots = tree.product().filter_map(|(f, root)| Some((f.path.strip_suffix("lib.rs")?, root)));
+    let src = |path: &'_ str| path.strip_suffix("lib.rs").or(path.strip_suffix("main.rs")).map(str::len);
+    let roots = tree.product().filter_map(|(f, root)| Some((&f.path[..src(&f.path)?], root)));
     let mut found = Vec::new();
     for (src, root) in roots.filter(|(src, _)| src.ends_with("src/")) {
         let arrows = arrows(tree, src, root);
@@ -88,7 +89,7 @@ mod tests {
         let one = ("crates/a/src/one.rs", "use crate::Two; use crate::four::Four;");
         let two = ("crates/a/src/two/deep.rs", "use super::super::three::Three;");
         let three = ("crates/a/src/three.rs", "fn f() { crate::one::g() }");
-        let expected = [("one.rs", "two"), ("three.rs", "one"), ("two/deep.rs", "three")];
+        let expected = [("one.rs", "two"), ("two/deep.rs", "three"), ("three.rs", "one")];
         let expected = expected.map(|(path, item)| (format!("crates/a/src/{path}"), item.to_owned()));
         assert_eq!(found(&[lib, one, two, three]), expected);
     }
