@@ -112,7 +112,7 @@ impl CrashLog {
 }
 
 /// How the names of the crash logs of a device end.
-fn suffix_of(device: &Path) -> std::io::Result<String> {
+pub(crate) fn suffix_of(device: &Path) -> std::io::Result<String> {
     let meta = std::fs::metadata(device)?;
     let (a, b) = if meta.file_type().is_block_device() { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
     Ok(format!("-{a:x}-{b:x}.kept"))

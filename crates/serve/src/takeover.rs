@@ -76,3 +76,37 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
         Err(e) => Err(refused("cannot be waited for", e)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use blockio::DriverOptions;
+
+    use super::*;
+    use crate::crash_log::suffix_of;
+
+    /// A start that cannot read a superblock removes the crash logs of the device. A takeover once did so, too, and took the
+    /// log away from the process that serves the device.
+    #[test]
+    fn a_device_whose_superblock_cannot_be_read_keeps_its_crash_log() {
+        let Ok(dir) = exports::runtime_dir() else {
+            eprintln!("skipped: this user has no directory for crash logs");
+            return;
+        };
+        let place = tempfile::tempdir().unwrap();
+        let device = place.path().join("cache");
+        // The superblock lies behind the end.
+        std::fs::write(&device, [0; 4096]).unwrap();
+        let log = dir.join(format!("5e5e5e5e{}", suffix_of(&device).unwrap()));
+        std::fs::write(&log, "keys").unwrap();
+        let driver = Driver::new(DriverOptions::default()).unwrap();
+        let refused = driver.block_on(take_over(&driver, &device, &[]));
+        let found = std::fs::read(&log);
+        std::fs::remove_file(&log).unwrap();
+        let refused = refused.unwrap_err();
+        let message = refused.message().unwrap();
+        assert!(message.contains("cache: expected at least"), "{message}");
+        assert_eq!(found.unwrap(), b"keys");
+    }
+}

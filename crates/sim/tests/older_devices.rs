@@ -112,6 +112,41 @@ fn a_crash_log_counts_after_the_device_had_no_room() {
     }
 }
 
+/// The set is disabled for want of room, which loses nothing. A write that was under way then fails with an I/O error, because
+/// the device has lost its power for a moment. Once the crash log still counted, and zeros were read over what was flushed.
+#[test]
+fn a_crash_log_does_not_count_after_the_device_had_no_room_and_then_failed() {
+    const ENOSPC: i32 = 28;
+    const EIO: i32 = 5;
+    let memory = Rc::new(Memory::default());
+    let mut scenario = Scenario::new(2, Layout::small(CacheMode::Writeback), 0);
+    let (first, log) = (options(&memory), memory.clone());
+    scenario.boot(move |b| async move {
+        write_twice(&b, first).await;
+        b.clients[0].set_tolerant(true);
+        let one = |kind| Fault { matching: Matching::all(kind), skip: 0, count: 1 };
+        b.cache.hold(Matching::all(Kind::Write));
+        b.cache.set_faults(vec![one(Kind::Write), one(Kind::DurableWrite)]);
+        let write = b.write_beside(0, 1024, 8, false);
+        b.sleep_ms(100).await;
+        assert_eq!(b.cache.held(), 1, "the data of the write");
+        b.cache.fail_with(ENOSPC);
+        assert!(!b.clients[0].flush().await, "the journal entry has no room");
+        assert!(b.set().failure().is_some() && !log.recorded().is_empty());
+        b.cache.fail_with(EIO);
+        b.cache.release();
+        assert!(!write.await);
+        assert!(log.recorded().is_empty());
+    });
+    scenario.cache_power_cut(Retained::Nothing);
+    let second = options(&memory);
+    scenario.boot(move |b| async move {
+        b.open_with(second).await;
+        b.read_all(0).await;
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 /// A process died, and the start after it was refused by a device that lost what was not durable. The crash log counted in
 /// the start after that: zeros were read over what was flushed.
 #[test]
