@@ -4,13 +4,11 @@
 use export_nbd::codec::wire::{REQUEST_HEADER_BYTES, REQUEST_MAGIC, command};
 use export_nbd::codec::{ExportInfo, RequestStream, Session, StreamStep};
 use libfuzzer_sys::fuzz_target;
+use rig::{RamDisk, RamVolume};
 
 #[allow(dead_code)]
 #[path = "../../crates/export-nbd/tests/it/pipe.rs"]
 mod pipe;
-#[allow(dead_code)]
-#[path = "../../crates/export-nbd/tests/it/ram.rs"]
-mod ram;
 #[allow(dead_code)]
 #[path = "../../crates/export-nbd/tests/it/wire.rs"]
 mod wire;
@@ -90,11 +88,11 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn serve(mode: u8, seed: u8, grain: usize, input: &[u8]) {
-    let mut volume = ram::RamVolume::new("disk", SIZE);
+    let mut disk = RamDisk::new("disk", SIZE);
     if mode & 4 != 0 {
-        volume = volume.with_read_only();
+        disk = disk.with_read_only();
     }
-    let volume = volume.shared();
+    let volume = RamVolume::on(disk.shared()).shared();
     volume.fail(2048..2056, 5);
     let world = world::World::new([&volume]);
     world.shuffle(u64::from(seed));

@@ -328,7 +328,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     guest
         .sh("truncate -s 70M /tmp/c2 && truncate -s 64M /tmp/b2 && ubcache make -C /tmp/c2 -B /tmp/b2 --bucket 64k && \
              ubcache up -C /tmp/c2 -B /tmp/b2 --export ublk=0")
-        .refused(&["/dev/ublkb0 is taken by process", "choose another number"]);
+        .refused(&["/dev/ublkb0 is in use by process", "choose another number"]);
     guest.sh("ubcache check /tmp/c2 /tmp/b2").ok();
     // Another export of the same command cannot be had: the device goes again.
     guest
