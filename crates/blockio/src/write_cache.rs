@@ -5,7 +5,8 @@
 //! flush checks this first.
 //!
 //! The check is made for each flush, as the kernel does: a path of a multipath device or an operator (`hdparm -W1`) may enable
-//! such a cache at any time. *Must not know* what was written; it does not apply to writes through the page cache.
+//! such a cache at any time. Must not know which data was written. The check does not
+//! apply to writes through the page cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -24,7 +24,7 @@ pub enum EngineError {
         device: Arc<str>,
         /// The sector of the superblock.
         sector: Sector,
-        /// The field, what was expected and what was found.
+        /// The damaged field, with its expected and its found value.
         source: Corrupt,
     },
     /// The request cannot be carried out as asked.
@@ -56,7 +56,7 @@ pub struct Damage {
     pub bucket: Option<(BucketNr, Option<Gen>)>,
     /// The buckets of the btree nodes above the structure, from the root on.
     pub path: Vec<BucketNr>,
-    /// The damage: what was expected and what was found.
+    /// The damage, with the expected and the found value.
     pub what: String,
 }
 

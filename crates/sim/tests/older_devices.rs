@@ -29,6 +29,15 @@ async fn write_twice(b: &Boot, options: SetOptions) {
     assert!(b.clients[0].write(64, 64, false).await);
 }
 
+/// Starts the set and reads everything. Then the power fails, and the images are judged.
+fn start_and_judge(scenario: &mut Scenario, options: SetOptions) {
+    scenario.boot(move |b| async move {
+        b.open_with(options).await;
+        b.read_all(0).await;
+    });
+    scenario.power_cut(Retained::Nothing).judge().happy_end();
+}
+
 /// The crash log outlives the process in the memory of the host. The device has failed a request, because its power was
 /// gone for a moment, and with it a write that was answered and not flushed. Replaying the key of that write over data
 /// that was flushed showed zeros.
@@ -46,12 +55,7 @@ pub fn a_crash_log_does_not_count_after_the_device_failed() {
             assert_eq!(b.clients[0].write(512, 8, metadata).await, !metadata);
         });
         scenario.cache_power_cut(Retained::Nothing);
-        let second = options(&memory);
-        scenario.boot(move |b| async move {
-            b.open_with(second).await;
-            b.read_all(0).await;
-        });
-        scenario.power_cut(Retained::Nothing).judge().happy_end();
+        start_and_judge(&mut scenario, options(&memory));
     }
 }
 
@@ -72,12 +76,7 @@ fn a_crash_log_does_not_count_after_a_discard_failed() {
     });
     scenario.cache_power_cut(Retained::Nothing);
     assert!(memory.recorded().is_empty());
-    let second = options(&memory);
-    scenario.boot(move |b| async move {
-        b.open_with(second).await;
-        b.read_all(0).await;
-    });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    start_and_judge(&mut scenario, options(&memory));
 }
 
 /// The file system under the cache is full: neither data nor metadata can be written, and the set is disabled. Nothing was
@@ -139,12 +138,7 @@ fn a_crash_log_does_not_count_after_the_device_had_no_room_and_then_failed() {
         assert!(log.recorded().is_empty());
     });
     scenario.cache_power_cut(Retained::Nothing);
-    let second = options(&memory);
-    scenario.boot(move |b| async move {
-        b.open_with(second).await;
-        b.read_all(0).await;
-    });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    start_and_judge(&mut scenario, options(&memory));
 }
 
 /// A process died, and the start after it was refused by a device that lost what was not durable. The crash log counted in
@@ -164,12 +158,7 @@ fn a_crash_log_does_not_count_after_a_start_that_failed() {
         assert!(CacheSet::open(b.parts.cache.clone(), second).await.is_err());
     });
     scenario.kill();
-    let third = options(&memory);
-    scenario.boot(move |b| async move {
-        b.open_with(third).await;
-        b.read_all(0).await;
-    });
-    scenario.power_cut(Retained::Nothing).judge().happy_end();
+    start_and_judge(&mut scenario, options(&memory));
 }
 
 /// What the cache device holds.

@@ -258,8 +258,8 @@ impl DeviceOp {
         if !self.transfers() || n >= self.left() {
             return Step::Done;
         }
-        // Direct I/O goes on at whole blocks only. Nothing at all moves behind the end of a file that
-        // somebody truncated, or on a device that broke.
+        // Direct I/O continues at whole blocks only. The kernel moves no byte behind the end of a truncated file or on a
+        // broken device.
         let block = u64::from(self.file.opened.info.logical_block_bytes);
         let whole = n / block * block;
         if whole == 0 {

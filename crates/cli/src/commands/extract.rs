@@ -47,7 +47,7 @@ pub(crate) struct Extract {
     /// Ignore clean cached data and read these ranges from the backing device
     #[arg(long)]
     dirty_only: bool,
-    /// Continue at damage and report what was lost or assumed; exit status 1 if anything was
+    /// Continue at damage and report each range that is lost or uncertain; the exit status is then 1
     #[arg(long)]
     best_effort: bool,
     /// Read devices that another process writes to; the contents may be inconsistent

@@ -127,7 +127,7 @@ impl CacheDevice {
         &self.crash_log
     }
 
-    /// Counts of what was written to the device and of the keys that were written back.
+    /// The counters of writes to the device and of keys that were written back.
     pub(crate) fn counters(&self) -> std::cell::RefMut<'_, SetCounters> {
         self.counters.borrow_mut()
     }

@@ -43,7 +43,7 @@ impl FirstBuckets {
         FirstBuckets { prios, uuids: BucketNr(behind), root: BucketNr(behind + 1) }
     }
 
-    fn contain(&self, b: u32) -> bool {
+    fn covers(&self, b: u32) -> bool {
         b >= self.prios.0 && b <= self.root.0
     }
 }
@@ -89,7 +89,7 @@ async fn write_first_prios(
 ) -> Result<(), EngineError> {
     let prio_at = |i: u32| BucketNr(first.prios.0 + i);
     let prios: Vec<BucketPrio> = (0..g.nbuckets)
-        .map(|b| match first.contain(b) {
+        .map(|b| match first.covers(b) {
             true => BucketPrio { prio: u16::MAX, generation: FIRST_GEN },
             false => BucketPrio { prio: 0, generation: Gen(0) },
         })

@@ -80,7 +80,7 @@ pub(crate) fn obstacle() -> Option<String> {
     export_ublk::obstacle()
 }
 
-/// What a volume's device stands for: the set, and the backing device or the slot in it.
+/// The identity of a volume's ublk device: the set, and the backing device or the slot in the set.
 fn identity(id: &str, volume: &Volume) -> Identity {
     match (volume.backing_uuid(), volume.inode()) {
         (Some(uuid), _) => of_backing(id, &uuid.to_string()),
@@ -107,7 +107,7 @@ pub async fn servers(driver: &Driver, id: &str, backing_uuids: &[String]) -> Res
     Ok(pids)
 }
 
-/// Says so if a device was left behind that this start does not go on with: whoever uses it waits.
+/// Warns of ublk devices that an earlier process left and that this start does not recover: their users wait.
 pub(crate) async fn warn_of_left(context: &Context<'_>) {
     if !std::path::Path::new("/dev/ublk-control").exists() {
         return;

@@ -43,7 +43,11 @@ fn a_policy_that_comes_back_knows_what_it_knew() {
     let first = choose(&mut eviction, 3);
     eviction.set_policy(cost_benefit());
     let missed = |e: &mut Eviction| e.on_miss(Inode(1), Sector(8));
-    assert_eq!((missed(&mut eviction), missed(&mut eviction)), (false, true), "what was missed is known");
+    assert_eq!(
+        (missed(&mut eviction), missed(&mut eviction)),
+        (false, true),
+        "the second miss of a block finds the first one"
+    );
     assert_eq!(eviction.age(7), Aged::Observed);
     eviction.set_policy(fifo);
     assert!(!eviction.observes() && !missed(&mut eviction), "fifo is not told");
