@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use format::{SECTOR_BYTES, Sector, Sectors};
-use io::{Buffer, Disk, IoError, Op, Request, Rng};
+use io::{Buffer, Disk, Op, Request, Rng};
 
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
@@ -178,9 +178,12 @@ async fn refused(disk: &Disk, request: Request, what: &str) {
     let (op, sector) = (request.op, request.sector);
     let done = disk.start(request).await;
     let Err(e) = done.result else { panic!("{what}: expected {op} to be refused, found success") };
-    let IoError { device, errno, .. } = &e;
-    assert_eq!(*errno, EINVAL, "{what}: {e}");
-    assert_eq!((&**device, e.op, e.sector), (&*disk.info().name, op, sector), "{what}: what the error names");
+    assert_eq!(e.errno, EINVAL, "{what}: {e}");
+    assert_eq!(
+        (&*e.device, e.op, e.sector),
+        (&*disk.info().name, op, sector),
+        "{what}: what the error names"
+    );
     assert_eq!(done.buffer.is_some(), had_buffer, "{what}: the buffer comes back");
 }
 

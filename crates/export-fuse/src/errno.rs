@@ -28,7 +28,7 @@ mod tests {
     use std::sync::Arc;
 
     use format::{Sector, Sectors};
-    use io::{IoError, Op};
+    use io::{FailedOperation, Op};
 
     use super::*;
 
@@ -36,7 +36,7 @@ mod tests {
     fn every_failure_has_its_number() {
         let device = |errno| {
             let (device, sector, sectors) = (Arc::from("sdb"), Sector(8), Sectors(1));
-            VolumeError::Io(IoError { device, op: Op::Read, sector, sectors, errno })
+            VolumeError::Io(FailedOperation { device, op: Op::Read, sector, sectors, errno }.into())
         };
         let range = VolumeError::OutOfRange { sector: Sector(9), sectors: Sectors(1), capacity: Sectors(8) };
         let cases = [

@@ -4,7 +4,7 @@
 //! goes with it. The volume checks whether it fits into the volume.
 
 use format::{Sector, Sectors};
-use io::{IoError, ReadFlags, VolumeError, WriteFlags};
+use io::{ReadFlags, VolumeError, WriteFlags};
 
 use crate::abi::{self, IoDescriptor};
 
@@ -66,7 +66,7 @@ impl Request {
 pub(crate) fn failure(error: &VolumeError) -> i32 {
     let errno = match error {
         VolumeError::NoSpace(_) => libc::ENOSPC,
-        VolumeError::Io(IoError { errno, .. }) => match *errno {
+        VolumeError::Io(e) => match e.errno {
             e @ (libc::ENOSPC
             | libc::EOPNOTSUPP
             | libc::ETIMEDOUT

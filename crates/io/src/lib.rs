@@ -38,7 +38,7 @@ pub use executor::{Fifo, JoinHandle, Schedule, Unpark};
 pub use histogram::Histogram;
 pub use memory::{MemoryBudget, MemoryFigures, OverBudget, Reservation};
 pub use meter::{DeviceFigures, OpFigures};
-pub use request::{DeviceInfo, IoError, Op, Request};
+pub use request::{DeviceInfo, FailedOperation, IoError, Op, Request};
 pub use rng::Rng;
 pub use runtime::{Handle, Runtime};
 pub use timer::{Nanos, Sleep};

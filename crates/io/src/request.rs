@@ -130,8 +130,14 @@ impl Request {
 }
 
 /// A failed operation: device, operation, range, and the error of the system.
+///
+/// It is one pointer, because every request carries a result, and results are copied often.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IoError {
+pub struct IoError(Arc<FailedOperation>);
+
+/// The content of an [`IoError`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FailedOperation {
     /// Name of the device.
     pub device: Arc<str>,
     /// The operation.
@@ -144,16 +150,25 @@ pub struct IoError {
     pub errno: i32,
 }
 
+impl From<FailedOperation> for IoError {
+    fn from(failed: FailedOperation) -> IoError {
+        IoError(Arc::new(failed))
+    }
+}
+
+impl std::ops::Deref for IoError {
+    type Target = FailedOperation;
+
+    fn deref(&self) -> &FailedOperation {
+        &self.0
+    }
+}
+
 impl IoError {
     /// The error of `request` on a device named `device`.
     pub fn of(device: &Arc<str>, request: &Request, errno: i32) -> IoError {
-        IoError {
-            device: device.clone(),
-            op: request.op,
-            sector: request.sector,
-            sectors: request.sectors,
-            errno,
-        }
+        let Request { op, sector, sectors, .. } = *request;
+        FailedOperation { device: device.clone(), op, sector, sectors, errno }.into()
     }
 
     /// Whether the device is whole and has no room: a sparse file on a full file system, or a quota.
@@ -174,13 +189,8 @@ impl IoError {
     /// The answer to an operation whose device went away without answering.
     pub(crate) fn dropped() -> IoError {
         const ECANCELED: i32 = 125;
-        IoError {
-            device: Arc::from("(closed device)"),
-            op: Op::Flush,
-            sector: Sector(0),
-            sectors: Sectors(0),
-            errno: ECANCELED,
-        }
+        let (device, op) = (Arc::from("(closed device)"), Op::Flush);
+        FailedOperation { device, op, sector: Sector(0), sectors: Sectors(0), errno: ECANCELED }.into()
     }
 }
 

@@ -13,7 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use format::{SECTOR_BYTES, Sector, Sectors};
 use io::sync::Event;
-use io::{BlockVolume, Buffer, IoError, Op, RangeStatus, ReadFlags, VolumeError, WriteFlags, ZeroFlags};
+use io::{
+    BlockVolume, Buffer, FailedOperation, IoError, Op, RangeStatus, ReadFlags, VolumeError, WriteFlags,
+    ZeroFlags,
+};
 
 /// Unit of allocation.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -153,7 +156,14 @@ impl RamDisk {
         let mut state = self.lock();
         if let Some((_, errno)) = state.faults.iter().find(|(bad, _)| bad.start < end && sector.0 < bad.end) {
             let errno = *errno;
-            return Err(IoError { device: Arc::from("ram"), op, sector, sectors, errno }.into());
+            return Err(IoError::from(FailedOperation {
+                device: Arc::from("ram"),
+                op,
+                sector,
+                sectors,
+                errno,
+            })
+            .into());
         }
         state.counts.largest_bytes = state.counts.largest_bytes.max(sectors.bytes());
         Ok(state)

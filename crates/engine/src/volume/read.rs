@@ -20,7 +20,7 @@ use super::{RangeGuard, Volume};
 use crate::canary::{Bug, bug};
 use crate::device::{Meter, Turn, Watched};
 use crate::error::EngineError;
-use crate::index::{Kind, NotLoaded};
+use crate::index::{Kind, NotLoaded, Segment};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
 use crate::stats::{OpKind, Outcome};
@@ -152,7 +152,7 @@ pub(super) async fn read_cached(
                     if !is_still_valid(cache, ptr, turn) {
                         continue;
                     }
-                    let data = buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
+                    let data = || buffer.as_slice().get(read.offset_bytes..).unwrap_or_default();
                     hit(target, read.meta, (start, sectors), (ptr, dirty), data);
                     count_read(target, sectors, Outcome::Hit, decision, arrived);
                     return (buffer, Ok(()));
@@ -162,7 +162,7 @@ pub(super) async fn read_cached(
                 Err(_) => return read_instead(volume, read, buffer, arrived).await,
             }
         }
-        let (b, outcome) = read_parts(target, read, buffer, decision).await;
+        let (b, outcome) = read_parts(target, read, seg, buffer, decision).await;
         buffer = b;
         match outcome {
             Ok(Some(found)) if cache.device.turn() == turn => {
@@ -201,17 +201,18 @@ fn is_still_valid(cache: &Cache, ptr: Ptr, turn: Turn) -> bool {
 }
 
 /// Records that a range was read from the cache, and promotes the data if its bucket will be evicted soon. `data`
-/// begins with the data that was read.
-fn hit(
+/// returns bytes that begin with the data that was read.
+#[inline]
+fn hit<'d>(
     target: Target<'_>,
     meta: bool,
     (start, sectors): (Sector, Sectors),
     (ptr, dirty): (Ptr, bool),
-    data: &[u8],
+    data: impl FnOnce() -> &'d [u8],
 ) {
     let Target { volume, cache, inode } = target;
     if cache.alloc.used(ptr, sectors, volume.saving_of(meta)) && !dirty {
-        let data = data.get(..sectors.bytes() as usize).unwrap_or_default();
+        let data = data().get(..sectors.bytes() as usize).unwrap_or_default();
         crate::gc::promote(&cache.gc, (inode, start), ptr, data);
     }
 }
@@ -243,13 +244,13 @@ fn count_read(target: Target<'_>, sectors: Sectors, found: Outcome, decision: De
     volume.answered(OpKind::Read, outcome, sectors, began);
 }
 
-/// Splits a range into the extents and holes of the index; adjacent holes become one piece.
-async fn pieces(target: Target<'_>, start: Sector, end: Sector) -> Result<Vec<Piece>, EngineError> {
+/// Splits a request into the extents and holes of the index; adjacent holes become one piece. `first`: the extent or
+/// hole at the beginning of the request, as just looked up.
+async fn pieces(target: Target<'_>, read: &Read, first: Segment) -> Result<Vec<Piece>, EngineError> {
     let Target { cache, inode, .. } = target;
     let mut pieces: Vec<Piece> = Vec::new();
-    let mut at = start;
-    while at < end {
-        let seg = cache.index.segment_loaded(inode, at, end).await?;
+    let (mut at, mut seg) = (read.start, first);
+    loop {
         let hit = match seg.kind {
             Kind::Hit { ptr, dirty, .. } => Some((ptr, dirty)),
             Kind::Hole { .. } => None,
@@ -259,19 +260,23 @@ async fn pieces(target: Target<'_>, start: Sector, end: Sector) -> Result<Vec<Pi
             _ => pieces.push(Piece { start: at, end: seg.end, hit }),
         }
         at = seg.end;
+        if at >= read.end {
+            return Ok(pieces);
+        }
+        seg = cache.index.segment_loaded(inode, at, read.end).await?;
     }
-    Ok(pieces)
 }
 
-/// Reads a request that is not one extent of the cache. Returns how much of it the cache had, or `None` if a bucket was
-/// reused meanwhile.
+/// Reads a request that is not one extent of the cache. `first`: the extent or hole at its beginning, as just looked
+/// up. Returns how much of the request the cache had, or `None` if a bucket was reused meanwhile.
 async fn read_parts(
     target: Target<'_>,
     read: &Read,
+    first: Segment,
     buffer: Buffer,
     decision: Decision,
 ) -> (Buffer, Result<Option<Outcome>, EngineError>) {
-    let pieces = match pieces(target, read.start, read.end).await {
+    let pieces = match pieces(target, read, first).await {
         Ok(p) => p,
         Err(e) => return (buffer, Err(e)),
     };
@@ -336,7 +341,7 @@ async fn read_pieces(
                     (Some((ptr, dirty)), _) => {
                         cache.device.observe_data(&Ok(()));
                         if cache.alloc.buckets().is_current(ptr) || bug(Bug::StaleGenerationRead) {
-                            hit(target, read.meta, (r.piece.start, size), (ptr, dirty), bytes);
+                            hit(target, read.meta, (r.piece.start, size), (ptr, dirty), || bytes);
                         } else if outcome.is_ok() {
                             outcome = Ok(false);
                         }
@@ -401,14 +406,15 @@ pub(super) async fn read_merged(
     start: Sector,
     end: Sector,
 ) -> Result<Buffer, EngineError> {
-    let Target { volume, cache, .. } = target;
+    let Target { volume, cache, inode } = target;
     let mut buffer = volume.rt.pool().take((end - start).bytes() as usize);
     let read = Read { start, end, offset_bytes: 0, meta: false };
     loop {
         cache.device.check()?;
         let turn = cache.device.turn();
+        let first = cache.index.segment_loaded(inode, start, end).await?;
         let skip_insert = Decision::Bypass(crate::policy::bypass::BypassReason::Unaligned);
-        let (b, outcome) = read_parts(target, &read, buffer, skip_insert).await;
+        let (b, outcome) = read_parts(target, &read, first, buffer, skip_insert).await;
         buffer = b;
         if outcome?.is_some() && cache.device.turn() == turn {
             return Ok(buffer);

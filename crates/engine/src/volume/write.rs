@@ -22,7 +22,7 @@ use super::overwrite::{overwrite, place_to_overwrite};
 use super::read::{read_directly, read_merged};
 use crate::alloc::{Placed, Purpose, Stream};
 use crate::canary::{Bug, bug};
-use crate::device::Watched;
+use crate::device::{BackingDevice, Watched};
 use crate::error::EngineError;
 use crate::index::{Change, Durability, Kind, Progress};
 use crate::policy::bypass::{
@@ -108,29 +108,46 @@ impl Write {
 pub(super) async fn write_cached(target: Target<'_>, write: &Write) -> Result<Outcome, EngineError> {
     let Target { volume, cache, .. } = target;
     cache.foreground_request();
-    let (start, end, sectors) = (write.start, write.end, write.sectors());
-    let (outer_start, outer_end) = widened(volume, cache, start, end);
-    let range = match volume.ranges.try_change(outer_start, outer_end) {
+    let outer = widened(volume, cache, write.start, write.end);
+    let range = match volume.ranges.try_change(outer.0, outer.1) {
         Some(range) => range,
-        None => volume.ranges.change(outer_start, outer_end).await,
+        None => volume.ranges.change(outer.0, outer.1).await,
     };
     if !volume.is_attached_to(cache) {
         // The volume was detached during the wait; the other path takes its own range.
         drop(range);
         return write_uncached(volume, write).await.map(|()| Outcome::PassThrough).map_err(EngineError::from);
     }
-    let decision = volume.decide(cache, RequestKind::Write, start, sectors, write.meta);
+    let decision = volume.decide(cache, RequestKind::Write, write.start, write.sectors(), write.meta);
+    let mut path = WritePath::Writeback;
     let merged;
     let mut write = write;
-    if (outer_start, outer_end) != (start, end)
-        && (volume.backing.is_none()
-            || !direct_is_aligned(volume, start, sectors)
-            || overlaps_dirty(target, outer_start, outer_end).await?)
-    {
-        merged = merge(target, write, outer_start, outer_end).await?;
-        write = &merged;
+    let inputs = inputs_if_aligned(volume, cache, write, outer);
+    if !inputs.as_ref().is_some_and(|i| write_path(i, decision) == WritePath::Writeback) {
+        (merged, path) = choose_path(target, write, outer, decision, inputs).await?;
+        write = merged.as_ref().unwrap_or(write);
     }
-    write_ready(target, write, (outer_start, outer_end), decision).await
+    if path == WritePath::Writeback {
+        let stream = if volume.backing.is_some() { Stream::Dirty } else { Stream::Volume };
+        match write_back(target, write, stream).await {
+            Ok(newest) => {
+                if stream == Stream::Dirty {
+                    cache.count_for_aging(write.sectors());
+                }
+                if write.fua {
+                    commit(cache, newest).await?;
+                }
+                cache.device.check()?;
+                return Ok(Outcome::Writeback);
+            }
+            Err(NotTaken::ByCache) if volume.backing.is_some() => {
+                let over_dirty = overlaps_dirty(target, write.start, write.end).await?;
+                path = WritePath::Bypass { reason: BypassReason::NoBucket, over_dirty };
+            }
+            Err(not_taken) => return Err(failure_of(volume, not_taken)),
+        }
+    }
+    write_past(target, write, path).await
 }
 
 /// The range widened to whole blocks of the cache and the backing device, but not beyond the volume.
@@ -180,24 +197,52 @@ pub(super) async fn overlaps_dirty(
     Ok(false)
 }
 
-/// Carries out a write whose range is held. The write covers the whole blocks `outer`, or it is aligned for the backing
-/// device and may bypass the cache as it is.
-async fn write_ready(
+/// The inputs of the write path, if the write is whole blocks and no look-up in the index is needed to choose the path
+/// unless the write bypasses the cache.
+fn inputs_if_aligned(
+    volume: &Volume,
+    cache: &Cache,
+    write: &Write,
+    outer: (Sector, Sector),
+) -> Option<WriteInputs> {
+    let block = cache.geometry.block_sectors.0;
+    let aligned = outer == (write.start, write.end)
+        && write.start.0.is_multiple_of(block)
+        && write.end.0.is_multiple_of(block);
+    let plain = aligned && volume.backing.is_some() && volume.expensive_stripes().is_none();
+    plain.then(|| inputs_of(volume, cache, write))
+}
+
+/// Chooses the path of a write whose range is held, with look-ups in the index. Returns also the write of the whole
+/// blocks `outer`, if the write must be merged with the data around it. `inputs`: [`inputs_if_aligned`].
+async fn choose_path(
     target: Target<'_>,
-    mut write: &Write,
+    write: &Write,
     outer: (Sector, Sector),
     decision: Decision,
-) -> Result<Outcome, EngineError> {
+    inputs: Option<WriteInputs>,
+) -> Result<(Option<Write>, WritePath), EngineError> {
     let Target { volume, cache, .. } = target;
-    if volume.backing.is_none() {
-        let seq = write_volume(target, write).await?;
-        return written_back(cache, write, seq).await;
+    let (first, last) = outer;
+    let unaligned = outer != (write.start, write.end);
+    let mut merged = None;
+    if unaligned
+        && (volume.backing.is_none()
+            || !direct_is_aligned(volume, write.start, write.sectors())
+            || overlaps_dirty(target, first, last).await?)
+    {
+        merged = Some(merge(target, write, first, last).await?);
     }
+    if volume.backing.is_none() {
+        return Ok((merged, WritePath::Writeback));
+    }
+    let write = merged.as_ref().unwrap_or(write);
     let touches_dirty_stripe = match volume.expensive_stripes() {
         Some(stripes) => touches_dirty_stripe(target, write, &stripes).await?,
         None => false,
     };
-    let mut inputs = WriteInputs { touches_dirty_stripe, ..inputs_of(volume, cache, write) };
+    let inputs = inputs.unwrap_or_else(|| inputs_of(volume, cache, write));
+    let mut inputs = WriteInputs { touches_dirty_stripe, ..inputs };
     let mut path = write_path(&inputs, decision);
     if path != WritePath::Writeback {
         // Writeback may be writing a gap between dirty extents together with them. A write past the cache would have to
@@ -206,13 +251,10 @@ async fn write_ready(
             || inputs.mode == CacheMode::Writeback && volume.ranges.is_written_back(write.start, write.end);
         path = write_path(&inputs, decision);
     }
-    let merged;
     if path == WritePath::Writeback {
         // The cache takes whole blocks only, so a write that could bypass as it is must be merged first.
-        let (first, last) = outer;
-        if (first, last) != (write.start, write.end) {
-            merged = merge(target, write, first, last).await?;
-            write = &merged;
+        if outer != (write.start, write.end) {
+            merged = Some(merge(target, write, first, last).await?);
         }
         let block = cache.geometry.block_sectors.0;
         if !first.0.is_multiple_of(block) || !last.0.is_multiple_of(block) {
@@ -220,21 +262,7 @@ async fn write_ready(
             path = WritePath::Bypass { reason: BypassReason::Unaligned, over_dirty: true };
         }
     }
-    if path == WritePath::Writeback {
-        match write_back(target, write, Stream::Dirty).await {
-            Ok(seq) => {
-                cache.count_for_aging(write.sectors());
-                return written_back(cache, write, seq).await;
-            }
-            Err(NotTaken::Failed(e)) => return Err(e),
-            Err(NotTaken::ByCache) => {
-                inputs.cache_takes_dirty = false;
-                inputs.overlaps_dirty = overlaps_dirty(target, write.start, write.end).await?;
-                path = write_path(&inputs, Decision::Bypass(BypassReason::NoBucket));
-            }
-        }
-    }
-    write_past(target, write, path).await
+    Ok((merged, path))
 }
 
 /// The inputs of the write path that are known without a look-up in the index.
@@ -282,14 +310,12 @@ pub(super) fn count_bypass(volume: &Volume, cache: &Cache, reason: BypassReason,
     }
 }
 
-/// Ends a write whose data is in the cache and whose newest key is in journal entry `newest`: with FUA, waits until
-/// that entry is durable.
-async fn written_back(cache: &Cache, write: &Write, newest: JournalSeq) -> Result<Outcome, EngineError> {
-    if write.fua && !bug(Bug::FuaBeforeJournal) {
-        cache.journal.commit(newest).await?;
+/// Waits until journal entry `newest`, the newest with a key of a write, is durable.
+async fn commit(cache: &Cache, newest: JournalSeq) -> Result<(), EngineError> {
+    if bug(Bug::FuaBeforeJournal) {
+        return Ok(());
     }
-    cache.device.check()?;
-    Ok(Outcome::Writeback)
+    cache.journal.commit(newest).await
 }
 
 /// Writes the data to the cache device and inserts dirty keys into the index. Returns the newest journal entry with one
@@ -300,10 +326,8 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
     if let Some(backing) = &volume.backing
         && !bug(Bug::DirtyStateForgotten)
         && backing.state() != BackingState::Dirty
-        && backing.ensure_dirty(|| cache.device.check()).await?
     {
-        let device = backing.disk.info().name.to_string();
-        cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
+        begin_dirty_state(cache, backing).await?;
     }
     if super::overwrite::overwrites_in_place(cache)
         && let Some(ptr) = place_to_overwrite(target, write)
@@ -337,42 +361,47 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
         for (piece, future) in &mut more {
             written = written.and(piece_written(volume, cache, *piece, future.await.result));
         }
-        let pieces = std::iter::once(first).chain(more.iter().map(|(piece, _)| *piece));
-        newest = newest.max(insert_keys(target, pieces, written).await?);
+        let mut outcome = outcome_of(volume, written);
+        for Piece { at, placed, .. } in std::iter::once(&first).chain(more.iter().map(|(piece, _)| piece)) {
+            if outcome.is_ok() {
+                let (at, new) = (*at, Some((placed.ptr, true)));
+                let mut change = Change::new(inode, at, at + placed.size, new, Durability::Journaled);
+                let changed = match cache.index.advance(&mut change) {
+                    Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
+                    Ok(Progress::Done(seq)) => Ok(seq),
+                    Err(e) => Err(e),
+                };
+                match changed {
+                    Ok(seq) => newest = newest.max(seq),
+                    Err(e) => outcome = Err(NotTaken::Failed(e)),
+                }
+            }
+            cache.alloc.release(*placed);
+        }
+        outcome?;
     }
     volume.writeback.dirtied();
     Ok(newest)
 }
 
-/// Inserts the keys of all pieces into the index, or none if a piece was not written, and releases the places. Returns
-/// the newest journal entry.
-async fn insert_keys(
-    Target { volume, cache, inode }: Target<'_>,
-    pieces: impl Iterator<Item = Piece>,
-    written: Result<(), IoError>,
-) -> Result<JournalSeq, NotTaken> {
-    let mut outcome = match written {
-        Ok(()) => Ok(JournalSeq(0)),
+/// Sets the state in the backing superblock to dirty before the first dirty key.
+#[cold]
+async fn begin_dirty_state(cache: &Cache, backing: &Rc<BackingDevice>) -> Result<(), EngineError> {
+    if backing.ensure_dirty(|| cache.device.check()).await? {
+        let device = backing.disk.info().name.to_string();
+        cache.device.emit(crate::events::SetEvent::State { device, state: "dirty" });
+    }
+    Ok(())
+}
+
+/// The outcome of a write whose pieces the cache device has written, or has failed to write. After an error no key of
+/// any piece is inserted.
+fn outcome_of(volume: &Volume, written: Result<(), IoError>) -> Result<(), NotTaken> {
+    match written {
+        Ok(()) => Ok(()),
         Err(_) if volume.backing.is_some() => Err(NotTaken::ByCache),
         Err(e) => Err(NotTaken::Failed(e.into())),
-    };
-    for Piece { at, placed, .. } in pieces {
-        if let Ok(newest) = &mut outcome {
-            let new = Some((placed.ptr, true));
-            let mut change = Change::new(inode, at, at + placed.size, new, Durability::Journaled);
-            let changed = match cache.index.advance(&mut change) {
-                Ok(Progress::Blocked(blocked)) => cache.index.complete(change, blocked).await,
-                Ok(Progress::Done(seq)) => Ok(seq),
-                Err(e) => Err(e),
-            };
-            match changed {
-                Ok(seq) => *newest = (*newest).max(seq),
-                Err(e) => outcome = Err(NotTaken::Failed(e)),
-            }
-        }
-        cache.alloc.release(placed);
     }
-    outcome
 }
 
 /// Delays a write that needs new room while the cache is nearly full. Without the delay the cache would soon be full,
@@ -436,13 +465,19 @@ fn piece_written(
 /// Writes whole blocks of a flash-only volume.
 pub(super) async fn write_volume(target: Target<'_>, write: &Write) -> Result<JournalSeq, EngineError> {
     let volume = target.volume;
-    write_back(target, write, Stream::Volume).await.map_err(|e| match e {
+    write_back(target, write, Stream::Volume).await.map_err(|e| failure_of(volume, e))
+}
+
+/// The error of a write that has no other device to go to.
+#[cold]
+fn failure_of(volume: &Volume, not_taken: NotTaken) -> EngineError {
+    match not_taken {
         NotTaken::Failed(e) => e,
         NotTaken::ByCache => EngineError::NoSpace(format!(
             "{}: every bucket of the cache holds dirty data or metadata",
             volume.name()
         )),
-    })
+    }
 }
 
 /// Waits until an open bucket may have room, while buckets are being made ready; returns an error when none can be made

@@ -53,13 +53,15 @@ mod tests {
     use std::sync::Arc;
 
     use format::{Sector, Sectors};
-    use io::{IoError, Op};
+    use io::{FailedOperation, Op};
 
     use super::*;
 
     fn device_error(errno: i32) -> VolumeError {
         let (sector, sectors) = (Sector(8), Sectors(1));
-        VolumeError::Io(IoError { device: Arc::from("sdb"), op: Op::Read, sector, sectors, errno })
+        VolumeError::Io(
+            FailedOperation { device: Arc::from("sdb"), op: Op::Read, sector, sectors, errno }.into(),
+        )
     }
 
     #[test]
