@@ -5,6 +5,8 @@ use std::sync::Arc;
 use format::{Bkey, BucketNr, Corrupt, Gen, Sector};
 use io::{IoError, VolumeError};
 
+use crate::refusal::Refusal;
+
 /// The reason for which an operation was refused or has failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
@@ -15,7 +17,7 @@ pub enum EngineError {
     #[error(transparent)]
     Volume(VolumeError),
     /// A structure on the cache device is damaged.
-    #[error("{0}")]
+    #[error(transparent)]
     Corrupt(Arc<Damage>),
     /// A superblock is damaged, or is not one of the wanted kind.
     #[error("{device}: sector {sector}: {source}")]
@@ -27,9 +29,9 @@ pub enum EngineError {
         /// The damaged field, with its expected and its found value.
         source: Corrupt,
     },
-    /// The request cannot be carried out as asked.
-    #[error("{0}")]
-    Invalid(String),
+    /// The operation cannot be carried out as asked, or was given up.
+    #[error(transparent)]
+    Refused(Arc<Refusal>),
     /// There is no room, and none can be made.
     #[error("{0}")]
     NoSpace(String),
@@ -58,6 +60,14 @@ pub struct Damage {
     pub path: Vec<BucketNr>,
     /// The damage, with the expected and the found value.
     pub what: String,
+    /// The damaged field, if a check of the format found it.
+    pub source: Option<Corrupt>,
+}
+
+impl std::error::Error for Damage {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|c| c as &(dyn std::error::Error + 'static))
+    }
 }
 
 impl std::fmt::Display for Damage {
@@ -85,7 +95,7 @@ impl EngineError {
             EngineError::NoSpace(_) => true,
             EngineError::Disabled { why, .. } => why.is_out_of_room(),
             EngineError::Volume(e) => matches!(e, VolumeError::NoSpace(_)),
-            EngineError::Corrupt(_) | EngineError::Superblock { .. } | EngineError::Invalid(_) => false,
+            EngineError::Corrupt(_) | EngineError::Superblock { .. } | EngineError::Refused(_) => false,
         }
     }
 
@@ -97,6 +107,12 @@ impl EngineError {
             EngineError::NoSpace(s) => VolumeError::NoSpace(s.clone()),
             other => VolumeError::Failed(other.to_string()),
         }
+    }
+}
+
+impl From<Refusal> for EngineError {
+    fn from(refusal: Refusal) -> EngineError {
+        EngineError::Refused(Arc::new(refusal))
     }
 }
 
@@ -122,7 +138,20 @@ impl Place {
     }
 
     pub(crate) fn corrupt(&self, sector: Sector, corrupt: &Corrupt) -> EngineError {
-        self.damage(sector, corrupt.to_string())
+        let (what, source) = (corrupt.to_string(), Some(corrupt.clone()));
+        EngineError::Corrupt(Arc::new(Damage { what, source, ..self.nothing_at(sector) }))
+    }
+
+    fn nothing_at(&self, sector: Sector) -> Damage {
+        Damage {
+            device: self.device.clone(),
+            set: self.set.clone(),
+            sector,
+            bucket: None,
+            path: Vec::new(),
+            what: String::new(),
+            source: None,
+        }
     }
 
     pub(crate) fn damage_at(
@@ -132,14 +161,7 @@ impl Place {
         path: Vec<BucketNr>,
         what: impl Into<String>,
     ) -> EngineError {
-        EngineError::Corrupt(Arc::new(Damage {
-            device: self.device.clone(),
-            set: self.set.clone(),
-            sector,
-            bucket,
-            path,
-            what: what.into(),
-        }))
+        EngineError::Corrupt(Arc::new(Damage { bucket, path, what: what.into(), ..self.nothing_at(sector) }))
     }
 
     pub(crate) fn bad_node(
@@ -157,6 +179,10 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use format::RawSuperblock;
+
+    use crate::refusal::Cause;
+
     use super::*;
 
     fn io_error(errno: i32) -> IoError {
@@ -182,7 +208,7 @@ mod tests {
             (EngineError::Io(io_error(28)), true),
             (EngineError::Io(io_error(5)), false),
             (EngineError::NoSpace("full".into()), true),
-            (EngineError::Invalid("no".into()), false),
+            (Refusal::Cancelled.into(), false),
             (place().damage(Sector(1), "torn"), false),
         ] {
             assert_eq!(error.is_out_of_room(), is_out_of_room, "{error}");
@@ -206,6 +232,27 @@ mod tests {
         let failed = "cache set a-set is disabled: full";
         let answer = disabled(EngineError::NoSpace("full".into())).to_volume_error();
         assert_eq!(answer, VolumeError::Failed(failed.into()));
+    }
+
+    /// A caller reaches the typed cause of an error, and so an error number or the damaged field.
+    #[test]
+    fn an_error_keeps_its_cause() {
+        use std::error::Error;
+        let short = RawSuperblock::from_prefix(&[0; 8]).err().expect("it is too short");
+        let damaged = place().corrupt(Sector(8), &short);
+        assert_eq!(damaged.to_string(), format!("ssd (cache set a-set): sector 8: {short}"));
+        assert_eq!(damaged.source().and_then(|s| s.downcast_ref::<Corrupt>()), Some(&short));
+        let source = Some(Cause::of(Arc::new(EngineError::Io(io_error(5)))));
+        let (volume, left) = ("hdd".to_owned(), format::Sectors(8));
+        let drained: EngineError = Refusal::NotWrittenBack { volume, left, source }.into();
+        let message = format!("hdd: 8 dirty sectors could not be written back: {}", io_error(5));
+        assert_eq!(drained.to_string(), message);
+        let cause = drained.source().and_then(Error::source).and_then(|s| s.downcast_ref::<EngineError>());
+        assert!(matches!(cause, Some(EngineError::Io(e)) if e.errno == 5), "{cause:?}");
+        let wrong =
+            crate::tunables::SetTunables::default().set("io_error_limit", "many").expect_err("no number");
+        let refused: EngineError = Refusal::from(wrong.clone()).into();
+        assert_eq!(refused.to_string(), wrong.to_string());
     }
 
     /// The message has each known part of the place of a damage.

@@ -24,6 +24,7 @@ mod human;
 mod index;
 mod journal;
 pub mod policy;
+mod refusal;
 mod set;
 pub mod stats;
 mod tasks;
@@ -40,6 +41,7 @@ pub const CANARIES: bool = cfg!(feature = "canary");
 
 pub use error::{Damage, EngineError};
 pub use events::SetEvent;
+pub use refusal::{Cause, DeviceRefusal, MemoryLimit, Refusal};
 pub use set::{CacheSet, Detaching, EngineCounters, SetOptions, SetStatus};
 pub use volume::{Volume, VolumeRef};
 pub use wipe::Wiped;

@@ -20,11 +20,13 @@ pub const CRATES: &[&[&str]] = &[
 /// Modules in the root of the engine. Those that exist only until they have their place in a component are marked.
 pub const COMPONENTS: &[&[&str]] = &[
     // `canary` marks places in all components.
-    &["error", "events", "human", "canary"],
+    &["events", "human", "canary"],
     &["policy"],
     // Not in a component yet: counters and settings.
     &["stats"],
     &["tunables"],
+    &["refusal"],
+    &["error"],
     &["tasks", "device"],
     &["journal"],
     // Names the journal: a prio chain takes effect with an entry.

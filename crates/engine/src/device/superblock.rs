@@ -5,6 +5,7 @@ use io::{DeviceInfo, Disk};
 
 use crate::canary::{Mark, mark};
 use crate::error::EngineError;
+use crate::refusal::DeviceRefusal;
 
 /// The sector of the superblock (format section 2).
 pub(crate) const SUPERBLOCK_SECTOR: Sector = Sector(8);
@@ -34,10 +35,7 @@ fn refused(info: &DeviceInfo, source: Corrupt) -> EngineError {
 async fn read_superblock(disk: &Disk) -> Result<RawSuperblock, EngineError> {
     let info = disk.info();
     if info.sectors < Sectors(16) {
-        return Err(EngineError::Invalid(format!(
-            "{}: expected at least 16 sectors for a superblock, found {}",
-            info.name, info.sectors
-        )));
+        return Err(DeviceRefusal::TooSmall { sectors: info.sectors }.of(&info.name).into());
     }
     let (buffer, result) = disk.read(SUPERBLOCK_SECTOR, disk.runtime().pool().take(4096)).await;
     result?;

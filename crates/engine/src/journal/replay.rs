@@ -13,6 +13,7 @@ use super::{HEADER_BYTES, Ring};
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::device::Reader;
 use crate::error::EngineError;
+use crate::refusal::Refusal;
 
 /// The result of reading the ring.
 pub(crate) struct Found {
@@ -56,9 +57,9 @@ pub(crate) async fn scan(
         }
         let keys: usize = found.entries.iter().map(|(_, jset)| jset.keys.len()).sum();
         let bytes = found.entries.len() * size_of::<Jset>() + keys * size_of::<Bkey>();
-        memory.try_grow(bytes as u64).map_err(|e| {
-            EngineError::Invalid(format!("{}: sector {start}: {keys} keys of the journal: {e}", place.device))
-        })?;
+        let (device, sector) = (place.device.clone(), start);
+        let too_many = |source| Refusal::JournalMemory { device, sector, keys, source };
+        memory.try_grow(bytes as u64).map_err(too_many)?;
         entries.extend(found.entries.into_iter().map(|(_, jset)| jset));
     }
     let first = ring_buckets.first().map_or(Sector(0), |b| geometry.bucket_start(*b));

@@ -9,6 +9,7 @@ use super::*;
 use crate::device::Reader;
 use crate::error::Place;
 use crate::journal::ring::Slot;
+use crate::refusal::Refusal;
 use crate::testing::{TestDisk, cache_device, run};
 
 mod writer;
@@ -125,7 +126,7 @@ fn a_failure_ends_the_wait_for_room() {
         some_turns(&rt).await;
         assert!(waiting.try_take().is_none());
         assert!(j.is_pressed() && j.is_refusing());
-        j.fail(EngineError::Invalid("broken".into()));
+        j.fail(Refusal::SetFailed.into());
         assert!(waiting.await.is_err());
         assert!(!j.is_refusing());
     });

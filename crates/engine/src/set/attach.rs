@@ -16,6 +16,7 @@ use crate::device::BackingDevice;
 use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{MAX_POSITION, NotLoaded};
+use crate::refusal::{DeviceRefusal, Refusal};
 use crate::volume::Volume;
 
 /// The slot of a device in the UUID table.
@@ -123,16 +124,8 @@ fn is_rolled_back(core: &Rc<Core>, backing: &BackingDevice) -> bool {
 
 /// The error for a device whose dirty data is in a newer state of the cache device.
 fn refuse_rolled_back<T>(core: &Rc<Core>, backing: &BackingDevice) -> Result<T, EngineError> {
-    refuse(
-        backing,
-        format!(
-            "has dirty data in another state of cache set {}: {} does not know the last registration of this device: \
-             the cache device (or this one) was restored from an older copy. Attach the newest one; `ubcache extract` \
-             reads what this one has; serving this device alone loses the dirty data",
-            core.uuid(),
-            core.cache.device.place().device
-        ),
-    )
+    let cache = core.cache.device.place().device.clone();
+    refuse(backing, DeviceRefusal::DirtyInOtherState { set: core.uuid(), cache })
 }
 
 /// Refuses a device that does not fit the set according to the superblocks and to the devices that are attached.
@@ -141,33 +134,24 @@ fn refuse_misfits(core: &Rc<Core>, backing: &BackingDevice) -> Result<(), Engine
     if core.volumes().iter().any(|v| v.backing_uuid() == Some(backing.uuid())) {
         mark(Mark::RefusedTwice);
         let (device, set) = (backing.uuid(), core.uuid());
-        return refuse(backing, format!("a device with UUID {device} is already attached to set {set}"));
+        return refuse(backing, DeviceRefusal::Attached { device, set });
     }
     if core.attaching.borrow().contains(&backing.uuid()) {
         let (device, set) = (backing.uuid(), core.uuid());
-        return refuse(backing, format!("a device with UUID {device} is being attached to set {set}"));
+        return refuse(backing, DeviceRefusal::BeingAttached { device, set });
     }
     if backing.set_uuid() != core.uuid() && matches!(state, BackingState::Clean | BackingState::Dirty) {
         mark(Mark::RefusedOtherSet);
-        let (state, theirs, ours) = (state.name(), backing.set_uuid(), core.uuid());
-        return refuse(
-            backing,
-            format!("is {state} and attached to cache set {theirs}, expected set {ours}"),
-        );
+        let (found, expected) = (backing.set_uuid(), core.uuid());
+        return refuse(backing, DeviceRefusal::InOtherSet { state, found, expected });
     }
     if backing.block_sectors() < core.cache.geometry.block_sectors {
         mark(Mark::RefusedBlockSize);
         let (least, found) = (core.cache.geometry.block_sectors, backing.block_sectors());
-        return refuse(
-            backing,
-            format!("block size: expected at least the set's {least} sectors, found {found}"),
-        );
+        return refuse(backing, DeviceRefusal::BlockSize { least, found });
     }
     if (backing.data_offset() + backing.data_sectors()) > MAX_POSITION {
-        return refuse(
-            backing,
-            format!("size: expected an end of the data at sector {MAX_POSITION} at most"),
-        );
+        return refuse(backing, DeviceRefusal::TooLarge { most: MAX_POSITION });
     }
     Ok(())
 }
@@ -195,19 +179,13 @@ async fn slot_for(core: &Rc<Core>, backing: &BackingDevice) -> Result<Slot, Engi
     if state == BackingState::Dirty {
         mark(Mark::RefusedUnknownDirty);
         let (set, device) = (core.uuid(), backing.uuid());
-        return refuse(
-            backing,
-            format!(
-                "has dirty data in a cache, but cache set {set} does not know its UUID {device}: the dirty data is in \
-                 another cache device, or this one is an older copy, made before the device was attached"
-            ),
-        );
+        return refuse(backing, DeviceRefusal::DirtyInOtherCache { set, device });
     }
     mark(Mark::NewSlot);
     let Some(inode) = free_slot_after_walk(core).await? else {
         mark(Mark::RefusedNoSlot);
         let slots = core.cache.uuids.entries().len();
-        return refuse(backing, format!("all {slots} slots of the set are in use"));
+        return refuse(backing, DeviceRefusal::NoSlot { slots });
     };
     let number = RegistrationNr::from_random(core.cache.rt.random());
     let mut entry = UuidEntry::backing(backing.uuid(), backing.label_bytes(), now);
@@ -249,11 +227,7 @@ async fn refuse_dirty_outside(
             && !(inside && at >= start)
         {
             mark(Mark::RefusedTruncated);
-            return Err(EngineError::Invalid(format!(
-                "{}: the cache has dirty data for sectors {at}..+{sectors}: expected all of it between sectors \
-                 {start} and {end}, the data area of the device, which may have been truncated",
-                backing.disk.info().name
-            )));
+            return refuse(backing, DeviceRefusal::DirtyOutside { at, sectors, start, end });
         }
     }
     Ok(())
@@ -279,19 +253,14 @@ async fn create_volume_now(
     let block = core.cache.geometry.block_sectors.0;
     let size = Sectors(size.0 / block * block);
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
-        return Err(EngineError::Invalid(format!(
-            "volume: expected 1 block to {MAX_POSITION} sectors, found {size}"
-        )));
+        return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }
     let _config = core.cache.uuids.lock().await;
     let Some(inode) = free_slot_after_walk(core).await? else {
-        return Err(EngineError::Invalid(format!(
-            "all {} slots of the set are in use",
-            core.cache.uuids.entries().len()
-        )));
+        return Err(Refusal::NoSlot { slots: core.cache.uuids.entries().len() }.into());
     };
     let Some(bytes) = format::superblock::label_bytes(label) else {
-        return Err(EngineError::Invalid(format!("label: expected at most 32 bytes, found {}", label.len())));
+        return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
     };
     let entry = UuidEntry::volume(uuid, bytes, size, core.cache.rt.wall_seconds() as u32);
     core.cache.uuids.update(|u| u[inode.0 as usize] = entry).await?;
@@ -309,13 +278,13 @@ pub(super) async fn delete_volume(core: &Rc<Core>, inode: Inode) -> Result<(), E
 async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineError> {
     let volume = core.volume_of(inode).filter(|v| v.is_flash_only());
     let Some(volume) = volume else {
-        return Err(EngineError::Invalid(format!("slot {inode} is not a flash-only volume")));
+        return Err(Refusal::NotFlashOnly { inode }.into());
     };
     volume.stop().await?;
     let _config = core.cache.uuids.lock().await;
     // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
     if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
-        return Err(EngineError::Invalid(format!("the volume of slot {inode} has been deleted")));
+        return Err(Refusal::Deleted { inode }.into());
     }
     let now = core.cache.rt.wall_seconds() as u32;
     core.cache.uuids.update(|u| u[inode.0 as usize].invalidate(now)).await?;
@@ -328,7 +297,7 @@ async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineEr
 /// Begins to detach a volume; see [`CacheSet::begin_detach`](super::CacheSet::begin_detach).
 pub(super) async fn begin_detach(volume: &Rc<Volume>) -> Result<Detaching, EngineError> {
     if volume.inode().is_none() || volume.is_flash_only() {
-        return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     }
     volume.begin_detach();
     let guard = Detaching { volume: volume.clone() };
@@ -359,7 +328,7 @@ pub(super) async fn detach(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), E
 
 async fn detach_now(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), EngineError> {
     let (Some(inode), Some(backing)) = (volume.inode(), volume.backing()) else {
-        return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+        return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
     };
     volume.begin_detach();
     let result = detach_drained(core, volume, inode, &backing).await;
@@ -385,7 +354,7 @@ async fn detach_drained(
         let guard = volume.block_all().await;
         core.cache.device.check()?;
         if volume.inode() != Some(inode) {
-            return Err(EngineError::Invalid(format!("{} is not attached", volume.label_or_name())));
+            return Err(Refusal::NotAttached { volume: volume.label_or_name() }.into());
         }
         // A write that chose the cache before the detach began may have ended only now.
         if core.cache.index.tree().dirty_sectors(inode) == Sectors::ZERO || bug(Bug::DetachWithDirtyData) {
@@ -451,6 +420,6 @@ impl Drop for Detaching {
 }
 
 /// The error for a refused device, with the name of the device.
-fn refuse<T>(backing: &BackingDevice, why: String) -> Result<T, EngineError> {
-    Err(EngineError::Invalid(format!("{}: {why}", backing.disk.info().name)))
+fn refuse<T>(backing: &BackingDevice, why: DeviceRefusal) -> Result<T, EngineError> {
+    Err(why.of(&backing.disk.info().name).into())
 }

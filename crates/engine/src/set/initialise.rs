@@ -12,6 +12,7 @@ use io::Disk;
 use crate::canary::{Bug, bug};
 use crate::device::SUPERBLOCK_SECTOR;
 use crate::error::{EngineError, Place};
+use crate::refusal::DeviceRefusal;
 
 /// The smallest number of blocks in the journal of a new set: enough even if every leaf of a small index needs a new
 /// root.
@@ -64,10 +65,9 @@ pub(super) async fn initialise(
     }
     let first = FirstBuckets::of(&g);
     if first.root.0 >= g.nbuckets {
-        return Err(EngineError::Invalid(format!(
-            "{}: expected more than {} buckets, for the metadata of a set, found {}: format it with smaller buckets",
-            place.device, first.root, g.nbuckets
-        )));
+        return Err(DeviceRefusal::TooFewBuckets { least: first.root.0, found: g.nbuckets }
+            .of(&place.device)
+            .into());
     }
     write_first_prios(cache, &g, magic, &first).await?;
     let empty_table = cache.runtime().pool().zeroed(g.meta_sectors.bytes() as usize);

@@ -13,6 +13,7 @@ use crate::alloc::Buckets;
 use crate::error::{EngineError, Place};
 use crate::index::READ_AHEAD;
 use crate::policy::replacement::most_bytes_each;
+use crate::refusal::{DeviceRefusal, MemoryLimit};
 
 /// Bytes for the priority and generation of a bucket: once as read, once as written.
 const PRIORITIES: u64 = 2 * size_of::<format::BucketPrio>() as u64;
@@ -37,17 +38,14 @@ pub(crate) fn reserve(
     let buffers = geometry.bucket_sectors.bytes().max(nodes);
     let wanted_bytes = tables.saturating_add(buffers);
     let most_bytes = budget.limit() / SHARE_OF_A_SET;
-    let refused = |why: String| {
-        EngineError::Invalid(format!(
-            "{}: {} buckets of {} sectors take {wanted_bytes} bytes of memory: {why}. Format the cache with larger \
-             buckets, or give the process more memory",
-            place.device, geometry.nbuckets, geometry.bucket_sectors
-        ))
+    let refused = |source: MemoryLimit| -> EngineError {
+        let Geometry { nbuckets: buckets, bucket_sectors, .. } = *geometry;
+        DeviceRefusal::Memory { buckets, bucket_sectors, wanted_bytes, source }.of(&place.device).into()
     };
     if wanted_bytes > most_bytes {
-        return Err(refused(format!("a set may take {most_bytes} bytes here")));
+        return Err(refused(MemoryLimit::Set { bytes: most_bytes }));
     }
-    budget.try_reserve(wanted_bytes).map_err(|e| refused(e.to_string()))
+    budget.try_reserve(wanted_bytes).map_err(|e| refused(e.into()))
 }
 
 #[cfg(test)]

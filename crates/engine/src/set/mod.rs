@@ -28,6 +28,7 @@ use crate::device::ErrorLimits;
 use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::gc::GcSettings;
+use crate::refusal::Refusal;
 use crate::volume::Volume;
 use crate::wipe::Wiped;
 
@@ -213,13 +214,9 @@ impl CacheSet {
     pub async fn set(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let core = &self.core;
         let mut next = core.cache.tunables.borrow().clone();
-        next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        next.set(name, value).map_err(Refusal::from)?;
         if !next.synchronous {
-            return Err(EngineError::Invalid(
-                "synchronous: expected 1; 0 would discard the cache with its dirty data at the next start. Detach the \
-                 devices and format the cache instead"
-                    .into(),
-            ));
+            return Err(Refusal::NotSynchronous.into());
         }
         let stored = {
             let old = core.cache.tunables.borrow();
@@ -310,14 +307,14 @@ impl CacheSet {
 
 impl Core {
     fn set_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
-        self.cache.tunables.borrow_mut().set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))
+        Ok(self.cache.tunables.borrow_mut().set(name, value).map_err(Refusal::from)?)
     }
 
     /// Writes a tunable to the superblock, then sets it.
     async fn store_tunable(&self, name: &str, value: &str) -> Result<(), EngineError> {
         let _config = self.cache.uuids.lock().await;
         let mut next = self.cache.tunables.borrow().clone();
-        next.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        next.set(name, value).map_err(Refusal::from)?;
         self.cache.device.change_superblock(|sb| {
             sb.set_discard(next.discard);
             sb.set_replacement(next.cache_replacement_policy);

@@ -21,6 +21,7 @@ use crate::events::SetEvent;
 use crate::gc::Gc;
 use crate::index::{Index, evict_task, leaf_writer_task, reclaim_task, write_old_leaves_task};
 use crate::policy::congestion::Congestion;
+use crate::refusal::DeviceRefusal;
 use crate::stats::{CacheStats, Work};
 use crate::tasks::Tasks;
 use crate::tunables::SetTunables;
@@ -70,10 +71,7 @@ async fn open_device(cache: Disk, options: SetOptions) -> Result<Rc<Core>, Engin
         cache.flush().await?;
     }
     if superblock.has_obsolete_large_bucket() {
-        return Err(EngineError::Invalid(format!(
-            "{}: the set uses the obsolete large-bucket format, which is read-only: extract its data instead",
-            place.device
-        )));
+        return Err(DeviceRefusal::ObsoleteFormat.of(&place.device).into());
     }
     let mut events = Vec::new();
     if !superblock.sync() {

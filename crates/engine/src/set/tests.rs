@@ -10,6 +10,7 @@ use io::sync::{Either, select};
 use super::*;
 use crate::alloc::load_prios;
 use crate::device::Reader;
+use crate::refusal::Refusal;
 use crate::testing::{Watching, open_set, run};
 
 const MINUTE: Nanos = Nanos::from_secs(60);
@@ -101,7 +102,7 @@ fn no_task_outlives_a_failure() {
         let set = open_set(&Watching::new(16_384), &rt, (16, false), SetOptions::default()).await;
         rt.sleep(MINUTE).await;
         let components = references(&set);
-        let why = EngineError::Invalid("the test disables the set".into());
+        let why = EngineError::from(Refusal::SetFailed);
         set.core.cache.device.fail(EngineError::Disabled { set: "a set".into(), why: Arc::new(why) });
         rt.sleep(MINUTE).await;
         set.abandon();

@@ -10,6 +10,7 @@ use super::Volume;
 use crate::canary::{Bug, bug};
 use crate::error::EngineError;
 use crate::events::SetEvent;
+use crate::refusal::{Cause, Refusal};
 
 /// Stops a volume; see [`Volume::stop`].
 pub(super) async fn stop(volume: &Volume) -> Result<(), EngineError> {
@@ -40,11 +41,8 @@ pub(super) async fn drained(volume: &Volume) -> Result<(), EngineError> {
     cache.device.check()?;
     if dirty() {
         let left = cache.index.tree().dirty_sectors(inode);
-        let why = volume.writeback.last_error().unwrap_or_else(|| "the volume was stopped".into());
-        return Err(EngineError::Invalid(format!(
-            "{}: {left} dirty sectors could not be written back: {why}",
-            volume.label_or_name()
-        )));
+        let source = volume.writeback.last_error().map(Cause::of);
+        return Err(Refusal::NotWrittenBack { volume: volume.label_or_name(), left, source }.into());
     }
     mark_clean(volume).await
 }

@@ -10,6 +10,7 @@ use super::Target;
 use crate::canary::{Bug, Mark, bug, mark};
 use crate::error::EngineError;
 use crate::events::SetEvent;
+use crate::refusal::Refusal;
 use crate::tunables::StopWhenFailed;
 
 /// Handles the failure of the set. `Ok`: from now on the volume is served without the set.
@@ -20,8 +21,7 @@ pub(super) async fn cache_lost(target: Target<'_>) -> Result<(), EngineError> {
         // Another request has handled it.
         return Ok(());
     }
-    let failure =
-        cache.device.check().err().unwrap_or_else(|| EngineError::Invalid("the set has failed".into()));
+    let failure = cache.device.check().err().unwrap_or_else(|| Refusal::SetFailed.into());
     let Some(backing) = volume.backing() else { return Err(failure) };
     let dirty = cache.index.tree().dirty_sectors(inode);
     let always = volume.tunables.borrow().stop_when_cache_set_failed == StopWhenFailed::Always;

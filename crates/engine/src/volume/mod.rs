@@ -46,6 +46,7 @@ use crate::policy::sequential::{SequentialDetector, StreamHint};
 use crate::policy::stripes::StripeGeometry;
 use crate::policy::writeback_rate::{RateDebug, WritebackRate};
 use crate::policy::yielding;
+use crate::refusal::DeviceRefusal;
 use crate::stats::{CacheStats, OpKind, Outcome, RequestCounters, RequestStats};
 use crate::tunables::{Admission, Controller, DeviceTunables};
 
@@ -162,10 +163,7 @@ impl Volume {
         match backing.state() {
             BackingState::Dirty if !lose_dirty => {
                 mark(Mark::AloneRefused);
-                return Err(EngineError::Invalid(format!(
-                    "{name}: has dirty data in cache set {}: serving it without that set would lose the data",
-                    backing.set_uuid()
-                )));
+                return Err(DeviceRefusal::DirtyInSet { set: backing.set_uuid() }.of(&name).into());
             }
             BackingState::Clean | BackingState::Dirty => {
                 mark(Mark::AloneStale);

@@ -23,6 +23,7 @@ use crate::error::EngineError;
 use crate::index::{Kind, NotLoaded, Segment};
 use crate::policy::bypass::{Decision, RequestKind};
 use crate::policy::congestion::Direction;
+use crate::refusal::Refusal;
 use crate::stats::{OpKind, Outcome};
 
 /// A part of a request that is one extent of the cache, or a hole.
@@ -374,7 +375,7 @@ async fn piece_failed(
     result: Result<(), io::IoError>,
     out: &mut [u8],
 ) -> Result<(), EngineError> {
-    let error = result.err().map_or_else(|| EngineError::Invalid("device closed".into()), EngineError::from);
+    let error = result.err().map_or_else(|| Refusal::Closed.into(), EngineError::from);
     let size = piece.end - piece.start;
     match (piece.hit, volume.backing()) {
         (Some((_, dirty)), backing) => {

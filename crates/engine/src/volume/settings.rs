@@ -5,6 +5,7 @@
 
 use super::Volume;
 use crate::error::EngineError;
+use crate::refusal::Refusal;
 use crate::tunables::Admission;
 
 /// Sets a tunable and stores it; see [`Volume::set`].
@@ -12,7 +13,7 @@ pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), 
     let (before, now) = {
         let t = &mut *volume.tunables.borrow_mut();
         let before = t.clone();
-        t.set(name, value).map_err(|e| EngineError::Invalid(e.to_string()))?;
+        t.set(name, value).map_err(Refusal::from)?;
         (before, t.clone())
     };
     let stored = match (name, &volume.backing) {
@@ -41,7 +42,7 @@ pub(super) async fn set(volume: &Volume, name: &str, value: &str) -> Result<(), 
 /// Writes the label to the backing superblock and to the slot of the volume in the UUID table.
 async fn write_label(volume: &Volume, label: &str) -> Result<(), EngineError> {
     let Some(bytes) = format::superblock::label_bytes(label) else {
-        return Err(EngineError::Invalid(format!("label: expected at most 32 bytes, found {}", label.len())));
+        return Err(Refusal::LabelTooLong { bytes: label.len() }.into());
     };
     if let Some(b) = &volume.backing {
         b.update(|sb| sb.set_label(bytes)).await?;

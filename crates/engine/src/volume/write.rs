@@ -371,10 +371,7 @@ async fn write_back(target: Target<'_>, write: &Write, stream: Stream) -> Result
                     Ok(Progress::Done(seq)) => Ok(seq),
                     Err(e) => Err(e),
                 };
-                match changed {
-                    Ok(seq) => newest = newest.max(seq),
-                    Err(e) => outcome = Err(NotTaken::Failed(e)),
-                }
+                outcome = changed.map(|seq| newest = newest.max(seq)).map_err(NotTaken::Failed);
             }
             cache.alloc.release(*placed);
         }

@@ -5,12 +5,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use format::{Sector, Sectors};
 use io::Nanos;
 use io::sync::Event;
 
 use super::VolumeLoad;
+use crate::error::EngineError;
 
 /// The number of failed batches in a row after which a drain ends with the error.
 const GIVE_UP_AFTER: u32 = 3;
@@ -31,7 +33,7 @@ pub(crate) struct WritebackState {
     pub(crate) written: Cell<Sectors>,
     /// The recent number of sectors that a batch makes clean in a second.
     pub(crate) cleaned_per_second: Cell<f64>,
-    pub(crate) last_error: RefCell<Option<String>>,
+    pub(crate) last_error: RefCell<Option<Arc<EngineError>>>,
     pub(crate) running: Cell<bool>,
     pub(crate) wake: Event,
     /// Notified when keys became clean, a batch failed, or the task ended.
@@ -101,7 +103,7 @@ impl WritebackState {
         self.failures.get() >= GIVE_UP_AFTER
     }
 
-    pub(crate) fn last_error(&self) -> Option<String> {
+    pub(crate) fn last_error(&self) -> Option<Arc<EngineError>> {
         self.last_error.borrow().clone()
     }
 

@@ -26,6 +26,7 @@ mod live;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use format::{BucketNr, Gen, Sector, Sectors};
 use io::sync::Mutex;
@@ -35,6 +36,7 @@ use self::live::Live;
 use crate::alloc::Use;
 use crate::error::EngineError;
 use crate::index::NodeId;
+use crate::refusal::{Cause, Refusal};
 use crate::volume::Cache;
 
 /// The largest number of requests under way, so that requests of clients do not wait too long.
@@ -150,7 +152,7 @@ impl Wipe<'_> {
         let cache = self.cache;
         cache.device.check()?;
         if self.cancelled.0.get() || self.wiper.stopping.get() || cache.device.is_stopping() {
-            return Err(EngineError::Invalid("cancelled before its end".into()));
+            return Err(Refusal::Cancelled.into());
         }
         Ok(())
     }
@@ -164,10 +166,8 @@ impl Wipe<'_> {
 
     fn unfinished(&self, why: &EngineError) -> EngineError {
         let left = self.cache.alloc.buckets().to_wipe();
-        EngineError::Invalid(format!(
-            "{}: wipe: {left} buckets may still hold data that nothing refers to: {why}: run `ubcache wipe` for this set",
-            self.cache.device.place().device
-        ))
+        let device = self.cache.device.place().device.clone();
+        Refusal::WipeUnfinished { device, buckets: left, source: Cause::of(Arc::new(why.clone())) }.into()
     }
 
     /// Wipes ready buckets. No prio sets are written meanwhile, because the buckets that are taken out may include the

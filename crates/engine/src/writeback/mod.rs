@@ -14,6 +14,7 @@ mod runs;
 pub use self::figures::{RateReason, WritebackFigures};
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use format::{BackingState, Inode, Sector, Sectors};
 use io::Nanos;
@@ -49,7 +50,7 @@ pub(crate) fn writeback_figures(volume: &Volume) -> WritebackFigures {
         rate: volume.writeback_debug(),
         written: volume.writeback.written.get(),
         failures: volume.writeback.failures.get(),
-        last_error: volume.writeback.last_error(),
+        last_error: volume.writeback.last_error().map(|e| e.to_string()),
     }
 }
 
@@ -210,7 +211,7 @@ async fn sweep(volume: &Rc<Volume>, cache: &Rc<Cache>, inode: Inode) {
             }
             Err(e) => {
                 cache.device.emit(crate::events::SetEvent::DeviceError { what: format!("writeback: {e}") });
-                *wb.last_error.borrow_mut() = Some(e.to_string());
+                *wb.last_error.borrow_mut() = Some(Arc::new(e));
                 wb.failures.set(wb.failures.get().saturating_add(1));
                 wb.progress.notify_all();
                 volume.rt.sleep(RETRY_DELAY).await;
@@ -227,7 +228,7 @@ async fn nothing_dirty(volume: &Volume, cache: &Cache) {
         return;
     }
     if let Err(e) = volume.mark_clean().await {
-        *wb.last_error.borrow_mut() = Some(e.to_string());
+        *wb.last_error.borrow_mut() = Some(Arc::new(e));
         volume.rt.sleep(RETRY_DELAY).await;
     }
     wb.progress.notify_all();

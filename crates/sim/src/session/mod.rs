@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use engine::tunables::{InPlaceOfLru, Overwrite};
-use engine::{CacheSet, EngineError, SetEvent, SetOptions, Volume};
+use engine::{CacheSet, DeviceRefusal, EngineError, Refusal, SetEvent, SetOptions, Volume};
 use format::{BackingState, Sectors};
 use io::sync::Event;
 use io::{CrashLogRef, Handle, JoinHandle, Nanos, Rng, ZeroFlags};
@@ -290,10 +290,11 @@ impl Session {
         for (disk, client) in self.given.parts.backings.iter().zip(&self.given.clients) {
             match Volume::pass_through(disk.clone(), false).await {
                 Ok(v) => client.set_volume(Some(v)),
-                Err(EngineError::Invalid(why)) => {
-                    // With dirty data in the cache it must refuse.
-                    assert!(why.contains("dirty data"), "{why}");
-                }
+                // With dirty data in the cache it must refuse.
+                Err(EngineError::Refused(refusal)) => match &*refusal {
+                    Refusal::Device { why: DeviceRefusal::DirtyInSet { .. }, .. } => {}
+                    other => panic!("{other}"),
+                },
                 Err(e) => return Err(e),
             }
         }

@@ -6,6 +6,7 @@ use format::superblock::BackingFormat;
 use io::{Handle, Nanos, Op};
 
 use super::*;
+use crate::refusal::Refusal;
 use crate::testing::{Watching, run};
 
 fn formatted(disk: &Disk) -> BackingSuper {
@@ -139,7 +140,7 @@ fn states_change_only_where_they_may() {
         let device = Watching::new(4096);
         let b = backing_on(&device, &rt);
         assert!(!b.ensure_clean(|| true).await.unwrap(), "it is clean");
-        let refused = || Err(EngineError::Invalid("no cache".into()));
+        let refused = || Err(EngineError::from(Refusal::SetFailed));
         assert!(b.ensure_dirty(refused).await.is_err());
         assert_eq!((b.state(), device.take(FUA)), (BackingState::Clean, Vec::new()));
         assert!(b.ensure_dirty(|| Ok(())).await.unwrap());

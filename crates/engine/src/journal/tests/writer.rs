@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use io::CrashLogMemory;
 
 use super::*;
+use crate::refusal::Refusal;
 
 const SECOND: Nanos = Nanos::from_secs(1);
 
@@ -181,7 +182,7 @@ fn a_failure_ends_every_wait() {
         assert!(spawn_commit_roots(&j, &rt, Urgency::CanWait, 9).await.is_err());
         assert_eq!(j.roots().btree_level, 0);
         j.changed().await;
-        j.fail(EngineError::Invalid("another".into()));
+        j.fail(Refusal::Cancelled.into());
         assert!(!j.check_failed().unwrap_err().to_string().contains("another"), "the first reason counts");
         // A writer that starts later does not write either.
         assert!(start(&j, &rt).await.is_err());
@@ -205,7 +206,7 @@ fn changes_wake_waiting_tasks() {
                     j.commit(seq).await.unwrap();
                 }
                 1 => j.stop(),
-                2 => j.fail(EngineError::Invalid("broken".into())),
+                2 => j.fail(Refusal::SetFailed.into()),
                 _ => j.pins_released(),
             }
             told.await;
