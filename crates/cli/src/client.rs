@@ -88,8 +88,8 @@ impl std::fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    fn problem(&self, what: &str, e: impl std::fmt::Display) -> Failure {
-        Failure::Failed(format!("{self}: {what}: {e}"))
+    fn problem(&self, what: &str, e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+        Failure::because(format_args!("{self}: {what}"), e)
     }
 
     fn connect(&self) -> Result<Stream, Failure> {

@@ -32,7 +32,7 @@ pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
         }
     };
     let spawned = std::thread::Builder::new().name("ubcache-stdin".into()).spawn(read);
-    spawned.map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))?;
+    spawned.map_err(|e| Failure::because("cannot start a thread", e))?;
     Ok(receiver)
 }
 

@@ -41,7 +41,7 @@ impl Interrupt {
 
 /// The signals from now on.
 pub(crate) fn signals() -> Result<Signals, Failure> {
-    Signals::new().map_err(|e| Failure::Failed(format!("cannot listen for signals: {e}")))
+    Signals::new().map_err(|e| Failure::because("cannot listen for signals", e))
 }
 
 struct Unpark(Thread);
@@ -88,5 +88,5 @@ pub(crate) fn exit_at_second_signal(grace: Duration) -> Result<(), Failure> {
         }
     };
     let spawned = std::thread::Builder::new().name("ubcache-exit".into()).spawn(watch);
-    spawned.map(drop).map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))
+    spawned.map(drop).map_err(|e| Failure::because("cannot start a thread", e))
 }

@@ -21,7 +21,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Failure::Found,
-        _ => Failure::Failed(format!("standard output: {e}")),
+        _ => Failure::because("standard output", e),
     })
 }
 

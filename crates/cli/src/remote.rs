@@ -3,6 +3,7 @@
 //! The token is sent to the daemon only: on this host, or under TLS to a daemon with a valid certificate. Must not know the
 //! requests.
 
+use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -92,14 +93,13 @@ impl Remote {
         if !self.url.tls {
             return Ok(Stream::Plain(tcp));
         }
-        let cannot = |e: String| Failure::Failed(format!("{}: {e}", self.url));
+        let cannot = |e: Box<dyn Error + Send + Sync>| Failure::because(&self.url, e);
         let name = ServerName::try_from(self.url.host.clone())
             .map_err(|_| cannot("expected the name or the address of a host".into()))?;
-        let connection =
-            ClientConnection::new(self.tls_config()?, name).map_err(|e| cannot(e.to_string()))?;
+        let connection = ClientConnection::new(self.tls_config()?, name).map_err(|e| cannot(e.into()))?;
         let mut stream = StreamOwned::new(connection, tcp);
         while stream.conn.is_handshaking() {
-            stream.conn.complete_io(&mut stream.sock).map_err(|e| cannot(self.tls_problem(&e)))?;
+            stream.conn.complete_io(&mut stream.sock).map_err(|e| cannot(self.tls_problem(&e).into()))?;
         }
         Ok(Stream::Tls(Box::new(stream)))
     }

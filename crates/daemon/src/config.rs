@@ -191,7 +191,7 @@ impl Config {
     /// If it cannot be read or makes no sense; the message names file and line.
     pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
         match std::fs::read_to_string(path) {
-            Ok(text) => Config::parse(&text).map_err(|e| Failure::Failed(format!("{}: {e}", path.display()))),
+            Ok(text) => Config::parse(&text).map_err(|e| Failure::because(path.display(), e)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new(DEFAULT_CONFIG) => {
                 Ok(Config::default())
             }

@@ -95,7 +95,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        .map_err(|e| Failure::because("cannot start", e))?;
     let shared = Arc::new(Shared::new(config, state));
     shared.remote.send_replace(remote);
     shared.set_nbd_tls(nbd);

@@ -44,7 +44,7 @@ impl Reload {
         let (read, path) = (path.to_owned(), path.display().to_string());
         let read = tokio::task::spawn_blocking(move || load::read(&read)).await;
         let Read { config: next, remote, nbd } =
-            read.map_err(|e| Failure::Failed(format!("{path}: cannot be read: {e}")))??;
+            read.map_err(|e| Failure::because(format_args!("{path}: cannot be read"), e))??;
         if let Some(why) = self.exports.conflicts(&next).await {
             return Err(Failure::Failed(format!("{path}: {why}")));
         }

@@ -12,8 +12,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn new() -> Result<Signals, Failure> {
-        let listen =
-            |kind| signal(kind).map_err(|e| Failure::Failed(format!("cannot listen for signals: {e}")));
+        let listen = |kind| signal(kind).map_err(|e| Failure::because("cannot listen for signals", e));
         Ok(Signals {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,

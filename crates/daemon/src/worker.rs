@@ -102,7 +102,7 @@ pub(crate) fn start(
     };
     let name = format!("set-{}", plan.id.get(..8).unwrap_or("alone"));
     let thread = std::thread::Builder::new().name(name).spawn(body);
-    let thread = thread.map_err(|e| Failure::Failed(format!("cannot start a thread: {e}")))?;
+    let thread = thread.map_err(|e| Failure::because("cannot start a thread", e))?;
     Ok((Worker { plan, phase, orders, thread: Mutex::new(Some(thread)) }, up))
 }
 
@@ -300,7 +300,7 @@ fn serve(
     let (seed, busy_poll) = (session::seed(), shared.config().busy_poll);
     serve::pressure::prepare_this_thread();
     let options = DriverOptions { seed, ring_entries: RING_ENTRIES, busy_poll, ..DriverOptions::default() };
-    let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+    let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
     driver.block_on(async {
         let host = Host::start(&driver, plan, shared).await?;
         phase.set(Phase::Serving);

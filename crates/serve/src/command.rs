@@ -103,7 +103,7 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
             let set = session.needs_set()?;
             set.detach(&session.volume(volume)?).await?;
             if *wipe {
-                let wiped = set.wipe().await.map_err(|e| not_wiped(e.to_string()))?;
+                let wiped = set.wipe().await.map_err(not_wiped)?;
                 return Ok(Answer::Wiped(wiped.into()));
             }
         }
@@ -120,9 +120,9 @@ pub async fn obey(session: &Session, command: &Command) -> Result<Answer, Failur
     Ok(Answer::Done)
 }
 
-/// A wipe did not end after its volume was detached. `why` says what is to be done.
-pub fn not_wiped(why: impl std::fmt::Display) -> Failure {
-    Failure::Failed(format!("the volume is detached, and its data may still be on the cache device: {why}"))
+/// The failure of a wipe after its volume was detached. `why` says what is to be done.
+pub fn not_wiped(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    Failure::because("the volume is detached, and its data may still be on the cache device", why)
 }
 
 async fn flush(session: &Session, volume: Option<&str>) -> Result<(), Failure> {

@@ -1,8 +1,11 @@
 //! Failures of a command, and their exit codes.
 //!
-//! Errors of the other crates already name device, sector, expected and found: they become text here, and nothing is added.
+//! Owns the end of a command that did not succeed: its message, and the error that is its cause. Errors of the other crates
+//! already name device, sector, expected and found, so their messages are printed as they are.
 
-use std::fmt::Display;
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
 
 /// Every exit code of the program and its meaning; the guide has this table.
 pub const EXIT_CODES: &[(u8, &str)] = &[
@@ -26,8 +29,15 @@ pub const TERMINATED: u8 = 143;
 /// The end of a command that did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It failed, or was refused.
+    /// It failed, or was refused, and no other error is the cause.
     Failed(String),
+    /// It failed because of an error.
+    Caused {
+        /// The whole message: what failed, and the message of the cause.
+        text: String,
+        /// The error.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// It was called in a wrong way.
     Usage(String),
     /// A second signal ended it; the exit code is the shell's for programs that a signal ended.
@@ -41,19 +51,26 @@ impl Failure {
     pub const USAGE: u8 = 2;
 
     /// A failure with the message of an error.
-    pub fn of(e: impl Display) -> Failure {
-        Failure::Failed(e.to_string())
+    pub fn of(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let source = e.into();
+        Failure::Caused { text: source.to_string(), source }
     }
 
-    /// Something about a path failed.
-    pub fn at(path: &std::path::Path, what: impl Display, e: impl Display) -> Failure {
-        Failure::Failed(format!("{}: {what}: {e}", path.display()))
+    /// The failure of `what` because of an error.
+    pub fn because(what: impl fmt::Display, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let source = e.into();
+        Failure::Caused { text: format!("{what}: {source}"), source }
+    }
+
+    /// The failure of `what`, which was done with a path, because of an error.
+    pub fn at(path: &Path, what: impl fmt::Display, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::because(format_args!("{}: {what}", path.display()), e)
     }
 
     /// The message, if it has not been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
-            Failure::Failed(text) | Failure::Usage(text) => Some(text),
+            Failure::Failed(text) | Failure::Caused { text, .. } | Failure::Usage(text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
     }
@@ -61,9 +78,24 @@ impl Failure {
     /// The exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Failed(_) | Failure::Found => FAILED,
+            Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
             Failure::Usage(_) => Failure::USAGE,
             Failure::Signalled(code) => *code,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message().unwrap_or("ended"))
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Failure::Caused { source, .. } => Some(&**source),
+            Failure::Failed(_) | Failure::Usage(_) | Failure::Signalled(_) | Failure::Found => None,
         }
     }
 }
@@ -92,3 +124,57 @@ failed!(
     io::IoError,
     io::VolumeError,
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error number that is the cause of a failure.
+    fn errno(failure: &Failure) -> Option<i32> {
+        let mut at: Option<&(dyn Error + 'static)> = failure.source();
+        while let Some(e) = at {
+            let system = e.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+            let device = e.downcast_ref::<io::IoError>().map(|e| e.errno);
+            let engine = match e.downcast_ref::<engine::EngineError>() {
+                Some(engine::EngineError::Io(e)) => Some(e.errno),
+                _ => None,
+            };
+            if let Some(errno) = system.or(device).or(engine) {
+                return Some(errno);
+            }
+            at = e.source();
+        }
+        None
+    }
+
+    /// A caller reaches the error number of the system through every way in which a failure is made.
+    #[test]
+    fn a_failure_keeps_its_cause() {
+        let path = Path::new("/dev/null/missing");
+        let opened = || std::fs::File::open(path).expect_err("/dev/null is not a directory");
+        let at = Failure::at(path, "cannot be opened", opened());
+        assert_eq!(at.message(), Some(&*format!("/dev/null/missing: cannot be opened: {}", opened())));
+        let failed = io::FailedOperation {
+            device: "ssd".into(),
+            op: io::Op::Flush,
+            sector: format::Sector(0),
+            sectors: format::Sectors(0),
+            errno: 5,
+        };
+        let device = io::IoError::from(failed);
+        let (engine, text) = (engine::EngineError::from(device.clone()), device.to_string());
+        for (failure, expected) in [
+            (at, opened().raw_os_error()),
+            (Failure::of(opened()), opened().raw_os_error()),
+            (Failure::because("it", device.clone()), Some(5)),
+            (Failure::from(engine), Some(5)),
+            (Failure::from(device), Some(5)),
+            (Failure::Failed("refused".into()), None),
+        ] {
+            assert_eq!(errno(&failure), expected, "{failure}");
+            assert_eq!(failure.exit_code(), FAILED);
+        }
+        assert_eq!(Failure::because("it", io::VolumeError::NoSpace("full".into())).to_string(), "it: full");
+        assert_eq!(text, "ssd: flush failed: Input/output error (os error 5)");
+    }
+}

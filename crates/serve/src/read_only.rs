@@ -35,7 +35,7 @@ impl ReadOnlyOpener {
     pub fn new(in_use: bool, flag: &'static str) -> Result<ReadOnlyOpener, Failure> {
         // No request goes through this driver: it only holds the claims.
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };
-        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
         Ok(ReadOnlyOpener { driver, in_use, flag })
     }
 
@@ -48,10 +48,10 @@ impl ReadOnlyOpener {
         let options =
             OpenOptions { access: Access::ReadOnly, claim, buffered: true, ..OpenOptions::default() };
         let claim = FileDevice::open(self.driver.reactor(), path, &options).map_err(|e| match e {
-            blockio::OpenError::InUse { .. } => Failure::Failed(format!(
-                "{e}: stop that first, or read the device all the same with {}",
-                self.flag
-            )),
+            blockio::OpenError::InUse { .. } => Failure::Caused {
+                text: format!("{e}: stop that first, or read the device all the same with {}", self.flag),
+                source: e.into(),
+            },
             other => other.into(),
         })?;
         Ok(ReadOnlyDevice { source: FileSource::open(path)?, _claim: claim })

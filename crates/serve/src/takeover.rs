@@ -50,7 +50,8 @@ pub async fn take_over(driver: &Driver, cache: &Path, backings: &[PathBuf]) -> R
             "processes {servers:?} serve volumes of this set; stop them first"
         )));
     };
-    let refused = |what: &str, e: rustix::io::Errno| Failure::Failed(format!("process {pid}: {what}: {e}"));
+    let refused =
+        |what: &str, e: rustix::io::Errno| Failure::because(format_args!("process {pid}: {what}"), e);
     let process = Pid::from_raw(pid).ok_or_else(|| refused("not a process", rustix::io::Errno::SRCH))?;
     let handle = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("cannot be watched", e))?;
     // Now that the number cannot be given to another process any more: it still is the one.

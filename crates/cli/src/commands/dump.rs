@@ -70,7 +70,7 @@ impl Dump {
             out::document(self.json, &doc)?;
             return match doc.problem {
                 None => Ok(()),
-                Some(problem) => Err(Failure::of(problem)),
+                Some(problem) => Err(Failure::Failed(problem.to_string())),
             };
         }
         let view = SetView::open(&device.source, Mode::BestEffort)?;

@@ -87,7 +87,7 @@ impl Flush {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         interrupt::exit_at_second_signal(std::time::Duration::ZERO)?;
         let options = DriverOptions { seed: session::seed(), ..DriverOptions::default() };
-        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
         let report = driver.block_on(self.flush(&driver))?;
         out::document(self.json, &report)?;
         if report.volumes_dirty_bytes > 0 {

@@ -306,7 +306,7 @@ impl Make {
             },
             discard: self.discard,
         };
-        let sb = CacheSuper::format(&want).map_err(|e| Failure::Failed(format!("{}: {e}", info.name)))?;
+        let sb = CacheSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         let head = sb.encode();
         recheck(&info, &head, |raw| raw.check_cache(info.sectors, info.logical_block_bytes).map(drop))?;
         let g = sb.geometry();
@@ -358,7 +358,7 @@ impl Make {
             cache_mode,
             label,
         };
-        let sb = BackingSuper::format(&want).map_err(|e| fail(e.to_string()))?;
+        let sb = BackingSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         if !self.data_offset.is_multiple_of(block.0) {
             // The kernel would serve such a device and cache nothing of it.
             return Err(fail(format!(
@@ -393,7 +393,7 @@ fn recheck(
     check: impl FnOnce(&RawSuperblock) -> Result<(), format::Corrupt>,
 ) -> Result<(), Failure> {
     let checked = RawSuperblock::from_prefix(head).and_then(check);
-    checked.map_err(|e| Failure::Failed(format!("{}: {e}", info.name)))
+    checked.map_err(|e| Failure::because(&info.name, e))
 }
 
 /// A bcache superblock in a few words.

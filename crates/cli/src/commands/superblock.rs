@@ -31,7 +31,7 @@ impl Super {
         out::document(self.json, &doc)?;
         match &doc.problem {
             None => Ok(()),
-            Some(problem) => Err(Failure::of(problem)),
+            Some(problem) => Err(Failure::Failed(problem.to_string())),
         }
     }
 }

@@ -137,7 +137,7 @@ impl Up {
         let ring_entries = (u32::from(queues) * u32::from(depth) + 192).next_power_of_two().clamp(256, 8192);
         let (seed, busy_poll) = (session::seed(), self.busy_poll);
         let options = DriverOptions { seed, ring_entries, busy_poll, ..DriverOptions::default() };
-        let driver = Driver::new(options).map_err(|e| Failure::Failed(format!("cannot start: {e}")))?;
+        let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
         out::note(format!("I/O by {}", driver.backend_note()));
         driver.block_on(self.serve(&driver, signals, nbd))
     }
@@ -316,7 +316,7 @@ fn marked_as_root_storage() -> Result<(), Failure> {
         return Ok(());
     }
     let e = Command::new("/proc/self/exe").arg0("@ubcache").args(words).exec();
-    Err(Failure::Failed(format!("cannot be started again as @ubcache: {e}")))
+    Err(Failure::because("cannot be started again as @ubcache", e))
 }
 
 /// An event of standard input.

@@ -78,14 +78,14 @@ impl Drop for SmallFs {
     }
 }
 
-/// Load until so many requests have failed, for no other reason than the missing room.
-fn until_errors(traffic: &mut Traffic, load: &mut Load, up: &Up, errors: u64) {
+/// Runs load until so many requests have failed, each with one of the error numbers in `allowed`.
+fn until_errors(traffic: &mut Traffic, load: &mut Load, up: &Up, allowed: &[u32], errors: u64) {
     let mut seen = 0;
     for _ in 0..20_000 {
         traffic.top_up(load).expect("a server");
         match traffic.answer(load).expect("a server") {
             0 => {}
-            ENOSPC | EIO => seen += 1,
+            errno if allowed.contains(&errno) => seen += 1,
             other => panic!("error {other}: {}", up.said()),
         }
         if seen == errors {
@@ -95,7 +95,8 @@ fn until_errors(traffic: &mut Traffic, load: &mut Load, up: &Up, errors: u64) {
     panic!("{seen} errors instead of {errors}: {}", up.said());
 }
 
-/// Writes that need new room fail, one by one; everything else goes on, and so do they once there is room again.
+/// Writes that need new room on the backing device fail, each with ENOSPC, although they go past the cache. All other
+/// requests succeed, and these succeed, too, when there is room again.
 fn backing_file(seed: u64, fs: fn(&Dir, u64) -> SmallFs, mode: &str) {
     if !host::ready(&["unshare", "mkfs.ext4"]) {
         return;
@@ -112,7 +113,7 @@ fn backing_file(seed: u64, fs: fn(&Dir, u64) -> SmallFs, mode: &str) {
     traffic.run(&mut load, 300);
     fs.fill();
     // More than a failing device is allowed (`io_error_limit`).
-    until_errors(&mut traffic, &mut load, &up, 100);
+    until_errors(&mut traffic, &mut load, &up, &[ENOSPC], 100);
     traffic.settle(&mut load);
     load.judge_served(&place.socket, "served without room");
     up.kill();
@@ -120,7 +121,7 @@ fn backing_file(seed: u64, fs: fn(&Dir, u64) -> SmallFs, mode: &str) {
     let up = place.up(&args);
     load.judge_served(&place.socket, "served again without room");
     let mut traffic = Traffic::connect(&place.socket);
-    until_errors(&mut traffic, &mut load, &up, 10);
+    until_errors(&mut traffic, &mut load, &up, &[ENOSPC], 10);
     traffic.settle(&mut load);
     fs.free();
     traffic.run(&mut load, 300);
@@ -199,7 +200,7 @@ fn cache_file(seed: u64, fs: fn(&Dir, u64) -> SmallFs) {
     let mut traffic = Traffic::connect(&place.socket);
     traffic.run(&mut load, 150);
     fs.fill();
-    until_errors(&mut traffic, &mut load, &up, 50);
+    until_errors(&mut traffic, &mut load, &up, &[ENOSPC, EIO], 50);
     traffic.settle(&mut load);
     wait_until("a message", || up.said().contains("the cache set is disabled"));
     signal(up.pid(), rustix::process::Signal::TERM);

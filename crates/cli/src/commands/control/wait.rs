@@ -40,7 +40,7 @@ impl Wait {
                     }
                     None => body["volume"]["problem"].as_str().unwrap_or("nothing exports it").to_owned(),
                 },
-                Err(Failure::Failed(why)) => why,
+                Err(Failure::Failed(why) | Failure::Caused { text: why, .. }) => why,
                 Err(other) => return Err(other),
             };
             if let Some(seconds) =

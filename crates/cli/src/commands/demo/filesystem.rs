@@ -48,7 +48,7 @@ fn find(program: &str) -> Option<PathBuf> {
 pub(super) fn tool(program: &str, args: &[&str]) -> Result<Output, Failure> {
     let path = find(program).unwrap_or_else(|| program.into());
     let output = Command::new(path).args(args).output();
-    let output = output.map_err(|e| Failure::Failed(format!("{program}: {e}")))?;
+    let output = output.map_err(|e| Failure::because(program, e))?;
     if output.status.success() {
         return Ok(output);
     }

@@ -176,7 +176,7 @@ impl Load {
         };
         let (sent_at, version) = at;
         let sector = block.position / 512;
-        let data = reply.data.map_err(|e| Failure::Failed(format!("{what}: sector {sector}: {e}")))?;
+        let data = reply.data.map_err(|e| Failure::because(format_args!("{what}: sector {sector}"), e))?;
         match version {
             Some(version) => block.version = version,
             None if data == contents(block.position, block.version) => self.verified_reads += 1,
@@ -199,7 +199,7 @@ impl Load {
         once: bool,
         interrupt: &mut Interrupt,
     ) -> Result<Figures, Failure> {
-        let lost = |e: std::io::Error| Failure::Failed(format!("{what}: {e}"));
+        let lost = |e: std::io::Error| Failure::because(what, e);
         let mut latency = Histogram::new_with_bounds(1, MOST_US, 3).map_err(Failure::of)?;
         let mut progress = out::Progress::new(what);
         let total = if once { self.set.blocks.len() as u64 } else { u64::MAX };

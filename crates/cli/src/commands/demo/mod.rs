@@ -149,7 +149,7 @@ impl Devices<'_> {
             Some(m) => Target::file(&m.file()),
             None => Target::nbd(&self.socket()),
         };
-        target.map_err(|e| Failure::Failed(format!("the volume cannot be used: {e}")))
+        target.map_err(|e| Failure::because("the volume cannot be used", e))
     }
 }
 
@@ -313,7 +313,7 @@ fn short(place: &Place, args: &[&str]) -> String {
 }
 
 fn program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|e| Failure::Failed(format!("cannot find this program: {e}")))
+    std::env::current_exe().map_err(|e| Failure::because("cannot find this program", e))
 }
 
 /// Compares every block of the working set with its last write; returns how many there are.
