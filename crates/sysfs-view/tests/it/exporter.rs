@@ -83,8 +83,7 @@ fn recorded(root: &Path) {
 
 #[test]
 fn the_same_series_as_for_a_kernel() {
-    if std::env::var_os("UBCACHE_PROMETHEUS_SKIP").is_some_and(|v| v != "0" && !v.is_empty()) {
-        eprintln!("SKIPPED on request (UBCACHE_PROMETHEUS_SKIP)");
+    if rig::skip_requested("UBCACHE_PROMETHEUS_SKIP") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
