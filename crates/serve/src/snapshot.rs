@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use engine::stats::{CacheStats, View, ViewValues};
-use engine::tunables::{KnobInfo, Range, Stored};
+use engine::tunables::{Range, Stored, TunableInfo};
 use engine::{CacheSet, Volume};
 use format::Sectors;
 use serde::Serialize;
@@ -444,23 +444,23 @@ impl VolumeFigures {
     }
 }
 
-impl From<KnobInfo> for TunableFigure {
-    fn from(knob: KnobInfo) -> TunableFigure {
-        let choices = match knob.range {
+impl From<TunableInfo> for TunableFigure {
+    fn from(tunable: TunableInfo) -> TunableFigure {
+        let choices = match tunable.range {
             Range::Choices(names) => Some(names),
             _ => None,
         };
         TunableFigure {
-            key: knob.name,
-            value: knob.raw,
-            shown: knob.value,
-            default: knob.default,
-            unit: knob.unit.name(),
-            range: knob.range.to_string(),
+            key: tunable.name,
+            value: tunable.raw,
+            shown: tunable.value,
+            default: tunable.default,
+            unit: tunable.unit.name(),
+            range: tunable.range.to_string(),
             choices,
-            in_superblock: knob.stored == Stored::Superblock,
-            in_kernel: knob.in_kernel,
-            doc: knob.doc,
+            in_superblock: tunable.stored == Stored::Superblock,
+            in_kernel: tunable.in_kernel,
+            doc: tunable.doc,
         }
     }
 }
