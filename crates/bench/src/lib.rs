@@ -20,7 +20,7 @@ use io::{Disk, Handle, Rng};
 const BUCKET: Sectors = Sectors(1024);
 
 /// A cache set with one backing device, all in memory.
-pub struct Rig {
+pub struct MemorySet {
     /// The set.
     pub set: CacheSet,
     /// Its cached device.
@@ -52,20 +52,20 @@ pub fn shuffled(count: u64, rng: &mut Rng) -> Vec<u64> {
 ///
 /// # Panics
 /// If the set does not come up.
-pub async fn rig(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) -> Rig {
-    rig_of(rt, cache_sectors, backing_sectors, Sectors(8)).await
+pub async fn memory_set(rt: &Handle, cache_sectors: Sectors, backing_sectors: Sectors) -> MemorySet {
+    memory_set_of(rt, cache_sectors, backing_sectors, Sectors(8)).await
 }
 
 /// The same with blocks of any size.
 ///
 /// # Panics
 /// If the set does not come up.
-pub async fn rig_of(
+pub async fn memory_set_of(
     rt: &Handle,
     cache_sectors: Sectors,
     backing_sectors: Sectors,
     block_sectors: Sectors,
-) -> Rig {
+) -> MemorySet {
     let cache_device = Rc::new(MemDisk::new("cache", cache_sectors, 512));
     let backing_device = Rc::new(MemDisk::new("backing", backing_sectors, 512));
     let cache = Disk::new(cache_device.clone(), rt.clone());
@@ -78,7 +78,7 @@ pub async fn rig_of(
         at += n;
     }
     let (set, volume) = open_on(cache, Disk::new(backing_device.clone(), rt.clone()), block_sectors).await;
-    Rig { set, volume, cache: cache_device, backing: backing_device }
+    MemorySet { set, volume, cache: cache_device, backing: backing_device }
 }
 
 /// Formats two disks and opens them as a set in writeback mode, where nothing is written back and nothing goes around

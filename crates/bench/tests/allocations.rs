@@ -1,7 +1,7 @@
 //! No heap allocation for a cached request, once everything is warm.
 
 use bench::alloc::{Counting, allocations};
-use bench::{driver, rig};
+use bench::{driver, memory_set};
 use format::{Sector, Sectors};
 use io::{Rng, WriteFlags};
 
@@ -15,7 +15,7 @@ fn cached_requests_do_not_allocate() {
     let driver = driver();
     let rt = driver.handle();
     driver.block_on(async {
-        let r = rig(&rt, Sectors(1 << 19), Sectors(1 << 18)).await;
+        let r = memory_set(&rt, Sectors(1 << 19), Sectors(1 << 18)).await;
         let mut rng = Rng::new(3);
         let at = |b: u64| Sector(b * 16);
         let write = async |b: u64| {

@@ -95,7 +95,7 @@ fn another_process_is_named() {
         .stdout(Stdio::piped())
         .spawn();
     let Ok(mut child) = child else {
-        eprintln!("there is no flock(1) here, this test is left out");
+        rig::skipped("the program flock is missing");
         return;
     };
     let mut line = String::new();
@@ -132,7 +132,7 @@ fn a_mounted_device_is_refused_and_its_mount_point_named() {
     let Some(device) = LoopDevice::new(dir.path(), "disk", Sectors(8192), 512) else { return };
     let made = Command::new("mkfs.ext4").arg("-q").arg(&device.path).status();
     if !made.is_ok_and(|s| s.success()) {
-        eprintln!("there is no mkfs.ext4 here, this test is left out");
+        rig::skipped("the program mkfs.ext4 is missing or fails");
         return;
     }
     assert_eq!(probe_signature(&device.path).unwrap().unwrap().kind, "ext4");
@@ -141,7 +141,7 @@ fn a_mounted_device_is_refused_and_its_mount_point_named() {
     std::fs::create_dir(&point).unwrap();
     let mounted = Command::new("mount").arg(&device.path).arg(&point).status().unwrap();
     if !mounted.success() {
-        eprintln!("mounting is not permitted here, this test is left out");
+        rig::skipped("this user may not mount");
         return;
     }
     let text = std::panic::catch_unwind(|| holder(&self::driver(), &device.path, &WRITE));
@@ -182,7 +182,7 @@ fn swap_is_recognised() {
     match Command::new("mkswap").arg(&path).output() {
         Ok(out) if out.status.success() => {}
         other => {
-            eprintln!("there is no mkswap here, this test is left out: {other:?}");
+            rig::skipped(format_args!("the program mkswap is missing or fails: {other:?}"));
             return;
         }
     }

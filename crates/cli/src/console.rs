@@ -90,9 +90,9 @@ fn stats(snapshot: &Snapshot) -> Value {
             "in_use_percent": s.in_use_percent,
             "cached_bytes": s.cached_bytes,
             "dirty_bytes": s.dirty_bytes,
-            "btree_nodes": s.btree_nodes,
-            "index_bytes": s.index_bytes,
-            "journal_bytes_written": s.journal_bytes_written,
+            "btree_nodes": s.index.btree_nodes,
+            "index_bytes": s.index.index_bytes,
+            "journal_bytes_written": s.journal.journal_bytes_written,
             "failed": s.failed,
         })
     });

@@ -12,7 +12,7 @@ use std::io::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use engine::tunables::{DeviceTunables, KnobInfo, SetTunables, Stored, Unit};
+use engine::tunables::{DeviceTunables, SetTunables, Stored, TunableInfo, Unit};
 
 fn book() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/book/src")
@@ -126,17 +126,17 @@ fn links_lead_somewhere_and_every_page_is_in_the_summary() {
 fn every_tunable_is_explained_and_none_that_is_not_there() {
     let text = std::fs::read_to_string(book().join("tunables.md")).unwrap();
     let (set, device) = (SetTunables::default(), DeviceTunables::default());
-    let there: BTreeSet<&str> = set.iter().chain(device.iter()).map(|knob| knob.name).collect();
+    let there: BTreeSet<&str> = set.iter().chain(device.iter()).map(|tunable| tunable.name).collect();
     let first_cells = text.lines().filter_map(|l| l.strip_prefix("| ")?.split(" | ").next());
     let explained: BTreeSet<&str> = first_cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     assert_eq!(explained, there);
 }
 
 /// Every tunable with its owner.
-fn tunables() -> Vec<(&'static str, KnobInfo)> {
+fn tunables() -> Vec<(&'static str, TunableInfo)> {
     let (set, device) = (SetTunables::default(), DeviceTunables::default());
-    let of_set = set.iter().map(|knob| ("set", knob));
-    of_set.chain(device.iter().map(|knob| ("volume", knob))).collect()
+    let of_set = set.iter().map(|tunable| ("set", tunable));
+    of_set.chain(device.iter().map(|tunable| ("volume", tunable))).collect()
 }
 
 /// The text of `reference.md`, made of the program's tables.
@@ -158,14 +158,15 @@ fn reference() -> String {
     page += "\n## Tunables\n\n\
              A number outside of the range is set to the nearest one inside. A flag is 0 or 1; any other number counts as 1.\n\n\
              | tunable | of | default | unit | range | remembered in |\n|---|---|---|---|---|---|\n";
-    for (owner, knob) in tunables() {
-        let stored = match knob.stored {
+    for (owner, tunable) in tunables() {
+        let stored = match tunable.stored {
             Stored::Superblock => "superblock",
             Stored::Settings => "state directory",
         };
-        let default = if knob.default.is_empty() { String::new() } else { format!("`{}`", knob.default) };
-        let (name, unit) = (knob.name, knob.unit.name());
-        page += &format!("| `{name}` | {owner} | {default} | {unit} | {} | {stored} |\n", knob.range);
+        let default =
+            if tunable.default.is_empty() { String::new() } else { format!("`{}`", tunable.default) };
+        let (name, unit) = (tunable.name, tunable.unit.name());
+        page += &format!("| `{name}` | {owner} | {default} | {unit} | {} | {stored} |\n", tunable.range);
     }
     page
 }
@@ -213,12 +214,16 @@ fn defaults_are_those_of_the_program() {
         assert_eq!(names.len(), defaults.len(), "{line}");
         for (name, default) in names.iter().zip(defaults) {
             let owner = cells[0].rsplit_once(" of a ").map(|(_, owner)| owner.replace("device", "volume"));
-            let knobs = tunables();
-            let is_it =
-                |(of, knob): &&(&str, KnobInfo)| knob.name == *name && owner.as_ref().is_none_or(|o| o == of);
-            let (_, knob) = knobs.iter().find(is_it).unwrap();
-            if let Some(default) = plain_default(default, knob.unit) {
-                assert_eq!(default, knob.default, "{name}: the guide has another default than the program");
+            let tunables = tunables();
+            let is_it = |(of, tunable): &&(&str, TunableInfo)| {
+                tunable.name == *name && owner.as_ref().is_none_or(|o| o == of)
+            };
+            let (_, tunable) = tunables.iter().find(is_it).unwrap();
+            if let Some(default) = plain_default(default, tunable.unit) {
+                assert_eq!(
+                    default, tunable.default,
+                    "{name}: the guide has another default than the program"
+                );
                 compared += 1;
             }
         }

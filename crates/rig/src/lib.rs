@@ -1,10 +1,12 @@
-//! Doubles for tests and benches: a real cache set on devices in memory ([`Rig`]), and a volume in memory ([`RamVolume`]).
+//! Doubles for tests and benches: a real cache set on devices in memory ([`Rig`]), and a volume in memory ([`RamVolume`]);
+//! and what a test says that cannot run ([`skipped`]).
 //!
 //! Owns how such a set is formatted and opened, and what such a volume does. Must not check anything itself, nor know which
 //! test uses it.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may fail")]
 
 mod ram;
+mod skip;
 
 use std::rc::Rc;
 
@@ -15,6 +17,7 @@ use format::superblock::{BackingFormat, CacheFormat};
 use format::{BackingSuper, CacheMode, CacheSuper, Replacement, Sector, Sectors, Uuid};
 use io::{Disk, Handle, WriteFlags};
 pub use ram::{Counts, RamDisk, RamOp, RamVolume};
+pub use skip::{skip_requested, skipped, skipped_in_part};
 
 /// Where data begins on a backing device.
 pub const DATA_OFFSET: Sector = Sector(16);

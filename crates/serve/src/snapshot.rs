@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use engine::stats::{CacheStats, View, ViewValues};
-use engine::tunables::{KnobInfo, Range, Stored};
+use engine::tunables::{Range, Stored, TunableInfo};
 use engine::{CacheSet, Volume};
 use format::Sectors;
 use serde::Serialize;
@@ -43,18 +43,12 @@ pub struct SetFigures {
     pub dirty_bytes: u64,
     /// Dirty data by slot.
     pub dirty_by_slot: Vec<SlotDirty>,
-    /// Btree nodes.
-    pub btree_nodes: u64,
-    /// Bytes of index in memory.
-    pub index_bytes: u64,
-    /// Journal buckets that are free.
-    pub journal_buckets_free: u64,
-    /// Journal buckets.
-    pub journal_buckets: u64,
-    /// Journal entries written since the start.
-    pub journal_entries_written: u64,
-    /// Bytes of them.
-    pub journal_bytes_written: u64,
+    /// The index.
+    #[serde(flatten)]
+    pub index: IndexFigures,
+    /// The journal.
+    #[serde(flatten)]
+    pub journal: JournalFigures,
     /// Flushes sent to the cache device.
     pub cache_flushes: u64,
     /// Why the set is disabled, if it is.
@@ -65,6 +59,28 @@ pub struct SetFigures {
     pub stats: StatsFigures,
     /// Tunables of the set.
     pub tunables: Vec<TunableFigure>,
+}
+
+/// The index of a set.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct IndexFigures {
+    /// Btree nodes.
+    pub btree_nodes: u64,
+    /// Bytes of index in memory.
+    pub index_bytes: u64,
+}
+
+/// The journal of a set.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct JournalFigures {
+    /// Journal buckets that are free.
+    pub journal_buckets_free: u64,
+    /// Journal buckets.
+    pub journal_buckets: u64,
+    /// Journal entries written since the start.
+    pub journal_entries_written: u64,
+    /// Bytes of them.
+    pub journal_bytes_written: u64,
 }
 
 /// Dirty data of a slot.
@@ -97,12 +113,9 @@ pub struct WorkFigures {
     pub reclaimed_journal_buckets: u64,
     /// Journal writes that a flush asked for.
     pub flush_write: u64,
-    /// Btree nodes read after the start.
-    pub btree_reads: u64,
-    /// Leaves replaced by new nodes.
-    pub btree_rewrites: u64,
-    /// Times that a new btree node had to wait for a bucket.
-    pub btree_waits: u64,
+    /// Work on the btree.
+    #[serde(flatten)]
+    pub btree: BtreeWorkFigures,
     /// Priority chains written.
     pub prio_writes: u64,
     /// Walks of the index by the garbage collector.
@@ -111,6 +124,17 @@ pub struct WorkFigures {
     pub moved_extents: u64,
     /// Buckets whose generation went around.
     pub gen_wraps: u64,
+}
+
+/// Counters of the work on the btree since the start.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct BtreeWorkFigures {
+    /// Btree nodes read after the start.
+    pub btree_reads: u64,
+    /// Leaves replaced by new nodes.
+    pub btree_rewrites: u64,
+    /// Times that a new btree node had to wait for a bucket.
+    pub btree_waits: u64,
 }
 
 /// Hits, misses and bypasses, by the views of the kernel.
@@ -298,12 +322,13 @@ impl SetFigures {
                 .iter()
                 .map(|(inode, n)| SlotDirty { slot: inode.0, dirty_bytes: n.bytes() })
                 .collect(),
-            btree_nodes: s.btree_nodes as u64,
-            index_bytes: s.index_bytes as u64,
-            journal_buckets_free: s.journal_free.0 as u64,
-            journal_buckets: s.journal_free.1 as u64,
-            journal_entries_written: s.journal_written.0,
-            journal_bytes_written: s.journal_written.1,
+            index: IndexFigures { btree_nodes: s.btree_nodes as u64, index_bytes: s.index_bytes as u64 },
+            journal: JournalFigures {
+                journal_buckets_free: s.journal_free.0 as u64,
+                journal_buckets: s.journal_free.1 as u64,
+                journal_entries_written: s.journal_written.0,
+                journal_bytes_written: s.journal_written.1,
+            },
             cache_flushes: set.cache_flushes(),
             failed: s.failed,
             work: WorkFigures::of(set),
@@ -326,9 +351,11 @@ impl WorkFigures {
             reclaim: s.reclaim,
             reclaimed_journal_buckets: s.reclaimed_journal_buckets,
             flush_write: s.flush_write,
-            btree_reads: c.btree_reads,
-            btree_rewrites: c.btree_rewrites,
-            btree_waits: c.btree_waits,
+            btree: BtreeWorkFigures {
+                btree_reads: c.btree_reads,
+                btree_rewrites: c.btree_rewrites,
+                btree_waits: c.btree_waits,
+            },
             prio_writes: c.prio_writes,
             gc_runs: c.gc_runs,
             moved_extents: c.moved_extents,
@@ -417,23 +444,23 @@ impl VolumeFigures {
     }
 }
 
-impl From<KnobInfo> for TunableFigure {
-    fn from(knob: KnobInfo) -> TunableFigure {
-        let choices = match knob.range {
+impl From<TunableInfo> for TunableFigure {
+    fn from(tunable: TunableInfo) -> TunableFigure {
+        let choices = match tunable.range {
             Range::Choices(names) => Some(names),
             _ => None,
         };
         TunableFigure {
-            key: knob.name,
-            value: knob.raw,
-            shown: knob.value,
-            default: knob.default,
-            unit: knob.unit.name(),
-            range: knob.range.to_string(),
+            key: tunable.name,
+            value: tunable.raw,
+            shown: tunable.value,
+            default: tunable.default,
+            unit: tunable.unit.name(),
+            range: tunable.range.to_string(),
             choices,
-            in_superblock: knob.stored == Stored::Superblock,
-            in_kernel: knob.in_kernel,
-            doc: knob.doc,
+            in_superblock: tunable.stored == Stored::Superblock,
+            in_kernel: tunable.in_kernel,
+            doc: tunable.doc,
         }
     }
 }

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_device_whose_superblock_cannot_be_read_keeps_its_crash_log() {
         let Ok(dir) = exports::runtime_dir() else {
-            eprintln!("skipped: this user has no directory for crash logs");
+            rig::skipped("this user has no directory for crash logs");
             return;
         };
         let place = tempfile::tempdir().unwrap();

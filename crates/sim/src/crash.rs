@@ -139,7 +139,7 @@ where
                 continue;
             }
             tried.outcomes += 1;
-            for (disk, image) in scenario.rig.disks().zip(images) {
+            for (disk, image) in scenario.hardware.disks().zip(images) {
                 disk.load(image);
             }
             for (o, was) in scenario.oracles.iter().zip(&crash.oracles) {
@@ -162,9 +162,9 @@ fn remember_crashes<T: Future<Output = ()> + 'static>(
     step: u64,
     outcomes_of: impl Fn(&[Rc<SimDisk>], u64) -> Later + 'static,
 ) -> Vec<Crash> {
-    let world = scenario.rig.world.clone();
+    let world = scenario.hardware.world.clone();
     let crashes: Rc<RefCell<Vec<Crash>>> = Rc::default();
-    let disks: Vec<Rc<SimDisk>> = scenario.rig.disks().cloned().collect();
+    let disks: Vec<Rc<SimDisk>> = scenario.hardware.disks().cloned().collect();
     let (before, all, oracles, clock) =
         (world.effects(), crashes.clone(), scenario.oracles.clone(), world.clone());
     let watcher: Rc<dyn Fn()> = Rc::new(move || {

@@ -1,6 +1,6 @@
 //! The simulator: the engine on simulated disks and virtual time, judged by an oracle of what it promises.
 //!
-//! Owns the simulated world (`world`, `disk`, `image`, `rig`), the contents of sectors (`stamp`), the oracle of the durability
+//! Owns the simulated world (`world`, `disk`, `image`, `hardware`), the contents of sectors (`stamp`), the oracle of the durability
 //! contract (`oracle`), plans of runs (`plan`) and their generation from seeds (`generate`), the clients (`client`), one boot
 //! (`session`), whole runs (`run`), shorter plans (`shrink`), scripted runs (`scenario`), every crash of a scenario (`crash`),
 //! memory that outlives a process (`crash_log`), a substituted cache device (`substitute`), damaged images (`rot`) and
@@ -18,6 +18,7 @@ pub mod edit;
 #[cfg(feature = "canary")]
 pub mod first_seeds;
 pub mod generate;
+pub mod hardware;
 pub mod image;
 pub mod judge;
 pub mod landmark;
@@ -25,7 +26,6 @@ pub mod layout;
 pub mod oracle;
 pub mod plan;
 pub mod report;
-pub mod rig;
 pub mod rot;
 pub mod run;
 pub mod scenario;

@@ -5,111 +5,86 @@
 //! failing seed or plan short and saves it. With `--jobs` threads share the seeds; each run stays on one of them.
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use io::Rng;
 use sim::plan::Plan;
 use sim::report::Report;
 use sim::run::run;
 use sim::shrink::Shrink;
 
-const USAGE: &str =
-    "usage: ubcache-sim [--seed S | --seeds N [--from S] [--jobs N] [--stop] | --plan FILE [--like N]] [--verbose]
-                   [--print] [--shrink FILE [--runs N]]
-  --seeds N      run N seeds, from 0 or --from on
-  --jobs N       on so many threads (1)
-  --stop         stop at the first failure
-  --seed S       run one seed
-  --plan FILE    run a plan
-  --like N       and so many plans like it: other seeds, other moments of the crashes
-  --verbose      say what happens, event by event
-  --print        print the plan instead of running it
-  --shrink FILE  if it fails, make the plan short and save it; at most --runs runs (20000)
-With the feature `canary`:
-  --bug NAME     with this deliberate bug of the engine
-  --first-seeds N   how many seeds, from --from on and at most N, it takes to find each bug, or those whose names
-                 begin with --only NAME; at most --minutes for each (5)";
-
+/// Runs seeds or a plan in the simulator
+#[derive(Parser)]
+#[command(name = "ubcache-sim", max_term_width = 100, args_override_self = true)]
 struct Args {
+    /// Runs one seed
+    #[arg(long, value_name = "S", conflicts_with_all = ["seeds", "from"])]
+    seed: Option<u64>,
+    /// Runs N seeds
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    seeds: u64,
+    /// The first of the seeds
+    #[arg(long, value_name = "S", default_value_t = 0)]
     from: u64,
-    count: u64,
+    /// Runs a plan
+    #[arg(long, value_name = "FILE")]
     plan: Option<String>,
+    /// And so many plans like it: other seeds, other moments of the crashes
+    #[arg(long, value_name = "N", default_value_t = 0)]
     like: u64,
+    /// Runs on so many threads
+    #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: u64,
+    /// Stops at the first failure
+    #[arg(long)]
     stop: bool,
+    /// Says what happens, event by event
+    #[arg(long)]
     verbose: bool,
+    /// Prints the plan instead of running it
+    #[arg(long)]
     print: bool,
+    /// If it fails, makes the plan short and saves it
+    #[arg(long, value_name = "FILE")]
     shrink: Option<String>,
+    /// Runs that `--shrink` makes at most
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
     runs: u64,
+    /// Runs with this deliberate bug of the engine
     #[cfg(feature = "canary")]
+    #[arg(long, value_name = "NAME", value_parser = bug)]
     bug: Option<engine::canary::Bug>,
+    /// How many seeds, from --from on and at most N, it takes to find each bug
     #[cfg(feature = "canary")]
+    #[arg(long, value_name = "N")]
     first_seeds: Option<u64>,
+    /// Of --first-seeds, only bugs whose names begin with NAME
     #[cfg(feature = "canary")]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     only: String,
+    /// Minutes that --first-seeds takes for each bug at most
     #[cfg(feature = "canary")]
+    #[arg(long, value_name = "N", default_value_t = 5)]
     minutes: u64,
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut it = Args {
-        from: 0,
-        count: 1000,
-        plan: None,
-        like: 0,
-        jobs: 1,
-        stop: false,
-        verbose: false,
-        print: false,
-        shrink: None,
-        runs: 20_000,
-        #[cfg(feature = "canary")]
-        bug: None,
-        #[cfg(feature = "canary")]
-        first_seeds: None,
-        #[cfg(feature = "canary")]
-        only: String::new(),
-        #[cfg(feature = "canary")]
-        minutes: 5,
-    };
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().ok_or_else(|| format!("{arg}: expected a value\n{USAGE}"));
-        let number = |value: Result<String, String>| {
-            let value = value?;
-            value.parse::<u64>().map_err(|e| format!("{arg} {value}: {e}"))
-        };
-        match arg.as_str() {
-            "--seed" => (it.from, it.count) = (number(value())?, 1),
-            "--seeds" => it.count = number(value())?,
-            "--from" => it.from = number(value())?,
-            "--plan" => it.plan = Some(value()?),
-            "--like" => it.like = number(value())?,
-            "--jobs" => it.jobs = number(value())?,
-            "--stop" => it.stop = true,
-            "--verbose" => it.verbose = true,
-            "--print" => it.print = true,
-            "--shrink" => it.shrink = Some(value()?),
-            "--runs" => it.runs = number(value())?,
-            #[cfg(feature = "canary")]
-            "--first-seeds" => it.first_seeds = Some(number(value())?),
-            #[cfg(feature = "canary")]
-            "--only" => it.only = value()?,
-            #[cfg(feature = "canary")]
-            "--minutes" => it.minutes = number(value())?,
-            #[cfg(feature = "canary")]
-            "--bug" => {
-                let name = value()?;
-                let bug = engine::canary::Bug::ALL.iter().find(|b| format!("{b:?}") == name);
-                let Some(bug) = bug else { return Err(format!("unknown bug {name}")) };
-                it.bug = Some(*bug);
-            }
-            _ => return Err(format!("unknown option {arg}\n{USAGE}")),
-        }
+impl Args {
+    /// The first seed, and the one behind the last.
+    fn range(&self) -> Range<u64> {
+        let (first, count) = self.seed.map_or((self.from, self.seeds), |seed| (seed, 1));
+        first..first.saturating_add(count)
     }
-    Ok(it)
+}
+
+#[cfg(feature = "canary")]
+fn bug(name: &str) -> Result<engine::canary::Bug, String> {
+    let bug = engine::canary::Bug::ALL.iter().find(|b| format!("{b:?}") == name);
+    bug.copied().ok_or_else(|| format!("unknown bug {name}"))
 }
 
 fn load(file: &str) -> Result<Plan, String> {
@@ -162,7 +137,7 @@ impl Total {
 fn work(shared: &Shared<'_>, began: Instant) -> Result<(), String> {
     #[cfg(feature = "canary")]
     engine::canary::set_bug(shared.args.bug);
-    let end = shared.args.from.saturating_add(shared.args.count);
+    let end = shared.args.range().end;
     let total = || shared.total.lock().map_err(|e| e.to_string());
     while !shared.stop.load(Ordering::Relaxed) {
         let seed = shared.next.fetch_add(1, Ordering::Relaxed);
@@ -243,8 +218,7 @@ fn go(args: &Args) -> Result<bool, String> {
         return Ok(failed == 0);
     }
     if args.print {
-        let end = args.from.saturating_add(args.count);
-        (args.from..end).for_each(|seed| print!("{}", Plan::from_seed(seed).to_text("")));
+        args.range().for_each(|seed| print!("{}", Plan::from_seed(seed).to_text("")));
         return Ok(true);
     }
     seeds(args)
@@ -254,7 +228,7 @@ fn seeds(args: &Args) -> Result<bool, String> {
     let began = Instant::now();
     let shared = Shared {
         args,
-        next: AtomicU64::new(args.from),
+        next: AtomicU64::new(args.range().start),
         stop: AtomicBool::new(false),
         total: Mutex::default(),
     };
@@ -272,7 +246,7 @@ fn seeds(args: &Args) -> Result<bool, String> {
         "{} seeds from {} in {seconds:.1} s, {crashes} crash-and-recover cycles ({} power cuts of all devices, {} of \
          some, {} deaths of the process): {:.0} per second, {:.0} per second of processor time",
         report.runs + failed.len() as u64,
-        args.from,
+        args.range().start,
         report.power_cuts,
         report.partial_cuts,
         report.kills,
@@ -291,7 +265,7 @@ fn processor_seconds() -> Option<f64> {
 }
 
 fn main() -> ExitCode {
-    match parse(std::env::args().skip(1)).and_then(|args| go(&args)) {
+    match go(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {

@@ -60,6 +60,14 @@ pub struct Settings {
     /// `writeback_controller`.
     #[serde(default = "kernel")]
     pub writeback_controller: String,
+    /// Gaps in runs of dirty data.
+    #[serde(flatten)]
+    pub bridge: BridgeSettings,
+}
+
+/// Settings of writeback across gaps in runs of dirty data.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BridgeSettings {
     /// `writeback_bridge`.
     #[serde(default = "off")]
     pub writeback_bridge: String,

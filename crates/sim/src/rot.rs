@@ -11,9 +11,9 @@ use format::checksum::{crc64, crc64_seeded};
 use format::{CacheSuper, Gen, Ptr, RawSuperblock, Sector, Sectors};
 use io::{Nanos, Rng, WriteFlags};
 
+use crate::hardware::{Hardware, Layout};
 use crate::image::Image;
 use crate::plan::{Plan, Request};
-use crate::rig::{Layout, Rig};
 use crate::run::run;
 use crate::stamp::SECTOR;
 use crate::world::{Machine, Order, Outcome, World};
@@ -169,9 +169,9 @@ impl Images {
     pub fn of_a_life(seed: u64) -> Images {
         let layout = Layout { nbuckets: 160, ..Layout::small(format::CacheMode::Writeback) };
         let world = World::new(seed);
-        let rig = Rig::new(&world, layout.clone());
-        let mut m = rig.boot(Order::Fifo);
-        let (rt, parts) = (m.handle(), rig.parts(&m));
+        let hardware = Hardware::new(&world, layout.clone());
+        let mut m = hardware.boot(Order::Fifo);
+        let (rt, parts) = (m.handle(), hardware.parts(&m));
         m.block_on(async move {
             let (set, v) = parts.open(SetOptions::default()).await.unwrap_or_else(|e| panic!("{e}"));
             let _ = v[0].set("sequential_cutoff", "0").await;
@@ -198,9 +198,9 @@ impl Images {
             // It is not stopped, so that there is something to replay; the set and its volume would hold each other for ever.
             set.abandon();
         });
-        rig.kill(m);
-        let backings = rig.backings.iter().map(|b| b.image()).collect();
-        let cache = rig.cache.image();
+        hardware.kill(m);
+        let backings = hardware.backings.iter().map(|b| b.image()).collect();
+        let cache = hardware.cache.image();
         let head = cache.read_vec(SUPERBLOCK, Sectors(8));
         let raw = RawSuperblock::from_prefix(&head).unwrap_or_else(|e| panic!("{e}"));
         let superblock = raw.check_cache(cache.size(), 512).unwrap_or_else(|e| panic!("{e}"));
@@ -269,11 +269,11 @@ impl Images {
     /// If it waits for ever, or a request broke the contract of devices.
     pub fn serve(&self, cache: Image, backings: &[Image]) -> Result<(), String> {
         let world = World::new(1);
-        let rig = Rig::new(&world, self.layout.clone());
-        rig.cache.load(cache);
-        rig.backings.iter().zip(backings).for_each(|(d, i)| d.load(i.clone()));
-        let mut machine: Machine = rig.boot(Order::Fifo);
-        let (rt, parts) = (machine.handle(), rig.parts(&machine));
+        let hardware = Hardware::new(&world, self.layout.clone());
+        hardware.cache.load(cache);
+        hardware.backings.iter().zip(backings).for_each(|(d, i)| d.load(i.clone()));
+        let mut machine: Machine = hardware.boot(Order::Fifo);
+        let (rt, parts) = (machine.handle(), hardware.parts(&machine));
         let task = machine.handle().spawn(async move {
             let Ok((set, volumes)) = parts.open(SetOptions::default()).await else { return };
             for v in &volumes {
@@ -288,7 +288,7 @@ impl Images {
             set.abandon();
         });
         let outcome = machine.run(&task, LIMIT);
-        if let Some(d) = rig.disks().find(|d| d.was_misused()) {
+        if let Some(d) = hardware.disks().find(|d| d.was_misused()) {
             return Err(format!("a request broke the contract of devices: {}", d.dump()));
         }
         match outcome {

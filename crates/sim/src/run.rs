@@ -15,12 +15,12 @@ use io::{Nanos, Rng};
 use crate::client::Client;
 use crate::crash_log::Memory;
 use crate::disk::{Counters, Fault, Kind, Matching};
+use crate::hardware::Hardware;
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::{Boot, Cut, Faults, Lying, Plan, Settings, Substitute};
 use crate::report::{Cost, Report};
-use crate::rig::Rig;
 use crate::session::{Given, Session};
 use crate::stamp::{Content, SECTOR};
 use crate::substitute;
@@ -122,7 +122,7 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 struct Run<'a> {
     plan: &'a Plan,
     world: World,
-    rig: Rig,
+    hardware: Hardware,
     oracles: Vec<Rc<RefCell<Oracle>>>,
     flash_made: Rc<Cell<bool>>,
     initialised: bool,
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
         let mut rng = Rng::new(plan.seed);
         let world = World::new(rng.next_u64());
         world.set_verbose(verbose);
-        let rig = Rig::new(&world, plan.layout.clone());
+        let hardware = Hardware::new(&world, plan.layout.clone());
         let mut oracles = Vec::new();
         for (i, b) in plan.layout.backings.iter().enumerate() {
             let size = b.data_sectors / b.block_sectors * b.block_sectors;
@@ -172,7 +172,7 @@ impl<'a> Run<'a> {
         Run {
             plan,
             world,
-            rig,
+            hardware,
             oracles,
             flash_made,
             initialised: false,
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
 
     fn all(&mut self) -> Result<(), String> {
         if self.plan.first_gen > 0 {
-            self.rig.age(self.plan.first_gen);
+            self.hardware.age(self.plan.first_gen);
         }
         let mut drained = false;
         for boot in &self.plan.boots {
@@ -210,8 +210,8 @@ impl<'a> Run<'a> {
 
     fn cost(&self) -> Cost {
         let mut backing = Counters::default();
-        self.rig.backings.iter().for_each(|b| backing.add(&b.counters()));
-        Cost { cache: self.rig.cache.counters(), backing, ended: self.world.now() }
+        self.hardware.backings.iter().for_each(|b| backing.add(&b.counters()));
+        Cost { cache: self.hardware.cache.counters(), backing, ended: self.world.now() }
     }
 
     /// Returns whether everything was stopped in order.
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
         self.count_faults(boot);
         let judged = self.judge_crashed()?;
         self.substitute(boot)?;
-        let mut machine = self.rig.boot(self.plan.order);
+        let mut machine = self.hardware.boot(self.plan.order);
         self.forget_other_device();
         let late = self.late.take();
         let older = self.prepare(boot, late);
@@ -234,8 +234,8 @@ impl<'a> Run<'a> {
             .collect();
         let given = Given {
             world: self.world.clone(),
-            parts: self.rig.parts(&machine),
-            backings: self.rig.backings.clone(),
+            parts: self.hardware.parts(&machine),
+            backings: self.hardware.backings.clone(),
             clients,
             judged: if self.knows_more || late.is_some() { Vec::new() } else { judged },
             flash_made: self.flash_made.clone(),
@@ -247,7 +247,7 @@ impl<'a> Run<'a> {
         let task = machine.handle().spawn(async move { theirs.run().await });
         let outcome = machine.run(&task, BOOT_LIMIT);
         self.observe(&session, matches!(outcome, Outcome::PowerCut));
-        if let Some(d) = self.rig.disks().find(|d| d.was_misused()) {
+        if let Some(d) = self.hardware.disks().find(|d| d.was_misused()) {
             return Err(format!("a request broke the contract of devices: {}", d.dump()));
         }
         let in_order = match outcome {
@@ -269,25 +269,25 @@ impl<'a> Run<'a> {
         let number = self.copies.len();
         let is_wanted = |b: &Boot| b.substitute == Some(Substitute::Copy(number));
         let wanted = self.initialised && self.plan.boots.iter().any(is_wanted);
-        self.copies.push(wanted.then(|| self.rig.cache.image()));
+        self.copies.push(wanted.then(|| self.hardware.cache.image()));
         // Nothing is given to anybody while writes of the last process are under way, or if devices lie.
         let free = self.initialised && self.late.is_none() && self.plan.lying.is_none();
         let Some(substitute) = boot.substitute.filter(|_| free) else { return Ok(()) };
-        let given = substitute::give(&self.rig, &self.oracles, substitute, &self.copies, BOOT_LIMIT)?;
+        let given = substitute::give(&self.hardware, &self.oracles, substitute, &self.copies, BOOT_LIMIT)?;
         self.report.substitutes += u64::from(given);
         Ok(())
     }
 
     /// Sets everything up that is to happen in a boot. Returns where the state is put to which the devices come back.
     fn prepare(&mut self, boot: &Boot, late: Option<u64>) -> Rc<RefCell<Option<Older>>> {
-        self.rig.cache.set_speed(boot.cache_speed);
-        self.rig.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
+        self.hardware.cache.set_speed(boot.cache_speed);
+        self.hardware.backings.iter().for_each(|b| b.set_speed(boot.backing_speed));
         if let Some(faults) = &boot.faults {
             self.inject(faults);
         }
         match self.plan.lying {
-            Some(Lying::Cache) => self.rig.cache.lie(),
-            Some(Lying::Backing) => self.rig.backings.iter().for_each(|b| b.lie()),
+            Some(Lying::Cache) => self.hardware.cache.lie(),
+            Some(Lying::Backing) => self.hardware.backings.iter().for_each(|b| b.lie()),
             Some(Lying::CrashLog) | None => {}
         }
         let now = self.world.effects();
@@ -303,12 +303,13 @@ impl<'a> Run<'a> {
             }
         }));
         if let Some(effects) = late {
-            let disks: Vec<_> = self.rig.disks().cloned().collect();
+            let disks: Vec<_> = self.hardware.disks().cloned().collect();
             self.world.at_effect(now + effects, move || disks.iter().for_each(|d| d.land_late()));
         }
         let older = Rc::new(RefCell::new(None));
         if let Some(n) = boot.older {
-            let (disks, oracles): (Vec<_>, _) = (self.rig.disks().cloned().collect(), self.oracles.clone());
+            let (disks, oracles): (Vec<_>, _) =
+                (self.hardware.disks().cloned().collect(), self.oracles.clone());
             let (made, older) = (self.flash_made.clone(), older.clone());
             self.world.at_effect(now + n, move || {
                 let crashed = |o: &Rc<RefCell<Oracle>>| {
@@ -329,7 +330,7 @@ impl<'a> Run<'a> {
     /// All devices come back as they were.
     fn go_back(&mut self, older: Older) {
         self.world.log(|| "the devices come back older".into());
-        for (disk, image) in self.rig.disks().zip(older.images) {
+        for (disk, image) in self.hardware.disks().zip(older.images) {
             disk.load(image);
             disk.returns_as_another();
         }
@@ -353,23 +354,23 @@ impl<'a> Run<'a> {
     }
 
     fn inject(&mut self, faults: &Faults) {
-        self.rig.cache.set_errors(faults.cache_one_in);
-        self.rig.backings.iter().for_each(|b| b.set_errors(faults.backing_one_in));
+        self.hardware.cache.set_errors(faults.cache_one_in);
+        self.hardware.backings.iter().for_each(|b| b.set_errors(faults.backing_one_in));
         if let Some(o) = &faults.outage
-            && let Some(disk) = self.rig.disks().nth(o.device)
+            && let Some(disk) = self.hardware.disks().nth(o.device)
         {
             disk.fail_between(o.after, o.requests);
         }
-        let disk = |number: usize| self.rig.disks().nth(number);
+        let disk = |number: usize| self.hardware.disks().nth(number);
         if let Some((l, disk)) = faults.lossy_flush.as_ref().and_then(|l| Some((l, disk(l.device)?))) {
             disk.lose_in_flush(l.after, l.retained);
         }
         if let Some((p, disk)) = faults.pull.as_ref().and_then(|p| Some((p, disk(p.device)?))) {
             disk.pull_after(p.after, p.retained);
         }
-        let unreadable = [(Some(&self.rig.cache), faults.unreadable)]
+        let unreadable = [(Some(&self.hardware.cache), faults.unreadable)]
             .into_iter()
-            .chain([(self.rig.backings.first(), faults.unreadable_backing)]);
+            .chain([(self.hardware.backings.first(), faults.unreadable_backing)]);
         for (disk, range) in unreadable {
             if let (Some(disk), Some((at, sectors))) = (disk, range) {
                 let matching = Matching { kind: Kind::Read, range: at..at + sectors };
@@ -392,7 +393,7 @@ impl<'a> Run<'a> {
             self.initialised |= session.set().is_some();
             session.give_up();
             // The devices lose their power, too: a stop must have made everything durable.
-            self.rig.power_cut(machine, crate::disk::Retained::Nothing);
+            self.hardware.power_cut(machine, crate::disk::Retained::Nothing);
             self.end_of_host();
             return;
         }
@@ -405,13 +406,13 @@ impl<'a> Run<'a> {
         self.note_crash(cut, boot, session);
         self.late = boot.late.filter(|_| cut == Cut::Kill);
         match self.late {
-            Some(_) => self.rig.kill_late(machine),
-            None => self.rig.cut(machine, cut),
+            Some(_) => self.hardware.kill_late(machine),
+            None => self.hardware.cut(machine, cut),
         }
         match cut {
             Cut::Power(..) => self.end_of_host(),
-            Cut::Cache(_) => self.rig.cache.returns_as_another(),
-            Cut::Backing(_) => self.rig.backings.iter().for_each(|b| b.returns_as_another()),
+            Cut::Cache(_) => self.hardware.cache.returns_as_another(),
+            Cut::Backing(_) => self.hardware.backings.iter().for_each(|b| b.returns_as_another()),
             Cut::Kill => {}
         }
         session.give_up();
@@ -419,7 +420,7 @@ impl<'a> Run<'a> {
 
     /// Memory that outlives the process is of one incarnation of the cache device, as `serve` has it.
     fn forget_other_device(&mut self) {
-        let now = self.rig.cache.incarnation();
+        let now = self.hardware.cache.incarnation();
         let other = std::mem::replace(&mut self.memory_of, now) != now;
         if other && self.plan.lying != Some(Lying::CrashLog) {
             self.end_of_host();
@@ -480,7 +481,7 @@ impl<'a> Run<'a> {
 
     fn dump(&self, session: &Session) -> String {
         let mut text = String::new();
-        for d in self.rig.disks() {
+        for d in self.hardware.disks() {
             text += &format!("{}; ", d.dump());
         }
         for c in &session.given.clients {
@@ -500,8 +501,8 @@ impl<'a> Run<'a> {
         if !self.initialised {
             return Ok(Vec::new());
         }
-        let cache = self.rig.cache.image();
-        let backings: Vec<_> = self.rig.backings.iter().map(|b| b.image()).collect();
+        let cache = self.hardware.cache.image();
+        let backings: Vec<_> = self.hardware.backings.iter().map(|b| b.image()).collect();
         judge::check(&cache, &backings)?;
         let mut judged = Vec::new();
         for (i, oracle) in self.oracles.iter().enumerate() {
@@ -521,14 +522,14 @@ impl<'a> Run<'a> {
     }
 
     fn is_initialised(&self) -> bool {
-        let view = inspect::SetView::open(&self.rig.cache.image(), inspect::Mode::Strict);
+        let view = inspect::SetView::open(&self.hardware.cache.image(), inspect::Mode::Strict);
         view.is_ok_and(|v| v.is_initialised())
     }
 
     /// Everything was written back: the backing devices have it all.
     fn judge_clean(&mut self) -> Result<(), String> {
         for (i, b) in self.plan.layout.backings.iter().enumerate() {
-            let (image, oracle) = (self.rig.backings[i].image(), self.oracles[i].borrow());
+            let (image, oracle) = (self.hardware.backings[i].image(), self.oracles[i].borrow());
             for sector in 0..oracle.size() {
                 let bytes = image.read_vec(format::Sector(b.data_offset + sector), format::Sectors(1));
                 oracle.check_sector(sector, &bytes).map_err(|e| format!("backing device alone: {e}"))?;

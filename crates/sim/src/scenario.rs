@@ -12,11 +12,11 @@ use io::{Handle, JoinHandle, Nanos};
 
 use crate::client::Client;
 use crate::disk::{Retained, SimDisk};
+use crate::hardware::{Hardware, Layout, Parts, uuid_of};
 use crate::image::Image;
 use crate::judge;
 use crate::oracle::Oracle;
 use crate::plan::Cut;
-use crate::rig::{Layout, Parts, Rig, uuid_of};
 use crate::stamp::{Content, SECTOR};
 use crate::world::{Machine, Order, Outcome, World};
 
@@ -155,7 +155,7 @@ pub(crate) enum End {
 /// A scenario: simulated devices, and the oracles of their volumes, over several boots.
 pub struct Scenario {
     /// The devices.
-    pub rig: Rig,
+    pub hardware: Hardware,
     /// The oracles of the volumes.
     pub oracles: Vec<Rc<RefCell<Oracle>>>,
     order: Order,
@@ -175,35 +175,35 @@ impl Scenario {
             let i = oracles.len() as u8;
             oracles.push(Rc::new(RefCell::new(Oracle::new(i, flash_sectors, true))));
         }
-        Scenario { rig: Rig::new(&world, layout), oracles, order: Order::Fifo, running: None }
+        Scenario { hardware: Hardware::new(&world, layout), oracles, order: Order::Fifo, running: None }
     }
 
     pub(crate) fn begin<F: Future<Output = ()> + 'static>(&mut self, script: impl FnOnce(Boot) -> F) -> End {
         assert!(self.running.is_none(), "the last boot was not ended");
         // Faults and power cuts of a boot are set before it begins.
-        let machine = Machine::boot(&self.rig.world, self.order);
+        let machine = Machine::boot(&self.hardware.world, self.order);
         let client = |(i, o): (usize, &Rc<RefCell<Oracle>>)| {
-            Client::new(&self.rig.world, machine.handle(), i as u8, o.clone())
+            Client::new(&self.hardware.world, machine.handle(), i as u8, o.clone())
         };
         let boot = Boot {
             rt: machine.handle(),
-            world: self.rig.world.clone(),
-            parts: self.rig.parts(&machine),
-            cache: self.rig.cache.clone(),
-            backings: self.rig.backings.clone(),
+            world: self.hardware.world.clone(),
+            parts: self.hardware.parts(&machine),
+            cache: self.hardware.cache.clone(),
+            backings: self.hardware.backings.clone(),
             clients: self.oracles.iter().enumerate().map(client).collect(),
             set: Rc::default(),
         };
         let task = machine.handle().spawn(script(boot.clone()));
         let mut machine = machine;
         let outcome = machine.run(&task, LIMIT);
-        assert!(self.rig.disks().all(|d| !d.was_misused()), "a request broke the contract of devices");
+        assert!(self.hardware.disks().all(|d| !d.was_misused()), "a request broke the contract of devices");
         let end = match outcome {
             Outcome::Done(()) => End::Finished,
             Outcome::PowerCut => End::Cut,
             Outcome::Stuck(why) => {
                 let set = boot.set.borrow().as_ref().map(|s| format!("{:?}", s.status()));
-                let disks: Vec<String> = self.rig.disks().map(|d| d.dump()).collect();
+                let disks: Vec<String> = self.hardware.disks().map(|d| d.dump()).collect();
                 panic!("{why}; {}; {}", disks.join("; "), set.unwrap_or_default())
             }
         };
@@ -233,15 +233,15 @@ impl Scenario {
     ) -> &mut Scenario {
         self.boot(script);
         self.oracles.iter().for_each(|o| o.borrow_mut().stopped());
-        self.switch_off(|rig, machine| rig.power_cut(machine, Retained::Nothing));
+        self.switch_off(|hardware, machine| hardware.power_cut(machine, Retained::Nothing));
         self
     }
 
-    fn switch_off(&mut self, off: impl FnOnce(&Rig, Machine)) {
+    fn switch_off(&mut self, off: impl FnOnce(&Hardware, Machine)) {
         let (machine, boot) = self.running.take().expect("the machine is on");
-        off(&self.rig, machine);
+        off(&self.hardware, machine);
         boot.give_up();
-        self.rig.world.power_on();
+        self.hardware.world.power_on();
     }
 
     /// The power fails.
@@ -250,7 +250,7 @@ impl Scenario {
     /// If the machine is off.
     pub fn power_cut(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(|rig, machine| rig.power_cut(machine, retained));
+        self.switch_off(|hardware, machine| hardware.power_cut(machine, retained));
         self
     }
 
@@ -260,7 +260,7 @@ impl Scenario {
     /// If the machine is off.
     pub fn kill(&mut self) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(Rig::kill);
+        self.switch_off(Hardware::kill);
         self
     }
 
@@ -270,7 +270,7 @@ impl Scenario {
     /// If the machine is off.
     pub fn cache_power_cut(&mut self, retained: Retained) -> &mut Scenario {
         self.oracles.iter().for_each(|o| o.borrow_mut().crashed());
-        self.switch_off(|rig, machine| rig.cut(machine, Cut::Cache(retained)));
+        self.switch_off(|hardware, machine| hardware.cut(machine, Cut::Cache(retained)));
         self
     }
 
@@ -280,8 +280,8 @@ impl Scenario {
     /// If a check fails.
     #[track_caller]
     pub fn judge(&mut self) -> &mut Scenario {
-        let cache = self.rig.cache.image();
-        let backings: Vec<Image> = self.rig.backings.iter().map(|b| b.image()).collect();
+        let cache = self.hardware.cache.image();
+        let backings: Vec<Image> = self.hardware.backings.iter().map(|b| b.image()).collect();
         judge_images(&cache, &backings, &self.oracles).unwrap_or_else(|e| panic!("{e}"));
         self
     }
@@ -301,8 +301,8 @@ impl Scenario {
             b.stop().await;
         });
         self.judge();
-        for (i, b) in self.rig.layout.backings.iter().enumerate() {
-            let (image, oracle) = (self.rig.backings[i].image(), self.oracles[i].borrow());
+        for (i, b) in self.hardware.layout.backings.iter().enumerate() {
+            let (image, oracle) = (self.hardware.backings[i].image(), self.oracles[i].borrow());
             for sector in 0..oracle.size() {
                 let bytes = image.read_vec(Sector(b.data_offset + sector), Sectors(1));
                 oracle.check_sector(sector, &bytes).unwrap_or_else(|e| panic!("backing device alone: {e}"));

@@ -161,7 +161,7 @@ impl<F: Fn(&Plan) -> Option<String>> Shrink<F> {
             self.change(|p| p.boots[i].settings.cache_mode = None);
             self.change(|p| p.boots[i].settings.congestion = false);
             self.change(|p| p.boots[i].settings.admission = "kernel".into());
-            self.change(|p| p.boots[i].settings.writeback_bridge = "off".into());
+            self.change(|p| p.boots[i].settings.bridge.writeback_bridge = "off".into());
             self.change(|p| p.boots[i].settings.writeback_controller = "kernel".into());
             self.change(|p| p.boots[i].settings.replacement = "kernel".into());
             self.change(|p| p.boots[i].settings.overwrite_in_place = "off".into());

@@ -16,10 +16,10 @@ use io::{Disk, Nanos};
 
 use crate::client::Client;
 use crate::edit::{Heads, MOST};
+use crate::hardware::Hardware;
 use crate::image::Image;
 use crate::oracle::Oracle;
 use crate::plan::Substitute;
-use crate::rig::Rig;
 use crate::world::{Order, Outcome};
 
 /// Starts of an older copy before the devices are there.
@@ -44,20 +44,20 @@ enum Expected {
 /// # Errors
 /// If the engine reacts otherwise.
 pub fn give(
-    rig: &Rig,
+    hardware: &Hardware,
     oracles: &[Rc<RefCell<Oracle>>],
     substitute: Substitute,
     copies: &[Option<Image>],
     limit: Nanos,
 ) -> Result<bool, String> {
-    let right = rig.cache.image();
-    let Some(expected) = put(rig, substitute, copies) else { return Ok(false) };
-    rig.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
-    let put = rig.cache.image();
+    let right = hardware.cache.image();
+    let Some(expected) = put(hardware, substitute, copies) else { return Ok(false) };
+    hardware.world.log(|| format!("SUBSTITUTE {substitute:?}: {expected:?}"));
+    let put = hardware.cache.image();
     let alone = if matches!(expected, Expected::Opened(_)) { STARTS_ALONE } else { 0 };
-    let said = (0..=alone).try_for_each(|n| start(rig, oracles, &expected, n == alone, limit));
-    let changed = expected == Expected::Refused && rig.cache.image() != put;
-    rig.cache.load(right);
+    let said = (0..=alone).try_for_each(|n| start(hardware, oracles, &expected, n == alone, limit));
+    let changed = expected == Expected::Refused && hardware.cache.image() != put;
+    hardware.cache.load(right);
     match said {
         Ok(()) if changed => Err(format!("{substitute:?}: the device was refused and changed")),
         Ok(()) => Ok(true),
@@ -67,20 +67,20 @@ pub fn give(
 
 /// One start, with or without the backing devices.
 fn start(
-    rig: &Rig,
+    hardware: &Hardware,
     oracles: &[Rc<RefCell<Oracle>>],
     expected: &Expected,
     complete: bool,
     limit: Nanos,
 ) -> Result<(), String> {
-    let mut machine = rig.boot(Order::Fifo);
-    let parts = rig.parts(&machine);
+    let mut machine = hardware.boot(Order::Fifo);
+    let parts = hardware.parts(&machine);
     let clients: Vec<Rc<Client>> = oracles
         .iter()
         .enumerate()
-        .map(|(i, o)| Client::new(&rig.world, machine.handle(), i as u8, o.clone()))
+        .map(|(i, o)| Client::new(&hardware.world, machine.handle(), i as u8, o.clone()))
         .collect();
-    let (wanted, world) = (expected.clone(), rig.world.clone());
+    let (wanted, world) = (expected.clone(), hardware.world.clone());
     let task = machine.handle().spawn(async move {
         match CacheSet::open(parts.cache, SetOptions::default()).await {
             Err(e) if wanted == Expected::Refused => {
@@ -102,7 +102,7 @@ fn start(
         Outcome::PowerCut => Err("the power failed".to_owned()),
         Outcome::Stuck(why) => Err(why),
     };
-    rig.kill(machine);
+    hardware.kill(machine);
     said
 }
 
@@ -137,36 +137,36 @@ async fn use_it(
 }
 
 /// Puts the substitute where the cache device was. Nothing if that is not possible, or would not be noticed by design.
-fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Expected> {
+fn put(hardware: &Hardware, substitute: Substitute, copies: &[Option<Image>]) -> Option<Expected> {
     match substitute {
         Substitute::Copy(n) => {
             let copy = copies.get(n)?.as_ref()?;
-            let right = rig.cache.image();
-            rig.cache.load(copy.clone());
-            let slots = Heads::find(&rig.cache).map(|heads| heads.uuids(&rig.cache));
-            let states = slots.and_then(|slots| states_after(rig, &slots));
+            let right = hardware.cache.image();
+            hardware.cache.load(copy.clone());
+            let slots = Heads::find(&hardware.cache).map(|heads| heads.uuids(&hardware.cache));
+            let states = slots.and_then(|slots| states_after(hardware, &slots));
             if states.is_none() {
-                rig.cache.load(right);
+                hardware.cache.load(right);
             }
             Some(Expected::Opened(states?))
         }
         Substitute::LargeVolume => {
-            Heads::find(&rig.cache)?.enlarge_volume(&rig.cache).then_some(Expected::Refused)
+            Heads::find(&hardware.cache)?.enlarge_volume(&hardware.cache).then_some(Expected::Refused)
         }
         Substitute::Full => {
-            let mut heads = Heads::find(&rig.cache)?;
+            let mut heads = Heads::find(&hardware.cache)?;
             let left = heads.superblock.geometry().prio_buckets as usize;
-            heads.fill(&rig.cache, left).then_some(Expected::OpenedAlone)
+            heads.fill(&hardware.cache, left).then_some(Expected::OpenedAlone)
         }
         Substitute::FarKey => {
-            let heads = Heads::find(&rig.cache)?;
+            let heads = Heads::find(&hardware.cache)?;
             if heads.newest.btree_level > 0 {
                 return None;
             }
             let g = heads.superblock.geometry();
             let at = g.bucket_start(BucketNr(g.nbuckets - 1));
             let far = Bkey::extent(Inode(0), Sector(MOST + 8), Sectors(8), true, Ptr::new(0, at, Gen(0)));
-            heads.replace_root(&rig.cache, &[far]);
+            heads.replace_root(&hardware.cache, &[far]);
             Some(Expected::Refused)
         }
     }
@@ -174,7 +174,7 @@ fn put(rig: &Rig, substitute: Substitute, copies: &[Option<Image>]) -> Option<Ex
 
 /// The states of the backing devices, if each of them has registered since its slot was like this, and none ran without the
 /// cache: what such a device missed is noted in the newest cache device alone.
-fn states_after(rig: &Rig, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
+fn states_after(hardware: &Hardware, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
     let state = |image: &Image| {
         let superblock = backing_super(image)?;
         let tells = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
@@ -183,7 +183,7 @@ fn states_after(rig: &Rig, slots: &[UuidEntry]) -> Option<Vec<BackingState>> {
         let knows = |s: &UuidEntry| s.uuid == superblock.uuid() && says(&s.registrations());
         (tells && !slots.iter().any(knows)).then_some(superblock.state())
     };
-    rig.backings.iter().map(|b| state(&b.image())).collect()
+    hardware.backings.iter().map(|b| state(&b.image())).collect()
 }
 
 fn backing_super(image: &Image) -> Option<BackingSuper> {

@@ -5,7 +5,7 @@
 use engine::{SetOptions, Volume};
 use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors, Uuid};
 use sim::disk::Retained;
-use sim::rig::{Layout, SET_UUID};
+use sim::hardware::{Layout, SET_UUID};
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
 

@@ -6,7 +6,7 @@ use engine::tunables::Overwrite;
 use format::{BackingState, CacheMode, Sectors};
 use io::ZeroFlags;
 use sim::disk::{Kind, Matching, Retained};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Nothing becomes durable by itself while the scenario runs.

@@ -14,8 +14,8 @@ use io::CrashLogRef;
 use sim::crash_log::Memory;
 use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
 use sim::edit::Heads;
+use sim::hardware::{Layout, uuid_of};
 use sim::image::Image;
-use sim::rig::{Layout, uuid_of};
 use sim::run::run_seed;
 use sim::scenario::{Boot, Scenario};
 

@@ -7,7 +7,7 @@ use format::CacheMode;
 use io::{Nanos, ZeroFlags};
 use sim::crash::every_crash;
 use sim::disk::Speed;
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 const SECTORS: u64 = 320;

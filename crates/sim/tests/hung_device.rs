@@ -5,7 +5,7 @@
 use engine::SetOptions;
 use format::{CacheMode, Sectors};
 use sim::disk::{Kind, Matching, Retained};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// The device that hangs, and the one that does not.

@@ -9,8 +9,8 @@ use format::{CacheMode, Sector, Sectors};
 use io::{CrashLogMemory, CrashLogRef};
 use sim::crash_log::Memory;
 use sim::disk::{Fault, Kind, Matching, Retained};
+use sim::hardware::Layout;
 use sim::image::Image;
-use sim::rig::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// A set with this crash log, which names everything that was written and not flushed.

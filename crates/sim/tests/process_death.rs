@@ -9,7 +9,7 @@ use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
 use io::{CrashLogRef, Handle, Nanos, Rng, WriteFlags, ZeroFlags};
 use sim::crash_log::Memory;
-use sim::rig::{Layout, Rig};
+use sim::hardware::{Hardware, Layout};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
 use sim::world::{Order, Outcome, World};
 
@@ -89,15 +89,15 @@ fn lives(seed: u64, survives: bool) -> (Vec<String>, usize) {
     let mode = modes[(rng.next_u64() % 4) as usize];
     let mut layout = Layout::small(mode);
     layout.bucket_sectors = [8, 16, 64][(rng.next_u64() % 3) as usize];
-    let rig = Rig::new(&world, layout);
+    let hardware = Hardware::new(&world, layout);
     let memory = Rc::new(Memory::default());
     let first = |sector| vec![Content::Data { volume: 0, sector, write: 0 }];
     let model = Model { allowed: (0..SIZE).map(first).collect(), write: 0, answered: 0 };
     let model = Rc::new(RefCell::new(model));
     let wrong = Rc::new(RefCell::new(Vec::new()));
     for life in 0..LIVES {
-        let mut m = rig.boot(Order::Random);
-        let (rt, parts) = (m.handle(), rig.parts(&m));
+        let mut m = hardware.boot(Order::Random);
+        let (rt, parts) = (m.handle(), hardware.parts(&m));
         let crash_log = survives.then(|| CrashLogRef(memory.clone()));
         let options = SetOptions { seed, crash_log, ..SetOptions::default() };
         let (theirs, errors) = (model.clone(), wrong.clone());
@@ -133,7 +133,7 @@ fn lives(seed: u64, survives: bool) -> (Vec<String>, usize) {
         let span = if lets_it_live { Nanos::from_secs(1000) } else { Nanos(rng.next_u64() % 1_000_000_000) };
         let outcome = m.run(&task, span);
         assert_eq!(matches!(outcome, Outcome::Done(())), lets_it_live, "seed {seed}, life {life}");
-        rig.kill(m);
+        hardware.kill(m);
     }
     (wrong.take(), model.borrow().answered)
 }

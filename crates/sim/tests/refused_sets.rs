@@ -5,7 +5,7 @@ use engine::{CacheSet, SetOptions};
 use format::{Bkey, BucketNr, CacheMode, Gen, Inode, Ptr, Sector, Sectors};
 use sim::disk::{Retained, SimDisk};
 use sim::edit::{Heads, MOST};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// A set with one device that was used and stopped.

@@ -10,7 +10,7 @@ use format::{CacheMode, Sector, Sectors};
 use io::sync::{Either, select};
 use io::{BlockVolume, Nanos, WriteFlags, ZeroFlags};
 use sim::disk::{Fault, Kind, Matching, Retained, Speed};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 const MINUTE: Nanos = Nanos::from_secs(60);

@@ -7,7 +7,7 @@ use format::CacheMode;
 use inspect::CheckOptions;
 use inspect::check::SetSummary;
 use sim::crash::{Tried, every_outcome};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Blocks or writes of a device of which every subset is tried.

@@ -9,7 +9,7 @@ use format::{CacheMode, Sector, Sectors};
 use io::{Completer, Device, DeviceInfo, Disk, Request};
 use sim::crash::every_crash;
 use sim::disk::{Fault, Kind, Matching, Retained, SimDisk};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::{Content, decode};
 
@@ -96,7 +96,7 @@ fn nothing_is_left_of_a_detached_device() {
             assert!(b.clients[STAYS].write(200, 8, true).await);
         });
         scenario.power_cut(Retained::Nothing);
-        assert_wiped(&scenario.rig.cache);
+        assert_wiped(&scenario.hardware.cache);
         scenario.judge().happy_end();
     }
 }
@@ -231,7 +231,7 @@ fn a_wipe_is_run_again_after_a_crash() {
             }
         });
         scenario.power_cut(Retained::Some(2)).judge();
-        assert!(!on_medium(&scenario.rig.cache, DETACHED).is_empty(), "it was not at its end");
+        assert!(!on_medium(&scenario.hardware.cache, DETACHED).is_empty(), "it was not at its end");
         scenario.boot(|b| async move {
             let set = engine::CacheSet::open(b.parts.cache.clone(), SetOptions::default()).await.unwrap();
             set.wipe().await.unwrap();
@@ -352,6 +352,6 @@ fn a_wipe_that_has_ended_is_durable() {
         assert!(done > 0 && done <= all, "{done} of {all} buckets");
     });
     scenario.power_cut(Retained::Nothing);
-    assert_wiped(&scenario.rig.cache);
+    assert_wiped(&scenario.hardware.cache);
     scenario.judge().happy_end();
 }

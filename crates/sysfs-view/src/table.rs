@@ -7,7 +7,7 @@
 use engine::figures::{BucketFigures, SetFigures, VolumeFigures};
 use engine::stats::time::{TimeStats, TimeUnit};
 use engine::stats::{Human, ViewValues};
-use engine::tunables::{KnobInfo, Range};
+use engine::tunables::{Range, TunableInfo};
 use format::{Sectors, Uuid};
 
 use crate::owner::{DeviceOrder, Errno, Order, Owner, SetOrder, VolumeId};
@@ -125,7 +125,7 @@ impl File {
                 text if text.is_empty() || text.ends_with('\n') => return Ok(text),
                 text => text,
             },
-            Reads::Tunable => knob(place, of, self.name)?.value,
+            Reads::Tunable => find_tunable(place, of, self.name)?.value,
         };
         text.push('\n');
         Ok(text)
@@ -136,8 +136,8 @@ impl File {
             Writes::Nothing => Err(Errno::EIO),
             Writes::Order(write) => write(of, text),
             Writes::Tunable => {
-                let knob = knob(place, of, self.name)?;
-                let value = match knob.range {
+                let tunable = find_tunable(place, of, self.name)?;
+                let value = match tunable.range {
                     // What is out of range is clamped where the value is kept.
                     Range::Number(..) | Range::Flag => values::number(text)?.to_string(),
                     Range::Choices(names) => values::choice(text, names)?,
@@ -161,7 +161,7 @@ impl File {
 }
 
 /// The tunable behind a file.
-fn knob(place: Place, of: &Subject<'_>, name: &str) -> Result<KnobInfo, Errno> {
+fn find_tunable(place: Place, of: &Subject<'_>, name: &str) -> Result<TunableInfo, Errno> {
     let found = match place {
         Place::Backing | Place::Volume => of.volume()?.tunables.iter().find(|k| k.name == name),
         _ => of.set()?.tunables.iter().find(|k| k.name == name),

@@ -5,7 +5,7 @@
 //! `engine [BLOCKS [ROUNDS]]`: BLOCKS 4 KiB blocks are written (each a new extent), overwritten while dirty, and read
 //! ROUNDS times.
 
-use bench::{Rig, driver, rig, shuffled};
+use bench::{MemorySet, driver, memory_set, shuffled};
 use engine::CacheSet;
 use format::{Sector, Sectors};
 use io::{Disk, Rng, WriteFlags};
@@ -48,8 +48,8 @@ fn main() {
     let rt = driver.handle();
     driver.block_on(async {
         let space = Sectors(blocks * 8);
-        let Rig { set, volume, cache, .. } =
-            rig(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
+        let MemorySet { set, volume, cache, .. } =
+            memory_set(&rt, Sectors(space.0 * 4), Sectors(space.0 * 2 + 1024)).await;
         let mut rng = Rng::new(1);
         // Every second block: no two extents can be joined.
         let order = shuffled(blocks, &mut rng);

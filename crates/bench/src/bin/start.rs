@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use bench::{Rig, driver, rig_of};
+use bench::{MemorySet, driver, memory_set_of};
 use engine::{CacheSet, SetOptions};
 use format::{Sector, Sectors};
 use io::{Disk, Rng, WriteFlags};
@@ -15,8 +15,8 @@ fn main() {
     let rt = first.handle();
     let (nodes, cache, backing) = first.block_on(async {
         // Extents of one sector, so that only the index is large.
-        let rig = rig_of(&rt, Sectors(extents * 4), Sectors(extents * 2 + 1024), Sectors(1)).await;
-        let Rig { set, volume, cache, backing } = rig;
+        let made = memory_set_of(&rt, Sectors(extents * 4), Sectors(extents * 2 + 1024), Sectors(1)).await;
+        let MemorySet { set, volume, cache, backing } = made;
         let mut order: Vec<u64> = (0..extents).collect();
         let mut rng = Rng::new(1);
         for i in (1..order.len()).rev() {

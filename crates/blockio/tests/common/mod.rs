@@ -40,7 +40,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// `None`, said on standard error, where this system or user has none to give.
+    /// `None`, and the test is skipped, where this system or user has none to give.
     pub fn new(dir: &Path, name: &str, sectors: Sectors, block_bytes: u32) -> Option<LoopDevice> {
         let file = sparse_file(dir, name, sectors);
         let out = Command::new("losetup")
@@ -53,7 +53,7 @@ impl LoopDevice {
                 Some(LoopDevice { path, file })
             }
             other => {
-                eprintln!("no loop device can be had, this part is left out: {other:?}");
+                rig::skipped(format_args!("no loop device can be made: {other:?}"));
                 None
             }
         }

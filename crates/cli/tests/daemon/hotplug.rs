@@ -9,11 +9,11 @@ use crate::world::*;
 struct Zram(String);
 
 impl Zram {
-    /// `None`, said on standard error, where this system or user has none to give, or where the kernel's own driver might
+    /// `None`, and the test is skipped, where this system or user has none to give, or where the kernel's own driver might
     /// take it.
     fn new() -> Option<Zram> {
         if std::path::Path::new("/sys/fs/bcache").exists() {
-            eprintln!("the kernel's bcache is loaded: this part is left out");
+            rig::skipped("the kernel's bcache is loaded");
             return None;
         }
         match fs::read_to_string("/sys/class/zram-control/hot_add") {
@@ -23,7 +23,7 @@ impl Zram {
                 Some(zram)
             }
             Err(e) => {
-                eprintln!("no device in memory can be had, this part is left out: {e}");
+                rig::skipped(format_args!("no zram device can be made: {e}"));
                 None
             }
         }

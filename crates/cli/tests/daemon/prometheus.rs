@@ -40,14 +40,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-fn skipped() -> bool {
-    let skip = std::env::var_os("UBCACHE_PROMETHEUS_SKIP").is_some_and(|v| v != "0" && !v.is_empty());
-    if skip {
-        eprintln!("SKIPPED on request (UBCACHE_PROMETHEUS_SKIP)");
-    }
-    skip
-}
-
 /// A port of this machine behind which is the daemon's socket, for as long as the tests run.
 fn bridge(socket: &str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -218,7 +210,7 @@ fn dashboard() -> Vec<String> {
 
 #[test]
 fn a_server_has_what_the_daemon_counts_and_rules_and_dashboard_work_on_it() {
-    if skipped() {
+    if rig::skip_requested("UBCACHE_PROMETHEUS_SKIP") {
         return;
     }
     let place = Place::new();

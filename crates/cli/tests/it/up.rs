@@ -358,7 +358,7 @@ fn block_devices() -> bool {
     let host = export_fuse::probe();
     let why = host.fuse.and(host.loop_device).err();
     if let Some(why) = &why {
-        eprintln!("skipped: {why}");
+        rig::skipped(why);
     }
     why.is_none()
 }

@@ -7,8 +7,8 @@
 use format::CacheMode;
 
 use super::error::TunableError;
-use super::knob::{self, Field, KnobInfo, Unit, choice_of, flag, number};
 use super::set::DEFAULT_CUTOFF_WRITEBACK;
+use super::tunable::{self, Field, TunableInfo, Unit, choice_of, flag, number};
 use crate::policy::choices::{Admission, Bridge, Controller, ReadaheadPolicy, StopWhenFailed};
 use crate::policy::writeback_rate::{INITIAL_RATE, RateParams};
 
@@ -23,7 +23,7 @@ const MAX_U32: u64 = u32::MAX as u64;
 /// Largest value of numbers that are signed in the kernel.
 const MAX_I32: u64 = i32::MAX as u64;
 
-type Knob = knob::Knob<DeviceTunables>;
+type Tunable = tunable::Tunable<DeviceTunables>;
 
 /// The settings of a cached device. Names, units, defaults and ranges are the kernel's (semantics section 16.2) where
 /// the kernel has them. Values from outside must be set through [`DeviceTunables::set`]; code that writes a field
@@ -91,72 +91,72 @@ impl Default for DeviceTunables {
     }
 }
 
-static KNOBS: &[Knob] = &[
-    Knob::new(
+static TUNABLES: &[Tunable] = &[
+    Tunable::new(
         "label",
         Unit::None,
         "name of the device",
         Field::Text { max_bytes: LABEL_BYTES, get: |t| &t.label, put: |t, text| t.label = text.to_owned() },
     )
     .in_superblock(),
-    Knob::new("cache_mode", Unit::None, "what happens to writes", choice_of!(cache_mode: CacheMode))
+    Tunable::new("cache_mode", Unit::None, "what happens to writes", choice_of!(cache_mode: CacheMode))
         .in_superblock(),
-    Knob::new(
+    Tunable::new(
         "readahead_cache_policy",
         Unit::None,
         "which read-ahead and background requests are cached",
         choice_of!(readahead_cache_policy: ReadaheadPolicy),
     ),
-    Knob::new(
+    Tunable::new(
         "stop_when_cache_set_failed",
         Unit::None,
         "whether a device without dirty data is stopped when its cache set fails",
         choice_of!(stop_when_cache_set_failed: StopWhenFailed),
     ),
-    Knob::new(
+    Tunable::new(
         "sequential_cutoff",
         Unit::Bytes,
         "streams of this length bypass the cache; 0 for none",
         number!(sequential_cutoff: u32, 0, MAX_U32, as Bytes),
     ),
-    Knob::new("writeback_running", Unit::None, "dirty data is written back", flag!(writeback_running)),
-    Knob::new(
+    Tunable::new("writeback_running", Unit::None, "dirty data is written back", flag!(writeback_running)),
+    Tunable::new(
         "writeback_delay",
         Unit::Seconds,
         "time for which dirty data waits before it is written back",
         number!(writeback_delay: u32, 0, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_percent",
         Unit::Percent,
         "share of the cache that may be dirty; 0 to write back as fast as possible",
         number!(writeback_percent: u8, in |t| (0, u64::from(t.cutoff_writeback))),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate",
         Unit::SectorsPerSecond,
         "current rate of writeback; holds until its next update unless writeback_percent is 0",
         number!(writeback_rate: u32, 1, MAX_I32, as Sectors),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_update_seconds",
         Unit::Seconds,
         "time between two updates of the rate",
         number!(writeback_rate_update_seconds: u8, 1, 60),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_i_term_inverse",
         Unit::None,
         "divisor of the rate's integral term",
         number!(writeback_rate_i_term_inverse: u32, 1, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_p_term_inverse",
         Unit::None,
         "divisor of the rate's proportional term",
         number!(writeback_rate_p_term_inverse: u32, 1, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_fp_term_low",
         Unit::None,
         "factor of the rate's fragmentation term above 50 % in use",
@@ -164,7 +164,7 @@ static KNOBS: &[Knob] = &[
             writeback_rate_fp_term_low: u32, in |t| (1, u64::from(t.writeback_rate_fp_term_mid).saturating_sub(1))
         ),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_fp_term_mid",
         Unit::None,
         "factor of the rate's fragmentation term above 57 % in use",
@@ -175,7 +175,7 @@ static KNOBS: &[Knob] = &[
             )
         ),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_fp_term_high",
         Unit::None,
         "factor of the rate's fragmentation term above 64 % in use",
@@ -183,55 +183,55 @@ static KNOBS: &[Knob] = &[
             writeback_rate_fp_term_high: u32, in |t| (u64::from(t.writeback_rate_fp_term_mid) + 1, MAX_U32)
         ),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_rate_minimum",
         Unit::SectorsPerSecond,
         "least rate of writeback",
         number!(writeback_rate_minimum: u32, 1, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "writeback_consider_fragment",
         Unit::None,
         "fragmentation increases the rate of writeback",
         flag!(writeback_consider_fragment),
     ),
-    Knob::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
-    Knob::new(
+    Tunable::new("writeback_metadata", Unit::None, "no effect", flag!(writeback_metadata)),
+    Tunable::new(
         "io_error_limit",
         Unit::None,
         "errors of the backing device at which it is disabled",
         number!(io_error_limit: u32, 0, MAX_I32),
     ),
-    Knob::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
-    Knob::new(
+    Tunable::new("io_disable", Unit::None, "all I/O on the device fails", flag!(io_disable)),
+    Tunable::new(
         "admission",
         Unit::None,
         "which requests are cached: by the kernel's rules, or by what they cost the devices",
         choice_of!(admission: Admission),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "writeback_controller",
         Unit::None,
         "controller of the writeback rate: the kernel's, or one that also yields to clients that wait",
         choice_of!(writeback_controller: Controller),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "writeback_latency_ms",
         Unit::Millis,
         "time that a request may wait for the backing device behind writeback",
         number!(writeback_latency_ms: u16, 1, 10_000),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "writeback_bridge",
         Unit::None,
         "whether writeback reads gaps between dirty data to write them in one request",
         choice_of!(writeback_bridge: Bridge),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "writeback_bridge_limit",
         Unit::Bytes,
         "largest gap between dirty data that is written back in one request",
@@ -298,17 +298,17 @@ impl DeviceTunables {
 
     /// The value of a setting as the kernel shows it.
     pub fn get(&self, name: &str) -> Result<String, TunableError> {
-        Ok(knob::find(KNOBS, name)?.show(self))
+        Ok(tunable::find(TUNABLES, name)?.show(self))
     }
 
     /// The value of a setting in the form that [`DeviceTunables::set`] accepts.
     pub fn raw(&self, name: &str) -> Result<String, TunableError> {
-        Ok(knob::find(KNOBS, name)?.raw(self))
+        Ok(tunable::find(TUNABLES, name)?.raw(self))
     }
 
     /// Changes a setting. Numbers out of range are clamped; any other invalid value is refused and changes nothing.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
-        knob::find(KNOBS, name)?.set(self, value)
+        tunable::find(TUNABLES, name)?.set(self, value)
     }
 
     /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each
@@ -317,12 +317,12 @@ impl DeviceTunables {
         &mut self,
         settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> Result<(), TunableError> {
-        knob::set_all(KNOBS, self, settings)
+        tunable::set_all(TUNABLES, self, settings)
     }
 
     /// All settings: those of the kernel in its order, then the others.
-    pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = TunableInfo> + '_ {
         let defaults = DeviceTunables::default();
-        KNOBS.iter().map(move |knob| knob.info(self, &defaults))
+        TUNABLES.iter().map(move |tunable| tunable.info(self, &defaults))
     }
 }

@@ -1,6 +1,6 @@
 //! The reasons for which a setting is refused.
 
-use super::knob::{Range, Unit};
+use super::tunable::{Range, Unit};
 
 /// The error for a refused setting. The kernel returns EINVAL in these cases.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 //!
 //! Owns every setting that can be read and written while the engine runs. Names, units, defaults and ranges are the
 //! kernel's where the kernel has the setting (semantics section 16). [`DeviceTunables`] and [`SetTunables`] are plain
-//! structs for the engine; for operators and control files, each has a table of knobs that read and write the same
+//! structs for the engine; for operators and control files, each has a table of tunables that read and write the same
 //! fields as text.
 //!
 //! Text is parsed as in the kernel: numbers are plain decimal, and numbers out of range are clamped. Where the unit is
@@ -17,9 +17,9 @@
 
 mod device;
 mod error;
-mod knob;
 mod parse;
 mod set;
+mod tunable;
 
 pub use crate::policy::choices::{
     Admission, Bridge, Controller, OnError, Overwrite, ReadaheadPolicy, StopWhenFailed,
@@ -27,8 +27,8 @@ pub use crate::policy::choices::{
 pub use crate::policy::replacement::InPlaceOfLru;
 pub use device::DeviceTunables;
 pub use error::TunableError;
-pub use knob::{KnobInfo, Range, Stored, Unit};
 pub use set::SetTunables;
+pub use tunable::{Range, Stored, TunableInfo, Unit};
 
 #[cfg(test)]
 mod tests;

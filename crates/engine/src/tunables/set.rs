@@ -6,7 +6,7 @@
 use format::Replacement;
 
 use super::error::TunableError;
-use super::knob::{self, KnobInfo, Show, Unit, choice_of, flag, number};
+use super::tunable::{self, Show, TunableInfo, Unit, choice_of, flag, number};
 use crate::policy::choices::{OnError, Overwrite};
 use crate::policy::replacement::{InPlaceOfLru, PolicyEntry};
 use crate::stats::errors::DECAYS_PER_HALFLIFE;
@@ -32,7 +32,7 @@ const DEFAULT_WRITEBACK_BATCH: u32 = 65536;
 /// Largest batch: 1 GiB.
 const MAX_WRITEBACK_BATCH: u64 = 2 << 20;
 
-type Knob = knob::Knob<SetTunables>;
+type Tunable = tunable::Tunable<SetTunables>;
 
 /// The settings of a cache set and its cache device. Names, units, defaults and ranges are the kernel's (semantics
 /// section 16) where the kernel has them. Values from outside must be set through [`SetTunables::set`]; code that
@@ -115,32 +115,32 @@ impl Default for SetTunables {
 }
 
 /// The settings of the kernel, then the others.
-static KNOBS: &[Knob] = &[
-    Knob::new("synchronous", Unit::None, "the index is stored on the cache device", flag!(synchronous))
+static TUNABLES: &[Tunable] = &[
+    Tunable::new("synchronous", Unit::None, "the index is stored on the cache device", flag!(synchronous))
         .in_superblock(),
-    Knob::new(
+    Tunable::new(
         "journal_delay_ms",
         Unit::Millis,
         "time until keys without a waiting flush are journaled",
         number!(journal_delay_ms: u16, 0, u16::MAX as u64),
     ),
-    Knob::new(
+    Tunable::new(
         "errors",
         Unit::None,
         "reaction to an error that makes the set fail",
         choice_of!(errors: OnError),
     ),
-    Knob::new(
+    Tunable::new(
         "io_error_limit",
         Unit::None,
         "errors of the cache device at which the set is disabled",
         number!(io_error_limit: u32, 0, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "io_error_halflife",
         Unit::Ios,
         "I/Os after which an error counts half; 0 for never; multiples of 88",
-        knob::Field::Number {
+        tunable::Field::Number {
             get: |t| u64::from(t.io_error_halflife),
             put: |t, value| {
                 let value = u32::try_from(value).unwrap_or(u32::MAX);
@@ -150,63 +150,63 @@ static KNOBS: &[Knob] = &[
             show: Show::Plain,
         },
     ),
-    Knob::new(
+    Tunable::new(
         "congested_read_threshold_us",
         Unit::Micros,
         "cache reads that take longer count as congestion; 0 for none",
         number!(congested_read_threshold_us: u32, 0, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "congested_write_threshold_us",
         Unit::Micros,
         "cache writes that take longer count as congestion; 0 for none",
         number!(congested_write_threshold_us: u32, 0, MAX_U32),
     ),
-    Knob::new(
+    Tunable::new(
         "gc_always_rewrite",
         Unit::None,
         "garbage collection rewrites every node",
         flag!(gc_always_rewrite),
     ),
-    Knob::new(
+    Tunable::new(
         "btree_shrinker_disabled",
         Unit::None,
         "the cache of btree nodes in memory is not shrunk",
         flag!(btree_shrinker_disabled),
     ),
-    Knob::new(
+    Tunable::new(
         "copy_gc_enabled",
         Unit::None,
         "garbage collection empties sparsely filled buckets",
         flag!(copy_gc_enabled),
     ),
-    Knob::new(
+    Tunable::new(
         "idle_max_writeback_rate",
         Unit::None,
         "an idle set writes back as fast as possible",
         flag!(idle_max_writeback_rate),
     ),
-    Knob::new(
+    Tunable::new(
         "gc_after_writeback",
         Unit::None,
         "garbage is collected when all dirty data is written back",
         flag!(gc_after_writeback),
     ),
-    Knob::new("io_disable", Unit::None, "all I/O of the set fails", flag!(io_disable)),
-    Knob::new("discard", Unit::None, "buckets are discarded before they are reused", flag!(discard))
+    Tunable::new("io_disable", Unit::None, "all I/O of the set fails", flag!(io_disable)),
+    Tunable::new("discard", Unit::None, "buckets are discarded before they are reused", flag!(discard))
         .in_superblock(),
-    Knob::new(
+    Tunable::new(
         "cache_replacement_policy",
         Unit::None,
         "policy that chooses buckets for eviction",
         choice_of!(cache_replacement_policy: Replacement),
     )
     .in_superblock(),
-    Knob::new(
+    Tunable::new(
         "cutoff_writeback",
         Unit::Percent,
         "used buckets up to which all writes become dirty data; 0 for the default",
-        knob::Field::Number {
+        tunable::Field::Number {
             get: |t| u64::from(t.cutoff_writeback),
             put: |t, value| {
                 // If `cutoff_writeback_sync` is lower, it also limits the default.
@@ -217,11 +217,11 @@ static KNOBS: &[Knob] = &[
             show: Show::Plain,
         },
     ),
-    Knob::new(
+    Tunable::new(
         "cutoff_writeback_sync",
         Unit::Percent,
         "used buckets up to which synchronous writes become dirty data; 0 for the default",
-        knob::Field::Number {
+        tunable::Field::Number {
             get: |t| u64::from(t.cutoff_writeback_sync),
             put: |t, value| {
                 t.cutoff_writeback_sync = or_default(value, DEFAULT_CUTOFF_WRITEBACK_SYNC);
@@ -231,28 +231,28 @@ static KNOBS: &[Knob] = &[
             show: Show::Plain,
         },
     ),
-    Knob::new(
+    Tunable::new(
         "overwrite_in_place",
         Unit::None,
         "whether dirty data is overwritten in place instead of written to a new place",
         choice_of!(overwrite_in_place: Overwrite),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "replacement",
         Unit::None,
         "what takes the place of the policy lru: the kernel's rule, or the time that hits save",
         choice_of!(replacement: InPlaceOfLru),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "btree_cache_limit",
         Unit::Bytes,
         "btree nodes in memory",
         number!(btree_cache_limit: u64, MIN_BTREE_CACHE_LIMIT, MAX_BTREE_CACHE_LIMIT, as Bytes),
     )
     .not_in_kernel(),
-    Knob::new(
+    Tunable::new(
         "writeback_batch_sectors",
         Unit::Sectors,
         "data written back between two flushes of the backing device",
@@ -269,19 +269,19 @@ impl SetTunables {
 
     /// The value of a setting as the kernel shows it.
     pub fn get(&self, name: &str) -> Result<String, TunableError> {
-        Ok(knob::find(KNOBS, name)?.show(self))
+        Ok(tunable::find(TUNABLES, name)?.show(self))
     }
 
     /// The value of a setting in the form that [`SetTunables::set`] accepts.
     pub fn raw(&self, name: &str) -> Result<String, TunableError> {
-        Ok(knob::find(KNOBS, name)?.raw(self))
+        Ok(tunable::find(TUNABLES, name)?.raw(self))
     }
 
     /// Changes a setting. Numbers out of range are clamped; any other invalid value is refused and changes nothing.
     /// After a change of `cutoff_writeback` or `cutoff_writeback_sync` the caller updates the devices
     /// ([`super::DeviceTunables::set_cutoff_writeback`]).
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), TunableError> {
-        knob::find(KNOBS, name)?.set(self, value)
+        tunable::find(TUNABLES, name)?.set(self, value)
     }
 
     /// Changes several settings, all or (after an error) none. Their order does not matter: settings that limit each
@@ -290,13 +290,13 @@ impl SetTunables {
         &mut self,
         settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> Result<(), TunableError> {
-        knob::set_all(KNOBS, self, settings)
+        tunable::set_all(TUNABLES, self, settings)
     }
 
     /// All settings: those of the kernel in its order, then the others.
-    pub fn iter(&self) -> impl Iterator<Item = KnobInfo> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = TunableInfo> + '_ {
         let defaults = SetTunables::default();
-        KNOBS.iter().map(move |knob| knob.info(self, &defaults))
+        TUNABLES.iter().map(move |tunable| tunable.info(self, &defaults))
     }
 }
 

@@ -81,7 +81,7 @@ const SET: &[(&str, &str, &str, Unit, Range)] = &[
     ("writeback_batch_sectors", "65536", "65536", Unit::Sectors, Range::Number(8, 2 << 20)),
 ];
 
-fn is_as_specified(infos: Vec<KnobInfo>, table: &[(&str, &str, &str, Unit, Range)]) {
+fn is_as_specified(infos: Vec<TunableInfo>, table: &[(&str, &str, &str, Unit, Range)]) {
     assert_eq!(infos.len(), table.len());
     for (info, (name, shown, raw, unit, range)) in infos.iter().zip(table) {
         assert_eq!(info.name, *name);

@@ -6,8 +6,7 @@ use std::process::{Command, Output};
 /// Whether this test can run: false only if it was asked to be left out. What is missing is an error,
 /// because a test that quietly does nothing looks like one that passes.
 pub fn ready(programs: &[&str]) -> bool {
-    if std::env::var_os("UBCACHE_SKIP_ROOT_TESTS").is_some_and(|v| v == "1") {
-        eprintln!("SKIPPED, because UBCACHE_SKIP_ROOT_TESTS=1: this test mounts and makes loop devices");
+    if rig::skip_requested("UBCACHE_SKIP_ROOT_TESTS") {
         return false;
     }
     let host = export_fuse::probe();

@@ -11,11 +11,7 @@ pub fn root() -> PathBuf {
 
 /// Whether the user asked to do without; says so.
 pub fn skipped() -> bool {
-    let skip = std::env::var_os("UBCACHE_PROMETHEUS_SKIP").is_some_and(|v| v != "0" && !v.is_empty());
-    if skip {
-        eprintln!("SKIPPED on request (UBCACHE_PROMETHEUS_SKIP)");
-    }
-    skip
+    rig::skip_requested("UBCACHE_PROMETHEUS_SKIP")
 }
 
 /// Runs promtool with this on its standard input; it must be content, without a word.

@@ -133,7 +133,7 @@ fn nbd_conforms() {
 #[test]
 fn fuse_conforms() {
     if let Err(why) = export_fuse::probe().fuse {
-        println!("skipped: {why}");
+        rig::skipped(why);
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn fuse_conforms() {
 #[test]
 fn ublk_conforms() {
     if let Some(why) = ublk::obstacle() {
-        println!("skipped: {why}");
+        rig::skipped(why);
         return;
     }
     check_of_the_table("ublk");

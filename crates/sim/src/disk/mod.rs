@@ -25,7 +25,7 @@
 //! Each device has its own faults; a cut can take the power of all devices, of the cache device alone or of the backing
 //! devices alone, with another share surviving on each (`plan::Cut`). Bits that flip and writes that go astray or are
 //! lost are done to images at rest (`rot`). Devices that lie about flushes are no fault that the engine claims to
-//! survive: they test the simulator (`tests/canary.rs`).
+//! survive: they test the simulator (`tests/lying_devices.rs`).
 
 mod kinds;
 mod medium;
@@ -232,7 +232,7 @@ impl SimDisk {
         s.outage = from..then.map_or(u64::MAX, |n| from + 2 * n);
     }
 
-    /// The device reports data as durable that is not. It violates the contract; see `tests/canary.rs`.
+    /// The device reports data as durable that is not. It violates the contract; see `tests/lying_devices.rs`.
     pub fn lie(&self) {
         self.state.borrow_mut().lies = true;
     }

@@ -5,7 +5,7 @@ use io::{Nanos, Rng};
 
 use super::{Life, one_of};
 use crate::disk::Speed;
-use crate::rig::{BackingLayout, Layout};
+use crate::hardware::{BackingLayout, Layout};
 
 const MODES: [CacheMode; 4] =
     [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None];

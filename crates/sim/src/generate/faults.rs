@@ -5,9 +5,9 @@ use io::Rng;
 use super::mix::Mix;
 use super::{Life, one_of};
 use crate::disk::Landmark;
+use crate::hardware::Layout;
 use crate::landmark::Aim;
 use crate::plan::{Boot, Cut, Faults, Hang, Loss, Outage};
-use crate::rig::Layout;
 
 /// Slow requests of a boot in which a device hangs take no longer, in nanoseconds: what takes longer waits for that device.
 const SLOW_BESIDE_A_HANG: u64 = 300_000_000;

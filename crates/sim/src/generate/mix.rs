@@ -10,8 +10,8 @@ use super::operator::{OperatorAction, OperatorMix};
 use super::requests::{RequestMix, Script};
 use super::{Life, one_of};
 use crate::disk::{Landmark, Retained};
+use crate::hardware::Layout;
 use crate::plan::Faults;
-use crate::rig::Layout;
 
 /// In how many percent of its faulty boots a plan has a fault.
 #[derive(Clone, Copy, Default)]

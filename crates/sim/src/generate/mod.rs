@@ -2,7 +2,7 @@
 //!
 //! Owns the drawing of plans. Every plan draws a random part of all possible ingredients, with random weights, so that rare
 //! ingredients are common in some plans; each ingredient is drawn on its own, so that none excludes another
-//! (`tests/crossed.rs` counts the pairs). Most plans are brief: crash after crash on small devices, because that is where
+//! (`tests/ingredient_pairs.rs` counts the pairs). Most plans are brief: crash after crash on small devices, because that is where
 //! most mistakes show. Must not know how anything is carried out.
 //!
 //! `devices` draws the hardware, `settings` the settings of a boot, `mix` the weights of a plan, `requests` the requests of
@@ -18,8 +18,8 @@ mod settings;
 
 use io::Rng;
 
+use crate::hardware::Layout;
 use crate::plan::{Boot, Cut, Plan};
-use crate::rig::Layout;
 use crate::world::Order;
 use mix::{Lean, Mix};
 

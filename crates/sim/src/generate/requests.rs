@@ -7,8 +7,8 @@ use io::{Nanos, Rng};
 
 use super::one_of;
 use super::operator::{OperatorMix, series_act};
+use crate::hardware::Layout;
 use crate::plan::{Act, Request};
-use crate::rig::Layout;
 
 /// The requests and acts of a boot.
 #[derive(Default)]

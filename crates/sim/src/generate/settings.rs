@@ -4,7 +4,7 @@ use io::Rng;
 
 use super::mix::Lean;
 use super::{Life, one_of};
-use crate::plan::Settings;
+use crate::plan::{BridgeSettings, Settings};
 
 pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
     let pressure = matches!(life, Life::Pressure | Life::Churn);
@@ -23,8 +23,10 @@ pub(super) fn draw(rng: &mut Rng, life: Life) -> Settings {
         admission: one_of(rng, &["kernel", "cost"]).into(),
         overwrite_in_place: one_of(rng, &["off", "auto", "always"]).into(),
         writeback_controller: one_of(rng, &["kernel", "yield"]).into(),
-        writeback_bridge: one_of(rng, &["off", "auto", "always", "always"]).into(),
-        writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
+        bridge: BridgeSettings {
+            writeback_bridge: one_of(rng, &["off", "auto", "always", "always"]).into(),
+            writeback_bridge_limit: one_of(rng, &[512, 4096, 65536, 1 << 20]),
+        },
     }
 }
 
@@ -55,7 +57,10 @@ pub(super) fn lean(rng: &mut Rng, lean: Lean, s: &mut Settings) {
             tilt(&mut |s, _| (s.cutoffs, s.congestion, s.sequential_cutoff) = ((70, 90), false, 0));
         }
         Lean::Bridging => {
-            tilt(&mut |s, _| (s.writeback_bridge, s.writeback_bridge_limit) = ("always".into(), 1 << 20));
+            tilt(&mut |s, _| {
+                s.bridge =
+                    BridgeSettings { writeback_bridge: "always".into(), writeback_bridge_limit: 1 << 20 };
+            });
             tilt(&mut |s, _| (s.writeback_percent, s.writeback_running, s.cutoffs) = (0, true, (70, 90)));
             tilt(&mut |s, rng| s.writeback_delay = one_of(rng, &[0, 0, 1]));
         }

@@ -19,8 +19,8 @@ use io::{CrashLogRef, Handle, JoinHandle, Nanos, Rng, ZeroFlags};
 use crate::client::Client;
 use crate::crash_log::Memory;
 use crate::disk::SimDisk;
+use crate::hardware::{Parts, uuid_of};
 use crate::plan::{Boot, Plan, Request};
-use crate::rig::{Parts, uuid_of};
 use crate::stamp::Content;
 use crate::world::World;
 use liveness::HungDevice;
@@ -281,8 +281,8 @@ impl Session {
         volume.set("writeback_running", if o.writeback_running { "1" } else { "0" }).await?;
         volume.set("admission", &o.admission).await?;
         volume.set("writeback_controller", &o.writeback_controller).await?;
-        volume.set("writeback_bridge", &o.writeback_bridge).await?;
-        volume.set("writeback_bridge_limit", &o.writeback_bridge_limit.to_string()).await?;
+        volume.set("writeback_bridge", &o.bridge.writeback_bridge).await?;
+        volume.set("writeback_bridge_limit", &o.bridge.writeback_bridge_limit.to_string()).await?;
         volume.set("sequential_cutoff", &o.sequential_cutoff.to_string()).await
     }
 

@@ -10,8 +10,8 @@ use io::Nanos;
 use io::sync::{Either, select};
 
 use super::{FLASH, Session};
+use crate::hardware::uuid_of;
 use crate::plan::Act;
-use crate::rig::uuid_of;
 
 impl Session {
     pub(super) async fn operate(self: &Rc<Self>) -> Result<(), String> {

@@ -18,7 +18,7 @@ use engine::SetOptions;
 use engine::tunables::Overwrite;
 use format::CacheMode;
 use sim::disk::{Retained, SimDisk};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 use page::compare;

@@ -8,7 +8,7 @@ use format::Sectors;
 use io::ZeroFlags;
 use io::sync::Event;
 use sim::disk::Counters;
-use sim::rig::uuid_of;
+use sim::hardware::uuid_of;
 use sim::scenario::Boot;
 
 /// What became of the steps of a scenario.

@@ -33,9 +33,9 @@ fn d11_flushes_stay_in_the_cache_and_share_journal_entries() {
         assert!((1..=6).contains(&entries), "{entries} journal entries for 64 flushes");
         assert!(flushes <= 6, "{flushes} flushes of the cache device for 64 flushes");
         // One that finds nothing to do costs nothing at all.
-        let before = (b.rig.cache.counters(), backing);
+        let before = (b.hardware.cache.counters(), backing);
         b.flush().await;
-        assert_eq!((b.rig.cache.counters(), b.backing().counters()), before);
+        assert_eq!((b.hardware.cache.counters(), b.backing().counters()), before);
     });
 }
 

@@ -1,9 +1,9 @@
 //! Defects of the kernel's bcache with power cuts, which ubcache does not have.
 
 use format::{BackingState, CacheMode};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 
-use crate::stage::{Boot, at_every_effect, durable, new_rig, on_backing, on_image, play, state_of};
+use crate::stage::{Boot, at_every_effect, durable, new_hardware, on_backing, on_image, play, state_of};
 
 /// Dirty data stays dirty: writeback waits.
 async fn flushed_dirty(b: &Boot, version: u32) {
@@ -95,8 +95,8 @@ fn d02_written_back_means_on_the_medium() {
             assert_eq!(b.versions(100, 24).await, [1; 24]);
             assert_eq!(b.versions(300, 5).await, [1; 5]);
             if b.v.state() == Some(BackingState::Clean) {
-                assert_eq!(on_backing(&b.rig, 100, 24), [1; 24]);
-                assert_eq!(on_backing(&b.rig, 300, 5), [1; 5]);
+                assert_eq!(on_backing(&b.hardware, 100, 24), [1; 24]);
+                assert_eq!(on_backing(&b.hardware, 300, 5), [1; 5]);
             }
         },
     );
@@ -200,7 +200,7 @@ fn d05_no_sector_changes_without_a_write_after_a_crash() {
             },
             |b, _| async move {
                 let first = b.versions(96, 32).await;
-                assert_eq!(first, on_backing(&b.rig, 96, 32));
+                assert_eq!(first, on_backing(&b.hardware, 96, 32));
                 assert_eq!(first, b.versions(96, 32).await);
                 b.set.detach(&b.v).await.unwrap();
                 assert_eq!(first, b.versions(96, 32).await);
@@ -264,10 +264,10 @@ fn d08_data_moved_by_the_garbage_collector_survives_a_crash() {
 /// nothing.
 #[test]
 fn the_stage_does_lose_what_was_not_flushed() {
-    let rig = new_rig(1, Layout::small(CacheMode::None));
-    let (mut m, b) = crate::stage::boot(&rig, sim::world::Order::Fifo);
+    let hardware = new_hardware(1, Layout::small(CacheMode::None));
+    let (mut m, b) = crate::stage::boot(&hardware, sim::world::Order::Fifo);
     let theirs = b.clone();
     m.block_on(async move { theirs.write(100, 8, 1).await });
-    crate::stage::cut(&rig, m, b, crate::stage::CUTS[0]);
-    assert_eq!(on_backing(&rig, 100, 8), [0; 8]);
+    crate::stage::cut(&hardware, m, b, crate::stage::CUTS[0]);
+    assert_eq!(on_backing(&hardware, 100, 8), [0; 8]);
 }

@@ -2,10 +2,10 @@
 
 use format::{BackingState, CacheMode};
 use sim::disk::{Fault, Kind, Matching};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::world::Order;
 
-use crate::stage::{boot, new_rig, on_backing, play};
+use crate::stage::{boot, new_hardware, on_backing, play};
 
 /// Every request of these kinds fails from now on.
 fn all_of(kinds: &[Kind]) -> Vec<Fault> {
@@ -21,8 +21,8 @@ const EVERYTHING: [Kind; 4] = [Kind::Read, Kind::Write, Kind::DurableWrite, Kind
 /// cache comes back empty for it.
 #[test]
 fn d01_a_cache_that_was_away_comes_back_empty() {
-    let rig = new_rig(3, Layout::small(CacheMode::Writethrough));
-    let (mut m, b) = boot(&rig, Order::Fifo);
+    let hardware = new_hardware(3, Layout::small(CacheMode::Writethrough));
+    let (mut m, b) = boot(&hardware, Order::Fifo);
     let b = m.block_on(async move {
         b.tune("sequential_cutoff", "0").await;
         b.write(100, 16, 1).await;
@@ -35,7 +35,7 @@ fn d01_a_cache_that_was_away_comes_back_empty() {
         b.versions(100, 16).await;
         assert_eq!(b.backing().counters().reads, before, "the cache has it");
         b.sleep_ms(500).await;
-        b.rig.cache.set_faults(all_of(&EVERYTHING));
+        b.hardware.cache.set_faults(all_of(&EVERYTHING));
         // The first write to notice: the cache cannot forget its copy durably.
         b.write(100, 8, 2).await;
         b.write(104, 8, 3).await;
@@ -47,8 +47,8 @@ fn d01_a_cache_that_was_away_comes_back_empty() {
     });
     drop(m);
     b.end();
-    rig.disks().for_each(|d| d.kill());
-    let (mut m, b) = boot(&rig, Order::Fifo);
+    hardware.disks().for_each(|d| d.kill());
+    let (mut m, b) = boot(&hardware, Order::Fifo);
     let theirs = b.clone();
     m.block_on(async move {
         assert_eq!(theirs.v.state(), Some(BackingState::Clean), "attached anew");
@@ -68,16 +68,16 @@ fn d09_a_write_that_the_cache_fails_goes_to_the_backing_device() {
         b.sleep_ms(500).await;
         // What the cache is asked to write next is the data.
         let once = Fault { matching: Matching::all(Kind::Write), skip: 0, count: 1 };
-        b.rig.cache.set_faults(vec![once]);
+        b.hardware.cache.set_faults(vec![once]);
         b.try_write(100, 8, 2, false).await.unwrap();
-        assert_eq!(b.rig.cache.counters().failed, 1);
-        assert_eq!(on_backing(&b.rig, 100, 8), [2; 8]);
+        assert_eq!(b.hardware.cache.counters().failed, 1);
+        assert_eq!(on_backing(&b.hardware, 100, 8), [2; 8]);
         assert_eq!(b.versions(100, 8).await, [2; 8]);
         // Over dirty data too, and still by the rules of durability.
         let once = Fault { matching: Matching::all(Kind::Write), skip: 0, count: 1 };
-        b.rig.cache.set_faults(vec![once]);
+        b.hardware.cache.set_faults(vec![once]);
         b.try_write(500, 8, 3, true).await.unwrap();
-        assert_eq!(b.rig.cache.counters().failed, 2);
+        assert_eq!(b.hardware.cache.counters().failed, 2);
         assert_eq!(b.versions(500, 8).await, [3; 8]);
         assert!(b.set.failure().is_none());
     });
@@ -113,7 +113,7 @@ fn d18_a_clean_device_answers_every_request_while_its_cache_fails() {
             b.sleep_ms(5).await;
             let b = b.restart().await;
             b.tune("sequential_cutoff", "0").await;
-            b.rig.cache.set_faults(all_of(&kinds));
+            b.hardware.cache.set_faults(all_of(&kinds));
             let tasks: Vec<_> = (0..48u64)
                 .map(|i| {
                     let (b, at) = (b.clone(), i % 24 * 8);
@@ -134,7 +134,7 @@ fn d18_a_clean_device_answers_every_request_while_its_cache_fails() {
                 assert!(answer.is_ok(), "{kinds:?}: client {i}: {answer:?}");
             }
             let found = b.versions(0, 256).await;
-            assert_eq!(found, on_backing(&b.rig, 0, 256));
+            assert_eq!(found, on_backing(&b.hardware, 0, 256));
             let newest =
                 |at: u64| (0..48).rev().find(|i| i % 3 == 0 && i % 24 == at / 8).map_or(0, |i| i + 1);
             for at in 0..256 {
@@ -152,7 +152,7 @@ fn d18_a_device_that_is_to_stop_with_its_cache_does() {
         b.tune("stop_when_cache_set_failed", "always").await;
         b.write(100, 8, 1).await;
         b.flush().await;
-        b.rig.cache.set_faults(all_of(&EVERYTHING));
+        b.hardware.cache.set_faults(all_of(&EVERYTHING));
         b.sleep_ms(500).await;
         let mut failed = false;
         for i in 0..64 {
@@ -161,6 +161,6 @@ fn d18_a_device_that_is_to_stop_with_its_cache_does() {
         assert!(failed && b.set.failure().is_some());
         assert!(b.try_read(100, 8).await.is_err() && b.try_write(100, 8, 2, false).await.is_err());
         assert_eq!(b.v.state(), Some(BackingState::Clean));
-        assert_eq!(on_backing(&b.rig, 100, 8), [1; 8]);
+        assert_eq!(on_backing(&b.hardware, 100, 8), [1; 8]);
     });
 }

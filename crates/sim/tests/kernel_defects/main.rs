@@ -7,5 +7,6 @@ mod costs;
 mod crashes;
 mod failures;
 mod metadata;
+mod scenarios;
 mod stage;
 mod upkeep;

@@ -1,7 +1,7 @@
 //! Defects of the kernel's bcache: metadata that it leaves in unused places.
 
 use format::{BackingState, CacheMode, Sector, Sectors};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 
 use crate::stage::play;
 
@@ -32,7 +32,7 @@ fn d23_unused_fields_stay_zeros_and_labels_end() {
             "the place of journal buckets, which a backing device has not"
         );
         // The table of slots: every copy that has the new label has nothing behind it.
-        let cache = b.rig.cache.image();
+        let cache = b.hardware.cache.image();
         let cache = cache.read_vec(Sector(0), cache.size());
         let (places, ok): (Vec<_>, Vec<_>) = cache
             .chunks(16)

@@ -6,9 +6,9 @@ use engine::{CacheSet, SetOptions, Volume};
 use format::{BackingState, CacheMode, RawSuperblock, Sector, Sectors};
 use io::{Disk, Handle, Nanos, Rng, VolumeError, WriteFlags};
 use sim::disk::{Retained, SimDisk};
+use sim::hardware::{Hardware, Layout};
 use sim::image::Image;
 use sim::judge;
-use sim::rig::{Layout, Rig};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
 use sim::world::{Machine, Order, Outcome, World};
 
@@ -16,14 +16,14 @@ use sim::world::{Machine, Order, Outcome, World};
 #[derive(Clone)]
 pub struct Boot {
     pub rt: Handle,
-    pub rig: Rc<Rig>,
+    pub hardware: Rc<Hardware>,
     pub set: CacheSet,
     pub v: Rc<Volume>,
 }
 
 /// The devices in a new world.
-pub fn new_rig(seed: u64, layout: Layout) -> Rc<Rig> {
-    Rc::new(Rig::new(&World::new(seed), layout))
+pub fn new_hardware(seed: u64, layout: Layout) -> Rc<Hardware> {
+    Rc::new(Hardware::new(&World::new(seed), layout))
 }
 
 /// A set with buckets of 32 KiB: many requests at once find room without waiting for buckets.
@@ -34,18 +34,18 @@ pub fn roomy(mode: CacheMode) -> Layout {
 }
 
 /// Switches the machine on and opens the set.
-pub fn boot(rig: &Rc<Rig>, order: Order) -> (Machine, Boot) {
-    let mut m = rig.boot(order);
-    let (rt, parts) = (m.handle(), rig.parts(&m));
+pub fn boot(hardware: &Rc<Hardware>, order: Order) -> (Machine, Boot) {
+    let mut m = hardware.boot(order);
+    let (rt, parts) = (m.handle(), hardware.parts(&m));
     let (set, mut volumes) = m.block_on(async move { parts.open(SetOptions::default()).await.unwrap() });
-    let b = Boot { rt, rig: rig.clone(), set, v: volumes.remove(0) };
+    let b = Boot { rt, hardware: hardware.clone(), set, v: volumes.remove(0) };
     (m, b)
 }
 
 /// Runs a scenario without a crash.
 pub fn play<F: Future<Output = ()> + 'static>(layout: Layout, script: impl FnOnce(Boot) -> F) {
-    let rig = new_rig(7, layout);
-    let (mut m, b) = boot(&rig, Order::Fifo);
+    let hardware = new_hardware(7, layout);
+    let (mut m, b) = boot(&hardware, Order::Fifo);
     m.block_on(script(b.clone()));
     b.end();
 }
@@ -56,10 +56,10 @@ impl Boot {
         self.v.stop().await.unwrap();
         self.set.stop().await.unwrap();
         let disk = |d: &Rc<SimDisk>| Disk::new(d.clone(), self.rt.clone());
-        let (cache, backing) = (disk(&self.rig.cache), disk(&self.rig.backings[0]));
+        let (cache, backing) = (disk(&self.hardware.cache), disk(&self.hardware.backings[0]));
         let set = CacheSet::open(cache, SetOptions::default()).await.unwrap();
         let v = set.register(backing).await.unwrap();
-        Boot { rt: self.rt, rig: self.rig, set, v }
+        Boot { rt: self.rt, hardware: self.hardware, set, v }
     }
 
     pub async fn try_write(&self, at: u64, n: u64, write: u32, fua: bool) -> Result<(), VolumeError> {
@@ -102,7 +102,7 @@ impl Boot {
     }
 
     pub fn backing(&self) -> Rc<SimDisk> {
-        self.rig.backings[0].clone()
+        self.hardware.backings[0].clone()
     }
 
     /// The process ends where it stands; set and volumes would keep each other alive.
@@ -122,8 +122,8 @@ pub fn versions_of(at: u64, contents: &[Content]) -> Vec<u32> {
 }
 
 /// What the backing device itself has.
-pub fn on_backing(rig: &Rig, at: u64, n: u64) -> Vec<u32> {
-    on_image(&rig.backings[0].image(), at, n)
+pub fn on_backing(hardware: &Hardware, at: u64, n: u64) -> Vec<u32> {
+    on_image(&hardware.backings[0].image(), at, n)
 }
 
 /// What an image of the backing device has.
@@ -162,8 +162,8 @@ pub const CUTS: [Cut; 4] = [
     Cut::BackingOnly(Retained::Nothing),
 ];
 
-pub fn cut(rig: &Rig, m: Machine, b: Boot, cut: Cut) {
-    rig.world.cut_power();
+pub fn cut(hardware: &Hardware, m: Machine, b: Boot, cut: Cut) {
+    hardware.world.cut_power();
     drop(m);
     b.end();
     let (cache, backing) = match cut {
@@ -171,7 +171,7 @@ pub fn cut(rig: &Rig, m: Machine, b: Boot, cut: Cut) {
         Cut::CacheOnly(k) => (Some(k), None),
         Cut::BackingOnly(k) => (None, Some(k)),
     };
-    for (disk, retained) in [(&rig.cache, cache), (&rig.backings[0], backing)] {
+    for (disk, retained) in [(&hardware.cache, cache), (&hardware.backings[0], backing)] {
         match retained {
             Some(k) => disk.power_cut(k),
             None => disk.kill(),
@@ -197,11 +197,11 @@ where
     let mut cuts = 0;
     for at in (0..).step_by(step as usize) {
         let how = CUTS[cuts as usize % CUTS.len()];
-        let rig = new_rig(at / step, layout.clone());
+        let hardware = new_hardware(at / step, layout.clone());
         let order = [Order::Fifo, Order::Random, Order::Lifo][cuts as usize % 3];
-        let (mut m, b) = boot(&rig, order);
+        let (mut m, b) = boot(&hardware, order);
         let b = m.block_on(before(b));
-        rig.world.cut_power_at(Some(rig.world.effects() + at));
+        hardware.world.cut_power_at(Some(hardware.world.effects() + at));
         let task = m.handle().spawn(scene(b.clone()));
         let ended = match m.run(&task, Nanos::from_secs(600)) {
             Outcome::Done(()) => true,
@@ -209,10 +209,10 @@ where
             Outcome::Stuck(why) => panic!("cut at {at}: {why}"),
         };
         drop(task);
-        cut(&rig, m, b, how);
-        let judged = judge::check(&rig.cache.image(), &[rig.backings[0].image()]);
+        cut(&hardware, m, b, how);
+        let judged = judge::check(&hardware.cache.image(), &[hardware.backings[0].image()]);
         judged.unwrap_or_else(|e| panic!("cut {how:?} at effect {at}: {e}"));
-        let (mut m, b) = boot(&rig, Order::Fifo);
+        let (mut m, b) = boot(&hardware, Order::Fifo);
         let judged = m.handle().spawn(after(b.clone(), ended));
         m.run(&judged, Nanos::from_secs(600)).done();
         drop(m);

@@ -4,18 +4,18 @@ use std::rc::Rc;
 
 use engine::Volume;
 use format::{BackingState, CacheMode, Sectors};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::world::Order;
 
-use crate::stage::{boot, new_rig, play};
+use crate::stage::{boot, new_hardware, play};
 
 /// Limit 17. Dirty keys of a device that was taken away for good keep their place in the kernel's cache for ever: a
 /// cache filled up with data of disks that were long sold. Here they go with the next walk of the index, and stay
 /// away.
 #[test]
 fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
-    let rig = new_rig(5, Layout::small(CacheMode::Writeback));
-    let (mut m, b) = boot(&rig, Order::Fifo);
+    let hardware = new_hardware(5, Layout::small(CacheMode::Writeback));
+    let (mut m, b) = boot(&hardware, Order::Fifo);
     let theirs = b.clone();
     m.block_on(async move {
         let b = theirs;
@@ -34,7 +34,7 @@ fn d17_dirty_data_of_a_slot_that_is_void_is_freed() {
     drop(m);
     b.end();
     for _ in 0..2 {
-        let (mut m, b) = boot(&rig, Order::Fifo);
+        let (mut m, b) = boot(&hardware, Order::Fifo);
         let theirs = b.clone();
         m.block_on(async move {
             let b = theirs;

@@ -2,7 +2,7 @@
 
 use format::{CacheMode, Inode};
 use sim::disk::{Fault, Kind, Matching};
-use sim::rig::{Layout, uuid_of};
+use sim::hardware::{Layout, uuid_of};
 use sim::scenario::Boot;
 
 use crate::page::{Detail, page};

@@ -3,7 +3,7 @@
 use engine::SetOptions;
 use format::CacheMode;
 use sim::disk::Retained;
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 use crate::page::{Detail, chapter, compare, page, sums};

@@ -9,7 +9,7 @@ use engine::tunables::{InPlaceOfLru, Overwrite};
 use format::{CacheMode, Replacement};
 use io::{Nanos, Rng, ZeroFlags};
 use sim::disk::Speed;
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::Boot;
 
 use crate::page::{Detail, page, sums};

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use sim::disk::{Counters, Retained};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Lines of a kept page that a difference shows before itself.
@@ -42,13 +42,13 @@ pub fn chapter<F: Future<Output = ()> + 'static>(
     detail: Detail,
     script: impl FnOnce(Boot) -> F + 'static,
 ) -> Vec<String> {
-    scenario.rig.world.begin_tape();
+    scenario.hardware.world.begin_tape();
     scenario.boot(move |b| async move {
         script(b.clone()).await;
         b.world.log(|| "= end".into());
         figures(&b).into_iter().for_each(|line| b.world.log(|| format!("= {line}")));
     });
-    let tape = scenario.rig.world.end_tape();
+    let tape = scenario.hardware.world.end_tape();
     let wanted = |line: &&String| match detail {
         Detail::Requests => !line.contains(" end ") || line.contains("FAILED"),
         Detail::Sums => line.contains("us  = "),

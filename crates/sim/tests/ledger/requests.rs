@@ -4,7 +4,7 @@ use engine::SetOptions;
 use engine::tunables::Overwrite;
 use format::{CacheMode, Sector, Sectors};
 use io::{ReadFlags, WriteFlags, ZeroFlags};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::Boot;
 
 use crate::page::{Detail, page};

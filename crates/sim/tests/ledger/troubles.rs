@@ -5,7 +5,7 @@ use engine::tunables::Overwrite;
 use format::{CacheMode, Sectors};
 use io::Nanos;
 use sim::disk::{Fault, Kind, Matching, Retained, Speed};
-use sim::rig::{Layout, uuid_of};
+use sim::hardware::{Layout, uuid_of};
 use sim::scenario::{Boot, Scenario};
 
 use crate::mixed::{layout, load, rounds_from};

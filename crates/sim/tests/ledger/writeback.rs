@@ -6,7 +6,7 @@ use engine::tunables::Overwrite;
 use format::CacheMode;
 use io::ZeroFlags;
 use sim::disk::{Fault, Kind, Matching, Speed};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::Boot;
 
 use crate::page::{Detail, page, sums};

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::kernel::{Entry, entries};
-use crate::rig::Rig;
+use crate::viewed_set::ViewedSet;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -83,16 +83,15 @@ fn recorded(root: &Path) {
 
 #[test]
 fn the_same_series_as_for_a_kernel() {
-    if std::env::var_os("UBCACHE_PROMETHEUS_SKIP").is_some_and(|v| v != "0" && !v.is_empty()) {
-        eprintln!("SKIPPED on request (UBCACHE_PROMETHEUS_SKIP)");
+    if rig::skip_requested("UBCACHE_PROMETHEUS_SKIP") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     recorded(dir.path());
-    let rig = Rig::new();
-    rig.write(0, 64);
-    rig.read(65536, 64);
-    let (kernel, ours) = (series(dir.path()), series(&rig.root()));
+    let view = ViewedSet::new();
+    view.write(0, 64);
+    view.read(65536, 64);
+    let (kernel, ours) = (series(dir.path()), series(&view.root()));
     assert!(kernel.len() > 25, "{kernel:?}");
     assert_eq!(ours, kernel);
 }

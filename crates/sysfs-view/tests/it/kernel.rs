@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::rig::{Rig, SET, write};
+use crate::viewed_set::{SET, ViewedSet, write};
 
 const LISTING: &str = include_str!("../data/listing.txt");
 const PROBES: &str = include_str!("../data/probes.txt");
@@ -42,10 +42,10 @@ pub fn entries() -> Vec<Entry> {
 
 #[test]
 fn every_file_of_the_kernel_is_there_with_its_permissions_and_no_other() {
-    let rig = Rig::new();
+    let view = ViewedSet::new();
     let mut names: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
     for e in entries() {
-        let path = rig.path(&e.path);
+        let path = view.path(&e.path);
         let meta = path.symlink_metadata().unwrap_or_else(|error| panic!("{}: {error}", e.path));
         let kind = match meta.file_type() {
             t if t.is_symlink() => 'l',
@@ -67,7 +67,7 @@ fn every_file_of_the_kernel_is_there_with_its_permissions_and_no_other() {
         }
     }
     for (dir, mut wanted) in names {
-        let mut found: Vec<String> = std::fs::read_dir(rig.path(dir.to_str().unwrap()))
+        let mut found: Vec<String> = std::fs::read_dir(view.path(dir.to_str().unwrap()))
             .unwrap()
             .map(|e| e.unwrap().file_name().to_str().unwrap().to_owned())
             .collect();
@@ -103,15 +103,15 @@ fn shape(text: &str) -> String {
 
 #[test]
 fn files_look_like_those_of_the_kernel() {
-    let rig = Rig::new();
-    rig.put("block/bcache0/bcache/label", "a label").unwrap();
-    rig.put("block/bcache0/bcache/writeback_running", "0").unwrap();
-    rig.write(0, 2048);
-    rig.read(65536, 64);
+    let view = ViewedSet::new();
+    view.put("block/bcache0/bcache/label", "a label").unwrap();
+    view.put("block/bcache0/bcache/writeback_running", "0").unwrap();
+    view.write(0, 2048);
+    view.read(65536, 64);
     let mut seen = 0;
     for e in entries().into_iter().filter(|e| e.kind == 'f' && e.mode & 0o400 != 0) {
         let ours =
-            std::fs::read_to_string(rig.path(&e.path)).unwrap_or_else(|error| panic!("{}: {error}", e.path));
+            std::fs::read_to_string(view.path(&e.path)).unwrap_or_else(|error| panic!("{}: {error}", e.path));
         seen += 1;
         match e.path.rsplit('/').next().unwrap() {
             "state" => assert!(["no cache\n", "clean\n", "dirty\n", "inconsistent\n"].contains(&&*ours)),
@@ -150,7 +150,7 @@ fn words(errno: i32) -> &'static str {
 
 #[test]
 fn writes_are_answered_as_by_the_kernel() {
-    let rig = Rig::new();
+    let view = ViewedSet::new();
     let mut wrong = Vec::new();
     let mut compared = 0;
     for line in PROBES.lines() {
@@ -166,7 +166,7 @@ fn writes_are_answered_as_by_the_kernel() {
             "CACHE" => format!("fs/bcache/{SET}/cache0/{name}"),
             _ => format!("fs/bcache/{name}"),
         };
-        let path = rig.path(&path);
+        let path = view.path(&path);
         let said = write(&path, &format!("{value}\n")).err().map_or("", words);
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let now = text.lines().next().unwrap_or_default();

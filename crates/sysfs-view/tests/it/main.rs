@@ -4,4 +4,4 @@
 mod exporter;
 mod files;
 mod kernel;
-mod rig;
+mod viewed_set;

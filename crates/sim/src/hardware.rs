@@ -24,7 +24,7 @@ use crate::world::{Machine, Order, World};
 const SUPERBLOCK: Sector = Sector(8);
 
 /// The devices.
-pub struct Rig {
+pub struct Hardware {
     /// The world in which they are.
     pub world: World,
     /// The cache device.
@@ -35,12 +35,12 @@ pub struct Rig {
     pub layout: Layout,
 }
 
-impl Rig {
+impl Hardware {
     /// New devices, formatted. The backing devices name the set to which they will belong.
     ///
     /// # Panics
     /// If the layout breaks a rule of the format.
-    pub fn new(world: &World, layout: Layout) -> Rig {
+    pub fn new(world: &World, layout: Layout) -> Hardware {
         let l = &layout;
         let info = SimDisk::describe("cache", l.nbuckets * l.bucket_sectors, l.logical_block_bytes);
         let cache = SimDisk::new(world, 0, info);
@@ -57,7 +57,7 @@ impl Rig {
         cache.put(SUPERBLOCK, &superblock.encode());
         cache.recognise(superblock.set_magic(), Sectors(l.bucket_sectors));
         let backings = l.backings.iter().enumerate().map(|(i, b)| new_backing(world, l, i, b)).collect();
-        Rig { world: world.clone(), cache, backings, layout }
+        Hardware { world: world.clone(), cache, backings, layout }
     }
 
     /// Initialises the set and gives every bucket without metadata this generation: what years of reuse would.

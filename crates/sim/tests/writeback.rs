@@ -8,7 +8,7 @@ use format::{CacheMode, Sectors};
 use io::sync::{Either, select};
 use io::{Nanos, ZeroFlags};
 use sim::disk::{Kind, Matching, Retained};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Where data begins on a backing device.

@@ -9,7 +9,7 @@ use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
 use sim::disk::{Retained, Speed};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Slow enough for everything else to come first.

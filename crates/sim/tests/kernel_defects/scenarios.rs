@@ -1,12 +1,12 @@
-//! The defects of the kernel's implementation (semantics section 18), one scenario each: with the kernel's
-//! behaviour these tests fail. What data must survive is the oracle's judgement; it watches every request.
-#![allow(clippy::unwrap_used)]
+//! The same defects as scenarios of the simulator: the oracle watches every request and judges what data must survive. The
+//! other modules cut the power themselves. An item is the number of semantics section 18. Every test fails with the kernel's
+//! behaviour.
 
 use format::{BackingState, CacheMode, Sector, Sectors};
 use io::ZeroFlags;
 use sim::disk::{Fault, Kind, Matching, Retained, Speed};
+use sim::hardware::Layout;
 use sim::image::Image;
-use sim::rig::Layout;
 use sim::scenario::{Boot, Scenario};
 use sim::stamp::Content;
 
@@ -211,7 +211,7 @@ fn item_4_no_key_is_durable_before_its_data() {
             b.sleep_ms(90_000).await;
         });
         scenario.power_cut(Retained::Nothing).judge();
-        let cached = scenario.rig.cache.image();
+        let cached = scenario.hardware.cache.image();
         let view = inspect::SetView::open(&cached, inspect::Mode::Strict).unwrap();
         let clean: u64 = view.pieces().filter(|(.., kind)| kind.is_live()).map(|(_, p, _)| p.len.0).sum();
         assert!(clean > 500, "{clean} sectors are cached: the scenario is about nothing");
@@ -538,7 +538,7 @@ fn clean_in_the_superblock_means_no_dirty_key_on_disk() {
             assert_eq!(b.backings[0].held(), 1, "the superblock is being written");
         });
         scenario.power_cut(retained).judge();
-        let cache = scenario.rig.cache.image();
+        let cache = scenario.hardware.cache.image();
         let view = inspect::SetView::open(&cache, inspect::Mode::Strict).unwrap();
         assert!(!view.extents_are_dirty(), "dirty keys are left");
         scenario.happy_end();

@@ -58,10 +58,10 @@ fn life(name: &str, plan: Plan) -> Vec<String> {
 }
 
 #[test]
-fn what_lives_of_the_generator_cost() {
+fn what_runs_of_the_generator_cost() {
     let lines: Vec<String> =
         SEEDS.flat_map(|seed| life(&format!("seed {seed}"), Plan::from_seed(seed))).collect();
-    compare("lives", &lines);
+    compare("run_costs", &lines);
 }
 
 /// Plans that once found a bug, and those of deliberate bugs, go where engines break.

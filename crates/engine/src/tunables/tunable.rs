@@ -1,6 +1,6 @@
 //! A setting as text: its name, its form, how it is parsed, and its range.
 //!
-//! Owns the table type for both kinds of tunables. A knob has functions that read and write one field of a struct; the
+//! Owns the table type for both kinds of tunables. A tunable has functions that read and write one field of a struct; the
 //! struct itself is a plain struct.
 
 use std::fmt;
@@ -89,7 +89,7 @@ impl fmt::Display for Range {
 
 /// A setting with its current value, for listings.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct KnobInfo {
+pub struct TunableInfo {
     /// Name, the kernel's if the kernel has it.
     pub name: &'static str,
     /// Value as the kernel shows it: sizes and rates in the "h" format, choices in a list with the
@@ -111,7 +111,7 @@ pub struct KnobInfo {
     pub doc: &'static str,
 }
 
-/// The form in which the number of a knob is shown.
+/// The form in which the number of a tunable is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Show {
     /// As it is.
@@ -122,7 +122,7 @@ pub(super) enum Show {
     Sectors,
 }
 
-/// The field behind a knob.
+/// The field behind a tunable.
 pub(super) enum Field<T: 'static> {
     Number { get: fn(&T) -> u64, put: fn(&mut T, u64), range: fn(&T) -> (u64, u64), show: Show },
     Flag { get: fn(&T) -> bool, put: fn(&mut T, bool) },
@@ -131,7 +131,7 @@ pub(super) enum Field<T: 'static> {
 }
 
 /// One entry of a table of settings.
-pub(super) struct Knob<T: 'static> {
+pub(super) struct Tunable<T: 'static> {
     pub name: &'static str,
     pub unit: Unit,
     pub stored: Stored,
@@ -140,20 +140,25 @@ pub(super) struct Knob<T: 'static> {
     pub field: Field<T>,
 }
 
-impl<T> Knob<T> {
+impl<T> Tunable<T> {
     /// Makes a setting that the kernel has and does not store.
-    pub(super) const fn new(name: &'static str, unit: Unit, doc: &'static str, field: Field<T>) -> Knob<T> {
-        Knob { name, unit, stored: Stored::Settings, in_kernel: true, doc, field }
+    pub(super) const fn new(
+        name: &'static str,
+        unit: Unit,
+        doc: &'static str,
+        field: Field<T>,
+    ) -> Tunable<T> {
+        Tunable { name, unit, stored: Stored::Settings, in_kernel: true, doc, field }
     }
 
     /// Marks the setting as stored in the superblock.
-    pub(super) const fn in_superblock(mut self) -> Knob<T> {
+    pub(super) const fn in_superblock(mut self) -> Tunable<T> {
         self.stored = Stored::Superblock;
         self
     }
 
     /// Marks the setting as one that the kernel does not have.
-    pub(super) const fn not_in_kernel(mut self) -> Knob<T> {
+    pub(super) const fn not_in_kernel(mut self) -> Tunable<T> {
         self.in_kernel = false;
         self
     }
@@ -182,7 +187,7 @@ impl<T> Knob<T> {
         }
     }
 
-    /// The value in the form that [`Knob::set`] accepts.
+    /// The value in the form that [`Tunable::set`] accepts.
     pub(super) fn raw(&self, of: &T) -> String {
         match &self.field {
             Field::Number { get, .. } => get(of).to_string(),
@@ -237,8 +242,8 @@ impl<T> Knob<T> {
         Ok(())
     }
 
-    pub(super) fn info(&self, of: &T, defaults: &T) -> KnobInfo {
-        KnobInfo {
+    pub(super) fn info(&self, of: &T, defaults: &T) -> TunableInfo {
+        TunableInfo {
             name: self.name,
             value: self.show(of),
             raw: self.raw(of),
@@ -252,10 +257,10 @@ impl<T> Knob<T> {
     }
 }
 
-/// The knob called `name`.
-pub(super) fn find<'a, T>(table: &'a [Knob<T>], name: &str) -> Result<&'a Knob<T>, TunableError> {
+/// The tunable called `name`.
+pub(super) fn find<'a, T>(table: &'a [Tunable<T>], name: &str) -> Result<&'a Tunable<T>, TunableError> {
     let unknown = || TunableError::Unknown { name: name.to_owned() };
-    table.iter().find(|knob| knob.name == name).ok_or_else(unknown)
+    table.iter().find(|tunable| tunable.name == name).ok_or_else(unknown)
 }
 
 /// Sets all of `settings`, or none of them if one is invalid.
@@ -263,7 +268,7 @@ pub(super) fn find<'a, T>(table: &'a [Knob<T>], name: &str) -> Result<&'a Knob<T
 /// The range of a setting can depend on settings that come later in the list, up to two in a row (the three
 /// fragmentation factors), so a single pass would clamp values that are valid in the end.
 pub(super) fn set_all<'a, T: Clone>(
-    table: &[Knob<T>],
+    table: &[Tunable<T>],
     of: &mut T,
     settings: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> Result<(), TunableError> {
@@ -290,36 +295,36 @@ fn bracketed(names: &[&str], current: usize) -> String {
 /// other fields limit it.
 macro_rules! number {
     ($field:ident: $type:ty, in $range:expr) => {
-        $crate::tunables::knob::number!($field: $type, in $range, as Plain)
+        $crate::tunables::tunable::number!($field: $type, in $range, as Plain)
     };
     ($field:ident: $type:ty, in $range:expr, as $show:ident) => {
-        $crate::tunables::knob::Field::Number {
+        $crate::tunables::tunable::Field::Number {
             get: |t| u64::from(t.$field),
             // The range keeps the value within the type, so the conversion never fails.
             put: |t, value| t.$field = <$type>::try_from(value).unwrap_or(<$type>::MAX),
             range: $range,
-            show: $crate::tunables::knob::Show::$show,
+            show: $crate::tunables::tunable::Show::$show,
         }
     };
     ($field:ident: $type:ty, $min:expr, $max:expr) => {
-        $crate::tunables::knob::number!($field: $type, in |_| ($min, $max), as Plain)
+        $crate::tunables::tunable::number!($field: $type, in |_| ($min, $max), as Plain)
     };
     ($field:ident: $type:ty, $min:expr, $max:expr, as $show:ident) => {
-        $crate::tunables::knob::number!($field: $type, in |_| ($min, $max), as $show)
+        $crate::tunables::tunable::number!($field: $type, in |_| ($min, $max), as $show)
     };
 }
 
 /// The field of a flag: 0 or 1.
 macro_rules! flag {
     ($field:ident) => {
-        $crate::tunables::knob::Field::Flag { get: |t| t.$field, put: |t, value| t.$field = value }
+        $crate::tunables::tunable::Field::Flag { get: |t| t.$field, put: |t, value| t.$field = value }
     };
 }
 
 /// The field of a choice: one of the names of a `Choice`.
 macro_rules! choice_of {
     ($field:ident: $type:ty) => {
-        $crate::tunables::knob::Field::Choice {
+        $crate::tunables::tunable::Field::Choice {
             names: <$type as $crate::policy::choices::Choice>::NAMES,
             get: |t| $crate::policy::choices::Choice::position(t.$field),
             put: |t, position| {

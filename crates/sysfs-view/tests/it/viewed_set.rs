@@ -54,15 +54,15 @@ impl Owner for Remote {
 }
 
 /// A set with a cached device and a flash-only volume, and its view.
-pub struct Rig {
+pub struct ViewedSet {
     owner: Arc<Remote>,
     tree: Option<Tree>,
     dir: tempfile::TempDir,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Rig {
-    pub fn new() -> Rig {
+impl ViewedSet {
+    pub fn new() -> ViewedSet {
         let (jobs, receiver) = bridge::channel(16);
         let thread = std::thread::spawn(move || serve(receiver));
         let owner = Arc::new(Remote { jobs, orders: Mutex::default() });
@@ -70,7 +70,7 @@ impl Rig {
         let view = SysfsView::new(owner.clone());
         let tree =
             Tree::mount(&dir.path().join("sys"), view, MountBy::Auto).unwrap_or_else(|e| panic!("{e}"));
-        Rig { owner, tree: Some(tree), dir, thread: Some(thread) }
+        ViewedSet { owner, tree: Some(tree), dir, thread: Some(thread) }
     }
 
     /// Where it is mounted.
@@ -119,7 +119,7 @@ pub fn errno(e: std::io::Error) -> i32 {
     e.raw_os_error().unwrap_or(-1)
 }
 
-impl Drop for Rig {
+impl Drop for ViewedSet {
     fn drop(&mut self) {
         drop(self.tree.take());
         // The thread ends with the last sender, which the view has held until now.

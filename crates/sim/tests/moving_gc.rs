@@ -9,7 +9,7 @@ use format::{CacheMode, Sectors};
 use io::Nanos;
 use io::sync::{Either, select};
 use sim::disk::{Kind, Matching, Retained};
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// Size of an extent, how many fit into a bucket, and how far apart they are on the volume.

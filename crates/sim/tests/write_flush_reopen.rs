@@ -7,7 +7,7 @@ use engine::{SetOptions, Volume};
 use format::{CacheMode, Sector, Sectors};
 use io::{Handle, WriteFlags};
 use sim::disk::Retained;
-use sim::rig::{Layout, Rig};
+use sim::hardware::{Hardware, Layout};
 use sim::stamp::{Content, SECTOR, decode, fill_data};
 use sim::world::{Order, World};
 
@@ -35,9 +35,9 @@ fn written_flushed_stopped_reopened_and_cut() {
     for mode in [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Writearound, CacheMode::None] {
         for retained in [Retained::Nothing, Retained::Everything, Retained::Some(4)] {
             let world = World::new(7);
-            let rig = Rig::new(&world, Layout::small(mode));
-            let mut m = rig.boot(Order::Fifo);
-            let (rt, parts) = (m.handle(), rig.parts(&m));
+            let hardware = Hardware::new(&world, Layout::small(mode));
+            let mut m = hardware.boot(Order::Fifo);
+            let (rt, parts) = (m.handle(), hardware.parts(&m));
             m.block_on(async move {
                 let (set, v) = parts.open(SetOptions::default()).await.unwrap();
                 assert_eq!(read(&rt, &v[0], 100, 16).await, all(100, 16, 0));
@@ -46,8 +46,8 @@ fn written_flushed_stopped_reopened_and_cut() {
                 v[0].flush().await.unwrap();
                 set.stop().await.unwrap();
             });
-            let mut m = rig.boot(Order::Random);
-            let (rt, parts) = (m.handle(), rig.parts(&m));
+            let mut m = hardware.boot(Order::Random);
+            let (rt, parts) = (m.handle(), hardware.parts(&m));
             m.block_on(async move {
                 let (_set, v) = parts.open(SetOptions::default()).await.unwrap();
                 assert_eq!(read(&rt, &v[0], 100, 16).await, [all(100, 8, 1), all(108, 8, 0)].concat());
@@ -55,9 +55,9 @@ fn written_flushed_stopped_reopened_and_cut() {
                 v[0].flush().await.unwrap();
                 write(&rt, &v[0], 200, 8, 3).await;
             });
-            rig.power_cut(m, retained);
-            let mut m = rig.boot(Order::Lifo);
-            let (rt, parts) = (m.handle(), rig.parts(&m));
+            hardware.power_cut(m, retained);
+            let mut m = hardware.boot(Order::Lifo);
+            let (rt, parts) = (m.handle(), hardware.parts(&m));
             m.block_on(async move {
                 let (set, v) = parts.open(SetOptions::default()).await.unwrap();
                 let expected = [all(100, 4, 1), all(104, 8, 2), all(112, 4, 0)].concat();

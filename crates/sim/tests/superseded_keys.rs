@@ -6,7 +6,7 @@ use engine::SetOptions;
 use format::{BucketNr, CacheMode};
 use inspect::{Mode, SetView};
 use sim::disk::Retained;
-use sim::rig::Layout;
+use sim::hardware::Layout;
 use sim::scenario::{Boot, Scenario};
 
 /// The first leaf's region: extents of one sector, 16 sectors apart. Everything else happens far behind it.
@@ -40,7 +40,7 @@ async fn superseded_in_the_first_leaf(b: &Boot) {
 
 /// Number of bsets of the leaf that begins the index, and the highest generation that is stored for a bucket.
 fn sets_and_generation(scenario: &Scenario) -> (usize, u8) {
-    let view = SetView::open(&scenario.rig.cache.image(), Mode::BestEffort).unwrap();
+    let view = SetView::open(&scenario.hardware.cache.image(), Mode::BestEffort).unwrap();
     let leaves = view.nodes.iter().filter(|n| n.level == 0);
     let first = leaves.min_by_key(|n| n.after).unwrap();
     let buckets = (0..view.geometry().nbuckets).map(|b| view.gens.state(BucketNr(b)));

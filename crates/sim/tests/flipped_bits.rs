@@ -7,8 +7,8 @@ use engine::SetOptions;
 use format::{CacheMode, Sector, Sectors};
 use io::Rng;
 use sim::disk::Retained;
+use sim::hardware::{Hardware, Layout};
 use sim::image::Image;
-use sim::rig::{Layout, Rig};
 use sim::scenario::Scenario;
 use sim::stamp::{Content, SECTOR, decode};
 use sim::world::{Order, World};
@@ -41,16 +41,16 @@ fn life() -> (Image, Image) {
         assert!(b.clients[0].flush().await);
     });
     scenario.power_cut(Retained::Everything);
-    (scenario.rig.cache.image(), scenario.rig.backings[0].image())
+    (scenario.hardware.cache.image(), scenario.hardware.backings[0].image())
 }
 
 /// What comes of a start with these images: how many sectors could be read; each holds what it once held.
 fn serve(cache: &Image, backing: &Image) -> Result<u64, String> {
-    let rig = Rig::new(&World::new(1), layout());
-    rig.cache.load(cache.clone());
-    rig.backings[0].load(backing.clone());
-    let mut machine = rig.boot(Order::Fifo);
-    let (rt, parts) = (machine.handle(), rig.parts(&machine));
+    let hardware = Hardware::new(&World::new(1), layout());
+    hardware.cache.load(cache.clone());
+    hardware.backings[0].load(backing.clone());
+    let mut machine = hardware.boot(Order::Fifo);
+    let (rt, parts) = (machine.handle(), hardware.parts(&machine));
     machine.block_on(async move {
         let Ok((set, volumes)) = parts.open(SetOptions::default()).await else { return Ok(0) };
         let mut read = 0;
