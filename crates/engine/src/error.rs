@@ -138,7 +138,7 @@ impl Place {
     }
 
     pub(crate) fn corrupt(&self, sector: Sector, corrupt: &Corrupt) -> EngineError {
-        let (what, source) = (corrupt.to_string(), Some(corrupt.clone()));
+        let (what, source) = (corrupt.to_string(), Some(*corrupt));
         EngineError::Corrupt(Arc::new(Damage { what, source, ..self.nothing_at(sector) }))
     }
 
