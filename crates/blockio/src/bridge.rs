@@ -211,7 +211,7 @@ pub struct Answer<T> {
     cell: Arc<OnceCell<T>>,
 }
 
-/// A value that goes from one place to another once, between any two threads.
+/// Makes a channel that passes one value between any two threads, once.
 pub fn oneshot<T: Send>() -> (Reply<T>, Answer<T>) {
     let state = Once { value: None, reply_dropped: false, waker: None };
     let cell = Arc::new(OnceCell { state: Mutex::new(state), there: Condvar::new() });

@@ -26,11 +26,11 @@ use crate::holder::{self, Holder};
 use crate::info;
 use crate::write_cache::WriteCache;
 
-/// Tries of a claim that fails although no lasting holder is known: udev and blkid look at devices for
-/// a few milliseconds after each change, and so do our own read-only openings.
+/// Tries of a claim while a holder is known that is not lasting. udev and blkid open devices for a few
+/// milliseconds after each change, and so do this module's read-only openings.
 const TRIES: u32 = 10;
-/// Tries where nobody at all is found: a process that was killed holds its devices until the requests that it had under
-/// way are done.
+/// Tries of a claim while no holder is found. A process that was killed holds its devices until its requests in flight
+/// have ended.
 const TRIES_AFTER_A_DEATH: u32 = 250;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
@@ -44,13 +44,13 @@ pub enum Access {
     ReadOnly,
 }
 
-/// How a device is kept from others, see the module head.
+/// How a device is claimed, so that other processes cannot use it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Claim {
     /// Exclusive when opened for writing, shared with other readers otherwise.
     #[default]
     ByAccess,
-    /// None at all. Only for reading; what is read may change meanwhile.
+    /// No claim. Only for reading; the data may change during the reads.
     None,
 }
 
@@ -59,9 +59,9 @@ pub enum Claim {
 pub struct OpenOptions {
     /// For reading alone, or also for writing.
     pub access: Access,
-    /// How it is kept from others.
+    /// How the device is claimed.
     pub claim: Claim,
-    /// Goes through the page cache even where direct I/O is possible.
+    /// Uses the page cache even if direct I/O is possible.
     pub buffered: bool,
     /// Makes the device refuse requests that are not in whole blocks of this size (512 or 4096), which
     /// must not be below what the device has. For regular files in the first place.
@@ -213,7 +213,8 @@ fn set_block_size(path: &Path, info: &mut DeviceInfo, wanted: u32) -> Result<(),
 fn raw_open(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {
     let write = options.access == Access::ReadWrite;
     let file = File::options().read(true).write(write).custom_flags(libc::O_CLOEXEC | flags).open(path)?;
-    // Nobody asks when a cached device was read last. Whoever neither owns it nor is root may not say so.
+    // The access time of a cached device is not needed. A process that is neither its owner nor root may not set
+    // this flag, so a failure is ignored.
     if let Ok(now) = rustix::fs::fcntl_getfl(&file) {
         let _ = rustix::fs::fcntl_setfl(&file, now | rustix::fs::OFlags::NOATIME);
     }
@@ -274,7 +275,10 @@ fn open_file(
     Ok((file, refused))
 }
 
-/// Repeats `attempt` for a while if it says `busy` and `holder` knows nobody who stays.
+/// Repeats `attempt` while it fails with `busy` and `holder` finds no lasting holder.
+///
+/// # Errors
+/// `InUse` if a lasting holder is found or the tries are used up, `System` for every other failure.
 fn retry<T>(
     path: &Path,
     attempt: impl Fn() -> io::Result<T>,

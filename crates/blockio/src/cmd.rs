@@ -15,10 +15,10 @@ pub(crate) const MAX_TRANSFER_BYTES: u64 = 1 << 30;
 /// `_IO(0x12, 119)`, `include/uapi/linux/fs.h`.
 const BLKDISCARD: libc::c_ulong = 0x1277;
 
-/// A system call to be made, see the module head.
+/// A system call to be made. It owns neither the memory nor the file that it names.
 ///
-/// `nowait`: the ring answers `-EAGAIN` where it would have to wait for something, instead of handing the command to a
-/// thread of the kernel, which it may have to make first.
+/// With `nowait` the ring answers `-EAGAIN` if it would have to wait. Without it, the ring then passes the command to a
+/// kernel thread, which the kernel may have to create first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cmd {
     Read {
@@ -26,7 +26,7 @@ pub(crate) enum Cmd {
         ptr: *mut u8,
         len: u32,
         offset: u64,
-        /// The number by which the ring knows the memory.
+        /// The number under which the memory is registered with the ring, if it is registered.
         number: Option<u16>,
         nowait: bool,
     },
@@ -36,7 +36,7 @@ pub(crate) enum Cmd {
         len: u32,
         offset: u64,
         durable: bool,
-        /// As with reads.
+        /// The number under which the memory is registered with the ring, if it is registered.
         number: Option<u16>,
         nowait: bool,
     },

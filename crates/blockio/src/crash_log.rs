@@ -33,12 +33,12 @@ const INCARNATION_BYTES: usize = (HALVES_AT - INCARNATION_AT) * 8;
 const HALF: usize = 4096;
 const HALVES_AT: usize = 512;
 const WORDS: usize = HALVES_AT + RECORDED_ENTRIES * HALF;
-/// How long the end of another process is waited for: 1 s.
+/// Tries to get the lock while another process ends: 50 tries, 20 ms apart, take 1 s.
 const LOCK_TRIES: u32 = 50;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(20);
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// See the module head.
+/// The mapped and locked file of one crash log.
 pub struct CrashLogFile {
     words: *const AtomicU64,
     path: PathBuf,

@@ -2,9 +2,9 @@
 //!
 //! Owns the loop: run ready tasks in a batch, submit all their requests with one system call,
 //! collect completions, fire timers; wait only when nothing is ready, and then in the same system call.
-//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up; if this is enabled and
-//! recent waits were very short, it polls for a moment first (module `busy_poll`).
-//! Also owns the order of the end: tasks are dropped first (their operations become orphans), then the
+//! A thread without work sleeps in the kernel until a completion, a timer or a wake-up. If polling is enabled and
+//! recent waits were very short, the thread polls for a moment first (module `busy_poll`).
+//! Also owns the order of shutdown: tasks are dropped first (their operations become orphans), then the
 //! reactor is closed (module `reactor`), and only then memory and ring are freed.
 
 use std::cell::Cell;

@@ -43,10 +43,11 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens and claims `path`. Blocks for as long as open(2) and a few look-ups take.
+    /// Opens and claims `path`. It blocks the thread during open(2) and a few look-ups.
     ///
     /// # Errors
-    /// [`OpenError`]: in use (by whom, where that can be found), not a device or file, or refused.
+    /// [`OpenError`] if the path is in use (with the holder, if one is found), is no device or file, or cannot be
+    /// opened.
     pub fn open(reactor: &Reactor, path: &Path, options: &OpenOptions) -> Result<FileDevice, OpenError> {
         Ok(Self::from_opened(reactor, open(path, options)?))
     }

@@ -1,4 +1,4 @@
-//! Writes that lie side by side on a device: what was submitted in one turn goes to the kernel as one command.
+//! Adjacent writes to a device that were submitted in one turn, combined into one command.
 //!
 //! A cache that writes where there is room writes small requests one behind the other, and a device has only so many
 //! requests a second. Owns the list of writes that go with the first one, and the vector that names their memory; the
@@ -15,7 +15,7 @@ use io::{Completer, Request};
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 /// Most pieces of one command.
 pub(crate) const MAX_PIECES: usize = 64;
-/// Lists that a device keeps for later.
+/// Number of empty lists that a device keeps for later operations.
 const SPARES: usize = 16;
 
 /// The writes behind the first one of a command.
@@ -55,7 +55,7 @@ impl Gathered {
         self.others.drain(..)
     }
 
-    /// Bytes of all of them and `first`. At most [`MAX_BYTES`].
+    /// Bytes of `first` and all writes of the list. At most [`MAX_BYTES`].
     pub(crate) fn bytes_with(&self, first: &Request) -> i64 {
         (first.sectors + self.sectors).bytes() as i64
     }

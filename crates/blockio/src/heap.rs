@@ -98,8 +98,9 @@ pub(crate) fn grow(free_end: &Range<usize>) -> Option<Vec<u8>> {
     touched(free_end.len() + PAGE_BYTES)
 }
 
-/// Sees to it that so much memory of the heap is free and resident, after [`retain_freed_memory`]. Returns how many bytes could
-/// be had: fewer, if the system refuses more.
+/// Makes `bytes` bytes of the heap free and resident, after [`retain_freed_memory`], and returns how many it got.
+///
+/// It gets fewer bytes if the system refuses more.
 pub fn reserve(bytes: usize) -> usize {
     let mut pieces: Vec<Vec<u8>> = Vec::new();
     for _ in 0..bytes.div_ceil(PIECE_BYTES) {
@@ -130,7 +131,7 @@ pub fn touch_stack() {
     black_box(&mut room);
 }
 
-/// As [`touch_stack`], for a helper thread.
+/// Touches the part of a helper thread's stack that is going to be used.
 #[inline(never)]
 pub(crate) fn touch_stack_of_helper() {
     let mut room = [0u8; HELPER_STACK_BYTES];

@@ -163,8 +163,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`. A unix socket is reachable by its owner alone (mode 0600); the path of a
-    /// socket on which nobody listens any more is taken over.
+    /// Listens on `address`.
+    ///
+    /// Only the owner of a unix socket can connect to it (mode 0600). The listener takes over the path of a
+    /// socket on which no process listens any more.
     ///
     /// # Errors
     /// `AddrInUse` if a process listens there or the path is no socket; else the error of bind(2).

@@ -13,7 +13,7 @@ use crate::wake::Wake;
 pub(crate) struct Polled {
     waiting: Vec<(u64, Cmd)>,
     done: Vec<(u64, i32)>,
-    /// Kept for its storage, as is the next.
+    /// Kept, like the next field, to reuse its storage.
     fds: Vec<libc::pollfd>,
     /// For each waiting command its place in `fds`.
     places: Vec<usize>,
@@ -87,7 +87,7 @@ impl Polled {
             ready = self.poll(timeout);
         }
         if ready <= 0 {
-            // Time is over, or a signal came: the driver checks for work and waits again.
+            // The timeout ended the wait, or a signal did. The driver checks for work and waits again.
             return;
         }
         if self.fds[0].revents != 0 {

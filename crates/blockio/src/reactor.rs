@@ -9,7 +9,7 @@
 //! and waits for everything else but commands to devices (module `command`); later operations fail with
 //! `ECANCELED`.
 //!
-//! Must not know who starts operations: `file`, `net` and `command` do.
+//! Must not know the modules that start operations (`file`, `net` and `command`).
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::RawFd;
@@ -239,7 +239,7 @@ impl Reactor {
         inner.held.clear();
     }
 
-    /// Gives the command of `step`, if it has one, to whoever carries it out.
+    /// Passes the command of `step`, if it has one, to the backend or a worker, or makes the call on this thread.
     fn issue(&self, backend: &mut Backend, here: &mut Vec<(u64, i32)>, id: OpId, step: Step) {
         let (cmd, taken) = match (step, backend) {
             (Step::Done | Step::Apart, _) => return,

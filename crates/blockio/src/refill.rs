@@ -58,7 +58,7 @@ impl Shared {
     }
 }
 
-/// See the module head. The thread runs until the process ends.
+/// The thread that refills the heap. It runs until the process ends.
 pub struct Refill {
     shared: Arc<Shared>,
 }

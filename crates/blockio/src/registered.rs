@@ -48,7 +48,7 @@ impl Numbers {
             let registry: Weak<dyn Registry> = Rc::downgrade(&(self.clone() as Rc<dyn Registry>));
             buffer.register(Registration { number, bytes, registry });
         } else {
-            // Not allowed to lock more: it does not get better by asking again for each buffer.
+            // The process may not lock more memory. Another attempt for each buffer would fail too.
             self.free.borrow_mut().clear();
         }
     }

@@ -17,11 +17,12 @@ struct Slot {
     body: Body,
 }
 
-/// So many slots are made, and their memory is touched, at the start: a thread that serves swap must not need a new page for a
-/// burst of requests (decision 028). They take 140 KiB.
+/// Number of slots that are made, and whose memory is touched, at the start. They take 140 KiB.
+///
+/// A thread that serves swap must not need a new page for a burst of requests (decision 028).
 const FIRST_SLOTS: u32 = 1024;
 
-/// See the module head.
+/// The operations in flight, each in a numbered slot.
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Option<u32>,
@@ -62,7 +63,7 @@ impl Slots {
         })
     }
 
-    /// As [`Slots::busy`].
+    /// The operations in flight, mutable.
     pub(crate) fn busy_mut(&mut self) -> impl Iterator<Item = (OpId, &mut Op)> {
         self.slots.iter_mut().enumerate().filter_map(|(at, slot)| match &mut slot.body {
             Body::Busy(op) => Some((OpId::new(at as u32, slot.generation), op)),

@@ -1,11 +1,12 @@
 //! The limit of reads and writes of a device that the kernel has at a time.
 //!
-//! For each one it needs memory of its own (`struct io_async_rw`). Linux keeps that of 128 that have ended, and allocates
-//! anew for what goes beyond. The thread that serves a volume with swap on it would wait for that memory, and the memory for
-//! the thread (decision 028). So reads and writes beyond a limit wait here, which takes no memory of the kernel. Each device has
-//! its own limit: a device that hangs delays no other (decision 023).
+//! The kernel needs memory for each transfer (`struct io_async_rw`). Linux retains the memory of 128 ended transfers
+//! and allocates memory for transfers beyond that. The thread that serves a volume with swap on it would wait for that
+//! memory, and the memory for the thread (decision 028). So reads and writes beyond a limit wait here, which takes no
+//! memory of the kernel. Each device has its own limit: a device that hangs delays no other (decision 023).
 //!
-//! Owns the count of those that the kernel has, and those that wait, in order of arrival. Must not know what they read or write.
+//! Owns the count of transfers that the kernel has, and the waiting transfers, in order of arrival. Must not know what
+//! they read or write.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -25,14 +26,14 @@ struct OfDevice {
     waiting: VecDeque<(u64, Entry)>,
 }
 
-/// See the module head.
+/// The reads and writes that the kernel has, counted for each device, and those that wait.
 #[derive(Default)]
 pub(crate) struct Transfers {
-    /// By descriptor.
+    /// The state of each device, indexed by descriptor.
     devices: Vec<OfDevice>,
-    /// By the slot of an operation: whose transfer the kernel has for it.
+    /// For each slot of an operation, the descriptor of the device whose transfer the kernel has.
     of_slot: Vec<RawFd>,
-    /// Those that have waited, and may begin now.
+    /// Transfers that have waited and may begin now.
     ready: VecDeque<Entry>,
 }
 

@@ -31,17 +31,17 @@ impl Wake {
         self.fd.as_fd()
     }
 
-    /// The driver announces its sleep, before its last check for work.
+    /// Announces the driver's sleep. The driver calls it before its last check for work.
     pub(crate) fn announce_sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
     }
 
-    /// The driver is awake and checks for work by itself.
+    /// Announces that the driver is awake and checks for work itself.
     pub(crate) fn awake(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }
 
-    /// There is work: wakes the driver if it sleeps.
+    /// Announces work, and wakes the driver if it sleeps.
     pub(crate) fn notify(&self) {
         if self.sleeping.swap(false, Ordering::SeqCst) {
             // The counter cannot overflow: it is written once for each sleep.

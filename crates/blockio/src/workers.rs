@@ -25,7 +25,7 @@ use crate::wake::Wake;
 /// requests that it does not take from the ring: those that it has to split, and those for which it has no room.
 const THREADS_OF_DEVICE: usize = 8;
 
-/// The stack of each of them. They make system calls only.
+/// Bytes of the stack of each such thread. These threads only make system calls.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Commands for which such threads, and the list of results, have room from the beginning.
@@ -69,7 +69,7 @@ impl Class {
         if job.may_last() { self.long.push_back(job) } else { self.queue.push_back(job) }
     }
 
-    /// One that may begin.
+    /// Takes a job that may begin.
     fn pop(&mut self) -> Option<Job> {
         let job = self.queue.pop_front().or_else(|| self.long.pop_front())?;
         self.running += 1;
@@ -169,7 +169,7 @@ impl Drop for DeviceThreads {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs under these locks, so a poisoned one is still whole.
+    // No code that can panic runs under these locks, so the data of a poisoned lock is consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -192,8 +192,9 @@ impl Workers {
         self.common.push(None, Job::Closure(closure));
     }
 
-    /// Starts threads for `device`, which carry out all of its commands from now on. `None` if the system refuses them:
-    /// then its commands are for the others.
+    /// Starts threads for `device`, which carry out all of its commands from now on.
+    ///
+    /// `None` if the system refuses them; the other threads then carry out its commands.
     pub(crate) fn start_for(&self, device: RawFd) -> Option<DeviceThreads> {
         let pool = Pool::new(THREADS_OF_DEVICE, self.done.clone());
         pool.start_all(device)?;
@@ -251,7 +252,7 @@ impl Pool {
         let start = state.startable(self.shared.max_threads) > state.idle;
         if start {
             state.threads += 1;
-            // It is on its way to the queue.
+            // The started thread will check the queue.
             state.idle += 1;
         }
         drop(state);

@@ -1,8 +1,8 @@
 //! One set of keys inside a btree node: its header, how it is built, and the order of its keys.
 //!
 //! A bset is written once and never changed. Its checksum starts from the first pointer word of the
-//! key that leads to the node, so a set is valid only where that key points. Reading a node's sets in
-//! sequence is [`crate::node`].
+//! key that leads to the node, so a set is valid only where that key points. [`crate::node`] reads the
+//! sets of a node in sequence.
 
 use std::mem::{offset_of, size_of};
 
@@ -19,7 +19,7 @@ use crate::units::{Inode, Sector, Sectors};
 
 /// Bytes before the keys.
 pub const BSET_HEADER_BYTES: usize = 32;
-/// Version of the sets written now. Version 0 has the checksum start from all ones.
+/// Version of the sets that this code writes. The checksum of a set of version 0 starts from all ones.
 pub const BSET_VERSION: u32 = 1;
 
 /// Header of a set as it lies on the device.
@@ -42,24 +42,27 @@ const _: () = {
     assert!(offset_of!(RawBset, keys) == 28);
 };
 
-/// Checksum of a set, from its header's second field to the end of its keys.
+/// Checksum of a set. `covered` reaches from the second field of its header to the end of its keys.
 pub(crate) fn bset_csum(version: u32, node_ptr: Ptr, covered: &[u8]) -> u64 {
     if version == 0 { crc64(covered) } else { crc64_seeded(node_ptr.0, covered) }
 }
 
-/// Most key words of a set in so many bytes.
+/// Most key words of a set of `bytes` bytes, header included.
 pub const fn max_words(bytes: usize) -> usize {
     bytes.saturating_sub(BSET_HEADER_BYTES) / WORD_BYTES
 }
 
-/// Bytes that a set of so many key words takes on disk, padded to whole blocks; `None` if that
-/// overflows or the block is zero.
+/// Bytes that a set of `words` key words takes on disk, padded to whole blocks.
+///
+/// `None` if the length overflows or the block size is zero.
 pub fn padded_bytes(words: usize, block_sectors: Sectors) -> Option<usize> {
     pad_to_block(words.checked_mul(WORD_BYTES)?.checked_add(BSET_HEADER_BYTES)?, block_sectors)
 }
 
 /// Key words that one more set can have in a node of `node_sectors` of which `written_bytes` are
-/// written; `None` if not even one block is left.
+/// written.
+///
+/// `None` if less than one block is left, or the block size is zero.
 pub fn appendable_words(
     node_sectors: Sectors,
     written_bytes: usize,
@@ -72,8 +75,8 @@ pub fn appendable_words(
 
 /// Builds a set in a buffer of the caller, key by key, without allocating.
 ///
-/// The buffer may be borrowed (`&mut [u8]`) or owned; [`BsetBuilder::into_inner`] gives it back. Its
-/// length bounds the set: give it no more than what is left of the node.
+/// The buffer may be borrowed (`&mut [u8]`) or owned; [`BsetBuilder::into_inner`] returns it. Its
+/// length limits the set: the caller passes at most the bytes that are left in the node.
 #[derive(Debug)]
 pub struct BsetBuilder<B> {
     keys: KeyBuffer<B>,
@@ -81,8 +84,9 @@ pub struct BsetBuilder<B> {
 }
 
 impl<B: AsMut<[u8]>> BsetBuilder<B> {
-    /// A set without keys in `buf`. `seq` is the node's: random and not zero for the first set, the
-    /// same for all that follow.
+    /// Begins a set without keys in `buf`.
+    ///
+    /// `seq` is the number that all sets of the node share: random and not zero.
     ///
     /// # Panics
     /// If `seq` is zero, or the buffer is shorter than a block.
@@ -92,13 +96,14 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
         BsetBuilder { keys, seq }
     }
 
-    /// Forgets the keys.
+    /// Removes all keys from the set.
     pub fn clear(&mut self) {
         self.keys.clear();
     }
 
-    /// Appends a key. Keys must come in the order that [`check_set_order`] asks for. False, and nothing
-    /// done, if there is no room.
+    /// Appends a key; returns false and changes nothing if there is no room.
+    ///
+    /// The caller appends keys in the order that [`check_set_order`] requires.
     #[inline]
     #[must_use]
     pub fn push_key(&mut self, key: &Bkey) -> bool {
@@ -120,9 +125,10 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
         self.keys.padded_bytes()
     }
 
-    /// Writes header, padding and checksum. Returns the padded length in bytes: so many bytes of the
-    /// buffer go into the node. `node_ptr` is the pointer of the key that leads to the node, generation
-    /// included; it seeds the checksum.
+    /// Writes header, padding and checksum, and returns the padded length in bytes.
+    ///
+    /// The caller writes that many bytes of the buffer into the node. `node_ptr` is the pointer of the
+    /// key that leads to the node, generation included; the checksum starts from it.
     pub fn finish(&mut self, set_magic: SetMagic, node_ptr: Ptr) -> usize {
         let mut header = RawBset::new_zeroed();
         header.magic = set_magic.bset().into();
@@ -132,18 +138,18 @@ impl<B: AsMut<[u8]>> BsetBuilder<B> {
         self.keys.finish(header.as_bytes(), |bytes| bset_csum(BSET_VERSION, node_ptr, bytes))
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn into_inner(self) -> B {
         self.keys.into_inner()
     }
 }
 
-/// Where a set stands.
+/// The kind of node that a set belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetKind {
-    /// In a leaf: keys are extents.
+    /// The set is in a leaf; its keys are extents.
     Leaf,
-    /// In an internal node: keys denote children or freed nodes.
+    /// The set is in an internal node; its keys denote children or freed nodes.
     Internal,
 }
 
@@ -154,11 +160,14 @@ impl SetKind {
     }
 }
 
-/// Checks the order of the keys of one set: extents ascending and disjoint in a leaf (keys of size 0
-/// mean nothing and are skipped), positions not descending in an internal node.
+/// Checks the order of the keys of one set.
+///
+/// In a leaf, extents must be ascending and disjoint; keys of size 0 mean nothing and are skipped. In an
+/// internal node, positions must not descend.
 ///
 /// # Errors
-/// The first key out of order; `offset_bytes` counts from the start of the set.
+/// The first key that is out of order or, in a leaf, begins before sector 0. `offset_bytes` counts from
+/// the start of the set.
 pub fn check_set_order(kind: SetKind, keys: impl IntoIterator<Item = Bkey>) -> Result<(), Corrupt> {
     let mut at = BSET_HEADER_BYTES;
     let mut before: (Inode, Sector) = Bkey::ZERO_POSITION;

@@ -2,7 +2,7 @@
 
 use crate::units::Sectors;
 
-/// The eight bytes at `at` as a little-endian number; `None` past the end.
+/// The eight bytes at `at` as a little-endian number; `None` if they reach past the end.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let end = at.checked_add(8)?;
     bytes.get(at..end)?.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
@@ -24,8 +24,7 @@ pub(crate) fn block_bytes(block_sectors: Sectors) -> Option<usize> {
     usize::try_from(block_sectors.bytes()).ok().filter(|&b| b != 0)
 }
 
-/// Lengths in memory always fit into 64 bits on the machines this runs on; saturate rather than
-/// reason about the ones where they would not.
+/// `n` as a 64-bit number. On every supported machine it fits; elsewhere the result saturates.
 pub(crate) fn as_u64(n: usize) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }

@@ -1,16 +1,17 @@
 //! The checksum of every structure: CRC-64/WE (ECMA polynomial, most significant bit first).
 //!
-//! A structure keeps its checksum in its first eight bytes and covers from byte 8 to an end of its own.
-//! Bsets of version 1 start from another value than all ones (see [`crc64_seeded`]); that ties a set to
-//! the pointer which leads to its node.
+//! A structure keeps its checksum in its first eight bytes. The checksum covers the bytes from 8 on; each
+//! structure defines where they end. The checksum of a bset of version 1 starts from the pointer that
+//! leads to its node instead of all ones (see [`crc64_seeded`]); that ties the set to this pointer.
 
 /// Checksum of `bytes`, starting from all ones.
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc64_seeded(u64::MAX, bytes)
 }
 
-/// Checksum of `bytes`, starting from `seed` in place of all ones. The final inversion applies as
-/// well: `crc64_seeded(u64::MAX, b) == crc64(b)`.
+/// Checksum of `bytes`, starting from `seed` instead of all ones.
+///
+/// The result is inverted at the end, as in [`crc64`]: `crc64_seeded(u64::MAX, b) == crc64(b)`.
 pub fn crc64_seeded(seed: u64, bytes: &[u8]) -> u64 {
     #[cfg(feature = "fast-crc")]
     return fast(seed, bytes);
@@ -18,7 +19,7 @@ pub fn crc64_seeded(seed: u64, bytes: &[u8]) -> u64 {
     return portable(seed, bytes);
 }
 
-/// With the carry-less multiplication of the processor, if it has one.
+/// Computes the checksum with the processor's carry-less multiplication, if it has one.
 #[cfg(feature = "fast-crc")]
 fn fast(seed: u64, bytes: &[u8]) -> u64 {
     use crc_fast::{CrcAlgorithm, Digest};
@@ -27,7 +28,7 @@ fn fast(seed: u64, bytes: &[u8]) -> u64 {
     digest.finalize()
 }
 
-/// With a table, on any processor; the other implementation is measured against it.
+/// Computes the checksum with a table, on any processor. The tests compare the fast implementation with it.
 #[cfg(any(test, not(feature = "fast-crc")))]
 fn portable(seed: u64, bytes: &[u8]) -> u64 {
     use crc::{CRC_64_WE, Crc, Table};
@@ -41,7 +42,7 @@ fn portable(seed: u64, bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// The definition, bit by bit.
+    /// Computes the checksum bit by bit, as the definition does.
     fn reference(seed: u64, bytes: &[u8]) -> u64 {
         let mut crc = seed;
         for &b in bytes {

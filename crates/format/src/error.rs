@@ -1,8 +1,8 @@
-//! What is said about bytes that do not hold what they should.
+//! The error of the parsers: bytes that break a rule of the format.
 //!
-//! Owns [`Corrupt`], the only error of the parsers. It knows the structure and the place inside it; it
-//! must not know devices or sectors: the caller has them and adds them. Building one allocates nothing,
-//! so that a scan over garbage stays cheap.
+//! Owns [`Corrupt`], the only error of the parsers. It names the structure and the place inside it. It
+//! must not know devices or sectors: the caller adds them. Building one allocates nothing, so that a
+//! scan over invalid bytes stays cheap.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub enum Structure {
     Jset,
     /// The journal as a whole: the entries chosen for replay.
     Journal,
-    /// A btree node: a log of bsets.
+    /// A btree node, which is a log of bsets.
     BtreeNode,
     /// One set of keys inside a btree node.
     Bset,
@@ -60,14 +60,14 @@ impl fmt::Display for Structure {
 /// Why the bytes cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
-    /// The bytes contradict the format: the device lies, or was overwritten.
+    /// The bytes contradict the format: the device returned wrong bytes, or the structure was overwritten.
     Corrupt,
-    /// The bytes are intact as far as can be told, and mean something that this code does not
-    /// implement (feature bits, versions, several pointers). Newer software may read them.
+    /// The bytes use something that this code does not implement (feature bits, versions, several
+    /// pointers). No check finds them damaged. Newer software may read them.
     Unsupported,
 }
 
-/// An expected or found value, with how it is best printed.
+/// An expected or found value; the variant decides how it is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Value {
@@ -111,18 +111,18 @@ impl fmt::Display for Value {
     .family.prefix()
 )]
 pub struct Corrupt {
-    /// Damaged, or merely not implemented.
+    /// Whether the bytes are damaged or use something that is not implemented.
     pub family: Family,
     /// The structure that was being read.
     pub structure: Structure,
-    /// The field of it.
+    /// The field of the structure.
     pub field: &'static str,
-    /// What the format asks for.
+    /// The value that the format requires.
     pub expected: Value,
-    /// What was there.
+    /// The value that was read.
     pub found: Value,
-    /// Where the field lies, in bytes from the start of the structure (for sets inside a node: from
-    /// the start of the node).
+    /// Offset of the field in bytes from the start of the structure. For a set inside a node it counts
+    /// from the start of the node.
     pub offset_bytes: u64,
 }
 
@@ -158,7 +158,7 @@ impl Corrupt {
         Corrupt { family: Family::Unsupported, structure, field, expected, found, offset_bytes }
     }
 
-    /// True for bytes that are intact but mean something not implemented here.
+    /// True if the error is of the family [`Family::Unsupported`].
     pub fn is_unsupported(&self) -> bool {
         self.family == Family::Unsupported
     }

@@ -8,11 +8,11 @@ use crate::error::{Corrupt, Structure, Value};
 use crate::key::Ptr;
 use crate::units::{BucketNr, SECTOR_BYTES, Sector, Sectors};
 
-/// Sectors of a page of the machines whose limits the format inherited.
+/// Sectors of a page (4 KiB) of the machines whose limits the format inherited.
 pub const PAGE_SECTORS: u64 = 8;
-/// Pages of the largest metadata bucket: the largest allocation of such a machine (4 MiB).
+/// Pages of the largest metadata bucket: 4 MiB, the largest allocation on a machine with 4 KiB pages.
 const MAX_META_PAGES: u64 = 1024;
-/// Pages of a btree node up to which nodes are as large as metadata buckets.
+/// Largest size of a metadata bucket, in pages, at which a btree node is as large as the bucket.
 const FULL_NODE_PAGES: u64 = 64;
 /// Bytes before the first entry of a prio set.
 const PRIO_HEADER_BYTES: u64 = 40;
@@ -36,7 +36,7 @@ pub const MAX_BUCKET_SECTORS: Sectors = Sectors(1 << 31);
 pub struct Geometry {
     /// Size of a bucket; a power of two.
     pub bucket_sectors: Sectors,
-    /// Unit in which journal entries and bsets are placed; a power of two, at most 8.
+    /// Size of a block, to which journal entries and bsets are aligned; a power of two, at most 8 sectors.
     pub block_sectors: Sectors,
     /// Number of buckets, including the reserved ones at the start.
     pub nbuckets: u32,
@@ -46,7 +46,7 @@ pub struct Geometry {
     pub njournal: u32,
     /// Size of a prio set and of the UUID table.
     pub meta_sectors: Sectors,
-    /// Size given to new btree nodes. Existing nodes say their size in their key.
+    /// Size of new btree nodes. The key of an existing node has the size of that node.
     pub node_sectors: Sectors,
     /// Buckets described by one prio set.
     pub prios_per_bucket: u32,
@@ -60,7 +60,8 @@ impl Geometry {
     /// The geometry of a cache device with these superblock fields.
     ///
     /// # Errors
-    /// If the numbers break a rule of the format, or could not be computed with.
+    /// The first number that breaks a rule of the format. A number of buckets that does not fit into 32
+    /// bits is of the family `Unsupported`.
     pub fn new(
         bucket_sectors: Sectors,
         block_sectors: Sectors,
@@ -110,7 +111,7 @@ impl Geometry {
         (index < self.njournal).then(|| BucketNr(self.first_bucket.0.saturating_add(index)))
     }
 
-    /// First bucket behind superblock and journal: from here on buckets are allocated.
+    /// First bucket behind superblock and journal; the allocator uses the buckets from here on.
     pub fn first_dynamic(&self) -> BucketNr {
         BucketNr(self.first_bucket.0.saturating_add(self.njournal))
     }
@@ -125,18 +126,20 @@ impl Geometry {
         self.block_sectors.bytes()
     }
 
-    /// The bucket a pointer of length `size` points to, if its device can exist, its bucket is not
-    /// part of the superblock area, and the range stays inside the bucket. Only such pointers raise
-    /// generations.
+    /// The bucket that holds the `size` sectors at `ptr`; `None` if the pointer is not usable.
+    ///
+    /// A usable pointer names a device that can exist and a bucket behind the superblock area, and its
+    /// range stays inside that bucket. Only usable pointers raise generations.
     pub fn ptr_bucket(&self, ptr: Ptr, size: Sectors) -> Option<BucketNr> {
         let bucket = self.bucket_of(ptr.offset())?;
         let end = self.offset_in_bucket(ptr.offset()).0.saturating_add(size.0);
         (ptr.is_available() && bucket >= self.first_bucket && end <= self.bucket_sectors.0).then_some(bucket)
     }
 
-    /// Sizes that a prio set may have, the usual one first. Its size is not stored: sets written by
-    /// machines with another page size or allocation limit have larger ones in buckets above 4 MiB.
-    /// Which one is right shows in the checksum.
+    /// Sizes that a prio set may have, the usual one first.
+    ///
+    /// The size of a prio set is not stored. In buckets above 4 MiB, a machine with another page size or
+    /// allocation limit writes larger sets. The checksum matches only at the right size.
     pub fn prio_set_sizes(&self) -> impl Iterator<Item = Sectors> + use<> {
         let usual = self.meta_sectors;
         let largest = self.bucket_sectors.0.min(MAX_FOREIGN_META_SECTORS);
@@ -160,7 +163,7 @@ pub fn prios_in(meta_sectors: Sectors) -> u32 {
     u32::try_from(entries).unwrap_or(u32::MAX)
 }
 
-/// Where the superblock keeps the fields that are checked here, for the messages.
+/// Byte offsets in the superblock of the fields that are checked here, for the messages.
 mod field_offset {
     pub(super) const NBUCKETS: u64 = 184;
     pub(super) const BLOCK_SIZE: u64 = 192;
@@ -169,7 +172,7 @@ mod field_offset {
     pub(super) const KEYS: u64 = 206;
 }
 
-/// Sizes of buckets and blocks.
+/// Checks the sizes of buckets and blocks.
 fn check_sizes(bucket_sectors: Sectors, block_sectors: Sectors) -> Result<(), Corrupt> {
     use field_offset as at;
     if !block_sectors.0.is_power_of_two() || block_sectors.0 > PAGE_SECTORS {
@@ -187,7 +190,7 @@ fn check_sizes(bucket_sectors: Sectors, block_sectors: Sectors) -> Result<(), Co
     Ok(())
 }
 
-/// The number of buckets, of a size that was checked.
+/// Checks the number of buckets. `bucket_sectors` was checked before.
 fn check_count(nbuckets: u64, bucket_sectors: Sectors) -> Result<u32, Corrupt> {
     use field_offset as at;
     let refuse = |expected| Err(bad("nbuckets", at::NBUCKETS, expected, Value::Num(nbuckets)));
@@ -199,7 +202,7 @@ fn check_count(nbuckets: u64, bucket_sectors: Sectors) -> Result<u32, Corrupt> {
         let found = Value::Num(nbuckets);
         return Err(Corrupt::unsupported(Structure::CacheSuperblock, "nbuckets", at::NBUCKETS, most, found));
     };
-    // A pointer has 43 bits for the sector: what lies behind cannot be used.
+    // A pointer has 43 bits for the sector, so no pointer reaches a later sector.
     let end = nbuckets.checked_mul(bucket_sectors.0);
     if end.is_none_or(|end| end > Ptr::OFFSET_MASK.saturating_add(1)) {
         return refuse(Value::Text("a cache of at most 2^43 sectors"));
@@ -207,7 +210,7 @@ fn check_count(nbuckets: u64, bucket_sectors: Sectors) -> Result<u32, Corrupt> {
     Ok(count)
 }
 
-/// What lies before the buckets that are allocated: the superblock and the journal.
+/// Checks the superblock area and the journal, which lie before the buckets that are allocated.
 fn check_reserved(
     count: u32,
     bucket_sectors: Sectors,

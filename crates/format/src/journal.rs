@@ -1,12 +1,12 @@
 //! Journal entries: one entry, and the run of entries inside one journal bucket.
 //!
-//! Owns [`Jset`], its bytes in both directions and the scan of a bucket. Which entries count after a
-//! crash is decided in [`crate::replay`]; the ring of buckets and when they may be reused belong to
-//! whoever writes.
+//! Owns [`Jset`], how it is read and written, and the scan of a bucket. [`crate::replay`] decides which
+//! entries count after a crash. The writer of the journal owns the ring of buckets and decides when a
+//! bucket is reused.
 //!
-//! An entry carries the whole state of the set that is not found otherwise (root, UUID table, prio
-//! chain) and the leaf keys inserted since the entry before it. *Invariant of a scan:* nothing behind
-//! the first position that fails magic, size or checksum counts, because it may be older.
+//! An entry holds the state of the set that nothing else points to (root, UUID table, prio chain) and
+//! the leaf keys inserted since the entry before it. *Invariant of a scan:* it ends at the first position
+//! that fails magic, size or checksum, because entries behind that position may be older.
 
 use std::mem::{offset_of, size_of};
 
@@ -28,7 +28,7 @@ pub const MAX_JSET_BYTES: usize = 32768;
 pub const JSET_HEADER_BYTES: usize = 240;
 /// Most key words of an entry.
 pub const MAX_JSET_WORDS: usize = (MAX_JSET_BYTES - JSET_HEADER_BYTES) / WORD_BYTES;
-/// Version of the entries written now; 0 differs in what the UUID table looks like.
+/// Version of the entries that this code writes. With version 0 the UUID table has shorter slots.
 pub const JSET_VERSION: u32 = 1;
 
 /// Header of an entry as it lies on the device.
@@ -62,12 +62,14 @@ const _: () = {
     assert!(offset_of!(RawJset, prio_bucket) == 176);
 };
 
-/// What an entry says about the rest of the set. Only the newest entry's counts.
+/// The roots in a journal entry: root node, UUID table and prio chain.
+///
+/// Only the roots of the newest entry count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct JsetRoots {
-    /// Where the UUID table is.
+    /// Key of the UUID table.
     pub uuid_bucket: Bkey,
-    /// Where the root node is.
+    /// Key of the root node.
     pub btree_root: Bkey,
     /// Level of the root; 0 is a leaf.
     pub btree_level: u16,
@@ -82,11 +84,11 @@ pub struct Jset {
     pub seq: JournalSeq,
     /// Oldest entry that may hold keys not yet in the btree on disk.
     pub last_seq: JournalSeq,
-    /// 1; or 0 if the UUID table has the old, shorter slots.
+    /// Version of the entry: 1, or 0 if the UUID table has the old, shorter slots.
     pub version: u32,
-    /// Where the UUID table is.
+    /// Key of the UUID table.
     pub uuid_bucket: Bkey,
-    /// Where the root node is.
+    /// Key of the root node.
     pub btree_root: Bkey,
     /// Level of the root; 0 is a leaf.
     pub btree_level: u16,
@@ -107,8 +109,11 @@ impl Jset {
         }
     }
 
-    /// Checks that the roots can be followed: pointers at bucket starts among the allocated buckets,
-    /// the root's key at the end of the key space, the prio chain's first bucket in range.
+    /// Checks that the roots can be followed.
+    ///
+    /// Both keys must be clean, have a size, and point to the start of a bucket behind the journal. The
+    /// root's key must be at the end of the key space. The prio chain's first bucket must lie behind the
+    /// journal.
     ///
     /// # Errors
     /// The first rule that is broken.
@@ -137,8 +142,9 @@ impl Jset {
         Ok(())
     }
 
-    /// Checks the keys: each covers something, does not begin before sector 0, and points into one
-    /// bucket behind the superblock area.
+    /// Checks that each key has a size, begins at sector 0 or later, and points into one usable bucket.
+    ///
+    /// A key without a pointer needs no bucket. A usable bucket lies behind the superblock area.
     ///
     /// # Errors
     /// The first rule that is broken, with the key's place in the entry.
@@ -187,7 +193,7 @@ fn bad(field: &'static str, at: usize, expected: Value, found: Value) -> Corrupt
     Corrupt::new(Structure::Jset, field, as_u64(at), expected, found)
 }
 
-/// An entry whose magic, size and checksum are right; its keys are not yet looked at.
+/// An entry whose magic, size and checksum are right and whose keys are not yet decoded.
 struct Frame<'a> {
     header: &'a RawJset,
     keys: &'a [u8],
@@ -261,13 +267,14 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Reads the entry at the front of `bytes`, which reach to the end of the journal bucket. Returns it
-/// with its padded length in bytes: the next entry follows there.
+/// Reads the entry at the front of `bytes` and returns it with its padded length in bytes.
+///
+/// `bytes` reach to the end of the journal bucket. The next entry begins behind the padded length.
 ///
 /// # Errors
-/// If magic, size or checksum are wrong: then there is no entry. If they are right and the contents
-/// cannot be understood, the error is of the family `Unsupported`, or says that the key list overruns
-/// its count.
+/// If magic, size or checksum are wrong, there is no entry. If they are right and the contents cannot be
+/// decoded, the error is of the family `Unsupported`, or says that the last key reaches past the end of
+/// the key list.
 pub fn parse_entry(
     bytes: &[u8],
     set_magic: SetMagic,
@@ -282,25 +289,26 @@ pub fn parse_entry(
 pub enum ScanStop {
     /// The bucket is full of entries.
     EndOfBucket,
-    /// No entry follows; this is what is wrong with the bytes there. Normal behind the last entry, and
-    /// not to be told from an entry that was torn or has decayed.
+    /// The bytes that follow are no entry, for this reason. This is normal behind the last entry; the scan
+    /// cannot distinguish it from an entry that was torn or damaged later.
     NoEntry(Corrupt),
 }
 
 /// The entries of one journal bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BucketScan {
-    /// Entries with their byte offsets in the bucket, in order of place.
+    /// Entries with their byte offsets in the bucket, in ascending order of offset.
     pub entries: Vec<(usize, Jset)>,
     /// Byte offset at which the scan ended.
     pub stopped_at: usize,
-    /// Why it ended there.
+    /// Why the scan ended there.
     pub why: ScanStop,
 }
 
 impl BucketScan {
-    /// The highest sequence number in the bucket; it may be reused once the oldest needed entry is
-    /// newer than this.
+    /// The highest sequence number in the bucket; `None` if the bucket has no entry.
+    ///
+    /// The bucket may be reused once the oldest needed entry is newer than this.
     pub fn max_seq(&self) -> Option<JournalSeq> {
         self.entries.iter().map(|(_, jset)| jset.seq).max()
     }
@@ -309,8 +317,8 @@ impl BucketScan {
 /// Reads the entries of a journal bucket. `bytes` are the whole bucket.
 ///
 /// # Errors
-/// If an entry has right magic, size and checksum and still cannot be understood: then it is not a torn
-/// one, and ending the scan there would silently drop writes.
+/// If magic, size and checksum of an entry are right and its contents cannot be decoded. Such an entry is
+/// not torn, so ending the scan there would silently drop writes.
 pub fn parse_bucket(
     bytes: &[u8],
     set_magic: SetMagic,
@@ -339,15 +347,15 @@ pub fn parse_bucket(
 
 /// Builds an entry in a buffer of the caller, key by key, without allocating.
 ///
-/// The buffer may be borrowed (`&mut [u8]`) or owned; [`JsetBuilder::into_inner`] gives it back. Its
-/// length bounds the entry, and so does [`MAX_JSET_BYTES`].
+/// The buffer may be borrowed (`&mut [u8]`) or owned; [`JsetBuilder::into_inner`] returns it. Its
+/// length and [`MAX_JSET_BYTES`] limit the entry.
 #[derive(Debug)]
 pub struct JsetBuilder<B> {
     keys: KeyBuffer<B>,
 }
 
 impl<B: AsMut<[u8]>> JsetBuilder<B> {
-    /// An entry without keys in `buf`.
+    /// Begins an entry without keys in `buf`.
     ///
     /// # Panics
     /// If the buffer cannot hold an entry without keys, padded to whole blocks.
@@ -356,12 +364,12 @@ impl<B: AsMut<[u8]>> JsetBuilder<B> {
         JsetBuilder { keys }
     }
 
-    /// Forgets the keys.
+    /// Removes all keys from the entry.
     pub fn clear(&mut self) {
         self.keys.clear();
     }
 
-    /// Appends a key. False, and nothing done, if there is no room.
+    /// Appends a key; returns false and changes nothing if there is no room.
     #[inline]
     #[must_use]
     pub fn push_key(&mut self, key: &Bkey) -> bool {
@@ -383,8 +391,10 @@ impl<B: AsMut<[u8]>> JsetBuilder<B> {
         self.keys.padded_bytes()
     }
 
-    /// Writes header, padding and checksum. Returns the padded length in bytes: so many bytes of the
-    /// buffer go to the journal. Keys may be appended afterwards, and the entry finished again.
+    /// Writes header, padding and checksum, and returns the padded length in bytes.
+    ///
+    /// The caller writes that many bytes of the buffer to the journal. The caller may then append more keys
+    /// and finish the entry again.
     pub fn finish(
         &mut self,
         set_magic: SetMagic,
@@ -405,13 +415,13 @@ impl<B: AsMut<[u8]>> JsetBuilder<B> {
         self.keys.finish(header.as_bytes(), crc64)
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn into_inner(self) -> B {
         self.keys.into_inner()
     }
 }
 
-/// First sector of each journal bucket of a device, in ring order.
+/// Number and first sector of each journal bucket of a device, in ring order.
 pub fn ring(geometry: &Geometry) -> impl Iterator<Item = (BucketNr, Sector)> + '_ {
     (0..geometry.njournal)
         .filter_map(|i| geometry.journal_bucket(i))

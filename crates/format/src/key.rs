@@ -1,12 +1,12 @@
-//! Keys and pointers: the words that journal entries, bsets and superstructures are made of.
+//! Keys and pointers, which journal entries and bsets consist of.
 //!
 //! Owns the bit layout of [`Bkey`] and [`Ptr`] and the iterator over packed key lists. A key names the
 //! range `[offset - size, offset)` of a device: **its offset is the end of the range**. What a key
-//! *means* (extent, invalidation, child node, freed node) depends on where it stands; that is the
-//! knowledge of the btree and not of this module.
+//! *means* (extent, invalidation, child node, freed node) depends on the structure it is in; the btree
+//! knows that, this module does not.
 //!
-//! *Invariant:* a [`Bkey`] has at most one pointer (a set has one cache device); with none, the pointer
-//! word is zero.
+//! *Invariant:* a [`Bkey`] has at most one pointer (a set has one cache device); without a pointer, the
+//! pointer word is zero.
 
 use crate::bytes::{as_u64, u64_at};
 use crate::error::{Corrupt, Structure, Value};
@@ -15,7 +15,7 @@ use crate::units::{Gen, Inode, Sector, Sectors};
 /// Bytes of a word, the unit in which key lists are counted.
 pub const WORD_BYTES: usize = 8;
 
-/// A pointer word: where on which cache device, and of which generation its bucket was.
+/// A pointer word: cache device, sector on it, and the generation of the sector's bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Ptr(pub u64);
 
@@ -85,12 +85,12 @@ impl Ptr {
     }
 }
 
-/// A key with at most one pointer, as its words stand on disk.
+/// A key with at most one pointer, as its words are on disk.
 ///
-/// Equality is equality of the words. Order is [`Bkey::position`].
+/// Two keys are equal if their words are equal. Keys are ordered by [`Bkey::position`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Bkey {
-    /// Header word; see the accessors.
+    /// Header word. The accessors name its fields.
     pub high: u64,
     /// End of the range, in sectors.
     pub low: u64,
@@ -122,7 +122,7 @@ impl Bkey {
 
     /// Largest size a key can have, in sectors.
     pub const MAX_SIZE: Sectors = Sectors(0xffff);
-    /// The greatest inode; only the position [`Bkey::MAX_POSITION`] uses it.
+    /// The greatest inode. Only the position [`Bkey::MAX_POSITION`] uses it.
     pub const MAX_INODE: Inode = Inode(0xf_ffff);
     /// The greatest offset.
     pub const MAX_OFFSET: Sector = Sector((1 << 63) - 1);
@@ -147,7 +147,7 @@ impl Bkey {
     /// The extent `[end - size, end)` of `inode`, cached at `ptr`.
     ///
     /// # Panics
-    /// If `inode` exceeds 20 bits or `size` 65535 sectors: the caller cuts longer extents.
+    /// If `inode` exceeds 20 bits or `size` exceeds 65535 sectors. The caller cuts longer extents.
     pub const fn extent(inode: Inode, end: Sector, size: Sectors, dirty: bool, ptr: Ptr) -> Bkey {
         Bkey { high: Bkey::header(inode, size, dirty, 1), low: end.0, ptr }
     }
@@ -155,7 +155,7 @@ impl Bkey {
     /// An invalidation: `[end - size, end)` of `inode` is not cached.
     ///
     /// # Panics
-    /// As [`Bkey::extent`].
+    /// If `inode` exceeds 20 bits or `size` exceeds 65535 sectors.
     pub const fn hole(inode: Inode, end: Sector, size: Sectors) -> Bkey {
         Bkey { high: Bkey::header(inode, size, false, 0), low: end.0, ptr: Ptr(0) }
     }
@@ -163,7 +163,7 @@ impl Bkey {
     /// Key of a btree node of `size` sectors at `ptr`, holding keys up to `(inode, end)`.
     ///
     /// # Panics
-    /// As [`Bkey::extent`].
+    /// If `inode` exceeds 20 bits or `size` exceeds 65535 sectors.
     pub const fn node(inode: Inode, end: Sector, size: Sectors, ptr: Ptr) -> Bkey {
         Bkey::extent(inode, end, size, false, ptr)
     }
@@ -171,7 +171,7 @@ impl Bkey {
     /// Key of a root node: a node key at [`Bkey::MAX_POSITION`].
     ///
     /// # Panics
-    /// As [`Bkey::extent`].
+    /// If `size` exceeds 65535 sectors.
     pub const fn root(size: Sectors, ptr: Ptr) -> Bkey {
         Bkey::node(Bkey::MAX_INODE, Bkey::MAX_OFFSET, size, ptr)
     }
@@ -179,19 +179,18 @@ impl Bkey {
     /// Key of the UUID table: `size` sectors at `ptr`, at position zero.
     ///
     /// # Panics
-    /// As [`Bkey::extent`].
+    /// If `size` exceeds 65535 sectors.
     pub const fn uuid_bucket(size: Sectors, ptr: Ptr) -> Bkey {
         Bkey::node(Inode(0), Sector(0), size, ptr)
     }
 
-    /// The key that tells a parent node that the node at `ptr` was replaced: it makes every pointer of
-    /// an older generation to that bucket stale.
+    /// Key that a parent node gets when a child is replaced; it makes older pointers to the bucket stale.
     ///
-    /// `ptr` is the old node's pointer **with its generation already incremented**, `size` the old
-    /// node's.
+    /// Every pointer of an older generation to the bucket is stale. The pointer is the old node's
+    /// **with its generation already incremented**; `size` is the old node's size.
     ///
     /// # Panics
-    /// As [`Bkey::extent`].
+    /// If `size` exceeds 65535 sectors.
     pub const fn freeing(ptr_with_incremented_gen: Ptr, size: Sectors) -> Bkey {
         Bkey::node(Inode(0), Sector(0), size, ptr_with_incremented_gen)
     }
@@ -201,7 +200,7 @@ impl Bkey {
         Inode((self.high & Bkey::INODE_MASK) as u32)
     }
 
-    /// Length of the range. Zero means: no key, skip.
+    /// Length of the range. A reader skips a key of length zero.
     pub const fn size(&self) -> Sectors {
         Sectors((self.high >> Bkey::SIZE_SHIFT) & Bkey::SIZE_MASK)
     }
@@ -216,8 +215,10 @@ impl Bkey {
         Sector(self.low)
     }
 
-    /// Start of the range; `None` if the key is longer than the space before its end, which no valid
-    /// extent is (node keys and freeing keys are: their size is not a range).
+    /// Start of the range; `None` if the size exceeds the offset.
+    ///
+    /// The size of a valid extent never exceeds its offset. The size of a node key or a freeing key may: it
+    /// is not the length of a range.
     pub const fn start(&self) -> Option<Sector> {
         match self.low.checked_sub(self.size().0) {
             Some(start) => Some(Sector(start)),
@@ -225,7 +226,7 @@ impl Bkey {
         }
     }
 
-    /// Number of pointers, 0 or 1 (raw headers may claim more; the parsers refuse them).
+    /// Number of pointers, 0 or 1. A raw header may have a larger number; the parsers refuse it.
     pub const fn nptrs(&self) -> u32 {
         ((self.high >> Bkey::NPTRS_SHIFT) & Bkey::NPTRS_MASK) as u32
     }
@@ -255,7 +256,9 @@ impl Bkey {
         (self.inode(), self.offset())
     }
 
-    /// Inode and start of the range: the order of extents in a leaf set. `None` as [`Bkey::start`].
+    /// Inode and start of the range: the order of extents in a leaf set.
+    ///
+    /// `None` if the size exceeds the offset.
     pub const fn start_position(&self) -> Option<(Inode, Sector)> {
         match self.start() {
             Some(start) => Some((self.inode(), start)),
@@ -263,7 +266,7 @@ impl Bkey {
         }
     }
 
-    /// True at position zero: in an internal node, a key that denotes no child.
+    /// True at position zero. In an internal node, such a key denotes no child.
     pub const fn is_zero_position(&self) -> bool {
         self.inode().0 == 0 && self.low == 0
     }
@@ -306,7 +309,7 @@ impl Bkey {
         self.low = end.0;
     }
 
-    /// Gives the key this pointer, or none.
+    /// Sets the pointer, or removes it if `ptr` is `None`.
     pub const fn set_pointer(&mut self, ptr: Option<Ptr>) {
         let (nptrs, ptr) = match ptr {
             Some(ptr) => (1, ptr),
@@ -317,8 +320,9 @@ impl Bkey {
         self.ptr = ptr;
     }
 
-    /// Removes `n` sectors from the front; the pointer moves along. Cutting more than there is leaves
-    /// size 0.
+    /// Removes `n` sectors from the front and advances the pointer by as many.
+    ///
+    /// If `n` exceeds the size, the size becomes 0.
     pub const fn cut_front(&mut self, n: Sectors) {
         let size = self.size().0;
         let cut = if n.0 < size { n.0 } else { size };
@@ -328,7 +332,9 @@ impl Bkey {
         self.set_size(Sectors(size.saturating_sub(cut)));
     }
 
-    /// Removes `n` sectors from the back. Cutting more than there is leaves size 0 at the start.
+    /// Removes `n` sectors from the back.
+    ///
+    /// If `n` exceeds the size, the size becomes 0 and the end becomes the start.
     pub const fn cut_back(&mut self, n: Sectors) {
         let size = self.size().0;
         let cut = if n.0 < size { n.0 } else { size };
@@ -336,7 +342,7 @@ impl Bkey {
         self.low = self.low.saturating_sub(cut);
     }
 
-    /// The key's words as bytes, and how many of them count.
+    /// The key's words as bytes, and how many of the bytes belong to the key.
     pub const fn to_bytes(&self) -> ([u8; Bkey::MAX_BYTES], usize) {
         let words = [self.high.to_le_bytes(), self.low.to_le_bytes(), self.ptr.0.to_le_bytes()];
         (zerocopy::transmute!(words), self.len_bytes())
@@ -348,8 +354,9 @@ impl Bkey {
         out.extend(bytes.iter().take(len));
     }
 
-    /// Writes the key's words to the front of `out` and returns their length in bytes; `None`, and
-    /// nothing written, if they do not fit.
+    /// Writes the key's words to the front of `out` and returns their length in bytes.
+    ///
+    /// Returns `None` and writes nothing if they do not fit.
     #[inline]
     pub fn encode_to(&self, out: &mut [u8]) -> Option<usize> {
         let (bytes, len) = self.to_bytes();
@@ -360,8 +367,8 @@ impl Bkey {
     /// Reads the key at the front of `bytes`; its length is [`Bkey::len_bytes`].
     ///
     /// # Errors
-    /// If the key reaches past `bytes`, or has several pointers or a data checksum (unsupported).
-    /// `at` is where `bytes` lie in `structure`.
+    /// If the key reaches past `bytes`. Several pointers and a data checksum are of the family
+    /// `Unsupported`. The error names byte `at` of `structure`, where `bytes` begin.
     #[inline]
     pub fn decode(bytes: &[u8], structure: Structure, at: u64) -> Result<Bkey, Corrupt> {
         let (Some(high), Some(low)) = (u64_at(bytes, 0), u64_at(bytes, WORD_BYTES)) else {
@@ -413,7 +420,7 @@ impl Bkey {
 
 /// The keys of a packed list, in order.
 ///
-/// Yields an error at the first key that does not fit or cannot be represented, and ends there.
+/// Yields an error at the first key that reaches past the list or is not supported, and ends there.
 #[derive(Clone, Debug)]
 pub struct Keys<'a> {
     rest: &'a [u8],
@@ -427,7 +434,7 @@ impl<'a> Keys<'a> {
         Keys::inside(bytes, Structure::Keys, 0)
     }
 
-    /// As [`Keys::new`], for a list that begins at byte `at` of `structure`: errors say so.
+    /// The keys in `bytes`, a list that begins at byte `at` of `structure`. Errors name both.
     pub const fn inside(bytes: &'a [u8], structure: Structure, at: u64) -> Keys<'a> {
         Keys { rest: bytes, structure, at }
     }

@@ -1,9 +1,8 @@
 //! On-disk structures of bcache. Pure: no I/O, no clock, no threads.
 //!
-//! One file per structure. Every parser takes bytes as they came from a device and returns either a
-//! value whose invariants hold or a [`Corrupt`] that names structure, field, what was expected and
-//! what was found; the caller, who knows where the bytes came from, adds device and sector. Every
-//! structure that is parsed here can also be written here.
+//! One file per structure. Every parser takes bytes as a device returned them. It returns either a value
+//! whose invariants hold or a [`Corrupt`] that names structure, field, expected value and found value.
+//! The caller adds device and sector to the error. Every structure that is parsed here can also be written here.
 //!
 //! *Invariant:* no input makes a parser panic, loop or allocate more than a small multiple of its
 //! input. *Not here:* I/O, recovery policy, anything that lives only in memory.

@@ -1,8 +1,8 @@
 //! Magic numbers that bind journal entries, prio sets and bsets to one cache set.
 //!
-//! Each is a constant xored with the first eight bytes of the set's UUID, so that leftovers of an
-//! earlier set on the same device are never taken for this set's structures. That is why formatting
-//! need not erase anything.
+//! Each is a constant xored with the first eight bytes of the set's UUID, so that a parser never takes
+//! structures of an earlier set on the same device for this set's. For this reason formatting need not
+//! erase anything.
 
 use crate::units::Uuid;
 
@@ -14,7 +14,7 @@ const JSET_MAGIC: u64 = 0x2452_35c1_a362_5032;
 const PSET_MAGIC: u64 = 0x6750_e15f_8733_7f91;
 const BSET_MAGIC: u64 = 0x9013_5c78_b99e_07f5;
 
-/// The part of a set's UUID that enters the magics of its structures.
+/// The part of a set's UUID that the magics of its structures contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetMagic(pub u64);
 
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn magics_of_one_set_agree_with_each_other() {
-        // The three magics found in one real set: all must come from the same set magic.
+        // The three magics of one real set. All must follow from the same set magic.
         let set = SetMagic(0x2f1c_b16d_98b3_3c9f ^ JSET_MAGIC);
         assert_eq!(set.jset(), 0x2f1c_b16d_98b3_3c9f);
         assert_eq!(set.bset(), 0x9b5d_d8d4_824f_6b58);

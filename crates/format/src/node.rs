@@ -1,14 +1,14 @@
-//! Btree nodes as they lie on the device: logs of bsets.
+//! Btree nodes as they are on the device: logs of bsets.
 //!
 //! Owns the reading of a node: where sets begin and end, which are valid, and what a failure means.
 //! What the keys mean together (extents overwriting each other, children and freed nodes) belongs to
 //! the btree.
 //!
-//! *Invariant:* a node is accepted only as a whole. A set that carries the node's `seq` where no set
-//! should be proves that one before it was lost. The one case for which there is a way out is damage
-//! to the *last* set: then, and only then, it may be an append that never completed, which nothing
-//! depends on. It is reported apart ([`DamageKind::TornLastSet`]), because it cannot be told from decay
-//! of a complete set: using the sets before it is a decision for an operator, not for a parser.
+//! *Invariant:* a node is accepted only as a whole. A set with the node's `seq` behind the end of the log
+//! proves that a set before it was lost. Only damage to the *last* set may be an append that never
+//! completed; nothing depends on such an append. It has its own kind ([`DamageKind::TornLastSet`]),
+//! because a parser cannot distinguish it from later damage to a complete set. The operator, not the
+//! parser, decides whether the sets before it are used.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -27,11 +27,11 @@ use crate::units::Sectors;
 pub struct SetView<'a> {
     /// Number of the set in its node, from 0.
     pub index: usize,
-    /// Where it begins, in bytes from the start of the node.
+    /// Where the set begins, in bytes from the start of the node.
     pub offset_bytes: usize,
     /// Version of the set.
     pub version: u32,
-    /// Bytes of its keys.
+    /// The bytes of the set's keys.
     pub key_bytes: &'a [u8],
 }
 
@@ -46,7 +46,7 @@ impl<'a> SetView<'a> {
 /// A set of a node, with its keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bset {
-    /// Where it begins, in bytes from the start of the node.
+    /// Where the set begins, in bytes from the start of the node.
     pub offset_bytes: usize,
     /// Version of the set.
     pub version: u32,
@@ -61,42 +61,43 @@ pub struct Node {
     pub seq: u64,
     /// The sets, oldest first.
     pub sets: Vec<Bset>,
-    /// Bytes taken by the sets; the next one is appended here.
+    /// Bytes that the sets take; the next set is appended at this offset.
     pub written_bytes: usize,
 }
 
-/// What is known of a node whose keys were handed out one by one.
+/// What [`for_each_set`] returns about a node whose keys it passed to `visit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeSummary {
     /// Random number that all sets of the node share.
     pub seq: u64,
     /// How many sets there are.
     pub sets: usize,
-    /// Bytes taken by the sets; the next one is appended here.
+    /// Bytes that the sets take; the next set is appended at this offset.
     pub written_bytes: usize,
 }
 
 /// What kind of damage a node has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DamageKind {
-    /// The last set is damaged and nothing with the node's `seq` follows it: either an append that did
-    /// not complete, or later decay of one that did. Never said of a node's first set, which is
-    /// complete before anything points to it.
+    /// The last set is damaged and no set with the node's `seq` follows it.
+    ///
+    /// Either an append did not complete, or a complete set was damaged later. A node's first set never has
+    /// this kind, because it is complete before anything points to the node.
     TornLastSet,
-    /// Anything else: sets are missing or unreadable that were once complete.
+    /// Any other damage: sets that were once complete are missing or unreadable.
     Other,
 }
 
 /// A node that cannot be used as a whole.
 ///
-/// `T` is [`Node`] or, where keys were handed out one by one, [`NodeSummary`].
+/// `T` is [`Node`] from [`parse_node`] and [`NodeSummary`] from [`for_each_set`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeDamage<T = Node> {
-    /// What kind of damage.
+    /// The kind of damage.
     pub kind: DamageKind,
-    /// The first thing that is wrong.
+    /// The first rule that is broken.
     pub error: Corrupt,
-    /// The intact sets before it. If the damage is that a set was lost, all that could be read.
+    /// The intact sets before the damage. If a set was lost, all sets before the lost one.
     pub before: T,
 }
 
@@ -112,11 +113,14 @@ impl<T> fmt::Display for NodeDamage<T> {
 
 impl<T: fmt::Debug> std::error::Error for NodeDamage<T> {}
 
-/// Reads a node. `bytes` begin where `node_key` points and are at least as long as its size; what
-/// is behind that is not looked at.
+/// Reads a node.
+///
+/// `bytes` begin where `node_key` points and are at least as long as its size. Bytes behind that size are
+/// ignored.
 ///
 /// # Errors
-/// If anything is wrong with any set; the intact sets before it come along.
+/// If the key does not fit `bytes` or any set is damaged. The error contains the intact sets before the
+/// damage.
 pub fn parse_node(
     bytes: &[u8],
     node_key: &Bkey,
@@ -139,12 +143,14 @@ pub fn parse_node(
     }
 }
 
-/// Reads a node and hands every key to `visit` together with the number of its set, without
-/// allocating. The keys of a set are handed out only after the whole set was found valid; those of
-/// later sets may still turn out not to be.
+/// Reads a node and passes every key to `visit` with the number of its set, without allocating.
+///
+/// `visit` gets the keys of a set only after the whole set was found valid. A later set may still be
+/// damaged.
 ///
 /// # Errors
-/// As [`parse_node`]. `visit` has then seen the keys of exactly the sets counted in `before.sets`.
+/// If the key does not fit `bytes` or any set is damaged. `visit` has then seen the keys of exactly the
+/// sets counted in `before.sets`.
 pub fn for_each_set(
     bytes: &[u8],
     node_key: &Bkey,
@@ -194,7 +200,7 @@ fn walk(
                     done.written_bytes = at.saturating_add(padded);
                     continue;
                 }
-                // The checksum is right: this is how it was written.
+                // The checksum is right, so the set was written like this.
                 Err(error) => (DamageKind::Other, error),
             },
             Err(BadSet::AsWritten(error)) => (DamageKind::Other, error),
@@ -206,7 +212,7 @@ fn walk(
         };
         return Err(NodeDamage { kind: damage.0, error: damage.1, before: done });
     }
-    // A set of this node behind the end of the log: those between were lost.
+    // A set of this node behind the end of the log proves that the sets between were lost.
     if let Some(at) = log.find_seq(done.written_bytes, done.seq) {
         let error = bad(
             Structure::BtreeNode,
@@ -222,16 +228,16 @@ fn walk(
 
 /// Why a set with the node's seq is not accepted.
 enum BadSet {
-    /// Its bytes are not those that were written.
+    /// The bytes of the set are not those that were written.
     Damaged(Corrupt),
-    /// Its checksum is right, so it was written like this.
+    /// The checksum of the set is right, so the set was written like this.
     AsWritten(Corrupt),
 }
 
-/// The bytes of a node, which are a log of sets, with what their checks need.
+/// The bytes of a node and the values that the checks of its sets need.
 struct NodeLog<'a> {
     bytes: &'a [u8],
-    /// The node's pointer, which its checksums begin with.
+    /// The node's pointer, from which the checksums of its sets start.
     ptr: Ptr,
     set_magic: SetMagic,
     block_sectors: Sectors,
@@ -321,7 +327,7 @@ impl<'a> NodeLog<'a> {
         Ok((SetView { index, offset_bytes: at, version, key_bytes }, padded))
     }
 
-    /// The first block boundary from `from` on where `seq` stands like in the header of a set.
+    /// The first block boundary from `from` on at which the bytes have `seq` where a set's header has it.
     fn find_seq(&self, from: usize, seq: u64) -> Option<usize> {
         let mut starts = (from..self.bytes.len()).step_by(self.block_bytes.max(1));
         starts.find(|&at| seq_at(self.bytes, at) == Some(seq))

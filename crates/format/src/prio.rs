@@ -1,8 +1,8 @@
 //! Prio sets: the table of generations and priorities of all buckets.
 //!
 //! Owns the bytes of one set. The table is a chain of [`crate::Geometry::prio_buckets`] sets, each
-//! naming the next; following it, and writing it in the right order, is the caller's. What is stored
-//! is a *lower bound* of the generations: pointers found elsewhere may be newer.
+//! naming the next. The caller follows the chain and writes it in the right order. The stored
+//! generations are *lower bounds*: pointers found elsewhere may be newer.
 
 use std::mem::{offset_of, size_of};
 
@@ -55,35 +55,37 @@ const _: () = {
     assert!(offset_of!(RawEntry, generation) == 2);
 };
 
-/// What is stored about one bucket.
+/// The stored priority and generation of one bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketPrio {
-    /// Hint for replacement; the higher, the longer the bucket is kept.
+    /// Hint for replacement: a bucket of higher priority stays in the cache longer.
     pub prio: u16,
-    /// Generation: pointers of an older one are stale.
+    /// Generation of the bucket; pointers of an older generation are stale.
     pub generation: Gen,
 }
 
-/// What a prio set says about itself.
+/// The header fields of a prio set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrioHeader {
-    /// Number of the write; the same in all sets of a chain.
+    /// Number of the write; all sets of a chain have the same.
     pub seq: u64,
     /// Bucket number of the next set. **Meaningless in the last set of the chain.**
     pub next_bucket: u64,
 }
 
-/// Entries that fit into a set of so many bytes.
+/// Entries that fit into a set of `bytes` bytes.
 pub const fn prio_capacity(bytes: usize) -> usize {
     bytes.saturating_sub(PRIO_HEADER_BYTES) / PRIO_ENTRY_BYTES
 }
 
-/// Reads a prio set. `bytes` are the whole set (metadata-bucket size): the checksum covers all of it.
-/// The entries go into `out`, from its first on.
+/// Reads a prio set into `out` and returns its header.
+///
+/// `bytes` are the whole set (metadata-bucket size), because the checksum covers all of it. The first
+/// entry of the set becomes the first of `out`.
 ///
 /// # Errors
-/// If the set is damaged, of an unknown version, or has fewer entries than `out`. `out` is then
-/// unchanged.
+/// If the set is damaged, has an unknown version (`Unsupported`), or has fewer entries than `out`. `out`
+/// is then unchanged.
 pub fn parse_prio_set(
     bytes: &[u8],
     set_magic: SetMagic,
@@ -128,7 +130,7 @@ pub fn parse_prio_set(
 /// Writes a prio set over all of `bytes`, which have the size of a metadata bucket.
 ///
 /// # Panics
-/// If `entries` do not fit.
+/// If `bytes` cannot hold a header and all `entries`.
 pub fn encode_prio_set(bytes: &mut [u8], set_magic: SetMagic, header: PrioHeader, entries: &[BucketPrio]) {
     assert!(
         bytes.len() >= PRIO_HEADER_BYTES && entries.len() <= prio_capacity(bytes.len()),

@@ -1,8 +1,8 @@
-//! Which journal entries count after a start.
+//! Chooses the journal entries that are replayed after a start.
 //!
-//! Owns the choice among all entries found in the journal's buckets: the newest entry decides, its
-//! `last_seq` names the oldest that is still needed, and everything in between has to be there. This is
-//! the exhaustive method: it looks at every entry, and needs no assumption about the ring's order.
+//! Owns the choice among all entries found in the journal's buckets. The `last_seq` of the newest entry
+//! names the oldest entry that is still needed, and every entry in between must exist. The choice uses
+//! every entry, so it needs no assumption about the order of the ring.
 
 use crate::bytes::as_u64;
 use crate::error::{Corrupt, Structure, Value};
@@ -18,8 +18,10 @@ pub struct Replay {
     pub oldest: JournalSeq,
     /// The entries in `[oldest, newest]`, in order; never empty.
     pub entries: Vec<Jset>,
-    /// How many entries are missing at the start. Only with discard: a bucket may be discarded as soon
-    /// as nothing in it is needed any more, before any entry says so.
+    /// How many entries are missing at the start of the range; 0 without discard.
+    ///
+    /// With discard, a journal bucket may be discarded as soon as no entry in it is needed, before a newer
+    /// entry records that.
     pub missing_at_start: u64,
 }
 
@@ -30,21 +32,21 @@ impl Replay {
     }
 }
 
-/// Sequence numbers count up from 1 and cannot get near this in the life of any device; a number
-/// beyond would leave no room to count on.
+/// Largest sequence number that is accepted. Numbers count up from 1, so no device ever reaches it.
 const MAX_SEQ: u64 = (1 << 63) - 1;
 
-/// Chooses the entries to replay from all entries found in the journal, in any order. `discard` says
-/// whether the cache device discards buckets.
+/// Chooses the entries to replay from all entries found in the journal, in any order.
+///
+/// `discard` is true if the cache device discards buckets.
 ///
 /// # Errors
-/// If there is no entry at all; if an entry in the range is missing (except at its start with
-/// `discard`) or there twice; if the newest entry's numbers make no sense. Duplicates that are older
-/// than the range are not looked at.
+/// If there is no entry; if the range lacks an entry (except at its start with `discard`) or has one
+/// twice; if the newest entry's `seq` exceeds 2^63 - 1 or its `last_seq` exceeds its `seq`. Duplicates
+/// older than the range are ignored.
 pub fn select_replay(entries: impl IntoIterator<Item = Jset>, discard: bool) -> Result<Replay, Corrupt> {
     let bad = |field, expected, found| Err(Corrupt::new(Structure::Journal, field, 0, expected, found));
     let mut entries: Vec<Jset> = entries.into_iter().collect();
-    // Stable, so that of two equal numbers the error does not depend on anything but the input.
+    // The sort is stable, so that with two equal numbers the error depends only on the input.
     entries.sort_by_key(|jset| jset.seq);
     let Some(last) = entries.last() else {
         return bad("entries", Value::Text("a valid entry"), Value::Text("none"));
@@ -75,8 +77,9 @@ pub fn select_replay(entries: impl IntoIterator<Item = Jset>, discard: bool) -> 
     Ok(Replay { newest, oldest, entries, missing_at_start })
 }
 
-/// Checks that `last_seq` never goes back from one entry to the next, and is never ahead of its own
-/// entry. A set with such entries starts; a checker reports them.
+/// Checks that `last_seq` never decreases from one entry to the next and never exceeds its entry's `seq`.
+///
+/// A set that breaks this rule starts; a checker reports it.
 ///
 /// # Errors
 /// The first entry that breaks the rule; `offset_bytes` is its index in `replay.entries`.

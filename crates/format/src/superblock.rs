@@ -1,12 +1,12 @@
 //! The superblock: byte 4096 of every cache and backing device.
 //!
-//! Owns the raw 4096-byte struct, what both kinds of device have in common, and [`identify`]. What may
-//! be *used* are the checked types [`CacheSuper`] and [`BackingSuper`]: they can only be made by a check
-//! that found every rule of the format kept, or by formatting. Both keep the bytes they came from, so
-//! that a rewrite preserves what this code does not know.
+//! Owns the raw 4096-byte struct, what both kinds of device have in common, and [`identify`]. Callers use
+//! the checked types [`CacheSuper`] and [`BackingSuper`]. Only formatting and a check against every rule
+//! of the format make one. Both keep the bytes that they were made from, so that a rewrite preserves
+//! fields that this code does not know.
 //!
-//! There is one copy, and its 4096 bytes are not written atomically by every device: the checksum is
-//! all there is against a torn write.
+//! A device has one superblock, without a second copy. Not every device writes its 4096 bytes atomically,
+//! so only the checksum detects a torn write.
 
 mod backing;
 mod cache;
@@ -29,16 +29,16 @@ use crate::units::{SECTOR_BYTES, Sector, Sectors, Uuid};
 pub const SUPERBLOCK_SECTOR: Sector = Sector(8);
 /// Bytes of a superblock; read and written as a unit.
 pub const SUPERBLOCK_BYTES: usize = 4096;
-/// Where data starts on a backing device that does not say.
+/// First data sector of a backing device whose superblock does not store one.
 pub const DEFAULT_DATA_OFFSET: Sector = Sector(16);
-/// Slots for journal bucket numbers.
+/// Number of slots for journal bucket numbers.
 pub const JOURNAL_SLOTS: usize = 256;
 /// Bytes of a device label.
 pub const LABEL_BYTES: usize = 32;
 
 /// A superblock as it lies on the device, unchecked.
 ///
-/// Field meanings depend on the kind of device; the checked types give them.
+/// The meaning of some fields depends on the kind of device; the checked types define it.
 #[derive(Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawSuperblock {
@@ -66,9 +66,9 @@ pub struct RawSuperblock {
     pub feature_incompat: U64,
     /// Features that forbid writing (versions 5 and 6).
     pub feature_ro_compat: U64,
-    /// Backing: see [`BackingSuper::registration`]. Cache: zero. Padding to the kernel, which preserves it.
+    /// Backing: see [`BackingSuper::registration`]. Cache: zero. The kernel preserves it as padding.
     pub registration: U64,
-    /// Backing: every bit of `registration` inverted, if that was recorded. Cache: zero.
+    /// Backing: every bit of `registration` inverted, if a registration was recorded. Cache: zero.
     pub registration_inverted: U64,
     /// Zero.
     pub padding: [u8; 24],
@@ -80,9 +80,9 @@ pub struct RawSuperblock {
     pub bucket_size: U16,
     /// Cache devices in the set.
     pub nr_in_set: U16,
-    /// Index of this one.
+    /// Index of this cache device in the set.
     pub nr_this_dev: U16,
-    /// Unix seconds, low 32 bits.
+    /// Time of the last write in Unix seconds, low 32 bits.
     pub last_mount: U32,
     /// First bucket behind the superblock area.
     pub first_bucket: U16,
@@ -90,9 +90,9 @@ pub struct RawSuperblock {
     pub keys: U16,
     /// Bucket numbers of the journal.
     pub d: [U64; JOURNAL_SLOTS],
-    /// High half of the bucket size, with the obsolete large-bucket feature only. Not checksummed.
+    /// High half of the bucket size, used only with the obsolete large-bucket feature. Not checksummed.
     pub obso_bucket_size_hi: U16,
-    /// Zero as far as known; preserved.
+    /// Unused bytes, zero in every known superblock; preserved.
     pub tail: [u8; 1838],
 }
 
@@ -140,10 +140,10 @@ pub const VERSION_CACHE_FEATURES: u64 = 5;
 pub const VERSION_BACKING_FEATURES: u64 = 6;
 
 impl RawSuperblock {
-    /// The superblock in the first 4096 bytes of `bytes`, unchecked and uncopied.
+    /// Borrows the superblock in the first 4096 bytes of `bytes`, unchecked.
     ///
     /// # Errors
-    /// If there are fewer bytes.
+    /// If `bytes` has fewer than 4096 bytes.
     pub fn from_prefix(bytes: &[u8]) -> Result<&RawSuperblock, Corrupt> {
         match RawSuperblock::ref_from_prefix(bytes) {
             Ok((raw, _)) => Ok(raw),
@@ -189,7 +189,7 @@ impl RawSuperblock {
         backing::check(self, device_sectors, logical_block_bytes)
     }
 
-    /// The checksum that belongs to the other fields; `None` if `keys` is out of range.
+    /// Computes the checksum of the other fields; `None` if `keys` is out of range.
     pub fn computed_csum(&self) -> Option<u64> {
         let keys = usize::from(self.keys.get());
         if keys > JOURNAL_SLOTS {
@@ -199,7 +199,7 @@ impl RawSuperblock {
         Some(crc64(self.as_bytes().get(8..end)?))
     }
 
-    /// All zero but for what every superblock has.
+    /// A superblock that is zero except for sector, version and magic.
     fn blank(version: u64) -> Box<RawSuperblock> {
         let mut raw = Box::new(RawSuperblock::new_zeroed_value());
         raw.offset = SUPERBLOCK_SECTOR.0.into();
@@ -212,7 +212,7 @@ impl RawSuperblock {
         <RawSuperblock as zerocopy::FromZeros>::new_zeroed()
     }
 
-    /// The bytes with a fresh checksum. Only for values whose `keys` was checked.
+    /// The bytes with a newly computed checksum. Only for values whose `keys` was checked.
     fn sealed(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut raw = self.clone();
         if let Some(csum) = raw.computed_csum() {
@@ -221,7 +221,7 @@ impl RawSuperblock {
         zerocopy::transmute!(raw)
     }
 
-    /// The rules that hold for every superblock whose version was already found right.
+    /// Checks the rules that every superblock must keep. The caller has checked the version.
     fn check_common(&self, what: Structure, logical_block_bytes: u32) -> Result<(), Corrupt> {
         let bad =
             |field, at: usize, expected, found| Err(Corrupt::new(what, field, as_u64(at), expected, found));
@@ -289,7 +289,7 @@ impl RawSuperblock {
     }
 }
 
-/// What kind of device a superblock claims to be of. No check but magic and version was made.
+/// The kind of device that a superblock names. Only its magic and version were checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Identity {
     /// A cache device.
@@ -298,11 +298,11 @@ pub enum Identity {
     Backing,
     /// bcache's magic with a version that no known software writes.
     UnknownVersion(u64),
-    /// No bcache superblock (or too few bytes to hold one).
+    /// No bcache superblock, or fewer than 4096 bytes.
     NotBcache,
 }
 
-/// Says what kind of device has the superblock in the first 4096 bytes of `bytes`.
+/// Finds the kind of device from the superblock in the first 4096 bytes of `bytes`.
 pub fn identify(bytes: &[u8]) -> Identity {
     let at = offset_of!(RawSuperblock, magic);
     let magic = bytes.get(at..).and_then(|b| b.first_chunk::<16>());
@@ -317,8 +317,9 @@ pub fn identify(bytes: &[u8]) -> Identity {
     }
 }
 
-/// The text of a label: up to the first NUL, without a trailing newline; bytes that are not UTF-8
-/// are replaced.
+/// The text of a label, up to the first NUL and without a trailing newline.
+///
+/// Bytes that are not UTF-8 are replaced.
 pub fn label_text(label: &[u8; LABEL_BYTES]) -> String {
     let text = label.split(|&b| b == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(text)).into_owned()

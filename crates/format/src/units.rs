@@ -1,10 +1,10 @@
-//! Units of the format and of everything built on it.
+//! Units of the format and of all code that uses it.
 //!
-//! Owns the newtypes that cross module borders: positions, lengths, bucket numbers, generations and
-//! journal sequence numbers. Must not know any structure. A *sector* is always 512 bytes, whatever a
-//! device's logical block size is. The operators are for numbers already known to be sane: they
-//! overflow like integers do (a panic in debug builds); code that meets untrusted numbers uses the
-//! `checked_` methods.
+//! Owns the newtypes that several modules use: positions, lengths, bucket numbers, generations and
+//! journal sequence numbers. Must not know any structure. A *sector* is always 512 bytes, independent of
+//! a device's logical block size. The operators are for numbers that were already checked: they overflow
+//! as integers do (a panic in debug builds). Code that reads untrusted numbers uses the `checked_`
+//! methods.
 #![allow(clippy::arithmetic_side_effects, reason = "the operators are integer arithmetic, by design")]
 
 use std::fmt;
@@ -26,7 +26,7 @@ pub struct Sectors(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct BucketNr(pub u32);
 
-/// Generation of a bucket. Wraps at 256, so it has no order of its own: compare with [`Gen::age_of`].
+/// Generation of a bucket. It wraps at 256, so code compares generations with [`Gen::age_of`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Gen(pub u8);
 
@@ -38,12 +38,14 @@ pub struct JournalSeq(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Inode(pub u32);
 
-/// Number of a registration of a backing device: random, so that no two states of a cache device have the same.
+/// Random number of one registration of a backing device.
+///
+/// It is random so that two states of a cache device have different numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RegistrationNr(u64);
 
 impl RegistrationNr {
-    /// Every number has this bit: what is in its place without it is none.
+    /// This bit is set in every number. A word without it is not a registration number.
     const MARK: u64 = 1 << 63;
 
     /// A number made of random bits.
@@ -51,12 +53,12 @@ impl RegistrationNr {
         RegistrationNr(bits | RegistrationNr::MARK)
     }
 
-    /// The number in a word on a device, if it is one.
+    /// The number in a word from a device; `None` if the word is not a registration number.
     pub const fn from_word(word: u64) -> Option<RegistrationNr> {
         if word & RegistrationNr::MARK == 0 { None } else { Some(RegistrationNr(word)) }
     }
 
-    /// The word for a device; 0 for none.
+    /// The word to store on a device; 0 if there is no number.
     pub const fn to_word(number: Option<RegistrationNr>) -> u64 {
         match number {
             Some(RegistrationNr(word)) => word,
@@ -76,7 +78,7 @@ impl fmt::Display for RegistrationNr {
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// All zero: "none".
+    /// The all-zero UUID, which means "none".
     pub const NIL: Uuid = Uuid([0; 16]);
 
     /// True for the all-zero UUID.
@@ -103,7 +105,7 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// A text that is not a UUID.
+/// The error for a text that is not a UUID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a UUID: 32 hexadecimal digits expected, hyphens may separate them")]
 pub struct ParseUuidError;
@@ -126,7 +128,7 @@ impl FromStr for Uuid {
 }
 
 impl Sector {
-    /// Byte offset of this position. Saturates, so that hostile positions stay out of range.
+    /// Byte offset of this position. It saturates, so that a position from untrusted bytes stays out of range.
     pub const fn bytes(self) -> u64 {
         self.0.saturating_mul(SECTOR_BYTES)
     }
@@ -172,8 +174,10 @@ impl Gen {
     /// Largest age at which the 8-bit wrap-around stays unambiguous (format section 4.5).
     pub const MAX_AGE: u8 = 128;
 
-    /// How many generations `pointer` is behind this current generation: `(self - pointer) mod 256`,
-    /// taken as 0 where that exceeds 128 (format section 4.5). A pointer is stale iff its age is > 0.
+    /// How many generations `pointer` is behind this current generation (format section 4.5).
+    ///
+    /// The age is `(self - pointer) mod 256`, or 0 if that exceeds 128. A pointer is stale if and only if
+    /// its age is above 0.
     pub const fn age_of(self, pointer: Gen) -> u8 {
         let age = self.0.wrapping_sub(pointer.0);
         if age > Gen::MAX_AGE { 0 } else { age }
@@ -185,8 +189,9 @@ impl Gen {
         Gen(self.0.wrapping_add(1))
     }
 
-    /// The newer of two generations in the modular sense: the rule by which a loader raises stored
-    /// generations (format section 5).
+    /// The newer of two generations, compared modulo 256.
+    ///
+    /// A loader raises stored generations by this rule (format section 5).
     #[must_use]
     pub const fn raised_by(self, pointer: Gen) -> Gen {
         if self.age_of(pointer) == 0 { pointer } else { self }

@@ -1,9 +1,9 @@
 //! The UUID table: which backing devices and volumes a set knows.
 //!
 //! Owns the slots and their bytes. The index of a slot is the inode of all keys of that device, so a
-//! slot is never given to another device while keys may remain: a detached device's slot gets
-//! [`INVALID_UUID`]. The table has neither magic nor checksum; only the journal entry that points to it
-//! says that it is one.
+//! slot is never given to another device while keys may remain. The slot of a detached device gets
+//! [`INVALID_UUID`] instead. The table has neither magic nor checksum; only the journal entry that points
+//! to it identifies it.
 
 use std::mem::{offset_of, size_of};
 
@@ -22,7 +22,7 @@ pub const UUID_ENTRY_V0_BYTES: usize = 64;
 /// UUID of the slots of devices that were detached and volumes that were deleted.
 pub const INVALID_UUID: Uuid =
     Uuid([0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99]);
-/// Bit of `flags`: a volume that lives in the cache alone.
+/// Bit of `flags`: the slot is of a volume whose data is only in the cache.
 pub const FLAG_FLASH_ONLY: u32 = 1 << 0;
 
 /// A slot as it lies on the device.
@@ -39,7 +39,7 @@ struct RawEntry {
     reserved: [u8; 56],
 }
 
-/// Numbers of registrations as they lie in the padding of a slot.
+/// Numbers of registrations as they are in the padding of a slot.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawNumbers {
@@ -77,21 +77,21 @@ const _: () = {
 /// A slot of the UUID table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UuidEntry {
-    /// UUID of the backing device or volume; zero = free.
+    /// UUID of the backing device or volume; zero if the slot is free.
     pub uuid: Uuid,
-    /// Label; text ends at the first NUL, what follows can be garbage.
+    /// Label. Its text ends at the first NUL; the bytes behind it mean nothing.
     pub label: [u8; LABEL_BYTES],
-    /// First registration, Unix seconds.
+    /// Time of the first registration in Unix seconds.
     pub first_reg: u32,
-    /// Last registration, Unix seconds.
+    /// Time of the last registration in Unix seconds.
     pub last_reg: u32,
-    /// Invalidation, Unix seconds; 0 if never.
+    /// Time of the invalidation in Unix seconds; 0 if the slot was never invalidated.
     pub invalidated: u32,
     /// Flag bits; see [`FLAG_FLASH_ONLY`].
     pub flags: u32,
     /// Size of a volume; zero for backing devices.
     pub sectors: Sectors,
-    /// Padding to the kernel, which preserves it; see [`UuidEntry::registrations`].
+    /// Bytes that the kernel preserves as padding; see [`UuidEntry::registrations`].
     pub reserved: [u8; 56],
 }
 
@@ -135,7 +135,7 @@ impl UuidEntry {
         !self.is_free() && !self.is_invalidated()
     }
 
-    /// True for a volume that lives in the cache alone.
+    /// True for a volume whose data is only in the cache.
     pub fn is_flash_only(&self) -> bool {
         self.flags & FLAG_FLASH_ONLY != 0
     }
@@ -145,16 +145,18 @@ impl UuidEntry {
         label_text(&self.label)
     }
 
-    /// Makes the slot that of a detached device or deleted volume, at `now` (Unix seconds).
+    /// Marks the slot as that of a device detached or a volume deleted at `now` (Unix seconds).
     pub fn invalidate(&mut self, now: u32) {
         self.uuid = INVALID_UUID;
         self.invalidated = now;
         self.flags &= !FLAG_FLASH_ONLY;
     }
 
-    /// Numbers of the last registrations of the device, newest first; the backing superblock has one of them, unless the
-    /// cache device is a copy that is older than its last registration. Three words in the padding: both numbers, and
-    /// every bit of their exclusive or inverted. Whatever else is there says nothing.
+    /// Numbers of the device's last two registrations, newest first.
+    ///
+    /// The backing superblock has one of the two, unless the cache device is a copy from before the last registration.
+    /// The padding has three words: both numbers, and their exclusive or with every bit inverted. If the third word
+    /// does not match, there are no numbers.
     pub fn registrations(&self) -> [Option<RegistrationNr>; 2] {
         let Ok((numbers, _)) = RawNumbers::read_from_prefix(&self.reserved) else { return [None; 2] };
         let words = [numbers.newest.get(), numbers.before.get()];
@@ -164,7 +166,7 @@ impl UuidEntry {
         }
     }
 
-    /// Notes that a device registers which has the number `before` in its superblock.
+    /// Records the registration `newest` of a device whose superblock has the number `before`.
     pub fn register(&mut self, newest: RegistrationNr, before: Option<RegistrationNr>) {
         let words = [Some(newest), before].map(RegistrationNr::to_word);
         let numbers = RawNumbers {
@@ -225,12 +227,14 @@ impl RawEntryV0 {
     }
 }
 
-/// Reads the table. `bytes` are as long as its key says, `jset_version` is the version of the journal
-/// entry that points to it: in version 0 slots are half as long, and as many of them lie in the first
-/// half of `bytes`.
+/// Reads the UUID table.
+///
+/// `bytes` are as long as the size in the table's key. `jset_version` is the version of the journal entry
+/// that points to the table. With version 0, slots are half as long, and the same number of them takes
+/// the first half of `bytes`.
 ///
 /// # Errors
-/// If the length is not a whole number of slots.
+/// If the length is not a multiple of 128 bytes.
 pub fn parse_uuid_table(bytes: &[u8], jset_version: u32) -> Result<Vec<UuidEntry>, Corrupt> {
     let Ok(slots) = <[RawEntry]>::ref_from_bytes(bytes) else {
         return Err(Corrupt::new(
@@ -254,7 +258,7 @@ pub fn parse_uuid_table(bytes: &[u8], jset_version: u32) -> Result<Vec<UuidEntry
 /// Writes the table over all of `bytes`; slots behind the last of `entries` become free.
 ///
 /// # Panics
-/// If `entries` do not fit.
+/// If `entries` do not fit into `bytes`.
 pub fn encode_uuid_table(bytes: &mut [u8], entries: &[UuidEntry]) {
     assert!(
         entries.len() <= bytes.len() / UUID_ENTRY_BYTES,
@@ -268,12 +272,12 @@ pub fn encode_uuid_table(bytes: &mut [u8], entries: &[UuidEntry]) {
     }
 }
 
-/// The slots that are in use, with their inodes. Invalidated slots are among them.
+/// The slots that are not free, with their inodes. Invalidated slots are included.
 pub fn used(entries: &[UuidEntry]) -> impl Iterator<Item = (Inode, &UuidEntry)> {
     (0..).map(Inode).zip(entries).filter(|(_, e)| !e.is_free())
 }
 
-/// Checks the table: no UUID twice (except [`INVALID_UUID`]), volumes have a size.
+/// Checks that no UUID is there twice (except [`INVALID_UUID`]) and that volumes have a size.
 ///
 /// # Errors
 /// The first slot that breaks a rule.

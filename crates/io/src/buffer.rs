@@ -1,12 +1,12 @@
 //! Owned, aligned, pooled buffers.
 //!
-//! Owns the memory that device I/O reads into and writes from. A [`Buffer`] moves into an operation
-//! and comes back with its completion, so nothing that a device may touch is ever borrowed. Cloning
-//! shares the bytes for reading (one write may go to two devices); only an unshared buffer can be
-//! written to. Dropping the last handle gives the memory back to its pool.
+//! Owns the memory that device I/O reads into and writes from. A [`Buffer`] moves into an operation, and the
+//! completion returns it, so a device never uses borrowed memory. A clone shares the bytes for reading (one write
+//! may go to two devices). Only an unshared buffer can be written to. Dropping the last handle returns the memory to
+//! its pool.
 //!
-//! Invariants: memory is aligned to [`BUFFER_ALIGN_BYTES`] and never moves while a handle lives; a [`Registration`]
-//! stays with its memory, in the pool too, until the memory is given back to the system.
+//! Invariants: memory is aligned to [`BUFFER_ALIGN_BYTES`] and never moves while a handle exists; a [`Registration`]
+//! stays with its memory, in the pool too, until the memory is returned to the system.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Alignment of every buffer: satisfies O_DIRECT for 512- and 4096-byte logical blocks.
+/// Alignment of every buffer in bytes. It satisfies O_DIRECT for 512- and 4096-byte logical blocks.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
 
 /// Sizes are rounded up to `PAGE << class`; larger buffers are allocated and freed each time.
@@ -27,8 +27,9 @@ const RETAINED_BYTES_PER_CLASS: usize = 16 << 20;
 #[repr(C, align(4096))]
 struct Page([u8; BUFFER_ALIGN_BYTES]);
 
-/// Memory from this size on is asked for in a way that the system need not touch it before it is used: buffers of an
-/// export's largest request mostly carry small ones.
+/// Smallest size of memory that is allocated so that the system need not touch it before its first use.
+///
+/// An export's buffers have the size of its largest request, and most requests are smaller.
 const LAZY_BYTES: usize = 128 << 10;
 
 enum Memory {
@@ -41,7 +42,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// Zeros.
+    /// Allocates zeroed memory; `None` if the system has none.
     fn new(pages: usize) -> Option<Memory> {
         let len = pages.checked_mul(BUFFER_ALIGN_BYTES)?;
         if len < LAZY_BYTES {
@@ -74,20 +75,21 @@ impl Memory {
     }
 }
 
-/// Identifier of a device layer with registered memory, see [`Registration`].
+/// A device layer that assigns numbers to memory; see [`Registration`].
 pub trait Registry {
-    /// The memory behind `number` is about to go.
+    /// Releases `number`; its memory is freed afterwards.
     fn forget(&self, number: u16);
 }
 
-/// That the beginning of a buffer's memory is known to the device layer by number, so that the kernel need not look
-/// it up for each request.
+/// The number by which a device layer knows the first bytes of a buffer's memory.
+///
+/// With it the kernel need not look the memory up for each request.
 pub struct Registration {
     /// The number.
     pub number: u16,
-    /// How many bytes, from the first on.
+    /// How many bytes are registered, from the first on.
     pub bytes: usize,
-    /// The device layer that assigned the number: it has no meaning to others.
+    /// The device layer that assigned the number. Other layers must not use it.
     pub registry: Weak<dyn Registry>,
 }
 
@@ -100,7 +102,7 @@ impl Drop for Registration {
 }
 
 struct Storage {
-    /// Goes before the memory.
+    /// Dropped before the memory.
     registration: Option<Registration>,
     memory: Memory,
     class: usize,
@@ -126,7 +128,7 @@ impl BufferPool {
     /// A buffer of `len_bytes` with unspecified contents.
     ///
     /// # Panics
-    /// If the system has no memory: for requests of clients use [`BufferPool::try_take`].
+    /// If the system has no memory. For requests of clients use [`BufferPool::try_take`].
     pub fn take(&self, len_bytes: usize) -> Buffer {
         self.try_take(len_bytes).unwrap_or_else(|| panic!("out of memory: {len_bytes} byte buffer"))
     }
@@ -161,7 +163,7 @@ impl BufferPool {
     }
 }
 
-/// A handle to aligned bytes; see the module head for the sharing rule.
+/// A handle to aligned bytes. Clones share them; only an unshared buffer can be written to.
 pub struct Buffer {
     /// `Some` until dropped.
     storage: Option<Rc<Storage>>,
@@ -184,12 +186,12 @@ impl Buffer {
         self.len_bytes == 0
     }
 
-    /// How many bytes the memory behind the buffer holds.
+    /// Size of the buffer's memory in bytes.
     pub fn capacity(&self) -> usize {
         self.storage().memory.len_bytes()
     }
 
-    /// Changes the length within the capacity. Bytes that appear have unspecified contents.
+    /// Changes the length within the capacity. Added bytes have unspecified contents.
     ///
     /// # Panics
     /// If `len_bytes` exceeds the capacity.
@@ -213,14 +215,14 @@ impl Buffer {
     /// The bytes for writing.
     ///
     /// # Panics
-    /// If another handle shares them: a bug, because a device may be reading them.
+    /// If another handle shares them. That is a bug, because a device may be reading them.
     // Not `AsMut`: that trait promises a cheap conversion without a panic.
     #[allow(clippy::should_implement_trait)]
     pub fn as_mut(&mut self) -> &mut [u8] {
         self.get_mut().expect("a shared buffer cannot be written to")
     }
 
-    /// Keeps `registration` with the memory for as long as that lives.
+    /// Keeps `registration` with the memory until the memory is freed.
     ///
     /// # Panics
     /// If another handle shares the bytes.
@@ -229,7 +231,7 @@ impl Buffer {
         storage.expect("a shared buffer cannot be registered").registration = Some(registration);
     }
 
-    /// By which number whom knows the memory.
+    /// The registration of the memory, if it has one.
     pub fn registration(&self) -> Option<&Registration> {
         self.storage().registration.as_ref()
     }
@@ -257,7 +259,7 @@ impl Drop for Buffer {
 }
 
 impl Buffer {
-    /// The last handle goes.
+    /// Returns the memory to the pool when the last handle is dropped.
     fn give_back(&mut self) {
         let Some(storage) = self.storage.take() else { return };
         if let Some(free) = self.pool.free.get(storage.class) {

@@ -1,9 +1,9 @@
-//! Completions: how a device answers an operation without allocating.
+//! Completions, with which a device answers an operation without allocating.
 //!
-//! Owns the table of operations in flight on one thread. [`IoFuture`] is the engine's end, a
-//! [`Completer`] the device's; both name a slot of the table. Invariants: a slot is freed exactly
-//! once; a completer that is dropped unanswered answers with an error, so no waiter hangs; a future
-//! that is dropped early leaves an orphan whose buffer is released when the device answers.
+//! Owns the table of operations in flight on one thread. The engine holds an [`IoFuture`] and the device a
+//! [`Completer`]; both name a slot of the table. Invariants: a slot is freed exactly once; a completer that
+//! is dropped without an answer answers with an error, so no waiter hangs; a future that is dropped early
+//! leaves an orphan whose buffer is released when the device answers.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -16,10 +16,10 @@ use crate::clock::TurnClock;
 use crate::meter::{Measured, Meter};
 use crate::request::{IoError, Request};
 
-/// The end of an operation: its outcome, and the buffer that went with it.
+/// The outcome of an operation and the buffer of its request.
 #[derive(Debug)]
 pub struct Completion {
-    /// Whether the whole operation succeeded.
+    /// `Ok` if the whole operation succeeded.
     pub result: Result<(), IoError>,
     /// The buffer of the request, if it had one.
     pub buffer: Option<Buffer>,
@@ -35,7 +35,7 @@ enum Slot {
 #[derive(Default)]
 struct Table {
     slots: Vec<Slot>,
-    /// Of each slot: the request whose figures are taken.
+    /// For each slot, the request that is measured.
     measured: Vec<Option<Measured>>,
     free: Option<u32>,
 }
@@ -81,7 +81,7 @@ impl Completions {
         Completions { inner: Rc::new(Operations { table: RefCell::default(), clock }) }
     }
 
-    /// A new operation: the device's end and the waiter's. Its figures go to `meter`.
+    /// Starts an operation whose figures go to `meter`; returns the device's completer and the waiter's future.
     pub(crate) fn start(&self, meter: Rc<Meter>, request: &Request) -> (Completer, IoFuture) {
         let measured = Measured::begin(meter, request, self.inner.clock.turn_time());
         let mut table = self.inner.table.borrow_mut();
@@ -96,7 +96,7 @@ impl Completions {
     }
 
     fn complete(&self, i: u32, completion: Completion) {
-        // The waker runs and buffers are dropped after the borrow ends: both may come back here.
+        // The waker runs and buffers are dropped after the borrow ends, because both may call this table again.
         let mut table = self.inner.table.borrow_mut();
         if let Some(measured) = table.measured.get_mut(i as usize).and_then(Option::take) {
             measured.end(self.inner.clock.turn_time(), completion.result.is_err());
@@ -123,7 +123,7 @@ impl Completions {
     }
 }
 
-/// The device's end of an operation. Answer it exactly once with [`Completer::complete`].
+/// The handle with which a device answers one operation by [`Completer::complete`].
 #[must_use]
 pub struct Completer {
     table: Completions,
@@ -147,7 +147,7 @@ impl Drop for Completer {
     }
 }
 
-/// Waits for an operation. Dropping it abandons the operation, which still runs to its end.
+/// Waits for an operation. If it is dropped early, the operation still runs to its end.
 #[must_use = "an operation that nobody waits for has no ordering"]
 pub struct IoFuture {
     table: Completions,

@@ -1,32 +1,32 @@
-//! Memory that outlives the process, but not the machine.
+//! The crash log: memory that survives a crash of the process, but not a power loss.
 //!
-//! A write that was answered and not flushed may be lost with the power, like in the cache of any disk. It must not be
-//! lost with the process where clients outlive that and go on as if nothing had happened (ublk's user recovery): to
-//! them it would be a disk that forgets while it has power. What the engine knows beyond the devices are the keys of at
-//! most two journal entries: the open one, and one being written. It puts them here, and the next process finds them.
+//! A power loss may lose a write that was answered and not flushed, as with the cache of any disk. A process crash must
+//! not lose it if clients continue after the crash (ublk's user recovery): a disk with power keeps its data. Only the
+//! keys of at most two journal entries are not on the devices: the open entry, and one being written. The engine
+//! records them here, and the next process reads them.
 //!
-//! Invariant of every implementation: what was kept before the process died is there, in order, whatever instruction
-//! was the last one. Must not know what the words mean.
+//! Invariant of every implementation: what was recorded before the crash is there, in order, at whichever instruction
+//! the process stopped. Must not know what the words mean.
 
 use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
 
-/// See the module head.
+/// Memory for journal entries that survives a crash of the process.
 pub trait CrashLogMemory {
-    /// Appends words to the stored part of entry `seq`. The first of them drops entry `seq - 2`.
+    /// Appends words to the stored part of entry `seq`. The first words of an entry drop entry `seq - 2`.
     fn record(&self, seq: u64, words: &[u64]);
 
     /// The stored entries, oldest first.
     fn recorded(&self) -> Vec<(u64, Vec<u64>)>;
 
-    /// Forgets everything.
+    /// Removes all entries.
     fn reset(&self);
 
-    /// Ties the contents to a state of the device: they are valid only if one of these two numbers is found.
+    /// Attaches two state numbers; the contents are valid only for a device whose state is one of them.
     fn tie(&self, states: [u64; 2]);
 
-    /// The states to which it is tied.
+    /// The state numbers that were set with [`CrashLogMemory::tie`].
     fn tied(&self) -> [u64; 2];
 }
 
@@ -48,8 +48,8 @@ impl fmt::Debug for CrashLogRef {
     }
 }
 
-/// How many entries are kept.
+/// How many entries are stored.
 pub const RECORDED_ENTRIES: usize = 2;
 
-/// Most words that are kept of an entry: more than the largest journal entry has.
+/// Most words that are stored of an entry. The largest journal entry has fewer.
 pub const RECORDED_WORDS: usize = 4096 - 2;

@@ -1,16 +1,16 @@
 //! The device trait, and the handle through which the engine uses a device.
 //!
-//! Must not know what a device is made of. Contract of every implementation (the conformance suite in
-//! `blockio` and `sim` runs against it):
+//! Must not know how a device is implemented. Every implementation keeps this contract (`blockio` and `sim` run
+//! the conformance suite against theirs):
 //!
-//! * `submit` never blocks and never calls back synchronously into the caller's borrows: it may
+//! * `submit` never blocks and never calls back into the caller while the caller holds borrows. It may
 //!   complete at once, which only marks the waiter ready.
 //! * A write is durable after a flush that was submitted after the write completed, or at its own
 //!   completion if it carries `fua`. Nothing else is durable; writes may reach the medium in any order.
 //! * A read that starts after a write completed returns that write.
 //! * Positions and lengths are multiples of `logical_block_bytes` and inside the device; anything else
 //!   is refused with `EINVAL`. Buffers are large enough or the request is refused.
-//! * Short transfers, `EINTR` and `EAGAIN` are the implementation's business.
+//! * The implementation handles short transfers, `EINTR` and `EAGAIN` itself.
 
 use std::rc::Rc;
 
@@ -24,7 +24,7 @@ use crate::runtime::Handle;
 use crate::timer::Nanos;
 use crate::trace::{Purpose, TraceFigures};
 
-/// A block device. See the module head for the contract.
+/// A block device. Every implementation keeps the contract at the head of this module.
 pub trait Device {
     /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
@@ -33,7 +33,7 @@ pub trait Device {
     fn submit(&self, request: Request, completer: Completer);
 }
 
-/// A device with the runtime to wait for it: the handle of the engine.
+/// The engine's handle of a device: the device, and the runtime whose tasks wait for it.
 #[derive(Clone)]
 pub struct Disk {
     device: Rc<dyn Device>,
@@ -48,19 +48,20 @@ impl Disk {
         Disk { device, rt, meter: Rc::default(), purpose: Purpose::default() }
     }
 
-    /// Counts of its requests, of all clones of this handle together.
+    /// Counts of the requests through this handle and all its clones.
     pub fn figures(&self) -> DeviceFigures {
         self.meter.figures()
     }
 
-    /// The same disk; what is started through this handle is for something else. That shows in traces only.
+    /// A handle of the same disk whose requests have another purpose. Only traces show the purpose.
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Disk {
         Disk { purpose, ..self.clone() }
     }
 
-    /// Requests that were started through any clone of this handle, from the number `since` on. They are recorded while
-    /// somebody looks: from a call of this until `lease` after it.
+    /// Requests that were started through any clone of this handle, from the number `since` on.
+    ///
+    /// Requests are recorded from a call of this function until `lease` after it.
     pub fn trace(&self, since: u64, lease: Nanos) -> TraceFigures {
         self.meter.trace().requests_since(since, self.rt.now(), lease)
     }
@@ -131,7 +132,7 @@ impl Disk {
         let sectors = whole_sectors(&buffer);
         let spare = buffer.len();
         let done = self.start_read(sector, sectors, buffer, 0).await;
-        // Only a device that was closed under the request keeps the buffer.
+        // A device returns the buffer unless it was closed during the request.
         (done.buffer.unwrap_or_else(|| self.rt.pool().take(spare)), done.result)
     }
 
@@ -141,7 +142,7 @@ impl Disk {
         self.start_write(sector, sectors, buffer, 0, fua).await.result
     }
 
-    /// Makes everything that completed before durable.
+    /// Makes all operations that completed before the call durable.
     pub async fn flush(&self) -> Result<(), IoError> {
         self.start_flush().await.result
     }

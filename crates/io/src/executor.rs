@@ -1,11 +1,11 @@
 //! The executor: polls the tasks of one thread.
 //!
-//! Owns the tasks and the queue of those that are ready. Which ready task runs next is a decision of
-//! the caller ([`Schedule`]): first come first served in production, seeded in simulation. Wakers may be
-//! used from any thread; a wake-up from outside unparks the driver.
+//! Owns the tasks and the queue of those that are ready. The caller decides which ready task runs next
+//! ([`Schedule`]): first come, first served in production, seeded in simulation. Any thread may use a
+//! waker; a wake-up from another thread unparks the driver.
 //!
 //! Invariants: a task is polled by one caller at a time and never after it ended; a task that is woken
-//! while it runs runs again.
+//! during its poll is polled again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub trait Schedule {
     fn pick(&mut self, ready: usize) -> usize;
 }
 
-/// First come, first served.
+/// Runs ready tasks in the order in which they became ready.
 pub struct Fifo;
 
 impl Schedule for Fifo {
@@ -43,16 +43,16 @@ type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Default)]
 struct ReadyQueue {
     queue: Mutex<VecDeque<TaskId>>,
-    /// Whether `queue` has entries: checked without the lock.
+    /// Whether `queue` has entries. It is read without the lock.
     filled: AtomicBool,
-    /// The driver waits outside: a wake-up must unpark it.
+    /// True while the driver waits outside of the executor; a wake-up must then unpark it.
     parked: AtomicBool,
     unpark: Mutex<Option<Arc<dyn Unpark>>>,
 }
 
 impl ReadyQueue {
     fn lock(&self) -> MutexGuard<'_, VecDeque<TaskId>> {
-        // Nothing panics while the lock is held, and a queue of numbers cannot be half-changed.
+        // No code panics while it holds the lock, and no change of a queue of numbers can stay incomplete.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,8 +61,8 @@ impl ReadyQueue {
         queue.push_back(id);
         self.filled.store(true, Ordering::Release);
         drop(queue);
-        // Looked at first, because that is all there is to do mostly. Whoever parks after this look finds the queue filled:
-        // he takes the lock to see.
+        // A plain load first, because in most cases the driver is not parked. A driver that parks after this load takes
+        // the lock and finds the queue filled.
         if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
             let unpark = self.unpark.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(u) = unpark.as_ref() {
@@ -92,9 +92,9 @@ impl Wake for TaskWaker {
 
 struct Task {
     future: Option<TaskFuture>,
-    /// Belongs to the slot, not to the task: a late wake-up of an ended task is spurious for the next.
+    /// Belongs to the slot, not to the task. A late wake-up of an ended task wakes the slot's next task without need.
     flag: Arc<TaskWaker>,
-    /// The flag as a waker; `None` while the task is polled with it.
+    /// The flag as a waker; `None` during a poll of the task.
     waker: Option<Waker>,
     live: bool,
 }
@@ -106,7 +106,7 @@ pub(crate) struct Executor {
     ready: Arc<ReadyQueue>,
     /// The contents of the ready queue at the last check, in its order.
     taken: RefCell<VecDeque<TaskId>>,
-    /// How often all tasks were cleared away.
+    /// How often all tasks were dropped.
     cleared: Cell<u64>,
 }
 
@@ -181,10 +181,10 @@ impl Executor {
     fn poll_task(&self, id: TaskId) {
         let (mut future, waker) = {
             let mut tasks = self.tasks.borrow_mut();
-            // Absent: a late wake-up, from another thread, of a task that was cleared away.
+            // Absent after a late wake-up, from another thread, of a task that was dropped.
             let Some(task) = tasks.get_mut(id as usize) else { return };
             task.flag.queued.store(false, Ordering::Release);
-            // Absent: the task ended and this wake-up was late.
+            // Absent if the task ended before this late wake-up.
             let Some(future) = task.future.take() else { return };
             (future, task.waker.take().unwrap_or_else(|| Waker::from(task.flag.clone())))
         };
@@ -193,8 +193,8 @@ impl Executor {
         let mut tasks = self.tasks.borrow_mut();
         let task = match tasks.get_mut(id as usize) {
             Some(task) if self.cleared.get() == cleared => task,
-            // The task cleared all tasks away, itself among them. Dropping may wake or spawn, so it
-            // happens outside of every borrow, here and below.
+            // The task dropped all tasks, itself included. A drop may wake or spawn, so it happens
+            // outside of every borrow, here and below.
             _ => {
                 drop(tasks);
                 drop(future);
@@ -239,17 +239,17 @@ impl Executor {
         self.tasks.borrow().iter().filter(|t| t.live).count()
     }
 
-    /// Drops every task at its current await point, as a power cut does.
+    /// Drops every task at its current await point, as a power loss would end it.
     pub(crate) fn clear(&self) {
         self.cleared.set(self.cleared.get() + 1);
         loop {
-            // The numbers first: what is spawned by a drop below must not get that of a dropped slot.
+            // The numbers first: a task that a drop below spawns must not get the number of a dropped slot.
             self.free.borrow_mut().clear();
             let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
             if tasks.is_empty() {
                 break;
             }
-            // Dropping tasks may wake or spawn others: those go the same way.
+            // A dropped task may wake or spawn others; the next pass of this loop drops those.
             drop(tasks);
         }
         self.take_ready();
@@ -262,7 +262,7 @@ struct JoinState<T> {
     waiter: Option<Waker>,
 }
 
-/// Waits for a task's result. Dropping it lets the task run on.
+/// Waits for a task's result. If it is dropped, the task continues.
 pub struct JoinHandle<T> {
     state: Rc<RefCell<JoinState<T>>>,
 }

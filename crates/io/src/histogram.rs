@@ -1,8 +1,8 @@
-//! How long things take, as a distribution.
+//! A distribution of durations.
 //!
 //! Owns a histogram of fixed size: four buckets of equal width for each power of two, from a microsecond to a minute, so
-//! that a quantile is right within an eighth. Recording is a handful of instructions and never allocates; the whole is
-//! plain data that is copied when somebody wants to look. Must not know what is measured.
+//! that a quantile is right within an eighth. Recording takes a few instructions and never allocates. A reader copies
+//! the histogram, which is plain data. Must not know what is measured.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ impl fmt::Debug for Histogram {
     }
 }
 
-/// The bucket of a time; below [`BUCKETS`] for all there are.
+/// The bucket of a time; always below [`BUCKETS`].
 fn bucket_of(time: Nanos) -> usize {
     let units = time.0 >> UNIT_SHIFT;
     if units < 1 << LINEAR_SHIFT {
@@ -50,7 +50,7 @@ fn bucket_of(time: Nanos) -> usize {
     ((((power - LINEAR_SHIFT + 1) << LINEAR_SHIFT) as usize) + part as usize).min(OVERFLOW)
 }
 
-/// The first time that is beyond a bucket.
+/// The first time that is behind a bucket.
 fn end_of(bucket: usize) -> Nanos {
     let linear = 1 << LINEAR_SHIFT;
     let (power, part) = (bucket as u64 >> LINEAR_SHIFT, bucket as u64 % linear);
@@ -59,7 +59,7 @@ fn end_of(bucket: usize) -> Nanos {
 }
 
 impl Histogram {
-    /// Takes note of a time.
+    /// Records a time.
     pub fn record(&mut self, time: Nanos) {
         if let Some(count) = self.counts.get_mut(bucket_of(time)) {
             *count += 1;
@@ -73,22 +73,22 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// Whether none was.
+    /// Whether no time was recorded.
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|n| *n == 0)
     }
 
-    /// All times together.
+    /// The sum of all times.
     pub fn sum(&self) -> Nanos {
         self.sum
     }
 
-    /// The longest.
+    /// The longest time; zero if no time was recorded.
     pub fn max(&self) -> Nanos {
         self.max
     }
 
-    /// The mean; zero of none.
+    /// The mean of all times; zero if no time was recorded.
     pub fn mean(&self) -> Nanos {
         Nanos(self.sum.0.checked_div(self.count()).unwrap_or(0))
     }
@@ -99,14 +99,15 @@ impl Histogram {
         self.counts.iter().take(buckets).sum()
     }
 
-    /// A time that this share (0 to 1) of all did not exceed: the end of a bucket, at most the longest one. Zero of
-    /// none.
+    /// A time that the share `share` (0 to 1) of all times did not exceed.
+    ///
+    /// It is the end of a bucket, or the longest time if that is shorter. Zero if no time was recorded.
     pub fn quantile(&self, share: f64) -> Nanos {
         let count = self.count();
         if count == 0 {
             return Nanos(0);
         }
-        // At least the first, at most all of them; a count beyond 2^53 is out of reach.
+        // From the first time to the last. No count reaches 2^53, so the conversion is exact.
         let rank = ((count as f64 * share).ceil() as u64).clamp(1, count);
         let mut seen = 0;
         for (bucket, n) in self.counts.iter().enumerate().take(OVERFLOW) {
@@ -118,7 +119,9 @@ impl Histogram {
         self.max
     }
 
-    /// The values that were recorded since this was a copy of `earlier`. The longest time is known only to its bucket.
+    /// The times that were recorded after `earlier` was copied from this histogram.
+    ///
+    /// Of the longest time only the bucket is known.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let mut new = Histogram::default();

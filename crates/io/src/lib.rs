@@ -1,13 +1,13 @@
 //! The engine's environment: devices, time, randomness, buffers and the executor that polls it.
 //!
-//! Owns the traits by which the engine and the exports meet the outside world ([`Device`],
-//! [`Clock`], [`BlockVolume`]), the owned buffers that move through them, the budget that untrusted sizes
-//! are weighed against, and the single-threaded executor. Production drives it with io_uring or a thread
-//! pool (crate `blockio`), tests with simulated disks and virtual time (crate `sim`).
+//! Owns the traits between the engine, the exports and their environment ([`Device`], [`Clock`],
+//! [`BlockVolume`]), the owned buffers that move through them, the memory budget that limits untrusted
+//! sizes, and the single-threaded executor. In production io_uring or a thread pool drives it (crate
+//! `blockio`), in tests simulated disks and virtual time do (crate `sim`).
 //!
-//! Invariants: no system call, no thread, no clock of its own; given the same completions, times and
-//! scheduling choices, everything here behaves identically. Must not know the cache or its format
-//! beyond the units.
+//! Invariants: this crate makes no system call, starts no thread and has no clock of its own. With the
+//! same completions, times and scheduling choices it behaves identically. Must not know the cache, and of
+//! its format only the units.
 #![forbid(unsafe_code)]
 
 mod buffer;

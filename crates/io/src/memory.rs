@@ -1,17 +1,17 @@
-//! A budget of memory that disks and clients can make the process ask for.
+//! A budget that limits the memory whose size disks and clients decide.
 //!
-//! Owns a limit and the count of what is taken of it; one budget is shared by all threads of a process. What an
-//! untrusted size asks for is reserved here first, so that it is refused with figures instead of being allocated.
+//! Owns a limit and the count of reserved bytes. All threads of a process share one budget. Code that allocates memory
+//! of an untrusted size reserves it here first, so that an excessive size is refused with figures and not allocated.
 //!
-//! Invariants: the sum of all living [`Reservation`]s never exceeds the limit; a reservation gives everything back when it
-//! is dropped. A refusal takes nothing. There is no queue: a caller that waits polls its own condition. Must not know what
-//! the memory is for, nor how much memory the host has: the limit is the caller's choice.
+//! Invariants: the sum of all existing [`Reservation`]s never exceeds the limit; a dropped reservation returns all its
+//! bytes. A refusal takes nothing. There is no queue: a caller that waits polls its own condition. Must not know what
+//! the memory is for, nor how much memory the host has: the caller chooses the limit.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that all threads of a process share, counted in bytes. Cheap to clone: clones are the same budget.
+/// A budget of memory in bytes that all threads of a process share. A clone is cheap and is the same budget.
 #[derive(Clone)]
 pub struct MemoryBudget {
     shared: Arc<Shared>,
@@ -28,7 +28,7 @@ struct Shared {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{wanted} bytes of memory do not fit: {used} of {limit} bytes are in use")]
 pub struct OverBudget {
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub wanted: u64,
     /// Bytes that were reserved at that moment.
     pub used: u64,
@@ -50,13 +50,13 @@ pub struct MemoryFigures {
 }
 
 impl MemoryBudget {
-    /// A budget of `limit` bytes, of which nothing is taken.
+    /// A budget of `limit` bytes, of which none are reserved.
     pub fn new(limit: u64) -> MemoryBudget {
         let (used, peak, refusals) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         MemoryBudget { shared: Arc::new(Shared { limit, used, peak, refusals }) }
     }
 
-    /// A budget that refuses nothing that a machine can hold; it counts all the same.
+    /// A budget without a practical limit; it counts reservations too.
     pub fn unlimited() -> MemoryBudget {
         MemoryBudget::new(u64::MAX)
     }
@@ -104,7 +104,7 @@ impl fmt::Debug for MemoryBudget {
 }
 
 impl Shared {
-    // Only the count itself is shared through these atomics, no data behind it: relaxed order is enough.
+    // Threads share only the counts through these atomics, and no other data, so relaxed order is enough.
     fn take(&self, bytes: u64) -> Result<(), OverBudget> {
         let mut used = self.used.load(Ordering::Relaxed);
         loop {
@@ -131,7 +131,7 @@ impl Shared {
     }
 }
 
-/// Part of a budget; gives itself back when dropped.
+/// Reserved bytes of a budget. Dropping it returns them.
 #[must_use = "memory that is not held is given back at once"]
 pub struct Reservation {
     budget: MemoryBudget,
@@ -144,7 +144,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Reserves `more` bytes beside those that are held.
+    /// Reserves `more` bytes in addition to those that are reserved.
     ///
     /// # Errors
     /// If `more` bytes exceed the rest of the budget. The reservation then stays as it is.

@@ -1,7 +1,7 @@
-//! What the requests to a device amount to: how many, how large, how long, how many failed.
+//! Figures of the requests to a device: count, bytes, latency and failures.
 //!
-//! Owns the figures of one device. They are taken where a request is answered, not where somebody looks at the answer:
-//! who waits for many requests looks at the last ones late. A trace of the requests is kept beside them.
+//! Owns the figures of one device and the trace of its requests. A request is measured when the device answers it, not
+//! when its waiter takes the answer: a task that waits for many requests takes some answers late.
 
 use std::cell::RefCell;
 
@@ -17,11 +17,11 @@ pub struct OpFigures {
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// How long each took, failed ones too.
+    /// Latency of each request, failed ones included.
     pub latency: Histogram,
 }
 
-/// Counts of the requests to a device since it was opened.
+/// Figures of the requests to a device since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DeviceFigures {
     /// Reads.
@@ -85,7 +85,7 @@ struct Pending {
     began: Nanos,
 }
 
-/// A request under way and where it is counted.
+/// A request in flight and the meter that counts it.
 pub(crate) struct Measured {
     meter: std::rc::Rc<Meter>,
     request: Pending,

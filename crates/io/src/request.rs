@@ -9,7 +9,7 @@ use format::{SECTOR_BYTES, Sector, Sectors};
 
 use crate::buffer::Buffer;
 
-/// Properties of a device. Fixed while it is open.
+/// Properties of a device. They do not change while it is open.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// Path or other name, as the operator knows it.
@@ -20,21 +20,22 @@ pub struct DeviceInfo {
     pub logical_block_bytes: u32,
     /// Unit that the medium writes without read-modify-write.
     pub physical_block_bytes: u32,
-    /// Preferred I/O size (RAID stripe width, for example); 0 if the device has no opinion.
+    /// Preferred I/O size (RAID stripe width, for example); 0 if the device states none.
     pub optimal_io_bytes: u32,
     /// Whether seeks are expensive.
     pub rotational: bool,
-    /// Whether discard does anything.
+    /// Whether the device supports discard.
     pub discard: bool,
-    /// Whether it is a file with holes: ranges that were never written take no space, but written zeroes do.
+    /// Whether it is a sparse file: ranges that were never written take no space, but written zeroes do.
     pub sparse: bool,
     /// Whether partial-stripe writes cost a read-modify-write (RAID 5/6).
     pub partial_stripes_expensive: bool,
 }
 
 impl DeviceInfo {
-    /// Checks a request against the contract in module `device`, as every device does first. A request
-    /// of no sectors is fine.
+    /// Checks a request against the contract in module `device`, as every device does first.
+    ///
+    /// A request of zero sectors is valid.
     ///
     /// # Errors
     /// `EINVAL` for a range outside of the device or not in whole logical blocks, for a buffer that is
@@ -62,16 +63,16 @@ impl DeviceInfo {
 /// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Fill the buffer from the device.
+    /// Read from the device into the buffer.
     Read,
-    /// Store the buffer; with `fua` it is durable at completion.
+    /// Write the buffer to the device; with `fua` it is durable at completion.
     Write {
         /// Durable at completion.
         fua: bool,
     },
-    /// Make everything that completed before durable.
+    /// Make all operations that completed before the flush durable.
     Flush,
-    /// The contents are no longer needed; later reads return anything.
+    /// The contents are no longer needed; later reads return unspecified contents.
     Discard,
     /// The contents become zeros.
     WriteZeroes,
@@ -102,18 +103,18 @@ impl fmt::Display for Op {
 pub struct Request {
     /// The operation.
     pub op: Op,
-    /// Where; zero for a flush.
+    /// First sector; zero for a flush.
     pub sector: Sector,
-    /// How much; zero for a flush.
+    /// Length; zero for a flush.
     pub sectors: Sectors,
-    /// Source or destination of reads and writes; comes back with the completion.
+    /// Destination of a read or source of a write. The completion returns it.
     pub buffer: Option<Buffer>,
-    /// First byte of the buffer that takes part. Multiple of 512.
+    /// First byte of the buffer that the request uses. A multiple of 512.
     pub buffer_offset_bytes: usize,
 }
 
 impl Request {
-    /// Bytes of the buffer that take part.
+    /// Bytes of the buffer that the request uses.
     pub fn byte_range(&self) -> std::ops::Range<usize> {
         let len = usize::try_from(self.sectors.bytes()).unwrap_or(usize::MAX);
         self.buffer_offset_bytes..self.buffer_offset_bytes.saturating_add(len)
@@ -142,9 +143,9 @@ pub struct FailedOperation {
     pub device: Arc<str>,
     /// The operation.
     pub op: Op,
-    /// Where.
+    /// First sector.
     pub sector: Sector,
-    /// How much.
+    /// Length.
     pub sectors: Sectors,
     /// The error number of the system, positive.
     pub errno: i32,
@@ -171,14 +172,14 @@ impl IoError {
         FailedOperation { device: device.clone(), op, sector, sectors, errno }.into()
     }
 
-    /// Whether the device is whole and has no room: a sparse file on a full file system, or a quota.
+    /// Whether the device works but has no space left (a sparse file on a full file system, or a quota).
     pub fn is_out_of_room(&self) -> bool {
         const ENOSPC: i32 = 28;
         const EDQUOT: i32 = 122;
         matches!(self.errno, ENOSPC | EDQUOT)
     }
 
-    /// Whether the device does not do such requests at all.
+    /// Whether the device does not support this kind of request.
     pub fn is_unsupported(&self) -> bool {
         const EINVAL: i32 = 22;
         const ENOTTY: i32 = 25;
@@ -186,7 +187,7 @@ impl IoError {
         matches!(self.errno, EINVAL | ENOTTY | EOPNOTSUPP)
     }
 
-    /// The answer to an operation whose device went away without answering.
+    /// The error of an operation whose device dropped it without an answer.
     pub(crate) fn dropped() -> IoError {
         const ECANCELED: i32 = 125;
         let (device, op) = (Arc::from("(closed device)"), Op::Flush);

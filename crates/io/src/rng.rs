@@ -47,7 +47,7 @@ impl Rng {
         self.below(denominator) < numerator
     }
 
-    /// A source for a part of the run, independent of how much the whole draws.
+    /// A source for a part of the run; later draws from this source do not change its numbers.
     pub fn fork(&mut self) -> Rng {
         Rng::new(self.next_u64())
     }

@@ -1,7 +1,7 @@
 //! The runtime of one thread: executor, timers, completions, buffers and a clock, in one place.
 //!
-//! [`Runtime`] is the driver's end (crates `blockio` and `sim`): run what is ready, ask for the next
-//! deadline, wait outside, fire timers. [`Handle`] is what tasks hold.
+//! The driver (crates `blockio` and `sim`) holds the [`Runtime`]: it runs ready tasks, reads the next
+//! deadline, waits outside and fires timers. Tasks hold a [`Handle`].
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -25,7 +25,7 @@ struct Shared {
     rng: RefCell<Rng>,
 }
 
-/// The driver's end of a runtime.
+/// A runtime, as its driver uses it.
 pub struct Runtime {
     shared: Rc<Shared>,
 }
@@ -66,12 +66,12 @@ impl Runtime {
     pub fn run(&self, schedule: &mut dyn Schedule, limit: usize) -> usize {
         self.begin_turn();
         let polls = self.shared.executor.run(schedule, limit);
-        // What the driver does now may wait: completions that end the wait have a time of their own.
+        // The driver may wait after this call, so completions that end the wait read the clock again.
         self.begin_turn();
         polls
     }
 
-    /// Time may have passed: what [`Handle::turn_time`] says is asked for again.
+    /// Ends the turn: the next [`Handle::turn_time`] reads the clock again.
     pub fn begin_turn(&self) {
         self.shared.clock.end_turn();
     }
@@ -81,17 +81,17 @@ impl Runtime {
         self.shared.executor.has_ready()
     }
 
-    /// Announces that the driver will wait outside; false means: do not wait, a task became ready.
+    /// Announces that the driver will wait outside; false if a task became ready and it must not wait.
     pub fn park(&self) -> bool {
         self.shared.executor.park()
     }
 
-    /// The wait is over.
+    /// Announces that the driver's wait has ended.
     pub fn unparked(&self) {
         self.shared.executor.unparked();
     }
 
-    /// When the next timer wants to fire.
+    /// The deadline of the next timer, if there is one.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.shared.timers.next_deadline()
     }
@@ -106,7 +106,7 @@ impl Runtime {
         self.shared.executor.live_tasks()
     }
 
-    /// Drops every task where it stands.
+    /// Drops every task at its current await point.
     pub fn drop_tasks(&self) {
         self.shared.executor.clear();
     }
@@ -114,7 +114,7 @@ impl Runtime {
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // Tasks hold handles to the runtime: without this the cycle would keep both alive.
+        // Tasks hold handles to the runtime. Without this, the cycle would keep both in memory.
         self.shared.executor.clear();
     }
 }
@@ -130,13 +130,14 @@ impl Handle {
         self.shared.clock.now()
     }
 
-    /// The monotonic time, as of some moment of this turn of the driver: for what is done for each request and needs no
-    /// more than that, because asking the clock costs as much as a look into the index.
+    /// The monotonic time at one moment of this turn of the driver.
+    ///
+    /// Work that is done for each request uses it, because reading the clock costs as much as a lookup in the index.
     pub fn turn_time(&self) -> Nanos {
         self.shared.clock.turn_time()
     }
 
-    /// Seconds since 1970.
+    /// Seconds since 1970-01-01 UTC.
     pub fn wall_seconds(&self) -> u64 {
         self.shared.clock.wall_seconds()
     }

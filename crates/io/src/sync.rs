@@ -1,4 +1,4 @@
-//! Waiting for each other inside one thread: events, a mutex, a semaphore, a queue.
+//! Synchronization of the tasks of one thread: events, a mutex, a semaphore, a queue.
 //!
 //! Single-threaded: none of these is `Send`. All are fair (first come, first served) unless the executor's
 //! schedule says otherwise, and all are safe to drop while waiting.
@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Wakes all tasks that wait for a change. Waiters re-check their condition: a wake-up promises nothing.
+/// Wakes all tasks that wait for a change. A wake-up guarantees nothing, so waiters check their condition again.
 #[derive(Default)]
 pub struct Event {
     version: Cell<u64>,
@@ -18,10 +18,10 @@ pub struct Event {
     waiters: RefCell<Vec<(u64, Waker)>>,
 }
 
-/// A waiter's place with an event, for as long as the event did not change.
+/// A waiter's entry in an event. It is valid until the event changes.
 struct Place<'a> {
     event: &'a Event,
-    /// Its number, and the version of the event for which it holds.
+    /// Number of the entry, and the version of the event for which the entry is valid.
     held: Option<(u64, u64)>,
 }
 
@@ -64,18 +64,18 @@ impl Drop for Place<'_> {
 }
 
 impl Event {
-    /// Something changed.
+    /// Announces a change and wakes all waiters.
     #[inline]
     pub fn notify_all(&self) {
         self.version.set(self.version.get() + 1);
-        // Mostly no task waits.
+        // In most cases no task waits.
         if !self.waiters.borrow().is_empty() {
             self.wake_all();
         }
     }
 
     fn wake_all(&self) {
-        // Taken out and put back, so that the storage is kept and a waker may come back here.
+        // Taken out and put back, so that the storage is kept and a waker may use this event.
         let mut waiters = std::mem::take(&mut *self.waiters.borrow_mut());
         for (_, w) in waiters.drain(..) {
             w.wake();
@@ -121,7 +121,7 @@ struct Waiter {
     waker: RefCell<Option<Waker>>,
 }
 
-/// A place in the queue; its drop returns a permit that was granted to it.
+/// A waiter's place in the queue. Its drop returns a permit that was granted to it.
 struct Waiting<'a> {
     semaphore: &'a Rc<Semaphore>,
     waiter: Rc<Waiter>,
@@ -138,12 +138,12 @@ impl Drop for Waiting<'_> {
 }
 
 impl Semaphore {
-    /// A semaphore with `permits` to give.
+    /// A semaphore with `permits` free permits.
     pub fn new(permits: usize) -> Rc<Semaphore> {
         Rc::new(Semaphore { permits: Cell::new(permits), waiters: RefCell::default() })
     }
 
-    /// Takes a permit if one is there.
+    /// Takes a permit if one is free.
     pub fn try_acquire(self: &Rc<Self>) -> Option<Permit> {
         let n = self.permits.get();
         if n == 0 {
@@ -169,7 +169,7 @@ impl Semaphore {
             Poll::Pending
         })
         .await;
-        // What was granted is the permit's from here on.
+        // From here on the `Permit` owns what was granted.
         place.waiter.granted.set(false);
         Permit { semaphore: self.clone() }
     }
@@ -194,7 +194,7 @@ impl Semaphore {
     }
 }
 
-/// A permit; gives itself back when dropped.
+/// A permit. Dropping it returns it to the semaphore.
 pub struct Permit {
     semaphore: Rc<Semaphore>,
 }
@@ -249,7 +249,7 @@ impl<T> Queue<T> {
         self.event.notify_all();
     }
 
-    /// No more items will come.
+    /// Closes the queue: no more items will be added.
     pub fn close(&self) {
         self.closed.set(true);
         self.event.notify_all();
@@ -286,13 +286,15 @@ impl<T> Queue<T> {
 
 /// Which of two futures was ready first.
 pub enum Either<A, B> {
-    /// The first.
+    /// The output of the first future.
     Left(A),
-    /// The second.
+    /// The output of the second future.
     Right(B),
 }
 
-/// Waits for whichever of two futures is ready first; the first wins a tie. The other one is dropped.
+/// Waits for the one of two futures that is ready first, and drops the other.
+///
+/// If both are ready, the result is the first future's.
 pub async fn select<A, B>(
     a: impl Future<Output = A> + Unpin,
     b: impl Future<Output = B> + Unpin,

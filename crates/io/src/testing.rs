@@ -1,4 +1,4 @@
-//! What the unit tests of this crate share: a runtime on a clock that moves by hand.
+//! A runtime for the unit tests of this crate, on a clock that the test advances.
 
 use std::cell::Cell;
 use std::rc::Rc;

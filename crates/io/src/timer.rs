@@ -1,7 +1,7 @@
 //! Timers of one thread.
 //!
-//! Owns the sleeping tasks and their deadlines; must not know where time comes from. Equal deadlines
-//! fire in the order in which they were set.
+//! Owns the sleeping tasks and their deadlines. Must not know the source of time. Equal deadlines fire in
+//! the order in which they were set.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -47,14 +47,14 @@ impl Nanos {
         Nanos(self.0.saturating_add(span.0))
     }
 
-    /// The span since `earlier`; zero if that is in the future.
+    /// The span since `earlier`; zero if `earlier` is after this point.
     #[must_use]
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Deadlines of dropped sleeps that are not worth clearing away.
+/// Number of deadlines of dropped sleeps up to which they are not cleared away.
 const MANY: usize = 64;
 
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl Timers {
         let t = &mut *t;
         let id = t.next_id;
         t.next_id += 1;
-        // Sleeps that were dropped leave their deadline behind: it must not pile up until it is due.
+        // A dropped sleep leaves its deadline in the list. Such deadlines must not accumulate until they are due.
         if t.heap.len() > 2 * t.waiting.len() + MANY {
             t.heap.retain(|Reverse((_, id))| t.waiting.contains_key(id));
         }

@@ -1,10 +1,10 @@
-//! What is sent to a device, request by request, for as long as somebody looks.
+//! A trace of the requests that are sent to a device, recorded while a reader has a lease.
 //!
-//! Owns a ring of the latest requests of one device. It is filled only until the time that whoever looked last has asked
-//! for; otherwise a request costs one comparison, and the ring takes no memory. Must not know who looks, nor why.
+//! Owns a ring of the latest requests of one device. Each call of a reader extends the recording by the reader's lease.
+//! Without a lease, a request costs one comparison and the ring takes no memory. Must not know the readers.
 //!
-//! Invariants: at most [`TRACE_REQUESTS`] are kept; numbers count up by one without a gap, so that who looks again knows
-//! how many it has missed.
+//! Invariants: at most [`TRACE_REQUESTS`] are kept; numbers count up by one without a gap, so that a reader knows how
+//! many requests it missed since its last call.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,10 +14,10 @@ use format::{Sector, Sectors};
 use crate::request::{Op, Request};
 use crate::timer::Nanos;
 
-/// Requests that are kept.
+/// Number of requests that are kept.
 pub const TRACE_REQUESTS: usize = 8192;
 
-/// On whose behalf a request is sent.
+/// The purpose of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Purpose {
     /// A client waits for it.
@@ -25,45 +25,45 @@ pub enum Purpose {
     Client,
     /// Dirty data is written back.
     Writeback,
-    /// A superblock, or other data about data.
+    /// A superblock or other metadata is read or written.
     Metadata,
 }
 
 /// A request as it was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Traced {
-    /// When, by the clock of the runtime.
+    /// Time of submission, by the clock of the runtime.
     pub at: Nanos,
     /// The operation.
     pub op: Op,
     /// The purpose.
     pub purpose: Purpose,
-    /// Where on the device; zero for a flush.
+    /// First sector on the device; zero for a flush.
     pub sector: Sector,
-    /// How much; zero for a flush.
+    /// Length; zero for a flush.
     pub sectors: Sectors,
 }
 
 /// The requests since an earlier call.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TraceFigures {
-    /// The moment, by the clock of the runtime.
+    /// Time of the call, by the clock of the runtime.
     pub now: Nanos,
     /// Number of the next request: the parameter of the next call.
     pub next: u64,
-    /// Requests that came since then and are not kept any more.
+    /// Number of requests since the earlier call that are not kept any more.
     pub missed: u64,
-    /// The others, in their order.
+    /// The requests that are still kept, oldest first.
     pub requests: Vec<Traced>,
 }
 
-/// See the module head.
+/// A ring of the latest requests of one device.
 #[derive(Default)]
 pub(crate) struct Trace {
     /// The trace stops recording at this time.
     until: Cell<Nanos>,
     ring: RefCell<VecDeque<Traced>>,
-    /// Requests that were recorded, ever.
+    /// Number of requests recorded since the device was opened.
     recorded: Cell<u64>,
 }
 
@@ -73,7 +73,7 @@ impl Trace {
         self.until.get() != Nanos(0)
     }
 
-    /// Takes note of a request; or of the end of looking, if that has come.
+    /// Records a request; if the lease has ended, stops recording and frees the ring instead.
     pub(crate) fn record(&self, request: &Request, purpose: Purpose, now: Nanos) {
         let ring = &mut *self.ring.borrow_mut();
         if now >= self.until.get() {
@@ -95,7 +95,7 @@ impl Trace {
         let ring = self.ring.borrow();
         let next = self.recorded.get();
         let first = next - ring.len() as u64;
-        // Numbers of a device that was closed meanwhile are not ours.
+        // A larger number is from an earlier trace, of a device that was closed since then.
         let since = if since > next { first } else { since };
         let skip = usize::try_from(since.saturating_sub(first)).unwrap_or(usize::MAX);
         TraceFigures {
@@ -137,7 +137,7 @@ mod tests {
         };
         assert_eq!((all.next, all.requests.len(), all.requests[0]), (2, 2, second));
         assert_eq!(trace.requests_since(all.next, Nanos(50), Nanos(1)).requests, []);
-        // The longest lease counts.
+        // The lease that ends last counts.
         send(&trace, 4, Purpose::Client, 139);
         assert_eq!(trace.ring.borrow().len(), 3);
         send(&trace, 5, Purpose::Client, 140);

@@ -1,8 +1,8 @@
-//! What an export serves: a block device made of asynchronous operations.
+//! The block device that an export serves, with asynchronous operations.
 //!
-//! Implemented by the engine's volumes and by test doubles; called by every export. Must not know any
-//! protocol. Positions and lengths are in 512-byte sectors; any sector-aligned request is accepted,
-//! whatever `logical_block_bytes` says (that is only advice to clients).
+//! The engine's volumes and test doubles implement it; every export calls it. Must not know any protocol.
+//! Positions and lengths are in 512-byte sectors. A volume accepts any sector-aligned request;
+//! `logical_block_bytes` is only advice to clients.
 
 use std::future::Future;
 
@@ -14,7 +14,7 @@ use crate::request::IoError;
 /// Hints about a read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ReadFlags {
-    /// It is for a file system's metadata. A hint.
+    /// The data is a file system's metadata. A hint.
     pub meta: bool,
 }
 
@@ -23,16 +23,16 @@ pub struct ReadFlags {
 pub struct WriteFlags {
     /// Durable at completion.
     pub fua: bool,
-    /// It is a file system's metadata. A hint.
+    /// The data is a file system's metadata. A hint.
     pub meta: bool,
 }
 
-/// How zeros are to be written.
+/// How a volume writes zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ZeroFlags {
     /// Durable at completion.
     pub fua: bool,
-    /// The space may be given back instead of being written.
+    /// The volume may free the space instead of writing it.
     pub may_unmap: bool,
 }
 
@@ -50,12 +50,12 @@ pub struct RangeStatus {
 /// Why a volume refused or failed a request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The range does not lie in the volume.
+    /// The range is not inside the volume.
     #[error("sectors {sector}..+{sectors} are outside of the volume of {capacity} sectors")]
     OutOfRange {
-        /// First sector asked for.
+        /// First sector of the request.
         sector: Sector,
-        /// Length asked for.
+        /// Length of the request.
         sectors: Sectors,
         /// Size of the volume.
         capacity: Sectors,
@@ -66,7 +66,7 @@ pub enum VolumeError {
     /// The volume cannot be written to.
     #[error("volume {0} is read-only")]
     ReadOnly(String),
-    /// No space is left, and none can be made.
+    /// No space is left, and none can be freed.
     #[error("{0}")]
     NoSpace(String),
     /// A device failed.
@@ -85,10 +85,10 @@ pub trait BlockVolume: 'static {
     /// Size.
     fn sectors(&self) -> Sectors;
 
-    /// Unit that clients should keep to: 512 or 4096.
+    /// Unit of requests that clients should use, in bytes: 512 or 4096.
     fn logical_block_bytes(&self) -> u32;
 
-    /// Unit that is written without a read of its surroundings; at least the logical block.
+    /// Unit that is written without read-modify-write; at least the logical block.
     fn physical_block_bytes(&self) -> u32 {
         self.logical_block_bytes()
     }
@@ -99,7 +99,9 @@ pub trait BlockVolume: 'static {
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
 
-    /// Fills `sectors` at `sector` into `buffer`, byte `offset_bytes` on. The buffer comes back in any case.
+    /// Reads `sectors` at `sector` into `buffer` from byte `offset_bytes` on.
+    ///
+    /// It returns the buffer on failure too.
     fn read(
         &self,
         sector: Sector,
@@ -108,8 +110,9 @@ pub trait BlockVolume: 'static {
         offset_bytes: usize,
     ) -> impl Future<Output = (Buffer, Result<(), VolumeError>)>;
 
-    /// The same, by somebody who knows more about it. Volumes that make no use of that are asked with
-    /// [`BlockVolume::read`].
+    /// Reads like [`BlockVolume::read`], with hints about the read.
+    ///
+    /// A volume that does not use hints keeps the default, which calls [`BlockVolume::read`].
     fn read_as(
         &self,
         sector: Sector,
@@ -122,8 +125,10 @@ pub trait BlockVolume: 'static {
         self.read(sector, sectors, buffer, offset_bytes)
     }
 
-    /// Stores `sectors` at `sector` from `buffer`, byte `offset_bytes` on. The buffer may stay shared for a while
-    /// after completion (it may still be on its way to a second device), so take a new one for the next write.
+    /// Writes `sectors` at `sector` from `buffer`, byte `offset_bytes` on.
+    ///
+    /// The buffer may stay shared after completion, because a write to a second device may still use it. The caller
+    /// takes a new buffer for the next write.
     fn write(
         &self,
         sector: Sector,
@@ -133,13 +138,13 @@ pub trait BlockVolume: 'static {
         flags: WriteFlags,
     ) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// Makes everything that completed before durable.
+    /// Makes all operations that completed before the call durable.
     fn flush(&self) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// The contents of the range are no longer needed.
+    /// Tells the volume that the contents of the range are no longer needed.
     fn discard(&self, sector: Sector, sectors: Sectors) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// The range reads as zeros afterwards.
+    /// Makes the range read as zeros.
     fn write_zeroes(
         &self,
         sector: Sector,
@@ -147,7 +152,7 @@ pub trait BlockVolume: 'static {
         flags: ZeroFlags,
     ) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// The state of a range without reading it: runs that cover it from its start, at least one.
+    /// The state of a range without reading it: at least one run, from the start of the range on.
     fn status(
         &self,
         sector: Sector,

@@ -19,14 +19,15 @@ use socket::SocketOp;
 pub(crate) enum Step {
     /// Another command.
     Next(Cmd),
-    /// The same again, but where waiting is allowed: the kernel was short of something.
+    /// The command again, on a thread that may wait, because the kernel lacked a resource.
     NextBlocking(Cmd),
-    /// Another command, which the kernel carries out at once without waiting for any device: made on this
-    /// thread, because every hand-over would cost more than the call.
+    /// Another command, which the kernel carries out at once without waiting for any device.
+    ///
+    /// This thread makes the call, because handing it to another thread would cost more than the call.
     NextHere(Cmd),
-    /// A gathered write did not succeed as a whole: each piece is written again by itself.
+    /// A gathered write did not succeed as a whole, so each piece is written again by itself.
     Apart,
-    /// It has ended.
+    /// The operation has ended.
     Done,
 }
 

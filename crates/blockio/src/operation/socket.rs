@@ -152,8 +152,8 @@ impl Operation for SocketOp {
         if self.cancelled {
             return self.end(Err(libc::ECANCELED));
         }
-        // Not `EAGAIN`: the fallback waits for readiness itself, and the ring says it only where somebody
-        // who shares the socket made it non-blocking; to repeat it would be to spin.
+        // `EAGAIN` is not repeated. The fallback waits for readiness itself. The ring returns `EAGAIN` only if
+        // another process that shares the socket made it non-blocking; a repetition would loop without waiting.
         if result == -libc::EINTR {
             return Step::Next(self.command());
         }

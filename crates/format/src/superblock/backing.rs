@@ -14,15 +14,15 @@ const CACHE_MODE_MASK: u64 = 15;
 const STATE_SHIFT: u32 = 61;
 const STATE_MASK: u64 = 3 << STATE_SHIFT;
 
-/// What happens to writes.
+/// The cache mode: where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheMode {
-    /// Written to both devices.
+    /// A write goes to both devices.
     #[default]
     Writethrough,
-    /// Written to the cache first, to the backing device later.
+    /// A write goes to the cache first, and to the backing device later.
     Writeback,
-    /// Written to the backing device only; the cache forgets the range.
+    /// A write goes to the backing device only; the range is invalidated in the cache.
     Writearound,
     /// Nothing is cached.
     None,
@@ -59,7 +59,7 @@ pub enum BackingState {
     Clean,
     /// Attached; the cache has data that the backing device lacks.
     Dirty,
-    /// Ran without its cache while attached: what the cache holds is out of date.
+    /// The device ran without its cache while attached, so the cached data is out of date.
     Stale,
 }
 
@@ -109,7 +109,7 @@ impl std::fmt::Debug for BackingSuper {
     }
 }
 
-/// What a new backing device shall look like.
+/// The properties of a new backing device.
 #[derive(Clone, Debug)]
 pub struct BackingFormat {
     /// UUID of the device; not zero.
@@ -118,9 +118,9 @@ pub struct BackingFormat {
     pub set_uuid: Uuid,
     /// Size of the device.
     pub device_sectors: Sectors,
-    /// Becomes the logical block size of the cached device; a power of two.
+    /// Logical block size of the cached device; a power of two.
     pub block_sectors: Sectors,
-    /// Bucket size of the set, as formatters note it; has no effect. Stored only if it fits 16 bits.
+    /// Bucket size of the set. Formatters record it; it has no effect. Stored only if it fits 16 bits.
     pub bucket_sectors: Sectors,
     /// First data sector; at least 16.
     pub data_offset: Sector,
@@ -164,7 +164,7 @@ pub(super) fn check(
             Value::Num(data_offset.0),
         ));
     }
-    // Not a rule that the kernel checks; but a device without a data area cannot be computed with.
+    // The kernel does not check this rule. This code refuses a device that has no data area.
     let data_sectors = match Sector(device_sectors.0).checked_since(data_offset) {
         Some(n) if n > Sectors::ZERO => n,
         _ => {
@@ -181,7 +181,7 @@ pub(super) fn check(
 }
 
 impl BackingSuper {
-    /// The superblock of a new backing device. Sectors 0–7 are customarily zeroed.
+    /// Makes the superblock of a new backing device. Formatters usually zero sectors 0–7 too.
     ///
     /// # Errors
     /// If the wanted sizes break a rule of the format; the error names the field.
@@ -202,8 +202,9 @@ impl BackingSuper {
         raw.check_backing(want.device_sectors, 0)
     }
 
-    /// The 4096 bytes to write, with a fresh checksum; bytes that this code does not know are as they
-    /// were read.
+    /// The 4096 bytes to write, with a newly computed checksum.
+    ///
+    /// Fields that this code does not know have the bytes that were read.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         self.raw.sealed()
     }
@@ -218,8 +219,9 @@ impl BackingSuper {
         Uuid(self.raw.uuid)
     }
 
-    /// UUID of the set it belongs to; in state [`BackingState::None`] the one it should attach to, or
-    /// zero.
+    /// UUID of the set that the device belongs to.
+    ///
+    /// In state [`BackingState::None`] it is the set that the device should attach to, or zero.
     pub fn set_uuid(&self) -> Uuid {
         Uuid(self.raw.set_uuid)
     }
@@ -274,9 +276,11 @@ impl BackingSuper {
         self.raw.seq.get()
     }
 
-    /// Number of the last registration with the set, if one was recorded. It lies in padding, which kernels preserve. The
-    /// cache device knows it ([`crate::UuidEntry::registrations`]), or it is an older copy. Whatever else is in the padding
-    /// says nothing.
+    /// Number of the last registration with the set; `None` if none was recorded.
+    ///
+    /// It is stored in padding, which kernels preserve. The cache device has it too
+    /// ([`crate::UuidEntry::registrations`]), unless the cache device is an older copy. If the second word is not the
+    /// inverted number, the padding has no number.
     pub fn registration(&self) -> Option<RegistrationNr> {
         let word = self.raw.registration.get();
         RegistrationNr::from_word(word).filter(|_| self.raw.registration_inverted.get() == !word)
@@ -289,7 +293,7 @@ impl BackingSuper {
         self.raw.registration_inverted = (!word).into();
     }
 
-    /// The checksum as read (or as of the last check).
+    /// The checksum as read, or as computed by formatting. Setters do not change it.
     pub fn stored_csum(&self) -> u64 {
         self.raw.csum.get()
     }

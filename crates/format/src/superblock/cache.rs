@@ -25,15 +25,15 @@ const INCOMPAT_KNOWN: u64 = INCOMPAT_OBSO_LARGE_BUCKET | INCOMPAT_LARGE_BUCKET;
 /// Most cache devices a superblock may claim for its set.
 const MAX_CACHES: u16 = 8;
 
-/// How a victim bucket is chosen.
+/// The replacement policy: which bucket is evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replacement {
-    /// Least recently used.
+    /// The least recently used bucket.
     #[default]
     Lru,
-    /// In order of allocation.
+    /// The bucket that was allocated first.
     Fifo,
-    /// Any.
+    /// A random bucket.
     Random,
 }
 
@@ -70,12 +70,12 @@ impl std::fmt::Debug for CacheSuper {
     }
 }
 
-/// What a new cache device shall look like.
+/// The properties of a new cache device.
 #[derive(Clone, Debug)]
 pub struct CacheFormat {
     /// UUID of the device; not zero.
     pub uuid: Uuid,
-    /// UUID of the cache set; not zero. A fresh one makes every old structure on the device invalid.
+    /// UUID of the cache set; not zero. A new UUID makes every old structure on the device invalid.
     pub set_uuid: Uuid,
     /// Size of the device.
     pub device_sectors: Sectors,
@@ -83,9 +83,9 @@ pub struct CacheFormat {
     pub block_sectors: Sectors,
     /// Bucket size; a power of two.
     pub bucket_sectors: Sectors,
-    /// Victim selection.
+    /// Replacement policy.
     pub replacement: Replacement,
-    /// Issue discards for buckets before reuse.
+    /// True if buckets are discarded before reuse.
     pub discard: bool,
 }
 
@@ -124,7 +124,7 @@ pub(super) fn check(
     Ok(CacheSuper { raw: Box::new(raw.clone()), geometry })
 }
 
-/// The set has a UUID, and the device a valid place in it.
+/// Checks that the set has a UUID and that the device has a valid index in the set.
 fn check_membership(raw: &RawSuperblock) -> Result<(), Corrupt> {
     let bad = |field, at: usize, expected, found| {
         Err(Corrupt::new(Structure::CacheSuperblock, field, as_u64(at), expected, found))
@@ -157,7 +157,7 @@ fn check_membership(raw: &RawSuperblock) -> Result<(), Corrupt> {
     Ok(())
 }
 
-/// The journal buckets follow each other from the first bucket on.
+/// Checks that the journal buckets are consecutive, starting with the first bucket.
 fn check_journal_buckets(raw: &RawSuperblock) -> Result<(), Corrupt> {
     let first = u64::from(raw.first_bucket.get());
     for (i, d) in (0..).zip(raw.d.iter().take(usize::from(raw.keys.get()))) {
@@ -175,7 +175,7 @@ fn check_journal_buckets(raw: &RawSuperblock) -> Result<(), Corrupt> {
     Ok(())
 }
 
-/// All feature bits are known; only version 5 has such words.
+/// Checks that all feature bits are known. Only version 5 has feature words.
 fn check_features(raw: &RawSuperblock) -> Result<(), Corrupt> {
     if raw.version.get() != VERSION_CACHE_FEATURES {
         return Ok(());
@@ -205,7 +205,7 @@ fn check_features(raw: &RawSuperblock) -> Result<(), Corrupt> {
 }
 
 fn incompat(raw: &RawSuperblock) -> u64 {
-    // The words mean something in version 5 only.
+    // Only version 5 has feature words.
     if raw.version.get() == VERSION_CACHE_FEATURES { raw.feature_incompat.get() } else { 0 }
 }
 
@@ -232,8 +232,9 @@ fn bucket_sectors(raw: &RawSuperblock) -> Result<Sectors, Corrupt> {
 }
 
 impl CacheSuper {
-    /// The superblock of a new cache device. The rest of the device need not be touched, except that
-    /// sectors 0–7 are customarily zeroed.
+    /// Makes the superblock of a new cache device.
+    ///
+    /// The caller need not write the rest of the device. Formatters usually zero sectors 0–7 too.
     ///
     /// # Errors
     /// If the wanted sizes break a rule of the format; the error names the field.
@@ -275,16 +276,17 @@ impl CacheSuper {
         raw.check_cache(want.device_sectors, 0)
     }
 
-    /// The 4096 bytes to write, with a fresh checksum; bytes that this code does not know are as they
-    /// were read.
+    /// The 4096 bytes to write, with a newly computed checksum.
+    ///
+    /// Fields that this code does not know have the bytes that were read.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         self.raw.sealed()
     }
 
-    /// Does what belongs to every write by a running set: raises version 0 to 3, counts `seq` up, and
-    /// notes the time.
+    /// Updates version, `seq` and time for a write by a running set.
     ///
-    /// `now_unix_seconds` goes into `last_mount` (low 32 bits).
+    /// Version 0 becomes 3, `seq` is incremented (it wraps), and `last_mount` becomes the low 32 bits of
+    /// `now_unix_seconds`.
     pub fn prepare_write(&mut self, now_unix_seconds: u64) {
         if self.raw.version.get() == VERSION_CACHE_FRESH {
             self.raw.version = VERSION_CACHE.into();
@@ -313,7 +315,7 @@ impl CacheSuper {
         Uuid(self.raw.set_uuid)
     }
 
-    /// What goes into the magics of this set's structures.
+    /// The part of the set's UUID that the magics of its structures contain.
     pub fn set_magic(&self) -> SetMagic {
         SetMagic::of(self.set_uuid())
     }
@@ -323,7 +325,7 @@ impl CacheSuper {
         self.raw.seq.get()
     }
 
-    /// Cache devices in the set. Sets of several were never usable; nothing else here supports them.
+    /// Number of cache devices in the set. Sets of several were never usable; this crate supports only one.
     pub fn nr_in_set(&self) -> u16 {
         self.raw.nr_in_set.get()
     }
@@ -338,7 +340,7 @@ impl CacheSuper {
         self.raw.last_mount.get()
     }
 
-    /// The checksum as read (or as of the last check).
+    /// The checksum as read, or as computed by formatting. Setters do not change it.
     pub fn stored_csum(&self) -> u64 {
         self.raw.csum.get()
     }
@@ -348,8 +350,9 @@ impl CacheSuper {
         self.raw.flags.get()
     }
 
-    /// True if journal, prios, UUIDs and btree are valid and must be used; false on a device that was
-    /// never initialised, whose contents mean nothing.
+    /// True if journal, prios, UUIDs and btree are valid and must be used.
+    ///
+    /// False on a device that was never initialised; its contents mean nothing.
     pub fn sync(&self) -> bool {
         self.flags() & SYNC_BIT != 0
     }
@@ -359,8 +362,9 @@ impl CacheSuper {
         self.set_flag(SYNC_BIT, on);
     }
 
-    /// True if buckets are discarded before reuse. Then entries may be missing at the start of the
-    /// journal.
+    /// True if buckets are discarded before reuse.
+    ///
+    /// Entries may then be missing at the start of the journal.
     pub fn discard(&self) -> bool {
         self.flags() & DISCARD_BIT != 0
     }
@@ -370,7 +374,7 @@ impl CacheSuper {
         self.set_flag(DISCARD_BIT, on);
     }
 
-    /// Victim selection; `None` for a value that is not defined.
+    /// Replacement policy; `None` for a value that is not defined.
     pub fn replacement(&self) -> Option<Replacement> {
         match (self.flags() & REPLACEMENT_MASK) >> REPLACEMENT_SHIFT {
             0 => Some(Replacement::Lru),
@@ -386,8 +390,9 @@ impl CacheSuper {
         self.raw.flags = (flags | (to.bits() << REPLACEMENT_SHIFT)).into();
     }
 
-    /// True if the bucket size uses the obsolete encoding, with which the kernel forces every device of
-    /// the set read-only.
+    /// True if the bucket size uses the obsolete encoding.
+    ///
+    /// The kernel then makes every device of the set read-only.
     pub fn has_obsolete_large_bucket(&self) -> bool {
         incompat(&self.raw) & INCOMPAT_OBSO_LARGE_BUCKET != 0
     }
@@ -403,11 +408,12 @@ impl CacheSuper {
         (0..self.geometry.njournal).map(move |i| BucketNr(first.saturating_add(i)))
     }
 
-    /// Lays out a journal of `count` buckets from `first_bucket` on, as initialisation does. The usual
-    /// number is [`CacheSuper::default_journal_buckets`].
+    /// Lays out a journal of `count` buckets from `first_bucket` on, as initialisation does.
+    ///
+    /// The usual number is [`CacheSuper::default_journal_buckets`].
     ///
     /// # Errors
-    /// If there are more than 256, or more than the device has.
+    /// If `count` exceeds 256 or the number of buckets behind the superblock area.
     pub fn set_journal_buckets(&mut self, count: u16) -> Result<(), Corrupt> {
         let geometry = Geometry::new(
             self.geometry.bucket_sectors,
@@ -429,7 +435,7 @@ impl CacheSuper {
         Ok(())
     }
 
-    /// Number of journal buckets that initialisation gives to this device.
+    /// Number of journal buckets that initialisation gives this device: nbuckets / 128, from 2 to 256.
     pub fn default_journal_buckets(&self) -> u16 {
         u16::try_from((self.geometry.nbuckets / 128).clamp(2, 256)).unwrap_or(256)
     }
