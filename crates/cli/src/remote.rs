@@ -99,7 +99,10 @@ impl Remote {
         let connection = ClientConnection::new(self.tls_config()?, name).map_err(|e| cannot(e.into()))?;
         let mut stream = StreamOwned::new(connection, tcp);
         while stream.conn.is_handshaking() {
-            stream.conn.complete_io(&mut stream.sock).map_err(|e| cannot(self.tls_problem(&e).into()))?;
+            stream.conn.complete_io(&mut stream.sock).map_err(|e| Failure::Caused {
+                text: format!("{}: {}", self.url, self.tls_problem(&e)),
+                source: e.into(),
+            })?;
         }
         Ok(Stream::Tls(Box::new(stream)))
     }

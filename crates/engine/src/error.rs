@@ -139,10 +139,11 @@ impl Place {
 
     pub(crate) fn corrupt(&self, sector: Sector, corrupt: &Corrupt) -> EngineError {
         let (what, source) = (corrupt.to_string(), Some(*corrupt));
-        EngineError::Corrupt(Arc::new(Damage { what, source, ..self.nothing_at(sector) }))
+        EngineError::Corrupt(Arc::new(Damage { what, source, ..self.bare_damage(sector) }))
     }
 
-    fn nothing_at(&self, sector: Sector) -> Damage {
+    /// A damage at `sector`, of which nothing else is known.
+    fn bare_damage(&self, sector: Sector) -> Damage {
         Damage {
             device: self.device.clone(),
             set: self.set.clone(),
@@ -161,7 +162,7 @@ impl Place {
         path: Vec<BucketNr>,
         what: impl Into<String>,
     ) -> EngineError {
-        EngineError::Corrupt(Arc::new(Damage { bucket, path, what: what.into(), ..self.nothing_at(sector) }))
+        EngineError::Corrupt(Arc::new(Damage { bucket, path, what: what.into(), ..self.bare_damage(sector) }))
     }
 
     pub(crate) fn bad_node(
@@ -253,6 +254,8 @@ mod tests {
             crate::tunables::SetTunables::default().set("io_error_limit", "many").expect_err("no number");
         let refused: EngineError = Refusal::from(wrong.clone()).into();
         assert_eq!(refused.to_string(), wrong.to_string());
+        let EngineError::Refused(refusal) = refused else { panic!("{refused}") };
+        assert!(matches!(&*refusal, Refusal::Tunable(e) if *e == wrong), "{refusal}");
     }
 
     /// The message has each known part of the place of a damage.

@@ -1,7 +1,7 @@
 //! The reasons for which the engine refuses an operation, or gives it up.
 //!
 //! Owns one variant for each reason, with its figures, its message and, where another error is the cause, that error as
-//! the source. A refusal changes no data. Must not know components.
+//! the source. Must not know components.
 
 use std::error::Error;
 use std::fmt;
@@ -275,7 +275,7 @@ impl DeviceRefusal {
 pub struct Cause(Arc<dyn Error + Send + Sync>);
 
 impl Cause {
-    /// The error `cause` as a cause.
+    /// Makes a cause of an error.
     pub(crate) fn of(cause: Arc<impl Error + Send + Sync + 'static>) -> Cause {
         Cause(cause)
     }

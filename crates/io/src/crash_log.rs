@@ -5,8 +5,8 @@
 //! keys of at most two journal entries are not on the devices: the open entry, and one being written. The engine
 //! records them here, and the next process reads them.
 //!
-//! Invariant of every implementation: what was recorded before the crash is there, in order, at whichever instruction
-//! the process stopped. Must not know what the words mean.
+//! Invariant of every implementation: after a crash of the process at any instruction, the log has every complete record,
+//! in the order of writing. Must not know the meaning of the words.
 
 use std::fmt;
 use std::ops::Deref;

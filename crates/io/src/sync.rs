@@ -169,7 +169,7 @@ impl Semaphore {
             Poll::Pending
         })
         .await;
-        // From here on the `Permit` owns what was granted.
+        // The `Permit` releases the grant when it is dropped, so `place` must no longer release it.
         place.waiter.granted.set(false);
         Permit { semaphore: self.clone() }
     }

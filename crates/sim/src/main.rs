@@ -34,40 +34,40 @@ struct Args {
     /// Runs a plan
     #[arg(long, value_name = "FILE")]
     plan: Option<String>,
-    /// And so many plans like it: other seeds, other moments of the crashes
+    /// Also runs N plans like it, with other seeds and other moments of the crashes
     #[arg(long, value_name = "N", default_value_t = 0)]
     like: u64,
-    /// Runs on so many threads
+    /// Number of threads
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: u64,
     /// Stops at the first failure
     #[arg(long)]
     stop: bool,
-    /// Says what happens, event by event
+    /// Prints every event
     #[arg(long)]
     verbose: bool,
     /// Prints the plan instead of running it
     #[arg(long)]
     print: bool,
-    /// If it fails, makes the plan short and saves it
+    /// If the plan fails, shortens it and saves it to FILE
     #[arg(long, value_name = "FILE")]
     shrink: Option<String>,
-    /// Runs that `--shrink` makes at most
+    /// Most runs that `--shrink` makes
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     runs: u64,
     /// Runs with this deliberate bug of the engine
     #[cfg(feature = "canary")]
     #[arg(long, value_name = "NAME", value_parser = bug)]
     bug: Option<engine::canary::Bug>,
-    /// How many seeds, from --from on and at most N, it takes to find each bug
+    /// Prints how many seeds, at most N from --from on, find each bug
     #[cfg(feature = "canary")]
     #[arg(long, value_name = "N")]
     first_seeds: Option<u64>,
-    /// Of --first-seeds, only bugs whose names begin with NAME
+    /// Limits --first-seeds to bugs whose names begin with NAME
     #[cfg(feature = "canary")]
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     only: String,
-    /// Minutes that --first-seeds takes for each bug at most
+    /// Most minutes that --first-seeds takes for each bug
     #[cfg(feature = "canary")]
     #[arg(long, value_name = "N", default_value_t = 5)]
     minutes: u64,

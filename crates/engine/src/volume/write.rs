@@ -197,8 +197,8 @@ pub(super) async fn overlaps_dirty(
     Ok(false)
 }
 
-/// The inputs of the write path, if the write is whole blocks and no look-up in the index is needed to choose the path
-/// unless the write bypasses the cache.
+/// The inputs of the write path, if they are known without a look-up in the index: the write is whole blocks of a cached
+/// device on which stripes do not matter. A write that then does not become dirty data still needs [`choose_path`].
 fn inputs_if_aligned(
     volume: &Volume,
     cache: &Cache,
