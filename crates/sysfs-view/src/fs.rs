@@ -15,7 +15,6 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::names::Numbers;
 use crate::owner::{Errno, Order, Owner, Snapshot};
 use crate::tree::{Found, Kind, Located, Tree};
 
@@ -39,7 +38,6 @@ struct State {
     inodes: BTreeMap<String, u64>,
     open: BTreeMap<u64, Arc<str>>,
     next_handle: u64,
-    numbers: Numbers,
 }
 
 const FIRST_INODE: u64 = 2;
@@ -87,8 +85,7 @@ impl SysfsView {
         // What is always there needs nobody's answer.
         let fixed = matches!(path, "" | "fs");
         let snapshot = if fixed { Snapshot::default() } else { self.owner.snapshot()? };
-        let numbers = self.lock().numbers_of(&snapshot, fixed);
-        let tree = Tree { snapshot: &snapshot, numbers: &numbers };
+        let tree = Tree { snapshot: &snapshot };
         let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
         see(&tree.find(&parts).ok_or(Errno::ENOENT)?)
     }
@@ -185,13 +182,6 @@ impl SysfsView {
             Order::Nothing => Ok(()),
             order => self.owner.obey(order),
         }
-    }
-}
-
-impl State {
-    /// The numbers of the volumes; a look that sees none of them forgets none.
-    fn numbers_of(&mut self, snapshot: &Snapshot, fixed: bool) -> Vec<u32> {
-        if fixed { Vec::new() } else { self.numbers.of(snapshot) }
     }
 }
 

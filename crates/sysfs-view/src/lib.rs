@@ -5,8 +5,8 @@
 //! has the paths of its files, `fs` answers FUSE. Reads and writes go through [`Owner`], which the owner of the sets
 //! implements. Must not know threads, sockets, or the source of devices.
 //!
-//! Invariants: the text of a file is made at open, all of it from one snapshot; only inode numbers and the numbers of
-//! `bcacheN` are stored between two opens; a write is carried out before it is answered.
+//! Invariants: the text of a file is made at open, all of it from one snapshot; only inode numbers are stored between two
+//! opens; a volume has the name that its owner gives it; a write is carried out before it is answered.
 #![forbid(unsafe_code)]
 
 mod fs;

@@ -1,51 +1,21 @@
-//! Names of devices: the number of `bcacheN` of a volume, and the name of a disk.
+//! Names of disks, as directories in `block`.
 
-use std::collections::BTreeMap;
+/// Longest name of a directory.
+const LONGEST: usize = 255;
 
-use engine::figures::VolumeFigures;
-use format::Uuid;
-
-use crate::owner::Snapshot;
-
-/// The identity of a volume.
-type Key = (Option<Uuid>, Option<Uuid>, u32);
-
-fn key(set: Option<Uuid>, v: &VolumeFigures) -> Key {
-    match v.backing_uuid {
-        // The same device, attached or not.
-        Some(uuid) => (None, Some(uuid), 0),
-        None => (set, None, v.inode.map_or(u32::MAX, |i| i.0)),
-    }
+/// The name of a device's directory: that of a block device in `/dev`, and the whole path of anything else, with `!` for each
+/// slash, as the kernel writes slashes. It depends on nothing but the path, so that a name never changes to another device.
+/// `None` if the path is too long for a name.
+pub(crate) fn disk(device: &str) -> Option<String> {
+    let in_dev = device.strip_prefix("/dev/").filter(|name| !is_volume_name(name));
+    let name = in_dev.unwrap_or(device).trim_end_matches('/').replace('/', "!");
+    let fits = !matches!(&*name, "" | "." | "..") && name.len() <= LONGEST;
+    fits.then_some(name)
 }
 
-/// The numbers of `bcacheN`, which stay with a volume as long as it is there: the lowest free one is taken.
-#[derive(Default, Debug)]
-pub(crate) struct Numbers(BTreeMap<Key, u32>);
-
-impl Numbers {
-    /// Brings the numbers up to date, and hands out that of each volume, in the snapshot's order: those of sets first.
-    pub(crate) fn of(&mut self, snapshot: &Snapshot) -> Vec<u32> {
-        let sets =
-            snapshot.sets.iter().flat_map(|s| s.volumes.iter().map(|v| key(Some(s.status.set_uuid), v)));
-        let keys: Vec<Key> = sets.chain(snapshot.alone.iter().map(|v| key(None, v))).collect();
-        self.0.retain(|k, _| keys.contains(k));
-        keys.iter()
-            .map(|k| match self.0.get(k) {
-                Some(n) => *n,
-                None => {
-                    let n = (0..).find(|n| !self.0.values().any(|taken| taken == n)).unwrap_or(u32::MAX);
-                    self.0.insert(*k, n);
-                    n
-                }
-            })
-            .collect()
-    }
-}
-
-/// The last part of a device's path, as a directory can be called.
-pub(crate) fn disk(device: &str) -> String {
-    let last = device.rsplit('/').find(|part| !part.is_empty()).unwrap_or("unknown");
-    if matches!(last, "." | "..") { "unknown".to_owned() } else { last.to_owned() }
+/// Whether a name could be that of a volume, such as that of a block device of a kernel's bcache.
+fn is_volume_name(name: &str) -> bool {
+    name.strip_prefix("bcache").is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -53,11 +23,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_called_by_the_end_of_their_path() {
-        for (path, name) in
-            [("/dev/sdb", "sdb"), ("disk.img", "disk.img"), ("/a/b/", "b"), ("/", "unknown"), ("", "unknown")]
-        {
-            assert_eq!(disk(path), name);
+    fn files_of_one_name_in_two_directories_are_two_disks() {
+        for (path, name) in [
+            ("/dev/sdb", "sdb"),
+            ("/dev/mapper/vg-home", "mapper!vg-home"),
+            ("disk.img", "disk.img"),
+            ("/a/disk.img", "!a!disk.img"),
+            ("/b/disk.img/", "!b!disk.img"),
+            ("/sdb", "!sdb"),
+            ("/dev/bcache0", "!dev!bcache0"),
+        ] {
+            assert_eq!(disk(path).as_deref(), Some(name), "{path}");
+        }
+        for path in ["/", "", "..", &"/long".repeat(52)] {
+            assert_eq!(disk(path), None, "{path}");
         }
     }
 }

@@ -365,7 +365,10 @@ static BACKING: &[File] = &[
         let uuid: Uuid = text.trim().parse().map_err(|_| Errno::EINVAL)?;
         tell_device(s, DeviceOrder::Attach(uuid))
     }),
-    shown("backing_dev_name", |s| Ok(names::disk(s.volume()?.backing_name.as_deref().unwrap_or_default()))),
+    shown("backing_dev_name", |s| {
+        let name = s.volume()?.backing_name.as_deref().and_then(names::disk);
+        Ok(name.unwrap_or_else(|| "unknown".to_owned()))
+    }),
     shown("backing_dev_uuid", |s| Ok(s.volume()?.backing_uuid.map(|u| u.to_string()).unwrap_or_default())),
     tunable("cache_mode"),
     order("clear_stats", |s, _| tell_device(s, DeviceOrder::ClearStats)),

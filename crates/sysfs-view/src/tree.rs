@@ -28,10 +28,9 @@ pub(crate) enum Kind {
     File,
 }
 
-/// A snapshot with the numbers of its volumes.
+/// A snapshot as a tree.
 pub(crate) struct Tree<'a> {
     pub(crate) snapshot: &'a Snapshot,
-    pub(crate) numbers: &'a [u32],
 }
 
 /// A volume and where it belongs.
@@ -39,20 +38,17 @@ pub(crate) struct Tree<'a> {
 struct Member<'a> {
     set: Option<&'a SetFigures>,
     volume: &'a VolumeFigures,
-    number: u32,
 }
 
 impl Member<'_> {
     /// The directory in `block` that holds its files.
     fn home(&self) -> String {
-        match &self.volume.backing_name {
-            Some(device) => disk(device),
-            None => self.block_device(),
-        }
+        self.volume.backing_name.as_deref().and_then(disk).unwrap_or_else(|| self.block_device().to_owned())
     }
 
-    fn block_device(&self) -> String {
-        format!("bcache{}", self.number)
+    /// The name by which its owner knows the volume.
+    fn block_device(&self) -> &str {
+        &self.volume.name
     }
 
     fn place(&self) -> Place {
@@ -85,6 +81,11 @@ fn dirs(names: &[&str]) -> Found {
     Found::Dir(names.iter().map(|n| ((*n).to_owned(), Kind::Dir)).collect())
 }
 
+/// The directory in `block` that holds the files of a cache device.
+fn cache_home(set: &SetFigures) -> String {
+    disk(&set.status.device).unwrap_or_else(|| set.status.set_uuid.to_string())
+}
+
 /// The names of the views' directories.
 fn views() -> impl Iterator<Item = (String, Kind)> {
     View::ALL.iter().map(|v| (v.name().to_owned(), Kind::Dir))
@@ -103,7 +104,7 @@ impl<'a> Tree<'a> {
     fn members(&self) -> impl Iterator<Item = Member<'a>> + '_ {
         let of_sets = self.snapshot.sets.iter().flat_map(|s| s.volumes.iter().map(move |v| (Some(s), v)));
         let all = of_sets.chain(self.snapshot.alone.iter().map(|v| (None, v)));
-        all.zip(self.numbers).map(|((set, volume), number)| Member { set, volume, number: *number })
+        all.map(|(set, volume)| Member { set, volume })
     }
 
     /// The entry at a path below the root, if there is one.
@@ -151,7 +152,7 @@ impl<'a> Tree<'a> {
     /// The links of a set to its devices.
     fn links(&self, set: &SetFigures) -> Vec<(String, String)> {
         let to = |home: String| format!("../../../block/{home}/bcache");
-        let mut links = vec![("cache0".to_owned(), to(disk(&set.status.device)))];
+        let mut links = vec![("cache0".to_owned(), to(cache_home(set)))];
         let mine = self.members().filter(|m| m.set.is_some_and(|s| s.status.set_uuid == set.status.set_uuid));
         for m in mine {
             let Some(inode) = m.volume.inode else { continue };
@@ -162,8 +163,8 @@ impl<'a> Tree<'a> {
     }
 
     fn block(&self) -> Found {
-        let mut names: Vec<String> = self.snapshot.sets.iter().map(|s| disk(&s.status.device)).collect();
-        names.extend(self.members().flat_map(|m| [m.home(), m.block_device()]));
+        let mut names: Vec<String> = self.snapshot.sets.iter().map(cache_home).collect();
+        names.extend(self.members().flat_map(|m| [m.home(), m.block_device().to_owned()]));
         names.sort_unstable();
         names.dedup();
         Found::Dir(names.into_iter().map(|n| (n, Kind::Dir)).collect())
@@ -181,7 +182,7 @@ impl<'a> Tree<'a> {
             };
             return Some(Located::plain(found));
         }
-        let set = self.snapshot.sets.iter().find(|s| disk(&s.status.device) == name)?;
+        let set = self.snapshot.sets.iter().find(|s| cache_home(s) == name)?;
         let found = match path {
             [] => dirs(&["bcache"]),
             ["bcache"] => {

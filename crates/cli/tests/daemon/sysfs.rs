@@ -44,6 +44,51 @@ fn files_like_the_kernels() {
     assert!(!Path::new(&root).join("fs").exists(), "it is unmounted");
 }
 
+/// The view counted the volumes itself and gave the lowest free number to the next one. After volumes had come and gone its
+/// `bcache0` was another disk than that of the daemon, and a write to `writeback_percent` changed, and one to `detach`
+/// detached, the wrong disk. Two files of one name in two directories were one directory of the view, too.
+#[test]
+fn a_name_in_the_view_is_the_volume_that_the_daemon_calls_so() {
+    let place = Place::new();
+    let root = place.dir.path("sys");
+    place.configure(&format!("sysfs_view = \"{root}\"\n[tunables]\nwriteback_running = 0\n"));
+    let daemon = place.start();
+    let view = |name: &str, file: &str| Path::new(&root).join(format!("block/{name}/bcache/{file}"));
+    let get = |name: &str, file: &str| {
+        let path = view(name, file);
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim().to_owned()
+    };
+    let same_name = |dir: &str, label: &str| {
+        std::fs::create_dir(place.dir.path(dir)).unwrap();
+        let disk = place.dir.sparse(&format!("{dir}/disk.img"), 4 << 20);
+        run(&["make", "-B", &disk, "--label", label]).ok();
+        disk
+    };
+    let (two, three) = (same_name("a", "two"), same_name("b", "three"));
+    // They are asked for from the beginning, and come and go.
+    assert!(std::fs::read_dir(Path::new(&root).join("block")).unwrap().next().is_none());
+    daemon.run(&["register", &place.ssd, &place.hdd]).ok();
+    daemon.run(&["register", &two]).ok();
+    assert_eq!([get("bcache0", "label"), get("bcache1", "label")], ["one", "two"]);
+    daemon.run(&["unregister", &place.hdd]).ok();
+    assert_eq!(get("bcache1", "label"), "two");
+    daemon.run(&["register", &three]).ok();
+    daemon.run(&["register", &place.hdd]).ok();
+    for (name, label) in [("bcache0", "one"), ("bcache1", "two"), ("bcache2", "three")] {
+        assert_eq!(daemon.volume(name)["label"], label);
+        assert_eq!(get(name, "label"), label, "{name} of the view");
+    }
+    for (n, name) in ["bcache2", "bcache0", "bcache1"].into_iter().enumerate() {
+        let percent = (20 + n).to_string();
+        std::fs::write(view(name, "writeback_percent"), &percent).unwrap();
+        daemon.run(&["get", name, "writeback_percent"]).ok().says(&[&percent]);
+    }
+    std::fs::write(view("bcache2", "stop"), "1").unwrap();
+    assert_eq!(daemon.state_of(&three), "stopped");
+    assert_eq!([daemon.state_of(&two), daemon.state_of(&place.hdd)], ["served", "served"]);
+    daemon.stop();
+}
+
 #[test]
 fn without_fuse_it_is_said_and_everything_else_is_there() {
     if !rustix::process::geteuid().is_root() {

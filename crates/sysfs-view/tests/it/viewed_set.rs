@@ -144,7 +144,9 @@ fn serve(mut jobs: RemoteReceiver<Job>) {
         ..Shape::default()
     };
     shape.run(async |rig| {
-        rig.set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
+        rig.volume.set_name("bcache0");
+        let flash_only = rig.set.create_volume(Uuid([3; 16]), Sectors(16384), "").await.unwrap();
+        flash_only.set_name("bcache1");
         while let Some(job) = jobs.recv().await {
             match job {
                 Job::Snapshot(reply) => {
