@@ -224,6 +224,11 @@ impl<T> Reply<T> {
         lock(&self.cell.state).value = Some(value);
         // Dropping `self` wakes the waiter.
     }
+
+    /// Whether the waiter still waits.
+    pub fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.cell) > 1
+    }
 }
 
 impl<T> Drop for Reply<T> {

@@ -16,6 +16,7 @@ use axum::response::Response;
 use serve::{message, plain};
 
 use crate::answer::Why;
+use crate::asked::{Asked, Presence};
 use crate::hub::{Change, Hub};
 use crate::names::Named;
 
@@ -71,7 +72,10 @@ pub(crate) fn tell(hub: &Hub, peer: Peer, action: &str, on: &[Named], result: Re
 
 /// The record of a request, which its handler fills in.
 #[derive(Clone, Default)]
-pub(crate) struct Audit(Arc<Mutex<Record>>);
+pub(crate) struct Audit {
+    record: Arc<Mutex<Record>>,
+    client: Presence,
+}
 
 #[derive(Default)]
 struct Record {
@@ -81,7 +85,12 @@ struct Record {
 
 impl Audit {
     fn lock(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The action and its client, for those who have to wait for others.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked { what: self.lock().action.clone(), client: self.client.clone() }
     }
 
     /// The action, with the names in the request.
@@ -100,10 +109,12 @@ impl Audit {
     }
 }
 
-/// Sees to it that every request which may change something has its line. It is carried out to its end, also when its
-/// client goes away.
+/// Sees to it that every request which may change something has its line. One that has begun is carried out to its end, also
+/// when its client goes away.
 pub(crate) async fn log_changes(State(hub): State<Arc<Hub>>, mut request: Request, next: Next) -> Response {
-    let audit = Audit::default();
+    // Dropped with this future, when the client disconnects.
+    let (_here, client) = Presence::new();
+    let audit = Audit { client, ..Audit::default() };
     request.extensions_mut().insert(audit.clone());
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return next.run(request).await;

@@ -3,12 +3,13 @@
 //! * `devices`: the registered devices and their states; `workers`: the threads of sets; `inventory`: both.
 //! * `views`: both as clients see them; `lookup`: names become devices, sets and volumes.
 //! * `admission`: which device may be served.
-//! * `placement`: devices are given to threads, one change at a time.
+//! * `changes`: which command changes what; `placement`: devices are given to threads.
 //! * `replug`: unplugged devices are plugged in again; `startup`: stored and configured devices are registered.
 //! * `registration`: commands of the operator about devices; `hotplug`: devices that are plugged in.
 //! * `exports`: the exports of all volumes.
 
 pub(crate) mod admission;
+pub(crate) mod changes;
 pub(crate) mod devices;
 pub(crate) mod exports;
 pub(crate) mod hotplug;

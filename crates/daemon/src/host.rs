@@ -18,12 +18,12 @@ use engine::Volume;
 use engine::figures::VolumeFigures;
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Export, Force, Spec, Way};
+use serve::exports::{self, Context, Export, Force, Occupied, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::{Answer, Command, Failure, Snapshot, message};
 
 use crate::config::Key;
-use crate::jobs::{End, Job, Running};
+use crate::jobs::{self, End, Job};
 use crate::order::{DiskTrace, Order, Plan};
 use crate::places;
 use crate::shared::Shared;
@@ -40,9 +40,15 @@ const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 /// A volume that is served.
 struct Served {
     volume: Rc<Volume>,
-    exports: Vec<Box<dyn Export>>,
+    exports: Vec<Running>,
     /// Why it cannot be reached as it should.
     problem: Option<String>,
+}
+
+/// An export of a volume, and what it was started by.
+struct Running {
+    spec: Spec,
+    export: Box<dyn Export>,
 }
 
 /// See the module head.
@@ -131,7 +137,7 @@ impl<'a> Host<'a> {
                 Err(refused) => Err(refused),
             };
             match export {
-                Ok(export) => exports.push(export),
+                Ok(export) => exports.push(Running { spec, export }),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
                     message::message("error", &format!("{name}: cannot be exported: {why}"));
@@ -139,7 +145,7 @@ impl<'a> Host<'a> {
                 }
             }
         }
-        let ways: Vec<_> = exports.iter().flat_map(|e| e.ways(&name)).collect();
+        let ways: Vec<_> = exports.iter().flat_map(|e| e.export.ways(&name)).collect();
         if problem.is_none() || !ways.is_empty() {
             message::note(format!("{name} ready: {}", exports::in_words(&ways)));
         }
@@ -171,7 +177,8 @@ impl<'a> Host<'a> {
                 let mut receive = pin!(orders.recv());
                 poll_fn(|cx| {
                     tasks.poll(cx);
-                    receive.as_mut().poll(cx)
+                    // A task may have been told to stop everything.
+                    if self.stopping.get() { Poll::Ready(None) } else { receive.as_mut().poll(cx) }
                 })
                 .await
             };
@@ -192,6 +199,7 @@ impl<'a> Host<'a> {
             Order::Force => self.force.use_it(),
             #[cfg(test)]
             Order::Panic => panic!("as told"),
+            other if !other.is_wanted() => {}
             other => tasks.0.push(Box::pin(self.carry_out(other))),
         }
     }
@@ -216,6 +224,11 @@ impl<'a> Host<'a> {
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
             Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
+            Order::StopIfFree(reply) => {
+                let released = self.release(None).await;
+                self.stopping.set(self.stopping.get() || released.is_ok());
+                reply.send(released);
+            }
             Order::Detach(name, wipe, job) => end_of(&job, self.detach(&name, wipe, &job.0).await),
             Order::Wipe(job) => end_of(&job, self.wipe(&job.0).await),
             Order::Flush(name, job) => end_of(&job, self.flush(name.as_deref(), &job.0).await),
@@ -231,18 +244,21 @@ impl<'a> Host<'a> {
         let served = self.served.borrow();
         for figures in &mut snapshot.volumes {
             let Some(one) = served.iter().find(|s| s.volume.name() == figures.name) else { continue };
-            figures.exports = one.exports.iter().flat_map(|e| e.ways(&figures.name)).collect();
+            figures.exports = one.exports.iter().flat_map(|e| e.export.ways(&figures.name)).collect();
             figures.problem.clone_from(&one.problem);
         }
         snapshot
     }
 
     fn engine_figures(&self) -> metrics::Figures {
-        let alone = self.session.volumes().into_iter().filter(|v| v.inode().is_none());
-        metrics::Figures {
-            sets: self.session.set.iter().map(engine::CacheSet::figures).collect(),
-            alone: alone.map(|v| VolumeFigures::of(&v)).collect(),
+        let volumes = self.session.volumes();
+        let mut sets: Vec<_> = self.session.set.iter().map(engine::CacheSet::figures).collect();
+        for set in &mut sets {
+            // A volume that is being registered has no name yet, or only the label that its disk gave it.
+            set.volumes.retain(|f| volumes.iter().any(|v| v.inode().is_some() && v.inode() == f.inode));
         }
+        let alone = volumes.iter().filter(|v| v.inode().is_none());
+        metrics::Figures { sets, alone: alone.map(|v| VolumeFigures::of(v)).collect() }
     }
 
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
@@ -278,28 +294,74 @@ impl<'a> Host<'a> {
     async fn users(&self, name: Option<&str>) -> Option<String> {
         let (mut clients, mut ways) = (Vec::new(), Vec::new());
         for one in self.served.borrow().iter().filter(|s| name.is_none_or(|name| s.volume.name() == name)) {
-            clients.extend(one.exports.iter().filter_map(|e| e.clients()));
-            ways.extend(one.exports.iter().flat_map(|e| e.ways(&one.volume.name())));
+            clients.extend(one.exports.iter().filter_map(|e| e.export.clients()));
+            ways.extend(one.exports.iter().flat_map(|e| e.export.ways(&one.volume.name())));
         }
-        let probe = move || ways.iter().flat_map(users_of).collect::<Vec<User>>();
-        let users = self.driver.reactor().blocking(probe).await;
+        let users = self.users_of(ways).await;
         if !users.is_empty() {
             clients.push(users::in_words(&users));
         }
         (!clients.is_empty()).then(|| clients.join(", "))
     }
 
+    /// The users of these exports, as far as the kernel reports them.
+    async fn users_of(&self, ways: Vec<Way>) -> Vec<User> {
+        let probe = move || ways.iter().flat_map(users_of).collect();
+        self.driver.reactor().blocking(probe).await
+    }
+
     async fn stop_volume(&self, name: &str) -> Result<(), Failure> {
         let volume = self.session.volume(name)?;
-        let at = self.served.borrow().iter().position(|s| Rc::ptr_eq(&s.volume, &volume));
-        let mut result = Ok(());
-        if let Some(at) = at {
-            let served = self.served.borrow_mut().remove(at);
-            for export in served.exports {
-                result = result.and(export.stop(&self.force).await);
+        self.release(Some(&volume)).await?;
+        self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
+        self.let_go(volume).await
+    }
+
+    /// Ends the exports of a volume, or of all, if none is in use; else every one of them serves on.
+    async fn release(&self, only: Option<&Rc<Volume>>) -> Result<(), Failure> {
+        let served = self.session.volumes();
+        let volumes: Vec<_> =
+            served.into_iter().filter(|v| only.is_none_or(|only| Rc::ptr_eq(only, v))).collect();
+        for volume in &volumes {
+            let name = volume.name();
+            let ways = self.with(volume, |s| s.exports.iter().flat_map(|e| e.export.ways(&name)).collect());
+            let users = self.users_of(ways.unwrap_or_default()).await;
+            if !users.is_empty() {
+                return Err(in_use(&name, &users::in_words(&users)));
             }
         }
-        result.and(self.let_go(volume).await)
+        let mut ended = Vec::new();
+        for volume in &volumes {
+            while let Some(Some(Running { spec, export })) = self.with(volume, |s| s.exports.pop()) {
+                if let Err(Occupied { export, why }) = export.stop_if_free().await {
+                    self.with(volume, |s| s.exports.push(Running { spec, export }));
+                    self.export_again(ended).await;
+                    return Err(in_use(&volume.name(), why.message().unwrap_or_default()));
+                }
+                ended.push((volume.clone(), spec));
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something with what is known of a volume that is served.
+    fn with<T>(&self, volume: &Rc<Volume>, work: impl FnOnce(&mut Served) -> T) -> Option<T> {
+        self.served.borrow_mut().iter_mut().find(|s| Rc::ptr_eq(&s.volume, volume)).map(work)
+    }
+
+    /// Starts exports again that ended before another one turned out to be in use.
+    async fn export_again(&self, ended: Vec<(Rc<Volume>, Spec)>) {
+        for (volume, spec) in ended.into_iter().rev() {
+            let name = volume.name();
+            match self.export(&spec, &name, &volume).await {
+                Ok(export) => drop(self.with(&volume, |s| s.exports.push(Running { spec, export }))),
+                Err(e) => {
+                    let why = e.message().unwrap_or_default().to_owned();
+                    message::message("error", &format!("{name}: cannot be exported: {why}"));
+                    self.with(&volume, |s| s.problem = Some(why));
+                }
+            }
+        }
     }
 
     /// Ends a volume that nothing exports, and lets its device go.
@@ -430,6 +492,9 @@ impl<'a> Host<'a> {
             match select(down.as_mut(), order).await {
                 Either::Left(result) => return result,
                 Either::Right(Order::Force) => self.force.use_it(),
+                Either::Right(order @ (Order::Do(Command::Stats, _) | Order::Figures(_))) => {
+                    self.carry_out(order).await;
+                }
                 // Dropping the other orders tells their senders that there is no answer.
                 Either::Right(_) => {}
             }
@@ -440,8 +505,8 @@ impl<'a> Host<'a> {
         let served = self.served.take();
         let mut result = Ok(());
         for one in served {
-            for export in one.exports {
-                result = result.and(export.stop(&self.force).await);
+            for one in one.exports {
+                result = result.and(one.export.stop(&self.force).await);
             }
         }
         result.and(self.session.stop().await)
@@ -458,7 +523,14 @@ fn users_of(way: &Way) -> Vec<User> {
     }
 }
 
-fn end_of(job: &Running, result: Result<End, Failure>) {
+/// The refusal of a stop.
+fn in_use(volume: &str, users: &str) -> Failure {
+    Failure::Failed(format!(
+        "{volume} is in use and stays served: {users}; unmount or close it, then try again"
+    ))
+}
+
+fn end_of(job: &jobs::Running, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
         Err(e) => End::Failed(

@@ -13,6 +13,7 @@
 
 mod answer;
 mod api;
+mod asked;
 mod audit;
 mod components;
 mod config;
@@ -171,7 +172,7 @@ async fn until_stop(signals: &mut Signals, registry: &Arc<Registry>, config: &Pa
         }
         let (registry, config) = (registry.clone(), config.to_owned());
         tokio::spawn(async move {
-            let reloaded = registry.reload.reload(&config).await;
+            let reloaded = registry.reload.reload(&config, &asked::Asked::inside("reload by SIGHUP")).await;
             let (hub, peer) = (&registry.shared.hub, audit::Peer::Other("a signal"));
             let result = reloaded.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
             audit::tell(hub, peer, "reload", &[], result);

@@ -33,6 +33,19 @@ impl Plan {
     }
 }
 
+impl Order {
+    /// Whether the order is to be carried out: a change whose sender has given up would come as a surprise.
+    pub(crate) fn is_wanted(&self) -> bool {
+        match self {
+            Order::Add(_, reply)
+            | Order::Create(_, _, reply)
+            | Order::StopVolume(_, reply)
+            | Order::StopIfFree(reply) => reply.is_awaited(),
+            _ => true,
+        }
+    }
+}
+
 /// An order to the thread of a set.
 pub(crate) enum Order {
     /// A command for the session.
@@ -53,7 +66,7 @@ pub(crate) enum Order {
     Create(u64, String, Reply<Result<(), Failure>>),
     /// Name the users of the block device of this volume, or of all volumes; no answer means no users.
     Users(Option<String>, Reply<Result<Option<String>, Failure>>),
-    /// Stop a volume and let its backing device go as it is.
+    /// Stop a volume and let its backing device go as it is, unless the volume is in use.
     StopVolume(String, Reply<Result<(), Failure>>),
     /// Write everything back, then let the backing device go; then wipe, if that is wanted.
     Detach(String, bool, Running),
@@ -61,7 +74,9 @@ pub(crate) enum Order {
     Wipe(Running),
     /// Write everything back, of all volumes if none is named.
     Flush(Option<String>, Running),
-    /// Stop everything, and end.
+    /// Stop everything, and end, unless a volume is in use; answered when nothing is exported any more.
+    StopIfFree(Reply<Result<(), Failure>>),
+    /// Stop everything, and end; waits for users of volumes.
     Stop,
     /// Stop without waiting for users of volumes.
     Force,

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use serve::Failure;
 
+use crate::asked::Asked;
 use crate::components::admission::By;
+use crate::components::changes::Scope;
 use crate::components::exports::Exports;
 use crate::components::placement::Placement;
 use crate::components::registration::Registration;
@@ -36,11 +38,11 @@ impl Reload {
     ///
     /// # Errors
     /// If it cannot be used; everything stays as it is then.
-    pub(crate) async fn reload(&self, path: &Path) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn reload(&self, path: &Path, asked: &Asked) -> Result<Vec<String>, Failure> {
         let _until_it_is_done = notify::Reloading::begin();
         // Read with it held: of two reloads the one that read later counts. And what comes up meanwhile comes up by one
         // configuration, not by two.
-        let alone = self.placement.nothing_changes().await;
+        let alone = self.placement.changes().claim(asked, Scope::everything()).await?;
         let (read, path) = (path.to_owned(), path.display().to_string());
         let read = tokio::task::spawn_blocking(move || load::read(&read)).await;
         let Read { config: next, remote, nbd } =
@@ -69,7 +71,7 @@ impl Reload {
         drop(alone);
         let added: Vec<_> = next.devices.iter().filter(|d| !old.devices.contains(d)).cloned().collect();
         for device in added {
-            said.push(match self.registration.register(vec![device.clone()], By::QUIET).await {
+            said.push(match self.registration.register(vec![device.clone()], By::QUIET, asked).await {
                 Ok(_) => format!("{}: registered", device.display()),
                 Err(e) => e.message().unwrap_or_default().to_owned(),
             });

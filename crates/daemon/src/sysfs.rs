@@ -14,6 +14,7 @@ use serve::{Command, Failure, message};
 use sysfs_view::{DeviceOrder, Errno, Order, Owner, SetOrder, Snapshot, SysfsView, VolumeId};
 use tokio::runtime::Handle;
 
+use crate::asked::Asked;
 use crate::audit::{self, Peer};
 use crate::components::{By, Found};
 use crate::order::Order as ThreadOrder;
@@ -115,6 +116,11 @@ async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     result
 }
 
+/// The writing process waits for the end of what it began.
+fn asked() -> Asked {
+    Asked::inside("a command by the sysfs view")
+}
+
 fn name_of(id: &VolumeId) -> String {
     id.backing.map_or_else(|| id.name.clone(), |uuid| uuid.to_string())
 }
@@ -128,7 +134,7 @@ async fn carry_out(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> 
                 let path = device.path.display().to_string();
                 registry
                     .registration
-                    .unregister(&path)
+                    .unregister(&path, &asked())
                     .await
                     .map_err(|e| refused(e, Errno::EIO))
                     .map(drop)?;
@@ -149,8 +155,11 @@ async fn register(registry: &Arc<Registry>, path: &str, quiet: bool) -> Result<(
     if registry.views.devices().iter().any(|d| d.path == path && d.state != "failed") {
         return if quiet { Ok(()) } else { Err(Errno::EBUSY) };
     }
-    let registered =
-        registry.registration.register(vec![path], By::NAME).await.map_err(|e| refused(e, Errno::EINVAL))?;
+    let registered = registry
+        .registration
+        .register(vec![path], By::NAME, &asked())
+        .await
+        .map_err(|e| refused(e, Errno::EINVAL))?;
     let failed = registry.views.devices().into_iter().filter(|d| d.state == "failed");
     if failed.into_iter().any(|d| registered.paths.contains(&d.path)) { Err(Errno::EINVAL) } else { Ok(()) }
 }
@@ -164,12 +173,14 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
             let changed = registry.settings.set_tunable(Of::Volume(&volume), key, &value, false).await;
             return changed.map(|_| ()).map_err(|e| refused(e, Errno::EINVAL));
         }
-        DeviceOrder::Attach(set) => registry.registration.attach(&set.to_string(), &name).await.map(drop),
+        DeviceOrder::Attach(set) => {
+            registry.registration.attach(&set.to_string(), &name, &asked()).await.map(drop)
+        }
         DeviceOrder::Detach => {
             let order = |job| ThreadOrder::Detach(volume.clone(), false, job);
             thread.begin_job(&registry.jobs, "detach", &volume, Some(&named), order).map(|_| ())
         }
-        DeviceOrder::Stop => registry.registration.stop_volume(&volume).await.map(drop),
+        DeviceOrder::Stop => registry.registration.stop_volume(&volume, &asked()).await.map(drop),
         // Every volume in the tree is served.
         DeviceOrder::Run => return Err(Errno::EBUSY),
         DeviceOrder::ClearStats => {
@@ -188,7 +199,9 @@ async fn set(registry: &Arc<Registry>, set: &str, what: SetOrder) -> Result<(), 
             changed.map(|_| ())
         }
         SetOrder::Stop => match &thread.plan.cache {
-            Some(cache) => registry.registration.unregister(&cache.display().to_string()).await.map(drop),
+            Some(cache) => {
+                registry.registration.unregister(&cache.display().to_string(), &asked()).await.map(drop)
+            }
             None => return Err(Errno::ENOENT),
         },
         SetOrder::CreateVolume(size) => thread.create(size.0, String::new()).await,

@@ -59,6 +59,11 @@ impl Phase {
         }
     }
 
+    /// There are volumes, also while they are being stopped.
+    pub(crate) fn has_figures(&self) -> bool {
+        matches!(self, Phase::Serving | Phase::Stopping)
+    }
+
     /// The thread has nothing any more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self, Phase::Stopped | Phase::Failed(_))
@@ -159,7 +164,12 @@ impl Worker {
         self.ask(ANSWER_WITHIN, |reply| Order::Add(path, reply)).await
     }
 
-    /// Stops a volume; its backing device is let go as it is.
+    /// Begins the stop of the thread; a volume that is in use prevents it, and everything is served on.
+    pub(crate) async fn stop_if_free(&self) -> Result<(), Failure> {
+        self.ask(ANSWER_WITHIN, Order::StopIfFree).await
+    }
+
+    /// Stops a volume that is not in use; its backing device is let go as it is.
     pub(crate) async fn stop_volume(&self, name: String) -> Result<(), Failure> {
         self.ask(ANSWER_WITHIN, |reply| Order::StopVolume(name, reply)).await
     }

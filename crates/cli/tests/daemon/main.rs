@@ -8,6 +8,7 @@
 mod world;
 
 mod audit;
+mod busy;
 mod clients;
 mod copies;
 mod halfway;

@@ -66,7 +66,7 @@ pub(super) async fn register(State(api): Shared, Extension(audit): Audited, body
     audit.does(format!("register {}{replacing}", paths.join(" ")));
     let by = By::Operator { quiet: wanted.quiet, accept: wanted.accept_replacement };
     let registered = to_the_end(async move {
-        let registered = api.registry.registration.register(wanted.devices, by).await?;
+        let registered = api.registry.registration.register(wanted.devices, by, &audit.asked()).await?;
         let mut devices = api.registry.views.devices();
         devices.retain(|view| registered.paths.contains(&view.path));
         for view in &devices {
@@ -96,7 +96,9 @@ pub(super) async fn unregister(State(api): Shared, Extension(audit): Audited, bo
     if let Ok(named) = api.registry.lookup.named(&wanted.device).await {
         audit.on(&named);
     }
-    let named = to_the_end(async move { api.registry.registration.unregister(&wanted.device).await }).await?;
+    let asked = audit.asked();
+    let work = async move { api.registry.registration.unregister(&wanted.device, &asked).await };
+    let named = to_the_end(work).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -116,7 +118,7 @@ pub(super) async fn attach(State(api): Shared, Extension(audit): Audited, body: 
         }
     }
     let attached = to_the_end(async move {
-        let named = api.registry.registration.attach(&wanted.cache, &wanted.backing).await?;
+        let named = api.registry.registration.attach(&wanted.cache, &wanted.backing, &audit.asked()).await?;
         let cache = api.registry.lookup.named(&wanted.cache).await?;
         audit.on(&named);
         Ok((named, cache))
@@ -132,7 +134,8 @@ pub(super) async fn stop(
 ) -> Answered {
     audit.does(format!("stop {volume}"));
     let Found { name, .. } = volume_of(&api, &audit, &volume).await?;
-    let named = to_the_end(async move { api.registry.registration.stop_volume(&name).await }).await?;
+    let asked = audit.asked();
+    let named = to_the_end(async move { api.registry.registration.stop_volume(&name, &asked).await }).await?;
     ok(json!({"resolved": named}))
 }
 
@@ -167,7 +170,9 @@ pub(super) async fn create(
 
 pub(super) async fn reload(State(api): Shared, Extension(audit): Audited) -> Answered {
     audit.does("reload");
-    let changes = to_the_end(async move { api.registry.reload.reload(&api.config_path).await }).await?;
+    let asked = audit.asked();
+    let work = async move { api.registry.reload.reload(&api.config_path, &asked).await };
+    let changes = to_the_end(work).await?;
     ok(json!({"changes": changes}))
 }
 

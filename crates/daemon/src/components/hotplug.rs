@@ -13,6 +13,7 @@ use super::admission::{Admission, By};
 use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use super::registration::Registration;
+use crate::asked::Asked;
 use crate::audit::{self, Peer};
 use crate::hub::{Hub, Kind};
 use crate::names::Named;
@@ -94,7 +95,10 @@ impl Hotplug {
 
     async fn register_hotplugged(&self, probe: &Probe) {
         message::note(format!("{}: was plugged in", probe.path.display()));
-        let registered = self.registration.register(vec![probe.path.clone()], By::Search).await;
+        let registered = {
+            let asked = Asked::inside(format!("register {}, which was plugged in", probe.path.display()));
+            self.registration.register(vec![probe.path.clone()], By::Search, &asked).await
+        };
         let result = registered.as_ref().map(|_| "done").map_err(|e| e.message().unwrap_or_default());
         let what =
             Named { device: Some(probe.path.clone()), uuid: Some(probe.uuid.clone()), ..Named::default() };
@@ -197,7 +201,7 @@ mod tests {
 
         registry.hotplug.hotplugged(vec![(one.clone(), true), (two.clone(), false)], true).await;
         assert!(registry.shared.hub.last(9, |e| e.level == "error").is_empty());
-        registry.registration.unregister(two.to_str().unwrap()).await.unwrap();
+        registry.registration.unregister(two.to_str().unwrap(), &Asked::inside("a test")).await.unwrap();
         registry.hotplug.hotplugged(vec![(two.clone(), false)], true).await;
         assert_eq!(served(&registry), 1, "that it was closed changed it, and is no reason");
         registry.hotplug.hotplugged(vec![(two.clone(), true)], true).await;
@@ -212,7 +216,7 @@ mod tests {
             assert_eq!((served(&registry), errors()), (2, wanted));
         }
         // After the original is unregistered the copy is refused, with one message, and tried again only after the next hotplug.
-        registry.registration.unregister(one.to_str().unwrap()).await.unwrap();
+        registry.registration.unregister(one.to_str().unwrap(), &Asked::inside("a test")).await.unwrap();
         for uuid in [2 ^ 0x80, 3 ^ 0x80].map(|n| format::Uuid([n; 16]).to_string()) {
             registry.admission.welcome(&uuid);
         }

@@ -2,7 +2,7 @@
 //!
 //! Owns the rule how a device is served: a set if its cache device is there; a backing device with its set, or alone if it
 //! belongs to no set. A backing device whose cache device is missing waits, with a message: it is never served without it.
-//! Changes of what is served happen one at a time, under the lock of this module. Must not know the client.
+//! A caller has claimed what it places. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use serve::Failure;
 
 use super::admission::Admission;
+use super::changes::{Changes, Scope};
 use super::devices::{Device, DeviceState};
 use super::inventory::Inventory;
 use crate::order::Plan;
@@ -25,7 +26,7 @@ const LATE_LOOKS_EVERY: Duration = Duration::from_millis(200);
 pub(crate) struct Placement {
     inventory: Inventory,
     admission: Arc<Admission>,
-    changing: tokio::sync::Mutex<()>,
+    changes: Changes,
 }
 
 fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
@@ -34,12 +35,12 @@ fn failed<T>(text: impl Into<String>) -> Result<T, Failure> {
 
 impl Placement {
     pub(crate) fn new(inventory: Inventory, admission: Arc<Admission>) -> Placement {
-        Placement { inventory, admission, changing: tokio::sync::Mutex::default() }
+        Placement { inventory, admission, changes: Changes::default() }
     }
 
-    /// While this lock is held, no device is registered or unregistered, and no setting of them changes.
-    pub(crate) async fn nothing_changes(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.changing.lock().await
+    /// The claims of those who change what is served.
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Assigns devices to threads: first all cache devices at the same time, then the others.
@@ -136,7 +137,8 @@ impl Placement {
             while worker.phase() == Phase::Starting {
                 tokio::time::sleep(LATE_LOOKS_EVERY).await;
             }
-            let _one = this.changing.lock().await;
+            let scope = Scope { alone: [worker.plan.id.clone()].into(), ..Scope::default() };
+            let _claim = this.changes.wait(&format!("the start of {}", worker.plan.title()), &scope).await;
             if worker.phase() == Phase::Serving {
                 this.admission.record(&late).await;
             }

@@ -1,7 +1,7 @@
 //! The commands register, unregister, attach and stop.
 //!
-//! Owns the order of the steps of each command. A command holds the lock of placement: nothing else changes what is served
-//! meanwhile. Must not know the client.
+//! Owns the order of the steps of each command. A command claims the devices and sets that it changes: no other command changes
+//! them meanwhile. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,11 +10,13 @@ use std::sync::Arc;
 use serve::{Failure, message};
 
 use super::admission::{Admission, By};
+use super::changes::Scope;
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::lookup::{Found, Lookup};
 use super::placement::Placement;
 use super::replug::Replug;
+use crate::asked::Asked;
 use crate::names::Named;
 use crate::probe::{Attachment, Probe, Role, probe_all, probe_device};
 use crate::state::Known;
@@ -53,10 +55,16 @@ impl Registration {
 
     /// Registers devices: each comes up as it should, waits for what is missing, or is refused; so is one that is registered
     /// already, unless that is as good.
-    pub(crate) async fn register(&self, paths: Vec<PathBuf>, by: By) -> Result<Registered, Failure> {
-        let _one = self.placement.nothing_changes().await;
+    pub(crate) async fn register(
+        &self,
+        paths: Vec<PathBuf>,
+        by: By,
+        asked: &Asked,
+    ) -> Result<Registered, Failure> {
+        let probes = probe_once(paths).await?;
+        let _claim = self.placement.changes().claim(asked, self.scope_of(&probes)).await?;
         let known = self.admission.remembered();
-        let probes = self.probe_new(paths, &known, by.is_quiet()).await?;
+        self.are_new(&probes, &known, by.is_quiet())?;
         self.inventory.devices.note_unplugged();
         let accepted = self.admission.admit_all(&probes, by)?;
         accepted.iter().for_each(message::note);
@@ -100,32 +108,61 @@ impl Registration {
         Ok(Registered { paths, accepted })
     }
 
-    /// Probes the devices to register, each once.
-    async fn probe_new(
+    /// What the registration of these devices changes.
+    fn scope_of(&self, probes: &[Probe]) -> Scope {
+        self.inventory.devices.note_unplugged();
+        let mut scope = Scope::default();
+        for probe in probes {
+            if self.inventory.devices.was_unplugged(probe) {
+                scope.alone.extend(self.replug.scope(probe).alone);
+            }
+            scope.alone.insert(probe.key().to_owned());
+            if let Role::Backing { set: Some(set), .. } = &probe.role {
+                scope.shared.insert(set.clone());
+            }
+        }
+        scope.shared.retain(|set| !scope.alone.contains(set));
+        scope
+    }
+
+    /// What a command changes that stops a device or volume.
+    fn scope_of_named(&self, named: &Named) -> Scope {
+        let device = named.device.as_ref().and_then(|path| self.inventory.devices.get(path));
+        let set = match device.and_then(|d| d.probe).map(|p| p.role) {
+            Some(Role::Backing { set, .. }) => set,
+            _ => None,
+        };
+        let mut scope = Scope::default();
+        scope.alone.extend(named.set.iter().chain(&named.uuid).cloned());
+        scope.shared.extend(set.iter().chain(&named.served_by).cloned());
+        scope.shared.retain(|id| !scope.alone.contains(id));
+        scope
+    }
+
+    /// Refuses devices that are registered already.
+    fn are_new(
         &self,
-        paths: Vec<PathBuf>,
+        probes: &[Probe],
         known: &BTreeMap<PathBuf, Known>,
         quiet: bool,
-    ) -> Result<Vec<Probe>, Failure> {
-        let mut probes = Vec::new();
-        for (_, probed) in probe_all(paths).await {
-            let probed = probed?;
-            if probes.iter().any(|p: &Probe| p.path == probed.path) {
-                continue;
+    ) -> Result<(), Failure> {
+        for probe in probes {
+            let is_served = self.inventory.devices.is_served(&probe.path);
+            let is_known = known.contains_key(&probe.path) && !quiet;
+            if is_served && is_known && self.inventory.workers.of_device(probe).is_some() {
+                return failed(format!("{}: is registered already", probe.path.display()));
             }
-            let is_served = self.inventory.devices.is_served(&probed.path);
-            let is_known = known.contains_key(&probed.path) && !quiet;
-            if is_served && is_known && self.inventory.workers.of_device(&probed).is_some() {
-                return failed(format!("{}: is registered already", probed.path.display()));
-            }
-            probes.push(probed);
         }
-        Ok(probes)
+        Ok(())
     }
 
     /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
-    pub(crate) async fn unregister(&self, device: &str) -> Result<Named, Failure> {
-        let _one = self.placement.nothing_changes().await;
+    ///
+    /// # Errors
+    /// If a volume is in use, among others; it stays served then.
+    pub(crate) async fn unregister(&self, device: &str, asked: &Asked) -> Result<Named, Failure> {
+        let named = self.lookup.named(device).await?;
+        let _claim = self.placement.changes().claim(asked, self.scope_of_named(&named)).await?;
         let named = self.lookup.named(device).await?;
         let Some(path) = named.device.clone() else { return failed(format!("{named}: has no device")) };
         let known = self.inventory.devices.get(&path);
@@ -152,13 +189,21 @@ impl Registration {
 
     /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its
     /// clients have to connect again.
-    pub(crate) async fn attach(&self, cache: &str, backing: &str) -> Result<Named, Failure> {
-        let _one = self.placement.nothing_changes().await;
+    ///
+    /// # Errors
+    /// If the device is in use, among others; it stays served as it was then.
+    pub(crate) async fn attach(&self, cache: &str, backing: &str, asked: &Asked) -> Result<Named, Failure> {
         let set = self.lookup.set_of(cache).await?;
+        let path = self.lookup.device_path(backing).await?;
+        let probe = probe_device(&path).await?;
+        let served_by = self.inventory.workers.of_device(&probe).map(|w| w.plan.id.clone());
+        let shared = [Some(set.clone()), served_by].into_iter().flatten().filter(|id| *id != probe.uuid);
+        let scope =
+            Scope { alone: [probe.key().to_owned()].into(), shared: shared.collect(), ..Scope::default() };
+        let _claim = self.placement.changes().claim(asked, scope).await?;
         let Some(worker) = self.inventory.workers.serving(&set) else {
             return failed(format!("set {set} is not served"));
         };
-        let path = self.lookup.device_path(backing).await?;
         let probe = probe_device(&path).await?;
         self.admission.admit(&probe)?;
         match &probe.role {
@@ -197,8 +242,12 @@ impl Registration {
     }
 
     /// Stops a volume. Its device stays registered, for the next start.
-    pub(crate) async fn stop_volume(&self, volume: &str) -> Result<Named, Failure> {
-        let _one = self.placement.nothing_changes().await;
+    ///
+    /// # Errors
+    /// If it is in use, among others; it stays served then.
+    pub(crate) async fn stop_volume(&self, volume: &str, asked: &Asked) -> Result<Named, Failure> {
+        let Found { named, .. } = self.lookup.find(volume).await?;
+        let _claim = self.placement.changes().claim(asked, self.scope_of_named(&named)).await?;
         let Found { worker, name, named } = self.lookup.find(volume).await?;
         if worker.plan.alone.is_some() {
             self.inventory.workers.stop(&worker.plan.id).await?;
@@ -208,4 +257,16 @@ impl Registration {
         self.inventory.devices.stopped(named.uuid.as_ref());
         Ok(named)
     }
+}
+
+/// Probes devices, each once.
+async fn probe_once(paths: Vec<PathBuf>) -> Result<Vec<Probe>, Failure> {
+    let mut probes: Vec<Probe> = Vec::new();
+    for (_, probed) in probe_all(paths).await {
+        let probed = probed?;
+        if !probes.iter().any(|p| p.path == probed.path) {
+            probes.push(probed);
+        }
+    }
+    Ok(probes)
 }

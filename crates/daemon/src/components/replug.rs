@@ -13,6 +13,7 @@ use std::time::Duration;
 use serve::{Failure, message};
 
 use super::admission::Admission;
+use super::changes::Scope;
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
@@ -39,8 +40,8 @@ impl Replug {
         Replug { inventory, admission, placement }
     }
 
-    /// Serves a device that was unplugged and is there again, as soon as its volume is not in use. The caller holds the lock of
-    /// changes.
+    /// Serves a device that was unplugged and is there again, as soon as its volume is not in use. The caller has claimed
+    /// its set.
     pub(crate) async fn replugged(self: &Arc<Self>, probe: Probe) -> Result<(), Failure> {
         let Some(before) = self.inventory.devices.unplugged_as(&probe) else { return Ok(()) };
         self.inventory.devices.remove(&before);
@@ -54,10 +55,22 @@ impl Replug {
         remembered
     }
 
+    /// What the start of such a device may change: its whole set.
+    pub(crate) fn scope(&self, probe: &Probe) -> Scope {
+        let set = match &probe.role {
+            Role::Cache { set } => Some(set),
+            Role::Backing { set, .. } => set.as_ref(),
+        };
+        let served_by = self.inventory.workers.of_device(probe).map(|w| w.plan.id.clone());
+        let alone = [Some(probe.key().to_owned()), set.cloned(), served_by].into_iter().flatten().collect();
+        Scope { alone, ..Scope::default() }
+    }
+
     async fn renew_later(self: &Arc<Self>, probe: Probe) {
         loop {
             tokio::time::sleep(LOOKS_EVERY).await;
-            let _one = self.placement.nothing_changes().await;
+            let what = format!("the start of {}, which was plugged in again", probe.path.display());
+            let _claim = self.placement.changes().wait(&what, &self.scope(&probe)).await;
             let still = self.inventory.devices.get(&probe.path).is_some_and(|d| {
                 matches!(d.state, DeviceState::Replugged(_)) && d.probe.as_ref() == Some(&probe)
             });

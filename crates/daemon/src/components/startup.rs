@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::admission::Admission;
+use super::changes::Scope;
 use super::devices::DeviceState;
 use super::inventory::Inventory;
 use super::placement::Placement;
@@ -58,7 +59,8 @@ impl Startup {
         scanned: Vec<PathBuf>,
         elsewhere: impl FnOnce() -> Vec<PathBuf> + Send + 'static,
     ) {
-        let _one = self.placement.nothing_changes().await;
+        let everything = Scope::everything();
+        let _claim = self.placement.changes().wait("the start of the daemon", &everything).await;
         let known = self.admission.remembered();
         let mut found = self.probe_known(&scanned, &known).await;
         let moved = self.find_moved(&known, &mut found, elsewhere).await;
@@ -221,6 +223,7 @@ impl Startup {
 
 #[cfg(test)]
 mod tests {
+    use crate::asked::Asked;
     use std::path::Path;
 
     use super::*;
@@ -274,7 +277,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [one, two, three] = [2, 3, 4].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");
-        first.registration.register(vec![one.clone(), two.clone(), three.clone()], By::NAME).await.unwrap();
+        first
+            .registration
+            .register(vec![one.clone(), two.clone(), three.clone()], By::NAME, &Asked::inside("a test"))
+            .await
+            .unwrap();
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
         // Two have changed places, one is somewhere else, and another one is where that was.
@@ -306,7 +313,7 @@ mod tests {
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
         let fourth = registry(dir.path(), "");
-        fourth.registration.register(vec![one], By::NAME).await.unwrap();
+        fourth.registration.register(vec![one], By::NAME, &Asked::inside("a test")).await.unwrap();
         fourth.inventory.workers.stop_all().await.unwrap();
         drop(fourth);
         let fifth = registry(dir.path(), "");
@@ -324,7 +331,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let one = cache_device(dir.path(), 2);
             let first = registry(dir.path(), "");
-            first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
+            first.registration.register(vec![one.clone()], By::NAME, &Asked::inside("a test")).await.unwrap();
             first.inventory.workers.stop_all().await.unwrap();
             drop(first);
             let (aside, copy) = (dir.path().join("aside"), dir.path().join("copy"));
@@ -356,17 +363,27 @@ mod tests {
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
             let refused = third
                 .registration
-                .register(vec![place.clone()], By::Operator { quiet: false, accept: true })
+                .register(
+                    vec![place.clone()],
+                    By::Operator { quiet: false, accept: true },
+                    &Asked::inside("a test"),
+                )
                 .await;
             assert!(
                 refused.err().unwrap().message().unwrap().contains("served already"),
                 "while it is served"
             );
-            third.registration.unregister(aside.to_str().unwrap()).await.unwrap();
-            let refused = third.registration.register(vec![place.clone()], By::NAME).await.err().unwrap();
+            third.registration.unregister(aside.to_str().unwrap(), &Asked::inside("a test")).await.unwrap();
+            let refused = third
+                .registration
+                .register(vec![place.clone()], By::NAME, &Asked::inside("a test"))
+                .await
+                .err()
+                .unwrap();
             assert!(refused.message().unwrap().contains("is not the device"), "{refused:?}");
             let by = By::Operator { quiet: false, accept: true };
-            let registered = third.registration.register(vec![place.clone()], by).await.unwrap();
+            let registered =
+                third.registration.register(vec![place.clone()], by, &Asked::inside("a test")).await.unwrap();
             assert!(registered.accepted[0].contains("inode: expected"), "{:?}", registered.accepted);
             third.inventory.workers.stop_all().await.unwrap();
             drop(third);
@@ -384,7 +401,7 @@ mod tests {
         let one = cache_device(dir.path(), 2);
         let older = std::fs::read(&one).unwrap();
         let first = registry(dir.path(), "");
-        first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
+        first.registration.register(vec![one.clone()], By::NAME, &Asked::inside("a test")).await.unwrap();
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
         std::fs::write(&one, older).unwrap();
@@ -393,9 +410,15 @@ mod tests {
         assert_eq!(in_state(&second, "failed"), std::slice::from_ref(&one));
         let why = second.views.devices().remove(0).why.unwrap();
         assert!(why.contains("is older than") && why.contains("sequence number"), "{why}");
-        assert!(second.registration.register(vec![one.clone()], By::QUIET).await.is_err());
+        assert!(
+            second
+                .registration
+                .register(vec![one.clone()], By::QUIET, &Asked::inside("a test"))
+                .await
+                .is_err()
+        );
         let by = By::Operator { quiet: false, accept: true };
-        second.registration.register(vec![one.clone()], by).await.unwrap();
+        second.registration.register(vec![one.clone()], by, &Asked::inside("a test")).await.unwrap();
         second.inventory.workers.stop_all().await.unwrap();
         drop(second);
         let third = registry(dir.path(), "");
@@ -415,7 +438,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [one, two] = [2, 3].map(|n| cache_device(dir.path(), n));
         let first = registry(dir.path(), "");
-        first.registration.register(vec![one.clone(), two.clone()], By::NAME).await.unwrap();
+        first
+            .registration
+            .register(vec![one.clone(), two.clone()], By::NAME, &Asked::inside("a test"))
+            .await
+            .unwrap();
         let sets: Vec<String> = first.views.devices().into_iter().filter_map(|d| d.set).collect();
         first.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&first, set));
@@ -452,9 +479,20 @@ mod tests {
         let first = registry(dir.path(), "scan = true");
         first.startup.begin(vec![one.clone(), copy.clone()], Vec::new).await;
         assert_eq!(in_state(&first, "failed"), [one.clone(), copy.clone()]);
-        assert!(first.registration.register(vec![one.clone(), copy.clone()], By::NAME).await.is_err());
-        first.registration.register(vec![one.clone()], By::NAME).await.unwrap();
-        let refused = first.registration.register(vec![copy.clone()], By::NAME).await.err().unwrap();
+        assert!(
+            first
+                .registration
+                .register(vec![one.clone(), copy.clone()], By::NAME, &Asked::inside("a test"))
+                .await
+                .is_err()
+        );
+        first.registration.register(vec![one.clone()], By::NAME, &Asked::inside("a test")).await.unwrap();
+        let refused = first
+            .registration
+            .register(vec![copy.clone()], By::NAME, &Asked::inside("a test"))
+            .await
+            .err()
+            .unwrap();
         assert!(refused.message().unwrap().contains("served already"), "{refused:?}");
         assert_eq!(in_state(&first, "served"), [one]);
         first.inventory.workers.stop_all().await.unwrap();
@@ -467,7 +505,11 @@ mod tests {
         let one = cache_device(dir.path(), 2);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&one, &link).unwrap();
-        registry.registration.register(vec![one.clone(), link, one.clone()], By::NAME).await.unwrap();
+        registry
+            .registration
+            .register(vec![one.clone(), link, one.clone()], By::NAME, &Asked::inside("a test"))
+            .await
+            .unwrap();
         assert_eq!(in_state(&registry, "served"), [one]);
         registry.inventory.workers.stop_all().await.unwrap();
     }

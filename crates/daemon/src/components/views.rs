@@ -69,8 +69,9 @@ impl Views {
                         figures: Snapshot::default(),
                     };
                     match phase {
-                        Phase::Serving => match worker.snapshot().await {
+                        Phase::Serving | Phase::Stopping => match worker.snapshot().await {
                             Ok(figures) => view.figures = figures,
+                            Err(_) if worker.phase().is_over() => view.state = worker.phase().name(),
                             Err(e) => view.why = e.message().map(str::to_owned),
                         },
                         Phase::Failed(why) => view.why = Some(why),

@@ -112,14 +112,21 @@ impl Workers {
     }
 
     /// Stops a thread and waits for its end; nothing if there is none.
+    ///
+    /// # Errors
+    /// If a volume is in use; everything is served on then.
     pub(crate) async fn stop(&self, id: &str) -> Result<(), Failure> {
         let Some(worker) = self.serving(id) else { return Ok(()) };
-        worker.order(Order::Stop)?;
+        // One that is ending on its own has no answer; its end is awaited below.
+        if worker.phase() != Phase::Stopping {
+            worker.stop_if_free().await?;
+        }
         let joined = worker.clone();
         let joined = tokio::task::spawn_blocking(move || joined.join());
         if tokio::time::timeout(ANSWER_WITHIN, joined).await.is_err() {
             return failed(format!(
-                "set {id} has not stopped within {} seconds: is a volume in use?",
+                "{} is still stopping after {} seconds: a device does not answer; see `ubcache status`",
+                worker.plan.title(),
                 ANSWER_WITHIN.as_secs()
             ));
         }
@@ -147,7 +154,7 @@ impl Workers {
     pub(crate) async fn engine_figures(&self) -> metrics::Figures {
         let mut all = metrics::Figures::default();
         for worker in self.all() {
-            if worker.phase() != Phase::Serving {
+            if !worker.phase().has_figures() {
                 continue;
             }
             match worker.figures().await {
@@ -155,6 +162,7 @@ impl Workers {
                     all.sets.extend(figures.sets);
                     all.alone.extend(figures.alone);
                 }
+                Err(_) if worker.phase().is_over() => {}
                 Err(e) => {
                     let why = e.message().unwrap_or_default();
                     self.shared.hub.publish(Kind::Set, Some(&worker.plan.id), "warning", why);

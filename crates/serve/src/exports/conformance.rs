@@ -49,7 +49,7 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
         nbd: NbdAccess::default(),
         ublk: export_ublk::Shape::default(),
     };
-    for (round, end) in ["stop", "hand over", "stop", "give up", "stop"].into_iter().enumerate() {
+    for (round, end) in ["stop", "hand over", "stop if free", "give up", "stop"].into_iter().enumerate() {
         let at = format!("{spec}, round {round}, {end}");
         let export = start(spec, &context).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message()));
         let ways = export.ways("vol");
@@ -63,6 +63,7 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
         }
         match end {
             "hand over" if export.can_be_handed_over() => drop(export.hand_over().await),
+            "stop if free" => export.stop_if_free().await.unwrap_or_else(|o| panic!("{at}: {}", o.why)),
             "give up" => export.give_up(&force).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message())),
             _ => export.stop(&force).await.unwrap_or_else(|e| panic!("{at}: {:?}", e.message())),
         }
@@ -232,6 +233,14 @@ mod head {
                 self.ends.now.set(true);
                 self.ends.event.notify_all();
                 self.task.await;
+                Ok(())
+            })
+        }
+
+        fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
+            Box::pin(async move {
+                let stopped = self.stop(&Force::default()).await;
+                stopped.expect("a task that ends");
                 Ok(())
             })
         }

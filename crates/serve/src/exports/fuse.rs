@@ -10,7 +10,7 @@ use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve}
 use io::{Handle, Nanos};
 
 use super::spec::Kind;
-use super::{Context, Export, Force, Place, Spec, Way, Work};
+use super::{Context, Export, Force, Occupied, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 
@@ -121,6 +121,18 @@ impl Export for Fuse {
                         self.rt.sleep(AGAIN).await;
                     }
                 }
+            }
+            remove(self.own_dir.as_deref());
+            Ok(())
+        })
+    }
+
+    fn stop_if_free(mut self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
+        Box::pin(async move {
+            if let Err(refused) = self.fuse.stop().await {
+                let refused = *refused;
+                self.fuse = refused.fuse;
+                return Err(Occupied { why: refused.error.into(), export: self });
             }
             remove(self.own_dir.as_deref());
             Ok(())

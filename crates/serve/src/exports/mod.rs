@@ -94,6 +94,12 @@ pub trait Export {
     /// export at once, though it is in use.
     fn stop(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>>;
 
+    /// Stops as [`Export::stop`] does, but at once or not at all: an export that is in use serves on.
+    ///
+    /// # Errors
+    /// Returns the export, still in service, and its users.
+    fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>>;
+
     /// Whether a stop can be told to use force, and has to be awaited then.
     fn takes_force(&self) -> bool {
         false
@@ -110,6 +116,14 @@ pub trait Export {
     fn give_up(self: Box<Self>, force: &Force) -> Work<'_, Result<(), Failure>> {
         self.stop(force)
     }
+}
+
+/// An export that was to stop and serves on.
+pub struct Occupied {
+    /// It.
+    pub export: Box<dyn Export>,
+    /// The users, or what else is in the way.
+    pub why: Failure,
 }
 
 /// Starts an export.

@@ -14,7 +14,7 @@ use export_nbd::codec::HandshakeEnd;
 use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Server, ServerOptions, uri};
 
 use super::spec::Kind;
-use super::{Context, Export, Force, NbdAccess, Place, Spec, Way, Work};
+use super::{Context, Export, Force, NbdAccess, Occupied, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 use crate::quiet::Quiet;
@@ -101,6 +101,14 @@ impl Export for Nbd {
     }
 
     fn stop(self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            self.end().await;
+            Ok(())
+        })
+    }
+
+    /// Clients of NBD are used to reconnecting, so they keep nothing.
+    fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
         Box::pin(async move {
             self.end().await;
             Ok(())

@@ -11,7 +11,7 @@ use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
 use super::spec::Kind;
-use super::{Context, Export, NbdAccess, Place, Spec, Way, Work};
+use super::{Context, Export, NbdAccess, Occupied, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 
@@ -165,6 +165,18 @@ impl Export for Ublk {
                 self.devices.fail_everything();
             }
             Ok(self.devices.stop().await?)
+        })
+    }
+
+    fn stop_if_free(self: Box<Self>) -> Work<'static, Result<(), Occupied>> {
+        Box::pin(async move {
+            if let Some(why) = self.devices.in_use().await {
+                return Err(Occupied { why: Failure::Failed(why), export: self });
+            }
+            if let Err(e) = self.devices.stop().await {
+                message::warn(format!("a ublk device could not be removed in good order: {e}"));
+            }
+            Ok(())
         })
     }
 

@@ -1,0 +1,119 @@
+//! Commands on volumes that are in use, and commands that are in each other's way.
+
+use std::fs::File;
+use std::io::{Read, Write};
+
+use serde_json::Value;
+
+use crate::life::Frozen;
+use crate::place::*;
+use crate::world::*;
+
+fn metrics(daemon: &Daemon) -> String {
+    let mut stream = daemon.connect();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A backing device that belongs to no set.
+fn alone(place: &Place, name: &str) -> String {
+    let disk = place.dir.sparse(name, 4 << 20);
+    run(&["make", "-B", &disk]).ok();
+    disk
+}
+
+/// A daemon whose volumes are files of a FUSE file system.
+fn by_fuse(place: &Place) -> Daemon {
+    let exports = format!("exports = [\"fuse={}/{{volume}}\"]\n", place.dir.root().display());
+    std::fs::write(place.dir.path("ubcache.toml"), exports).unwrap();
+    place.start()
+}
+
+/// `unregister` of a cache whose volume was mounted waited for its users without a message, for ever. The volume had left
+/// `status` and the metrics meanwhile, and every other `register` and `attach` waited, too.
+#[test]
+fn a_volume_in_use_is_neither_stopped_nor_unregistered_and_its_users_are_named() {
+    if let Err(why) = export_fuse::probe().fuse {
+        rig::skipped(why);
+        return;
+    }
+    let place = Place::new();
+    let daemon = by_fuse(&place);
+    let other = alone(&place, "other");
+    daemon.run(&["register", &place.ssd, &place.hdd, &other]).ok();
+    let of = |disk: &str| {
+        let devices = daemon.json(&["status"]);
+        let uuid = devices["devices"].as_array().unwrap().iter().find(|d| d["path"] == disk).unwrap()["uuid"]
+            .clone();
+        let sets = devices["sets"].as_array().unwrap().clone();
+        let volumes = sets.iter().flat_map(|s| s["volumes"].as_array().unwrap().clone());
+        volumes.into_iter().find(|v| v["backing_uuid"] == uuid).unwrap()["name"].as_str().unwrap().to_owned()
+    };
+    let (cached, lone) = (of(&place.hdd), of(&other));
+    let open = |volume: &str| {
+        let file = place.dir.path(&format!("{volume}/{volume}"));
+        File::open(&file).unwrap_or_else(|e| panic!("{file}: {e}"))
+    };
+    let users = [open(&cached), open(&lone)];
+    let me = format!("process {}", std::process::id());
+    for (args, volume) in [
+        (&["unregister", &place.ssd][..], &cached),
+        (&["unregister", &place.hdd], &cached),
+        (&["stop", &cached], &cached),
+        (&["unregister", &other], &lone),
+        (&["stop", &lone], &lone),
+        (&["attach", &place.ssd, &other], &lone),
+    ] {
+        daemon.run(args).refused(&[volume, "is in use", &me, "stays served"]);
+        assert_eq!(daemon.volume(volume)["problem"], Value::Null, "{args:?}");
+        assert!(metrics(&daemon).contains(&format!("\"{volume}\"")), "{args:?}");
+    }
+    // They are served as before.
+    for (mut file, disk) in users.into_iter().zip([&place.hdd, &other]) {
+        file.read_exact(&mut [1; 4096]).unwrap();
+        assert_eq!(daemon.state_of(disk), "served");
+    }
+    daemon.run(&["attach", &place.ssd, &other]).ok();
+    daemon.run(&["stop", &cached]).ok();
+    daemon.run(&["unregister", &place.ssd]).ok();
+    daemon.stop();
+}
+
+/// A set took long to stop: commands on other devices waited for it, and those that their users had interrupted were carried
+/// out afterwards.
+#[test]
+fn a_command_that_takes_long_is_in_nobodys_way_and_an_interrupted_one_is_not_carried_out() {
+    let place = Place::new();
+    let daemon = place.start();
+    let other = alone(&place, "other");
+    let slow = Frozen::over(&place.dir, &place.hdd);
+    daemon.run(&["register", &place.ssd, &slow.file]).ok();
+    let mut client = place.client("bcache0");
+    slow.freeze();
+    // The stop waits for the answer to this read.
+    let reader = std::thread::spawn(move || client.read(6 << 20, 4096).is_ok());
+    wait_until("the read", || daemon.volume("bcache0")["requests"]["reads"] == 1);
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| daemon.run(&["unregister", &place.ssd]));
+        let exports = || daemon.volume("bcache0")["exports"].as_array().unwrap().len();
+        wait_until("the stop", || exports() == 0);
+        // Others go on.
+        daemon.run(&["register", &other]).ok().says(&["served"]);
+        assert!(metrics(&daemon).contains("\"bcache0\""));
+        daemon.run(&["status"]).ok().says(&["bcache0"]);
+        // The user of this one has pressed Ctrl-C.
+        let body = format!("{{\"device\": {:?}}}", slow.file);
+        let mut stream = daemon.connect();
+        write!(stream, "POST /v1/unregister HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+            .unwrap();
+        drop(stream);
+        wait_until("its end", || daemon.said().contains("the client disconnected before the command began"));
+        slow.thaw();
+        stop.join().unwrap().ok();
+    });
+    reader.join().unwrap();
+    assert_eq!(daemon.state_of(&slow.file), "waiting");
+    daemon.stop();
+}

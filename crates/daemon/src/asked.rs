@@ -1,0 +1,52 @@
+//! The command that a client asked for, and the presence of that client.
+//!
+//! Owns the signal that the client has disconnected. A command that has begun is carried out to its end; one that still waits
+//! looks here. Must not know the command.
+
+use tokio::sync::watch;
+
+/// Held as long as the client is connected.
+pub(crate) struct Here(#[expect(dead_code, reason = "its drop is the signal")] watch::Sender<()>);
+
+/// Whether the client is still connected.
+#[derive(Clone, Default)]
+pub(crate) struct Presence(Option<watch::Receiver<()>>);
+
+impl Presence {
+    pub(crate) fn new() -> (Here, Presence) {
+        let (sender, receiver) = watch::channel(());
+        (Here(sender), Presence(Some(receiver)))
+    }
+
+    /// Of something that no client asked for.
+    pub(crate) fn always() -> Presence {
+        Presence(None)
+    }
+
+    /// Returns when the client has disconnected.
+    pub(crate) async fn disconnected(&self) {
+        match &self.0 {
+            Some(here) => {
+                let mut here = here.clone();
+                while here.changed().await.is_ok() {}
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// A command or a work of the daemon, and the client that waits for it.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    /// The command with its parameters, for the messages of others.
+    pub(crate) what: String,
+    /// The client.
+    pub(crate) client: Presence,
+}
+
+impl Asked {
+    /// Something that no client waits for.
+    pub(crate) fn inside(what: impl Into<String>) -> Asked {
+        Asked { what: what.into(), client: Presence::always() }
+    }
+}

@@ -1,0 +1,199 @@
+//! Changes: which command changes which devices and sets at present.
+//!
+//! Owns the claims: a command claims what it changes and has it to itself until it ends, so that commands on other devices do
+//! not wait for it. A command that cannot have its claim in time is refused with the name of the command that is in its way; a
+//! command whose client disconnects while it waits is not carried out. Must not know what a command does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serve::Failure;
+use tokio::sync::Notify;
+
+use crate::asked::Asked;
+
+/// Time for which a command waits for another one.
+const WAITS_FOR: Duration = Duration::from_secs(10);
+
+/// What a command changes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Scope {
+    /// Everything.
+    pub(crate) everything: bool,
+    /// Devices and sets, by UUID, that nothing else may use meanwhile.
+    pub(crate) alone: BTreeSet<String>,
+    /// Sets that have to stay as they are.
+    pub(crate) shared: BTreeSet<String>,
+}
+
+impl Scope {
+    pub(crate) fn everything() -> Scope {
+        Scope { everything: true, ..Scope::default() }
+    }
+
+    fn conflicts(&self, other: &Scope) -> bool {
+        let hits = |one: &Scope, two: &Scope| {
+            one.alone.iter().any(|key| two.alone.contains(key) || two.shared.contains(key))
+        };
+        self.everything || other.everything || hits(self, other) || hits(other, self)
+    }
+}
+
+struct Running {
+    what: String,
+    scope: Scope,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    running: BTreeMap<u64, Running>,
+    last: u64,
+}
+
+/// See the module head.
+pub(crate) struct Changes {
+    state: Mutex<State>,
+    ended: Notify,
+    waits_for: Duration,
+}
+
+impl Default for Changes {
+    fn default() -> Changes {
+        Changes { state: Mutex::default(), ended: Notify::new(), waits_for: WAITS_FOR }
+    }
+}
+
+/// A claim; it ends when this is dropped.
+pub(crate) struct Claim<'a> {
+    changes: &'a Changes,
+    number: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.changes.lock().running.remove(&self.number);
+        self.changes.ended.notify_waiters();
+    }
+}
+
+impl Changes {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The claim, or what is in its way.
+    fn try_claim(&self, what: &str, scope: &Scope) -> Result<Claim<'_>, String> {
+        let mut state = self.lock();
+        if let Some(other) = state.running.values().find(|r| r.scope.conflicts(scope)) {
+            return Err(format!("{} (for {} seconds)", other.what, other.since.elapsed().as_secs()));
+        }
+        state.last += 1;
+        let number = state.last;
+        let running = Running { what: what.to_owned(), scope: scope.clone(), since: Instant::now() };
+        state.running.insert(number, running);
+        Ok(Claim { changes: self, number })
+    }
+
+    /// Claims what a command changes.
+    ///
+    /// # Errors
+    /// If another command has some of it for too long, or the client disconnects first.
+    pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
+        let waited = tokio::time::timeout(self.waits_for, self.wait(&asked.what, &scope));
+        tokio::select! {
+            biased;
+            () = asked.client.disconnected() => Err(Failure::Failed(
+                "the client disconnected before the command began; nothing was changed".into(),
+            )),
+            claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
+                Failure::Failed(format!(
+                    "nothing was changed: another command is under way for the same device or set: {other}; \
+                     try again later"
+                ))
+            }),
+        }
+    }
+
+    /// Claims something for the daemon itself, whenever it can be had.
+    pub(crate) async fn wait(&self, what: &str, scope: &Scope) -> Claim<'_> {
+        loop {
+            // Enabled before the look, so that no end is missed.
+            let ended = self.ended.notified();
+            let mut ended = std::pin::pin!(ended);
+            ended.as_mut().enable();
+            if let Ok(claim) = self.try_claim(what, scope) {
+                return claim;
+            }
+            ended.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::asked::Presence;
+
+    fn scope(alone: &[&str], shared: &[&str]) -> Scope {
+        let keys = |keys: &[&str]| keys.iter().map(|k| (*k).to_owned()).collect();
+        Scope { everything: false, alone: keys(alone), shared: keys(shared) }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+    }
+
+    #[test]
+    fn commands_on_other_devices_do_not_wait() {
+        runtime().block_on(async {
+            let changes = Changes { waits_for: Duration::ZERO, ..Changes::default() };
+            let asked = |what: &str| Asked::inside(what);
+            let _set = changes.claim(&asked("unregister /dev/ssd"), scope(&["set"], &[])).await.unwrap();
+            changes.claim(&asked("register /dev/other"), scope(&["b"], &["other"])).await.unwrap();
+            let refused = changes.claim(&asked("register /dev/hdd"), scope(&["a"], &["set"])).await;
+            let said = refused.err().unwrap();
+            assert!(said.message().unwrap().contains("unregister /dev/ssd (for "), "{said}");
+            assert!(changes.claim(&asked("reload"), Scope::everything()).await.is_err());
+        });
+    }
+
+    #[test]
+    fn members_of_a_set_change_side_by_side_and_the_set_waits_for_them() {
+        runtime().block_on(async {
+            let changes = Changes::default();
+            let asked = Asked::inside("attach");
+            let one = changes.claim(&asked, scope(&["a"], &["set"])).await.unwrap();
+            let two = changes.claim(&asked, scope(&["b"], &["set"])).await.unwrap();
+            let set = scope(&["set"], &[]);
+            let waits = changes.wait("unregister", &set);
+            let ends = async {
+                drop(one);
+                tokio::task::yield_now().await;
+                drop(two);
+            };
+            tokio::join!(waits, ends);
+        });
+    }
+
+    #[test]
+    fn a_command_whose_client_is_gone_does_not_begin() {
+        runtime().block_on(async {
+            let changes = Changes::default();
+            let first = changes.claim(&Asked::inside("attach"), Scope::everything()).await.unwrap();
+            let (here, client) = Presence::new();
+            let asked = Asked { what: "register".into(), client };
+            let waits = changes.claim(&asked, Scope::everything());
+            let leaves = async {
+                tokio::task::yield_now().await;
+                drop(here);
+                tokio::task::yield_now().await;
+                drop(first);
+            };
+            let said = tokio::join!(waits, leaves).0.err().unwrap();
+            assert!(said.message().unwrap().contains("disconnected before"), "{said}");
+            assert!(changes.try_claim("next", &Scope::everything()).is_ok());
+        });
+    }
+}
