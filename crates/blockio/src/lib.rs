@@ -56,7 +56,7 @@ pub use driver::{Backend, Driver, DriverOptions};
 pub use file::FileDevice;
 pub use incarnation::{Incarnation, incarnation};
 pub use message::{Message, Piece};
-pub use net::{Address, Connection, Listener, PeerId};
+pub use net::{Address, Connection, Listener, PeerId, SharedListener};
 pub use reactor::{Reactor, ReactorCounts};
 pub use signals::{Signal, Signals, shutdown_signal};
 pub use signature::{Signature, probe_signature};

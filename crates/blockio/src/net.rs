@@ -224,6 +224,16 @@ impl Listener {
         &self.address
     }
 
+    /// Makes it a socket on which several threads listen.
+    ///
+    /// # Errors
+    /// The error of dup(2).
+    pub fn share(mut self) -> io::Result<SharedListener> {
+        let socket = self.socket.try_clone()?;
+        let path = OwnedPath(self.owned_path.take());
+        Ok(SharedListener { socket, address: self.address.clone(), _path: path })
+    }
+
     /// The next connection.
     ///
     /// # Errors
@@ -250,9 +260,41 @@ impl Listener {
     }
 }
 
+/// A listening socket for several threads. Dropping it removes the path of a unix socket.
+pub struct SharedListener {
+    /// Removed before the socket is closed.
+    _path: OwnedPath,
+    socket: OwnedFd,
+    address: Address,
+}
+
+impl SharedListener {
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The listener of one thread. The socket stays open until the last one is dropped.
+    ///
+    /// # Errors
+    /// The error of dup(2), or if its flags cannot be set.
+    pub fn listener(&self, reactor: &Reactor) -> io::Result<Listener> {
+        Listener::from_fd(reactor, self.socket.try_clone()?, self.address.clone())
+    }
+}
+
+/// The path of a unix socket, with its device and inode; dropping it removes the path.
+struct OwnedPath(Option<(PathBuf, u64, u64)>);
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some((path, dev, ino)) = &self.owned_path
+        drop(OwnedPath(self.owned_path.take()));
+    }
+}
+
+impl Drop for OwnedPath {
+    fn drop(&mut self) {
+        if let Some((path, dev, ino)) = &self.0
             && let Ok(meta) = fs::symlink_metadata(path)
         {
             use std::os::unix::fs::MetadataExt;
@@ -340,6 +382,14 @@ impl Connection {
     fn wrap(reactor: &Reactor, socket: OwnedFd) -> io::Result<Connection> {
         set_blocking_for(reactor, &socket)?;
         Ok(Connection { reactor: reactor.clone(), socket: Rc::new(socket) })
+    }
+
+    /// The socket once more, for another thread that goes on with this connection.
+    ///
+    /// # Errors
+    /// The error of dup(2).
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Receives what is there, at least one byte, into `range` of `buffer`. `Ok(0)` is the end of the

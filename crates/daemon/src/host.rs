@@ -18,7 +18,7 @@ use engine::Volume;
 use engine::figures::VolumeFigures;
 use io::Nanos;
 use io::sync::{Either, select};
-use serve::exports::{self, Context, Export, Force, Occupied, Spec, Way};
+use serve::exports::{self, Context, Export, Force, Occupied, Sharing, Spec, Way};
 use serve::session::{Devices, Session, Simulation, open_backing};
 use serve::{Answer, Command, Failure, Snapshot, message};
 
@@ -48,6 +48,7 @@ struct Served {
 /// An export of a volume, and what it was started by.
 struct Running {
     spec: Spec,
+    sharing: Sharing,
     export: Box<dyn Export>,
 }
 
@@ -133,11 +134,11 @@ impl<'a> Host<'a> {
         let mut problem = None;
         for (spec, allowed) in places::claim(self.shared, &key, &name)? {
             let export = match allowed {
-                Ok(()) => self.export(&spec, &name, &volume).await,
+                Ok(sharing) => self.export(spec, sharing, &volume).await,
                 Err(refused) => Err(refused),
             };
             match export {
-                Ok(export) => exports.push(Running { spec, export }),
+                Ok(running) => exports.push(running),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
                     message::message("error", &format!("{name}: cannot be exported: {why}"));
@@ -146,14 +147,18 @@ impl<'a> Host<'a> {
             }
         }
         let ways: Vec<_> = exports.iter().flat_map(|e| e.export.ways(&name)).collect();
-        if problem.is_none() || !ways.is_empty() {
-            message::note(format!("{name} ready: {}", exports::in_words(&ways)));
+        match (ways.is_empty(), &problem) {
+            (false, _) => message::note(format!("{name} ready: {}", exports::in_words(&ways))),
+            (true, None) => {
+                message::note(format!("{name} is served; the configuration has no exports for it"))
+            }
+            (true, Some(_)) => {}
         }
         self.served.borrow_mut().push(Served { volume, exports, problem });
         Ok(())
     }
 
-    async fn export(&self, spec: &Spec, name: &str, volume: &Rc<Volume>) -> Result<Box<dyn Export>, Failure> {
+    async fn export(&self, spec: Spec, sharing: Sharing, volume: &Rc<Volume>) -> Result<Running, Failure> {
         spec.prepare()?;
         let nbd = self.shared.nbd();
         spec.check(&nbd)?;
@@ -162,11 +167,13 @@ impl<'a> Host<'a> {
             driver: self.driver,
             volumes: &volumes,
             id: self.plan.id.clone(),
-            place: name.to_owned(),
+            place: volume.name(),
+            sharing,
             nbd,
             ublk: serve::pressure::ublk_shape(),
         };
-        exports::start(spec, &context).await
+        let export = exports::start(&spec, &context).await?;
+        Ok(Running { spec, sharing, export })
     }
 
     /// Carries out orders until a stop, or until no sender of orders is left.
@@ -258,7 +265,10 @@ impl<'a> Host<'a> {
             set.volumes.retain(|f| volumes.iter().any(|v| v.inode().is_some() && v.inode() == f.inode));
         }
         let alone = volumes.iter().filter(|v| v.inode().is_none());
-        metrics::Figures { sets, alone: alone.map(|v| VolumeFigures::of(v)).collect() }
+        let alone = alone.map(VolumeFigures::of).collect();
+        let served = self.served.borrow();
+        let not_exported = served.iter().filter(|s| s.problem.is_some()).map(|s| s.volume.name());
+        metrics::Figures { sets, alone, not_exported: not_exported.collect() }
     }
 
     fn disk_trace(&self, name: &str, since: u64) -> Result<DiskTrace, Failure> {
@@ -332,13 +342,14 @@ impl<'a> Host<'a> {
         }
         let mut ended = Vec::new();
         for volume in &volumes {
-            while let Some(Some(Running { spec, export })) = self.with(volume, |s| s.exports.pop()) {
+            while let Some(Some(running)) = self.with(volume, |s| s.exports.pop()) {
+                let Running { spec, sharing, export } = running;
                 if let Err(Occupied { export, why }) = export.stop_if_free().await {
-                    self.with(volume, |s| s.exports.push(Running { spec, export }));
+                    self.with(volume, |s| s.exports.push(Running { spec, sharing, export }));
                     self.export_again(ended).await;
                     return Err(in_use(&volume.name(), why.message().unwrap_or_default()));
                 }
-                ended.push((volume.clone(), spec));
+                ended.push((volume.clone(), spec, sharing));
             }
         }
         Ok(())
@@ -350,11 +361,11 @@ impl<'a> Host<'a> {
     }
 
     /// Starts exports again that ended before another one turned out to be in use.
-    async fn export_again(&self, ended: Vec<(Rc<Volume>, Spec)>) {
-        for (volume, spec) in ended.into_iter().rev() {
+    async fn export_again(&self, ended: Vec<(Rc<Volume>, Spec, Sharing)>) {
+        for (volume, spec, sharing) in ended.into_iter().rev() {
             let name = volume.name();
-            match self.export(&spec, &name, &volume).await {
-                Ok(export) => drop(self.with(&volume, |s| s.exports.push(Running { spec, export }))),
+            match self.export(spec, sharing, &volume).await {
+                Ok(running) => drop(self.with(&volume, |s| s.exports.push(running))),
                 Err(e) => {
                     let why = e.message().unwrap_or_default().to_owned();
                     message::message("error", &format!("{name}: cannot be exported: {why}"));

@@ -1,10 +1,11 @@
 //! The owners of export addresses: sockets, ports, numbers of ublk devices, directories.
 //!
 //! Owns the rule that an address belongs to one volume: the first volume that was exported there keeps it over restarts, as
-//! long as the configuration gives it the address and its device is registered. The export of any other volume there is
-//! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
+//! long as the configuration gives it the address and its device is registered. Other volumes are guests at an NBD socket or
+//! port, where clients name the volume that they want; elsewhere their export is refused. Without this rule a client that
+//! names no volume could get another one after each start. Must not know how an export is started.
 
-use serve::exports::Spec;
+use serve::exports::{Sharing, Spec};
 use serve::{Failure, message};
 
 use crate::config::{Config, Key};
@@ -16,7 +17,7 @@ use crate::state::Owner;
 pub(crate) type Known = (Key, String);
 
 /// A place that a volume is to have, and whether it may.
-pub(crate) type Decided = (Spec, Result<(), Failure>);
+pub(crate) type Decided = (Spec, Result<Sharing, Failure>);
 
 /// A volume in the words of every other message.
 fn described((key, name): &Known) -> Named {
@@ -41,12 +42,17 @@ fn wanted(config: &Config, (key, name): &Known) -> Vec<Spec> {
     config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
 
+/// Whether only one volume can be at two places.
+fn excludes(one: &Spec, other: &Spec) -> bool {
+    one.overlaps(other) && !one.shares(other)
+}
+
 /// Two of these volumes that are to be at one place.
 pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     let mut before: Vec<(&Known, Spec)> = Vec::new();
     for volume in volumes {
         for place in wanted(config, volume) {
-            if let Some((has, _)) = before.iter().find(|(_, there)| there.overlaps(&place)) {
+            if let Some((has, _)) = before.iter().find(|(_, there)| excludes(there, &place)) {
                 return Some(conflict(&place, has, volume));
             }
             before.push((volume, place));
@@ -73,15 +79,17 @@ pub(crate) fn claim(shared: &Shared, key: &Key, name: &str) -> Result<Vec<Decide
         .collect();
     let mut decided = Vec::new();
     for spec in specs {
-        let taken = others.iter().find(|(_, there)| there.overlaps(&spec));
-        let result = match taken {
+        let excluded = others.iter().find(|(_, there)| excludes(there, &spec));
+        let result = match excluded {
             Some((has, _)) => Err(Failure::Failed(conflict(&spec, has, &this))),
-            None => Ok(()),
+            None if others.iter().any(|(_, there)| there.shares(&spec)) => Ok(Sharing::Guest),
+            None => Ok(Sharing::Owner),
         };
         decided.push((spec, result));
     }
     let owner = Owner { volume: key.id.clone(), label: key.label.clone() };
-    let mine = decided.iter().filter(|(spec, result)| result.is_ok() && spec.overlaps(spec));
+    let owns = |result: &Result<Sharing, Failure>| matches!(result, Ok(Sharing::Owner));
+    let mine = decided.iter().filter(|(spec, result)| owns(result) && spec.overlaps(spec));
     let mine: Vec<String> = mine.map(|(spec, _)| spec.to_string()).collect();
     if let Err(e) = shared.state().set_places(&owner, &mine) {
         message::warn(format!(
@@ -120,33 +128,52 @@ mod tests {
         decided[0].1.as_ref().err().and_then(|e| e.message()).map(str::to_owned)
     }
 
-    const ONE_SOCKET: &str = "exports = [\"nbd=/run/one.sock\"]\n";
+    const ONE_DIR: &str = "exports = [\"fuse=/run/one\"]\n";
 
     #[test]
     fn a_place_stays_with_its_volume_whichever_comes_up_first() {
         let dir = tempfile::tempdir().unwrap();
-        let first = shared(dir.path(), ONE_SOCKET);
+        let first = shared(dir.path(), ONE_DIR);
         assert_eq!(comes_up(&first, "u1", "one"), None);
         let said = comes_up(&first, "u2", "").unwrap();
-        for words in ["nbd=/run/one.sock: belongs to bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"] {
+        for words in ["fuse=/run/one: belongs to bcache0 (UUID u1, label one)", "bcache1 (UUID u2)"] {
             assert!(said.contains(words), "{said}");
         }
         drop(first);
-        let second = shared(dir.path(), ONE_SOCKET);
+        let second = shared(dir.path(), ONE_DIR);
         assert!(comes_up(&second, "u2", "").is_some(), "it comes up first, and is refused all the same");
         assert_eq!(comes_up(&second, "u1", "one"), None);
         drop(second);
         // The configuration gives the place away: that counts, also before its old owner comes up.
-        let moved = format!("{ONE_SOCKET}[volume.one]\nexports = [\"nbd=/run/other.sock\"]\n");
+        let moved = format!("{ONE_DIR}[volume.one]\nexports = [\"fuse=/run/other\"]\n");
         let third = shared(dir.path(), &moved);
         assert_eq!(comes_up(&third, "u2", ""), None);
         assert_eq!(comes_up(&third, "u1", "one"), None);
         drop(third);
-        let fourth = shared(dir.path(), ONE_SOCKET);
+        let fourth = shared(dir.path(), ONE_DIR);
         assert!(comes_up(&fourth, "u1", "one").is_some(), "it has become the other's");
         // A device that was let go has no places.
         fourth.state().forget_places("u2").unwrap();
         assert_eq!(comes_up(&fourth, "u1", "one"), None);
+    }
+
+    /// At a socket the others are guests: who names no volume gets the owner, also while that is away.
+    #[test]
+    fn a_socket_has_one_owner_and_guests() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = shared(dir.path(), "exports = [\"nbd=/run/one.sock\"]\n");
+        let role = |id: &str| {
+            let name = first.state().name(id).unwrap();
+            let decided = claim(&first, &key(id, ""), &name).unwrap();
+            decided[0].1.as_ref().map(|role| *role).map_err(ToString::to_string)
+        };
+        assert_eq!(role("u1"), Ok(Sharing::Owner));
+        assert_eq!(role("u2"), Ok(Sharing::Guest));
+        assert_eq!(role("u1"), Ok(Sharing::Owner));
+        let both = [(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())];
+        assert_eq!(conflicts(&first.config(), &both), None);
+        first.state().forget_places("u1").unwrap();
+        assert_eq!(role("u2"), Ok(Sharing::Owner));
     }
 
     #[test]
@@ -166,7 +193,7 @@ mod tests {
                 None
             );
         }
-        let one = Config::parse(ONE_SOCKET).unwrap();
+        let one = Config::parse(ONE_DIR).unwrap();
         let said = conflicts(&one, &[(key("u1", ""), "bcache0".into()), (key("u2", ""), "bcache1".into())]);
         assert!(said.unwrap().contains("bcache1 (UUID u2)"));
     }

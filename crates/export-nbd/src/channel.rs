@@ -6,11 +6,13 @@
 use std::cell::OnceCell;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
 use ::io::{Buffer, BufferPool};
+use blockio::PeerId;
 
 use crate::socket::{Part, Socket};
-use crate::tls::{Tls, TlsConfig, TlsError};
+use crate::tls::{Tls, TlsConfig, TlsError, TlsParts};
 
 /// See the module head.
 pub(crate) struct Channel<S> {
@@ -21,6 +23,31 @@ pub(crate) struct Channel<S> {
 impl<S: Socket> Channel<S> {
     pub(crate) fn new(socket: S) -> Channel<S> {
         Channel { socket, tls: OnceCell::new() }
+    }
+
+    /// A stream with which another thread has begun.
+    pub(crate) fn resume(
+        socket: S,
+        tls: Option<TlsParts>,
+        pool: &BufferPool,
+    ) -> Result<Channel<S>, TlsError> {
+        let channel = Channel::new(socket);
+        if let Some(parts) = tls {
+            let _ = channel.tls.set(Tls::resume(parts, pool)?);
+        }
+        Ok(channel)
+    }
+
+    /// Takes the stream out, for another thread. Nothing may be received or sent at the time, nor afterwards.
+    pub(crate) fn take(&self) -> Option<(OwnedFd, Option<TlsParts>)> {
+        let socket = self.socket.duplicate()?;
+        let tls = self.tls.get().map(Tls::take).transpose().ok()?;
+        Some((socket, tls))
+    }
+
+    /// The peer.
+    pub(crate) fn peer(&self) -> PeerId {
+        self.socket.peer()
     }
 
     /// Agrees on keys; from here on everything is encrypted.

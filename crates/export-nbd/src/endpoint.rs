@@ -123,6 +123,16 @@ impl Endpoint {
         }
     }
 
+    /// Whether servers here and at `other` can share one socket. Not at a port that the system chooses, which is another one
+    /// each time.
+    pub fn is_same(&self, other: &Endpoint) -> bool {
+        match (self, other) {
+            (Endpoint::Unix(_), Endpoint::Unix(_)) => self.overlaps(other),
+            (Endpoint::Tcp { port: 0, .. }, _) => false,
+            _ => self == other,
+        }
+    }
+
     fn addresses(&self, reach: Reach) -> Result<Vec<Address>, EndpointError> {
         match self {
             Endpoint::Unix(path) => {

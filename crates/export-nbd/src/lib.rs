@@ -19,7 +19,8 @@ mod tls;
 pub use blockio::PeerId;
 pub use endpoint::{Endpoint, EndpointError, Reach, uri};
 pub use server::{
-    ConnectionEnd, ConnectionEvent, ExportError, Exports, Observer, Server, ServerOptions, TurnedAway,
+    ConnectionEnd, ConnectionEvent, ExportError, Exports, Hubs, JoinError, Joining, Observer, Server,
+    ServerOptions, TurnedAway,
 };
 pub use socket::{Listen, Part, Socket, StreamSocket};
 pub use tls::{TlsConfig, TlsConfigError, TlsError};

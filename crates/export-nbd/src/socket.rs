@@ -7,6 +7,7 @@ use std::future::Future;
 use std::io;
 use std::net::Shutdown;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
 use ::io::Buffer;
 use blockio::{Connection, Listener, Message, PeerId};
@@ -32,6 +33,11 @@ pub trait Socket: 'static {
     /// The peer: limits for each peer count by this.
     fn peer(&self) -> PeerId {
         PeerId::Unknown
+    }
+
+    /// The socket once more, for another server of this process that goes on with the client; `None` if it has none.
+    fn duplicate(&self) -> Option<OwnedFd> {
+        None
     }
 
     /// Ends both directions: a receive that waits gets 0, a send fails. What was sent still arrives.
@@ -79,6 +85,10 @@ impl Socket for StreamSocket {
 
     fn peer(&self) -> PeerId {
         self.connection.peer_id()
+    }
+
+    fn duplicate(&self) -> Option<OwnedFd> {
+        self.connection.duplicate().ok()
     }
 
     fn shutdown(&self) {

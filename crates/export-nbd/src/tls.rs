@@ -126,8 +126,17 @@ struct Incoming {
     range: Range<usize>,
 }
 
+/// The state of TLS of a connection that moves to another thread.
+pub(crate) struct TlsParts {
+    session: ServerConnection,
+    /// Ciphertext that was received and that rustls has not taken in.
+    received: Vec<u8>,
+    config: Arc<rustls::ServerConfig>,
+}
+
 /// The state of TLS of one connection.
 pub(crate) struct Tls {
+    config: Arc<rustls::ServerConfig>,
     session: RefCell<ServerConnection>,
     /// Absent while a receive is under way.
     incoming: RefCell<Option<Incoming>>,
@@ -148,6 +157,7 @@ impl Tls {
         session.set_buffer_limit(Some(CIPHER_BYTES));
         let buffer = || pool.try_take(CIPHER_BYTES).ok_or(TlsError::NoMemory);
         let tls = Tls {
+            config: config.config.clone(),
             session: RefCell::new(session),
             incoming: RefCell::new(Some(Incoming { buffer: buffer()?, range: 0..0 })),
             outgoing: RefCell::new(Some(buffer()?)),
@@ -170,6 +180,30 @@ impl Tls {
         }
         tls.flush(socket).await.map_err(TlsError::Socket)?;
         Ok(tls)
+    }
+
+    /// Goes on where another thread has stopped.
+    pub(crate) fn resume(parts: TlsParts, pool: &BufferPool) -> Result<Tls, TlsError> {
+        let buffer = || pool.try_take(CIPHER_BYTES).ok_or(TlsError::NoMemory);
+        let mut incoming = buffer()?;
+        let n = parts.received.len();
+        incoming.as_mut().get_mut(..n).ok_or(TlsError::NoMemory)?.copy_from_slice(&parts.received);
+        Ok(Tls {
+            config: parts.config,
+            session: RefCell::new(parts.session),
+            incoming: RefCell::new(Some(Incoming { buffer: incoming, range: 0..n })),
+            outgoing: RefCell::new(Some(buffer()?)),
+            sending: Mutex::default(),
+        })
+    }
+
+    /// Takes the state out. Nothing may be received or sent at the time, nor afterwards.
+    pub(crate) fn take(&self) -> Result<TlsParts, TlsError> {
+        let Incoming { buffer, range } = self.incoming.borrow_mut().take().ok_or(TlsError::Closed)?;
+        let received = buffer.as_slice().get(range).unwrap_or_default().to_vec();
+        let spent = ServerConnection::new(self.config.clone())?;
+        let session = self.session.replace(spent);
+        Ok(TlsParts { session, received, config: self.config.clone() })
     }
 
     pub(crate) async fn recv<S: Socket>(

@@ -211,6 +211,13 @@ static FAMILIES: &[Family] = &[
     // Volumes.
     gauge("ubcache_volume_size_bytes", "Size of the volume.", |f, t| of_volumes(f, t, |v| bytes(v.size.0))),
     gauge(
+        "ubcache_volume_exported",
+        "1 if clients can reach the volume by every export of the configuration, else 0.",
+        |f, t| {
+            volumes(f, |labels, v| t.count(labels, u64::from(!f.not_exported.contains(&v.name))));
+        },
+    ),
+    gauge(
         "ubcache_volume_state",
         "State in the backing device's superblock: 1 for the current one.",
         |f, t| {

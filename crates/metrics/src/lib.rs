@@ -13,6 +13,8 @@ pub use explain::{Explanation, explain};
 pub use families::{names, render};
 pub use text::Format;
 
+use std::collections::BTreeSet;
+
 use engine::figures::{SetFigures, VolumeFigures};
 
 /// What there is to tell about: all sets of a process, and backing devices that are served without one.
@@ -22,6 +24,8 @@ pub struct Figures {
     pub sets: Vec<SetFigures>,
     /// Volumes without a set.
     pub alone: Vec<VolumeFigures>,
+    /// Names of volumes that clients cannot reach as the configuration says.
+    pub not_exported: BTreeSet<String>,
 }
 
 impl Figures {

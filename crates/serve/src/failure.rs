@@ -116,6 +116,7 @@ failed!(
     engine::EngineError,
     export_nbd::EndpointError,
     export_nbd::ExportError,
+    export_nbd::JoinError,
     export_ublk::UblkError,
     inspect::ExtractError,
     inspect::OpenError,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::commands::nbd_args::NbdArgs;
 use crate::console;
-use crate::exports::{self, Context, Export, Force, NbdAccess, Spec};
+use crate::exports::{self, Context, Export, Force, NbdAccess, Sharing, Spec};
 use crate::failure::Failure;
 use crate::session::{self, Devices, Session, Simulation};
 use crate::takeover;
@@ -224,7 +224,7 @@ impl Up {
         };
         let ublk = self.ublk_shape();
         let place = id.clone();
-        let context = Context { driver, volumes: &volumes, id, place, nbd, ublk };
+        let context = Context { driver, volumes: &volumes, id, place, sharing: Sharing::Alone, nbd, ublk };
         for spec in &self.export {
             running.push(exports::start(spec, &context).await?);
         }

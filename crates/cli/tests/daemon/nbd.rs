@@ -94,10 +94,95 @@ fn first_block(socket: &str) -> Option<u8> {
     Some(client.read(0, 512).expect("a read")[0])
 }
 
-/// Two volumes were given one socket: whichever came up first had it, another one after each start, and a client without a
-/// name for its export wrote to the wrong volume.
+/// The exports that a server offers, by their names.
+fn offered(uri: &str) -> Vec<String> {
+    let mut info = tool("nbdinfo", "libnbd-bin");
+    info.args(["--list", "--json", uri]);
+    let said: serde_json::Value = serde_json::from_str(&succeed(info)).unwrap();
+    let names =
+        said["exports"].as_array().unwrap().iter().map(|e| e["export-name"].as_str().unwrap().to_owned());
+    let mut names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The second volume of a host was not exported: the socket of the configuration was that of the first one alone.
 #[test]
-fn a_socket_has_one_volume_whichever_comes_up_first() {
+fn one_socket_serves_all_volumes_by_their_names() {
+    let place = Place::new();
+    let socket = place.dir.path("one.sock");
+    std::fs::write(place.dir.path("ubcache.toml"), format!("exports = [\"nbd={socket}\"]\n")).unwrap();
+    let (ssd2, hdd2) = second_set(&place);
+    let alone = place.dir.sparse("alone", 8 << 20);
+    run(&["make", "-B", &alone]).ok();
+    let daemon = place.start();
+    let all: [&[&str]; 3] = [&[&place.ssd, &place.hdd], &[&ssd2, &hdd2], &[&alone]];
+    for devices in all {
+        daemon.run(&[&["register"], devices].concat()).ok().says(&["served"]);
+    }
+    assert!(!daemon.run(&["status"]).ok().out.contains("NOT EXPORTED"));
+    assert_eq!(offered(&format!("nbd+unix://?socket={socket}")), ["bcache0", "bcache1", "bcache2"]);
+    let connect = |n: usize| Client::connect(Path::new(&socket), &format!("bcache{n}"));
+    // Each server takes clients of all volumes, in whatever order they come.
+    for round in 0..8_u8 {
+        let mut clients: Vec<Client> = (0..3).map(|n| connect(n).unwrap()).collect();
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.write(u64::from(round) * 4096, &[16 * (n as u8 + 1) + round; 4096]).unwrap();
+        }
+    }
+    let mut last = connect(2).unwrap();
+    for n in [1, 0] {
+        for round in 0..8_u8 {
+            let found = connect(n).unwrap().read(u64::from(round) * 4096, 4096).unwrap();
+            assert_eq!(found, [16 * (n as u8 + 1) + round; 4096], "bcache{n}");
+        }
+        daemon.run(&["stop", &format!("bcache{n}")]).ok();
+        assert!(connect(n).is_err(), "it is stopped");
+        assert_eq!(last.read(0, 4096).unwrap(), [48; 4096], "others go on");
+    }
+    assert_eq!(offered(&format!("nbd+unix://?socket={socket}")), ["bcache2"]);
+    daemon.stop();
+    assert!(!Path::new(&socket).exists(), "it goes with the last volume");
+}
+
+/// A client that has shown its certificate to one thread goes on with another one, which has its volume.
+#[test]
+fn one_port_serves_all_volumes_under_tls() {
+    let place = Place::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (certificate, key) = certificate(&place, "pki");
+    let config = format!(
+        "exports = [\"nbd={free}\"]\nnbd_tls_certificate = \"{certificate}\"\nnbd_tls_key = \"{key}\"\n\
+         nbd_tls_client_ca = \"{certificate}\"\n"
+    );
+    std::fs::write(place.dir.path("ubcache.toml"), config).unwrap();
+    let (ssd2, hdd2) = second_set(&place);
+    let data = place.dir.file("data", &[5; 1 << 20]);
+    let daemon = place.start();
+    daemon.run(&["register", &place.ssd, &place.hdd, &ssd2, &hdd2]).ok();
+    let uri = |n: usize| format!("nbds://{free}/bcache{n}?tls-certificates={}", place.dir.path("pki"));
+    let copy = |from: &str, to: &str| {
+        let mut copy = tool("nbdcopy", "libnbd-bin");
+        copy.args([from, to]);
+        output(copy).status.success()
+    };
+    for round in 0..4 {
+        for n in [0, 1] {
+            assert!(copy(&data, &uri(n)), "{}", daemon.said());
+            let back = place.dir.path(&format!("back-{n}-{round}"));
+            assert!(copy(&uri(n), &back), "{}", daemon.said());
+            assert!(std::fs::read(&back).unwrap()[..1 << 20].iter().all(|b| *b == 5));
+        }
+    }
+    assert!(!size(&format!("nbd://{free}/bcache1")) && !size(&format!("nbds://{free}/bcache1")));
+    daemon.stop();
+}
+
+/// A client that names no volume gets the first one that was exported at the socket, whichever comes up first, and no other
+/// one while that is away: it would write to the wrong volume.
+#[test]
+fn who_names_no_volume_gets_the_same_one_after_each_start() {
     let place = Place::new();
     let socket = place.dir.path("one.sock");
     let only = format!("exports = [\"nbd={socket}\"]\n");
@@ -108,18 +193,17 @@ fn a_socket_has_one_volume_whichever_comes_up_first() {
     let mut client = Client::connect(Path::new(&socket), "bcache0").unwrap();
     client.write(0, &[7; 512]).unwrap();
     drop(client);
-    let said = daemon.run(&["register", &ssd2, &hdd2]);
-    said.refused(&["bcache1: NOT EXPORTED", &format!("nbd={socket}"), "bcache0 (UUID ", "label two"]);
-    daemon.run(&["status"]).ok().says(&["NOT EXPORTED"]);
-    assert_eq!(daemon.state_of(&hdd2), "served");
+    daemon.run(&["register", &ssd2, &hdd2]).ok();
+    assert_eq!(first_block(&socket), Some(7));
     daemon.stop();
 
-    // The first volume is away: the other one does not take its place.
+    // The first volume is away: the other one does not take its place, but is there under its own name.
     let away = [&place.ssd, &place.hdd].map(|path| (path.clone(), format!("{path}.away")));
     away.iter().for_each(|(path, aside)| std::fs::rename(path, aside).unwrap());
     let daemon = place.start();
     assert_eq!(daemon.state_of(&hdd2), "served");
     assert_eq!(first_block(&socket), None, "{}", daemon.said());
+    assert_eq!(Client::connect(Path::new(&socket), "bcache1").unwrap().read(0, 512).unwrap(), [0; 512]);
     daemon.stop();
     away.iter().for_each(|(path, aside)| std::fs::rename(aside, path).unwrap());
     for _ in 0..3 {
@@ -127,7 +211,7 @@ fn a_socket_has_one_volume_whichever_comes_up_first() {
         assert_eq!(first_block(&socket), Some(7), "{}", daemon.said());
         daemon.stop();
     }
-    // It is let go: the socket is for the other one.
+    // It is let go: the other one is the first.
     let daemon = place.start();
     daemon.run(&["unregister", &place.hdd]).ok();
     daemon.run(&["unregister", &place.ssd]).ok();
@@ -137,11 +221,48 @@ fn a_socket_has_one_volume_whichever_comes_up_first() {
     daemon.stop();
 }
 
+/// An export that does not come up: the exit code, `status` and the metrics say so.
+#[test]
+fn an_export_that_does_not_come_up_is_told() {
+    let place = Place::new();
+    let file = place.dir.file("taken", b"no socket");
+    std::fs::write(place.dir.path("ubcache.toml"), format!("exports = [\"nbd={file}\"]\n")).unwrap();
+    let daemon = place.start();
+    let said = daemon.run(&["register", &place.ssd, &place.hdd]);
+    said.refused(&["bcache0: NOT EXPORTED", &file]);
+    daemon.run(&["status"]).ok().says(&["NOT EXPORTED"]);
+    let exported = || {
+        let mut stream = daemon.connect();
+        std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+        let line = text.lines().find(|l| l.starts_with("ubcache_volume_exported{")).unwrap();
+        line.ends_with(" 1")
+    };
+    assert!(!exported(), "{}", daemon.said());
+    assert!(!daemon.said().contains("bcache0 ready"), "{}", daemon.said());
+    std::fs::remove_file(&file).unwrap();
+    // Its section exports it nowhere, which is no mistake.
+    let config = std::fs::read_to_string(place.dir.path("ubcache.toml")).unwrap();
+    let nowhere = format!("{config}[volume.one]\nexports = []\n");
+    std::fs::write(place.dir.path("ubcache.toml"), nowhere).unwrap();
+    daemon.run(&["reload"]).ok();
+    daemon.run(&["stop", "one"]).ok();
+    daemon.run(&["register", &place.hdd]).ok();
+    assert!(daemon.said().contains("bcache0 is served; the configuration has no exports for it"));
+    assert!(!daemon.said().contains("bcache0 ready"), "{}", daemon.said());
+    std::fs::write(place.dir.path("ubcache.toml"), config).unwrap();
+    daemon.run(&["reload"]).ok();
+    daemon.run(&["unregister", &place.ssd]).ok();
+    daemon.run(&["register", &place.ssd]).ok();
+    assert!(exported(), "{}", daemon.said());
+    daemon.stop();
+}
+
 #[test]
 fn a_configuration_with_one_place_for_two_volumes_is_refused() {
     let place = Place::new();
-    let sections =
-        "[volume.one]\nexports = [\"nbd=/run/x.sock\"]\n[volume.two]\nexports = [\"nbd=/run/x.sock\"]\n";
+    let sections = "[volume.one]\nexports = [\"ublk=7\"]\n[volume.two]\nexports = [\"ublk=7\"]\n";
     place.configure(sections);
     let said = place.refused();
     assert!(said.contains("line 5: ") && said.contains("[volume.one] and [volume.two] both name"), "{said}");
@@ -150,9 +271,9 @@ fn a_configuration_with_one_place_for_two_volumes_is_refused() {
     let daemon = place.start();
     daemon.run(&["register", &place.ssd, &place.hdd, &ssd2, &hdd2]).ok();
     let both = [place.client("bcache0"), place.client("bcache1")];
-    let only = format!("exports = [\"nbd={}\"]\n", place.dir.path("one.sock"));
+    let only = format!("exports = [\"fuse={}\"]\n", place.dir.path("one"));
     std::fs::write(place.dir.path("ubcache.toml"), only).unwrap();
-    daemon.run(&["reload"]).refused(&["one.sock: belongs to", "label one", "label two"]);
+    daemon.run(&["reload"]).refused(&["one: belongs to", "label one", "label two"]);
     drop(both);
     place.configure("");
     daemon.run(&["reload"]).ok().says(&["nothing has changed"]);

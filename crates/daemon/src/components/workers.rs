@@ -161,6 +161,7 @@ impl Workers {
                 Ok(figures) => {
                     all.sets.extend(figures.sets);
                     all.alone.extend(figures.alone);
+                    all.not_exported.extend(figures.not_exported);
                 }
                 Err(_) if worker.phase().is_over() => {}
                 Err(e) => {

@@ -28,7 +28,7 @@ pub(super) fn shared<'f>(
             let Some(place) = fixed(spec) else { continue };
             let taken = before.iter().find(|(other, there)| {
                 // What all volumes are given may be for the one that has no section.
-                (*other == section || other != "exports") && there.overlaps(&place)
+                (*other == section || other != "exports" && !there.shares(&place)) && there.overlaps(&place)
             });
             if let Some((other, _)) = taken {
                 let whose = if *other == section {
@@ -98,14 +98,14 @@ mod tests {
     fn two_sections_with_one_place_are_refused() {
         for (text, line, words) in [
             (
-                "[volume.a]\nexports = [\"nbd=/run/x\"]\n[volume.b]\nexports = [\"ublk\",\n\"nbd=/run/x\"]\n",
+                "[volume.a]\nexports = [\"fuse=/run/x\"]\n[volume.b]\nexports = [\"ublk\",\n\"fuse=/run/x\"]\n",
                 6,
-                "[volume.a] and [volume.b] both name nbd=/run/x",
+                "[volume.a] and [volume.b] both name fuse=/run/x",
             ),
             (
-                "[volume.a]\nexports = [\"nbd=127.0.0.1:9\"]\n[volume.b]\nexports = [\"nbd=127.0.0.1:9\"]\n",
+                "[volume.a]\nexports = [\"nbd=127.0.0.1:9\"]\n[volume.b]\nexports = [\"nbd=0.0.0.0:9\"]\n",
                 5,
-                "both name nbd=127.0.0.1:9",
+                "both name nbd=0.0.0.0:9",
             ),
             (
                 "[volume.a]\nexports = [\"ublk=7\"]\n[volume.b]\nexports = [\"ublk=7\"]\n",
@@ -119,6 +119,7 @@ mod tests {
         }
         for fine in [
             "exports = [\"nbd=/run/x\"]\n[volume.a]\nexports = [\"nbd=/run/x\", \"ublk\"]\n",
+            "[volume.a]\nexports = [\"nbd=/run/x\"]\n[volume.b]\nexports = [\"nbd=/run/x\"]\n",
             "[volume.a]\nexports = [\"nbd=127.0.0.1:0\"]\n[volume.b]\nexports = [\"nbd=127.0.0.1:0\"]\n",
             "[volume.a]\nexports = [\"nbd=/run/{volume}\"]\n[volume.b]\nexports = [\"nbd=/run/{volume}\"]\n",
             "[volume.a]\nexports = [\"auto\"]\n[volume.b]\nexports = [\"auto\"]\n",

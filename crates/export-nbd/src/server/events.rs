@@ -105,6 +105,8 @@ pub enum ConnectionEnd {
     GaveWay,
     /// The server or the export was stopped.
     Stopped,
+    /// Another server of this process has the export, and goes on with the client.
+    HandedOver,
 }
 
 impl fmt::Display for ConnectionEnd {
@@ -129,6 +131,7 @@ impl fmt::Display for ConnectionEnd {
                 "closed to make room for another client: this client was idle for the longest time",
             ),
             ConnectionEnd::Stopped => f.write_str("the server was stopped"),
+            ConnectionEnd::HandedOver => f.write_str("another server of this process serves the client"),
         }
     }
 }

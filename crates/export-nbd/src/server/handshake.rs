@@ -23,6 +23,15 @@ pub(super) struct Agreed {
     pub(super) rest: std::ops::Range<usize>,
 }
 
+impl Agreed {
+    /// A handshake that another server has finished; `None` without memory.
+    pub(super) fn resume(rt: &Handle, session: Session, received: &[u8]) -> Option<Agreed> {
+        let mut buffer = rt.pool().try_take(RECEIVE_BYTES)?;
+        buffer.as_mut().get_mut(..received.len())?.copy_from_slice(received);
+        Some(Agreed { session, buffer, rest: 0..received.len() })
+    }
+}
+
 /// Agrees with a client on an export.
 pub(super) async fn run<S: Socket>(
     rt: &Handle,

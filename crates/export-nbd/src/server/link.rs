@@ -71,10 +71,10 @@ pub(super) struct Link<S> {
 }
 
 impl<S: Socket> Link<S> {
-    pub(super) fn new(rt: Handle, socket: S, requests: u64) -> Link<S> {
+    pub(super) fn new(rt: Handle, channel: Channel<S>, requests: u64) -> Link<S> {
         Link {
-            who: socket.peer(),
-            channel: Channel::new(socket),
+            who: channel.peer(),
+            channel,
             admission: Gate::new(requests),
             stopping: Cell::new(false),
             cut: Cell::new(None),

@@ -12,6 +12,7 @@ mod events;
 mod exports;
 mod gate;
 mod handshake;
+mod hub;
 mod link;
 mod memory;
 mod options;
@@ -22,20 +23,27 @@ mod requests;
 mod stream;
 mod workers;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 
 use io::sync::{Either, Event, select};
 use io::{BlockVolume, Handle, Nanos, OverBudget};
 
+use blockio::bridge::RemoteReceiver;
+use blockio::{Address, PeerId, Reactor};
+
+use crate::channel::Channel;
 use crate::codec::{Catalogue, ExportInfo};
-use crate::socket::{Listen, Socket};
+use crate::endpoint::Endpoint;
+use crate::socket::{Listen, Socket, StreamSocket};
 use crate::tls::{TLS_BYTES, TlsConfig};
 use connection::{Connection, StreamEnd};
 pub use events::{ConnectionEnd, ConnectionEvent, Observer, TurnedAway};
 pub use exports::{ExportError, Exports};
 use handshake::{Agreed, RECEIVE_BYTES};
+use hub::{Client, Membership};
+pub use hub::{Hubs, JoinError, Joining};
 use link::{Cut, Link, Peer};
 use memory::Memory;
 pub use options::ServerOptions;
@@ -58,6 +66,8 @@ struct Shared<V> {
     exports: Exports<V>,
     options: ServerOptions,
     places: Places,
+    /// With an endpoint that it shares with other servers.
+    membership: RefCell<Option<Membership>>,
     listeners: Cell<usize>,
     stopping: Cell<bool>,
     /// A connection or listener ended, or stopping began.
@@ -79,6 +89,7 @@ impl<V: BlockVolume> Server<V> {
                 exports,
                 options,
                 places: Places::default(),
+                membership: RefCell::default(),
                 listeners: Cell::new(0),
                 stopping: Cell::new(false),
                 changed: Event::default(),
@@ -88,21 +99,75 @@ impl<V: BlockVolume> Server<V> {
 
     /// Serves the clients of `listener` until the server is stopped, which drops the listener.
     pub fn serve_listener<L: Listen>(&self, listener: L) {
-        self.listen(listener, None);
+        self.until_stopped(|server| async move { server.accept_all(listener, || None).await });
     }
 
     /// Serves the clients of `listener` under TLS; in plain text only STARTTLS is answered.
     pub fn serve_listener_with_tls<L: Listen>(&self, listener: L, tls: TlsConfig) {
-        self.listen(listener, Some(tls));
+        self.until_stopped(|server| async move { server.accept_all(listener, || Some(tls.clone())).await });
     }
 
-    fn listen<L: Listen>(&self, listener: L, tls: Option<TlsConfig>) {
-        let server = self.clone();
+    /// Serves clients at an endpoint that servers on other threads may have as well: its clients are offered the exports of
+    /// all of them. The volumes are those that are offered now. Returns where it listens.
+    ///
+    /// # Errors
+    /// If the endpoint cannot be had, or has an export of the same name.
+    pub fn serve_shared(
+        &self,
+        hubs: &Hubs,
+        endpoint: &Endpoint,
+        reactor: &Reactor,
+        joining: Joining,
+    ) -> Result<Address, JoinError> {
+        let shared = &self.shared;
+        let (membership, clients) = hubs.join(endpoint, reactor, shared.exports.describe_all(), joining)?;
+        let listener = membership.listener(reactor)?;
+        let address = listener.address().clone();
+        *shared.membership.borrow_mut() = Some(membership);
+        self.until_stopped(|server| async move {
+            let tls = || server.shared.membership.borrow().as_ref().and_then(Membership::tls);
+            server.accept_all(listener, tls).await;
+        });
+        let reactor = reactor.clone();
+        self.until_stopped(|server| async move { server.take_over_all(&reactor, clients).await });
+        Ok(address)
+    }
+
+    /// Runs a task that ends when the server is stopped.
+    fn until_stopped<W: Future<Output = ()> + 'static>(&self, work: impl FnOnce(Server<V>) -> W) {
+        let (server, work) = (self.clone(), work(self.clone()));
         self.shared.listeners.set(self.shared.listeners.get() + 1);
         self.shared.rt.spawn(async move {
-            server.accept_all(listener, tls).await;
+            work.await;
             server.shared.listeners.set(server.shared.listeners.get() - 1);
             server.shared.changed.notify_all();
+        });
+    }
+
+    /// Goes on with clients that chose a volume of this server at another one.
+    async fn take_over_all(&self, reactor: &Reactor, mut clients: RemoteReceiver<Client>) {
+        let shared = &self.shared;
+        loop {
+            let stopping = shared.changed.wait_until(|| shared.stopping.get());
+            match select(pin!(stopping), pin!(clients.recv())).await {
+                Either::Right(Some(client)) => self.take_over(reactor, client),
+                Either::Left(()) | Either::Right(None) => return,
+            }
+        }
+    }
+
+    fn take_over(&self, reactor: &Reactor, client: Client) {
+        let shared = &self.shared;
+        let Client { socket, tls, session, rest } = client;
+        // A client that cannot be had is disconnected by the drop of its socket.
+        let Ok(connection) = blockio::Connection::from_fd(reactor, socket) else { return };
+        let has_tls = tls.is_some();
+        let Ok(channel) = Channel::resume(StreamSocket::new(connection), tls, shared.rt.pool()) else {
+            return;
+        };
+        let Some(agreed) = Agreed::resume(&shared.rt, session, &rest) else { return };
+        self.admit(channel, has_tls, |server, id, link, memory| async move {
+            server.carry(id, &link, memory, agreed).await
         });
     }
 
@@ -117,27 +182,43 @@ impl<V: BlockVolume> Server<V> {
     }
 
     fn welcome<S: Socket>(&self, socket: S, tls: Option<TlsConfig>) {
+        self.admit(Channel::new(socket), tls.is_some(), |server, id, link, memory| async move {
+            server.serve(id, &link, memory, tls.as_ref()).await
+        });
+    }
+
+    /// Gives a client a place, and has `work` serve it to its end.
+    fn admit<S: Socket, W: Future<Output = ConnectionEnd> + 'static>(
+        &self,
+        channel: Channel<S>,
+        tls: bool,
+        work: impl FnOnce(Server<V>, u64, Rc<Link<S>>, Memory) -> W,
+    ) {
         let shared = &self.shared;
-        let peer = socket.peer();
-        let memory = match shared.admit(&socket, tls.is_some()) {
+        let peer = channel.peer();
+        let memory = match shared.admit(peer, tls) {
             Ok(memory) => memory,
             Err(why) => {
                 shared.tell(&ConnectionEvent::TurnedAway { peer, why });
-                socket.shutdown();
+                channel.shutdown();
                 return;
             }
         };
         let requests = shared.options.requests_per_connection.max(1) as u64;
-        let link = Rc::new(Link::new(shared.rt.clone(), socket, requests));
+        let link = Rc::new(Link::new(shared.rt.clone(), channel, requests));
         let id = shared.places.add(link.clone());
         shared.tell(&ConnectionEvent::Accepted { id, peer });
-        let server = self.clone();
+        let (server, work) = (self.clone(), work(self.clone(), id, link.clone(), memory));
         shared.rt.spawn(async move {
-            let end = server.serve(id, &link, memory, tls.as_ref()).await;
-            link.channel.shutdown();
+            let end = work.await;
+            // The other server has the same socket.
+            if !matches!(end, ConnectionEnd::HandedOver) {
+                link.channel.shutdown();
+            }
             let end = match link.cut_for() {
                 Some(Cut::GaveWay) => ConnectionEnd::GaveWay,
                 Some(Cut::BrokenReply(errno)) => ConnectionEnd::BrokenReply(errno),
+                _ if matches!(end, ConnectionEnd::HandedOver) => end,
                 _ if link.is_stopping() => ConnectionEnd::Stopped,
                 _ => end,
             };
@@ -154,6 +235,9 @@ impl<V: BlockVolume> Server<V> {
     pub async fn stop(&self) {
         self.shared.stopping.set(true);
         self.shared.changed.notify_all();
+        // No client is offered these volumes any more, nor handed over.
+        let left = self.shared.membership.borrow_mut().take();
+        drop(left);
         self.stop_peers(|_| true, || self.shared.listeners.get() == 0).await;
     }
 
@@ -190,13 +274,13 @@ impl<V: BlockVolume> Server<V> {
         }
     }
 
-    async fn accept_all<L: Listen>(&self, listener: L, tls: Option<TlsConfig>) {
+    async fn accept_all<L: Listen>(&self, listener: L, tls: impl Fn() -> Option<TlsConfig>) {
         let shared = &self.shared;
         loop {
             let stopping = shared.changed.wait_until(|| shared.stopping.get());
             match select(pin!(stopping), pin!(listener.accept())).await {
                 Either::Left(()) => return,
-                Either::Right(Ok(socket)) => self.welcome(socket, tls.clone()),
+                Either::Right(Ok(socket)) => self.welcome(socket, tls()),
                 Either::Right(Err(e)) => {
                     shared.tell(&ConnectionEvent::AcceptFailed(e));
                     let stopping = shared.changed.wait_until(|| shared.stopping.get());
@@ -221,12 +305,38 @@ impl<V: BlockVolume> Server<V> {
             Either::Left(Err(end)) => return end,
             Either::Right(()) => return ConnectionEnd::HandshakeTimeout,
         };
+        if shared.exports.get(&agreed.session.export.name).is_none() {
+            return self.hand_over(link, agreed);
+        }
+        self.carry(id, link, memory, agreed).await
+    }
+
+    /// Hands a client to the server that has its export.
+    fn hand_over<S: Socket>(&self, link: &Link<S>, agreed: Agreed) -> ConnectionEnd {
+        let Agreed { session, buffer, rest } = agreed;
+        let membership = self.shared.membership.borrow();
+        // It was removed since the client was told of it.
+        let Some(membership) = membership.as_ref() else { return ConnectionEnd::Stopped };
+        let Some((socket, tls)) = link.channel.take() else { return ConnectionEnd::Stopped };
+        let rest = buffer.as_slice().get(rest).unwrap_or_default().to_vec();
+        match membership.hand_over(Client { socket, tls, session, rest }) {
+            true => ConnectionEnd::HandedOver,
+            false => ConnectionEnd::Stopped,
+        }
+    }
+
+    /// Serves a client that has chosen an export.
+    async fn carry<S: Socket>(
+        &self,
+        id: u64,
+        link: &Rc<Link<S>>,
+        memory: Memory,
+        agreed: Agreed,
+    ) -> ConnectionEnd {
+        let shared = &self.shared;
         let Agreed { session, buffer, rest } = agreed;
         let name = session.export.name.clone();
-        let Some(volume) = shared.exports.get(&name) else {
-            // It was removed since the client was told of it.
-            return ConnectionEnd::Stopped;
-        };
+        let Some(volume) = shared.exports.get(&name) else { return ConnectionEnd::Stopped };
         link.set_export(name.clone());
         shared.tell(&ConnectionEvent::Opened { id, export: name });
         let rt = shared.rt.clone();
@@ -243,7 +353,7 @@ impl<V: BlockVolume> Server<V> {
 
 impl<V> Shared<V> {
     /// The memory of a new connection, for which an idle client may have to give way.
-    fn admit<S: Socket>(&self, socket: &S, tls: bool) -> Result<Memory, TurnedAway> {
+    fn admit(&self, peer: PeerId, tls: bool) -> Result<Memory, TurnedAway> {
         if self.stopping.get() {
             return Err(TurnedAway::Stopping);
         }
@@ -252,7 +362,7 @@ impl<V> Shared<V> {
             let options = &self.options;
             Memory::reserve(&options.memory, fixed, PIECE_BYTES.into(), options.bytes_per_connection)
         };
-        let gives_way = self.places.admit(socket.peer(), self.rt.now(), &self.options)?;
+        let gives_way = self.places.admit(peer, self.rt.now(), &self.options)?;
         // Memory first: nobody is put out for a client that cannot be served.
         let memory = memory().map_err(TurnedAway::Memory)?;
         if let Some(other) = gives_way {
@@ -270,11 +380,17 @@ impl<V> Shared<V> {
 
 impl<V: BlockVolume> Catalogue for Shared<V> {
     fn list(&self) -> Vec<ExportInfo> {
-        self.exports.describe_all()
+        match &*self.membership.borrow() {
+            Some(membership) => membership.list(),
+            None => self.exports.describe_all(),
+        }
     }
 
     fn find(&self, name: &[u8]) -> Option<ExportInfo> {
-        self.exports.resolve(name)
+        match &*self.membership.borrow() {
+            Some(membership) => membership.find(name),
+            None => self.exports.resolve(name),
+        }
     }
 
     fn shutting_down(&self) -> bool {

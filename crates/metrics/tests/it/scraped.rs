@@ -18,7 +18,7 @@ fn busy() -> Figures {
         rig.read(3072, 8).await;
         rig.set.gc().await.unwrap();
     });
-    Figures { sets: vec![set], alone: Vec::new() }
+    Figures { sets: vec![set], alone: Vec::new(), ..Figures::default() }
 }
 
 /// The value of a series.
@@ -83,6 +83,7 @@ fn a_device_without_a_cache_is_there_too() {
     let set = rig::figures(async |rig| rig.write(0, 8).await);
     let mut alone = set.volumes.into_iter().next().unwrap();
     alone.name = "alone".into();
-    let text = render(&Figures { sets: Vec::new(), alone: vec![alone] }, Format::Prometheus);
+    let text =
+        render(&Figures { sets: Vec::new(), alone: vec![alone], ..Figures::default() }, Format::Prometheus);
     assert_eq!(value(&text, "ubcache_volume_size_bytes{volume=\"alone\"}"), ((1 << 16) - 16) as f64 * 512.0);
 }

@@ -46,6 +46,7 @@ async fn life(driver: &Driver, rig: &Rig, spec: &Spec) {
         volumes: &volumes,
         id: "a-set".into(),
         place: "vol".into(),
+        sharing: Sharing::Alone,
         nbd: NbdAccess::default(),
         ublk: export_ublk::Shape::default(),
     };

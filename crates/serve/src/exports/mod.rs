@@ -36,6 +36,17 @@ pub fn runtime_dir() -> Result<PathBuf, Failure> {
 
 pub(crate) use auto::passed_over;
 
+/// Whether other volumes of the process may be at the same place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// The place is for the volumes of this export alone.
+    Alone,
+    /// Others may be there, and clients tell them apart by name. The owner is also what a client gets that names none.
+    Owner,
+    /// The owner of the place is another volume.
+    Guest,
+}
+
 /// What an export is started with.
 pub struct Context<'a> {
     /// Of the thread that serves.
@@ -46,6 +57,8 @@ pub struct Context<'a> {
     pub id: String,
     /// What files are called that an export makes where nothing else is said: no two exports of a host share it.
     pub place: String,
+    /// Whether others may be at the same place.
+    pub sharing: Sharing,
     /// Who may connect by NBD, and the memory of such clients.
     pub nbd: NbdAccess,
     /// Queues and depth of ublk devices.

@@ -1,4 +1,4 @@
-//! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name.
+//! `--export nbd=SOCKET|HOST:PORT`: every volume is an export of its name. Several exports of the process can share an endpoint.
 //!
 //! Owns the server of one endpoint, and what is said of its clients. Errors that clients cause are said a few times a minute
 //! and counted beyond that.
@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use engine::VolumeRef;
 use export_nbd::codec::HandshakeEnd;
-use export_nbd::{ConnectionEnd, ConnectionEvent, Endpoint, Exports, Observer, Server, ServerOptions, uri};
+use export_nbd::{
+    ConnectionEnd, ConnectionEvent, Endpoint, Exports, Joining, Observer, Server, ServerOptions, uri,
+};
 
 use super::spec::Kind;
-use super::{Context, Export, Force, NbdAccess, Occupied, Place, Spec, Way, Work};
+use super::{Context, Export, Force, NbdAccess, Occupied, Place, Sharing, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
 use crate::quiet::Quiet;
@@ -49,6 +51,10 @@ impl Place for Listening {
         (other as &dyn Any).downcast_ref::<Listening>().is_some_and(|other| self.0.overlaps(&other.0))
     }
 
+    fn shares(&self, other: &dyn Place) -> bool {
+        (other as &dyn Any).downcast_ref::<Listening>().is_some_and(|other| self.0.is_same(&other.0))
+    }
+
     fn endpoint(&self) -> Option<&Endpoint> {
         Some(&self.0)
     }
@@ -78,11 +84,18 @@ pub(crate) fn start(endpoint: &Endpoint, context: &Context<'_>) -> Result<Nbd, F
     let memory = access.memory.clone();
     let options = ServerOptions { observer: Some(observer), memory, ..ServerOptions::default() };
     let server = Server::new(context.driver.handle(), exports, options);
-    let listener = endpoint.bind(context.driver.reactor(), access.reach())?;
-    let address = listener.address().clone();
     // A unix socket is protected by its mode.
-    let tls = access.tls.clone().filter(|_| matches!(address, blockio::Address::Tcp(_)));
+    let tls = access.tls.clone().filter(|_| matches!(endpoint, Endpoint::Tcp { .. }));
     let encrypted = tls.is_some();
+    let reactor = context.driver.reactor();
+    if context.sharing != Sharing::Alone {
+        let owns_default = context.sharing == Sharing::Owner;
+        let how = Joining { reach: access.reach(), tls, owns_default };
+        let address = server.serve_shared(&access.hubs, endpoint, reactor, how)?;
+        return Ok(Nbd { server, address, encrypted, log });
+    }
+    let listener = endpoint.bind(reactor, access.reach())?;
+    let address = listener.address().clone();
     match tls {
         Some(tls) => server.serve_listener_with_tls(listener, tls),
         None => server.serve_listener(listener),
@@ -210,6 +223,7 @@ fn is_failure(end: &ConnectionEnd) -> bool {
         | ConnectionEnd::ClientClosed
         | ConnectionEnd::Truncated
         | ConnectionEnd::HandshakeTimeout
+        | ConnectionEnd::HandedOver
         | ConnectionEnd::Stopped => false,
     }
 }

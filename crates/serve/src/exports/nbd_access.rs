@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use export_nbd::{Endpoint, EndpointError, Reach, TlsConfig};
+use export_nbd::{Endpoint, EndpointError, Hubs, Reach, TlsConfig};
 use io::MemoryBudget;
 
 use crate::failure::Failure;
@@ -34,6 +34,8 @@ pub enum SaidBy {
 pub struct NbdAccess {
     /// Memory of all clients of the process.
     pub memory: MemoryBudget,
+    /// Sockets and ports that several exports share.
+    pub hubs: Hubs,
     /// TLS for TCP.
     pub tls: Option<TlsConfig>,
     /// TCP without certificates of the clients is wanted.
@@ -49,6 +51,7 @@ impl Default for NbdAccess {
         let bytes = (ram::available_bytes() / SHARE).clamp(LEAST_BYTES, MOST_BYTES);
         NbdAccess {
             memory: MemoryBudget::new(bytes),
+            hubs: Hubs::default(),
             tls: None,
             allow_unauthenticated: false,
             allow_remote: false,

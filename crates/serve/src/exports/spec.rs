@@ -53,6 +53,12 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         false
     }
 
+    /// Whether volumes at both places can share it, told apart by their names.
+    fn shares(&self, other: &dyn Place) -> bool {
+        let _ = other;
+        false
+    }
+
     /// Whether a start goes on with the block devices of an earlier process.
     fn recovers(&self) -> bool {
         false
@@ -76,6 +82,11 @@ impl Spec {
     /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
     pub fn overlaps(&self, other: &Spec) -> bool {
         self.0.overlaps(&*other.0)
+    }
+
+    /// Whether volumes at both places can share it, told apart by their names.
+    pub fn shares(&self, other: &Spec) -> bool {
+        self.0.shares(&*other.0)
     }
 
     /// Parses an option by a table of kinds.
@@ -143,6 +154,21 @@ mod tests {
             "nbd=host:",
         ] {
             assert!(bad.parse::<Spec>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_can_be_shared_and_a_device_number_cannot() {
+        let parsed = |text: &str| text.parse::<Spec>().unwrap();
+        for (one, other, expected) in [
+            ("nbd=/run/x", "nbd=/run/x", true),
+            ("nbd=/run/x", "nbd=/run/y", false),
+            ("nbd=127.0.0.1:9", "nbd=127.0.0.1:9", true),
+            ("nbd=127.0.0.1:9", "nbd=0.0.0.0:9", false),
+            ("ublk=7", "ublk=7", false),
+            ("fuse=/mnt", "fuse=/mnt", false),
+        ] {
+            assert_eq!(parsed(one).shares(&parsed(other)), expected, "{one}, {other}");
         }
     }
 
