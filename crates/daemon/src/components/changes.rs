@@ -103,16 +103,17 @@ impl Changes {
     pub(crate) async fn claim(&self, asked: &Asked, scope: Scope) -> Result<Claim<'_>, Failure> {
         let waited = tokio::time::timeout(self.waits_for, self.wait(&asked.what, &scope));
         tokio::select! {
+            // A command that need not wait begins, whether or not its client stays.
             biased;
-            () = asked.client.disconnected() => Err(Failure::Failed(
-                "the client disconnected before the command began; nothing was changed".into(),
-            )),
             claim = waited => claim.or_else(|_| self.try_claim(&asked.what, &scope)).map_err(|other| {
                 Failure::Failed(format!(
                     "nothing was changed: another command is under way for the same device or set: {other}; \
                      try again later"
                 ))
             }),
+            () = asked.client.disconnected() => Err(Failure::Failed(
+                "the client disconnected before the command began; nothing was changed".into(),
+            )),
         }
     }
 
