@@ -76,6 +76,9 @@ fn parse(line: &str) -> Result<Command, Failure> {
 
 fn create(size: &str, label: &str) -> Result<Command, Failure> {
     let size_sectors = size::parse_sectors(size).map_err(Failure::Usage)?.0;
+    if !label.is_empty() {
+        serve::label_is_fit(label)?;
+    }
     if label.len() > 32 {
         return Err(Failure::Usage(format!("a label has at most 32 bytes, found {}", label.len())));
     }

@@ -105,18 +105,13 @@ enum Form {
 fn form(text: &str) -> Form {
     if text.contains('/') {
         Form::Path
-    } else if is_uuid(text) {
+    } else if plain::is_uuid(text) {
         Form::Uuid
     } else if plain::is_volume_name(text) {
         Form::Name
     } else {
         Form::Label
     }
-}
-
-fn is_uuid(text: &str) -> bool {
-    let lengths = text.split('-').map(str::len);
-    lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 /// Resolves `text` among these.

@@ -92,11 +92,13 @@ impl Target {
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
+    /// Held while a label is set.
+    labels: tokio::sync::Mutex<()>,
 }
 
 impl Settings {
     pub(crate) fn new(shared: Arc<Shared>, lookup: Arc<Lookup>) -> Settings {
-        Settings { shared, lookup }
+        Settings { shared, lookup, labels: tokio::sync::Mutex::default() }
     }
 
     async fn target(&self, of: Of<'_>) -> Result<Target, Failure> {
@@ -119,6 +121,26 @@ impl Settings {
         }
     }
 
+    /// Refuses a label that something else than the volume of this name has.
+    pub(crate) async fn label_is_free(&self, label: &str, volume: Option<&str>) -> Result<(), Failure> {
+        if label.is_empty() {
+            return Ok(());
+        }
+        match self
+            .lookup
+            .labelled(label)
+            .await
+            .into_iter()
+            .find(|n| volume.is_none() || n.name.as_deref() != volume)
+        {
+            None => Ok(()),
+            Some(other) => Err(Failure::Failed(format!(
+                "label {}: belongs to {other}; a label names one device of the host: choose another one",
+                serve::plain::label(label)
+            ))),
+        }
+    }
+
     /// All tunables.
     pub(crate) async fn tunables(&self, of: Of<'_>) -> Result<Vec<TunableFigure>, Failure> {
         Ok(self.target(of).await?.tunables)
@@ -138,9 +160,14 @@ impl Settings {
         persistent: bool,
     ) -> Result<Changed, Failure> {
         if key == "label" && !value.is_empty() {
-            label_is_fit(value)?;
+            serve::label_is_fit(value)?;
         }
+        // Of two that want the same label at the same time one has it.
+        let _one = self.labels.lock().await;
         let target = self.target(of).await?;
+        if key == "label" {
+            self.label_is_free(value, Some(&target.name)).await?;
+        }
         let (in_superblock, range) = target.figure(key).map(|f| (f.in_superblock, f.range.clone()))?;
         let command = target.command(key, value)?;
         target.worker.command(command).await?;
@@ -152,6 +179,7 @@ impl Settings {
             self.shared.state().set_tunable(&target.key.id, key, Some(&now))?;
         }
         if key == "label" {
+            self.lookup.relabel(&target.key.id, &now);
             self.shared.state().relabel(&target.key.id, &now)?;
         }
         let text = format!("{}: {key} is {now} now", target.name);
@@ -221,17 +249,6 @@ impl Settings {
             }
         }
     }
-}
-
-/// Refuses a label that could not be used as a name.
-pub(crate) fn label_is_fit(label: &str) -> Result<(), Failure> {
-    if serve::plain::is_word(label) {
-        return Ok(());
-    }
-    Err(Failure::Usage(format!(
-        "label: expected a word that is neither a path nor a volume's name, without control characters or quotes, \
-         found {label:?}"
-    )))
 }
 
 fn of_same(target: &Target) -> Of<'_> {

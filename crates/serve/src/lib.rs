@@ -35,3 +35,4 @@ pub use command::{Answer, Command, Wiped, not_wiped, obey};
 pub use failure::Failure;
 pub use session::{Devices, Session};
 pub use snapshot::Snapshot;
+pub use tunables::label_is_fit;

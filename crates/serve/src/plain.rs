@@ -43,7 +43,7 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
 
 /// Whether a label can be used as a name: a word that is neither a path, a UUID nor a volume's name.
 pub fn is_word(label: &str) -> bool {
-    let seen = !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
+    let seen = !is_uuid(label) && !label.is_empty() && !label.chars().any(acts) && label.trim() == label;
     seen && !label.contains(['/', '"', '\\']) && !matches!(label, "." | "..") && !is_volume_name(label)
 }
 
@@ -53,6 +53,12 @@ pub fn label(label: &str) -> Cow<'_, str> {
         return Cow::Borrowed(label);
     }
     Cow::Owned(format!("\"{}\"", escaped(label).replace('"', "\\\"")))
+}
+
+/// Whether a text has the form of a UUID.
+pub fn is_uuid(text: &str) -> bool {
+    let lengths = text.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 /// Whether this is a name as volumes get it: `bcache` and a number.

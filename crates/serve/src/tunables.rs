@@ -7,6 +7,9 @@ use std::str::FromStr;
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::{Deserialize, Serialize};
 
+use crate::failure::Failure;
+use crate::plain;
+
 /// Whose tunable it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
@@ -14,6 +17,20 @@ pub enum Owner {
     Set,
     /// That of every cached device.
     Device,
+}
+
+/// Refuses a label that could not be used as a name.
+///
+/// # Errors
+/// If commands would read it as something else.
+pub fn label_is_fit(label: &str) -> Result<(), Failure> {
+    if plain::is_word(label) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "label: expected a word that is neither a path, a UUID nor a volume's name, without control characters or \
+         quotes, found {label:?}"
+    )))
 }
 
 /// A tunable and its value; as text `KEY=VALUE`.

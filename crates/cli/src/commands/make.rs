@@ -18,8 +18,6 @@ use format::{
 use io::Disk;
 use serde::Serialize;
 
-use serve::plain;
-
 use crate::failure::Failure;
 use crate::superblock::{self, HEAD};
 use crate::{out, size};
@@ -171,11 +169,13 @@ impl Make {
                 "a cache set has one cache device: expected one -C; make the others in runs of their own",
             );
         }
-        if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty() && !plain::is_word(l)) {
-            out::warn(format!(
-                "label {}: commands would read it as a path, a UUID or a volume's name; choose another label",
-                plain::label(label)
-            ));
+        if let Some(label) = self.label.as_ref().filter(|l| !l.is_empty()) {
+            serve::label_is_fit(label)?;
+            if self.backing.len() > 1 {
+                return usage(
+                    "--label: labels are unique: expected one -B; make the others in runs of their own",
+                );
+            }
         }
         if self.backing.is_empty() && (self.label.is_some() || self.writeback) {
             return usage(

@@ -119,6 +119,7 @@ impl Up {
                 "a volume has one ublk device: expected --export ublk or auto once".into(),
             ));
         }
+        self.check_labels()?;
         let nbd = self.nbd.access()?;
         // Errors of the command line come before those of the host.
         let ports = self.export.iter().filter(|spec| spec.endpoint().is_some());
@@ -140,6 +141,21 @@ impl Up {
         let driver = Driver::new(options).map_err(|e| Failure::because("cannot start", e))?;
         out::note(format!("I/O by {}", driver.backend_note()));
         driver.block_on(self.serve(&driver, signals, nbd))
+    }
+
+    /// A label names one device.
+    fn check_labels(&self) -> Result<(), Failure> {
+        for label in self.set.iter().filter(|s| s.owner == Owner::Device && s.key == "label") {
+            if !label.value.is_empty() {
+                serve::label_is_fit(&label.value)?;
+            }
+            if self.backing.len() > 1 {
+                return Err(Failure::Usage(
+                    "label: is set on every backing device, and labels are unique: expected one -B".into(),
+                ));
+            }
+        }
+        Ok(())
     }
 
     async fn serve(&self, driver: &Driver, mut signals: Signals, nbd: NbdAccess) -> Result<(), Failure> {

@@ -1,7 +1,10 @@
 //! What a name means: labels that whoever made a disk has chosen do not take the place of names, paths and other labels.
 
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
+use format::superblock::{SUPERBLOCK_BYTES, label_bytes};
+use format::{RawSuperblock, Sectors};
 use serde_json::Value;
 
 use crate::place::*;
@@ -10,7 +13,14 @@ use crate::world::*;
 /// A disk of somebody else, with a label of his choice.
 fn stick(place: &Place, name: &str, label: &str) -> String {
     let path = place.dir.sparse(name, 8 << 20);
-    run(&["make", "-B", &path, "--label", label]).ok();
+    run(&["make", "-B", &path]).ok();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut bytes, 4096).unwrap();
+    let raw = RawSuperblock::from_prefix(&bytes).unwrap().clone();
+    let mut superblock = raw.check_backing(Sectors(16384), 512).unwrap();
+    superblock.set_label(label_bytes(label).unwrap());
+    file.write_all_at(&superblock.encode(), 4096).unwrap();
     path
 }
 
@@ -171,6 +181,38 @@ fn what_a_label_says_is_not_acted_upon() {
     run(&["super", &stick]).ok();
     assert!(!daemon.said().contains(['\u{1b}', '\u{9b}']), "{}", daemon.said());
     daemon.stop();
+}
+
+/// `set-label` gave a label to a second volume, and commands then took one of the two without a word.
+#[test]
+fn a_label_has_one_owner() {
+    let place = Place::new();
+    let daemon = place.start();
+    let media = stick(&place, "stick", "media");
+    daemon.run(&["register", &place.ssd, &place.hdd, &media]).ok();
+    let theirs = uuid_of(&daemon, &media);
+    let refused = &["label media: belongs to ", &media, &theirs, "choose another one"];
+    daemon.run(&["set-label", "one", "media"]).refused(refused);
+    daemon.run(&["set", "one", "label=media"]).refused(refused);
+    let set =
+        daemon.json(&["status"])["sets"].as_array().unwrap().iter().find(|s| s["has_cache"] == true).unwrap()
+            ["id"]
+            .clone();
+    let path = format!("/v1/sets/{}/volumes", set.as_str().unwrap());
+    assert_eq!(daemon.http("POST", &path, r#"{"size_bytes": 1048576, "label": "media"}"#).0, 409);
+    // Its own label is no conflict, nor is one that nobody has any more.
+    daemon.run(&["set-label", "media", "media"]).ok();
+    daemon.run(&["set-label", "media", "films"]).ok();
+    daemon.run(&["set-label", "one", "media"]).ok();
+    // A stopped volume keeps its label.
+    daemon.run(&["stop", "films"]).ok();
+    daemon.run(&["set-label", "media", "films"]).refused(&["label films: belongs to ", &media]);
+    daemon.stop();
+    let [ssd, hdd, more] = ["c", "b", "d"].map(|name| place.dir.sparse(name, 8 << 20));
+    for label in ["bcache0", "/dev/sda", "x/y"] {
+        run(&["make", "-B", &hdd, "--label", label]).usage().says(&["label: expected a word"]);
+    }
+    run(&["make", "-C", &ssd, "-B", &hdd, "-B", &more, "--label", "x"]).usage().says(&["labels are unique"]);
 }
 
 /// Every command that changes something says what it took the name for.

@@ -160,7 +160,8 @@ pub(super) async fn create(
         return Err(Refusal::malformed(text));
     }
     if !wanted.label.is_empty() {
-        crate::settings::label_is_fit(&wanted.label)?;
+        serve::label_is_fit(&wanted.label)?;
+        api.registry.settings.label_is_free(&wanted.label, None).await?;
     }
     let (worker, named) = set_of(&api, &audit, &set).await?;
     let sectors = wanted.size_bytes / 512;

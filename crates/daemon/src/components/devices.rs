@@ -65,6 +65,15 @@ impl DeviceTable {
         self.lock().clone()
     }
 
+    /// The label of the backing device with this UUID has changed.
+    pub(crate) fn relabel(&self, uuid: &str, to: &str) {
+        for probe in self.lock().values_mut().filter_map(|d| d.probe.as_mut()).filter(|p| p.uuid == uuid) {
+            if let Role::Backing { label, .. } = &mut probe.role {
+                to.clone_into(label);
+            }
+        }
+    }
+
     pub(crate) fn get(&self, path: &Path) -> Option<Device> {
         self.lock().get(path).cloned()
     }

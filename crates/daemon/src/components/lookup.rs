@@ -85,6 +85,18 @@ impl Lookup {
         resolve(name, &self.all_named().await).cloned()
     }
 
+    /// The label of a backing device has changed since it was probed.
+    pub(crate) fn relabel(&self, uuid: &str, label: &str) {
+        self.inventory.devices.relabel(uuid, label);
+    }
+
+    /// Every registered device and served volume with this label.
+    pub(crate) async fn labelled(&self, label: &str) -> Vec<Named> {
+        let mut all = self.all_named().await;
+        all.retain(|named| named.label == label);
+        all
+    }
+
     /// The path of a device: of a registered one, however it is named, or a path of this host.
     pub(crate) async fn device_path(&self, device: &str) -> Result<PathBuf, Unresolved> {
         match self.named(device).await {
