@@ -92,6 +92,26 @@ pub async fn backing(disk: &Disk, path: &Path) -> Result<BackingSuper, Failure> 
     }
 }
 
+/// Refuses to attach a backing device that was made for, or once attached to, another set than that of this cache device.
+///
+/// # Errors
+/// Names both sets, and says how to attach it.
+pub fn made_for_another(
+    backing: &Disk,
+    superblock: &BackingSuper,
+    cache: (&Disk, &CacheSuper),
+) -> Result<(), Failure> {
+    let (theirs, ours) = (superblock.set_uuid(), cache.1.set_uuid());
+    if theirs == Uuid::NIL || theirs == ours {
+        return Ok(());
+    }
+    let (name, cache) = (&backing.info().name, &cache.0.info().name);
+    Err(Failure::Failed(format!(
+        "{name}: belongs to cache set {theirs}, and {cache} is the cache device of set {ours}; nothing was changed; give \
+         the cache device of its own set with -C, or attach it to set {ours} with --attach"
+    )))
+}
+
 /// Refuses a backing device that is attached to another set than `set`.
 pub fn belongs(name: &str, superblock: &BackingSuper, set: Uuid) -> Result<(), Failure> {
     let attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);

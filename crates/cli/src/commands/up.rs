@@ -21,6 +21,7 @@ use crate::console;
 use crate::exports::{self, Context, Export, Force, NbdAccess, Sharing, Spec};
 use crate::failure::Failure;
 use crate::session::{self, Devices, Session, Simulation};
+use crate::superblock;
 use crate::takeover;
 use crate::tunables::{Owner, Setting};
 use crate::{interrupt, out};
@@ -57,6 +58,9 @@ pub(crate) struct Up {
     /// Serve backing devices without their cache; refused if they have dirty data in it
     #[arg(long, conflicts_with = "cache")]
     without_cache: bool,
+    /// Attach backing devices to this set that were made for, or detached without their cache from, another one
+    #[arg(long, requires = "cache")]
+    attach: bool,
     /// Hardware queues of each ublk device [default: one for each processor, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     ublk_queues: Option<u16>,
@@ -164,6 +168,11 @@ impl Up {
             takeover::take_over(driver, cache, &self.backing).await?;
         }
         let devices = Devices::open(driver, self.cache.as_deref(), &self.backing, simulation).await?;
+        if let (Some((disk, cache)), false) = (&devices.cache, self.attach) {
+            for backing in &devices.backings {
+                superblock::made_for_another(&backing.disk, &backing.superblock, (disk, cache))?;
+            }
+        }
         let session = Session::start(devices).await?;
         let mut running = Vec::new();
         let ended = match self.start(driver, &session, nbd, &mut running).await {

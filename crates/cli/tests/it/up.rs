@@ -36,6 +36,27 @@ fn the_ready_line_as_text() {
     assert!(!Path::new(&socket).exists(), "the socket goes with the server");
 }
 
+/// A disk that was made for set G was attached to set F by `up -C F -B disk` without a word.
+#[test]
+fn a_device_that_was_made_for_another_set_is_attached_only_on_demand() {
+    let dir = Dir::new();
+    let [ssd, _] = fresh(&dir, &[]);
+    let (other, disk) = (dir.sparse("other-ssd", 8 << 20), dir.sparse("other-hdd", 16 << 20));
+    run(&["make", "-C", &other, "-B", &disk, "--bucket", "8k"]).ok();
+    let set_of = |device: &str| {
+        let said = run(&["super", device, "--json"]).ok();
+        said.json()["set_uuid"].as_str().expect("a set").to_owned()
+    };
+    let (ours, theirs, before) = (set_of(&ssd), set_of(&disk), std::fs::read(&disk).unwrap());
+    let socket = format!("nbd={}", dir.path("s"));
+    let args = ["up", "-C", &ssd, "-B", &disk, "--export", &socket];
+    run(&args).refused(&[&disk, &ours, &theirs, "--attach"]);
+    assert!(std::fs::read(&disk).unwrap() == before, "nothing was written to it");
+    let up = Up::start(&dir, 1, &[&args[1..], &["--attach"]].concat());
+    up.stop();
+    assert_eq!(set_of(&disk), ours);
+}
+
 #[test]
 fn the_ready_line_as_json() {
     let dir = Dir::new();
