@@ -230,9 +230,12 @@ impl<'a> Host<'a> {
             Order::Add(path, reply) => reply.send(self.add(&path).await),
             Order::Create(sectors, label, reply) => reply.send(self.create(sectors, &label).await),
             Order::Users(name, reply) => reply.send(Ok(self.users(name.as_deref()).await)),
-            Order::StopVolume(name, reply) => reply.send(self.stop_volume(&name).await),
+            Order::StopVolume(name, reply) => {
+                let stopped = self.stop_volume(&name, || reply.is_awaited()).await;
+                reply.send(stopped);
+            }
             Order::StopIfFree(reply) => {
-                let released = self.release(None).await;
+                let released = self.release(None, || reply.is_awaited()).await;
                 self.stopping.set(self.stopping.get() || released.is_ok());
                 reply.send(released);
             }
@@ -320,15 +323,16 @@ impl<'a> Host<'a> {
         self.driver.reactor().blocking(probe).await
     }
 
-    async fn stop_volume(&self, name: &str) -> Result<(), Failure> {
+    async fn stop_volume(&self, name: &str, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
         let volume = self.session.volume(name)?;
-        self.release(Some(&volume)).await?;
+        self.release(Some(&volume), is_wanted).await?;
         self.served.borrow_mut().retain(|s| !Rc::ptr_eq(&s.volume, &volume));
         self.let_go(volume).await
     }
 
-    /// Ends the exports of a volume, or of all, if none is in use; else every one of them serves on.
-    async fn release(&self, only: Option<&Rc<Volume>>) -> Result<(), Failure> {
+    /// Ends the exports of a volume, or of all, if none is in use, and if that is still wanted in the end; else every one of
+    /// them serves on.
+    async fn release(&self, only: Option<&Rc<Volume>>, is_wanted: impl Fn() -> bool) -> Result<(), Failure> {
         let served = self.session.volumes();
         let volumes: Vec<_> =
             served.into_iter().filter(|v| only.is_none_or(|only| Rc::ptr_eq(only, v))).collect();
@@ -351,6 +355,11 @@ impl<'a> Host<'a> {
                 }
                 ended.push((volume.clone(), spec, sharing));
             }
+        }
+        if !is_wanted() {
+            // It took so long that the sender of the order has given up.
+            self.export_again(ended).await;
+            return Err(Failure::Failed("nobody waits for the stop any more".into()));
         }
         Ok(())
     }
