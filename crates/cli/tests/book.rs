@@ -238,7 +238,7 @@ fn sources() -> Vec<PathBuf> {
     while let Some(dir) = dirs.pop() {
         for path in std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()) {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            if path.is_dir() && !matches!(name.as_str(), "tests" | "sim" | "bench" | "benches") {
+            if path.is_dir() && !matches!(name.as_str(), "tests" | "sim" | "benches") {
                 dirs.push(path);
             } else if name.ends_with(".rs") && !matches!(name.as_str(), "tests.rs" | "testing.rs") {
                 sources.push(path);
