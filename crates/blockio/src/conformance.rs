@@ -193,7 +193,13 @@ async fn bad_requests_are_refused(disk: &Disk) {
     let data = pattern(disk, 0, end, 5);
     write(disk, 0, data.clone()).await;
     let zeros = || Some(disk.runtime().pool().zeroed((2 * b * SECTOR_BYTES) as usize));
-    for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, Op::Discard, Op::WriteZeroes] {
+    for op in [
+        Op::Read,
+        Op::Write { fua: false },
+        Op::Write { fua: true },
+        Op::Discard,
+        Op::WriteZeroes { may_unmap: false },
+    ] {
         let request = |sector, sectors| Request {
             op,
             sector: Sector(sector),
@@ -252,8 +258,10 @@ async fn zeroes_and_discards(disk: &Disk) {
     let end = DEVICE_SECTORS.0;
     write(disk, 0, pattern(disk, 0, end, 7)).await;
     // Small and unaligned to everything but the block, and larger than any internal piece.
-    for (sector, sectors) in [(3 * b, b), (5 * b, 7 * b), (1024, 6144)] {
-        assert_eq!(disk.write_zeroes(Sector(sector), Sectors(sectors)).await, Ok(()), "write zeroes");
+    for (sector, sectors, may_unmap) in [(3 * b, b, false), (5 * b, 7 * b, true), (1024, 6144, false)] {
+        let zeroes = Op::WriteZeroes { may_unmap };
+        let done = disk.start_plain(zeroes, Sector(sector), Sectors(sectors)).await;
+        assert_eq!(done.result, Ok(()), "write zeroes");
         let zeros = disk.runtime().pool().zeroed((sectors * SECTOR_BYTES) as usize);
         assert_same(&read(disk, sector, sectors).await, &zeros, "zeroed range");
     }

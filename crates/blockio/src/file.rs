@@ -21,6 +21,7 @@
 //! | flush | fdatasync(2); nothing on a device without a write cache | fdatasync(2) |
 //! | discard | `BLKDISCARD` on a helper thread | punches a hole |
 //! | write zeroes | `FALLOC_FL_ZERO_RANGE`, else writes | `ZERO_RANGE`, else a hole, else writes |
+//! | write zeroes that may free the space | a hole, else as above | a hole, else as above |
 
 use std::os::fd::AsRawFd;
 use std::path::Path;

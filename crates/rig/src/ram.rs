@@ -436,7 +436,7 @@ impl BlockVolume for RamVolume {
     ) -> Result<(), VolumeError> {
         self.writable()?;
         let _guard = self.wait(RamOp::Zeroes).await?;
-        let mut state = self.disk.begin(Op::WriteZeroes, sector, sectors)?;
+        let mut state = self.disk.begin(Op::WriteZeroes { may_unmap: flags.may_unmap }, sector, sectors)?;
         state.counts.zeroes += 1;
         state.counts.durable += u64::from(flags.fua);
         if flags.may_unmap {

@@ -5,11 +5,21 @@ use std::cell::RefCell;
 use super::*;
 use crate::cmd::Cmd;
 use crate::conformance;
-use crate::operation::device::{PUNCH_HOLE, ZERO_RANGE, Zeroing};
+use crate::operation::device::{PUNCH_HOLE, ZERO_RANGE};
+use crate::operation::zeroing::{ZeroWays, Zeroing};
 use crate::operation::{Operation, Step};
 use crate::{Backend, Driver, DriverOptions};
 use ::io::Disk;
 use format::{Sector, Sectors};
+
+/// Zeros that stay allocated.
+const ZEROES: What = What::WriteZeroes { may_unmap: false };
+
+/// The ways to write zeros on devices that refuse fewer and fewer of them.
+fn zero_ways() -> [ZeroWays; 3] {
+    let punch_hole = ZeroWays::ALL.without(Zeroing::ZeroRange);
+    [ZeroWays::ALL, punch_hole, punch_hole.without(Zeroing::PunchHole)]
+}
 
 /// Keeps what was submitted instead of doing it.
 struct Capture {
@@ -99,22 +109,44 @@ fn zeroing_goes_down_the_ladder_and_remembers() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
-    let (mut op, future) = operation_on(&driver, device.clone(), What::WriteZeroes, 4000);
+    let (mut op, future) = operation_on(&driver, device.clone(), ZEROES, 4000);
     assert!(matches!(op.next(), Step::Next(Cmd::Fallocate { mode: ZERO_RANGE, .. })));
     let Step::Next(Cmd::Fallocate { mode: PUNCH_HOLE, .. }) = op.advance(-libc::EOPNOTSUPP) else {
         panic!("expected a hole")
     };
     assert_eq!(next(op.advance(-libc::EOPNOTSUPP)), (4096, 1 << 20), "as much as there are zeros");
-    assert_eq!(device.inner.zeroing.get(), Zeroing::Write);
+    assert_eq!(device.inner.zero_ways.get().best(true, false), Zeroing::Write);
     assert_eq!(next(op.advance(1 << 20)), (4096 + (1 << 20), 4000 * 512 - (1 << 20)));
     assert!(matches!(op.advance(4000 * 512 - (1 << 20)), Step::Done));
     op.finish();
     assert_eq!(driver.block_on(future).result, Ok(()));
 
-    let (mut op, future) = operation(&driver, What::WriteZeroes, 8);
+    let (mut op, future) = operation(&driver, ZEROES, 8);
     assert!(matches!(op.advance(-libc::ENOSPC), Step::Done), "an error that no other way avoids");
     op.finish();
     assert_eq!(driver.block_on(future).result.unwrap_err().errno, libc::ENOSPC);
+}
+
+/// `blkdiscard` on a loop device over a sparse file allocated the whole file, because zeros that may free their space were
+/// written with `ZERO_RANGE`, which keeps it.
+#[test]
+fn zeros_that_may_free_their_space_do() {
+    use std::os::unix::fs::MetadataExt;
+    let driver = Driver::new(DriverOptions::default()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = dir.path().join("sparse");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let allocated = || std::fs::metadata(&path).unwrap().blocks();
+    let device = FileDevice::from_opened(driver.reactor(), open(&path, &OpenOptions::default()).unwrap());
+    let disk = Disk::new(Rc::new(device), driver.handle());
+    let unmap = What::WriteZeroes { may_unmap: true };
+    let whole = Sectors((64 << 20) / 512);
+    assert_eq!(driver.block_on(disk.start_plain(unmap, Sector(0), whole)).result, Ok(()));
+    assert_eq!(allocated(), 0, "a sparse file stays sparse");
+    assert_eq!(driver.block_on(disk.write_zeroes(Sector(0), Sectors(2048))), Ok(()));
+    assert_eq!(allocated(), 2048, "zeros that stay allocated take space");
+    assert_eq!(driver.block_on(disk.start_plain(unmap, Sector(0), whole)).result, Ok(()));
+    assert_eq!(allocated(), 0, "the space is free again");
 }
 
 fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Request {
@@ -225,11 +257,11 @@ fn devices_with_other_needs_conform() {
     for backend in [Backend::Auto, Backend::Pool] {
         let driver = Driver::new(DriverOptions { backend, ..DriverOptions::default() }).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
+        for ways in zero_ways() {
             driver.block_on(conformance::check(|sectors| {
                 let opened = Opened { memory_align_bytes: 4096, ..opened(dir.path(), sectors) };
                 let device = FileDevice::from_opened(driver.reactor(), opened);
-                device.inner.zeroing.set(zeroing);
+                device.inner.zero_ways.set(ways);
                 Disk::new(Rc::new(device), driver.handle())
             }));
         }
@@ -271,7 +303,7 @@ fn what_would_wait_on_the_ring_is_for_the_threads() {
         assert_eq!(driver.block_on(future).result, Ok(()));
     }
     // Zeros that the device makes are for the threads, those that are written are for the ring.
-    let (mut op, future) = operation_on(&driver, threaded(), What::WriteZeroes, 8);
+    let (mut op, future) = operation_on(&driver, threaded(), ZEROES, 8);
     assert!(matches!(op.next(), Step::NextBlocking(Cmd::Fallocate { .. })));
     assert!(matches!(op.advance(-libc::EOPNOTSUPP), Step::NextBlocking(Cmd::Fallocate { .. })));
     assert!(matches!(op.advance(-libc::EOPNOTSUPP), Step::Next(Cmd::Write { nowait: true, .. })));
@@ -303,10 +335,10 @@ fn a_device_that_cannot_say_that_it_would_wait() {
 fn devices_with_threads_conform() {
     let driver = Driver::new(DriverOptions { backend: Backend::Uring, ..DriverOptions::default() }).unwrap();
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    for zeroing in [Zeroing::ZeroRange, Zeroing::PunchHole, Zeroing::Write] {
+    for ways in zero_ways() {
         driver.block_on(conformance::check(|sectors| {
             let device = with_threads(&driver, on_a_disk(opened(dir.path(), sectors)));
-            device.inner.zeroing.set(zeroing);
+            device.inner.zero_ways.set(ways);
             Disk::new(Rc::new(device), driver.handle())
         }));
     }

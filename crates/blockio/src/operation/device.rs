@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use ::io::{Buffer, Completer, IoError, Op as What, Request};
 
+use super::zeroing::{ZeroWays, Zeroing};
 use super::{Fate, Op, Operation, Step, kind};
 use crate::claim::Opened;
 use crate::cmd::{Cmd, MAX_TRANSFER_BYTES};
@@ -26,14 +27,6 @@ pub(crate) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_
 /// Largest transfer of a file in memory that is carried out on the driver's thread: about 20 µs of copying.
 const HERE_BYTES: u64 = 128 << 10;
 
-/// How zeros get to the medium; goes down the list when the kernel refuses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Zeroing {
-    ZeroRange,
-    PunchHole,
-    Write,
-}
-
 /// An open device with what all its operations share.
 pub(crate) struct DeviceFile {
     /// Of a block device on a ring. They are named by the descriptor, so they go before it does.
@@ -41,7 +34,7 @@ pub(crate) struct DeviceFile {
     /// Reads and writes on the ring do not wait.
     nowait: Cell<bool>,
     pub(crate) opened: Opened,
-    pub(crate) zeroing: Cell<Zeroing>,
+    pub(crate) zero_ways: Cell<ZeroWays>,
     zeros: RefCell<Option<Buffer>>,
     gathers: gather::Spare,
     numbers: Rc<Numbers>,
@@ -55,7 +48,7 @@ impl DeviceFile {
             nowait: Cell::new(threads.is_some() && opened.direct),
             threads,
             opened,
-            zeroing: Cell::new(Zeroing::ZeroRange),
+            zero_ways: Cell::new(ZeroWays::ALL),
             zeros: RefCell::new(None),
             gathers: gather::Spare::default(),
             numbers,
@@ -91,7 +84,7 @@ impl DeviceOp {
     ) -> DeviceOp {
         let range = request.byte_range();
         let stand_in = match (request.op, &mut request.buffer) {
-            (What::WriteZeroes, _) => {
+            (What::WriteZeroes { .. }, _) => {
                 Some(file.zeros.borrow_mut().get_or_insert_with(|| pool.zeroed(ZEROS_BYTES)).clone())
             }
             // Buffers are aligned to a page; what may be wrong is the offset in them.
@@ -105,7 +98,8 @@ impl DeviceOp {
             }
             _ => None,
         };
-        let zeroing = file.zeroing.get();
+        let may_unmap = matches!(request.op, What::WriteZeroes { may_unmap: true });
+        let zeroing = file.zero_ways.get().best(may_unmap, file.opened.is_block);
         DeviceOp {
             file,
             request,
@@ -209,7 +203,7 @@ impl DeviceOp {
             What::Flush => Cmd::Flush { fd },
             What::Discard if self.file.opened.is_block => Cmd::Discard { fd, offset, len: left },
             What::Discard => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
-            What::WriteZeroes => match (self.zeroing, &self.stand_in) {
+            What::WriteZeroes { .. } => match (self.zeroing, &self.stand_in) {
                 (Zeroing::ZeroRange, _) => Cmd::Fallocate { fd, mode: ZERO_RANGE, offset, len: left },
                 (Zeroing::PunchHole, _) => Cmd::Fallocate { fd, mode: PUNCH_HOLE, offset, len: left },
                 (Zeroing::Write, Some(zeros)) => {
@@ -235,19 +229,20 @@ impl DeviceOp {
     fn transfers(&self) -> bool {
         match self.request.op {
             What::Read | What::Write { .. } => true,
-            What::WriteZeroes => self.zeroing == Zeroing::Write,
+            What::WriteZeroes { .. } => self.zeroing == Zeroing::Write,
             What::Flush | What::Discard => false,
         }
     }
 
     fn failed(&mut self, errno: i32) -> Step {
         let refused = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
-        if self.request.op == What::WriteZeroes && self.zeroing != Zeroing::Write && refused {
-            self.zeroing = match self.zeroing {
-                Zeroing::ZeroRange if !self.file.opened.is_block => Zeroing::PunchHole,
-                _ => Zeroing::Write,
-            };
-            self.file.zeroing.set(self.zeroing);
+        if let What::WriteZeroes { may_unmap } = self.request.op
+            && self.zeroing != Zeroing::Write
+            && refused
+        {
+            let left = self.file.zero_ways.get().without(self.zeroing);
+            self.file.zero_ways.set(left);
+            self.zeroing = left.best(may_unmap, self.file.opened.is_block);
             return self.next();
         }
         self.errno = Some(errno);
@@ -285,7 +280,7 @@ impl Operation for DeviceOp {
             && match self.request.op {
                 What::Read | What::Write { .. } => self.left() <= HERE_BYTES,
                 What::Flush => true,
-                What::Discard | What::WriteZeroes => false,
+                What::Discard | What::WriteZeroes { .. } => false,
             };
         let transfers = self.transfers();
         self.nowait = transfers && self.file.nowait.get();

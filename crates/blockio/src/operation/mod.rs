@@ -7,6 +7,7 @@
 pub(crate) mod command;
 pub(crate) mod device;
 pub(crate) mod socket;
+pub(crate) mod zeroing;
 
 use std::task::Waker;
 

@@ -102,7 +102,7 @@ impl Device for CountingDisk {
                 c.discards += 1;
                 c.discarded_bytes += bytes;
             }
-            Op::WriteZeroes => {
+            Op::WriteZeroes { .. } => {
                 c.zeroes += 1;
                 c.zeroed_bytes += bytes;
             }

@@ -40,7 +40,7 @@ impl Device for DelayDisk {
         let delay = match request.op {
             Op::Read => self.delays.read,
             Op::Write { fua: true } => self.delays.write.after(self.delays.flush),
-            Op::Write { fua: false } | Op::Discard | Op::WriteZeroes => self.delays.write,
+            Op::Write { fua: false } | Op::Discard | Op::WriteZeroes { .. } => self.delays.write,
             Op::Flush => self.delays.flush,
         };
         let rt = self.inner.runtime();

@@ -86,7 +86,7 @@ impl MemDisk {
                     bytes[part].copy_from_slice(&from[at..][..n]);
                 });
             }
-            Op::Discard | Op::WriteZeroes => self.each(request, |piece, part, _| {
+            Op::Discard | Op::WriteZeroes { .. } => self.each(request, |piece, part, _| {
                 if part.len() == PIECE_BYTES {
                     *piece = None;
                 } else if let Some(bytes) = piece {

@@ -105,7 +105,7 @@ impl Head {
                 COMMAND.after(self.part_of_rotation())
             }
             Op::Flush | Op::Discard => COMMAND,
-            Op::Read | Op::Write { .. } | Op::WriteZeroes => {
+            Op::Read | Op::Write { .. } | Op::WriteZeroes { .. } => {
                 let access = if sector == self.at {
                     Nanos(0)
                 } else {
@@ -118,7 +118,7 @@ impl Head {
                 self.at = sector.saturating_add(sectors);
                 let durable = match op {
                     Op::Write { fua: true } => self.part_of_rotation(),
-                    Op::Write { .. } | Op::WriteZeroes => {
+                    Op::Write { .. } | Op::WriteZeroes { .. } => {
                         self.unflushed = true;
                         Nanos(0)
                     }

@@ -120,9 +120,9 @@ fn kind(request: &Traced) -> &'static str {
         (_, Purpose::Metadata) => "metadata",
         (Op::Discard, _) => "discard",
         (Op::Read, Purpose::Client) => "read",
-        (Op::Write { .. } | Op::WriteZeroes, Purpose::Client) => "write",
+        (Op::Write { .. } | Op::WriteZeroes { .. }, Purpose::Client) => "write",
         (Op::Read, Purpose::Writeback) => "gap_read",
-        (Op::Write { .. } | Op::WriteZeroes, Purpose::Writeback) => "writeback",
+        (Op::Write { .. } | Op::WriteZeroes { .. }, Purpose::Writeback) => "writeback",
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
             |op, purpose| kind(&Traced { at: Nanos(0), op, purpose, sector: Sector(0), sectors: Sectors(8) });
         assert_eq!(traced(Op::Read, Purpose::Client), "read");
         assert_eq!(traced(Op::Write { fua: true }, Purpose::Client), "write");
-        assert_eq!(traced(Op::WriteZeroes, Purpose::Client), "write");
+        assert_eq!(traced(Op::WriteZeroes { may_unmap: true }, Purpose::Client), "write");
         assert_eq!(traced(Op::Write { fua: false }, Purpose::Writeback), "writeback");
         assert_eq!(traced(Op::Read, Purpose::Writeback), "gap_read");
         assert_eq!(traced(Op::Write { fua: true }, Purpose::Metadata), "metadata");

@@ -204,7 +204,7 @@ impl Volume {
         }
         let _guard = self.enter(sector, sectors)?;
         self.count(|c| c.writes.count(sectors));
-        self.remove_measured(OpKind::Write, sector, sectors, Direct::Zeroes { fua: flags.fua }).await
+        self.remove_measured(OpKind::Write, sector, sectors, Direct::Zeroes(flags)).await
     }
 
     async fn remove_measured(

@@ -14,7 +14,7 @@
 use std::rc::Rc;
 
 use format::{JournalSeq, Sector, Sectors};
-use io::{Op, VolumeError};
+use io::{Op, VolumeError, ZeroFlags};
 
 use super::Target;
 use super::Volume;
@@ -31,7 +31,7 @@ use crate::policy::bypass::BypassReason;
 /// The operation on the backing device that is not a write of data.
 pub(super) enum Direct {
     Discard,
-    Zeroes { fua: bool },
+    Zeroes(ZeroFlags),
 }
 
 /// Writes to the backing device and, if `copy` is set, a clean copy into the cache. The caller holds the range.
@@ -110,7 +110,7 @@ pub(super) async fn remove_cached(
     let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(cache.geometry.block_sectors.0);
     let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
     let whole = first < last;
-    if let Direct::Zeroes { fua } = op {
+    if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         let edges = if whole { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
         for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
             zero_edge(target, a, b, *fua).await?;
@@ -122,18 +122,18 @@ pub(super) async fn remove_cached(
     volume.ranges.writeback_done(first, last).await;
     invalidate_clean(target, first, last).await?;
     let operation = match op {
-        Direct::Zeroes { .. } => Some(Op::WriteZeroes),
-        _ => backing.disk.info().discard.then_some(Op::Discard),
+        Direct::Zeroes(flags) => Some(Op::WriteZeroes { may_unmap: flags.may_unmap }),
+        Direct::Discard => backing.disk.info().discard.then_some(Op::Discard),
     };
     if let Some(operation) = operation {
         let result = backing.disk.start_plain(operation, first, last - first).await.result;
         backing.wrote_directly();
         // A discard that the device refuses changes nothing. A failed write of zeros is an error.
-        if operation == Op::WriteZeroes {
+        if operation != Op::Discard {
             result?;
         }
     }
-    let fua = matches!(op, Direct::Zeroes { fua: true });
+    let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
     if overlaps_dirty(target, first, last).await? {
         drop_dirty(target, first, last, fua).await?;
     } else if fua {
@@ -158,9 +158,9 @@ async fn unmap(target: Target<'_>, start: Sector, end: Sector, op: &Direct) -> R
     let Target { volume, cache, .. } = target;
     let block = cache.geometry.block_sectors.0;
     let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
-    let fua = matches!(op, Direct::Zeroes { fua: true });
+    let fua = matches!(op, Direct::Zeroes(ZeroFlags { fua: true, .. }));
     let mut newest = JournalSeq(0);
-    if let Direct::Zeroes { .. } = op {
+    if let Direct::Zeroes(_) = op {
         let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
         for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
             let buffer = volume.rt.pool().zeroed((b - a).bytes() as usize);
@@ -276,7 +276,7 @@ pub(super) async fn remove_uncached(
     let block = u64::from(backing.disk.info().logical_block_bytes / 512).max(1);
     let end = start + sectors;
     let (first, last) = (Sector(start.0.next_multiple_of(block)), Sector(end.0 / block * block));
-    if let Direct::Zeroes { fua } = op {
+    if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         let edges = if first < last { [(start, first), (last, end)] } else { [(start, end), (end, end)] };
         for (a, b) in edges.into_iter().filter(|(a, b)| a < b) {
             let zeros = volume.rt.pool().zeroed((b - a).bytes() as usize);
@@ -290,10 +290,11 @@ pub(super) async fn remove_uncached(
     let _range = volume.ranges.change(first, last).await;
     volume.ranges.writeback_done(first, last).await;
     match op {
-        Direct::Zeroes { fua } => {
-            backing.disk.write_zeroes(first, last - first).await?;
+        Direct::Zeroes(flags) => {
+            let zeroes = Op::WriteZeroes { may_unmap: flags.may_unmap };
+            backing.disk.start_plain(zeroes, first, last - first).await.result?;
             backing.wrote_directly();
-            if *fua {
+            if flags.fua {
                 backing.settle_direct_writes().await?;
             }
         }

@@ -339,7 +339,7 @@ async fn erase(cache: &Cache, at: Sector, size: Sectors) -> Result<(), EngineErr
     {
         return Ok(());
     }
-    let done = cache.device.disk().start_plain(Op::WriteZeroes, at, size).await;
+    let done = cache.device.disk().start_plain(Op::WriteZeroes { may_unmap: true }, at, size).await;
     cache.device.observe_data(&done.result);
     Ok(done.result?)
 }

@@ -65,7 +65,7 @@ impl Kind {
     fn of(op: Op) -> Kind {
         match op {
             Op::Read => Kind::Read,
-            Op::Write { fua: false } | Op::WriteZeroes => Kind::Write,
+            Op::Write { fua: false } | Op::WriteZeroes { .. } => Kind::Write,
             Op::Write { fua: true } => Kind::DurableWrite,
             Op::Flush => Kind::Flush,
             Op::Discard => Kind::Discard,

@@ -358,7 +358,7 @@ impl SimDisk {
                 let bytes = request.buffer.as_ref().map(Buffer::as_slice)?;
                 Some(Rc::from(&bytes[request.byte_range()]))
             }
-            Op::WriteZeroes => Some(Rc::from(vec![0; request.sectors.bytes() as usize])),
+            Op::WriteZeroes { .. } => Some(Rc::from(vec![0; request.sectors.bytes() as usize])),
             Op::Discard => {
                 let mut bytes = s.medium.live.read_vec(request.sector, request.sectors);
                 let habit = rng.below(4);
@@ -387,7 +387,7 @@ impl SimDisk {
             Op::Write { fua: true } => c.durable_writes += 1,
             Op::Write { fua: false } => c.writes += 1,
             Op::Flush => c.flushes += 1,
-            Op::Discard | Op::WriteZeroes => c.plain += 1,
+            Op::Discard | Op::WriteZeroes { .. } => c.plain += 1,
         }
         if let Op::Write { .. } = request.op {
             c.sectors_written += request.sectors.0;
@@ -442,7 +442,7 @@ impl SimDisk {
             }
             Op::Flush if s.lies => {}
             Op::Flush => s.medium.make_durable(|u| u.ended.is_some_and(|e| e < r.submitted)),
-            Op::Write { .. } | Op::Discard | Op::WriteZeroes => {
+            Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => {
                 if let Some((from, data)) = r.left.take() {
                     s.medium.apply(op, r.request.sector + Sectors(from), data);
                 }
