@@ -72,7 +72,9 @@ fn line(event: &SetEvent) -> (&'static str, String) {
         ),
         SetEvent::Replayed { keys: 0, .. } => ("", String::new()),
         SetEvent::Replayed { entries, keys } => {
-            ("", format!("journal replayed: {keys} keys in {entries} entries"))
+            // A clean stop leaves no keys to replay.
+            let why = "after a crash, or a stop by a kernel";
+            ("", format!("journal replayed {why}: {keys} keys in {entries} entries"))
         }
         SetEvent::Initialised => ("", "the cache set was initialised by its first start".into()),
         SetEvent::Failed { why } => ("error", format!("the cache set is disabled: {why}")),
@@ -110,7 +112,9 @@ mod tests {
     fn levels_follow_what_happened() {
         assert_eq!(line(&SetEvent::Failed { why: "x".into() }).0, "error");
         assert_eq!(line(&SetEvent::DeviceError { what: "x".into() }).0, "warning");
-        assert_eq!(line(&SetEvent::Replayed { entries: 1, keys: 0 }).1, "");
+        assert_eq!(line(&SetEvent::Replayed { entries: 1, keys: 0 }).1, "", "after a clean stop");
+        let crashed = line(&SetEvent::Replayed { entries: 2, keys: 3 }).1;
+        assert_eq!(crashed, "journal replayed after a crash, or a stop by a kernel: 3 keys in 2 entries");
         let state = SetEvent::State { device: "/dev/sdb".into(), state: "dirty" };
         assert_eq!(line(&state), ("", "/dev/sdb: dirty".to_owned()));
     }

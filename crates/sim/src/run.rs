@@ -130,7 +130,7 @@ struct Run<'a> {
     cut_short: u64,
     /// Of the last boot.
     settings: Option<Settings>,
-    /// The last boot ended in order.
+    /// The last boot that opened the set stopped it, and no device loses data that it has acknowledged.
     was_stopped: bool,
     /// The memory that outlives the process, if the plan has it.
     memory: Option<Rc<Memory>>,
@@ -255,7 +255,10 @@ impl<'a> Run<'a> {
             Outcome::PowerCut => false,
             Outcome::Stuck(why) => return Err(format!("{why}; {}", self.dump(&session))),
         };
-        self.was_stopped = in_order;
+        // A boot without the cache device leaves the set as it was.
+        if !boot.alone {
+            self.was_stopped = in_order && self.plan.lying.is_none();
+        }
         self.world.pass(Nanos::from_secs(boot.off_seconds));
         self.end_boot(machine, &session, boot, in_order);
         if let Some(older) = older.take().filter(|_| !in_order) {

@@ -74,7 +74,13 @@ pub(super) async fn recover(
         magic: reader.magic,
         block_sectors: g.block_sectors,
     };
-    let entries = DurableEntries { newest: newest.seq, oldest: read.replay.oldest, roots: newest.roots() };
+    let keys: u64 = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
+    let entries = DurableEntries {
+        newest: newest.seq,
+        oldest: read.replay.oldest,
+        roots: newest.roots(),
+        replays_keys: keys > 0,
+    };
     let journal = Journal::new(device.clone(), layout, read.ring, entries);
     let mut replayer =
         Replayer { tree: &mut tree, buckets: &mut buckets, journal: &journal, reader: &reader };
@@ -87,7 +93,6 @@ pub(super) async fn recover(
     if let Some(crash_log) = options.crash_log.clone() {
         device.crash_log().begin(crash_log);
     }
-    let keys = read.replay.entries.iter().map(|e| e.keys.len() as u64).sum();
     events.push(SetEvent::Replayed { entries: read.replay.entries.len() as u64, keys });
     let old_uuids = newest.version == 0;
     // The memory of the entries is free now.

@@ -1,7 +1,8 @@
 //! Stopping a set: it takes no new requests, requests under way end, and all unwritten state is written to disk.
 //!
 //! Dirty data stays dirty. The format has no mark of a clean stop: a stopped set looks like a crashed set whose journal
-//! has nothing left to replay.
+//! has nothing left to replay. So the last entry of a stop has no keys and needs no older entry, unless the journal has
+//! no room for it. A start that replays keys therefore follows a crash, or a stop by a kernel.
 
 use super::Core;
 use crate::error::EngineError;
@@ -25,7 +26,7 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
         core.cache.index.write_all_leaves().await?;
         core.cache.journal.commit_keys().await?;
         core.cache.device.settle_overwrites().await?;
-        if core.cache.journal.can_advance() {
+        if core.cache.journal.wants_last_entry() {
             core.cache.journal.commit_roots(|| Urgency::Frees, |_| ()).await?;
         }
         Ok(())

@@ -48,7 +48,7 @@ pub struct Given {
     pub judged: Vec<Option<Vec<Content>>>,
     /// The flash-only volume was made in an earlier boot.
     pub flash_made: Rc<Cell<bool>>,
-    /// The set was stopped in order: there is next to nothing to replay.
+    /// The last process that opened the set stopped it: there is nothing to replay.
     pub was_stopped: bool,
     /// Memory that outlived the process before this one.
     pub memory: Option<Rc<Memory>>,
@@ -262,7 +262,12 @@ impl Session {
         let events = set.take_events();
         self.given.world.log(|| format!("opened: {events:?}"));
         let replayed = |e: &SetEvent| if let SetEvent::Replayed { keys, .. } = e { *keys } else { 0 };
-        let leaves = FEW_LEAVES + 2 * events.iter().map(replayed).sum::<u64>();
+        let keys = events.iter().map(replayed).sum::<u64>();
+        assert!(
+            !self.given.was_stopped || keys == 0,
+            "journal: expected no keys to replay after a clean stop, found {keys}"
+        );
+        let leaves = FEW_LEAVES + 2 * keys;
         let most = self.boot.settings.node_cache_bytes + leaves * self.bucket_bytes;
         let found = set.status().index_bytes as u64;
         assert!(

@@ -48,7 +48,8 @@ async fn written(rt: &Handle, entries: u64, needed: u64) -> Disk {
         Slot { bucket: 3, offset: Sectors(BUCKET) },
         one,
     );
-    let durable = DurableEntries { newest: one, oldest: one, roots: JsetRoots::default() };
+    let durable =
+        DurableEntries { newest: one, oldest: one, roots: JsetRoots::default(), replays_keys: false };
     let j = Rc::new(Journal::new(device, layout, ring, durable));
     let writer = j.clone();
     rt.spawn(async move { writer.run().await });
