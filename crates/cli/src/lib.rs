@@ -48,7 +48,8 @@ pub fn command() -> clap::Command {
 /// Runs the program with these arguments, the first of which is the name it was called by.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match multicall::translate(args.collect()) {
-        Ok(args) => args,
+        Ok(multicall::Call::Own(args)) => args,
+        Ok(multicall::Call::Help(text)) => return end(out::print(text)),
         Err(failure) => return end(Err(failure)),
     };
     match Cli::try_parse_from(args) {

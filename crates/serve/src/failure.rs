@@ -44,6 +44,8 @@ pub enum Failure {
     Signalled(u8),
     /// It worked and found a problem, which it has shown already.
     Found,
+    /// It failed under the name of a program of bcache-tools, and ends with the exit code of that program.
+    OfBcacheTools(u8, String),
 }
 
 impl Failure {
@@ -70,7 +72,10 @@ impl Failure {
     /// The message, if it has not been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
-            Failure::Failed(text) | Failure::Caused { text, .. } | Failure::Usage(text) => Some(text),
+            Failure::Failed(text)
+            | Failure::Caused { text, .. }
+            | Failure::Usage(text)
+            | Failure::OfBcacheTools(_, text) => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
     }
@@ -80,7 +85,7 @@ impl Failure {
         match self {
             Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
             Failure::Usage(_) => Failure::USAGE,
-            Failure::Signalled(code) => *code,
+            Failure::Signalled(code) | Failure::OfBcacheTools(code, _) => *code,
         }
     }
 }
@@ -95,7 +100,11 @@ impl Error for Failure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Failure::Caused { source, .. } => Some(&**source),
-            Failure::Failed(_) | Failure::Usage(_) | Failure::Signalled(_) | Failure::Found => None,
+            Failure::Failed(_)
+            | Failure::Usage(_)
+            | Failure::Signalled(_)
+            | Failure::Found
+            | Failure::OfBcacheTools(..) => None,
         }
     }
 }

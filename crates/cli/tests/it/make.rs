@@ -221,7 +221,20 @@ fn all_or_nothing() {
 fn with_the_operators_word() {
     let dir = Dir::new();
     let [ssd, hdd] = dirty_files(&dir);
-    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe"]).ok();
+    // Dirty data exists nowhere else, and has an option of its own.
+    for option in ["--wipe", "--force"] {
+        let said = run(&["make", "-C", &ssd, "--bucket", "8k", option]);
+        said.refused(&[
+            "dirty data that exists nowhere else: ",
+            " of \"disk one\"",
+            "--wipe-dirty",
+            "ubcache flush",
+        ]);
+        run(&["make", "-B", &hdd, option]).refused(&["state dirty", "--wipe-dirty"]);
+    }
+    let [ssd_bytes, hdd_bytes, _] = dirty_set();
+    assert!(&read(&ssd) == ssd_bytes && &read(&hdd) == hdd_bytes, "nothing is written by a refused command");
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe-dirty"]).ok();
     assert_eq!(u64_at(&superblock(&ssd), 104), 0);
     // The old set is not to be seen any more, whatever is left of it.
     run(&["check", &ssd, &hdd]).ok().says(&["never initialised"]);
@@ -235,6 +248,23 @@ fn with_the_operators_word() {
     run(&["make", "-B", &other, "--force"]).ok();
     superblock(&other);
     assert_eq!(blockio::probe_signature(other.as_ref()).unwrap().map(|s| s.kind), Some("bcache"));
+}
+
+/// A cache whose metadata is damaged may have dirty data that nobody can count.
+#[test]
+fn a_damaged_cache_may_have_dirty_data() {
+    let dir = Dir::new();
+    let [ssd, hdd] = dirty_files(&dir);
+    let mut bytes = read(&ssd);
+    bytes[16384..].fill(0x55);
+    let damaged = dir.file("damaged", &bytes);
+    run(&["make", "-C", &damaged, "--bucket", "8k", "--wipe"])
+        .refused(&["cannot be counted", "--wipe-dirty"]);
+    run(&["make", "-C", &damaged, "--bucket", "8k", "--wipe-dirty"]).ok();
+    // Without dirty data, --wipe is enough.
+    run(&["flush", "-C", &ssd, "-B", &hdd]).ok();
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k"]).refused(&["overwrite it with --wipe"]);
+    run(&["make", "-C", &ssd, "-B", &hdd, "--bucket", "8k", "--wipe"]).ok();
 }
 
 /// Signatures that the superblock does not cover are erased, or the device would still look like something else.

@@ -2,6 +2,8 @@
 //!
 //! The command refuses before the first byte is written: it first claims and checks all devices and builds their superblocks.
 
+mod contents;
+
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -11,17 +13,14 @@ use blockio::{Backend, Driver, DriverOptions, FileDevice, OpenOptions, probe_sig
 use clap::{Args, ValueEnum};
 use format::geometry::{MIN_BUCKETS, MIN_BUCKETS_KERNEL};
 use format::superblock::{BackingFormat, CacheFormat, SUPERBLOCK_BYTES, label_bytes};
-use format::{
-    BackingState, BackingSuper, CacheMode, CacheSuper, Identity, RawSuperblock, Replacement, Sector, Sectors,
-    Uuid, identify,
-};
+use format::{BackingSuper, CacheMode, CacheSuper, RawSuperblock, Replacement, Sector, Sectors, Uuid};
 use io::Disk;
 use serde::Serialize;
 
 use serve::plain;
 
 use crate::failure::Failure;
-use crate::superblock::{self, HEAD};
+use crate::superblock::HEAD;
 use crate::{out, size};
 
 /// Replacement policy: which data is evicted for new data.
@@ -72,15 +71,21 @@ pub(crate) struct Make {
     /// UUID of the cache set [default: a random one; none for backing devices alone]
     #[arg(long, value_name = "UUID", value_parser = parse_uuid)]
     cset_uuid: Option<Uuid>,
-    /// Overwrite superblocks of bcache
+    /// Overwrite superblocks of bcache, unless dirty data would be lost
     #[arg(long)]
     wipe: bool,
-    /// Overwrite whatever is on the devices
+    /// Overwrite superblocks of bcache and lose their dirty data, which exists nowhere else
+    #[arg(long)]
+    wipe_dirty: bool,
+    /// Overwrite whatever is on the devices, unless dirty data would be lost
     #[arg(long)]
     force: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print what make-bcache prints
+    #[arg(long, hide = true, conflicts_with = "json")]
+    as_bcache_tools: bool,
 }
 
 fn parse_uuid(text: &str) -> Result<Uuid, String> {
@@ -121,6 +126,30 @@ struct Made {
     data_sectors: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_mode: Option<&'static str>,
+}
+
+/// The report in the form of make-bcache, which scripts parse.
+struct ToolsReport<'a>(&'a Report);
+
+impl fmt::Display for ToolsReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { set_uuid, devices, .. } = self.0;
+        let set = set_uuid.as_deref().unwrap_or("00000000-0000-0000-0000-000000000000");
+        for d in devices {
+            write!(f, "UUID:\t\t\t{}\nSet UUID:\t\t{set}\nversion:\t\t{}\n", d.uuid, d.version)?;
+            if let (Some(n), Some(bucket), Some(first)) = (d.nbuckets, d.bucket_sectors, d.first_bucket) {
+                write!(
+                    f,
+                    "nbuckets:\t\t{n}\nblock_size:\t\t{}\nbucket_size:\t\t{bucket}\n",
+                    d.block_sectors
+                )?;
+                write!(f, "nr_in_set:\t\t1\nnr_this_dev:\t\t0\nfirst_bucket:\t\t{first}\n")?;
+            } else if let Some(offset) = d.data_offset {
+                write!(f, "block_size:\t\t{}\ndata_offset:\t\t{offset}\n", d.block_sectors)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Report {
@@ -251,33 +280,10 @@ impl Make {
                 made
             },
         };
-        out::document(self.json, &report)
-    }
-
-    /// Names everything that would be destroyed without the operator's word.
-    async fn refuse_contents(&self, disks: &[(&Path, Disk)]) -> Result<(), Failure> {
-        let mut refused = Vec::new();
-        for (path, disk) in disks {
-            let bytes =
-                if disk.info().sectors < HEAD { Vec::new() } else { superblock::read_bytes(disk).await? };
-            let found = probe_signature(path).map_err(|e| Failure::at(path, "cannot be read", e))?;
-            if identify(&bytes) != Identity::NotBcache {
-                if !self.wipe && !self.force {
-                    refused.push(format!(
-                        "{}: {}: overwrite it with --wipe",
-                        path.display(),
-                        describe(&bytes)
-                    ));
-                }
-            } else if let Some(found) = found
-                && !self.force
-            {
-                refused.push(format!("{}: holds {found}: overwrite it with --force", path.display()));
-            }
+        match self.as_bcache_tools {
+            true => out::print(&ToolsReport(&report).to_string()),
+            false => out::document(self.json, &report),
         }
-        let Some(last) = refused.pop() else { return Ok(()) };
-        refused.iter().for_each(|one| out::message("error", one));
-        Err(Failure::Failed(last))
     }
 
     fn cache_target(&self, path: &Path, disk: Disk, block: Sectors, set: Uuid) -> Result<Target, Failure> {
@@ -394,31 +400,6 @@ fn recheck(
 ) -> Result<(), Failure> {
     let checked = RawSuperblock::from_prefix(head).and_then(check);
     checked.map_err(|e| Failure::because(&info.name, e))
-}
-
-/// A bcache superblock in a few words.
-fn describe(bytes: &[u8]) -> String {
-    let Ok(raw) = RawSuperblock::from_prefix(bytes) else { return "holds a bcache superblock".into() };
-    // Of a device of any size: what it says about itself is wanted, not whether it is usable.
-    let any = Sectors(u64::MAX);
-    let damaged = |e: format::Corrupt| format!("holds a bcache superblock that is damaged ({e})");
-    if identify(bytes) == Identity::Cache {
-        return match raw.check_cache(any, 0) {
-            Ok(sb) => format!("is the cache device {} of cache set {}", sb.uuid(), sb.set_uuid()),
-            Err(e) => damaged(e),
-        };
-    }
-    match raw.check_backing(any, 0) {
-        Ok(sb) => {
-            let dirty = match sb.state() {
-                BackingState::Dirty => " (its cache set holds data that is nowhere else)",
-                _ => "",
-            };
-            let label = if sb.label().is_empty() { String::new() } else { format!(" {:?}", sb.label()) };
-            format!("is the bcache backing device {}{label}, state {}{dirty}", sb.uuid(), sb.state().name())
-        }
-        Err(e) => damaged(e),
-    }
 }
 
 /// Signatures that are erased at most: ZFS alone has 128 of them.
