@@ -1,14 +1,14 @@
 //! The names and arguments of bcache-tools.
 //!
-//! Owns the translation of `make-bcache`, `bcache-super-show` and `bcache …` command lines into our own, as far as
-//! they make sense here: what these programs did through the kernel's control files needs a daemon.
+//! Owns the translation of command lines of `make-bcache`, `bcache-super-show` and `bcache …` into those of ubcache.
+//! Commands that used the kernel's control files need a daemon. Must not know what a command does.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::failure::Failure;
 
-/// Translates a command line, the first word of which is the name of the program.
+/// Translates a command line, whose first word is the name of the program.
 pub(crate) fn translate(args: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
     let name = args.first().map(|a| Path::new(a).file_name().unwrap_or(a).to_os_string()).unwrap_or_default();
     let rest = args.get(1..).unwrap_or_default();
@@ -38,12 +38,12 @@ fn bcache(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
 }
 
 fn super_show(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
-    // -f: go on although the checksum is wrong. That is always done.
+    // The option -f continues after a wrong checksum. `ubcache super` always continues.
     let kept = rest.iter().filter(|a| *a != "-f").cloned();
     Ok(own("super").into_iter().chain(kept).collect())
 }
 
-/// `-C` and `-B` are switches there: all devices that follow are of that kind.
+/// Translates the arguments of `make-bcache`, where `-C` and `-B` switch the kind of all devices that follow.
 fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
     let mut out = own("make");
     let mut kind: Option<&str> = None;
@@ -73,7 +73,7 @@ fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
             "--writeback" => late.push("--writeback".into()),
             "--discard" | "--force" => out.push(option.into()),
             "--wipe-bcache" => out.push("--wipe".into()),
-            // Our own options, and what is neither, for the parser to judge.
+            // The parser judges the options of ubcache and unknown options.
             _ if option.starts_with('-') => out.push(arg.clone()),
             _ => {
                 let kind = kind.ok_or_else(|| {
@@ -84,7 +84,7 @@ fn make(rest: &[OsString]) -> Result<Vec<OsString>, Failure> {
             }
         }
     }
-    // These mean nothing without a backing device, and there nobody minds.
+    // These options apply to backing devices only. bcache-tools accepts and ignores them without one.
     if has_backing {
         out.append(&mut late);
     }
