@@ -32,7 +32,7 @@ const BOOT_LIMIT: Nanos = Nanos::from_secs(1_000_000);
 /// A run that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Counts of events.
+    /// The plan of the run.
     pub plan: Box<Plan>,
     /// The failure.
     pub what: String,
