@@ -10,7 +10,6 @@
 //! reading; `message` and `events` write messages to the operator, through the thread of `log_writer` and as often as
 //! `quiet` permits; `plain` escapes foreign text; `secret` reads keys and certificates; `ram` measures the available
 //! memory, and `pressure` prepares a thread to serve when memory is short.
-//! `pressure` prepares a thread to serve when memory is short.
 #![forbid(unsafe_code)]
 
 pub mod command;

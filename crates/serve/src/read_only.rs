@@ -33,7 +33,6 @@ impl ReadOnlyOpener {
     ///
     /// # Errors
     /// If the system cannot start a driver for the claims.
-    /// If the kernel refuses what the claims need.
     pub fn new(in_use: bool, flag: &'static str) -> Result<ReadOnlyOpener, Failure> {
         // No request goes through this driver: it only holds the claims.
         let options = DriverOptions { backend: Backend::Pool, ..DriverOptions::default() };

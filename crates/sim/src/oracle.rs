@@ -10,7 +10,6 @@
 //! * a change that failed or was interrupted may have happened or not;
 //! * after a discard a sector has zeros, garbage of the device, or any of its earlier contents;
 //! * contents that were read after a recovery stay: no other contents from before the crash are allowed any more.
-//! * what was read after a recovery stays: nothing else from before the crash is allowed any more.
 
 use crate::stamp::{Content, SECTOR, decode};
 
