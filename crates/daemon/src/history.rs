@@ -1,8 +1,9 @@
 //! History: one sample a second of each set and volume, for 15 minutes.
 //!
 //! Owns the rings of samples and the task that fills them. The task gets the figures of the engines once a second; the
-//! difference from the figures before is a sample. While no client reads samples, the task asks an idle thread only every 3
-//! s, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and is
+//! difference from the figures before is a sample. While no client reads samples, the task asks an idle thread only every
+//! 3 s, because waking a sleeping thread is most of the cost of a sample. A thread that does not answer causes a gap, and
+//! is
 //! asked again only after it has answered. The ring of a volume without a sample in 15 minutes is dropped. Must not know
 //! how samples are shown.
 

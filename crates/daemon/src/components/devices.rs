@@ -31,7 +31,7 @@ pub(crate) enum DeviceState {
 }
 
 impl DeviceState {
-    /// Whether a thread may have the device, or an earlier device of the same UUID.
+    /// Whether a thread may have the device, or had it before it was unplugged.
     pub(crate) fn has_thread(&self) -> bool {
         matches!(self, DeviceState::Served | DeviceState::Unplugged(_) | DeviceState::Replugged(_))
     }
