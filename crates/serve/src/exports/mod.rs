@@ -2,7 +2,7 @@
 //!
 //! Owns the trait [`Export`], which all kinds implement: an export is started for all volumes of a session, tells how each
 //! is reached, and is stopped before the volumes are. `spec` has the `--export` option and the table of the kinds. Exports
-//! run on the driver's thread or bring their requests there themselves. Must not know which kinds there are.
+//! run on the driver's thread or bring their requests there themselves. Must not know how a kind of export works.
 
 mod auto;
 #[cfg(test)]

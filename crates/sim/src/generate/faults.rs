@@ -99,7 +99,7 @@ impl Mix {
         if rng.below(100) < self.crashes.older_percent {
             boot.older = Some(rng.below(effects.min(400)));
         }
-        // Many crashes come while the set is being opened.
+        // One crash in six comes early, most often while the set is being opened.
         let most = if rng.chance(1, 6) { 40 } else { effects };
         boot.crash = Some(1 + rng.below(most));
         if self.life == Life::Brief && rng.chance(1, 4) {
@@ -108,7 +108,7 @@ impl Mix {
         }
         let fills = first && matches!(self.life, Life::Pressure | Life::Forest | Life::Churn);
         if fills {
-            // In the first boot the devices have to fill up, so it does not crash.
+            // In the first boot the devices have to fill up first, so the crash is not aimed at a landmark.
             return;
         }
         if first && rng.chance(1, 10) {
