@@ -175,7 +175,7 @@ fn put(hardware: &Hardware, substitute: Substitute, copies: &[Option<Image>]) ->
     }
 }
 
-/// The states of the backing devices, if the substitute can detect what they missed.
+/// The states of the backing devices, if the engine can detect for each of them that the copy is older.
 ///
 /// `None` if a device has not registered since its slot was like this, or was served without the cache: only the newest
 /// cache device records what such a device missed.
