@@ -1,7 +1,7 @@
 //! Commands for a running set on standard input (`up --stdin`), for scripts and tests without a daemon.
 //!
-//! One command a line, one JSON object a line as its answer, in order. Owns the syntax of commands and answers. Must not know
-//! the source of the lines, nor how a command is carried out.
+//! One command a line, one JSON object a line as its answer, in order. Owns the syntax of commands and answers. Must not
+//! know the source of the lines, nor how a command is carried out.
 //!
 //! | command | does |
 //! |---|---|
@@ -21,7 +21,7 @@ use serve::{Answer, Command, Session, Snapshot};
 use crate::failure::Failure;
 use crate::size;
 
-/// The lines of standard input. The thread that reads them ends with the input or with the process.
+/// Reads the lines of standard input on a thread, which ends with the input or with the process.
 pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
     let (sender, receiver) = bridge::channel(16);
     let read = move || {
@@ -36,7 +36,7 @@ pub(crate) fn lines() -> Result<RemoteReceiver<String>, Failure> {
     Ok(receiver)
 }
 
-/// Carries out one line; an error is an answer too.
+/// Carries out one line. The answer to a failed command is its error.
 pub(crate) async fn obey(session: &Session, line: &str) -> Value {
     let result = match parse(line) {
         Ok(command) => serve::obey(session, &command).await,
@@ -82,7 +82,7 @@ fn create(size: &str, label: &str) -> Result<Command, Failure> {
     Ok(Command::Create { size_sectors, label: label.to_owned() })
 }
 
-/// The figures that scripts know.
+/// The figures of a set in the form that scripts read.
 fn stats(snapshot: &Snapshot) -> Value {
     let set = snapshot.set.as_ref().map(|s| {
         json!({

@@ -150,7 +150,7 @@ fn make(rest: &[OsString]) -> Result<Call, Failure> {
             "--writeback" => late.push("--writeback".into()),
             "--discard" | "--force" => out.push(option.into()),
             "--wipe-bcache" => out.push("--wipe".into()),
-            // Our own options, and what is neither, for the parser to judge.
+            // The parser judges the options of ubcache and unknown options.
             _ if option.starts_with('-') => out.push(arg.clone()),
             _ => {
                 let kind = kind.ok_or_else(|| {
@@ -161,7 +161,7 @@ fn make(rest: &[OsString]) -> Result<Call, Failure> {
             }
         }
     }
-    // These mean nothing without a backing device, and there nobody minds.
+    // These options apply to backing devices only. bcache-tools accepts and ignores them without one.
     if has_backing {
         out.append(&mut late);
     }

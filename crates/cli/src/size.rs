@@ -1,4 +1,6 @@
 //! Sizes as people write and read them.
+//!
+//! Owns the syntax of sizes. Must not know their use.
 
 use format::{SECTOR_BYTES, Sectors};
 
@@ -19,7 +21,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// Reads a size that is a whole number of sectors, other than none.
+/// Reads a size that is a whole number of sectors and not zero.
 pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, String> {
     match parse(text)? {
         0 => Err("expected more than 0 bytes".into()),
@@ -30,7 +32,7 @@ pub(crate) fn parse_sectors(text: &str) -> Result<Sectors, String> {
     }
 }
 
-/// A number of bytes with one decimal and a unit.
+/// Formats a number of bytes with one decimal and a unit.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

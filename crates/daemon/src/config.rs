@@ -1,8 +1,8 @@
 //! The configuration file: settings of the host, of single sets and of single volumes.
 //!
 //! Owns the syntax of the file, the presets, and the precedence of settings: preset < `[tunables]` < the section of a set
-//! or volume. Unknown keys, unknown tunables and impossible values are errors with their line. TCP requires a token, and
-//! beyond this host TLS; a file without them is refused. Must not know what is running.
+//! or volume. An unknown key, an unknown tunable or an impossible value is an error with its line. TCP requires a token,
+//! and on an address that other hosts reach also TLS; a file without them is refused. Must not know what is running.
 
 mod key;
 mod places;
@@ -23,12 +23,12 @@ pub(crate) use key::Key;
 
 use presets::PRESETS;
 
-/// Path of the configuration unless another is given.
+/// Path of the configuration, if no other is given.
 pub const DEFAULT_CONFIG: &str = "/etc/ubcache/ubcache.toml";
-/// Texts of tunables by name.
+/// Values of tunables as text, by name.
 pub(crate) type Values = BTreeMap<String, String>;
 
-/// The whole file.
+/// The whole file, before its checks.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -59,7 +59,7 @@ struct File {
 }
 
 impl File {
-    /// The exports of the sections that name any, by the volume.
+    /// The exports of the sections of volumes that name any.
     fn volumes_with_exports(&self) -> impl Iterator<Item = (&str, &[Spanned<String>])> {
         self.volume.iter().filter_map(|(id, section)| Some((&**id, section.exports.as_deref()?)))
     }
@@ -81,36 +81,36 @@ struct VolumeSection {
     tunables: BTreeMap<String, Spanned<toml::Value>>,
 }
 
-/// A file that is named in the configuration, and in which line.
+/// A file that the configuration names, and the line that names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Named {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
 }
 
-/// Addresses and permissions of TCP.
+/// Addresses and access rules of TCP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tcp {
     /// Never empty.
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) token_file: Named,
-    /// Certificates and their key; there is always one if an address is not of this host alone.
+    /// The certificate file and the key file; always present if an address is reachable from other hosts.
     pub(crate) tls: Option<(Named, Named)>,
     pub(crate) metrics_without_token: bool,
 }
 
-/// Permissions of NBD over TCP.
+/// Access rules of NBD over TCP.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Nbd {
-    /// Certificates and their key.
+    /// The certificate file and the key file.
     pub(crate) tls: Option<(Named, Named)>,
-    /// Authorities of the clients.
+    /// The file with the authorities that sign the certificates of clients.
     pub(crate) client_ca: Option<Named>,
     pub(crate) allow_unauthenticated: bool,
 }
 
 impl Nbd {
-    /// Whether the configuration restricts the NBD clients over TCP.
+    /// Whether the configuration permits NBD over TCP.
     fn opens_tcp(&self) -> bool {
         self.allow_unauthenticated || self.has_certificates()
     }
@@ -128,19 +128,19 @@ struct Section {
     tunables: Values,
 }
 
-/// The contents of a configuration file; [`Config::default`] holds without a file.
+/// The contents of a configuration file; [`Config::default`] applies without a file.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Config {
     pub(crate) socket: Option<PathBuf>,
     pub(crate) group: Option<String>,
     pub(crate) state_dir: Option<PathBuf>,
-    /// Directory of the sysfs view.
+    /// Directory of the sysfs view, if the view is enabled.
     pub(crate) sysfs_view: Option<PathBuf>,
-    /// TCP, if it is wanted.
+    /// TCP, if it is enabled.
     pub(crate) tcp: Option<Tcp>,
     pub(crate) nbd: Nbd,
     pub(crate) scan: bool,
-    /// Devices that appear later are registered, too.
+    /// Whether devices that are plugged in later are registered, too.
     pub(crate) scan_on_events: bool,
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) drain_on_stop: bool,
@@ -176,19 +176,19 @@ impl Default for Config {
     }
 }
 
-/// Addresses that are listened to over TCP.
+/// Limit of the addresses of TCP.
 const MOST_ADDRESSES: usize = 16;
 
-/// Whether `name` is a tunable of sets, and of devices.
+/// Whether `name` is a tunable of sets, and whether it is a tunable of devices.
 pub(crate) fn owners(name: &str) -> (bool, bool) {
     (SetTunables::default().get(name).is_ok(), DeviceTunables::default().get(name).is_ok())
 }
 
 impl Config {
-    /// Reads a configuration. Where there is no file in the usual place, the defaults hold.
+    /// Reads a configuration. Without a file at the default path, the defaults apply.
     ///
     /// # Errors
-    /// If it cannot be read or makes no sense; the message names file and line.
+    /// If the file cannot be read or is not valid; the message names file and line.
     pub(crate) fn read(path: &Path) -> Result<Config, Failure> {
         match std::fs::read_to_string(path) {
             Ok(text) => Config::parse(&text).map_err(|e| Failure::because(path.display(), e)),
@@ -252,7 +252,7 @@ impl Config {
         sections.get(&key.id).or_else(|| sections.get(&key.section_label()?))
     }
 
-    /// Tunables of a set or volume: those of all, overridden by those of its section.
+    /// Tunables of a set or volume: the common ones, overridden by those of its section.
     pub(crate) fn tunables(&self, key: &Key) -> Values {
         let section = self.section(key);
         let own = section.into_iter().flat_map(|s| s.preset.iter().chain(&s.tunables));
@@ -264,18 +264,18 @@ impl Config {
         all.filter(|(k, _)| belongs(k)).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// Whether there is a section of a single set or volume.
+    /// Whether any set or volume has a section of its own.
     pub(crate) fn has_sections(&self) -> bool {
         !self.volumes.is_empty() || !self.sets.is_empty()
     }
 
-    /// Sections that apply to none of these volumes and sets; what to say of each.
+    /// Messages about the sections that apply to none of these volumes and sets.
     pub(crate) fn unmatched(&self, known: &[(Key, Option<String>)]) -> Vec<String> {
         let volumes = places::unmatched_volumes(self.volumes.keys(), known);
         volumes.into_iter().chain(places::unmatched_sets(self.sets.keys(), known)).collect()
     }
 
-    /// How a volume of this name is exported. `{volume}` stands for its name.
+    /// The exports of a volume with this name, which replaces `{volume}`.
     pub(crate) fn exports(&self, key: &Key, name: &str) -> Vec<String> {
         let own = self.section(key).and_then(|s| s.exports.as_ref());
         own.unwrap_or(&self.exports).iter().map(|e| e.replace("{volume}", name)).collect()
@@ -295,7 +295,8 @@ impl Parser<'_> {
         Named { path: file.get_ref().clone(), line: line_of(self.text, file.span().start) }
     }
 
-    /// Certificates and their key: both or none. The names of the settings begin with `prefix`.
+    /// The certificate file and the key file, of which both or none must be named. The names of the settings begin with
+    /// `prefix`.
     fn tls(
         &self,
         prefix: &str,
@@ -389,7 +390,7 @@ impl Parser<'_> {
         checked.collect()
     }
 
-    /// `of_set`: whether these have to be tunables of a set or of a volume; `None` for either.
+    /// Checks tunables and returns them as text. `of_set`: tunables of sets alone, or of volumes alone; `None`: of either.
     fn values(
         &self,
         values: &BTreeMap<String, Spanned<toml::Value>>,
@@ -427,7 +428,7 @@ impl Parser<'_> {
     }
 }
 
-/// The line, counted from 1, in which byte `at` stands.
+/// The line that contains byte `at`, counted from 1.
 fn line_of(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
 }

@@ -1,7 +1,7 @@
 //! The volumes of one thread: its session, and the exports of each volume.
 //!
 //! Owns the order of start (device, name, tunables, exports) and stop (exports, volume, device) of single volumes while
-//! others are served. Must not know which thread sends orders, nor wait for it.
+//! other volumes are served. Must not know the sender of orders.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -30,22 +30,22 @@ use crate::shared::Shared;
 
 /// Interval at which a job reports its progress and checks for cancellation.
 const JOB_TICK: Nanos = Nanos::from_ms(100);
-/// Time limit of running commands at a stop.
+/// Time limit of running commands when the thread stops.
 const TASKS_END_WITHIN: Nanos = Nanos::from_secs(10);
-/// Time limit for users of a stopped volume to close it.
+/// Time limit for the tasks of the engine to let go of a stopped volume.
 const LET_GO_WITHIN: Nanos = Nanos::from_secs(2);
-/// Time for which requests to a backing device are recorded after a client has requested them.
+/// Time for which requests to a backing device are recorded after a client has asked for the record.
 const TRACE_LEASE: Nanos = Nanos::from_secs(10);
 
 /// A volume that is served.
 struct Served {
     volume: Rc<Volume>,
     exports: Vec<Box<dyn Export>>,
-    /// Why it cannot be reached as it should.
+    /// Why it is not exported as configured.
     problem: Option<String>,
 }
 
-/// See the module head.
+/// The session of a thread, and its volumes with their exports.
 pub(crate) struct Host<'a> {
     driver: &'a Driver,
     shared: &'a Arc<Shared>,
@@ -56,7 +56,7 @@ pub(crate) struct Host<'a> {
     stopping: Cell<bool>,
 }
 
-/// Orders that are being carried out, side by side.
+/// The orders that are being carried out concurrently.
 #[derive(Default)]
 pub(crate) struct Tasks<'a>(Vec<Pin<Box<dyn Future<Output = ()> + 'a>>>);
 
@@ -66,7 +66,7 @@ impl Tasks<'_> {
     }
 }
 
-/// The UUID by which a volume is known; set and slot of one that has no device of its own.
+/// The key of a volume: the UUID of its backing device, or set and slot of a flash-only volume.
 fn key(session: &Session, volume: &Volume) -> Key {
     let id = match (volume.backing_uuid(), &session.set) {
         (Some(uuid), _) => uuid.to_string(),
@@ -77,7 +77,7 @@ fn key(session: &Session, volume: &Volume) -> Key {
 }
 
 impl<'a> Host<'a> {
-    /// Brings up the cache device, or the backing device that is served alone, and the volumes that are there then.
+    /// Starts the cache device, or the backing device that is served alone, and the volumes that are present.
     pub(crate) async fn start(
         driver: &'a Driver,
         plan: &'a Plan,
@@ -105,7 +105,7 @@ impl<'a> Host<'a> {
         }
         for volume in host.session.volumes() {
             if let Err(e) = host.serve(volume).await {
-                // An error of this stop is less important than the first error.
+                // The error of this stop is less important than the first error.
                 let _ = host.bring_down().await;
                 return Err(e);
             }
@@ -113,7 +113,7 @@ impl<'a> Host<'a> {
         Ok(host)
     }
 
-    /// Gives a volume its name, its tunables and its exports.
+    /// Sets the name and the tunables of a volume, and starts its exports.
     async fn serve(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let key = key(&self.session, &volume);
         let name = self.shared.state().name(&key.id)?;
@@ -163,7 +163,7 @@ impl<'a> Host<'a> {
         exports::start(spec, &context).await
     }
 
-    /// Carries out orders until a stop, or until no sender of orders is left.
+    /// Carries out orders until a stop, or until all senders of orders are dropped.
     pub(crate) async fn obey<'t>(&'t self, orders: &mut RemoteReceiver<Order>, tasks: &mut Tasks<'t>) {
         let rt = self.driver.handle();
         while !self.stopping.get() {
@@ -225,7 +225,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// All figures, with what only this place knows of the volumes.
+    /// All figures, with the name, exports and problem of each volume.
     fn figures(&self) -> Snapshot {
         let mut snapshot = Snapshot::of(&self.session);
         let served = self.served.borrow();
@@ -261,7 +261,7 @@ impl<'a> Host<'a> {
         self.session.log_events();
         let served = self.serve(volume.clone()).await;
         if served.is_err() {
-            // It can be had again.
+            // The device is free again after this, so another attempt is possible.
             let _ = self.let_go(volume).await;
         }
         served
@@ -302,7 +302,7 @@ impl<'a> Host<'a> {
         result.and(self.let_go(volume).await)
     }
 
-    /// Ends a volume that nothing exports, and lets its device go.
+    /// Stops a volume that nothing exports, and releases its device.
     async fn let_go(&self, volume: Rc<Volume>) -> Result<(), Failure> {
         let result = match &self.session.set {
             Some(set) => set.release(&volume).await,
@@ -310,11 +310,12 @@ impl<'a> Host<'a> {
         };
         self.session.log_events();
         if result.is_err() && volume.inode().is_some() {
-            // The set keeps it, and so does the session. A flush that failed stays failed: stopping the set lets go of it.
+            // The set and the session still have the volume. A failed flush stays failed; a stop of the set releases the
+            // volume.
             return result.map_err(Failure::from);
         }
         self.session.forget(&volume);
-        // What the engine does for it ends with the next turns.
+        // The engine's tasks of the volume end within the next turns of the driver.
         let rt = self.driver.handle();
         let deadline = rt.now().after(LET_GO_WITHIN);
         while Rc::strong_count(&volume) > 1 && rt.now() < deadline {
@@ -346,7 +347,7 @@ impl<'a> Host<'a> {
         Err(serve::not_wiped(why))
     }
 
-    /// Overwrites what no volume needs on the cache device.
+    /// Overwrites the space on the cache device that no volume needs.
     async fn wipe(&self, job: &Job) -> Result<End, Failure> {
         let set = self.session.needs_set()?;
         let status = set.status();
@@ -372,7 +373,7 @@ impl<'a> Host<'a> {
             let cached = volumes.iter().filter(|v| !v.is_flash_only());
             cached.map(|v| v.dirty_sectors().bytes()).sum::<u64>()
         };
-        // Side by side: the devices' heads move independently.
+        // The drains run concurrently, because the devices are independent.
         let parts = volumes.iter().map(|v| Box::pin(v.drained())).collect();
         match self.watched(job, dirty(), dirty, all(parts)).await {
             None => Ok(End::Cancelled),
@@ -420,7 +421,7 @@ impl<'a> Host<'a> {
         tasks.0.clear();
         let mut down = pin!(self.bring_down());
         loop {
-            // The sender of orders may have ended; then no order to force the stop can come.
+            // If all senders of orders are dropped, no order to force the stop can come.
             let order = pin!(async {
                 match orders.recv().await {
                     Some(order) => order,
@@ -430,7 +431,7 @@ impl<'a> Host<'a> {
             match select(down.as_mut(), order).await {
                 Either::Left(result) => return result,
                 Either::Right(Order::Force) => self.force.use_it(),
-                // Dropping the other orders tells their senders that there is no answer.
+                // Dropping an order tells its sender that there is no answer.
                 Either::Right(_) => {}
             }
         }
@@ -467,7 +468,7 @@ fn end_of(job: &Running, result: Result<End, Failure>) {
     });
 }
 
-/// Waits for all of them; the first error is the one that counts.
+/// Waits for all parts, and returns the first error.
 async fn all<E>(mut parts: Vec<Pin<Box<impl Future<Output = Result<(), E>>>>>) -> Result<(), E> {
     let mut result = Ok(());
     poll_fn(|cx| {

@@ -19,7 +19,7 @@ pub(crate) struct Read {
     pub(crate) nbd: Option<TlsConfig>,
 }
 
-/// Reads the configuration.
+/// Reads the configuration and the files that it names.
 ///
 /// # Errors
 /// If a setting is not valid; the message names its line.

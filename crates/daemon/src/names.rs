@@ -7,8 +7,8 @@
 //! 3. `bcache` and a number is the name of a volume and nothing else;
 //! 4. anything else is a label.
 //!
-//! Labels come last, because the label of a disk is set elsewhere. If a name fits several, the error lists all of them and
-//! nothing is done. Must not know the command.
+//! Labels come last, because a label is written on the disk, also by other hosts. If a name fits several devices or
+//! volumes, the error lists all of them and nothing is done. Must not know the command.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,20 +19,20 @@ use serve::{Failure, plain};
 /// Something that can be named: a registered device with its volume, or a volume without a device of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Named {
-    /// Name of the volume, if there is one or was one.
+    /// Name of the volume, if the device has or had one.
     pub(crate) name: Option<String>,
     /// Path of the device.
     pub(crate) device: Option<PathBuf>,
     /// UUID of the device.
     pub(crate) uuid: Option<String>,
-    /// Label of the device or of the volume, or empty.
+    /// Label of the device or of the volume; empty if there is none.
     pub(crate) label: String,
-    /// Of a cache device: UUID of its set.
+    /// UUID of the set, for a cache device.
     pub(crate) set: Option<String>,
-    /// The thread that serves the volume.
+    /// Id of the thread that serves the volume.
     #[serde(skip)]
     pub(crate) served_by: Option<String>,
-    /// Another device is at the path by now.
+    /// Whether another device is at the path by now.
     #[serde(skip)]
     pub(crate) displaced: bool,
 }
@@ -61,13 +61,13 @@ impl fmt::Display for Named {
 /// Why a name does not resolve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unresolved {
-    /// It can be no name at all.
+    /// The text cannot be a name.
     Malformed(String),
-    /// Nothing is called so.
+    /// No device, set or volume has this name.
     Unknown(String),
     /// A path of this host that no registered device has.
     NotRegistered(PathBuf),
-    /// Several are called so, or another device has taken its place.
+    /// Several devices or volumes have this name, or another device is at the path.
     Refused(String),
 }
 
@@ -93,7 +93,7 @@ impl From<Unresolved> for Failure {
     }
 }
 
-/// The four things that a name can be.
+/// The four forms of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
     Path,
@@ -119,7 +119,7 @@ fn is_uuid(text: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
-/// Resolves `text` among these.
+/// Resolves `text` to one of the devices and volumes in `among`.
 pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, Unresolved> {
     let shown = plain::escaped(text);
     if text.is_empty() || matches!(text, "." | "..") {
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(resolve("/", &all), Err(Unresolved::NotRegistered("/".into())));
     }
 
-    /// A disk whose label is the name of another volume, a path, or the name of a missing device.
+    /// A disk has a label that is the name of another volume, a path, or the name of a missing device.
     #[test]
     fn a_label_takes_nobodys_place() {
         let hostile = |label: &str| [named("bcache1", "/nowhere/stick", TWO, label)];
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(resolve("bcache0", &all), Ok(&all[0]));
         let all = [named("bcache0", "/nowhere/hdd", ONE, ""), named("bcache1", "/s", TWO, "/nowhere/hdd")];
         assert_eq!(resolve("/nowhere/hdd", &all), Ok(&all[0]));
-        // A name that cannot be written resolves to nothing.
+        // A label with a control character resolves to nothing.
         let odd = [named("bcache1", "/nowhere/stick", TWO, "x\nerror")];
         assert_eq!(
             refused("x\nerror", &odd),

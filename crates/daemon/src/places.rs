@@ -1,6 +1,6 @@
 //! The owners of export addresses: sockets, ports, numbers of ublk devices, directories.
 //!
-//! Owns the rule that an address belongs to one volume: the first volume that was exported there keeps it over restarts, as
+//! Owns the rule that an address belongs to one volume. The first volume that was exported there keeps it over restarts, as
 //! long as the configuration gives it the address and its device is registered. The export of any other volume there is
 //! refused. Without this rule a client could get another volume after each start. Must not know how an export is started.
 
@@ -12,13 +12,13 @@ use crate::names::Named;
 use crate::shared::Shared;
 use crate::state::Owner;
 
-/// A volume that is known, by its name.
+/// The key and the name of a known volume.
 pub(crate) type Known = (Key, String);
 
-/// A place that a volume is to have, and whether it may.
+/// An export address for a volume, and whether the volume may have it.
 pub(crate) type Decided = (Spec, Result<(), Failure>);
 
-/// A volume in the words of every other message.
+/// Describes a volume in the form that all messages use.
 fn described((key, name): &Known) -> Named {
     let uuid = (!key.id.contains('/')).then(|| key.id.clone());
     Named { name: Some(name.clone()), uuid, label: key.label.clone(), ..Named::default() }
@@ -36,12 +36,12 @@ fn conflict(place: &Spec, has: &Known, wants: &Known) -> String {
     )
 }
 
-/// The places that a volume is to have.
+/// The export addresses that the configuration gives to a volume.
 fn wanted(config: &Config, (key, name): &Known) -> Vec<Spec> {
     config.exports(key, name).iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Two of these volumes that are to be at one place.
+/// The error message if the configuration gives one address to two of these volumes.
 pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     let mut before: Vec<(&Known, Spec)> = Vec::new();
     for volume in volumes {
@@ -55,7 +55,9 @@ pub(crate) fn conflicts(config: &Config, volumes: &[Known]) -> Option<String> {
     None
 }
 
-/// The places that a volume is to have, and for each whether it may. Blocks while the names of hosts are resolved.
+/// Decides for each configured export address of a volume whether the volume may have it, and stores the result.
+///
+/// Blocks while names of hosts are resolved.
 ///
 /// # Errors
 /// If the configuration cannot be parsed.
@@ -113,7 +115,7 @@ mod tests {
         Key { id: id.into(), label: label.into(), set: false }
     }
 
-    /// Comes up with its name; why it is refused at its first place.
+    /// Claims the addresses of a volume. Returns why the first one is refused.
     fn comes_up(shared: &Shared, id: &str, label: &str) -> Option<String> {
         let name = shared.state().name(id).unwrap();
         let decided = claim(shared, &key(id, label), &name).unwrap();
@@ -136,7 +138,8 @@ mod tests {
         assert!(comes_up(&second, "u2", "").is_some(), "it comes up first, and is refused all the same");
         assert_eq!(comes_up(&second, "u1", "one"), None);
         drop(second);
-        // The configuration gives the place away: that counts, also before its old owner comes up.
+        // The configuration gives the address to another volume. The old owner does not have to come up before that
+        // applies.
         let moved = format!("{ONE_SOCKET}[volume.one]\nexports = [\"nbd=/run/other.sock\"]\n");
         let third = shared(dir.path(), &moved);
         assert_eq!(comes_up(&third, "u2", ""), None);
@@ -144,7 +147,7 @@ mod tests {
         drop(third);
         let fourth = shared(dir.path(), ONE_SOCKET);
         assert!(comes_up(&fourth, "u1", "one").is_some(), "it has become the other's");
-        // A device that was let go has no places.
+        // A released device owns no addresses.
         fourth.state().forget_places("u2").unwrap();
         assert_eq!(comes_up(&fourth, "u1", "one"), None);
     }

@@ -1,6 +1,7 @@
 //! Reload: applies a changed configuration while the daemon runs.
 //!
-//! Owns the order: the whole file is read before anything changes, and nothing starts with the old configuration meanwhile. Must not know how a tunable is set, nor how a device is registered.
+//! Owns the order: the whole file is read before anything changes, and no volume starts with the old configuration
+//! meanwhile. Must not know how a tunable is set, nor how a device is registered.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,11 +36,11 @@ impl Reload {
     /// Reads the configuration again and applies the differences.
     ///
     /// # Errors
-    /// If it cannot be used; everything stays as it is then.
+    /// If the configuration cannot be used. In that case nothing changes.
     pub(crate) async fn reload(&self, path: &Path) -> Result<Vec<String>, Failure> {
         let _until_it_is_done = notify::Reloading::begin();
-        // Read with it held: of two reloads the one that read later counts. And what comes up meanwhile comes up by one
-        // configuration, not by two.
+        // The file is read under the lock. Of two reloads, the one that read later applies last, and a volume that starts
+        // meanwhile starts with one configuration.
         let alone = self.placement.nothing_changes().await;
         let (read, path) = (path.to_owned(), path.display().to_string());
         let read = tokio::task::spawn_blocking(move || load::read(&read)).await;
@@ -53,7 +54,7 @@ impl Reload {
         if !said.is_empty() {
             self.shared.remote.send_replace(remote);
         }
-        // The contents of files may have changed under the same names.
+        // The contents of the files may have changed although their names have not.
         self.shared.set_nbd_tls(nbd);
         said.extend(of_the_daemon(&old, &next));
         for worker in self.workers.all() {
@@ -86,7 +87,7 @@ impl Reload {
     }
 }
 
-/// Changed settings of the daemon itself, and when they take effect.
+/// Messages about changed settings of the daemon itself, with the time when they take effect.
 fn of_the_daemon(old: &Config, next: &Config) -> Vec<String> {
     let mut said = Vec::new();
     for (what, same) in [

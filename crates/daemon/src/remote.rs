@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Named, Tcp};
 
-/// Bytes of a token.
+/// Permitted lengths of a token in bytes.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
 /// The TCP configuration with the contents of its files.
@@ -26,33 +26,34 @@ pub(crate) struct Remote {
     metrics_without_token: bool,
 }
 
-/// Not to be shown: it has no `Debug`.
+/// The token. It has no `Debug`, so no message shows it.
 struct Token(Vec<u8>);
 
 pub(crate) struct Tls {
     pub(crate) acceptor: TlsAcceptor,
-    /// To tell one from another.
+    /// The certificates, to compare two configurations.
     certificates: Vec<CertificateDer<'static>>,
 }
 
-/// Whether a request is answered.
+/// The right of a request to be answered, by its token and path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Entry {
-    /// It showed the token.
+    /// The request has the token.
     Known,
-    /// A file of the dashboard, which everybody may see.
+    /// The request is for a file of the dashboard, which every client may read.
     Page,
-    /// The metrics, where the configuration lets everybody see them.
+    /// The request is for the metrics, and the configuration lets every client read them.
     Metrics,
     Missing,
     Wrong,
 }
 
 impl Remote {
-    /// Reads what the configuration names.
+    /// Reads the files that the configuration names.
     ///
     /// # Errors
-    /// If a file cannot be used, or other users can read it; the message names line and file, and nothing of its contents.
+    /// If a file cannot be used, or other users can read it; the message names line and file, and has nothing of its
+    /// contents.
     pub(crate) fn load(tcp: &Tcp) -> Result<Remote, Failure> {
         let token = Token::read(&tcp.token_file)?;
         let tls = tcp.tls.as_ref().map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
@@ -60,7 +61,7 @@ impl Remote {
         Ok(Remote { listen: tcp.listen.clone(), token, tls, metrics_without_token })
     }
 
-    /// The differences to an older configuration, as text.
+    /// The differences from an older configuration, as text.
     pub(crate) fn differences(old: Option<&Remote>, new: Option<&Remote>) -> Vec<String> {
         let (old, new) = match (old, new) {
             (None, None) => return Vec::new(),
@@ -94,7 +95,7 @@ impl Remote {
     pub(crate) fn entry(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Entry {
         let mut shown = headers.get_all(header::AUTHORIZATION).iter();
         let first = shown.next();
-        // Two headers: it is not defined which one counts.
+        // With two headers it is not defined which one applies.
         let only = first.filter(|_| shown.next().is_none());
         if only.and_then(|value| bearer(value.as_bytes())).is_some_and(|token| self.token.is(token)) {
             return Entry::Known;
@@ -135,7 +136,7 @@ impl Token {
         Ok(Token(token.to_vec()))
     }
 
-    /// Takes as long for one that is nearly right as for one that is not.
+    /// Compares in a time that does not depend on the number of equal bytes.
     fn is(&self, shown: &[u8]) -> bool {
         self.0.ct_eq(shown).into()
     }
@@ -151,7 +152,7 @@ impl Tls {
         if certificates.is_empty() {
             return Err(of_certificate("expected certificates in PEM form, found none".into()));
         }
-        // The message about a key contains no part of the key.
+        // The error of the parser is dropped, because it could contain a part of the key.
         let no_key = |_| in_line("tls_key", key, "expected a private key in PEM form".into());
         let private = PrivateKeyDer::from_pem_slice(&secret("tls_key", key)?).map_err(no_key)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());

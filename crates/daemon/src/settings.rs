@@ -1,7 +1,7 @@
 //! Tunables of running sets and volumes: read, set, reset, and updated from a new configuration.
 //!
-//! Owns the decision what is stored in the state directory: every value that was set, except those for this run only and those
-//! that a superblock stores. Must not know how a client asks.
+//! Owns the decision what is stored in the state directory: every value that was set, except values for this run only and
+//! values that a superblock stores. Must not know how a client asks.
 
 use std::sync::Arc;
 
@@ -26,15 +26,15 @@ pub(crate) enum Of<'a> {
 #[derive(Serialize)]
 pub(crate) struct Changed {
     key: String,
-    /// The current value, which may be limited to the range.
+    /// The present value, which may be limited to the range.
     value: String,
-    /// It holds after a restart, too.
+    /// Whether the value also applies after a restart.
     persistent: bool,
     /// The range and the limited value, if the requested value was out of range.
     limited: Option<String>,
 }
 
-/// The number that a text asks for, where it is one.
+/// The number in a text with an optional unit; `None` if the text is no number.
 fn number(text: &str) -> Option<u128> {
     let shift = match text.as_bytes().last()?.to_ascii_lowercase() {
         b'k' => 10,
@@ -47,7 +47,7 @@ fn number(text: &str) -> Option<u128> {
     digits.parse::<u64>().ok().map(|n| u128::from(n) << shift)
 }
 
-/// Whether a number was asked for, and has become another one.
+/// Whether the requested value is a number and the present value is another one.
 fn is_limited(asked: &str, now: &str) -> bool {
     number(asked.trim()).zip(number(now)).is_some_and(|(asked, now)| asked != now)
 }
@@ -59,7 +59,7 @@ impl Changed {
     }
 }
 
-/// One that is running.
+/// The running set or volume whose tunables are read or changed.
 struct Target {
     worker: Arc<Worker>,
     key: Key,
@@ -67,7 +67,7 @@ struct Target {
     tunables: Vec<TunableFigure>,
 }
 
-/// Tunables that are of the moment.
+/// Tunables that are never stored: their value applies to the moment, or is stored elsewhere.
 const NOT_REMEMBERED: [&str; 2] = ["writeback_rate", "label"];
 
 impl Target {
@@ -88,7 +88,7 @@ impl Target {
     }
 }
 
-/// Reads and changes tunables. See the module head.
+/// Reads and changes tunables.
 pub(crate) struct Settings {
     shared: Arc<Shared>,
     lookup: Arc<Lookup>,
@@ -119,17 +119,17 @@ impl Settings {
         }
     }
 
-    /// All tunables.
+    /// All tunables of a set or volume, with their values.
     pub(crate) async fn tunables(&self, of: Of<'_>) -> Result<Vec<TunableFigure>, Failure> {
         Ok(self.target(of).await?.tunables)
     }
 
-    /// One tunable.
+    /// One tunable of a set or volume, with its value.
     pub(crate) async fn tunable(&self, of: Of<'_>, key: &str) -> Result<TunableFigure, Failure> {
         self.target(of).await?.figure(key).cloned()
     }
 
-    /// Sets one; `persistent`: it holds after a restart, too.
+    /// Sets a tunable; with `persistent` the value also applies after a restart.
     pub(crate) async fn set_tunable(
         &self,
         of: Of<'_>,
@@ -145,7 +145,7 @@ impl Settings {
         let command = target.command(key, value)?;
         target.worker.command(command).await?;
         let now = self.tunable(of_same(&target), key).await?.value;
-        // At the next start the value of the configuration would override that of the superblock.
+        // At the next start the value of the configuration would override the value of the superblock.
         let configured = self.shared.config().tunables(&target.key).contains_key(key);
         let remembered = persistent && !NOT_REMEMBERED.contains(&key) && (!in_superblock || configured);
         if remembered {
@@ -161,7 +161,7 @@ impl Settings {
         Ok(Changed { key: key.to_owned(), value: now, persistent: remembered || in_superblock, limited })
     }
 
-    /// Resets a tunable that was set at run time: the configuration or the default holds again.
+    /// Resets a tunable that was set at run time to the value of the configuration, or to the default.
     pub(crate) async fn reset_tunable(&self, of: Of<'_>, key: &str) -> Result<Changed, Failure> {
         let target = self.target(of).await?;
         let figure = target.figure(key)?;
@@ -183,7 +183,7 @@ impl Settings {
         Ok(Changed { key: key.to_owned(), value: now, persistent: true, limited: None })
     }
 
-    /// Applies the differences between two configurations; `said` gets the results.
+    /// Applies the differences between two configurations, and adds the results to `said`.
     pub(crate) async fn bring_in_line(
         &self,
         worker: &Arc<Worker>,
@@ -238,7 +238,7 @@ fn of_same(target: &Target) -> Of<'_> {
     if target.key.set { Of::Set(&target.name) } else { Of::Volume(&target.name) }
 }
 
-/// The tunables to set: those that differ, and the defaults of those that are no longer configured.
+/// The tunables to set: those with another value, and those that are no longer configured, with their defaults.
 fn differences(before: &Values, after: &Values, tunables: &[TunableFigure]) -> Vec<(String, String)> {
     let mut changes: Vec<(String, String)> = Vec::new();
     for (key, value) in after {

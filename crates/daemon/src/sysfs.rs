@@ -1,7 +1,8 @@
 //! The sysfs view: files with the layout of the kernel's sysfs, mounted at the configured directory.
 //!
-//! Owns the meaning of a write to such a file: a tunable that is set there is not stored, as in the kernel; a detach is started
-//! and not waited for. Requests arrive on the threads of the view; the control thread answers them within a deadline.
+//! Owns the meaning of a write to such a file. A tunable that is set there is not stored, as in the kernel. A detach is
+//! started, and the write does not wait for it. Requests arrive on the threads of the view; the control thread answers them
+//! within a deadline. Must not know the layout of the files.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -50,7 +51,7 @@ struct Control {
 }
 
 impl Control {
-    /// Has the control thread do something.
+    /// Runs `work` on the control thread and waits for its result.
     fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Errno> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.runtime.spawn(async move {
@@ -81,7 +82,7 @@ impl Owner for Control {
     }
 }
 
-/// A failure as the kernel would answer it.
+/// Logs a failure and returns the error number that the kernel would answer.
 fn refused(failure: Failure, errno: Errno) -> Errno {
     message::warn(format!(
         "sysfs view: {}",
@@ -93,7 +94,7 @@ fn refused(failure: Failure, errno: Errno) -> Errno {
     errno
 }
 
-/// Carries out the order of a write and logs it; the writing process is not known here.
+/// Carries out the order of a write and logs it. The process that writes is not known here.
 async fn obey(registry: &Arc<Registry>, order: Order) -> Result<(), Errno> {
     if matches!(order, Order::Nothing) {
         return Ok(());
@@ -170,7 +171,7 @@ async fn device(registry: &Arc<Registry>, id: &VolumeId, what: DeviceOrder) -> R
             thread.begin_job(&registry.jobs, "detach", &volume, Some(&named), order).map(|_| ())
         }
         DeviceOrder::Stop => registry.registration.stop_volume(&volume).await.map(drop),
-        // Every volume in the tree is served.
+        // Every volume in the tree is already served.
         DeviceOrder::Run => return Err(Errno::EBUSY),
         DeviceOrder::ClearStats => {
             thread.command(Command::ClearStats { volume: Some(volume.clone()) }).await.map(|_| ())

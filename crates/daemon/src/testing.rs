@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use format::superblock::CacheFormat;
 use format::{CacheSuper, Replacement, Sectors, Uuid};
 
-/// A file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
+/// Makes a file with the superblock of a new cache device of 8 MiB, of a set whose UUID is all `n`.
 pub(crate) fn cache_device(dir: &Path, n: u8) -> PathBuf {
     let path = dir.join(format!("cache-{n}"));
     let want = CacheFormat {

@@ -220,7 +220,7 @@ mod tests {
             EngineError::NoSpace("full".into()).to_volume_error(),
             VolumeError::NoSpace("full".into())
         );
-        // What a volume answered reaches the client as it was.
+        // The client gets the answer of the volume unchanged.
         for answer in [
             VolumeError::NoSpace("full".into()),
             VolumeError::Stopped("v".into()),

@@ -19,40 +19,40 @@ pub const EXIT_CODES: &[(u8, &str)] = &[
 
 /// Exit code of a command that failed, or that found a problem.
 const FAILED: u8 = 1;
-/// Exit codes of a program that a second signal ended: 128 and the number of the signal, as shells have it.
+/// Exit code after a second SIGINT: 128 and the number of the signal, as shells report it.
 pub const INTERRUPTED: u8 = 130;
-/// See [`INTERRUPTED`].
+/// Exit code after a second SIGUSR2: 128 and the number of the signal.
 pub const HANDED_OVER: u8 = 140;
-/// See [`INTERRUPTED`].
+/// Exit code after a second SIGTERM: 128 and the number of the signal.
 pub const TERMINATED: u8 = 143;
 
 /// The end of a command that did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It failed, or was refused, and no other error is the cause.
+    /// The command failed or was refused, and no other error is the cause.
     Failed(String),
-    /// It failed because of an error.
+    /// The command failed because of an error.
     Caused {
         /// The whole message: what failed, and the message of the cause.
         text: String,
-        /// The error.
+        /// The error that is the cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// It was called in a wrong way.
+    /// The command was called in a wrong way.
     Usage(String),
-    /// A second signal ended it; the exit code is the shell's for programs that a signal ended.
+    /// A second signal ended the command, with this exit code.
     Signalled(u8),
-    /// It worked and found a problem, which it has shown already.
+    /// The command succeeded and found a problem, which it has printed already.
     Found,
     /// It failed under the name of a program of bcache-tools, and ends with the exit code of that program.
     OfBcacheTools(u8, String),
 }
 
 impl Failure {
-    /// Exit code of wrong usage; the same that the argument parser uses.
+    /// Exit code of wrong usage, which the argument parser uses, too.
     pub const USAGE: u8 = 2;
 
-    /// A failure with the message of an error.
+    /// A failure whose message is that of an error.
     pub fn of(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();
         Failure::Caused { text: source.to_string(), source }
@@ -64,12 +64,12 @@ impl Failure {
         Failure::Caused { text: format!("{what}: {source}"), source }
     }
 
-    /// The failure of `what`, which was done with a path, because of an error.
+    /// The failure of `what` at a path because of an error.
     pub fn at(path: &Path, what: impl fmt::Display, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         Failure::because(format_args!("{}: {what}", path.display()), e)
     }
 
-    /// The message, if it has not been printed already.
+    /// The message; `None` if it has been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
             Failure::Failed(text)
@@ -138,7 +138,7 @@ failed!(
 mod tests {
     use super::*;
 
-    /// The error number that is the cause of a failure.
+    /// The error number of the system in the causes of a failure.
     fn errno(failure: &Failure) -> Option<i32> {
         let mut at: Option<&(dyn Error + 'static)> = failure.source();
         while let Some(e) = at {
@@ -156,7 +156,7 @@ mod tests {
         None
     }
 
-    /// A caller reaches the error number of the system through every way in which a failure is made.
+    /// A caller can reach the error number of the system in a failure, however the failure was made.
     #[test]
     fn a_failure_keeps_its_cause() {
         let path = Path::new("/dev/null/missing");

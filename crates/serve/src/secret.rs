@@ -1,20 +1,20 @@
 //! Small files that the operator names: certificates, keys, tokens.
 //!
-//! Owns the checks: a regular file of bounded size, and for a secret one that other users cannot read. No part of the contents
-//! is ever in an error.
+//! Owns the checks: a file is a regular file of bounded size, and other users cannot read a secret one. No part of the
+//! contents is ever in an error. Must not know what a file is used for.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Most bytes of such a file.
+/// Limit of the bytes of a file.
 const FILE_BYTES: u64 = 256 << 10;
 
-/// The contents of a file that others may know.
+/// The contents of a file that is not secret.
 ///
 /// # Errors
-/// If it cannot be read; the text says why, without the path.
+/// If the file cannot be read; the text has the reason without the path.
 pub fn read_public(path: &Path) -> Result<Vec<u8>, String> {
     bytes_of(path, |_| Ok(()))
 }
@@ -38,7 +38,7 @@ pub fn read_private(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 fn bytes_of(path: &Path, allowed: impl FnOnce(&Metadata) -> Result<(), String>) -> Result<Vec<u8>, String> {
-    // A pipe would be waited for.
+    // Without this flag, the open of a pipe would block.
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = File::options().read(true).custom_flags(nonblocking).open(path);
     let file = file.map_err(|e| format!("cannot be opened: {e}"))?;

@@ -1,18 +1,19 @@
 //! `KEY=VALUE`: finds the tunable and checks the value, before any device is opened.
 //!
-//! Names, units and ranges are the engine's. A few names exist for the set and for its devices; those need a prefix.
+//! Owns the syntax. Names, units and ranges are the engine's. A few names exist for the set and for its devices; those need
+//! a prefix. Must not know how a tunable is applied.
 
 use std::str::FromStr;
 
 use engine::tunables::{DeviceTunables, SetTunables};
 use serde::{Deserialize, Serialize};
 
-/// Whose tunable it is.
+/// The owner of a tunable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
-    /// The cache set's.
+    /// The cache set.
     Set,
-    /// That of every cached device.
+    /// Every cached device.
     Device,
 }
 
@@ -20,11 +21,11 @@ pub enum Owner {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Setting {
-    /// Whose it is.
+    /// The owner of the tunable.
     pub owner: Owner,
-    /// Its name, without a prefix.
+    /// Name of the tunable, without a prefix.
     pub key: String,
-    /// Its value, as text.
+    /// Value of the tunable, as text.
     pub value: String,
 }
 

@@ -1,4 +1,6 @@
 //! Names of devices: the number of `bcacheN` of a volume, and the name of a disk.
+//!
+//! Owns the numbers. Must not know the files.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +9,24 @@ use format::Uuid;
 
 use crate::owner::Snapshot;
 
-/// The identity of a volume.
+/// The identity of a volume: its set, its backing device, and its slot if it has no backing device.
 type Key = (Option<Uuid>, Option<Uuid>, u32);
 
 fn key(set: Option<Uuid>, v: &VolumeFigures) -> Key {
     match v.backing_uuid {
-        // The same device, attached or not.
+        // A device keeps its number when it is attached or detached.
         Some(uuid) => (None, Some(uuid), 0),
         None => (set, None, v.inode.map_or(u32::MAX, |i| i.0)),
     }
 }
 
-/// The numbers of `bcacheN`, which stay with a volume as long as it is there: the lowest free one is taken.
+/// The numbers of `bcacheN`. A volume keeps its number as long as it exists; a new volume gets the lowest free number.
 #[derive(Default, Debug)]
 pub(crate) struct Numbers(BTreeMap<Key, u32>);
 
 impl Numbers {
-    /// Brings the numbers up to date, and hands out that of each volume, in the snapshot's order: those of sets first.
+    /// Updates the numbers, and returns that of each volume in the order of the snapshot, in which volumes of sets come
+    /// first.
     pub(crate) fn of(&mut self, snapshot: &Snapshot) -> Vec<u32> {
         let sets =
             snapshot.sets.iter().flat_map(|s| s.volumes.iter().map(|v| key(Some(s.status.set_uuid), v)));
@@ -42,7 +45,7 @@ impl Numbers {
     }
 }
 
-/// The last part of a device's path, as a directory can be called.
+/// The name of a device's directory: the last part of the device's path.
 pub(crate) fn disk(device: &str) -> String {
     let last = device.rsplit('/').find(|part| !part.is_empty()).unwrap_or("unknown");
     if matches!(last, "." | "..") { "unknown".to_owned() } else { last.to_owned() }

@@ -1,4 +1,4 @@
-//! `ubcache dump`: structures of a set, as they are.
+//! `ubcache dump`: shows structures of a set as they are on the device.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,7 @@
 //! The options for access to volumes over NBD.
 //!
-//! Owns the options and the reading of their files. Crate `serve` decides what the options permit together.
+//! Owns the options and the reading of their files. Must not know which combinations are permitted: crate `serve` decides
+//! that.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `ubcache super`: a superblock, decoded and checked.
+//! `ubcache super`: shows a superblock, decoded and checked.
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ impl Super {
     }
 
     fn show(&self) -> Result<(), Failure> {
-        // One block, written as a unit: nothing torn can be seen of a device in use.
+        // A superblock is one block, which is written as a unit. So it is not torn even on a device in use.
         let device = ReadOnlyOpener::new(true, IN_USE)?.open(&self.device)?;
         superblock::has_room(&device.source)?;
         let doc = inspect::dump::superblock(&device.source)?;

@@ -13,10 +13,10 @@ use crate::answer::{Answered, Refusal, ok};
 use crate::components::Found;
 use crate::history::{self, Whose};
 
-/// Cells of the bucket picture unless another number is asked for, and at most.
+/// Default and largest number of cells of the bucket picture.
 const CELLS: (u64, u64) = (1024, 4096);
 
-/// The one number that a query may have: `name=number`.
+/// Parses a query whose only parameter is `name=number`.
 fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, Refusal> {
     let mut found = None;
     for part in query.unwrap_or_default().split('&').filter(|p| !p.is_empty()) {

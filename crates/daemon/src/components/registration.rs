@@ -1,7 +1,7 @@
 //! The commands register, unregister, attach and stop.
 //!
-//! Owns the order of the steps of each command. A command holds the lock of placement: nothing else changes what is served
-//! meanwhile. Must not know the client.
+//! Owns the order of the steps of each command. A command holds the lock of placement, so nothing else changes the served
+//! devices meanwhile. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,13 +21,13 @@ use crate::state::Known;
 
 /// The result of a registration.
 pub(crate) struct Registered {
-    /// The devices, without links.
+    /// The paths of the devices, without links.
     pub(crate) paths: Vec<PathBuf>,
-    /// The accepted differences to the stored identity.
+    /// The accepted differences from the stored identities, as text.
     pub(crate) accepted: Vec<String>,
 }
 
-/// See the module head.
+/// Carries out the operator's commands about devices.
 pub(crate) struct Registration {
     inventory: Inventory,
     lookup: Arc<Lookup>,
@@ -51,8 +51,9 @@ impl Registration {
         Registration { inventory, lookup, admission, placement, replug }
     }
 
-    /// Registers devices: each comes up as it should, waits for what is missing, or is refused; so is one that is registered
-    /// already, unless that is as good.
+    /// Registers devices: each is served, waits for what is missing, or is refused.
+    ///
+    /// A device that is registered already is refused, unless the command is quiet.
     pub(crate) async fn register(&self, paths: Vec<PathBuf>, by: By) -> Result<Registered, Failure> {
         let _one = self.placement.nothing_changes().await;
         let known = self.admission.remembered();
@@ -69,7 +70,7 @@ impl Registration {
         for probe in back {
             self.replug.replugged(probe).await?;
         }
-        // One that a scan or the configuration brought is served already, and only to be remembered.
+        // A device that a scan or the configuration registered is served already, and only has to be stored.
         let is_served = |p: &Probe| {
             self.inventory.devices.is_served(&p.path) && self.inventory.workers.of_device(p).is_some()
         };
@@ -100,7 +101,7 @@ impl Registration {
         Ok(Registered { paths, accepted })
     }
 
-    /// Probes the devices to register, each once.
+    /// Probes the devices to register, without duplicates.
     async fn probe_new(
         &self,
         paths: Vec<PathBuf>,
@@ -123,7 +124,7 @@ impl Registration {
         Ok(probes)
     }
 
-    /// Unregisters a device: of a cache device the set is stopped, and dirty data stays dirty; of a backing device the volume.
+    /// Unregisters a device: stops the set of a cache device, or the volume of a backing device. Dirty data stays dirty.
     pub(crate) async fn unregister(&self, device: &str) -> Result<Named, Failure> {
         let _one = self.placement.nothing_changes().await;
         let named = self.lookup.named(device).await?;
@@ -150,8 +151,9 @@ impl Registration {
         Ok(named)
     }
 
-    /// Attaches a backing device to a set. A device that is served is served again afterwards, through the cache; its
-    /// clients have to connect again.
+    /// Attaches a backing device to a set.
+    ///
+    /// A served device is served again afterwards, through the cache; its clients have to connect again.
     pub(crate) async fn attach(&self, cache: &str, backing: &str) -> Result<Named, Failure> {
         let _one = self.placement.nothing_changes().await;
         let set = self.lookup.set_of(cache).await?;
@@ -175,7 +177,7 @@ impl Registration {
         let added = worker.add(probe.path.clone()).await;
         let probed = probe_device(&path).await;
         if let Err(e) = added {
-            // The volume is served as before.
+            // The volume is served again without the cache.
             let now = probed.unwrap_or(probe);
             if was_served && let Err(why) = self.placement.place_one(&now).await {
                 self.inventory.devices.fail(&now, &why);
@@ -196,7 +198,7 @@ impl Registration {
         Ok(self.lookup.named(&now.uuid).await?)
     }
 
-    /// Stops a volume. Its device stays registered, for the next start.
+    /// Stops a volume. Its device stays registered for the next start.
     pub(crate) async fn stop_volume(&self, volume: &str) -> Result<Named, Failure> {
         let _one = self.placement.nothing_changes().await;
         let Found { worker, name, named } = self.lookup.find(volume).await?;

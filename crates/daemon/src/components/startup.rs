@@ -1,10 +1,10 @@
-//! The start: registers the devices of the configuration, the stored devices, and those that a scan finds.
+//! The start: registers the configured devices, the stored devices, and the devices that a scan finds.
 //!
-//! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot, so
-//! the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its serial
-//! number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy: it is accepted
-//! at a path that the operator has named, and elsewhere only if the configuration permits scans. Another device at the stored
-//! path, or a copy, is refused.
+//! Owns the search for a device that is not at its stored path. The kernel assigns names such as `/dev/sdb` at each boot,
+//! so the daemon searches all block devices for the UUID of a stored device. A device with this UUID is accepted if its
+//! serial number (or its inode) is the stored one. If the system reports no such identity, the device could be a copy. It
+//! is then accepted at a path that the operator has named, and elsewhere only if the configuration permits scans. Another
+//! device at the stored path is refused, and so is a copy. Must not know the client.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,17 +22,17 @@ use crate::state::Known;
 /// The results of probes at the known paths.
 #[derive(Default)]
 struct Found {
-    /// To be served.
+    /// Devices that may be served.
     right: Vec<Probe>,
-    /// Another device than the one that was there.
+    /// Devices at a stored path that have another UUID than the stored one.
     displaced: Vec<(PathBuf, Probe)>,
-    /// The UUID is right, and the device is another one, or older; why.
+    /// Devices with a stored UUID that are another device or an older state, and why.
     copies: Vec<(Probe, String)>,
-    /// Asked for, and not to be had; why.
+    /// Stored or configured paths whose probe failed, and why.
     missing: Vec<(PathBuf, String)>,
 }
 
-/// Registers devices at the start. See the module head.
+/// Registers devices at the start of the daemon.
 pub(crate) struct Startup {
     shared: Arc<Shared>,
     inventory: Inventory,
@@ -50,9 +50,10 @@ impl Startup {
         Startup { shared, inventory, admission, placement }
     }
 
-    /// Registers devices at the start: those of the configuration, of the state directory, and what a scan has found. What
-    /// cannot be had is said and waits until it is registered again. `elsewhere`: where else remembered devices may be;
-    /// only asked if one is not where it was.
+    /// Registers the configured devices, the stored devices, and the devices that a scan has found.
+    ///
+    /// A device that cannot be served is logged and marked as failed. `elsewhere` returns the block devices to search; it
+    /// is called only if a stored device is not at its path.
     pub(crate) async fn begin(
         &self,
         scanned: Vec<PathBuf>,
@@ -121,7 +122,7 @@ impl Startup {
                     found.missing.push((path, e.message().unwrap_or_default().to_owned()));
                     continue;
                 }
-                // A scan probes all block devices; most of them have no superblock of bcache.
+                // A scan probes all block devices. Most of them have no superblock of bcache.
                 Err(_) => continue,
             };
             if configured.contains(&path) {
@@ -139,7 +140,7 @@ impl Startup {
         found
     }
 
-    /// Devices that are remembered and were found, but somewhere else; by UUID. They are remembered there from now on.
+    /// Finds stored devices at other paths and stores those paths. Returns the new paths by UUID.
     async fn find_moved(
         &self,
         known: &BTreeMap<PathBuf, Known>,
@@ -182,10 +183,10 @@ impl Startup {
         moved
     }
 
-    /// Which of these devices with the UUID of a remembered one is that; none, if there are none.
+    /// Chooses the stored device among devices with its UUID; `None` if there are no such devices.
     ///
     /// # Errors
-    /// If none of them may be taken for it, or several may; why.
+    /// If none of the devices is accepted as the stored one, or several could be; the text says why.
     fn choose<'s>(
         &self,
         places: &[&'s Probe],
@@ -194,7 +195,7 @@ impl Startup {
         let fits = |s: &&&Probe| self.admission.difference(s).is_none();
         let sure: Vec<&Probe> =
             places.iter().filter(fits).filter(|s| self.admission.is_surely(s)).copied().collect();
-        // Without an identity, a device at a path that the operator has named is accepted.
+        // A device without an identity is accepted at a path that the operator has named.
         let configured = self.shared.config().devices.clone();
         let is_named = |s: &Probe| known.contains_key(&s.path) || configured.contains(&s.path);
         let may = |s: &Probe| self.admission.searches() || self.admission.is_unknown(s) || is_named(s);
@@ -258,7 +259,7 @@ mod tests {
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
 
-        // An error of a device that was named is logged.
+        // A failed probe of a stored or configured device is logged.
         let none = dir.path().join("none");
         let registry = registry(dir.path(), &format!("devices = {:?}", [&broken, &one, &none]));
         registry.startup.begin(vec![two.clone()], Vec::new).await;
@@ -277,7 +278,7 @@ mod tests {
         first.registration.register(vec![one.clone(), two.clone(), three.clone()], By::NAME).await.unwrap();
         first.inventory.workers.stop_all().await.unwrap();
         drop(first);
-        // Two have changed places, one is somewhere else, and another one is where that was.
+        // Two devices have swapped their paths. The third is at another path, and a fourth is at the path of the third.
         let (aside, other) = (dir.path().join("aside"), dir.path().join("other"));
         std::fs::rename(&one, &aside).unwrap();
         std::fs::rename(&two, &one).unwrap();
@@ -292,7 +293,7 @@ mod tests {
         second.inventory.workers.stop_all().await.unwrap();
         drop(second);
 
-        // Of two with its UUID the one is taken that it is, not its copy.
+        // The original has moved again, and a copy is at another path: the daemon serves the original.
         let copy = dir.path().join("copy");
         std::fs::copy(&other, &copy).unwrap();
         std::fs::rename(&other, &three).unwrap();
@@ -301,7 +302,7 @@ mod tests {
         third.startup.begin(Vec::new(), move || places).await;
         assert_eq!((in_state(&third, "served").len(), in_state(&third, "failed").len()), (3, 0));
         assert!(in_state(&third, "served").contains(&three));
-        // All devices are at their stored paths, so there is no search.
+        // All devices are at their stored paths, so the daemon searches no others.
         third.inventory.workers.stop_all().await.unwrap();
         drop(third);
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
@@ -350,7 +351,8 @@ mod tests {
             );
             second.inventory.workers.stop_all().await.unwrap();
             drop(second);
-            // The device is back: there is no message. After acceptance by the operator the copy replaces it.
+            // The device is back at its path, so there is no message. The copy replaces it after the operator has accepted
+            // the copy.
             let (third, found) = (registry(dir.path(), config), aside.clone());
             third.startup.begin(Vec::new(), move || vec![found]).await;
             assert_eq!(in_state(&third, "served"), std::slice::from_ref(&aside));
@@ -377,7 +379,7 @@ mod tests {
         }
     }
 
-    /// The contents of a cache device are put back as they were before it was last served.
+    /// A cache device gets back the contents that it had before it was last served.
     #[tokio::test]
     async fn an_older_state_of_a_device_is_refused_until_it_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
@@ -404,7 +406,7 @@ mod tests {
         third.inventory.workers.stop_all().await.unwrap();
     }
 
-    /// Nothing of the hardware is known, as of a disk without a serial number.
+    /// Stores an empty identity, as of a disk without a serial number.
     fn without_identity(registry: &Registry, uuid: &str) {
         let mark = Mark { identity: Identity::default(), sequence: 0 };
         registry.shared.state().set_mark(uuid, mark).unwrap();
@@ -420,7 +422,7 @@ mod tests {
         first.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&first, set));
         drop(first);
-        // They change places: both places were named.
+        // The devices swap their paths. The operator has named both paths.
         let aside = dir.path().join("aside");
         std::fs::rename(&one, &aside).unwrap();
         std::fs::rename(&two, &one).unwrap();
@@ -431,7 +433,7 @@ mod tests {
         second.inventory.workers.stop_all().await.unwrap();
         sets.iter().for_each(|set| without_identity(&second, set));
         drop(second);
-        // One is somewhere else.
+        // One device is at another path.
         std::fs::rename(&one, &aside).unwrap();
         for (config, wanted) in [("", vec![two.clone()]), ("scan_on_events = true", vec![aside.clone(), two])]
         {

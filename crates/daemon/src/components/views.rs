@@ -1,4 +1,6 @@
 //! Views of devices and threads for answers of the API.
+//!
+//! Owns what clients see of a device and of a thread. Must not change either.
 
 use std::path::PathBuf;
 
@@ -29,18 +31,18 @@ pub(crate) struct DeviceView {
 pub(crate) struct SetView {
     /// UUID of the set, or of the backing device that is served alone.
     pub(crate) id: String,
-    /// There is a cache device.
+    /// Whether the set has a cache device.
     pub(crate) has_cache: bool,
     /// `starting`, `serving`, `stopping`, `stopped` or `failed`.
     pub(crate) state: &'static str,
-    /// Why it failed, or why there are no figures.
+    /// Why the thread failed, or why there are no figures.
     pub(crate) why: Option<String>,
-    /// Figures, while it is served.
+    /// Figures; empty unless the thread serves.
     #[serde(flatten)]
     pub(crate) figures: Snapshot,
 }
 
-/// Shows what the tables hold. See the module head.
+/// Makes the views of devices and threads.
 #[derive(Clone)]
 pub(crate) struct Views {
     inventory: Inventory,
@@ -51,7 +53,7 @@ impl Views {
         Views { inventory }
     }
 
-    /// Every thread with its figures, asked at the same time.
+    /// Every thread with its figures. The threads are asked concurrently.
     pub(crate) async fn sets(&self) -> Vec<SetView> {
         let asked: Vec<_> = self
             .inventory
@@ -87,7 +89,7 @@ impl Views {
         views
     }
 
-    /// Every registered device.
+    /// Every registered device, with its state.
     pub(crate) fn devices(&self) -> Vec<DeviceView> {
         let phase_of = |probe: &Option<Probe>| {
             let probe = probe.as_ref()?;

@@ -211,7 +211,7 @@ fn retire_chain(alloc: &Allocator, chain: Vec<BucketNr>) {
         let n = old.len();
         alloc.pool.put_ready(old);
         if bug(Bug::OldChainReusedEarly) {
-            // These buckets are taken next; otherwise a crash would hardly ever find one of them in use.
+            // These buckets are taken next. Otherwise a crash would rarely find one of them in use.
             alloc.pool.put_first(n);
         }
     } else {

@@ -282,7 +282,7 @@ async fn delete_volume_now(core: &Rc<Core>, inode: Inode) -> Result<(), EngineEr
     };
     volume.stop().await?;
     let _config = core.cache.uuids.lock().await;
-    // If another caller has deleted the volume meanwhile, the slot may be that of a new volume.
+    // Another caller may have deleted the volume meanwhile. Then the slot may be that of a new volume.
     if !core.volumes().iter().any(|v| Rc::ptr_eq(v, &volume)) {
         return Err(Refusal::Deleted { inode }.into());
     }

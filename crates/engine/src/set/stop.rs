@@ -15,9 +15,9 @@ pub(super) async fn stop(core: &Core) -> Result<(), EngineError> {
     for v in core.volumes() {
         stopped = stopped.and(v.stop().await);
     }
-    // Waits for misses that are being inserted.
+    // All tasks end, among them the insertions of misses.
     core.cache.tasks.all_ended().await;
-    // A device that cannot be flushed does not keep the data of others from becoming durable.
+    // A device that cannot be flushed must not keep the data of other devices from becoming durable.
     for b in core.cache.backings.all() {
         stopped = stopped.and(b.settle_direct_writes().await.map_err(EngineError::from));
     }

@@ -248,7 +248,7 @@ impl DeviceTunables {
             cache_mode,
             readahead_cache_policy: ReadaheadPolicy::default(),
             stop_when_cache_set_failed: StopWhenFailed::default(),
-            // All defaults: semantics section 16.2.
+            // The defaults are those of semantics section 16.2.
             sequential_cutoff: 4 << 20,
             writeback_running: true,
             writeback_delay: 30,

@@ -87,7 +87,7 @@ pub struct SetTunables {
 impl Default for SetTunables {
     fn default() -> Self {
         SetTunables {
-            // All defaults: semantics section 16.3.
+            // The defaults are those of semantics section 16.3.
             synchronous: true,
             journal_delay_ms: 100,
             errors: OnError::default(),
@@ -101,7 +101,7 @@ impl Default for SetTunables {
             idle_max_writeback_rate: true,
             gc_after_writeback: false,
             io_disable: false,
-            // Semantics section 16.4.
+            // These defaults are those of semantics section 16.4.
             discard: false,
             cache_replacement_policy: Replacement::default(),
             cutoff_writeback: DEFAULT_CUTOFF_WRITEBACK,

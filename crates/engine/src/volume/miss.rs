@@ -34,7 +34,7 @@ pub(super) struct Missed {
 /// Starts to insert data that a read found missing. `meta`: the data is metadata of a file system.
 pub(super) fn insert_miss(target: Target<'_>, missed: Missed, meta: bool) {
     let Target { volume, cache, inode } = target;
-    // Whole blocks only.
+    // Only whole blocks are inserted.
     let block = cache.geometry.block_sectors.0;
     let start = missed.start;
     let first = Sector(start.0.next_multiple_of(block));

@@ -405,7 +405,7 @@ fn outcome_of(volume: &Volume, written: Result<(), IoError>) -> Result<(), NotTa
 /// and writes would have to bypass it or wait much longer.
 async fn throttle_write(volume: &Volume, cache: &Cache, sectors: Sectors) {
     let in_use_percent = cache.alloc.buckets().in_use_percent();
-    // Writeback makes no room by data of flash-only volumes.
+    // Writeback cannot make room by data of flash-only volumes.
     if volume.backing.is_none() || volume.dirty_sectors().0 < room_worth_waiting_for(cache) {
         return;
     }

@@ -266,7 +266,7 @@ async fn rest(volume: &Volume, cache: &Cache, batch: &batch::Batch, began: Nanos
     // Buckets with the cleaned data may be worth packing now.
     cache.alloc.walks().recheck();
     let delay = volume.load().rate.borrow_mut().delay_after(written, unlimited(volume, cache), now);
-    // The device may still be busy after the end of the batch: see `Batch::cost`.
+    // The device may still be busy after the end of the batch; see `Batch::cost`.
     let took = now.since(began).max(batch.cost(cache));
     let delay = delay.max(yielding::pause(took, writeback_share(volume, cache)));
     if written == Sectors::ZERO {
@@ -394,7 +394,7 @@ mod tests {
     fn a_batch_is_a_second_of_the_rate_or_the_share_of_the_largest() {
         let batch = |rate, share| batch_at(rate, share, Sectors(10_000)).0;
         assert_eq!([0, 7, 8, 9, 9_999, 20_000].map(|rate| batch(rate, 1.0)), [8, 8, 8, 9, 9_999, 10_000]);
-        // A share twice as small takes four times as short a batch, and a hundredth at least.
+        // Half the share makes a batch a quarter as long, and at least a hundredth of the full batch.
         assert_eq!([0.5, 0.2, 0.1, 0.05].map(|share| batch(20_000, share)), [2500, 400, 100, 100]);
         assert_eq!(batch(90, 0.05), 90);
         assert_eq!(batch_at(20_000, 0.05, Sectors(100)).0, 8);

@@ -237,7 +237,7 @@ fn chain(
     if volume.ranges.is_busy(first.start, first.end()) {
         return Ok(Some(first.end()));
     }
-    // A run ends with its stripe where partial stripes are expensive.
+    // If partial stripes are expensive, a run ends with its stripe.
     let end = picked.stripes.map_or(end, |s| {
         let (start, size) = s.extent(s.stripe_of(first.start));
         end.min((start + size).max(first.end()))
@@ -386,8 +386,8 @@ mod tests {
         assert_eq!(runs_until_full(limited(0), (1, 1, 0)), 0);
         assert_eq!(runs_until_full(limited(30), (10, 19, 0)), 3, "dirty sectors, not the gaps");
         assert_eq!(runs_until_full(limited(31), (10, 19, 0)), 4);
-        // A disk takes 6.5 ms for a request and 7 ms for a MiB: half a second is full after 76.9 of the first, or after
-        // 37.04 if each is written and 1 MiB, and half of it read first.
+        // A disk takes 6.5 ms per request and 7 ms per MiB. Half a second is full after 76.9 runs of one sector, after
+        // 37.04 runs of 1 MiB, and after 21.3 runs of 1 MiB of which half is read first.
         let disk = || picked(Some(Costs::usual(true)));
         assert_eq!(runs_until_full(disk(), (1, 0, 0)), 77);
         assert_eq!(runs_until_full(disk(), (1, 2048, 0)), 38);

@@ -1,4 +1,6 @@
-//! `--export fuse=DIR`: every volume is a file in a directory and, where root may make them, a loop device over it.
+//! `--export fuse=DIR`: every volume is a file in a directory and, if root may make one, a loop device over it.
+//!
+//! Owns the mount and its directory. Must not know FUSE.
 
 use std::any::Any;
 use std::fmt;
@@ -52,7 +54,7 @@ impl Place for Dir {
 pub(super) struct Fuse {
     fuse: export_fuse::Fuse,
     rt: Handle,
-    /// Made for this run; goes with it.
+    /// The directory, if it was made for this run; it is removed at the end.
     own_dir: Option<PathBuf>,
 }
 
@@ -62,11 +64,11 @@ pub(crate) fn obstacle() -> Option<String> {
     host.fuse.and(host.loop_device).err()
 }
 
-/// Mounts at `dir`. `own`: the directory is for this run alone.
+/// Mounts the volumes at `dir`. `own`: the directory was made for this run.
 pub(crate) async fn start(dir: &Path, own: bool, context: &Context<'_>) -> Result<Fuse, Failure> {
     let rt = context.driver.handle();
     let served = |v: &Rc<engine::Volume>| {
-        // Zeros and discards go to the backing device; a flash-only volume just forgets.
+        // Writes of zeros and discards reach the backing device. A flash-only volume only drops its data.
         let punch_hole = v.backing_name().map_or(PunchHole::Zero, |b| PunchHole::for_device(Path::new(&b)));
         let options = ServeOptions { punch_hole, ..ServeOptions::default() };
         serve(&rt, Rc::new(VolumeRef(v.clone())), options)
@@ -98,7 +100,7 @@ impl Export for Fuse {
         device.chain([way("fuse", &exported.file)]).collect()
     }
 
-    /// Waits as long as a volume is in use: taking it away would lose what that program has not written yet.
+    /// Waits while a volume is in use: a stop would lose data that a program has not written yet.
     fn stop(mut self: Box<Self>, _force: &Force) -> Work<'_, Result<(), Failure>> {
         Box::pin(async move {
             let mut told = String::new();
@@ -137,7 +139,7 @@ impl Export for Fuse {
 }
 
 impl Fuse {
-    /// Stops at once, though volumes are in use.
+    /// Stops at once, even if volumes are in use.
     async fn take_away(self) -> Result<(), Failure> {
         for note in self.fuse.stop_by_force().await {
             message::warn(note);
@@ -153,7 +155,7 @@ fn in_use(e: &FuseError) -> bool {
 
 fn remove(dir: Option<&Path>) {
     if let Some(dir) = dir {
-        // Somebody may have put something there; then it stays.
+        // A directory that is not empty stays.
         let _ = std::fs::remove_dir(dir);
     }
 }

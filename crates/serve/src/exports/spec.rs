@@ -1,7 +1,7 @@
-//! The `--export` option: the table of the kinds of exports, and what each kind says of a place before it is there.
+//! The `--export` option: the table of the kinds of exports, and the places that the option names.
 //!
-//! Owns the table ([`KINDS`]), which is the only list of all kinds, and the values that are parsed by it. Must not know how a
-//! kind of export works.
+//! Owns the table ([`KINDS`]), which is the only list of all kinds, and the values that are parsed by it. Must not know how
+//! a kind of export works.
 
 use std::any::Any;
 use std::fmt;
@@ -20,17 +20,18 @@ pub(super) const KINDS: &[Kind] = &[auto::KIND, ublk::KIND, nbd::KIND, fuse::KIN
 pub(super) struct Kind {
     /// The forms of its option, for the operator.
     pub(super) forms: &'static [&'static str],
-    /// The place that an option names; `None` if the option is not of this kind.
+    /// Parses an option; `None` if the option is not of this kind.
     pub(super) parse: fn(&str) -> Option<Result<Spec, String>>,
 }
 
-/// Where an export is to be, as an option names it. Shown as that option.
+/// The place of an export, as an option names it. It is displayed as that option.
 pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
-    /// Starts an export at this place for all volumes of the context. It goes on with what an earlier process left there,
-    /// where the kind can do that ([`Place::recovers`]).
+    /// Starts an export at this place for all volumes of the context.
+    ///
+    /// It continues devices that an earlier process left there, if the kind can do that ([`Place::recovers`]).
     fn start<'a>(&'a self, context: &'a Context<'_>) -> Work<'a, Result<Box<dyn Export>, Failure>>;
 
-    /// Refuses what this host does not have, and what the operator has not allowed, before any device is touched.
+    /// Refuses a place that this host does not offer or the operator has not permitted, before any device is opened.
     ///
     /// # Errors
     /// If the export cannot be started.
@@ -39,7 +40,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// Makes what has to be there before a start, for a caller that the operator does not watch.
+    /// Makes what a start needs, such as a directory, for a caller without an operator.
     ///
     /// # Errors
     /// If that fails.
@@ -47,13 +48,13 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// Whether an export cannot be at the other place at the same time. Blocks while the names of hosts are resolved.
+    /// Whether exports cannot be at both places at the same time. Blocks while names of hosts are resolved.
     fn overlaps(&self, other: &dyn Place) -> bool {
         let _ = other;
         false
     }
 
-    /// Whether a start goes on with the block devices of an earlier process.
+    /// Whether a start continues the block devices of an earlier process.
     fn recovers(&self) -> bool {
         false
     }
@@ -64,7 +65,7 @@ pub trait Place: Any + fmt::Debug + fmt::Display + Send + Sync {
     }
 }
 
-/// What the operator asked for: a place of one of the kinds.
+/// The place that the operator has named, of any kind.
 #[derive(Clone, Debug)]
 pub struct Spec(Arc<dyn Place>);
 
@@ -73,7 +74,7 @@ impl Spec {
         Spec(Arc::new(place))
     }
 
-    /// Whether two exports cannot be at these places at once. Blocks while the names of hosts are resolved.
+    /// Whether exports cannot be at both places at the same time. Blocks while names of hosts are resolved.
     pub fn overlaps(&self, other: &Spec) -> bool {
         self.0.overlaps(&*other.0)
     }

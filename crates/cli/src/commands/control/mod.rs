@@ -1,7 +1,8 @@
 //! Commands for the daemon that change something or start a job.
 //!
-//! Each command is one request. A long operation is a job: the command waits until it ends; the job continues if the command is
-//! ended.
+//! Owns the commands and their output. Each command sends its request to the daemon. A long operation is a job: the command
+//! waits until the job ends, and the job continues if the command is ended. Must not know how the daemon carries a request
+//! out.
 
 mod job;
 mod show;
@@ -181,7 +182,7 @@ impl SetLabel {
     }
 }
 
-/// Whose tunables: those of a volume, or of a set.
+/// The path of the tunables of a volume or a set.
 fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
     let name = segment(&control.device_name(name)?);
     let of_volume = format!("/v1/volumes/{name}/tunables");
@@ -191,7 +192,7 @@ fn tunables_path(control: &Control, name: &str) -> Result<String, Failure> {
             return Ok(of_set);
         }
     }
-    // The request refuses a name that nothing has. The audit records the refusal of a request that would change something.
+    // The next request refuses an unknown name. A refused request that would change something is recorded in the audit.
     Ok(of_volume)
 }
 
@@ -268,7 +269,7 @@ impl Set {
     }
 }
 
-/// Tunables that were changed, and whose they are.
+/// The changed tunables, and the volume or set that they belong to.
 #[derive(Default)]
 struct Changed {
     list: Vec<Value>,

@@ -1,6 +1,6 @@
 //! `ubcache make`: formats cache and backing devices (format section 13).
 //!
-//! The command refuses before the first byte is written: it first claims and checks all devices and builds their superblocks.
+//! Owns the order: the command claims and checks all devices and builds their superblocks before it writes the first byte.
 
 mod contents;
 
@@ -221,7 +221,7 @@ impl Make {
         self.backing.iter().chain(&self.cache).map(PathBuf::as_path)
     }
 
-    /// The same device under two names would be formatted twice.
+    /// Refuses a device that is given twice, because it would be formatted twice.
     fn refuse_repeats(&self) -> Result<(), Failure> {
         let mut seen: Vec<((u64, u64, u64), &Path)> = Vec::new();
         for path in self.devices() {
@@ -273,7 +273,7 @@ impl Make {
         let report = Report {
             schema_version: 1,
             set_uuid: set.map(|u| u.to_string()),
-            // The cache device is printed first.
+            // The cache device is listed first.
             devices: {
                 let mut made: Vec<Made> = targets.into_iter().map(|t| t.made).collect();
                 made.rotate_right(self.cache.len());
@@ -366,7 +366,7 @@ impl Make {
         };
         let sb = BackingSuper::format(&want).map_err(|e| Failure::because(&info.name, e))?;
         if !self.data_offset.is_multiple_of(block.0) {
-            // The kernel would serve such a device and cache nothing of it.
+            // The kernel would serve such a device without caching its data.
             return Err(fail(format!(
                 "data offset: expected a multiple of the block size of {block} sectors, found {}",
                 self.data_offset
@@ -392,7 +392,7 @@ impl Make {
     }
 }
 
-/// Checks a new superblock as a later start does: formatting does not know the logical block size.
+/// Checks a new superblock as a later start does. The function that builds it does not know the logical block size.
 fn recheck(
     info: &io::DeviceInfo,
     head: &[u8],
@@ -405,7 +405,7 @@ fn recheck(
 /// Signatures that are erased at most: ZFS alone has 128 of them.
 const MAX_SIGNATURES: usize = 1000;
 
-/// Overwrites old signatures on the device.
+/// Erases old signatures on the device.
 async fn erase_signatures(target: &Target) -> Result<(), Failure> {
     let disk = &target.disk;
     let block = u64::from(disk.info().logical_block_bytes);
@@ -420,7 +420,7 @@ async fn erase_signatures(target: &Target) -> Result<(), Failure> {
     Err(Failure::Failed(format!("{}: its old contents cannot be erased", target.path.display())))
 }
 
-/// Writes the sectors before the superblock, which are zeroed by custom, and the superblock.
+/// Writes the superblock, and zeros to the sectors before it, as other tools do.
 async fn write_head(target: &Target) -> Result<(), Failure> {
     let disk = &target.disk;
     let mut buffer = disk.runtime().pool().zeroed(HEAD.bytes() as usize);

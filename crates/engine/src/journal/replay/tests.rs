@@ -16,7 +16,7 @@ const BUCKET: u64 = 64;
 const RING: u64 = 4 * BUCKET;
 
 fn buckets() -> Vec<BucketNr> {
-    // Not in the order of the device.
+    // The ring is not in the order of the buckets on the device.
     [6, 4, 7, 5].map(BucketNr).to_vec()
 }
 
