@@ -115,18 +115,17 @@ impl Driver {
         self.runtime.handle()
     }
 
-    /// Through which devices and sockets do their I/O on this driver.
+    /// The reactor, through which devices and sockets do their I/O on this driver.
     pub fn reactor(&self) -> &Reactor {
         &self.reactor
     }
 
-    /// Which mechanism does the I/O, and if it is not the best one, why; for the log, once.
+    /// Names the mechanism that does the I/O and, if it is not io_uring, the reason; for the log.
     pub fn backend_note(&self) -> &str {
         &self.note
     }
 
-    /// Runs tasks until `future` is ready and returns its value. Other tasks stay where they are then
-    /// and go on with the next call.
+    /// Runs tasks until `future` is ready, and returns its value. Other tasks continue in the next call.
     ///
     /// # Panics
     /// If a task of this driver calls it.
@@ -143,7 +142,7 @@ impl Driver {
             if root.woken.swap(false, Ordering::AcqRel)
                 && let Poll::Ready(value) = future.as_mut().poll(&mut cx)
             {
-                // The last requests go to the kernel although no task waits for them here any more.
+                // Sends the last requests to the kernel, although no task of this call waits for them.
                 self.reactor.turn();
                 return value;
             }

@@ -17,7 +17,7 @@ use crate::gather::{self, Gathered};
 use crate::registered::Numbers;
 use crate::workers::DeviceThreads;
 
-/// Zeros that are written at once where the kernel has no better way.
+/// Number of zero bytes that are written at once if the kernel has no better operation.
 const ZEROS_BYTES: usize = 1 << 20;
 
 pub(crate) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -26,7 +26,7 @@ pub(crate) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_
 /// Largest transfer of a file in memory that is carried out on the driver's thread: about 20 µs of copying.
 const HERE_BYTES: u64 = 128 << 10;
 
-/// How zeros get to the medium; goes down the list when the kernel refuses.
+/// The operation that writes zeros. If the kernel refuses one, the next in this list is tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Zeroing {
     ZeroRange,
@@ -36,9 +36,9 @@ pub(crate) enum Zeroing {
 
 /// An open device with what all its operations share.
 pub(crate) struct DeviceFile {
-    /// Of a block device on a ring. They are named by the descriptor, so they go before it does.
+    /// Helper threads of a block device on a ring. They are named by the descriptor, so they are dropped before it.
     threads: Option<DeviceThreads>,
-    /// Reads and writes on the ring do not wait.
+    /// Whether reads and writes on the ring carry `RWF_NOWAIT`.
     nowait: Cell<bool>,
     pub(crate) opened: Opened,
     pub(crate) zeroing: Cell<Zeroing>,
@@ -74,7 +74,7 @@ pub(crate) struct DeviceOp {
     zeroing: Zeroing,
     /// Stands in for the request's buffer where that is not aligned enough, or holds zeros.
     stand_in: Option<Buffer>,
-    /// Writes that go with this one, right behind it.
+    /// Writes that are part of this command; each begins where the one before ends.
     gathered: Option<Box<Gathered>>,
     /// The last command was a transfer on the ring that does not wait.
     nowait: bool,
@@ -131,8 +131,9 @@ impl DeviceOp {
             && self.left() < gather::MAX_BYTES
     }
 
-    /// Takes `next` along if it belongs right behind this one, else gives it back. Both may be gathered and none has
-    /// gone to the kernel.
+    /// Adds `next` to this operation's command if it is adjacent to it, else gives it back.
+    ///
+    /// Both operations may be gathered, and no command of either has gone to the kernel.
     ///
     /// # Errors
     /// The operation, as it was.

@@ -1,9 +1,8 @@
 //! Socket operations in the reactor's slots: accept, receive, send.
 //!
 //! Owns buffers and kernel structures of one operation from its start to its last result, continues
-//! short transfers, and keeps the outcome until the waiter takes it. A waiter that goes away leaves the
-//! operation abandoned: it is cancelled, and an accepted connection or received bytes that slip in
-//! before are dropped.
+//! short transfers, and keeps the outcome until the waiter takes it. If the waiter is dropped, the operation is abandoned: it
+//! is cancelled. A connection that was accepted, or bytes that were received, before the cancellation are dropped.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
