@@ -8,10 +8,10 @@ use thiserror::Error;
 use crate::finding::Finding;
 use crate::source::ReadError;
 
-/// Contents that could not be right, or an extraction that ended early.
+/// Contents that may be wrong, or an extraction that ended early.
 ///
-/// With best effort most of these become notes of the result. Positions are those of keys: sectors of
-/// the backing device, its data offset included.
+/// With best effort most of these errors become notes of the result. Positions are those of keys: sectors of the backing
+/// device, the data offset included.
 #[derive(Debug, Error)]
 pub enum ExtractError {
     /// The set or the backing superblock is damaged.
@@ -23,7 +23,7 @@ pub enum ExtractError {
     /// The device given as backing device is a cache device.
     #[error("{device}: expected a backing device, found a cache device")]
     NotABackingDevice {
-        /// Its name.
+        /// Name of the device.
         device: String,
     },
     /// The backing device is attached to another set.
