@@ -3,7 +3,7 @@
 //! Owns the state of one client's handshake. Bytes come in, bytes and a verdict go out. Must not know sockets, time or volumes.
 //! Invariants: it holds at most [`MAX_OPTION_BYTES`] of a client's bytes and answers at most [`MAX_OPTIONS`] options. Its answers
 //! do not depend on how the bytes are cut into pieces, with one exception: plain text in the same piece as STARTTLS is detected.
-//! If TLS is required, a client without TLS learns nothing about the exports, and everything that it sent in plain text is invalid
+//! If TLS is required, a client without TLS learns nothing about the exports, and all that it sent in plain text is invalid
 //! after STARTTLS, except its flags.
 
 use super::export::{Catalogue, ExportInfo, MAX_PAYLOAD_BYTES, MIN_BLOCK_BYTES};
