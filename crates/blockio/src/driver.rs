@@ -150,7 +150,7 @@ impl Driver {
             if self.runtime.has_ready() || root.woken.load(Ordering::Acquire) {
                 self.reactor.turn();
             } else {
-                // It announces its sleep before the last check for work: see module `wake`.
+                // The driver announces its sleep before its last check for work: see module `wake`.
                 wake.announce_sleep();
                 let deadline = self.runtime.next_deadline();
                 let now = deadline.map_or(Nanos(0), |_| self.handle().now());

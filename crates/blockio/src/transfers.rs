@@ -115,7 +115,7 @@ mod tests {
         let mut transfers = Transfers::default();
         let most = MOST_OF_DEVICE as u64;
         assert_eq!((0..most + 3).filter(|n| begin(&mut transfers, 5, *n)).count(), MOST_OF_DEVICE);
-        // Those that wait, commands that are no transfers, and ends that were counted, make no room.
+        // A waiting transfer, a command that is no transfer, and an end that was counted already: none makes room.
         for other in [most, most + 100, 1 << 20] {
             transfers.ended(name(other));
         }

@@ -32,7 +32,7 @@ pub struct Job {
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With success.
+    /// The program ended with success.
     Passed,
     /// A test failed, or the program ended without success; with the name of the test if there is one.
     Failed(Option<String>),

@@ -51,7 +51,7 @@ impl DeviceFile {
     /// A file whose operations use these threads, if there are any, and memory that the ring knows by these numbers.
     pub(crate) fn new(opened: Opened, threads: Option<DeviceThreads>, numbers: Rc<Numbers>) -> DeviceFile {
         DeviceFile {
-            // Through the page cache, the ring waits for reads without a thread.
+            // Through the page cache, the ring waits for reads without a thread, so the flag is not needed.
             nowait: Cell::new(threads.is_some() && opened.direct),
             threads,
             opened,
@@ -94,7 +94,7 @@ impl DeviceOp {
             (What::WriteZeroes, _) => {
                 Some(file.zeros.borrow_mut().get_or_insert_with(|| pool.zeroed(ZEROS_BYTES)).clone())
             }
-            // Buffers are aligned to a page; what may be wrong is the offset in them.
+            // Buffers are aligned to a page, so only the offset in a buffer can break the alignment.
             (op @ (What::Read | What::Write { .. }), Some(buffer))
                 if !range.start.is_multiple_of(file.opened.memory_align_bytes) =>
             {
@@ -172,7 +172,7 @@ impl DeviceOp {
         ops
     }
 
-    /// The command that goes on from `done`.
+    /// The command that continues the request at `done`.
     fn command(&mut self) -> Cmd {
         let fd: RawFd = self.file.opened.file.as_raw_fd();
         let offset = self.request.sector.bytes() + self.done;
@@ -183,7 +183,7 @@ impl DeviceOp {
         }
         let left = self.left();
         let len = left.min(MAX_TRANSFER_BYTES) as u32;
-        // Checked on submission: offset plus length lie in the buffer, which fits into memory.
+        // `submit` has checked that offset plus length lie in the buffer, which fits into memory.
         let at = self.done as usize;
         let number = self.number(at + len as usize);
         match self.request.op {
@@ -259,8 +259,8 @@ impl DeviceOp {
         if !self.transfers() || n >= self.left() {
             return Step::Done;
         }
-        // Direct I/O continues at whole blocks only. The kernel moves no byte behind the end of a truncated file or on a
-        // broken device.
+        // Direct I/O continues only at whole blocks. If the kernel moves no byte, the file was truncated or the device is
+        // broken.
         let block = u64::from(self.file.opened.info.logical_block_bytes);
         let whole = n / block * block;
         if whole == 0 {
@@ -291,7 +291,7 @@ impl Operation for DeviceOp {
         let transfers = self.transfers();
         self.nowait = transfers && self.file.nowait.get();
         let cmd = self.command();
-        // The ring gives each flush, and whatever else is no transfer, to a thread of the kernel.
+        // The ring would give a command that is no transfer, such as a flush, to a kernel thread.
         let by_threads = self.file.threads.is_some() && !transfers;
         match (here, self.file.opened.served_by_others || by_threads) {
             (true, _) => Step::NextHere(cmd),
@@ -303,13 +303,13 @@ impl Operation for DeviceOp {
     fn advance(&mut self, result: i32) -> Step {
         match result {
             e if e == -libc::EINTR => self.next(),
-            // The device has no room, has to split this, or the kernel is short of something: again, where waiting is
-            // allowed.
+            // The device has no room or has to split the request, or the kernel lacks a resource. The command is repeated where
+            // it may wait.
             e if e == -libc::EAGAIN => {
                 self.nowait = false;
                 Step::NextBlocking(self.command())
             }
-            // The device cannot say that it would have to wait.
+            // The device does not support `RWF_NOWAIT`.
             e if e == -libc::EOPNOTSUPP && self.nowait => {
                 self.file.nowait.set(false);
                 self.next()
@@ -339,7 +339,7 @@ impl Operation for DeviceOp {
             }
         }
         completer.complete(result, request.buffer);
-        // They ended as a whole; gathered writes that did not were split before.
+        // The gathered writes succeeded or failed as a whole. A partial result has split them before.
         let Some(mut gathered) = gathered else { return };
         for (request, completer) in gathered.drain() {
             let result = match errno {

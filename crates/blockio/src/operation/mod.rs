@@ -33,9 +33,9 @@ pub(crate) enum Step {
 
 /// What becomes of an operation that has ended.
 pub(crate) enum Fate {
-    /// It leaves its slot and tells its waiter ([`Operation::finish`]), or has no waiter and is dropped.
+    /// The operation leaves its slot and reports to its waiter ([`Operation::finish`]), or is dropped if it has none.
     Leaves,
-    /// It stays in its slot until its waiter, which is woken, takes it.
+    /// The operation stays in its slot until its waiter, which is woken, takes it.
     Stays(Option<Waker>),
 }
 
@@ -56,7 +56,7 @@ pub(crate) trait Operation: Into<Op> + Sized {
     /// What becomes of the operation after [`Step::Done`].
     fn fate(&mut self) -> Fate;
 
-    /// Tells the waiter of an operation that left its slot.
+    /// Reports to the waiter of an operation that left its slot.
     fn finish(self) {}
 
     /// Whether the kernel still has a command of the operation.

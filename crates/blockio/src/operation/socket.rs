@@ -27,7 +27,7 @@ pub(crate) struct MsgBlock {
 impl MsgBlock {
     pub(crate) fn new() -> Box<MsgBlock> {
         const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: `msghdr` is a plain C struct of integers and pointers, for which all zeros is a value.
+        // SAFETY: `msghdr` is a plain C struct of integers and pointers, for which all zeros is a valid value.
         let header = unsafe { std::mem::zeroed() };
         Box::new(MsgBlock { header, iovecs: [EMPTY; IOVECS] })
     }
@@ -93,7 +93,7 @@ impl SocketOp {
         }
     }
 
-    /// The command that goes on from `done`.
+    /// The command that continues the operation at `done`.
     fn command(&mut self) -> Cmd {
         let fd = self.socket.as_raw_fd();
         match &mut self.kind {
@@ -144,7 +144,7 @@ impl Operation for SocketOp {
 
     fn advance(&mut self, result: i32) -> Step {
         if let (SocketKind::Accept { accepted }, 0..) = (&mut self.kind, result) {
-            // SAFETY: accept(2) has just returned this descriptor and nobody else knows it.
+            // SAFETY: accept(2) has just returned this descriptor, so no other value owns it.
             *accepted = Some(unsafe { OwnedFd::from_raw_fd(result) });
             return self.end(Ok(0));
         }
