@@ -1,8 +1,8 @@
 //! Signals that stop the process or make it hand over, for tasks to wait for.
 //!
 //! Owns the handlers of SIGINT, SIGTERM and SIGUSR2, which only write the signal's number to a pipe, and one thread that reads
-//! the pipe and wakes every [`Signals`] in the process, on any driver. Both are installed on first use and never removed. Must not
-//! know what a caller does on a signal.
+//! the pipe and wakes every [`Signals`] in the process, on any driver. Both are installed on first use and never removed. Must
+//! not know what a caller does on a signal.
 
 use std::future::{Future, poll_fn};
 use std::io;

@@ -17,7 +17,7 @@ struct Slot {
     body: Body,
 }
 
-/// Number of slots that are made, and whose memory is touched, at the start. They take 140 KiB.
+/// Number of slots that exist, with touched memory, from the start. They take 140 KiB.
 ///
 /// A thread that serves swap must not need a new page for a burst of requests (decision 028).
 const FIRST_SLOTS: u32 = 1024;
@@ -36,7 +36,7 @@ impl Default for Slots {
     }
 }
 
-/// Names an operation in its slot.
+/// The name of an operation in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OpId(pub(crate) u64);
 
