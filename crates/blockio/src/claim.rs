@@ -82,7 +82,7 @@ pub enum OpenError {
         /// Description of the user, if it was found.
         holder: Option<String>,
     },
-    /// It is neither a block device nor a regular file.
+    /// The path is neither a block device nor a regular file.
     #[error("{}: expected a block device or a regular file, found {found}", path.display())]
     WrongType {
         /// The path.

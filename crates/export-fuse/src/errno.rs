@@ -1,4 +1,6 @@
 //! Error numbers of replies: this module alone maps errors of a volume to the error number of a system call.
+//!
+//! Owns this mapping. Must not know requests.
 
 use fuser::Errno;
 use io::VolumeError;

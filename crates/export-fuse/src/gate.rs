@@ -1,8 +1,9 @@
 //! The gate of writes: writes of whole sectors run concurrently, a write of a part of a sector runs alone.
 //!
-//! A write of a part of a sector reads the sector, changes it and writes it back. Another write to that sector in between would
-//! be lost, even if it covered the whole sector and had completed. Partial writes are rare: a block device never sends any. So
-//! one of them excludes every other write to the volume, not only writes to the same sector.
+//! Owns the count of running writes. A write of a part of a sector reads the sector, changes it and writes it back. Another
+//! write to that sector in between would be lost, even if it covered the whole sector and had completed. Partial writes are
+//! rare: a block device never sends any. So one of them excludes every other write to the volume, not only writes to the same
+//! sector. Must not know sectors or volumes.
 //!
 //! Invariant: the gate is fair. A write that arrives while another one waits to be alone waits behind that one.
 

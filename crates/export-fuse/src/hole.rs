@@ -4,6 +4,8 @@
 //! any contents are allowed, and a write of zeros that may be unmapped, after which the range must read as zeros. So a hole must
 //! become zeros. A discard of a whole disk, which mkfs sends, then costs as much as zeros on the whole disk: almost no time for
 //! a file or most SSDs, and hours for a disk that has to write the zeros.
+//!
+//! Owns the choice for a device. Must not know requests.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

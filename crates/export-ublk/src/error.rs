@@ -1,4 +1,6 @@
 //! Errors outside of requests. Each has the next step for the operator.
+//!
+//! Owns the texts of these errors. Must not know the steps in which they occur.
 
 use std::io;
 use std::path::PathBuf;

@@ -190,7 +190,7 @@ impl Operation for SocketOp {
         !self.has_ended()
     }
 
-    /// It ends with the next result, whatever that is.
+    /// Makes the operation end with its next result, success or error.
     fn cancel(&mut self) -> bool {
         self.cancelled |= !self.has_ended();
         !self.has_ended()

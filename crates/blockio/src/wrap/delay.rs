@@ -2,6 +2,8 @@
 //!
 //! The wrapper starts a request at once, and answers it when both the request and its time have ended. So the order of effects
 //! is that of the inner device.
+//!
+//! Owns the delays of requests. Must not know what requests are for.
 
 use std::rc::Rc;
 

@@ -1,4 +1,6 @@
 //! Error numbers of replies: this module alone maps errors of a volume to errors of the protocol.
+//!
+//! Owns the error numbers of the protocol. Must not know requests.
 
 use io::VolumeError;
 

@@ -1,4 +1,6 @@
 //! The description of an export for a client, and the list of exports for the handshake.
+//!
+//! Owns the limits of requests that the server announces. Must not know how exports are served.
 
 use super::wire::transmission_flag as flag;
 

@@ -1,4 +1,6 @@
 //! Data of options that have a structure: checked views of a client's bytes.
+//!
+//! Owns the parsing of this data. Must not know the state of the handshake.
 
 use super::wire::{ALLOCATION_CONTEXT, MAX_STRING_BYTES, take_slice, take_u16, take_u32};
 

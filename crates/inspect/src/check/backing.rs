@@ -1,4 +1,6 @@
 //! Rules about backing devices: invariants 19 and 20.
+//!
+//! Owns the checks of a backing device's state and of clean data. Must not know how a set is opened.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

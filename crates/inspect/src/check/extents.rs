@@ -1,4 +1,6 @@
 //! Rules about pointers that need slots, devices and final generations: invariants 13, 14 and 15.
+//!
+//! Owns the checks of the extent map. Must not know how extents are found.
 
 use std::collections::BTreeMap;
 

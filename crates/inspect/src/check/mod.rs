@@ -59,7 +59,7 @@ pub fn check(
         match read_superblock(source) {
             Ok(DeviceSuper::Backing(superblock)) => backings.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => caches.push(source),
-            // `check_set` opens the cache device again and reports its damage.
+            // The loop below opens the cache device again and reports its damage.
             Err(finding) if finding.place.structure == "cache superblock" => caches.push(source),
             Err(finding) => findings.push(*finding),
         }

@@ -1,7 +1,7 @@
-//! The btree: nodes with their paths, sets and keys.
+//! The btree as a document: nodes with their paths, sets and keys.
 //!
-//! A path is the list of buckets from the root to a node. Every message about a node has its path, and [`BtreeQuery`] takes
-//! such a path to show that node.
+//! Owns the document and the syntax of paths. A path is the list of buckets from the root to a node. Every message about a
+//! node has its path, and [`BtreeQuery`] takes such a path to show that node.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! The state that all steps of the opening share: the device, the mode, and the findings so far.
+//!
+//! Owns the list of findings and assumptions. Must not know the steps.
 
 use crate::finding::{Finding, Findings, Severity};
 use crate::source::ReadAt;
