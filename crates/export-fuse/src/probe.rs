@@ -1,14 +1,14 @@
-//! Probes of the host, to choose an export.
+//! Probes of the host, for the choice of an export.
 //!
-//! Owns the probes; they change nothing. A positive result is no guarantee: the rules of a container, for example, show only at
-//! the mount.
+//! Owns the probes. They change nothing. A positive result is no guarantee: for example, the rules of a container may still
+//! refuse the mount.
 
 use std::fs::OpenOptions;
 
 use crate::loopdev;
 use crate::mount::{self, HELPER};
 
-/// The available exports, or the reasons why they are not.
+/// The available exports, or the reasons why they are not available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Availability {
     /// A file system with a file per volume.

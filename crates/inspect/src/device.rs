@@ -17,7 +17,7 @@ pub enum DeviceSuper {
     Backing(BackingSuper),
 }
 
-/// The 4096 bytes where a superblock belongs, as they are.
+/// Reads the 4096 bytes at the superblock's place, without a check.
 ///
 /// # Errors
 /// If the device is too small or cannot be read.
@@ -77,18 +77,18 @@ pub(crate) fn check_superblock(
     }
 }
 
-/// The superblock of `source` as a place.
+/// The place of the superblock of `source`.
 pub(crate) fn superblock_place(source: &dyn ReadAt, structure: &'static str) -> Place {
     Place::new(source.name(), structure).sector(SUPERBLOCK_SECTOR)
 }
 
-/// A superblock that could not be read at all.
+/// The finding that a superblock could not be read.
 fn unreadable(source: &dyn ReadAt, structure: &'static str, e: &ReadError) -> Box<Finding> {
     let place = superblock_place(source, structure);
     Box::new(unreadable_at(Invariant::Superblock, Severity::Fatal, place, e))
 }
 
-/// A structure that could not be read.
+/// The finding that a structure at `place` could not be read.
 pub(crate) fn unreadable_at(
     invariant: Invariant,
     severity: Severity,

@@ -1,4 +1,4 @@
-//! Operations step by step, on devices that tests make up.
+//! Tests of single steps of operations, on devices that the tests make.
 
 use std::cell::RefCell;
 
@@ -21,7 +21,7 @@ fn zero_ways() -> [ZeroWays; 3] {
     [ZeroWays::ALL, punch_hole, punch_hole.without(Zeroing::PunchHole)]
 }
 
-/// Keeps what was submitted instead of doing it.
+/// A device that stores requests and does not carry them out.
 struct Capture {
     info: DeviceInfo,
     taken: RefCell<Option<(Request, Completer)>>,
@@ -43,7 +43,7 @@ fn opened(dir: &Path, sectors: Sectors) -> Opened {
     open(&path, &OpenOptions::default()).unwrap()
 }
 
-/// An operation as it is before its first command, and the future that waits for it.
+/// A new operation before its first command, and the future that waits for it.
 fn operation(driver: &Driver, what: What, sectors: u64) -> (DeviceOp, ::io::IoFuture) {
     let dir = tempfile::tempdir().unwrap();
     let device = FileDevice::from_opened(driver.reactor(), opened(dir.path(), Sectors(4096)));
@@ -161,7 +161,7 @@ fn write_of(byte: u8, sector: u64, sectors: u64, pool: &::io::BufferPool) -> Req
     }
 }
 
-/// On a file system in memory writes would be made at once.
+/// Treats a file as one on a disk, because writes to a file system in memory would be made at once.
 fn on_a_disk(opened: Opened) -> Opened {
     Opened { in_memory: false, ..opened }
 }
@@ -175,7 +175,7 @@ fn neighbours_of_one_turn_are_one_command() {
         let disk = Disk::new(Rc::new(device), driver.handle());
         let pool = driver.handle().pool().clone();
         let before = driver.reactor().counts();
-        // Two rows that grow by turns, one piece that belongs to neither, and one that is durable.
+        // Two series of adjacent writes in alternation, one write that belongs to neither, and one durable write.
         let writes: Vec<_> = [(1, 0, 8), (2, 800, 16), (3, 8, 8), (4, 816, 1), (5, 100, 8), (6, 16, 24)]
             .map(|(byte, sector, sectors)| disk.start(write_of(byte, sector, sectors, &pool)))
             .into_iter()
@@ -207,7 +207,7 @@ fn neighbours_of_one_turn_are_one_command() {
     }
 }
 
-/// The kernel refuses the whole, and then each piece; with its own sector in the error.
+/// If the kernel refuses a gathered write, each piece is repeated, and its error has its own sector.
 #[test]
 fn what_fails_together_is_repeated_apart() {
     let driver = Driver::new(DriverOptions::default()).unwrap();
@@ -251,7 +251,7 @@ fn a_command_of_many_writes_has_an_end() {
     }
 }
 
-/// A device that wants whole pages in memory, and one that can only be written to.
+/// The suite passes on a device that needs memory in whole pages, with each operation that writes zeros.
 #[test]
 fn devices_with_other_needs_conform() {
     for backend in [Backend::Auto, Backend::Pool] {
@@ -268,7 +268,7 @@ fn devices_with_other_needs_conform() {
     }
 }
 
-/// A device with threads of its own, as a block device on a ring has them.
+/// A device with its own threads, like a block device on a ring.
 fn with_threads(driver: &Driver, opened: Opened) -> FileDevice {
     let threads = driver.reactor().start_threads_for(opened.file.as_raw_fd());
     assert!(threads.is_some(), "a ring, and threads");
@@ -283,7 +283,7 @@ fn what_would_wait_on_the_ring_is_for_the_threads() {
     let (mut op, future) = operation_on(&driver, threaded(), What::Read, 64);
     assert!(matches!(op.next(), Step::Next(Cmd::Read { nowait: true, .. })));
     assert!(matches!(op.advance(-libc::EAGAIN), Step::NextBlocking(Cmd::Read { nowait: false, .. })));
-    // What is left of it is tried on the ring again.
+    // The rest of the transfer is tried on the ring again.
     let Step::Next(Cmd::Read { nowait: true, offset: 12288, .. }) = op.advance(8192) else {
         panic!("expected the ring")
     };
@@ -302,7 +302,7 @@ fn what_would_wait_on_the_ring_is_for_the_threads() {
         op.finish();
         assert_eq!(driver.block_on(future).result, Ok(()));
     }
-    // Zeros that the device makes are for the threads, those that are written are for the ring.
+    // Zeros that the device makes go to the threads; zeros that are written go to the ring.
     let (mut op, future) = operation_on(&driver, threaded(), ZEROES, 8);
     assert!(matches!(op.next(), Step::NextBlocking(Cmd::Fallocate { .. })));
     assert!(matches!(op.advance(-libc::EOPNOTSUPP), Step::NextBlocking(Cmd::Fallocate { .. })));
@@ -330,7 +330,9 @@ fn a_device_that_cannot_say_that_it_would_wait() {
     assert_eq!(driver.block_on(future).result, Ok(()));
 }
 
-/// A file system answers EAGAIN whenever it has to find room: most of these writes go to the threads in the end.
+/// The suite passes on a device with its own threads.
+///
+/// A file system answers EAGAIN when it has to allocate, so the threads carry out most of these writes.
 #[test]
 fn devices_with_threads_conform() {
     let driver = Driver::new(DriverOptions { backend: Backend::Uring, ..DriverOptions::default() }).unwrap();
