@@ -13,6 +13,7 @@ use std::rc::Rc;
 use format::{Ptr, Sector, Sectors};
 use io::{Buffer, Disk, Nanos, VolumeError};
 
+use super::Blocks;
 use super::Cache;
 use super::Target;
 use super::miss::{Missed, insert_miss};
@@ -48,17 +49,10 @@ struct Reading {
 /// Starts a read of a sector range, widened to whole blocks of the device; returns the number of bytes to skip in the
 /// buffer.
 fn start_aligned(disk: &Disk, meter: &Rc<Meter>, sector: Sector, sectors: Sectors) -> (Watched, usize) {
-    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
-    let first = Sector(sector.0 / block * block);
-    let last = (sector + sectors).0.next_multiple_of(block);
-    let span = Sectors(last - first.0);
+    let (first, last) = Blocks::of_disk(disk).around((sector, sector + sectors));
+    let span = last - first;
     let buffer = disk.runtime().pool().take(span.bytes() as usize);
     (meter.read(disk, first, span, buffer, 0), (sector - first).bytes() as usize)
-}
-
-fn is_aligned(disk: &Disk, sector: Sector, sectors: Sectors) -> bool {
-    let block = u64::from(disk.info().logical_block_bytes / 512).max(1);
-    sector.0.is_multiple_of(block) && sectors.0.is_multiple_of(block)
 }
 
 /// Reads from the backing device into the caller's buffer.
@@ -72,7 +66,7 @@ pub(super) async fn read_directly(
     let Some(backing) = volume.backing() else {
         return (buffer, Err(VolumeError::Stopped(volume.name())));
     };
-    if is_aligned(&backing.disk, start, sectors) {
+    if Blocks::of_disk(&backing.disk).are_whole(start, sectors) {
         let spare = buffer.len();
         let done = backing.read_data(start, sectors, buffer, offset_bytes).await;
         if let Err(e) = &done.result {
@@ -140,7 +134,7 @@ pub(super) async fn read_cached(
         };
         if let Kind::Hit { ptr, dirty, .. } = seg.kind
             && seg.end == end
-            && is_aligned(cache.device.disk(), ptr.offset(), sectors)
+            && Blocks::of_disk(cache.device.disk()).are_whole(ptr.offset(), sectors)
         {
             let began = volume.rt.turn_time();
             let spare = buffer.len();
@@ -211,10 +205,22 @@ fn hit<'d>(
     (ptr, dirty): (Ptr, bool),
     data: impl FnOnce() -> &'d [u8],
 ) {
-    let Target { volume, cache, inode } = target;
+    let Target { volume, cache, .. } = target;
     if cache.alloc.used(ptr, sectors, volume.saving_of(meta)) && !dirty {
         let data = data().get(..sectors.bytes() as usize).unwrap_or_default();
-        crate::gc::promote(&cache.gc, (inode, start), ptr, data);
+        promote(target, start, ptr, data);
+    }
+}
+
+/// Promotes the whole blocks of clean data that was just read from `ptr`. `data` is the data at `start`.
+#[cold]
+fn promote(target: Target<'_>, start: Sector, ptr: Ptr, data: &[u8]) {
+    let Target { cache, inode, .. } = target;
+    let end = start + Sectors::from_bytes_floor(data.len() as u64);
+    let Some((first, last)) = Blocks::of(&cache.geometry).inside((start, end)) else { return };
+    let skip = first - start;
+    if let Some(data) = data.get(skip.bytes() as usize..(last - start).bytes() as usize) {
+        crate::gc::promote(&cache.gc, (inode, first), ptr.advanced(skip), data);
     }
 }
 
