@@ -424,19 +424,14 @@ async fn replace(gc: &Rc<Gc>, piece: &Piece<'_>, durability: Durability) -> Resu
 }
 
 /// Promotes clean data that was just read from `from`: copies it to a bucket that is not evicted soon, if there is room
-/// now. `data` is the data at position `at` of the volume. The copy runs in the background.
+/// now. `data` is the whole blocks at position `start` of the volume. The copy runs in the background.
 #[cold]
-pub(crate) fn promote(gc: &Rc<Gc>, (inode, at): (Inode, Sector), from: Ptr, data: &[u8]) {
-    // Only whole blocks are copied.
-    let block = gc.geometry.block_sectors.0;
-    let start = Sector(at.0.next_multiple_of(block));
-    let end = Sector((at + Sectors::from_bytes_floor(data.len() as u64)).0 / block * block);
-    if start >= end || gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
+pub(crate) fn promote(gc: &Rc<Gc>, (inode, start): (Inode, Sector), from: Ptr, data: &[u8]) {
+    if gc.wiring.device.is_stopping() || gc.wiring.tasks.under_way() >= MAX_PROMOTING {
         return;
     }
-    let skip = start - at;
-    let Some(data) = data.get(skip.bytes() as usize..(end - at).bytes() as usize) else { return };
-    let found = Found { inode, start, size: end - start, ptr: from.advanced(skip), dirty: false };
+    let size = Sectors::from_bytes_floor(data.len() as u64);
+    let (end, found) = (start + size, Found { inode, start, size, ptr: from, dirty: false });
     let data = gc.rt.pool().copy_of(data);
     let (gc, background) = (gc.clone(), gc.wiring.tasks.begin());
     gc.clone().rt.spawn(async move {

@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::events::SetEvent;
 use crate::index::{MAX_POSITION, NotLoaded};
 use crate::refusal::{DeviceRefusal, Refusal};
-use crate::volume::Volume;
+use crate::volume::{Blocks, Volume};
 
 /// The slot of a device in the UUID table.
 struct Slot {
@@ -250,8 +250,7 @@ async fn create_volume_now(
     size: Sectors,
     label: &str,
 ) -> Result<Rc<Volume>, EngineError> {
-    let block = core.cache.geometry.block_sectors.0;
-    let size = Sectors(size.0 / block * block);
+    let size = Blocks::of(&core.cache.geometry).whole(size);
     if size == Sectors::ZERO || size.0 > MAX_POSITION.0 {
         return Err(Refusal::VolumeSize { most: MAX_POSITION, size }.into());
     }

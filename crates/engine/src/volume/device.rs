@@ -62,8 +62,9 @@ impl Volume {
             };
             if !cache.device.is_failed() {
                 let start = sector + Sectors(self.offset.0);
-                let read = Read { start, end: start + sectors, offset_bytes, meta: flags.meta };
-                let (b, result) = read::read_cached(self.target(&cache, inode), &read, buffer).await;
+                let target = self.target(&cache, inode);
+                let read = Read::begin(target, (start, start + sectors), offset_bytes, flags.meta);
+                let (b, result) = read::read_cached(target, &read, buffer).await;
                 buffer = b;
                 if result.is_ok() || !cache.device.is_failed() {
                     return (buffer, result.map_err(|e| self.unanswered(OpKind::Read, e.to_volume_error())));

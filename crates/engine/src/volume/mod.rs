@@ -2,11 +2,13 @@
 //!
 //! Owns what all requests have in common (bounds, in-flight count, bypass decision, statistics) and the state of the
 //! volume (attached, detaching, pass-through, stopped). The paths are in `read`, `write`, `direct`, `miss` and
-//! `overwrite`; `ranges` says which requests may overlap; writeback is a separate task (`crate::writeback`).
+//! `overwrite`; `blocks` widens a request to whole blocks, or reduces it to them; `ranges` says which requests may
+//! overlap; writeback is a separate task (`crate::writeback`).
 //!
 //! Invariants: positions handed to the index include the data offset; a volume with dirty data never serves requests
 //! without its cache.
 
+mod blocks;
 mod cache;
 mod device;
 mod direct;
@@ -27,6 +29,7 @@ use format::{BackingState, CacheMode, Inode, Sector, Sectors, Uuid};
 use io::sync::{Event, Mutex};
 use io::{Disk, Handle, Nanos, TraceFigures, VolumeError};
 
+pub(crate) use blocks::Blocks;
 pub(crate) use cache::{Cache, Shared, VolumeLoad};
 pub use device::VolumeRef;
 pub(crate) use ranges::{RangeGuard, Ranges};
@@ -95,8 +98,7 @@ struct Area {
 impl Area {
     /// The data area of a backing device.
     fn of(backing: &BackingDevice) -> Area {
-        let block = backing.block_sectors().0.max(1);
-        let sectors = Sectors(backing.data_sectors().0 / block * block);
+        let sectors = Blocks::of_size(backing.block_sectors()).whole(backing.data_sectors());
         Area { offset: backing.data_offset(), sectors }
     }
 }
