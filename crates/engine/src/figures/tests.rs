@@ -207,7 +207,7 @@ fn a_cached_volume_shows_its_rate() {
         let volume = set.register(disk).await.unwrap();
         assert!(!VolumeFigures::of(&volume).is_flash_only());
         for rate in [1, 77] {
-            volume.writeback.set_rate(rate);
+            volume.writeback().set_rate(rate);
             assert_eq!(VolumeFigures::of(&volume).tunables.writeback_rate, rate);
         }
     });

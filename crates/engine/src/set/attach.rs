@@ -48,7 +48,7 @@ pub(crate) async fn attach(core: &Rc<Core>, backing: Rc<BackingDevice>) -> Resul
         mark(Mark::KnownDirty);
         if backing.ensure_dirty(|| core.cache.device.check()).await? {
             mark(Mark::DirtyKeysOfClean);
-            let device = backing.disk.info().name.to_string();
+            let device = backing.disk().info().name.to_string();
             core.cache.device.emit(SetEvent::State { device, state: "dirty" });
         }
     } else if backing.state() == BackingState::Dirty {
@@ -314,7 +314,7 @@ pub(super) async fn release(core: &Rc<Core>, volume: &Rc<Volume>) -> Result<(), 
     core.cache.journal.commit_keys().await?;
     core.cache.device.settle_overwrites().await?;
     // A miss that is still being inserted could replace data that the next owner of the device writes by old data.
-    volume.ranges.invalidate_misses();
+    volume.ranges().invalidate_misses();
     core.remove_with_device(volume, inode);
     Ok(())
 }
@@ -360,7 +360,7 @@ async fn detach_drained(
             break guard;
         }
     };
-    backing.gate.ensure(backing.gate.latest()).await?;
+    backing.gate().ensure(backing.gate().latest()).await?;
     backing
         .update(|sb| {
             sb.set_set_uuid(Uuid::NIL);
@@ -381,7 +381,7 @@ async fn detach_drained(
     core.cache.alloc.walks().request();
     core.cache
         .device
-        .emit(SetEvent::State { device: backing.disk.info().name.to_string(), state: "no cache" });
+        .emit(SetEvent::State { device: backing.disk().info().name.to_string(), state: "no cache" });
     Ok(())
 }
 
@@ -420,5 +420,5 @@ impl Drop for Detaching {
 
 /// The error for a refused device, with the name of the device.
 fn refuse<T>(backing: &BackingDevice, why: DeviceRefusal) -> Result<T, EngineError> {
-    Err(why.of(&backing.disk.info().name).into())
+    Err(why.of(&backing.disk().info().name).into())
 }

@@ -109,7 +109,7 @@ pub(super) async fn remove_cached(
     };
     count_bypass(volume, cache, BypassReason::Discard, sectors);
     // Only whole blocks go to the device: a discard is a hint, and zeros at the edges are written like data.
-    let split = Blocks::of_disk(&backing.disk).max(Blocks::of(&cache.geometry)).split((start, end));
+    let split = Blocks::of_disk(&backing.disk()).max(Blocks::of(&cache.geometry)).split((start, end));
     if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         for (a, b) in split.edges() {
             zero_edge(target, a, b, *fua).await?;
@@ -120,10 +120,10 @@ pub(super) async fn remove_cached(
     invalidate_clean(target, first, last).await?;
     let operation = match op {
         Direct::Zeroes(flags) => Some(Op::WriteZeroes { may_unmap: flags.may_unmap }),
-        Direct::Discard => backing.disk.info().discard.then_some(Op::Discard),
+        Direct::Discard => backing.disk().info().discard.then_some(Op::Discard),
     };
     if let Some(operation) = operation {
-        let result = backing.disk.start_plain(operation, first, last - first).await.result;
+        let result = backing.disk().start_plain(operation, first, last - first).await.result;
         backing.wrote_directly();
         // A discard that the device refuses changes nothing. A failed write of zeros is an error.
         if operation != Op::Discard {
@@ -268,7 +268,7 @@ pub(super) async fn remove_uncached(
     op: &Direct,
 ) -> Result<(), VolumeError> {
     let Some(backing) = volume.backing() else { return Err(VolumeError::Stopped(volume.name())) };
-    let split = Blocks::of_disk(&backing.disk).split((start, start + sectors));
+    let split = Blocks::of_disk(&backing.disk()).split((start, start + sectors));
     if let Direct::Zeroes(ZeroFlags { fua, .. }) = op {
         for (a, b) in split.edges() {
             let zeros = volume.rt.pool().zeroed((b - a).bytes() as usize);
@@ -282,15 +282,15 @@ pub(super) async fn remove_uncached(
     match op {
         Direct::Zeroes(flags) => {
             let zeroes = Op::WriteZeroes { may_unmap: flags.may_unmap };
-            backing.disk.start_plain(zeroes, first, last - first).await.result?;
+            backing.disk().start_plain(zeroes, first, last - first).await.result?;
             backing.wrote_directly();
             if flags.fua {
                 backing.settle_direct_writes().await?;
             }
         }
-        _ if backing.disk.info().discard => {
+        _ if backing.disk().info().discard => {
             // A discard is a hint: a device that refuses it has changed nothing.
-            let _ = backing.disk.discard(first, last - first).await;
+            let _ = backing.disk().discard(first, last - first).await;
             backing.wrote_directly();
         }
         _ => {}
