@@ -5,6 +5,7 @@
 //! beyond this host TLS; a file without them is refused. Must not know what is running.
 
 mod key;
+mod mistake;
 mod places;
 mod presets;
 
@@ -20,7 +21,9 @@ use serve::exports::{Endpoint, SaidBy, Spec, is_remote, why_not, why_not_remote}
 use toml::Spanned;
 
 pub(crate) use key::Key;
+pub(crate) use mistake::ConfigError;
 
+use mistake::Mistake;
 use presets::PRESETS;
 
 /// Path of the configuration unless another is given.
@@ -199,16 +202,16 @@ impl Config {
         }
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Config, String> {
-        let file: File = toml::from_str(text).map_err(|e| match e.span() {
-            Some(span) => format!("line {}: {}", line_of(text, span.start), e.message()),
-            None => e.message().to_owned(),
+    pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|e| ConfigError {
+            line: e.span().map(|span| line_of(text, span.start)),
+            why: Mistake::Syntax(e),
         })?;
         let parser = Parser { text };
         let tcp = parser.tcp(&file)?;
         let nbd = parser.nbd(&file)?;
         if let Some((spec, why)) = places::shared(file.exports.as_deref(), file.volumes_with_exports()) {
-            return Err(parser.at(spec, why));
+            return Err(parser.at(spec, Mistake::SharedPlace(why)));
         }
         let mut config = Config {
             socket: file.socket,
@@ -287,8 +290,8 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn at<T>(&self, place: &Spanned<T>, what: impl std::fmt::Display) -> String {
-        format!("line {}: {what}", line_of(self.text, place.span().start))
+    fn at<T>(&self, place: &Spanned<T>, why: Mistake) -> ConfigError {
+        ConfigError { line: Some(line_of(self.text, place.span().start)), why }
     }
 
     fn named(&self, file: &Spanned<PathBuf>) -> Named {
@@ -301,9 +304,11 @@ impl Parser<'_> {
         prefix: &str,
         certificate: Option<&Spanned<PathBuf>>,
         key: Option<&Spanned<PathBuf>>,
-    ) -> Result<Option<(Named, Named)>, String> {
-        let expected =
-            |alone, is, needs| self.at(alone, format!("{prefix}{is}: expected {prefix}{needs} as well"));
+    ) -> Result<Option<(Named, Named)>, ConfigError> {
+        let expected = |alone, is, needs| {
+            let (setting, missing) = (format!("{prefix}{is}"), format!("{prefix}{needs}"));
+            self.at(alone, Mistake::Alone { setting, missing })
+        };
         match (certificate, key) {
             (Some(certificate), Some(key)) => Ok(Some((self.named(certificate), self.named(key)))),
             (Some(alone), None) => Err(expected(alone, "tls_certificate", "tls_key")),
@@ -312,11 +317,12 @@ impl Parser<'_> {
         }
     }
 
-    fn nbd(&self, file: &File) -> Result<Nbd, String> {
+    fn nbd(&self, file: &File) -> Result<Nbd, ConfigError> {
         let tls = self.tls("nbd_", file.nbd_tls_certificate.as_ref(), file.nbd_tls_key.as_ref())?;
         match &file.nbd_tls_client_ca {
             Some(ca) if tls.is_none() => {
-                Err(self.at(ca, "nbd_tls_client_ca: expected nbd_tls_certificate and nbd_tls_key as well"))
+                let missing = "nbd_tls_certificate and nbd_tls_key".to_owned();
+                Err(self.at(ca, Mistake::Alone { setting: "nbd_tls_client_ca".into(), missing }))
             }
             ca => Ok(Nbd {
                 tls,
@@ -326,26 +332,22 @@ impl Parser<'_> {
         }
     }
 
-    fn tcp(&self, file: &File) -> Result<Option<Tcp>, String> {
+    fn tcp(&self, file: &File) -> Result<Option<Tcp>, ConfigError> {
         let tls = self.tls("", file.tls_certificate.as_ref(), file.tls_key.as_ref())?;
         let Some(first) = file.listen.first() else { return Ok(None) };
         if let Some(more) = file.listen.get(MOST_ADDRESSES) {
-            return Err(self.at(more, format!("listen: expected at most {MOST_ADDRESSES} addresses")));
+            return Err(self.at(more, Mistake::TooManyAddresses));
         }
         let Some(token_file) = &file.token_file else {
-            let text = "listen: expected token_file as well: TCP requires a token";
-            return Err(self.at(first, text));
+            return Err(self.at(first, Mistake::NoToken));
         };
         let mut listen = Vec::new();
         for text in &file.listen {
-            let address: SocketAddr = text.get_ref().parse().map_err(|_| {
-                let what =
-                    "expected ADDRESS:PORT with an address in numbers, such as 127.0.0.1:9420 or [::1]:9420";
-                self.at(text, format!("listen: {:?}: {what}", text.get_ref()))
-            })?;
+            let found = || text.get_ref().clone();
+            let no_address = |source| self.at(text, Mistake::Address { found: found(), source });
+            let address: SocketAddr = text.get_ref().parse().map_err(no_address)?;
             if tls.is_none() && !address.ip().to_canonical().is_loopback() {
-                let what = "can be reached from other hosts: expected tls_certificate and tls_key as well";
-                return Err(self.at(text, format!("listen: {address}: {what}")));
+                return Err(self.at(text, Mistake::OpenAddress(address)));
             }
             listen.push(address);
         }
@@ -353,35 +355,35 @@ impl Parser<'_> {
         Ok(Some(Tcp { listen, token_file: self.named(token_file), tls, metrics_without_token }))
     }
 
-    fn busy_poll(&self, value: &Spanned<toml::Value>) -> Result<BusyPoll, String> {
+    fn busy_poll(&self, value: &Spanned<toml::Value>) -> Result<BusyPoll, ConfigError> {
         let text = match value.get_ref() {
             toml::Value::String(text) => text.clone(),
             toml::Value::Integer(us) => us.to_string(),
-            _ => return Err(self.at(value, "busy_poll: expected \"auto\", \"never\" or microseconds")),
+            _ => return Err(self.at(value, Mistake::BusyPollType)),
         };
-        text.parse().map_err(|e| self.at(value, format!("busy_poll: {e}")))
+        text.parse().map_err(|e| self.at(value, Mistake::BusyPoll(e)))
     }
 
-    fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, String> {
+    fn preset(&self, name: Option<&Spanned<String>>) -> Result<Values, ConfigError> {
         let Some(name) = name else { return Ok(Values::new()) };
         let found = PRESETS.iter().find(|(n, _)| n == name.get_ref());
-        let known: Vec<&str> = PRESETS.iter().map(|(n, _)| *n).collect();
-        let (_, values) = found.ok_or_else(|| {
-            self.at(name, format!("preset {:?}: expected one of {}", name.get_ref(), known.join(", ")))
-        })?;
+        let (_, values) =
+            found.ok_or_else(|| self.at(name, Mistake::Preset { found: name.get_ref().clone() }))?;
         Ok(values.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
     }
 
-    fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, String> {
+    fn exports(&self, specs: &[Spanned<String>], nbd: &Nbd) -> Result<Vec<String>, ConfigError> {
         let checked = specs.iter().map(|text| {
-            let spec: Spec =
-                text.get_ref().parse().map_err(|e| self.at(text, format!("{:?}: {e}", text.get_ref())))?;
+            let found = || text.get_ref().clone();
+            let no_export = |source| self.at(text, Mistake::Export { found: found(), source });
+            let spec: Spec = text.get_ref().parse().map_err(no_export)?;
             match spec.endpoint() {
                 Some(endpoint @ Endpoint::Tcp { .. }) if !nbd.opens_tcp() => {
-                    Err(self.at(text, why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration)))
+                    let why = why_not(endpoint, nbd.tls.is_some(), SaidBy::Configuration);
+                    Err(self.at(text, Mistake::OpenExport(why)))
                 }
                 Some(endpoint) if !nbd.has_certificates() && is_remote(endpoint) => {
-                    Err(self.at(text, why_not_remote(endpoint)))
+                    Err(self.at(text, Mistake::OpenExport(why_not_remote(endpoint))))
                 }
                 _ => Ok(text.get_ref().clone()),
             }
@@ -394,7 +396,7 @@ impl Parser<'_> {
         &self,
         values: &BTreeMap<String, Spanned<toml::Value>>,
         of_set: Option<bool>,
-    ) -> Result<Values, String> {
+    ) -> Result<Values, ConfigError> {
         let mut checked = Values::new();
         for (name, value) in values {
             let (set, device) = owners(name);
@@ -404,23 +406,21 @@ impl Parser<'_> {
                 None => (set || device, "tunable"),
             };
             if !whose.0 {
-                return Err(self.at(value, format!("{name}: no such {}", whose.1)));
+                return Err(self.at(value, Mistake::NoTunable { name: name.clone(), whose: whose.1 }));
             }
             let text = match value.get_ref() {
                 toml::Value::String(s) => s.clone(),
                 toml::Value::Integer(n) => n.to_string(),
                 toml::Value::Boolean(b) => u8::from(*b).to_string(),
                 other => {
-                    return Err(self.at(
-                        value,
-                        format!("{name}: {} cannot be the value of a tunable", other.type_str()),
-                    ));
+                    let (name, found) = (name.clone(), other.type_str());
+                    return Err(self.at(value, Mistake::TunableType { name, found }));
                 }
             };
             let fits_set = || SetTunables::default().set(name, &text);
             let fits_device = || DeviceTunables::default().set(name, &text);
             let fits = if set && of_set != Some(false) { fits_set() } else { fits_device() };
-            fits.map_err(|e| self.at(value, e))?;
+            fits.map_err(|e| self.at(value, Mistake::Tunable(e)))?;
             checked.insert(name.clone(), text);
         }
         Ok(checked)
@@ -521,7 +521,7 @@ mod tests {
             ("tls_certificate = \"/c\"\n", 1, "expected tls_key as well"),
             ("metrics_without_token = 1\n", 1, ""),
         ] {
-            let said = Config::parse(text).unwrap_err();
+            let said = Config::parse(text).unwrap_err().to_string();
             assert!(said.starts_with(&format!("line {line}: ")) && said.contains(words), "{text:?}: {said}");
         }
     }
@@ -555,7 +555,7 @@ mod tests {
         let fifty: BusyPoll = "50".parse().unwrap();
         assert_eq!(Config::parse("busy_poll = 50").unwrap().busy_poll, fifty);
         for bad in ["scan = true\nbusy_poll = 20000", "\nbusy_poll = true", "\nbusy_poll = \"much\""] {
-            let said = Config::parse(bad).unwrap_err();
+            let said = Config::parse(bad).unwrap_err().to_string();
             assert!(said.starts_with("line 2: busy_poll: "), "{said}");
         }
     }

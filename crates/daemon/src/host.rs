@@ -461,9 +461,7 @@ fn users_of(way: &Way) -> Vec<User> {
 fn end_of(job: &Running, result: Result<End, Failure>) {
     job.0.ended(match result {
         Ok(end) => end,
-        Err(e) => End::Failed(
-            e.message().unwrap_or("the command found a problem; see the messages before").to_owned(),
-        ),
+        Err(e) => End::Failed(e.into()),
     });
 }
 

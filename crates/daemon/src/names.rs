@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serve::{Failure, plain};
 
+use crate::why::SharedFailure;
+
 /// Something that can be named: a registered device with its volume, or a volume without a device of its own.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Named {
@@ -65,6 +67,8 @@ pub(crate) enum Unresolved {
     Malformed(String),
     /// Nothing is called so.
     Unknown(String),
+    /// No registered device has this path, and the system does not find it either.
+    NoPath(SharedFailure),
     /// A path of this host that no registered device has.
     NotRegistered(PathBuf),
     /// Several are called so, or another device has taken its place.
@@ -75,20 +79,17 @@ impl Unresolved {
     pub(crate) fn unknown(what: impl fmt::Display) -> Unresolved {
         Unresolved::Unknown(what.to_string())
     }
-
-    fn message(self) -> String {
-        match self {
-            Unresolved::Malformed(why) | Unresolved::Unknown(why) | Unresolved::Refused(why) => why,
-            Unresolved::NotRegistered(path) => format!("{}: is not registered", path.display()),
-        }
-    }
 }
 
 impl From<Unresolved> for Failure {
     fn from(unresolved: Unresolved) -> Failure {
         match unresolved {
             Unresolved::Malformed(why) => Failure::Usage(why),
-            other => Failure::Failed(other.message()),
+            Unresolved::Unknown(why) | Unresolved::Refused(why) => Failure::Failed(why),
+            Unresolved::NotRegistered(path) => {
+                Failure::Failed(format!("{}: is not registered", path.display()))
+            }
+            Unresolved::NoPath(why) => Failure::of(why),
         }
     }
 }
@@ -150,7 +151,10 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
         ([one], _) => Ok(one),
         ([], Form::Path) => match path.canonicalize() {
             Ok(path) => Err(Unresolved::NotRegistered(path)),
-            Err(e) => Err(Unresolved::unknown(format!("{shown}: no registered device has this path: {e}"))),
+            Err(e) => {
+                let what = format_args!("{shown}: no registered device has this path");
+                Err(Unresolved::NoPath(Failure::because(what, e).into()))
+            }
         },
         ([], Form::Uuid) => {
             Err(Unresolved::unknown(format!("{shown}: no registered device or set has this UUID")))
@@ -190,7 +194,7 @@ mod tests {
     }
 
     fn refused(text: &str, among: &[Named]) -> String {
-        resolve(text, among).expect_err(text).message()
+        Failure::from(resolve(text, among).expect_err(text)).to_string()
     }
 
     #[test]

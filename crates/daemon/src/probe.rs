@@ -85,8 +85,7 @@ fn probe_now(path: &Path) -> Result<Probe, Failure> {
     let appearance = appearance(&path);
     let source = FileSource::open(&path)?;
     serve::superblock::has_room(&source)?;
-    let superblock = inspect::read_superblock(&source)
-        .map_err(|finding| Failure::Failed(format!("{}: {finding}", path.display())))?;
+    let superblock = inspect::read_superblock(&source).map_err(|e| Failure::because(path.display(), e))?;
     let mut identity = Identity::of(&path);
     let (uuid, sequence, role) = match superblock {
         DeviceSuper::Cache(sb) => {

@@ -81,7 +81,7 @@ impl Target {
 
     fn command(&self, key: &str, value: &str) -> Result<Command, Failure> {
         if self.key.set {
-            let setting = format!("set.{key}={value}").parse().map_err(Failure::Usage)?;
+            let setting = format!("set.{key}={value}").parse().map_err(Failure::bad_value)?;
             return Ok(Command::Set { setting });
         }
         Ok(Command::SetVolume { volume: self.name.clone(), key: key.to_owned(), value: value.to_owned() })

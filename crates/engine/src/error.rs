@@ -41,6 +41,7 @@ pub enum EngineError {
         /// UUID of the set.
         set: String,
         /// The failure that disabled it.
+        #[source]
         why: Arc<EngineError>,
     },
 }

@@ -33,7 +33,7 @@ pub enum UblkError {
     TooOld(&'static str),
     /// There is no ring to serve requests on.
     #[error("ublk cannot be used: {0}")]
-    NoRing(io::Error),
+    NoRing(#[source] io::Error),
     /// A device with this number exists.
     #[error("/dev/ublkb{number} is in use{}: choose another number, or leave it out", by(*.pid))]
     Taken {

@@ -48,6 +48,7 @@ pub struct ReadError {
     /// Its length.
     pub sectors: Sectors,
     /// The error.
+    #[source]
     pub reason: ReadFailure,
 }
 
@@ -79,6 +80,7 @@ pub struct OpenFileError {
     /// The path as given.
     pub path: String,
     /// The error.
+    #[source]
     pub reason: io::Error,
 }
 

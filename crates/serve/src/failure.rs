@@ -40,6 +40,13 @@ pub enum Failure {
     },
     /// It was called in a wrong way.
     Usage(String),
+    /// It was called with a value that an error refuses.
+    BadValue {
+        /// The whole message.
+        text: String,
+        /// The error.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// A second signal ended it; the exit code is the shell's for programs that a signal ended.
     Signalled(u8),
     /// It worked and found a problem, which it has shown already.
@@ -56,6 +63,12 @@ impl Failure {
         Failure::Caused { text: source.to_string(), source }
     }
 
+    /// Wrong usage: the value is refused by an error.
+    pub fn bad_value(e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        let source = e.into();
+        Failure::BadValue { text: source.to_string(), source }
+    }
+
     /// The failure of `what` because of an error.
     pub fn because(what: impl fmt::Display, e: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         let source = e.into();
@@ -70,7 +83,10 @@ impl Failure {
     /// The message, if it has not been printed already.
     pub fn message(&self) -> Option<&str> {
         match self {
-            Failure::Failed(text) | Failure::Caused { text, .. } | Failure::Usage(text) => Some(text),
+            Failure::Failed(text)
+            | Failure::Caused { text, .. }
+            | Failure::Usage(text)
+            | Failure::BadValue { text, .. } => Some(text),
             Failure::Found | Failure::Signalled(_) => None,
         }
     }
@@ -79,7 +95,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Failed(_) | Failure::Caused { .. } | Failure::Found => FAILED,
-            Failure::Usage(_) => Failure::USAGE,
+            Failure::Usage(_) | Failure::BadValue { .. } => Failure::USAGE,
             Failure::Signalled(code) => *code,
         }
     }
@@ -94,7 +110,7 @@ impl fmt::Display for Failure {
 impl Error for Failure {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Failure::Caused { source, .. } => Some(&**source),
+            Failure::Caused { source, .. } | Failure::BadValue { source, .. } => Some(&**source),
             Failure::Failed(_) | Failure::Usage(_) | Failure::Signalled(_) | Failure::Found => None,
         }
     }

@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use engine::tunables::{DeviceTunables, SetTunables};
+use engine::tunables::{DeviceTunables, SetTunables, TunableError};
 use serde::{Deserialize, Serialize};
 
 /// Whose tunable it is.
@@ -28,10 +28,33 @@ pub struct Setting {
     pub value: String,
 }
 
-impl TryFrom<String> for Setting {
-    type Error = String;
+/// The reason why a text is no setting.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SettingError {
+    /// There is no `=`.
+    #[error("expected KEY=VALUE")]
+    NoValue,
+    /// Both the set and its devices have a tunable of this name.
+    #[error("{key} is a tunable of sets and of devices: write set.{key} or device.{key}")]
+    Ambiguous {
+        /// The name.
+        key: String,
+    },
+    /// Nothing has a tunable of this name.
+    #[error("{name}: no such tunable; known are {}", names().join(", "))]
+    Unknown {
+        /// The name with its prefix.
+        name: String,
+    },
+    /// The tunable cannot have the value.
+    #[error(transparent)]
+    Value(#[from] TunableError),
+}
 
-    fn try_from(text: String) -> Result<Setting, String> {
+impl TryFrom<String> for Setting {
+    type Error = SettingError;
+
+    fn try_from(text: String) -> Result<Setting, SettingError> {
         text.parse()
     }
 }
@@ -47,10 +70,10 @@ impl From<Setting> for String {
 }
 
 impl FromStr for Setting {
-    type Err = String;
+    type Err = SettingError;
 
-    fn from_str(text: &str) -> Result<Setting, String> {
-        let (name, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    fn from_str(text: &str) -> Result<Setting, SettingError> {
+        let (name, value) = text.split_once('=').ok_or(SettingError::NoValue)?;
         let (wanted, key) = match name.split_once('.') {
             Some(("set", key)) => (Some(Owner::Set), key),
             Some(("device", key)) => (Some(Owner::Device), key),
@@ -60,19 +83,16 @@ impl FromStr for Setting {
         let of_device = DeviceTunables::default().get(key).is_ok();
         let owner = match (wanted, of_set, of_device) {
             (None, true, true) => {
-                return Err(format!(
-                    "{key} is a tunable of sets and of devices: write set.{key} or device.{key}"
-                ));
+                return Err(SettingError::Ambiguous { key: key.to_owned() });
             }
             (Some(Owner::Set) | None, true, _) => Owner::Set,
             (Some(Owner::Device) | None, _, true) => Owner::Device,
-            _ => return Err(format!("{name}: no such tunable; known are {}", names().join(", "))),
+            _ => return Err(SettingError::Unknown { name: name.to_owned() }),
         };
-        let checked = match owner {
-            Owner::Set => SetTunables::default().set(key, value),
-            Owner::Device => DeviceTunables::default().set(key, value),
-        };
-        checked.map_err(|e| e.to_string())?;
+        match owner {
+            Owner::Set => SetTunables::default().set(key, value)?,
+            Owner::Device => DeviceTunables::default().set(key, value)?,
+        }
         Ok(Setting { owner, key: key.to_owned(), value: value.to_owned() })
     }
 }
@@ -93,7 +113,7 @@ mod tests {
 
     #[test]
     fn names_find_their_owner() {
-        let owner = |text: &str| text.parse::<Setting>().map(|s| s.owner);
+        let owner = |text: &str| text.parse::<Setting>().map(|s| s.owner).map_err(|e| e.to_string());
         assert_eq!(owner("sequential_cutoff=0"), Ok(Owner::Device));
         assert_eq!(owner("journal_delay_ms=5"), Ok(Owner::Set));
         assert_eq!(owner("set.io_error_limit=5"), Ok(Owner::Set));

@@ -83,9 +83,20 @@ pub(crate) struct Make {
     json: bool,
 }
 
-fn parse_uuid(text: &str) -> Result<Uuid, String> {
-    let uuid: Uuid = text.parse().map_err(|_| "expected a UUID".to_owned())?;
-    if uuid.is_nil() { Err("expected a UUID other than zero".into()) } else { Ok(uuid) }
+/// The reason why a text is no UUID for a new set.
+#[derive(Debug, thiserror::Error)]
+enum UuidError {
+    /// It has not the form of a UUID.
+    #[error("expected a UUID")]
+    NoUuid(#[source] format::ParseUuidError),
+    /// It is the UUID that means "no set".
+    #[error("expected a UUID other than zero")]
+    Zero,
+}
+
+fn parse_uuid(text: &str) -> Result<Uuid, UuidError> {
+    let uuid: Uuid = text.parse().map_err(UuidError::NoUuid)?;
+    if uuid.is_nil() { Err(UuidError::Zero) } else { Ok(uuid) }
 }
 
 fn random_uuid() -> Uuid {

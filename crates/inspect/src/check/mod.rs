@@ -62,8 +62,8 @@ pub fn check(
             Ok(DeviceSuper::Backing(superblock)) => backings.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => caches.push(source),
             // What is wrong with a cache device is said by opening it.
-            Err(finding) if finding.place.structure == "cache superblock" => caches.push(source),
-            Err(finding) => findings.push(*finding),
+            Err(e) if e.finding().place.structure == "cache superblock" => caches.push(source),
+            Err(e) => findings.push(*e.into_finding()),
         }
     }
     let mut sets = Vec::new();
@@ -105,7 +105,7 @@ pub fn check_set(cache: &dyn ReadAt, backings: &[&dyn ReadAt], options: CheckOpt
         match read_superblock(source) {
             Ok(DeviceSuper::Backing(superblock)) => good.push(Backing { source, superblock }),
             Ok(DeviceSuper::Cache(_)) => bad.push(backing::not_backing(source)),
-            Err(finding) => bad.push(*finding),
+            Err(e) => bad.push(*e.into_finding()),
         }
     }
     let of_set: Vec<&Backing<'_>> = good.iter().collect();

@@ -9,7 +9,7 @@ use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, Force, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -19,7 +19,7 @@ const AGAIN: Nanos = Nanos::from_ms(500);
 
 pub(super) const KIND: Kind = Kind { forms: &["fuse=DIR"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     let dir = text.strip_prefix("fuse=").filter(|dir| !dir.is_empty())?;
     Some(Ok(Spec::new(Dir(PathBuf::from(dir)))))
 }

@@ -25,8 +25,10 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::pressure;
-pub use nbd_access::{NbdAccess, SaidBy, TlsFile, is_remote, read_tls, why_not, why_not_remote};
-pub use spec::{Place, Spec};
+pub use nbd_access::{
+    NbdAccess, SaidBy, TlsFile, TlsFileError, TlsFileProblem, is_remote, read_tls, why_not, why_not_remote,
+};
+pub use spec::{Place, Spec, SpecError};
 pub use ublk::{Force, servers};
 
 /// A directory of this run of the machine that no other user can write to.

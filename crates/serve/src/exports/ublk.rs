@@ -10,7 +10,7 @@ use export_ublk::{Identity, Options, Ublk as Devices, UblkError, left_behind};
 use io::sync::{Event, select};
 use io::{Handle, Nanos};
 
-use super::spec::Kind;
+use super::spec::{Kind, SpecError};
 use super::{Context, Export, NbdAccess, Place, Spec, Way, Work};
 use crate::failure::Failure;
 use crate::message;
@@ -26,14 +26,14 @@ const MAX_NUMBER: u32 = (1 << 20) - 1024;
 
 pub(super) const KIND: Kind = Kind { forms: &["ublk", "ublk=NUMBER"], parse };
 
-fn parse(text: &str) -> Option<Result<Spec, String>> {
+fn parse(text: &str) -> Option<Result<Spec, SpecError>> {
     if text == "ublk" {
         return Some(Ok(Spec::new(Number(None))));
     }
     let number = text.strip_prefix("ublk=")?;
     Some(match number.parse() {
         Ok(number) if number < MAX_NUMBER => Ok(Spec::new(Number(Some(number)))),
-        _ => Err(format!("{number}: expected a device number below {MAX_NUMBER}")),
+        other => Err(SpecError::Number { found: number.to_owned(), most: MAX_NUMBER, source: other.err() }),
     })
 }
 
