@@ -526,6 +526,20 @@ mod tests {
         }
     }
 
+    /// The error of a value was turned into text.
+    #[test]
+    fn a_mistake_has_its_cause() {
+        use std::error::Error;
+        let cause_of = |text: &str| {
+            let mistake = Config::parse(text).expect_err(text);
+            mistake.source().and_then(Error::source).map(ToString::to_string).expect(text)
+        };
+        assert!(cause_of("busy_poll = \"x\"").contains("`x`"));
+        assert!(cause_of("exports = [\"ublk=x\"]").contains("expected a device number"));
+        assert!(cause_of("listen = [\"x\"]\ntoken_file = \"/t\"").contains("socket address"));
+        assert!(cause_of("scan = 1").contains("boolean"));
+    }
+
     #[test]
     fn presets_hold_what_they_say() {
         for (name, values) in PRESETS {

@@ -45,3 +45,26 @@ fn nbd_tls(nbd: &config::Nbd) -> Result<Option<TlsConfig>, Failure> {
         in_line(setting, file, e)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::errno;
+
+    /// The error of a file that the configuration names was turned into text.
+    #[test]
+    fn the_error_of_a_named_file_is_the_cause() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("ubcache.toml");
+        let missing = std::fs::read("/nowhere/token").expect_err("there is no such file").raw_os_error();
+        for text in [
+            "listen = [\"127.0.0.1:1\"]\ntoken_file = \"/nowhere/token\"\n",
+            "nbd_tls_certificate = \"/nowhere/c\"\nnbd_tls_key = \"/nowhere/k\"\n",
+        ] {
+            std::fs::write(&path, text).expect("the file is written");
+            let failure = read(&path).err().expect(text);
+            assert_eq!(errno(&failure), missing, "{failure}");
+            assert!(failure.to_string().contains("ubcache.toml: line "), "{failure}");
+        }
+    }
+}

@@ -178,6 +178,14 @@ pub(crate) fn resolve<'a>(text: &str, among: &'a [Named]) -> Result<&'a Named, U
 mod tests {
     use super::*;
 
+    /// The error of a path was turned into text.
+    #[test]
+    fn the_error_of_a_path_is_the_cause() {
+        let missing = std::fs::metadata("/nowhere").expect_err("there is no such file").raw_os_error();
+        let failure = Failure::from(resolve("/nowhere", &[]).expect_err("nothing is registered"));
+        assert_eq!(crate::testing::errno(&failure), missing, "{failure}");
+    }
+
     const ONE: &str = "11111111-1111-1111-1111-111111111111";
     const TWO: &str = "22222222-2222-2222-2222-222222222222";
     const SET: &str = "33333333-3333-3333-3333-333333333333";

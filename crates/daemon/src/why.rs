@@ -53,3 +53,26 @@ impl PartialEq for SharedFailure {
 }
 
 impl Eq for SharedFailure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::errno;
+
+    /// The state of a set, a device or a job stored only the message of its failure. A failure that is made from the state
+    /// has the error of the system again.
+    #[test]
+    fn a_stored_failure_has_its_cause() {
+        let path = std::path::Path::new("/nowhere/ssd");
+        let open = || std::fs::File::open(path).expect_err("there is no such file");
+        let failure = Failure::at(path, "cannot be opened", open());
+        let text = failure.to_string();
+        let stored = SharedFailure::from(failure);
+        assert_eq!((stored.text(), errno(&stored)), (text.clone(), open().raw_os_error()));
+        let again = Failure::because("set x has failed", stored.clone());
+        assert_eq!(again.to_string(), format!("set x has failed: {text}"));
+        assert_eq!(errno(&again), open().raw_os_error());
+        assert_eq!(stored, SharedFailure::of_words(text));
+        assert!(SharedFailure::from(Failure::Found).text().contains("see the messages before"));
+    }
+}

@@ -9,11 +9,21 @@ use blockio::users::{User, in_words};
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
     /// The host offers no FUSE, or not to this user.
-    #[error("FUSE cannot be used: {0}")]
-    NoFuse(String),
+    #[error("FUSE cannot be used: {why}")]
+    NoFuse {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
     /// The host offers no loop devices, or not to this user.
-    #[error("loop devices cannot be used: {0}")]
-    NoLoop(String),
+    #[error("loop devices cannot be used: {why}")]
+    NoLoop {
+        /// The reason, and what to do.
+        why: String,
+        /// The error of the system.
+        source: io::Error,
+    },
     /// A volume's name cannot be a file's name.
     #[error("a volume named {0:?} cannot be a file")]
     BadName(String),
@@ -52,8 +62,16 @@ pub enum FuseError {
     Helper {
         /// The mount point.
         dir: PathBuf,
-        /// The output of the program.
+        /// The output of the program, which is all that it tells.
         message: String,
+    },
+    /// Nothing can be received from the program that mounts for users.
+    #[error("cannot mount at {dir}: fusermount3: {source}")]
+    HelperLost {
+        /// The mount point.
+        dir: PathBuf,
+        /// The error of the system.
+        source: io::Error,
     },
     /// The system refused to unmount.
     #[error("cannot unmount {dir}: {source}")]

@@ -88,9 +88,9 @@ pub(crate) trait Node: 'static {
     /// Opens the character device of `info`.
     fn open(&self, info: &DeviceInfo) -> Result<Self::Requests, UblkError>;
 
-    /// What is to be done for a device that has just been started; what did not work, in words. Called on a helper
+    /// What is to be done for a device that has just been started; what did not work. Called on a helper
     /// thread: changing a queue waits for every request in it, and somebody may be reading the new device already.
-    fn started(info: &DeviceInfo) -> Result<(), String>;
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError>;
 }
 
 /// The kernel's devices.
@@ -123,7 +123,7 @@ impl Node for KernelNode {
         Ok(RingRequests { commands, shape, descriptors: OnceCell::new() })
     }
 
-    fn started(info: &DeviceInfo) -> Result<(), String> {
+    fn started(info: &DeviceInfo) -> Result<(), sysfs::SettingError> {
         if info.flags & abi::F_USER_RECOVERY == 0 {
             return Ok(());
         }

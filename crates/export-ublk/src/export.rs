@@ -42,8 +42,8 @@ pub struct Ublk<V: BlockVolume> {
 
 /// Why this host, or this user, can have no devices; `None` if it can. Loads the driver if that is possible. May block
 /// for a moment.
-pub fn obstacle() -> Option<String> {
-    Control::open().err().map(|e| e.to_string())
+pub fn obstacle() -> Option<UblkError> {
+    Control::open().err()
 }
 
 impl<V: BlockVolume> Ublk<V> {

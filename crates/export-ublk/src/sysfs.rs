@@ -61,6 +61,14 @@ pub(crate) fn load_driver() {
         .status();
 }
 
+/// A setting of a disk that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct SettingError {
+    path: PathBuf,
+    source: io::Error,
+}
+
 /// Leaves one tag of each queue without a request, always.
 ///
 /// The driver notices at once that a server has died if a fetch was outstanding in each queue. Where every tag had a
@@ -68,12 +76,12 @@ pub(crate) fn load_driver() {
 /// to be `none`, as others give requests other numbers than tags; scheduling is done below the cache.
 ///
 /// # Errors
-/// The failed write, as text.
-pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), String> {
+/// The failed write.
+pub(crate) fn leave_one_tag_free(number: u32, depth: u16) -> Result<(), SettingError> {
     let queue = PathBuf::from("/sys/block").join(disk_name(number)).join("queue");
     for (name, value) in [("scheduler", "none".to_owned()), ("nr_requests", (depth - 1).to_string())] {
         let path = queue.join(name);
-        fs::write(&path, value).map_err(|e| format!("{}: {e}", path.display()))?;
+        fs::write(&path, value).map_err(|source| SettingError { path, source })?;
     }
     Ok(())
 }

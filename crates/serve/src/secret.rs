@@ -84,3 +84,24 @@ fn bytes_of(
     file.take(FILE_BYTES).read_to_end(&mut bytes).map_err(SecretError::Read)?;
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A caller can tell a missing file from one with a wrong mode.
+    #[test]
+    fn the_reason_has_its_kind() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("key");
+        let missing =
+            |e: SecretError| matches!(e, SecretError::Open(e) if e.kind() == io::ErrorKind::NotFound);
+        assert!(missing(read_private(&path).expect_err("there is no file")));
+        std::fs::write(&path, "secret").expect("the file is written");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("the mode is set");
+        assert!(matches!(read_private(&path), Err(SecretError::Public { mode: 0o644 })));
+        assert_eq!(read_public(&path).expect("it is open to all"), b"secret");
+        assert!(matches!(read_public(dir.path()), Err(SecretError::NotAFile)));
+    }
+}

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use engine::VolumeRef;
 use export_fuse::{FuseError, FuseOptions, PunchHole, ServeOptions, probe, serve};
@@ -57,7 +58,7 @@ pub(super) struct Fuse {
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<Arc<FuseError>> {
     let host = probe();
     host.fuse.and(host.loop_device).err()
 }

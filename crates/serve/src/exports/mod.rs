@@ -129,8 +129,8 @@ pub async fn start(spec: &Spec, context: &Context<'_>) -> Result<Box<dyn Export>
 }
 
 /// Whether volumes can be block devices on this host; else why not.
-pub fn block_devices() -> Result<(), String> {
-    fuse::obstacle().map_or(Ok(()), Err)
+pub fn block_devices() -> Result<(), Failure> {
+    fuse::obstacle().map_or(Ok(()), |e| Err(Failure::of(e)))
 }
 
 #[cfg(test)]

@@ -198,6 +198,17 @@ mod tests {
         assert_eq!(NbdAccess { allow_remote: true, ..closed }.reach(), Reach::Sockets);
     }
 
+    /// The error of the system was turned into text.
+    #[test]
+    fn a_file_that_cannot_be_read_is_the_cause() {
+        use std::error::Error;
+        let nowhere = Path::new("/nowhere/pem");
+        let failure = read_tls(nowhere, nowhere, None).err().expect("there is no such file");
+        assert_eq!(failure.file, TlsFile::Certificate);
+        let cause = failure.source().and_then(Error::source).and_then(|e| e.downcast_ref::<std::io::Error>());
+        assert_eq!(cause.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound), "{failure}");
+    }
+
     #[test]
     fn the_budget_is_a_share_of_the_memory() {
         let limit = NbdAccess::default().memory.limit();

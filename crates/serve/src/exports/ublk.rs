@@ -56,7 +56,7 @@ impl Place for Number {
     }
 
     fn check(&self, _: &NbdAccess) -> Result<(), Failure> {
-        obstacle().map_or(Ok(()), |why| Err(Failure::Failed(why)))
+        obstacle().map_or(Ok(()), |why| Err(why.into()))
     }
 
     fn overlaps(&self, other: &dyn Place) -> bool {
@@ -76,7 +76,7 @@ pub(super) struct Ublk {
 }
 
 /// Why the host cannot offer block devices this way; `None` if it can.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<UblkError> {
     export_ublk::obstacle()
 }
 
